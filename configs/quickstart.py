@@ -1,0 +1,35 @@
+"""A small Hyena on the text of Python's own standard library, as bytes: real data without a download.
+
+hyena-jax train quickstart --workdir runs/quickstart
+"""
+
+from hyena_jax.config import (
+    DataConfig,
+    Experiment,
+    HyenaConfig,
+    LanguageModelConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    ParameterGroup,
+    TrainingConfig,
+)
+
+
+def get_config() -> Experiment:
+    """The experiment; it has no variants."""
+    return Experiment(
+        model=LanguageModelConfig(pattern=(HyenaConfig(),), n_layers=3, d_model=128, d_ff=512, max_len=128),
+        data=DataConfig(name="python_stdlib", tokenizer="bytes", seq_len=128, batch_size=16),
+        optimizer=OptimizerConfig(
+            learning_rate=2e-3,
+            final_learning_rate=2e-4,
+            warmup_steps=50,
+            groups=(
+                ParameterGroup(r"filter/positions$", learning_rate=1e-5, weight_decay=0.0),
+                ParameterGroup(r"filter/", weight_decay=0.0),
+                ParameterGroup(r"/(bias|scale|skip|short_taps|short_bias)$", weight_decay=0.0),
+            ),
+        ),
+        training=TrainingConfig(steps=1000, eval_every=200, eval_windows=256, checkpoint_every=500),
+        logging=LoggingConfig(sample_prompt="def ", sample_tokens=300),
+    )

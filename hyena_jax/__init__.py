@@ -1,0 +1,1 @@
+"""Sub-quadratic sequence models in JAX."""

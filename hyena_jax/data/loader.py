@@ -1,0 +1,109 @@
+"""Tokens to batches: shuffled windows to train on, covering windows to evaluate on.
+
+Shapes: B batch, L length (`seq_len`), P processes.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hyena_jax.config import require
+
+if TYPE_CHECKING:
+    import grain
+
+Batch = dict[str, np.ndarray]
+
+
+def train_batches(
+    tokens: np.ndarray,
+    seq_len: int,
+    batch_size: int,
+    seed: int,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> "grain.MapDataset[Batch]":
+    """Endless shuffled batches; element t is a pure function of (seed, t).
+
+    An example is a window of L + 1 tokens; there is one at every offset of `tokens`. Every epoch has each
+    once, in an order of its own, and batches run on across epochs. Process p reads rows p B/P to
+    (p+1) B/P of the global batch: in the order of processes, they are the batch of a single process.
+
+    Args:
+      tokens: [n], any integer dtype, n > L; kept by reference.
+      seq_len: L.
+      batch_size: B, over all processes.
+      seed: in [0, 2**32).
+      process_index: p.
+      process_count: P, a divisor of B.
+
+    Returns:
+      Data set of `inputs` and `targets`, int32 [B/P, L]; targets are the inputs moved by one.
+
+    Raises UserError if n <= L or P does not divide B.
+    """
+    import grain
+
+    require(len(tokens) > seq_len, "tokens", len(tokens), f"more than seq_len={seq_len}")
+    require(batch_size % process_count == 0, "batch_size", batch_size, f"a multiple of {process_count=}")
+    n_rows = batch_size // process_count
+    rows = slice(process_index * n_rows, (process_index + 1) * n_rows)
+    positions = np.arange(seq_len + 1)
+
+    def read(offsets: np.ndarray) -> Batch:
+        windows = tokens[offsets[rows, None] + positions].astype(np.int32)
+        return {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
+
+    # Offsets, not windows, go through the shuffle: grain's cost is per element, and one read serves a batch.
+    offsets = grain.MapDataset.range(len(tokens) - seq_len)
+    return offsets.seed(seed).shuffle().repeat().batch(batch_size).map(read)
+
+
+def iterate(dataset: "grain.MapDataset[Batch]", start: int = 0) -> Iterator[tuple[int, Batch]]:
+    """Yields (t, element t) for t = start, start + 1, ...; a thread reads ahead until this is closed."""
+    import grain
+
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+    with closing(iter(dataset[start:].to_iter_dataset(options))) as batches:
+        yield from enumerate(batches, start)
+
+
+def eval_batches(
+    tokens: np.ndarray, seq_len: int, batch_size: int, max_windows: int | None = None
+) -> Iterator[Batch]:
+    """Batches that predict every token after the first exactly once.
+
+    Args:
+      tokens: [n], any integer dtype, n >= 2.
+      seq_len: L.
+      batch_size: B.
+      max_windows: take this many evenly spaced windows; None takes all.
+
+    Yields:
+      `inputs` and `targets`, int32 [B, L], and `weights`, float32 [B, L]: 1, or 0 where the last window
+      or the last batch is padded (with token 0).
+    """
+    windows = _window_indices(len(tokens), seq_len, max_windows)
+    for first in range(0, len(windows), batch_size):
+        chosen = windows[first : first + batch_size]
+        # A window that starts behind the last token is padding throughout.
+        padding = np.full(batch_size - len(chosen), len(tokens))
+        starts = np.concatenate([chosen * seq_len, padding])
+        positions = starts[:, None] + np.arange(seq_len + 1)
+        inside = positions < len(tokens)
+        read = np.where(inside, tokens[np.minimum(positions, len(tokens) - 1)], 0).astype(np.int32)
+        yield {"inputs": read[:, :-1], "targets": read[:, 1:], "weights": inside[:, 1:].astype(np.float32)}
+
+
+def n_eval_batches(n_tokens: int, seq_len: int, batch_size: int, max_windows: int | None = None) -> int:
+    """How many batches `eval_batches` yields for `n_tokens` tokens."""
+    return -(-len(_window_indices(n_tokens, seq_len, max_windows)) // batch_size)
+
+
+def _window_indices(n_tokens: int, seq_len: int, max_windows: int | None) -> np.ndarray:
+    n_windows = -(-(n_tokens - 1) // seq_len)
+    if max_windows is None or max_windows >= n_windows:
+        return np.arange(n_windows)
+    return np.linspace(0, n_windows - 1, max_windows).round().astype(np.int64)

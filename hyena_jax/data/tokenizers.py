@@ -1,0 +1,313 @@
+"""Text to symbols and back: bytes, characters, grapheme clusters, or the pieces of a trained tokenizer.
+
+Shapes: n symbols. Every tokenizer is a frozen value that `to_json` writes and `tokenizer_from_json`
+reads, so that a run folder carries its own.
+"""
+
+import codecs
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
+
+import numpy as np
+
+from hyena_jax.config import DataConfig, UserError, choose
+
+if TYPE_CHECKING:
+    import tokenizers
+
+REPLACEMENT = "\ufffd"
+"""What stands for bytes that are not (or not yet) UTF-8."""
+
+
+class StreamDecoder(Protocol):
+    """Decodes ids as they arrive: prints what is certain, keeps the rest for the next call."""
+
+    def __call__(self, ids: Sequence[int], final: bool = False) -> str:
+        """Returns the text that `ids` complete; `final` also gives up what was held back."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """The contract of every tokenizer."""
+
+    @property
+    def kind(self) -> str:
+        """The tokenizer's name in `DataConfig.tokenizer`."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in [0, vocab_size)."""
+        ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the ids of `text`, int32 [n]; UserError if a symbol is outside the vocabulary."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The inverse of `encode`; UserError if an id is outside [0, vocab_size)."""
+        ...
+
+    def stream(self) -> StreamDecoder:
+        """A new decoder for live printing; its pieces joined are `decode` of all the ids."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values that `tokenizer_from_json` turns into an equal tokenizer."""
+        ...
+
+
+@dataclass(frozen=True)
+class BytesTokenizer:
+    """The 256 byte values of UTF-8."""
+
+    kind: ClassVar[str] = "bytes"
+    vocab_size: ClassVar[int] = 256
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns UTF-8 bytes, int32 [n]; a lone surrogate has none and raises UserError."""
+        return np.frombuffer(_utf8(text, self.kind), np.uint8).astype(np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of the bytes; U+FFFD stands for what is not UTF-8."""
+        return _checked(ids, self.vocab_size).astype(np.uint8).tobytes().decode(errors="replace")
+
+    def stream(self) -> StreamDecoder:
+        """Holds back the bytes of a character that is not whole yet."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+        def decode(ids: Sequence[int], final: bool = False) -> str:
+            return decoder.decode(_checked(ids, self.vocab_size).astype(np.uint8).tobytes(), final)
+
+        return decode
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of this tokenizer."""
+        return {"kind": self.kind}
+
+
+@dataclass(frozen=True)
+class CharactersTokenizer:
+    """The code points of a corpus, in ascending order."""
+
+    kind: ClassVar[str] = "characters"
+    symbols: str
+
+    @property
+    def vocab_size(self) -> int:
+        """Distinct code points."""
+        return len(self.symbols)
+
+    @cached_property
+    def _code_points(self) -> np.ndarray:
+        return _code_points(self.symbols)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns one id for each code point, int32 [n]; UserError if one is not in the vocabulary."""
+        points = _code_points(text)
+        ids = np.searchsorted(self._code_points, points)
+        known = np.isin(points, self._code_points)
+        if not known.all():
+            _refuse(map(chr, points[~known]), self.kind)
+        return ids.astype(np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the code points of `ids`."""
+        return "".join(map(self.symbols.__getitem__, _checked(ids, self.vocab_size)))
+
+    def stream(self) -> StreamDecoder:
+        """Every id is certain at once."""
+        return lambda ids, final=False: self.decode(ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of this tokenizer."""
+        return {"kind": self.kind, "symbols": self.symbols}
+
+
+@dataclass(frozen=True)
+class GraphemesTokenizer:
+    """The extended grapheme clusters of a corpus (what a reader calls a character), in ascending order.
+
+    Decoded clusters may fuse: `encode(decode(ids))` can differ from ids, `decode(encode(text))` is text.
+    """
+
+    kind: ClassVar[str] = "graphemes"
+    symbols: tuple[str, ...]
+
+    @property
+    def vocab_size(self) -> int:
+        """Distinct clusters."""
+        return len(self.symbols)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {symbol: index for index, symbol in enumerate(self.symbols)}
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns one id for each cluster, int32 [n]; UserError if one is not in the vocabulary."""
+        clusters = _graphemes(text)
+        unknown = [cluster for cluster in clusters if cluster not in self._ids]
+        if unknown:
+            _refuse(unknown, self.kind)
+        return np.fromiter(map(self._ids.__getitem__, clusters), np.int32, len(clusters))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the clusters of `ids`."""
+        return "".join(map(self.symbols.__getitem__, _checked(ids, self.vocab_size)))
+
+    def stream(self) -> StreamDecoder:
+        """Every id is certain at once."""
+        return lambda ids, final=False: self.decode(ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of this tokenizer."""
+        return {"kind": self.kind, "symbols": list(self.symbols)}
+
+
+@dataclass(frozen=True)
+class BpeTokenizer:
+    """The pieces of a byte-pair tokenizer; `definition` is the text of its Hugging Face `tokenizer.json`.
+
+    No special tokens are added and none is dropped in decoding. Byte-level tokenizers round-trip every
+    text; others may normalize it.
+    """
+
+    kind: ClassVar[str] = "bpe"
+    definition: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_model", _parse_tokenizer(self.definition))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The largest id plus one: a vocabulary may have gaps."""
+        return 1 + max(self._model.get_vocab(with_added_tokens=True).values())
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the pieces of `text`, int32 [n]; UserError if the tokenizer knows none for a symbol.
+
+        The text is encoded whole: cut into lines, some tokenizers give other pieces.
+        """
+        _utf8(text, self.kind)
+        unknown = [symbol for symbol in dict.fromkeys(text) if not symbol.isspace() and self._lacks(symbol)]
+        if unknown:
+            _refuse(unknown, self.kind)
+        return np.array(self._model.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def _lacks(self, symbol: str) -> bool:
+        """Without this, the library drops a symbol in silence or writes its unknown piece."""
+        pieces = self._model.encode(symbol, add_special_tokens=False).tokens
+        return not pieces or self._model.model.unk_token in pieces
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of the pieces; U+FFFD stands for bytes that are not UTF-8."""
+        return self._model.decode(_checked(ids, self.vocab_size).tolist(), skip_special_tokens=False)
+
+    def stream(self) -> StreamDecoder:
+        """Holds back the pieces of a character that is not whole yet."""
+        return _PieceStream(self.decode)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of this tokenizer."""
+        return {"kind": self.kind, "definition": self.definition}
+
+
+class _PieceStream:
+    """Decodes new pieces behind the printed ones before them: decoders treat a first piece differently."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._n_printed = 0
+
+    def __call__(self, ids: Sequence[int], final: bool = False) -> str:
+        self._ids.extend(ids)
+        before = self._decode(self._ids[: self._n_printed])
+        text = self._decode(self._ids)
+        if len(text) <= len(before) or (text.endswith(REPLACEMENT) and not final):
+            return ""
+        self._ids = self._ids[self._n_printed :]
+        self._n_printed = len(self._ids)
+        return text[len(before) :]
+
+
+def build_tokenizer(config: DataConfig, *texts: str) -> Tokenizer:
+    """The tokenizer that `config.tokenizer` names; its vocabulary covers all `texts`.
+
+    Raises UserError if `config.tokenizer_path` cannot be read or is no Hugging Face tokenizer.
+    """
+    if config.tokenizer == "bytes":
+        return BytesTokenizer()
+    if config.tokenizer == "characters":
+        return CharactersTokenizer("".join(sorted(set().union(*texts))))
+    if config.tokenizer == "graphemes":
+        return GraphemesTokenizer(tuple(sorted(set().union(*map(_graphemes, texts)))))
+    try:
+        return BpeTokenizer(Path(config.tokenizer_path).read_text(encoding="utf-8"))
+    except (OSError, UserError, UnicodeDecodeError) as error:
+        raise UserError(f"tokenizer_path {config.tokenizer_path!r} cannot be used: {error}") from error
+
+
+def tokenizer_from_json(values: dict[str, Any]) -> Tokenizer:
+    """The inverse of `Tokenizer.to_json`. Raises UserError for values that no tokenizer wrote."""
+    readers = {
+        "bytes": lambda: BytesTokenizer(),
+        "characters": lambda: CharactersTokenizer(values["symbols"]),
+        "graphemes": lambda: GraphemesTokenizer(tuple(values["symbols"])),
+        "bpe": lambda: BpeTokenizer(values["definition"]),
+    }
+    try:
+        return choose("tokenizer", values["kind"], readers)()
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"tokenizer must be what to_json returns, got {str(values)[:80]}: {error!r}"
+        ) from error
+
+
+def _code_points(text: str) -> np.ndarray:
+    """uint32 [n]; lone surrogates pass, so that a vocabulary can refuse them by name."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+
+
+def _graphemes(text: str) -> list[str]:
+    import regex
+
+    return regex.findall(r"\X", text)
+
+
+def _parse_tokenizer(definition: str) -> "tokenizers.Tokenizer":
+    import tokenizers
+
+    try:
+        model = tokenizers.Tokenizer.from_str(definition)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"not a Hugging Face tokenizer.json: {error}") from error
+    if not isinstance(model.model, tokenizers.models.BPE):
+        raise UserError(f"not a byte-pair tokenizer but {type(model.model).__name__}")
+    # A file can carry the limits of the model it was made for, which would cut a corpus short.
+    model.no_truncation()
+    model.no_padding()
+    return model
+
+
+def _utf8(text: str, kind: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        _refuse((symbol for symbol in text if "\ud800" <= symbol <= "\udfff"), kind)
+
+
+def _checked(ids: Sequence[int], vocab_size: int) -> np.ndarray:
+    array = np.asarray(ids, np.int64)
+    outside = array[(array < 0) | (array >= vocab_size)]
+    if outside.size:
+        raise UserError(f"ids must be in [0, {vocab_size}), got {outside[0]}")
+    return array
+
+
+def _refuse(symbols: Iterable[str], kind: str) -> NoReturn:
+    first = ", ".join(repr(symbol) for symbol in list(dict.fromkeys(symbols))[:5])
+    raise UserError(f"text must hold only symbols of the {kind} vocabulary, got {first}")

@@ -1,0 +1,26 @@
+"""Modules that mix along the sequence, all with one contract.
+
+    __call__(x [B, L, D], segment_ids, deterministic) -> y [B, L, D]   training and scoring
+    init_state(batch_size, max_len)                   -> state         evaluates filters, once a generation
+    prefill(state, x [B, T, D], lengths)              -> state, y      continues from any state by T tokens
+    step(state, x [B, D])                             -> state, y      one token
+
+The state is a NamedTuple; each leaf starts with B, except those in its field `shared`, which the batch
+shares. `segment_ids` is None or [B, L]. `lengths` is None or [B]: row b of a fresh state's first prefill
+is then right-aligned, and only its last lengths[b] tokens are real.
+"""
+
+import flax.linen as nn
+
+from hyena_jax.config import MIXER_CONFIGS, MixerConfig
+from hyena_jax.mixers.attention import Attention
+from hyena_jax.mixers.hyena import Hyena
+
+MIXERS: dict[str, type[nn.Module]] = {"hyena": Hyena, "attention": Attention}
+
+__all__ = ["MIXERS", "Attention", "Hyena", "mixer_class"]
+
+
+def mixer_class(config: MixerConfig) -> type[nn.Module]:
+    """The module that a mixer's config describes; its fields are (d_model, max_len, config, ...)."""
+    return next(MIXERS[name] for name, kind in MIXER_CONFIGS.items() if type(config) is kind)

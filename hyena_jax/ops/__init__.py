@@ -1,0 +1,1 @@
+"""Pure functions on arrays: no Flax, no config, no global state."""

@@ -1,0 +1,1 @@
+"""Training: state, optimizer, step, loop, parallelism, checkpoints, metrics."""

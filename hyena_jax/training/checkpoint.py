@@ -1,0 +1,245 @@
+"""Checkpoints: Orbax writes them, a SHA-256 manifest proves them. Knows pytrees, not models.
+
+    checkpoints/<step>/{params,train_state,meta}/   one committed checkpoint
+    checkpoints/<step>/manifest.json                digest of its every file, written after the commit
+    checkpoints/<step>.damaged/                     set aside by a restore
+
+Orbax renames a checkpoint into place once it is whole, but does not notice a bit that flips later. A
+checkpoint without a manifest is one whose process was killed between commit and manifest: it is used, and
+reported as unverified.
+"""
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from hyena_jax.config import UserError
+
+MANIFEST = "manifest.json"
+
+Tree = Any
+
+
+class Restored(NamedTuple):
+    """Items of one checkpoint."""
+
+    step: int
+    items: dict[str, Tree]
+    meta: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, for writing.
+
+    Use as a context manager: leaving it waits for the save under way. `keep` latest checkpoints are kept,
+    and beside them the one whose meta has the lowest `loss`.
+    """
+
+    def __init__(self, folder: Path, keep: int, report: Callable[[str], None]):
+        self._folder = folder
+        self._keep = keep
+        self._report = report
+        self._manager: ocp.CheckpointManager | None = None
+        self._committer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self._finish()
+        finally:
+            self._committer.shutdown()
+            if self._manager is not None:
+                self._manager.close()
+
+    def restore(self, targets: dict[str, Tree]) -> Restored | None:
+        """The newest checkpoint that is whole, or None if there is none at all.
+
+        Damaged ones on the way are renamed `<step>.damaged` and reported: left in place they would make
+        Orbax skip the later save of the same step.
+
+        Raises:
+          UserError: if there were checkpoints and all are damaged.
+        """
+        steps = saved_steps(self._folder)
+        for step in steps:
+            restored = _try_restore(self._folder, step, targets, self._report)
+            if restored is not None:
+                return restored
+            aside = _set_aside(self._folder / str(step))
+            self._report(f"checkpoint {step} is damaged: set aside as {aside.name}")
+        if steps:
+            raise UserError(f"every checkpoint in {self._folder} is damaged; start again in a new folder")
+        return None
+
+    def save(self, step: int, items: dict[str, Tree], meta: dict[str, Any]) -> None:
+        """Saves NumPy trees in the background; a save under way is finished first.
+
+        `meta` is JSON; its `loss` is the validation loss at this step, None where it was not evaluated.
+        """
+        self._finish()
+        manager = self._open()
+        arguments = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+        arguments["meta"] = ocp.args.JsonSave(meta)
+        if not manager.save(step, args=ocp.args.Composite(**arguments), force=True):
+            raise OSError(f"checkpoint {step} was not saved in {self._folder}")
+        self._pending = self._committer.submit(self._commit, manager, step)
+
+    def _commit(self, manager: ocp.CheckpointManager, step: int) -> None:
+        manager.wait_until_finished()
+        write_manifest(self._folder / str(step))
+
+    def _finish(self) -> None:
+        """Waits for the save under way; raises here what went wrong there."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _open(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=_LatestAndBest(self._folder, self._keep),
+                cleanup_tmp_directories=True,
+            )
+            self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
+        return self._manager
+
+
+class _LatestAndBest:
+    """Orbax's preservation policy. Its own BestN forgets the losses of earlier processes."""
+
+    def __init__(self, folder: Path, keep: int):
+        self._folder = folder
+        self._keep = keep
+
+    def should_preserve(
+        self, checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo], *, context: object
+    ) -> list[bool]:
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        kept = {*sorted(steps)[-self._keep :], best(self._folder).step}
+        return [step in kept for step in steps]
+
+
+def restore_readonly(
+    folder: Path, targets: dict[str, Tree], report: Callable[[str], None], step: int | None = None
+) -> Restored:
+    """The checkpoint of `step`, or the newest that is whole; changes nothing on disk.
+
+    Raises:
+      UserError: if there is none, or the one asked for is missing or damaged.
+    """
+    steps = saved_steps(folder)
+    if step is not None:
+        if step not in steps:
+            raise UserError(f"step must be one of the saved {steps}, got {step}")
+        steps = [step]
+    for candidate in steps:
+        restored = _try_restore(folder, candidate, targets, report)
+        if restored is not None:
+            return restored
+        report(f"checkpoint {candidate} is damaged")
+    raise UserError(f"{folder} holds no usable checkpoint")
+
+
+class Best(NamedTuple):
+    """The saved step with the lowest validation loss; (None, inf) where no saved step was evaluated."""
+
+    step: int | None
+    loss: float
+
+
+def best(folder: Path) -> Best:
+    """Finds it among the committed checkpoints."""
+    losses = [
+        (step, _read_json(folder / str(step) / "meta" / "metadata").get("loss"))
+        for step in saved_steps(folder)
+    ]
+    known = [Best(step, loss) for step, loss in losses if loss is not None]
+    return min(known, key=lambda found: found.loss, default=Best(None, math.inf))
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Committed steps, newest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), reverse=True)
+
+
+def write_manifest(checkpoint: Path) -> None:
+    """Writes the digests of all files of a committed checkpoint, in one rename."""
+    digests = {str(path.relative_to(checkpoint)): _digest(path) for path in _files(checkpoint)}
+    draft = checkpoint / f"{MANIFEST}.draft"
+    draft.write_text(json.dumps(digests, indent=1))
+    draft.rename(checkpoint / MANIFEST)
+
+
+def is_damaged(checkpoint: Path) -> bool:
+    """Whether a file differs from the manifest, or is missing. False where there is no manifest."""
+    manifest = checkpoint / MANIFEST
+    if not manifest.exists():
+        return False
+    try:
+        digests = json.loads(manifest.read_text())
+        return any(_digest(checkpoint / name) != digest for name, digest in digests.items())
+    except (OSError, ValueError, AttributeError):
+        return True
+
+
+def _try_restore(
+    folder: Path, step: int, targets: dict[str, Tree], report: Callable[[str], None]
+) -> Restored | None:
+    checkpoint = folder / str(step)
+    if is_damaged(checkpoint):
+        return None
+    proven = (checkpoint / MANIFEST).exists()
+    if not proven:
+        report(f"checkpoint {step} is unverified: the run was stopped before its digests were written")
+    arguments = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            restored = checkpointer.restore(
+                checkpoint.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonRestore())
+            )
+    except Exception as error:  # Orbax and its storage layer raise many kinds for files they cannot use
+        if proven:  # the files are what was saved, so it is the model that changed: keep them
+            raise UserError(f"{checkpoint} is whole, but does not fit this model: {error}") from error
+        return None
+    return Restored(step, {name: restored[name] for name in targets}, restored["meta"])
+
+
+def _set_aside(checkpoint: Path) -> Path:
+    aside = checkpoint.with_name(f"{checkpoint.name}.damaged")
+    if aside.exists():
+        shutil.rmtree(aside)
+    return checkpoint.rename(aside)
+
+
+def _files(checkpoint: Path) -> Iterator[Path]:
+    return (
+        path
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file() and not path.name.startswith(MANIFEST)
+    )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,77 @@
+"""Exact evaluation on held-out text."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+
+from hyena_jax.config import UserError, require
+from hyena_jax.data import loader
+from hyena_jax.data.text import Corpus, load_corpus
+from hyena_jax.training import parallel
+from hyena_jax.training.metrics import Values, perplexity
+from hyena_jax.training.run_folder import Run
+from hyena_jax.training.step import Batch, make_eval_step
+
+
+def evaluate(
+    eval_step: Callable,
+    replicated_params: optax.Params,
+    batches: Iterable[Batch],
+    devices: Sequence[jax.Device],
+    tokens_per_byte: float,
+) -> Values:
+    """Loss (nats a token), perplexity, bits per byte, accuracy, mean probability of the true token.
+
+    Every token counts once. The sums of `make_eval_step` over rows are added up without rounding in between,
+    so the result does not depend on how rows were batched, beyond the rounding inside a row.
+    """
+    rows: dict[str, list[np.ndarray]] = {}
+    for batch in batches:
+        sums = eval_step(replicated_params, parallel.split_batch(batch, len(devices)))
+        for name, values in sums.items():
+            rows.setdefault(name, []).append(np.asarray(values, np.float64).ravel())
+    total = {name: math.fsum(np.concatenate(values)) for name, values in rows.items()}
+    loss = total["nats"] / total["tokens"]
+    return {
+        "loss": loss,
+        "perplexity": perplexity(loss),
+        "bits_per_byte": loss * tokens_per_byte / math.log(2),
+        "accuracy": total["correct"] / total["tokens"],
+        "probability": total["probability"] / total["tokens"],
+    }
+
+
+def tokens_per_byte(corpus: Corpus) -> float:
+    """Tokens of the held-out text for each of its UTF-8 bytes."""
+    return len(corpus.held_out) / corpus.held_out_bytes
+
+
+def evaluate_run(
+    run: Run, model: nn.Module, params: optax.Params, path: str | None, batch_size: int
+) -> Values:
+    """`evaluate` on the whole held-out text of a run, or on all of the text at `path`; adds `tokens`.
+
+    Raises:
+      UserError: if the text cannot be had, or is not the one that the run was held out from.
+    """
+    require(batch_size >= 1, "batch_size", batch_size, "at least 1")
+    data = run.experiment.data
+    if path is not None:
+        data = replace(data, path=path, validation_path=path)
+    corpus = load_corpus(data, run.tokenizer)
+    if path is None and corpus.fingerprint != run.fingerprint:
+        raise UserError(
+            "the text changed since the run was started (its fingerprint differs); name one with --path"
+        )
+    devices = parallel.local_devices(run.experiment.parallel.devices)
+    batches = loader.eval_batches(corpus.held_out, data.seq_len, parallel.round_up(batch_size, len(devices)))
+    eval_step = parallel.map_eval_step(make_eval_step(model), devices)
+    values = evaluate(
+        eval_step, parallel.replicate(params, devices), batches, devices, tokens_per_byte(corpus)
+    )
+    return {**values, "tokens": len(corpus.held_out) - 1}

@@ -1,0 +1,273 @@
+"""The training loop: restore, then step, log, evaluate, save until done or told to stop."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+from rich.console import Console
+
+from hyena_jax import models
+from hyena_jax.config import Experiment, UserError, require
+from hyena_jax.data import loader
+from hyena_jax.data.text import Corpus, load_corpus
+from hyena_jax.training import parallel
+from hyena_jax.training.checkpoint import Checkpoints, best
+from hyena_jax.training.evaluate import evaluate, tokens_per_byte
+from hyena_jax.training.metrics import MetricsLog, draw_learning_curves, perplexity
+from hyena_jax.training.optimizer import make_optimizer, make_schedule
+from hyena_jax.training.profiling import Profile
+from hyena_jax.training.progress import Progress, parameter_table
+from hyena_jax.training.run_folder import CHECKPOINTS, open_run
+from hyena_jax.training.signals import StopRequest, stop_requests
+from hyena_jax.training.step import (
+    FINITE,
+    Metrics,
+    TrainState,
+    init_params,
+    init_state,
+    make_eval_step,
+    make_train_step,
+)
+
+# Length of the beginning of the held-out text that a sample continues by default.
+PROMPT_TOKENS = 32
+
+
+class Diverged(Exception):
+    """The loss or a gradient is not finite; nothing was saved since."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and saved first."""
+
+
+class Result(NamedTuple):
+    """What a finished run leaves in memory."""
+
+    model: nn.Module
+    params: optax.Params
+    corpus: Corpus
+    sample_prompt: np.ndarray
+
+
+def train(experiment: Experiment, workdir: Path, console: Console, profile: Path | None = None) -> Result:
+    """Trains to `experiment.training.steps`, from the newest checkpoint in `workdir` if there is one.
+
+    All that can be wrong with the input is checked before `workdir` is touched.
+
+    Args:
+      profile: folder for a `jax.profiler` trace of a few steps.
+
+    Raises:
+      UserError: see `load_corpus`, `make_optimizer`, `open_run` and `Checkpoints.restore`.
+      Diverged: if the loss or a gradient is not finite.
+      Interrupted: after SIGINT or SIGTERM.
+    """
+    corpus = load_corpus(experiment.data)
+    experiment = _with_vocabulary(experiment, corpus)
+    devices = parallel.local_devices(experiment.parallel.devices)
+    parallel.check_batch(experiment.data.batch_size, len(devices), experiment.optimizer.accumulation_steps)
+    model = models.build(experiment.model)
+    params = init_params(model, experiment.seed, experiment.data.seq_len)
+    optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
+    prompt = _sample_prompt(experiment, corpus)
+    changes = open_run(workdir, experiment, corpus)
+
+    console.print(parameter_table(params, experiment.optimizer))
+    console.print(f"data      {corpus.source}")
+    console.print(f"devices   {len(devices)} x {devices[0].device_kind}")
+    for change in changes:
+        console.print(f"changed since the last start: {change}")
+    with ExitStack() as stack:
+        folder = workdir / CHECKPOINTS
+        checkpoints = stack.enter_context(
+            Checkpoints(folder, experiment.training.keep_checkpoints, console.print)
+        )
+        state = _restore(checkpoints, init_state(params, optimizer))
+        start = int(state.step)
+        if start >= experiment.training.steps:
+            console.print(f"already trained to step {start}; a larger --training.steps goes on")
+            return Result(model, state.params, corpus, prompt)
+        if start:
+            console.print(f"continuing after step {start}")
+        trainer = Trainer(
+            experiment=experiment,
+            corpus=corpus,
+            devices=devices,
+            train_step=parallel.map_train_step(
+                make_train_step(
+                    model, optimizer, experiment.seed, parallel.AXIS, experiment.optimizer.accumulation_steps
+                ),
+                devices,
+            ),
+            eval_step=parallel.map_eval_step(make_eval_step(model), devices),
+            checkpoints=checkpoints,
+            log=stack.enter_context(MetricsLog(workdir, start, experiment.logging.tensorboard)),
+            progress=stack.enter_context(Progress(console, start, experiment.training.steps)),
+            best_loss=best(folder).loss,
+        )
+        stop = stack.enter_context(stop_requests())
+        step, params = trainer.run(state, start, stop, stack.enter_context(Profile(profile, start)))
+    draw_learning_curves(workdir)
+    if step < experiment.training.steps:
+        raise Interrupted(f"stopped by {stop.name} and saved; the same command continues")
+    return Result(model, params, corpus, prompt)
+
+
+@dataclass
+class Trainer:
+    """The loop and what it writes to."""
+
+    experiment: Experiment
+    corpus: Corpus
+    devices: Sequence[jax.Device]
+    train_step: Callable
+    eval_step: Callable
+    checkpoints: Checkpoints
+    log: MetricsLog
+    progress: Progress
+    best_loss: float
+    clock: "Clock" = field(init=False)
+
+    def __post_init__(self) -> None:
+        data = self.experiment.data
+        self.clock = Clock(data.batch_size * data.seq_len)
+        self.schedule = make_schedule(self.experiment.optimizer, self.experiment.training.steps)
+
+    def run(
+        self, state: TrainState, start: int, stop: StopRequest, profile: Profile
+    ) -> tuple[int, optax.Params]:
+        """Trains from step `start` on; returns the last step and the parameters after it."""
+        data, training = self.experiment.data, self.experiment.training
+        dataset = loader.train_batches(self.corpus.train, data.seq_len, data.batch_size, self.experiment.seed)
+        state = parallel.replicate(state, self.devices)
+        step = start
+        with closing(loader.iterate(dataset, start)) as batches:
+            while step < training.steps and not stop.is_set:
+                t, batch = next(batches)
+                profile.before_step(t)
+                state, metrics = self.train_step(state, parallel.split_batch(batch, len(self.devices)))
+                step = t + 1
+                if step == start + 1:
+                    jax.block_until_ready(state)  # keep compilation out of the speed that is reported
+                    self.clock.restart(step)
+                is_last = step == training.steps
+                if step % training.log_every == 0 or is_last:
+                    self._log_training(step, metrics)
+                loss = None
+                if step % training.eval_every == 0 or is_last:
+                    loss = self._evaluate(step, state)
+                is_best = loss is not None and loss < self.best_loss
+                if step % training.checkpoint_every == 0 or is_best or is_last or stop.is_set:
+                    self._save(step, state, metrics, loss)
+                self.progress.advance(step)
+        return step, parallel.first_replica(state.params)
+
+    def _log_training(self, step: int, metrics: Metrics) -> None:
+        values = {name: value.item() for name, value in parallel.first_replica(metrics).items()}
+        self._check_finite(values.pop("bad_step"))
+        speed = self.clock.tokens_per_second(step)
+        row = {
+            **values,
+            "perplexity": perplexity(values["loss"]),
+            "learning_rate": float(self.schedule(step - 1)),
+            "tokens_per_second": speed,
+        }
+        self.log.write(step, {f"train/{name}": value for name, value in row.items()})
+        self.progress.show(loss=values["loss"], speed=speed)
+
+    def _evaluate(self, step: int, state: TrainState) -> float:
+        data, training = self.experiment.data, self.experiment.training
+        with self.clock.paused():
+            batch_size = parallel.round_up(training.eval_batch_size, len(self.devices))
+            batches = loader.eval_batches(
+                self.corpus.held_out, data.seq_len, batch_size, training.eval_windows
+            )
+            values = evaluate(
+                self.eval_step, state.params, batches, self.devices, tokens_per_byte(self.corpus)
+            )
+        self.log.write(step, {f"validation/{name}": value for name, value in values.items()})
+        self.progress.show(validation_loss=values["loss"])
+        self.progress.line(f"step {step:6d}   validation loss {values['loss']:.4f}")
+        return values["loss"]
+
+    def _save(self, step: int, state: TrainState, metrics: Metrics, loss: float | None) -> None:
+        with self.clock.paused():
+            self._check_finite(int(parallel.first_replica(metrics["bad_step"])))
+            host = parallel.first_replica(state)
+            self.log.sync()
+            self.checkpoints.save(step, _items(host), {"step": step, "loss": loss})
+        if loss is not None:
+            self.best_loss = min(loss, self.best_loss)
+
+    def _check_finite(self, bad_step: int) -> None:
+        if bad_step != FINITE:
+            raise Diverged(
+                f"the loss or a gradient was not finite at step {bad_step}; the checkpoints are from before. "
+                "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, a smaller "
+                "optimizer.clip_norm, or model.dtype float32, in a new workdir"
+            )
+
+
+class Clock:
+    """Training speed, without the time that evaluation and saving take."""
+
+    def __init__(self, tokens_per_step: int):
+        self._tokens_per_step = tokens_per_step
+
+    def restart(self, step: int) -> None:
+        """Begins a new interval after `step`."""
+        self._step, self._start = step, time.perf_counter()
+
+    def tokens_per_second(self, step: int) -> float:
+        """The speed since the interval began; begins a new one."""
+        tokens = (step - self._step) * self._tokens_per_step
+        speed = tokens / (time.perf_counter() - self._start)
+        self.restart(step)
+        return speed
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time in this context does not count."""
+        began = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - began
+
+
+def _with_vocabulary(experiment: Experiment, corpus: Corpus) -> Experiment:
+    size, tokens = experiment.model.vocab_size, corpus.tokenizer.vocab_size
+    if size is not None and size < tokens:
+        raise UserError(f"model.vocab_size must be at least the tokenizer's {tokens}, got {size}")
+    return replace(experiment, model=replace(experiment.model, vocab_size=size or tokens))
+
+
+def _sample_prompt(experiment: Experiment, corpus: Corpus) -> np.ndarray:
+    prompt = experiment.logging.sample_prompt
+    if prompt is None:
+        return corpus.held_out[:PROMPT_TOKENS]
+    try:
+        ids = corpus.tokenizer.encode(prompt)
+    except UserError as error:
+        raise UserError(f"logging.sample_prompt {prompt!r}: {error}") from error
+    require(len(ids) > 0, "logging.sample_prompt", prompt, "at least one token long")
+    return ids
+
+
+def _items(state: TrainState) -> dict[str, optax.Params]:
+    """The state as checkpoint items; those who only need parameters read `params` alone."""
+    rest = {"step": state.step, "opt_state": state.opt_state, "bad_step": state.bad_step}
+    return {"params": state.params, "train_state": rest}
+
+
+def _restore(checkpoints: Checkpoints, state: TrainState) -> TrainState:
+    restored = checkpoints.restore(_items(jax.device_get(state)))
+    if restored is None:
+        return state
+    return TrainState(params=restored.items["params"], **restored.items["train_state"])

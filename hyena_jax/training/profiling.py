@@ -1,0 +1,37 @@
+"""A profiler trace of a few steps in the middle of a run."""
+
+from pathlib import Path
+from types import TracebackType
+
+import jax
+
+# Late enough for compilation to be over, long enough to see the rhythm of a step.
+FIRST, COUNT = 5, 10
+
+
+class Profile:
+    """Traces steps FIRST .. FIRST + COUNT - 1 after the start into `folder`; does nothing if that is None."""
+
+    def __init__(self, folder: Path | None, start: int):
+        self._folder = folder
+        self._first = start + FIRST
+        self._is_tracing = False
+
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+
+    def before_step(self, t: int) -> None:
+        """Starts or stops the trace when it is time; `t` counts steps from 0."""
+        if self._folder is not None and t == self._first:
+            jax.profiler.start_trace(self._folder)
+            self._is_tracing = True
+        if t == self._first + COUNT:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._is_tracing:
+            jax.profiler.stop_trace()
+            self._is_tracing = False

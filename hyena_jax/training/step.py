@@ -1,0 +1,126 @@
+"""The pure training and evaluation steps. Axes: B batch, L length, V vocabulary."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from hyena_jax.training.optimizer import global_norm
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+FINITE = -1
+
+
+class TrainState(NamedTuple):
+    """All that changes while training.
+
+    `bad_step` is the first step whose loss or gradient was not finite, or FINITE: it stays once set, so
+    that reading it now and then is enough.
+    """
+
+    step: jax.Array
+    params: optax.Params
+    opt_state: optax.OptState
+    bad_step: jax.Array
+
+
+def init_params(model: nn.Module, seed: int, seq_len: int) -> optax.Params:
+    """The initial parameters that `seed` decides."""
+    tokens = jnp.zeros((1, seq_len), jnp.int32)
+    return jax.jit(model.init)(jax.random.key(seed), tokens)["params"]
+
+
+def init_state(params: optax.Params, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step."""
+    return TrainState(
+        jnp.zeros((), jnp.int32), params, optimizer.init(params), jnp.full((), FINITE, jnp.int32)
+    )
+
+
+def make_train_step(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    axis_name: str | None = None,
+    accumulation_steps: int = 1,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """One pure `train_step(state, batch) -> (state, metrics)`.
+
+    Args:
+      model: `model.apply({"params": params}, inputs, None, deterministic)` gives logits [B, L, V].
+      optimizer: any optax transformation.
+      seed: root of the dropout keys; each step and device folds in its own index.
+      axis_name: the mapped axis over which gradients and metrics are averaged, or None under plain jit,
+        where a mean over the batch is already global.
+      accumulation_steps: the batch is cut into this many equal parts, one after the other in memory.
+
+    Returns:
+      The step. `batch` holds `inputs` and `targets`, int32 [B, L]; metrics are float32 scalars `loss`
+      (mean nats a token), `grad_norm` (before clipping), `param_norm`, and int32 `bad_step`.
+    """
+
+    def loss_fn(params: optax.Params, batch: Batch, key: jax.Array) -> jax.Array:
+        logits = model.apply({"params": params}, batch["inputs"], None, False, rngs={"dropout": key})
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+
+    def loss_and_grads(params: optax.Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, optax.Params]:
+        if accumulation_steps == 1:
+            return jax.value_and_grad(loss_fn)(params, batch, key)
+        parts = jax.tree.map(lambda x: x.reshape(accumulation_steps, -1, *x.shape[1:]), batch)
+
+        def add_part(total: tuple, part: tuple[Batch, jax.Array]) -> tuple[tuple, None]:
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_fn)(params, *part)), None
+
+        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        total, _ = jax.lax.scan(add_part, zero, (parts, jax.random.split(key, accumulation_steps)))
+        return jax.tree.map(lambda x: x / accumulation_steps, total)
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        if axis_name is not None:
+            key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+        loss, grads = loss_and_grads(state.params, batch, key)
+        if axis_name is not None:
+            loss, grads = jax.lax.pmean((loss, grads), axis_name)
+        grad_norm = global_norm(grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        step = state.step + 1
+        is_bad = ~(jnp.isfinite(loss) & jnp.isfinite(grad_norm))
+        bad_step = jnp.where((state.bad_step == FINITE) & is_bad, step, state.bad_step)
+        metrics = {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "param_norm": global_norm(params),
+            "bad_step": bad_step,
+        }
+        return TrainState(step, params, opt_state, bad_step), metrics
+
+    return train_step
+
+
+def make_eval_step(model: nn.Module) -> Callable[[optax.Params, Batch], Metrics]:
+    """`eval_step(params, batch)`: for each row of the batch, sums over its tokens, float32 [B].
+
+    `batch` also holds `weights` [B, L], 0 where a position is padding. Sums by row, not over the batch,
+    so that adding them up on the host does not depend on how rows were grouped.
+    """
+
+    def eval_step(params: optax.Params, batch: Batch) -> Metrics:
+        logits = model.apply({"params": params}, batch["inputs"])
+        targets, weights = batch["targets"], batch["weights"]
+        nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        sums = {
+            "tokens": weights,
+            "nats": weights * nats,
+            "correct": weights * (logits.argmax(-1) == targets),
+            "probability": weights * jnp.exp(-nats),
+        }
+        return {name: values.sum(-1) for name, values in sums.items()}
+
+    return eval_step

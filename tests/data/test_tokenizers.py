@@ -1,0 +1,253 @@
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hyena_jax.config import DataConfig, UserError
+from hyena_jax.data.tokenizers import (
+    BpeTokenizer,
+    BytesTokenizer,
+    CharactersTokenizer,
+    GraphemesTokenizer,
+    build_tokenizer,
+    tokenizer_from_json,
+)
+
+FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467"
+SAMPLE = f"cafe\u0301 na\u00efve\r\n{FAMILY} \U0001f1eb\U0001f1f7 \ud55c\uae00 \u1112\u1161\u11ab\n\n  end"
+PIECES = st.sampled_from(
+    ["a", " ", "\n", "\r\n", "e\u0301", "\u0301", FAMILY, "\U0001f1eb\U0001f1f7", "\u200d", "\u00df"]
+)
+TEXTS = st.one_of(st.text(), st.lists(PIECES).map("".join))
+
+
+def train_bpe(byte_level=True):
+    """A tiny tokenizer; without byte_level it knows the letters a and b and gives [UNK] for others."""
+    if not byte_level:
+        vocab = {"[UNK]": 0, "a": 1, "b": 2, "ab": 3}
+        return tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("a", "b")], unk_token="[UNK]"))
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>"],
+        show_progress=False,
+    )
+    model.train_from_iterator([SAMPLE, "the cat sat on the mat, the cat sat"] * 3, trainer)
+    return model
+
+
+BPE = BpeTokenizer(train_bpe().to_str())
+
+
+def build(kind, *texts):
+    return BPE if kind == "bpe" else build_tokenizer(DataConfig(tokenizer=kind), *texts)
+
+
+KINDS = ("bytes", "characters", "graphemes", "bpe")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS)
+@settings(deadline=None, derandomize=True)
+def test_round_trip(kind, text):
+    tokenizer = build(kind, text)
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.int32
+    assert ids.ndim == 1
+    assert np.all((ids >= 0) & (ids < tokenizer.vocab_size))
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids.tolist()) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS)
+@settings(deadline=None, derandomize=True)
+def test_json_round_trip(kind, text):
+    tokenizer = build(kind, text)
+    again = tokenizer_from_json(json.loads(json.dumps(tokenizer.to_json())))
+    assert again == tokenizer
+    assert again.kind == kind
+    assert again.vocab_size == tokenizer.vocab_size
+    np.testing.assert_array_equal(again.encode(text), tokenizer.encode(text))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS, cuts=st.lists(st.integers(0, 60), max_size=5))
+@settings(deadline=None, derandomize=True)
+def test_stream_equals_decode_in_any_parts(kind, text, cuts):
+    tokenizer = build(kind, text)
+    ids = tokenizer.encode(text)
+    stream = tokenizer.stream()
+    parts = [stream(part) for part in np.split(ids, sorted(cuts))]
+    assert text.startswith("".join(parts))
+    assert "".join(parts) + stream([], final=True) == text
+
+
+@given(ids=st.lists(st.integers(0, 255)))
+@settings(deadline=None, derandomize=True)
+def test_stream_of_arbitrary_bytes_equals_decode(ids):
+    tokenizer = BytesTokenizer()
+    stream = tokenizer.stream()
+    parts = [stream([i]) for i in ids]
+    assert "".join(parts) + stream([], final=True) == tokenizer.decode(ids)
+
+
+@given(ids=st.lists(st.integers(0, BPE.vocab_size - 1)))
+@settings(deadline=None, derandomize=True)
+def test_stream_of_arbitrary_pieces_equals_decode(ids):
+    stream = BPE.stream()
+    parts = [stream([i]) for i in ids]
+    assert "".join(parts) + stream([], final=True) == BPE.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", [BytesTokenizer(), BPE], ids=["bytes", "bpe"])
+def test_stream_prints_a_character_when_it_is_whole(tokenizer):
+    # Neither vocabulary has a piece for this character.
+    ids = tokenizer.encode("\U0001f980")
+    assert len(ids) > 2
+    stream = tokenizer.stream()
+    assert [stream([i]) for i in ids] == [""] * (len(ids) - 1) + ["\U0001f980"]
+    assert stream(ids[:2]) == ""
+    assert stream([], final=True) == "\ufffd"
+
+
+def test_stream_keeps_the_space_that_a_decoder_drops_from_a_first_piece():
+    vocab = {"\u2581a": 0, "\u2581b": 1, "c": 2}
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    model.decoder = tokenizers.decoders.Metaspace()
+    tokenizer = BpeTokenizer(model.to_str())
+    stream = tokenizer.stream()
+    assert [stream([i]) for i in (0, 2, 1, 1)] == ["a", "c", " b", " b"]
+    assert tokenizer.decode([0, 2, 1, 1]) == "ac b b"
+
+
+def test_bytes_are_utf8():
+    tokenizer = BytesTokenizer()
+    np.testing.assert_array_equal(tokenizer.encode("h\u00e9"), [0x68, 0xC3, 0xA9])
+    assert tokenizer.vocab_size == 256
+    assert tokenizer.decode([0x68, 0xC3]) == "h\ufffd"
+
+
+def test_characters_are_sorted_code_points():
+    tokenizer = build("characters", "banana", "e\u0301")
+    assert tokenizer == CharactersTokenizer("aben\u0301")
+    np.testing.assert_array_equal(tokenizer.encode("nae\u0301b"), [3, 0, 2, 4, 1])
+
+
+def test_graphemes_are_clusters():
+    text = f"e\u0301e{FAMILY}\r\n"
+    tokenizer = build("graphemes", text)
+    assert tokenizer == GraphemesTokenizer(("\r\n", "e", "e\u0301", FAMILY))
+    np.testing.assert_array_equal(tokenizer.encode(text), [2, 1, 3, 0])
+
+
+def test_graphemes_of_several_texts_do_not_fuse():
+    tokenizer = build("graphemes", "e", "\u0301x")
+    assert tokenizer.symbols == ("e", "x", "\u0301")
+
+
+def test_bpe_vocabulary_counts_gaps_and_added_tokens():
+    model = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 7}, []))
+    assert BpeTokenizer(model.to_str()).vocab_size == 8
+    model.add_tokens(["c"])
+    tokenizer = BpeTokenizer(model.to_str())
+    assert tokenizer.vocab_size == max(model.get_vocab().values()) + 1
+
+
+def test_bpe_ignores_the_limits_of_the_file():
+    model = train_bpe()
+    model.enable_truncation(3)
+    model.enable_padding(length=500)
+    np.testing.assert_array_equal(BpeTokenizer(model.to_str()).encode(SAMPLE), BPE.encode(SAMPLE))
+
+
+def test_bpe_keeps_special_tokens():
+    text = "a<|end|>b"
+    assert BPE.decode(BPE.encode(text)) == text
+
+
+def test_bpe_of_a_file(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    train_bpe().save(str(path))
+    tokenizer = build_tokenizer(DataConfig(tokenizer="bpe", tokenizer_path=str(path)), "unused")
+    assert tokenizer == BpeTokenizer(path.read_text(encoding="utf-8"))
+    np.testing.assert_array_equal(tokenizer.encode(SAMPLE), train_bpe().encode(SAMPLE).ids)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "symbols"),
+    [
+        (BytesTokenizer(), "a\udcffb", "bytes vocabulary, got '\\\\udcff'"),
+        (CharactersTokenizer("ab"), "abzaz\ud800", "characters vocabulary, got 'z', '\\\\ud800'"),
+        (GraphemesTokenizer(("a", "e")), "ae\u0301a", "graphemes vocabulary, got 'e\u0301'"),
+        (BpeTokenizer(train_bpe(byte_level=False).to_str()), "abz ab!", "bpe vocabulary, got 'z', '!'"),
+        (BPE, "a\udcff", "bpe vocabulary, got '\\\\udcff'"),
+    ],
+)
+def test_symbols_outside_the_vocabulary(tokenizer, text, symbols):
+    with pytest.raises(UserError, match=symbols):
+        tokenizer.encode(text)
+
+
+def test_bpe_refuses_symbols_that_the_library_drops():
+    model = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
+    assert model.encode("azb").ids == [0, 1]
+    with pytest.raises(UserError, match="got 'z'"):
+        BpeTokenizer(model.to_str()).encode("azb")
+
+
+def test_only_the_first_symbols_are_listed():
+    with pytest.raises(UserError, match=r"got 'b', 'c', 'd', 'e', 'f'$"):
+        CharactersTokenizer("a").encode("abcdefgh")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_outside_the_vocabulary(kind):
+    tokenizer = build(kind, "abc")
+    size = tokenizer.vocab_size
+    for wrong in (-1, size):
+        with pytest.raises(UserError, match=rf"ids must be in \[0, {size}\), got {wrong}"):
+            tokenizer.decode([0, wrong])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "No such file"),
+        (b"{}", "not a Hugging Face"),
+        (b"text", "not a Hugging Face"),
+        (b"\xff", "utf-8"),
+    ],
+)
+def test_wrong_tokenizer_file(tmp_path, content, reason):
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=f"tokenizer_path '.*tokenizer.json' cannot be used: .*{reason}"):
+        build_tokenizer(DataConfig(tokenizer="bpe", tokenizer_path=str(path)), "text")
+
+
+def test_a_tokenizer_that_is_not_byte_pair():
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    with pytest.raises(UserError, match="not a byte-pair tokenizer but WordLevel"):
+        BpeTokenizer(model.to_str())
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"kind": "byte"}, "did you mean 'bytes'"),
+        ({"kind": "characters"}, "KeyError\\('symbols'\\)"),
+        ({"kind": "graphemes", "symbols": 3}, "TypeError"),
+        ({"kind": "bpe", "definition": "{}"}, "not a Hugging Face"),
+    ],
+)
+def test_wrong_json(values, reason):
+    with pytest.raises(UserError, match=reason):
+        tokenizer_from_json(values)

@@ -1,0 +1,131 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerances import assert_close
+
+from hyena_jax.ops.long_conv import direct_conv, fft_conv, fft_len, long_conv, toeplitz, toeplitz_conv
+from hyena_jax.reference import convolution
+
+METHODS = (fft_conv, toeplitz_conv, direct_conv, None)
+
+
+def arrays(length: int, dtype=np.float32, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    return tuple(rng.standard_normal(shape).astype(dtype) for shape in ((2, 3, length), (3, length), (3,)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("length", [1, 2, 7, 64, 97, 127])
+def test_equals_the_definition(method, length):
+    u, h, skip = arrays(length)
+    assert_close(long_conv(u, h, skip, method), convolution.long_conv(u, h, skip))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equals_the_definition_in_float64(method):
+    with jax.enable_x64(True):
+        u, h, skip = arrays(127, np.float64)
+        y = long_conv(jnp.asarray(u), jnp.asarray(h), jnp.asarray(skip), method)
+        assert y.dtype == jnp.float64
+        assert_close(y, convolution.long_conv(u, h, skip))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bfloat16_input_is_convolved_in_float32(method):
+    u, h, skip = arrays(97)
+    u = jnp.asarray(u, jnp.bfloat16)
+    y = long_conv(u, h, skip, method)
+    assert y.dtype == jnp.bfloat16
+    # One rounding, of the result: half a unit in the last of 8 bits.
+    expected = convolution.long_conv(u, h, skip)
+    assert np.all(np.abs(np.float64(y) - expected) <= 2.0**-8 * np.abs(expected) + 1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 7, 64, 127])
+@pytest.mark.parametrize("method", [fft_conv, toeplitz_conv])
+def test_gradients_equal_those_of_the_direct_form(method, length):
+    with jax.enable_x64(True):
+        u, h, skip = map(jnp.asarray, arrays(length, np.float64))
+        weight = jnp.asarray(np.random.default_rng(1).standard_normal(u.shape))
+
+        def loss(method, *args):
+            return (weight * long_conv(*args, method)).sum()
+
+        ours = jax.grad(loss, argnums=(1, 2, 3))(method, u, h, skip)
+        theirs = jax.grad(loss, argnums=(1, 2, 3))(direct_conv, u, h, skip)
+        for a, b in zip(ours, theirs, strict=True):
+            assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((4, 3, 7), (3, 7)), ((3, 4, 7), (3, 1, 7)), ((7,), (2, 7)), ((1, 7), (5, 7))]
+)
+def test_leading_axes_broadcast_and_gradients_have_the_shapes_of_the_arguments(shapes):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        u, h = (jnp.asarray(rng.standard_normal(shape)) for shape in shapes)
+        ours = jax.grad(lambda *a: (fft_conv(*a) ** 2).sum(), argnums=(0, 1))(u, h)
+        theirs = jax.grad(lambda *a: (direct_conv(*a) ** 2).sum(), argnums=(0, 1))(u, h)
+        for a, b in zip(ours, theirs, strict=True):
+            assert_close(a, b)
+
+
+def test_direct_form_differentiates_both_ways():
+    with jax.enable_x64(True):
+        u, h, _ = map(jnp.asarray, arrays(7, np.float64))
+        assert_close(jax.jacfwd(direct_conv, 1)(u, h), jax.jacrev(direct_conv, 1)(u, h))
+
+
+@pytest.mark.parametrize("method", [toeplitz_conv, direct_conv])
+def test_future_inputs_have_exactly_no_gradient(method):
+    u, h, _ = arrays(33)
+    for t in (0, 16, 31):
+        gradient = jax.grad(lambda u, t=t: method(u, h)[..., t].sum())(jnp.asarray(u))
+        assert np.all(np.asarray(gradient)[..., t + 1 :] == 0)
+
+
+def test_future_inputs_have_no_gradient_beyond_rounding_through_the_fft():
+    u, h, _ = arrays(33)
+    for t in (0, 16, 31):
+        gradient = jax.grad(lambda u, t=t: fft_conv(u, h)[..., t].sum())(jnp.asarray(u))
+        assert np.abs(np.asarray(gradient)[..., t + 1 :]).max() < 2e-5 * np.abs(h).max()
+
+
+def test_toeplitz_matrix_entries():
+    h = jnp.arange(1.0, 4.0)
+    np.testing.assert_array_equal(toeplitz(h), [[1, 0, 0], [2, 1, 0], [3, 2, 1]])
+
+
+@settings(max_examples=25, deadline=None)
+@given(length=st.integers(1, 40), seed=st.integers(0, 2**16), scale=st.floats(-3, 3))
+def test_is_linear_in_the_input(length, seed, scale):
+    u, h, _ = arrays(length, seed=seed)
+    v, _, _ = arrays(length, seed=seed + 1)
+    scale = np.float32(scale)
+    combined = fft_conv(jnp.asarray(u + scale * v), jnp.asarray(h))
+    np.testing.assert_allclose(combined, fft_conv(u, h) + scale * fft_conv(v, h), atol=2e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(length=st.integers(2, 40), seed=st.integers(0, 2**16), data=st.data())
+def test_commutes_with_a_shift_in_time(length, seed, data):
+    shift = data.draw(st.integers(1, length - 1))
+    u, h, _ = arrays(length, seed=seed)
+    late = np.concatenate([np.zeros((2, 3, shift), np.float32), u[..., :-shift]], axis=-1)
+    np.testing.assert_allclose(fft_conv(late, h)[..., shift:], fft_conv(u, h)[..., :-shift], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("least", "size"), [(1, 2), (2, 2), (7, 8), (13, 16), (127, 128), (193, 200), (253, 256)]
+)
+def test_fft_len(least, size):
+    assert fft_len(least) == size
+
+
+def test_a_filter_of_another_length_is_refused():
+    u, h, _ = arrays(7)
+    with pytest.raises(ValueError, match="h must have the length of u"):
+        long_conv(u, h[:, :5])
