@@ -4,6 +4,7 @@ Exit codes: 0 done; 2 wrong input; 3 the machine failed us (disk full, no permis
 130 stopped by SIGINT or SIGTERM after saving. Heavy packages are imported by the command that needs them.
 """
 
+import ctypes
 import logging
 import os
 import sys
@@ -133,6 +134,7 @@ def _train(command: Train) -> int:
     from hyena_jax.generation import SamplingRule, generate
     from hyena_jax.training.loop import Diverged, Interrupted, train
 
+    _keep_freed_memory()
     experiment, workdir = command.experiment, command.workdir
     try:
         result = train(experiment, workdir, Console(highlight=False, markup=False), command.profile)
@@ -218,6 +220,19 @@ def _quiet_libraries() -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
 
 
+def _keep_freed_memory() -> None:
+    """Tells glibc to keep what XLA frees: on a CPU, XLA takes its temporary memory anew at every step.
+
+    Handing it back to the kernel in between costs page faults: 73 -> 64 ms a step of `shakespeare_cpu`.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            trim_threshold, mmap_max = -1, -4
+            libc.mallopt(trim_threshold, 2**31 - 1)
+            libc.mallopt(mmap_max, 0)
+
+
 def _note(text: str) -> None:
     print(f"hyena-jax: {text}", file=sys.stderr)
 
@@ -225,3 +240,7 @@ def _note(text: str) -> None:
 def _fail(reason: object, code: int) -> int:
     _note(f"error: {reason}")
     return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

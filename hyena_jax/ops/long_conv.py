@@ -22,7 +22,7 @@ def long_conv(
       u: input [..., L].
       h: filter [..., L], broadcast against u before the last axis.
       skip: weight of the input itself [...]; it is added to h_0, which is the same and costs nothing.
-      method: `fft_conv`, `toeplitz_conv` or `direct_conv`; None takes the fastest for this length.
+      method: `fft_conv`, `toeplitz_conv` or `direct_conv`; None is `fft_conv`.
 
     Returns:
       y, with the broadcast shape of u and h and the dtype of u.
@@ -35,14 +35,8 @@ def long_conv(
     if skip is not None:
         h = jnp.asarray(h)
         h = h.at[..., 0].add(jnp.asarray(skip, h.dtype))
-    if method is None:
-        method = toeplitz_conv if u.shape[-1] <= TOEPLITZ_MAX_LEN else fft_conv
     dtype = jnp.float64 if jnp.float64 in (u.dtype, h.dtype) else jnp.float32
-    return method(u.astype(dtype), h.astype(dtype)).astype(u.dtype)
-
-
-# Below this length a matrix product beats the FFT (measured forward + backward, 2-core CPU, float32).
-TOEPLITZ_MAX_LEN = 64
+    return (method or fft_conv)(u.astype(dtype), h.astype(dtype)).astype(u.dtype)
 
 
 def direct_conv(u: jax.Array, h: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ from hyena_jax.training.step import Batch, make_eval_step
 
 def evaluate(
     eval_step: Callable,
-    replicated_params: optax.Params,
+    params: optax.Params,
     batches: Iterable[Batch],
     devices: Sequence[jax.Device],
     tokens_per_byte: float,
@@ -32,7 +32,7 @@ def evaluate(
     """
     rows: dict[str, list[np.ndarray]] = {}
     for batch in batches:
-        sums = eval_step(replicated_params, parallel.split_batch(batch, len(devices)))
+        sums = eval_step(params, parallel.split_batch(batch, len(devices)))
         for name, values in sums.items():
             rows.setdefault(name, []).append(np.asarray(values, np.float64).ravel())
     total = {name: math.fsum(np.concatenate(values)) for name, values in rows.items()}
@@ -71,7 +71,5 @@ def evaluate_run(
     devices = parallel.local_devices(run.experiment.parallel.devices)
     batches = loader.eval_batches(corpus.held_out, data.seq_len, parallel.round_up(batch_size, len(devices)))
     eval_step = parallel.map_eval_step(make_eval_step(model), devices)
-    values = evaluate(
-        eval_step, parallel.replicate(params, devices), batches, devices, tokens_per_byte(corpus)
-    )
+    values = evaluate(eval_step, params, batches, devices, tokens_per_byte(corpus))
     return {**values, "tokens": len(corpus.held_out) - 1}

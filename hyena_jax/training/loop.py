@@ -21,7 +21,7 @@ from hyena_jax.training import parallel
 from hyena_jax.training.checkpoint import Checkpoints, best
 from hyena_jax.training.evaluate import evaluate, tokens_per_byte
 from hyena_jax.training.metrics import MetricsLog, draw_learning_curves, perplexity
-from hyena_jax.training.optimizer import make_optimizer, make_schedule
+from hyena_jax.training.optimizer import global_norm, make_optimizer, make_schedule
 from hyena_jax.training.profiling import Profile
 from hyena_jax.training.progress import Progress, parameter_table
 from hyena_jax.training.run_folder import CHECKPOINTS, open_run
@@ -147,7 +147,6 @@ class Trainer:
         """Trains from step `start` on; returns the last step and the parameters after it."""
         data, training = self.experiment.data, self.experiment.training
         dataset = loader.train_batches(self.corpus.train, data.seq_len, data.batch_size, self.experiment.seed)
-        state = parallel.replicate(state, self.devices)
         step = start
         with closing(loader.iterate(dataset, start)) as batches:
             while step < training.steps and not stop.is_set:
@@ -160,7 +159,7 @@ class Trainer:
                     self.clock.restart(step)
                 is_last = step == training.steps
                 if step % training.log_every == 0 or is_last:
-                    self._log_training(step, metrics)
+                    self._log_training(step, state, metrics)
                 loss = None
                 if step % training.eval_every == 0 or is_last:
                     loss = self._evaluate(step, state)
@@ -168,15 +167,16 @@ class Trainer:
                 if step % training.checkpoint_every == 0 or is_best or is_last or stop.is_set:
                     self._save(step, state, metrics, loss)
                 self.progress.advance(step)
-        return step, parallel.first_replica(state.params)
+        return step, parallel.host_copy(state.params)
 
-    def _log_training(self, step: int, metrics: Metrics) -> None:
-        values = {name: value.item() for name, value in parallel.first_replica(metrics).items()}
+    def _log_training(self, step: int, state: TrainState, metrics: Metrics) -> None:
+        values = {name: value.item() for name, value in metrics.items()}
         self._check_finite(values.pop("bad_step"))
         speed = self.clock.tokens_per_second(step)
         row = {
             **values,
             "perplexity": perplexity(values["loss"]),
+            "param_norm": param_norm(state.params).item(),
             "learning_rate": float(self.schedule(step - 1)),
             "tokens_per_second": speed,
         }
@@ -200,8 +200,8 @@ class Trainer:
 
     def _save(self, step: int, state: TrainState, metrics: Metrics, loss: float | None) -> None:
         with self.clock.paused():
-            self._check_finite(int(parallel.first_replica(metrics["bad_step"])))
-            host = parallel.first_replica(state)
+            self._check_finite(metrics["bad_step"].item())
+            host = parallel.host_copy(state)
             self.log.sync()
             self.checkpoints.save(step, _items(host), {"step": step, "loss": loss})
         if loss is not None:
@@ -214,6 +214,10 @@ class Trainer:
                 "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, a smaller "
                 "optimizer.clip_norm, or model.dtype float32, in a new workdir"
             )
+
+
+# Apart from the step: only the steps that are logged need it.
+param_norm = jax.jit(global_norm)
 
 
 class Clock:

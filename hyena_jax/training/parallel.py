@@ -1,6 +1,8 @@
 """How a step is mapped over devices: `jax.pmap` over a named axis. The only file that knows.
 
-Arrays of the mapped world have a leading device axis. Knows pytrees, not models.
+The state goes in and comes out unmapped (`in_axes=None`, `out_axes=None`): each device holds a copy, none has
+a leading axis, and the old copy is given up to the new one. (With the state mapped along a leading axis, XLA
+copies every leaf at every step.) Batches have a leading device axis. Knows pytrees, not models.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,25 +39,24 @@ def check_batch(batch_size: int, n_devices: int, accumulation_steps: int) -> Non
         )
 
 
-def replicate(tree: Tree, devices: Sequence[jax.Device]) -> Tree:
-    """A copy of `tree` on each device, laid out as pmap's own outputs are, so that it can be donated."""
-    copy = jax.pmap(lambda tree, _: tree, axis_name=AXIS, in_axes=(None, 0), devices=devices)
-    return copy(tree, np.arange(len(devices)))
-
-
-def first_replica(tree: Tree) -> Tree:
-    """The first device's copy, as NumPy arrays that share no memory with the device."""
-    return jax.tree.map(lambda x: np.array(x.addressable_data(0))[0], tree)
-
-
 def map_train_step(train_step: Callable, devices: Sequence[jax.Device]) -> Callable:
-    """The train step over all devices; the old state's buffers are given up to the new one."""
-    return jax.pmap(train_step, axis_name=AXIS, devices=devices, donate_argnums=0)
+    """`train_step(state, batch)` over all devices; the state it is given is donated.
+
+    The step must leave the same state and metrics on every device, as one that averages its gradients does.
+    """
+    return jax.pmap(
+        train_step, axis_name=AXIS, in_axes=(None, 0), out_axes=None, devices=devices, donate_argnums=0
+    )
 
 
 def map_eval_step(eval_step: Callable, devices: Sequence[jax.Device]) -> Callable:
-    """The evaluation step over all devices."""
-    return jax.pmap(eval_step, axis_name=AXIS, devices=devices)
+    """`eval_step(params, batch)` over all devices."""
+    return jax.pmap(eval_step, axis_name=AXIS, in_axes=(None, 0), devices=devices)
+
+
+def host_copy(tree: Tree) -> Tree:
+    """NumPy arrays that share no memory with the devices, so that donation cannot change them."""
+    return jax.tree.map(np.array, tree)
 
 
 def split_batch(batch: Tree, n_devices: int) -> Tree:

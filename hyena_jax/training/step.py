@@ -61,7 +61,7 @@ def make_train_step(
 
     Returns:
       The step. `batch` holds `inputs` and `targets`, int32 [B, L]; metrics are float32 scalars `loss`
-      (mean nats a token), `grad_norm` (before clipping), `param_norm`, and int32 `bad_step`.
+      (mean nats a token) and `grad_norm` (before clipping), and int32 `bad_step`.
     """
 
     def loss_fn(params: optax.Params, batch: Batch, key: jax.Array) -> jax.Array:
@@ -93,12 +93,7 @@ def make_train_step(
         step = state.step + 1
         is_bad = ~(jnp.isfinite(loss) & jnp.isfinite(grad_norm))
         bad_step = jnp.where((state.bad_step == FINITE) & is_bad, step, state.bad_step)
-        metrics = {
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "param_norm": global_norm(params),
-            "bad_step": bad_step,
-        }
+        metrics = {"loss": loss, "grad_norm": grad_norm, "bad_step": bad_step}
         return TrainState(step, params, opt_state, bad_step), metrics
 
     return train_step
