@@ -4,13 +4,13 @@ hyena-jax train quickstart --workdir runs/quickstart
 """
 
 from hyena_jax.config import (
+    HYENA_GROUPS,
     DataConfig,
     Experiment,
     HyenaConfig,
     LanguageModelConfig,
     LoggingConfig,
     OptimizerConfig,
-    ParameterGroup,
     TrainingConfig,
 )
 
@@ -24,12 +24,8 @@ def get_config() -> Experiment:
             learning_rate=2e-3,
             final_learning_rate=2e-4,
             warmup_steps=50,
-            groups=(
-                ParameterGroup(r"filter/positions$", learning_rate=1e-5, weight_decay=0.0),
-                ParameterGroup(r"filter/", weight_decay=0.0),
-                ParameterGroup(r"/(bias|scale|skip|short_taps|short_bias)$", weight_decay=0.0),
-            ),
+            groups=HYENA_GROUPS,
         ),
-        training=TrainingConfig(steps=1000, eval_every=200, eval_windows=256, checkpoint_every=500),
+        training=TrainingConfig(steps=600, eval_every=100, eval_windows=200, checkpoint_every=200),
         logging=LoggingConfig(sample_prompt="def ", sample_tokens=300),
     )

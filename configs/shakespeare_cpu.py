@@ -8,6 +8,8 @@ The text comes from TensorFlow Datasets (`pip install 'hyena_jax[tfds]'`); where
 """
 
 from hyena_jax.config import (
+    HYENA_GROUPS,
+    NO_DECAY,
     AttentionConfig,
     DataConfig,
     Experiment,
@@ -20,16 +22,11 @@ from hyena_jax.config import (
     choose,
 )
 
-NO_DECAY = ParameterGroup(r"/(bias|scale|skip|short_taps|short_bias)$", weight_decay=0.0)
 EMBEDDINGS = ParameterGroup(r"^(embedding/|positions$)", weight_decay=0.0)
-FILTER = (
-    ParameterGroup(r"filter/positions$", learning_rate=1e-5, weight_decay=0.0),
-    ParameterGroup(r"/filter/", weight_decay=0.0),
-)
 
 # name: (mixer, parameter groups, learned positions)
 VARIANTS = {
-    "hyena": (HyenaConfig(order=2, gating="gate_first"), (*FILTER, NO_DECAY, EMBEDDINGS), False),
+    "hyena": (HyenaConfig(order=2, gating="gate_first"), (*HYENA_GROUPS, EMBEDDINGS), False),
     "attention": (AttentionConfig(n_heads=4), (NO_DECAY, EMBEDDINGS), True),
 }
 

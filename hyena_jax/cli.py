@@ -107,7 +107,9 @@ TYRO = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
 def _commands(arguments: Sequence[str]) -> type:
     """The union of all commands; the config that `train` names gives the defaults of its flags."""
     experiment = Experiment()
-    if len(arguments) > 1 and arguments[0] == "train" and not arguments[1].startswith("-"):
+    if arguments[:1] == ["train"] and len(arguments) > 1 and arguments[1] not in ("-h", "--help"):
+        if arguments[1].startswith("-"):
+            raise UserError(f"CONFIG must come first after train, got {arguments[1]!r}")
         experiment = config.load(arguments[1])
     defaults = Train(tyro.MISSING, tyro.MISSING, None, experiment)
     return (
@@ -150,6 +152,7 @@ def _train(command: Train) -> int:
             experiment.logging.sample_tokens,
             SamplingRule(),
             experiment.seed,
+            n_symbols=result.corpus.tokenizer.vocab_size,
         )
         print("sample:\n")
         text = _stream(result.corpus.tokenizer, result.sample_prompt, tokens)
@@ -191,7 +194,7 @@ def _generate(command: Generate) -> int:
     model = models.build(run.experiment.model)
     _, params = load_params(run, model, command.run.step, _note)
     count, seed, samples = command.max_new_tokens, command.seed, command.num_samples
-    tokens = generate(model, params, prompt, count, rule, seed, samples)
+    tokens = generate(model, params, prompt, count, rule, seed, samples, run.tokenizer.vocab_size)
     if samples == 1:
         _stream(run.tokenizer, prompt, tokens)
         return 0

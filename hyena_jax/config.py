@@ -203,11 +203,20 @@ class ParameterGroup:
     """Parameters whose path matches `pattern` get their own learning rate and decay."""
 
     pattern: str
-    """Regular expression searched in a path such as `block_0/mixer/filter/dense_0/kernel`."""
+    """Regular expression searched in a path such as `blocks_0/mixer/filter/dense_0/kernel`."""
     learning_rate: float | None = None
     """Peak learning rate, 0 for constants; None keeps the optimizer's."""
     weight_decay: float | None = None
     """Decoupled weight decay; None keeps the optimizer's."""
+
+
+# The groups of the published Hyena code: filters and positional features apart, no decay where it has no use.
+NO_DECAY = ParameterGroup(r"/(bias|scale|skip|short_taps|short_bias)$", weight_decay=0.0)
+HYENA_GROUPS = (
+    ParameterGroup(r"filter/positions$", learning_rate=1e-5, weight_decay=0.0),
+    ParameterGroup(r"/filter/", weight_decay=0.0),
+    NO_DECAY,
+)
 
 
 @dataclass(frozen=True)
@@ -332,6 +341,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
+        most = f"at most model.max_len={self.model.max_len}"
+        require(self.data.seq_len <= self.model.max_len, "data.seq_len", self.data.seq_len, most)
 
 
 # Loading, comparing and saving
@@ -392,6 +403,8 @@ def encode(experiment: Experiment) -> dict[str, Any]:
 def decode(values: Mapping[str, Any]) -> Experiment:
     """The inverse of `encode`. Unknown keys and wrong types raise UserError."""
     import cattrs
+
+    require(isinstance(values, Mapping), "an experiment", values, "a JSON object")
 
     def describe(error: BaseException, expected: type | None) -> str:
         return str(error) if isinstance(error, UserError) else cattrs.v.format_exception(error, expected)

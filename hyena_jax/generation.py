@@ -49,14 +49,12 @@ def sample(logits: jax.Array, key: jax.Array, rule: SamplingRule) -> jax.Array:
 
 
 def _in_nucleus(logits: jax.Array, top_p: float) -> jax.Array:
-    """Whether the more probable tokens together stay below top_p; the most probable always qualifies."""
+    """Whether the more probable tokens together stay below top_p."""
     order = jnp.argsort(logits, axis=-1, descending=True)
     probabilities = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
     ranks = jnp.argsort(order, axis=-1)
-    return (
-        jnp.take_along_axis(before < top_p, ranks, axis=-1).at[jnp.arange(len(order)), order[:, 0]].set(True)
-    )
+    return jnp.take_along_axis(before < top_p, ranks, axis=-1)
 
 
 def generate(
@@ -67,6 +65,7 @@ def generate(
     rule: SamplingRule,
     seed: int,
     n_samples: int = 1,
+    n_symbols: int | None = None,
 ) -> Iterator[np.ndarray]:
     """Continues a prompt by `n_tokens` tokens, `n_samples` times at once.
 
@@ -75,6 +74,7 @@ def generate(
 
     Args:
       prompt: token ids int [P], P >= 1; of a longer prompt than the context only the end is read.
+      n_symbols: the tokenizer's, where the model's vocabulary is padded beyond it; None draws from all.
 
     Yields:
       The next tokens int32 [n_samples], n_tokens times.
@@ -87,7 +87,13 @@ def generate(
     require(n_tokens >= 0, "max_new_tokens", n_tokens, "at least 0")
     require(n_samples >= 1, "num_samples", n_samples, "at least 1")
     return _tokens(
-        make_next_token(model, rule), model.config.max_len, params, prompt, n_tokens, seed, n_samples
+        make_next_token(model, rule, n_symbols),
+        model.config.max_len,
+        params,
+        prompt,
+        n_tokens,
+        seed,
+        n_samples,
     )
 
 
@@ -109,7 +115,7 @@ def _tokens(
         yield np.asarray(new)
 
 
-def make_next_token(model: LanguageModel, rule: SamplingRule) -> Callable:
+def make_next_token(model: LanguageModel, rule: SamplingRule, n_symbols: int | None = None) -> Callable:
     """A jitted `(params, tokens [B, C], length, key) -> (tokens, length, new [B])`.
 
     The first `length` of the C tokens are the context; what follows them is padding, which a causal model
@@ -121,7 +127,7 @@ def make_next_token(model: LanguageModel, rule: SamplingRule) -> Callable:
         params: optax.Params, tokens: jax.Array, length: jax.Array, key: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         context = tokens.shape[1]
-        logits = model.apply({"params": params}, tokens)
+        logits = model.apply({"params": params}, tokens)[..., :n_symbols]
         new = sample(jax.lax.dynamic_index_in_dim(logits, length - 1, axis=1, keepdims=False), key, rule)
         is_full = length == context
         tokens = jnp.where(is_full, jnp.roll(tokens, -1, axis=1), tokens)

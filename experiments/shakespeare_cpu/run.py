@@ -67,9 +67,13 @@ def draw(workdirs: dict[str, Path]) -> None:
     axes = figure.subplots()
     for variant, workdir in workdirs.items():
         rows = [row for row in read_rows(workdir / "metrics.jsonl") if "validation/loss" in row]
-        axes.plot([row["step"] for row in rows], [row["validation/loss"] for row in rows], "o-", label=variant)
+        axes.plot(
+            [row["step"] for row in rows], [row["validation/loss"] for row in rows], "o-", label=variant
+        )
     axes.axhline(1.8857, color="grey", linestyle="--", linewidth=1, label="nanoGPT, same budget")
-    axes.set(xlabel="step", ylabel="validation loss (nats per character)", title="Tiny Shakespeare, CPU budget")
+    axes.set(
+        xlabel="step", ylabel="validation loss (nats per character)", title="Tiny Shakespeare, CPU budget"
+    )
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     figure.savefig(HERE / "curves.png", dpi=130)

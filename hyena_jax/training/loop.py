@@ -85,6 +85,10 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
     console.print(f"devices   {len(devices)} x {devices[0].device_kind}")
     for change in changes:
         console.print(f"changed since the last start: {change}")
+        if change.startswith("training.steps") and experiment.optimizer.decay_steps is None:
+            console.print(
+                "the cosine of the learning rate now ends at the new last step (optimizer.decay_steps)"
+            )
     with ExitStack() as stack:
         folder = workdir / CHECKPOINTS
         checkpoints = stack.enter_context(
@@ -135,6 +139,7 @@ class Trainer:
     progress: Progress
     best_loss: float
     clock: "Clock" = field(init=False)
+    schedule: optax.Schedule = field(init=False)
 
     def __post_init__(self) -> None:
         data = self.experiment.data
@@ -148,6 +153,7 @@ class Trainer:
         data, training = self.experiment.data, self.experiment.training
         dataset = loader.train_batches(self.corpus.train, data.seq_len, data.batch_size, self.experiment.seed)
         step = start
+        state = parallel.replicate(state, self.devices)
         with closing(loader.iterate(dataset, start)) as batches:
             while step < training.steps and not stop.is_set:
                 t, batch = next(batches)
@@ -225,6 +231,7 @@ class Clock:
 
     def __init__(self, tokens_per_step: int):
         self._tokens_per_step = tokens_per_step
+        self.restart(0)
 
     def restart(self, step: int) -> None:
         """Begins a new interval after `step`."""

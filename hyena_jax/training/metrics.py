@@ -88,7 +88,8 @@ def draw_learning_curves(workdir: Path) -> Path:
             axes.plot(steps, losses, label=f"{label}, last {losses[-1]:.3f}", **style)
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=workdir.resolve().name)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    if axes.lines:
+        axes.legend(frameon=False)
     path = workdir / "learning_curves.png"
     figure.savefig(path, dpi=150)
     return path

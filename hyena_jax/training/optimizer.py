@@ -108,4 +108,4 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 def global_norm(tree: optax.Params) -> jax.Array:
     """The Euclidean norm of all leaves together, float32 []."""
-    return optax.global_norm(jax.tree.map(lambda x: x.astype(jnp.float32), tree))
+    return optax.tree.norm(jax.tree.map(lambda x: x.astype(jnp.float32), tree))

@@ -61,13 +61,14 @@ def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:
         name = re.sub(r"blocks_\d+", "blocks_*", path_name(path))
         key = (name, leaf.shape, groups[label].learning_rate, groups[label].weight_decay)
         rows[key] = rows.get(key, 0) + 1
-    table = Table("parameter", "shape", "copies", "count", "peak lr", "decay", box=None, header_style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = Table(box=None, header_style="bold")
+    table.add_column("parameter", overflow="fold")
+    for name in ("shape", "copies", "count", "peak lr", "decay"):
+        table.add_column(name, justify="right", no_wrap=True)
     total = 0
     for (name, shape, rate, decay), copies in rows.items():
         count = copies * math.prod(shape)
         total += count
         table.add_row(name, " x ".join(map(str, shape)), str(copies), f"{count:,}", f"{rate:g}", f"{decay:g}")
-    table.add_row("[bold]total", "", "", f"[bold]{total:,}")
+    table.add_row("total", "", "", f"{total:,}", style="bold")
     return table

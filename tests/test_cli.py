@@ -1,0 +1,197 @@
+"""The commands as a person types them; what is wrong ends in one line and code 2."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hyena_jax import cli
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 60
+SMALL = """
+    --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16 --model.pattern.0.filter.width 4
+    --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
+    --training.steps 6 --training.eval-every 3 --training.checkpoint-every 3 --training.log-every 2
+    --logging.sample-tokens 20 --logging.tensorboard False
+""".split()
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def run(*arguments: object) -> int:
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return stop.code
+
+
+@pytest.fixture
+def workdir(tmp_path, text):
+    folder = tmp_path / "run"
+    assert run("train", "quickstart", "--workdir", folder, "--data.path", text, *SMALL) == 0
+    return folder
+
+
+def test_train_evaluate_generate(workdir, text, capsys):
+    assert "def " in (workdir / "sample.txt").read_text()
+    assert run("eval", workdir) == 0
+    output = capsys.readouterr().out
+    for name in ("loss", "perplexity", "bits_per_byte", "accuracy", "probability", "tokens"):
+        assert name in output
+    assert run("eval", workdir, "--path", text, "--step", "best", "--batch-size", "3") == 0
+    capsys.readouterr()
+    assert run("generate", workdir, "--prompt", "the", "--max-new-tokens", 12, "--greedy", "True") == 0
+    greedy = capsys.readouterr().out
+    assert greedy.startswith("the")
+    assert (
+        run("generate", workdir, "--prompt", "the", "--max-new-tokens", 12, "--top-k", 1, "--num-samples", 2)
+        == 0
+    )
+    assert capsys.readouterr().out == f"--- sample 1\n{greedy}--- sample 2\n{greedy}"
+
+
+def test_evaluation_does_not_depend_on_the_batch_size(workdir):
+    losses = []
+    for size in (1, 7, 64):
+        done = subprocess.run(
+            [sys.executable, "-m", "hyena_jax.cli", "eval", str(workdir), "--batch-size", str(size)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        losses.append(next(line for line in done.stdout.splitlines() if "loss" in line))
+    assert len(set(losses)) == 1
+
+
+def test_the_same_command_again_continues(workdir, text, capsys):
+    again = ["train", "quickstart", "--workdir", workdir, "--data.path", text, *SMALL]
+    assert run(*again) == 0
+    assert "already trained to step 6" in capsys.readouterr().out
+    assert run(*again, "--training.steps", 8) == 0
+    assert "continuing after step 6" in capsys.readouterr().out
+
+
+def test_a_moved_text_is_the_same_experiment(workdir, text, tmp_path):
+    moved = text.rename(tmp_path / "moved.txt")
+    assert (
+        run("train", "quickstart", "--workdir", workdir, "--data.path", moved, *SMALL, "--training.steps", 7)
+        == 0
+    )
+
+
+NEW = "train quickstart --workdir {tmp}/new"
+WRONG = {
+    "unknown config": ("train quickstrat --workdir x", "did you mean 'quickstart'"),
+    "missing config file": ("train no/such.py --workdir x", "'no/such.py' is not a file"),
+    "broken config file": ("train {tmp}/broken.py --workdir x", "SyntaxError"),
+    "unknown variant": ("train shakespeare_cpu:rnn --workdir x", "variant 'rnn' is unknown"),
+    "missing text": (f"{NEW} --data.path {{tmp}}/nothing", "path must be an existing"),
+    "empty text": (f"{NEW} --data.path {{tmp}}/empty.txt", "empty"),
+    "undecodable text": (f"{NEW} --data.path {{tmp}}/latin.txt", "UTF-8"),
+    "too short text": (f"{NEW} --data.path {{tmp}}/short.txt", "too short"),
+    "folder without text": (f"{NEW} --data.path {{tmp}}/folder", "folder"),
+    "batch and devices": (
+        f"{NEW} --data.path {{tmp}}/text.txt --data.batch-size 3 --parallel.devices 2",
+        "data.batch_size must be a multiple of",
+    ),
+    "beyond Lmax": (f"{NEW} --data.seq-len 129", "data.seq_len must be at most model.max_len=128, got 129"),
+    "group that matches nothing": (
+        f"{NEW} --data.path {{tmp}}/text.txt --optimizer.groups.0.pattern filtr",
+        "optimizer.groups.0.pattern 'filtr' matches no parameter",
+    ),
+    "wrong value": (f"{NEW} --model.pattern.0.order 1", "order must be at least 2"),
+    "no run": ("eval {tmp}", "holds no run"),
+    "temperature": ("generate {tmp} --prompt a --temperature 0", "temperature must be above 0"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_input_is_one_line_and_code_2(arguments, message, tmp_path, text, capsys):
+    (tmp_path / "broken.py").write_text("def get_config(:")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1") * 100)
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "folder").mkdir()
+    assert run(*arguments.format(tmp=tmp_path).split()) == 2
+    captured = capsys.readouterr()
+    output = " ".join((captured.out + captured.err).replace("│", " ").split())
+    assert message in output
+    assert "Traceback" not in output
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_without_checkpoint(workdir, tmp_path, capsys):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "data.json"):
+        (bare / name).write_bytes((workdir / name).read_bytes())
+    assert run("generate", bare, "--prompt", "a") == 2
+    assert "holds no checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "quickstart", "--workdir", "x", "--model.d-modle", "3"], "--model.d-model"),
+        (["train", "quickstart", "--workdir", "x", "--model.d-model", "wide"], "invalid literal for int"),
+        (["train", "quickstart"], "--workdir"),
+        (["train", "--workdir", "x", "quickstart"], "CONFIG must come first after train, got '--workdir'"),
+        (["trian"], "train"),
+        (["generate", "x"], "--prompt"),
+    ],
+)
+def test_wrong_flags_are_code_2_with_a_hint(arguments, message, capsys):
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.out + captured.err
+
+
+def test_prompts_outside_the_vocabulary(tmp_path, text, capsys):
+    folder = tmp_path / "letters"
+    characters = ["--data.tokenizer", "characters", "--logging.sample-prompt", "the"]
+    assert run("train", "quickstart", "--workdir", folder, "--data.path", text, *SMALL, *characters) == 0
+    capsys.readouterr()
+    assert run("generate", folder, "--prompt", "the ß") == 2
+    assert "prompt 'the ß'" in capsys.readouterr().err
+    assert run("generate", folder, "--prompt", "") == 2
+    assert "prompt must hold at least one token" in capsys.readouterr().err
+
+
+def test_a_different_experiment_names_the_fields(workdir, text, capsys):
+    before = json.loads((workdir / "config.json").read_text())
+    assert run("train", "quickstart", "--workdir", workdir, "--data.path", text, *SMALL, "--seed", 3) == 2
+    assert "holds a different experiment: seed: 0 -> 3" in capsys.readouterr().err
+    assert json.loads((workdir / "config.json").read_text()) == before
+
+
+def test_a_full_disk_is_code_3(tmp_path, text, capsys, monkeypatch):
+    from hyena_jax.training import run_folder
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "_write_json", full)
+    assert run("train", "quickstart", "--workdir", tmp_path / "run", "--data.path", text, *SMALL) == 3
+    assert "No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["train", "quickstart", "--help"], ["eval", "--help"]]
+)
+def test_help_is_quick_and_complete(arguments):
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "hyena_jax.cli", *arguments], capture_output=True, text=True, check=True
+    )
+    assert time.perf_counter() - start < 2
+    if arguments[:2] == ["train", "quickstart"]:
+        for flag in ("--model.n-layers", "--data.path", "--optimizer.learning-rate", "--training.steps",
+                     "--parallel.devices", "--logging.tensorboard", "--seed"):  # fmt: skip
+            assert flag in done.stdout

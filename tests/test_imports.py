@@ -1,0 +1,69 @@
+"""Imports go one way, and commands start fast."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "hyena_jax"
+
+# What each part may import of ours, besides itself.
+ALLOWED = {
+    "config": set(),
+    "reference": set(),
+    "ops": set(),
+    "data": {"config"},
+    "filters": {"config", "ops"},
+    "mixers": {"config", "ops", "filters"},
+    "models": {"config", "ops", "filters", "mixers"},
+    "training": {"config", "data", "models"},
+    "generation": {"config", "models"},
+    "cli": {"config", "data", "models", "training", "generation"},
+}
+# The parts of training that know pytrees, not models.
+TREES_ONLY = ("checkpoint", "optimizer", "parallel")
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names of ours that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name.removeprefix("hyena_jax.") for name in found if name.startswith("hyena_jax.")}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_one_way(path):
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if part == "__init__":
+        assert not imports(path)
+        return
+    assert {name.split(".")[0] for name in imports(path)} <= ALLOWED[part] | {part}
+
+
+@pytest.mark.parametrize("name", TREES_ONLY)
+def test_trees_only(name):
+    ours = {name.split(".")[0] for name in imports(PACKAGE / "training" / f"{name}.py")}
+    assert ours <= {"config", "training"}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "reference").glob("*.py")), ids=lambda p: p.name)
+def test_the_reference_imports_numpy_alone(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert {alias.name for alias in node.names} <= {"numpy"}
+        if isinstance(node, ast.ImportFrom):
+            assert node.module.startswith("hyena_jax.reference")
+
+
+@pytest.mark.parametrize("module", ["hyena_jax", "hyena_jax.config", "hyena_jax.cli", "hyena_jax.data.text"])
+def test_light_modules_import_nothing_heavy(module):
+    heavy = "{'jax', 'flax', 'orbax', 'tensorflow', 'tensorflow_datasets', 'matplotlib', 'grain'}"
+    code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,56 @@
+"""The README is true: its examples run, its layout is the tree's, its commands exist."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hyena_jax import config
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON = "\n".join(re.findall(r"```python\n(.*?)```", README, flags=re.S))
+
+
+def test_the_examples_run_and_the_mixer_keeps_its_contract():
+    names = {}
+    exec(compile(PYTHON, "README.md", "exec"), names)
+    mixer = names["CausalMean"](d_model=3, max_len=7)
+    x = jax.random.normal(jax.random.key(0), (2, 7, 3))
+    bound = mixer.bind(mixer.init(jax.random.key(1), x))
+    means = np.cumsum(np.float64(x), axis=1) / np.arange(1, 8)[:, None]
+    np.testing.assert_allclose(bound(x), means, atol=1e-6)
+    state, first = bound.prefill(bound.init_state(2, 7), x[:, :4])
+    parts = [first]
+    for t in range(4, 7):
+        state, y = bound.step(state, x[:, t])
+        parts.append(y[:, None])
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), means, atol=1e-6)
+
+
+def test_the_layout_names_every_module():
+    layout = README[README.index("## Layout") : README.index("## A mixer of your own")]
+    modules = {path.name for path in (ROOT / "hyena_jax").rglob("*.py")} - {"__init__.py"}
+    assert modules == set(re.findall(r"\w+\.py", layout)) - {"test_contract.py", "run.py"}
+
+
+def test_every_config_is_in_the_table():
+    table = README[README.index("| config | what |") : README.index("## As a library")]
+    assert all(f"`{name}`" in table for name in config.config_files())
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "generate"])
+def test_the_flags_of_the_commands_exist(command):
+    line = next(
+        line for line in README.splitlines() if line.startswith(f"hyena-jax {command} ") and "[" in line
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "hyena_jax.cli", command, "--help"], capture_output=True, text=True, check=True
+    )
+    for flag in re.findall(r"--[a-z][a-z-]+", line):
+        assert flag in done.stdout or flag == "--section"

@@ -1,0 +1,52 @@
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hyena_jax.config import (
+    HYENA_GROUPS,
+    DataConfig,
+    Experiment,
+    HyenaConfig,
+    ImplicitFilterConfig,
+    LanguageModelConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    TrainingConfig,
+)
+
+TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(99, 0, -1))
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def experiment(text) -> Experiment:
+    """A run of a second: 12 steps, checkpoints at 5 and 10, evaluations at 4, 8 and 12."""
+    return Experiment(
+        model=LanguageModelConfig(
+            pattern=(HyenaConfig(filter=ImplicitFilterConfig(emb_dim=3, width=4)),),
+            n_layers=1,
+            d_model=8,
+            d_ff=8,
+            max_len=16,
+            dropout=0.1,
+        ),
+        data=DataConfig(path=str(text), seq_len=16, batch_size=4),
+        optimizer=OptimizerConfig(warmup_steps=2, groups=HYENA_GROUPS),
+        training=TrainingConfig(steps=12, eval_every=4, eval_batch_size=8, checkpoint_every=5, log_every=3),
+        parallel=ParallelConfig(devices=1),
+        logging=LoggingConfig(tensorboard=False),
+    )
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=120)

@@ -1,0 +1,260 @@
+"""Whole runs: what they leave, and that stopping them anywhere changes nothing."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from hyena_jax.config import ParallelConfig, UserError
+from hyena_jax.training import loop
+from hyena_jax.training.checkpoint import best, saved_steps
+from hyena_jax.training.loop import Diverged, Interrupted, train
+from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.run_folder import load_params, read_run
+from hyena_jax.training.signals import stop_requests
+
+
+def with_training(experiment, **changes):
+    return dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, **changes))
+
+
+def rows(workdir):
+    """Metrics without what depends on the clock."""
+    return [
+        {k: v for k, v in row.items() if k != "train/tokens_per_second"}
+        for row in read_rows(workdir / "metrics.jsonl")
+    ]
+
+
+def params(workdir):
+    step, values = load_params(
+        read_run(workdir), loop.models.build(read_run(workdir).experiment.model), "latest", print
+    )
+    return step, jax.tree.leaves(values)
+
+
+def assert_same_run(a, b):
+    assert rows(a) == rows(b)
+    (step_a, leaves_a), (step_b, leaves_b) = params(a), params(b)
+    assert step_a == step_b
+    for x, y in zip(leaves_a, leaves_b, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.fixture
+def whole(experiment, tmp_path, console):
+    """The run that was never stopped."""
+    train(experiment, tmp_path / "whole", console)
+    return tmp_path / "whole"
+
+
+def test_a_run_leaves_everything_it_promises(whole, experiment):
+    assert {path.name for path in whole.iterdir()} == {
+        "config.json", "data.json", "metrics.jsonl", "checkpoints", "learning_curves.png"
+    }  # fmt: skip
+    found = rows(whole)
+    assert [row["step"] for row in found if "train/loss" in row] == [3, 6, 9, 12]
+    assert [row["step"] for row in found if "validation/loss" in row] == [4, 8, 12]
+    assert {*found[0]} >= {"train/perplexity", "train/grad_norm", "train/param_norm", "train/learning_rate"}
+    losses = [row["validation/loss"] for row in found if "validation/loss" in row]
+    assert losses[-1] < losses[0] < 5.6
+    assert saved_steps(whole / "checkpoints")[0] == 12
+    assert best(whole / "checkpoints").loss == min(losses)
+    run = read_run(whole)
+    assert run.experiment.model.vocab_size == 256
+    assert dataclasses.replace(run.experiment.model, vocab_size=None) == experiment.model
+
+
+def test_same_seed_same_run_and_another_seed_another(whole, experiment, tmp_path, console):
+    train(experiment, tmp_path / "again", console)
+    assert_same_run(whole, tmp_path / "again")
+    train(dataclasses.replace(experiment, seed=1), tmp_path / "other", console)
+    assert rows(whole) != rows(tmp_path / "other")
+
+
+@pytest.mark.parametrize("stop_after", [1, 4, 5, 11])
+def test_a_stopped_run_continues_as_if_it_had_not_been(
+    whole, experiment, tmp_path, console, monkeypatch, stop_after
+):
+    workdir, usual = tmp_path / "stopped", loop.loader.iterate
+
+    def iterate(dataset, start):
+        for t, batch in usual(dataset, start):
+            if t == stop_after - 1:
+                signal.raise_signal(signal.SIGTERM)
+            yield t, batch
+
+    monkeypatch.setattr(loop.loader, "iterate", iterate)
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        train(experiment, workdir, console)
+    assert saved_steps(workdir / "checkpoints")[0] == stop_after
+    monkeypatch.setattr(loop.loader, "iterate", usual)
+    train(experiment, workdir, console)
+    assert f"continuing after step {stop_after}" in console.file.getvalue()
+    assert_same_run(whole, workdir)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rich.console import Console
+from hyena_jax import config
+from hyena_jax.training import loop
+usual = loop.loader.iterate
+def iterate(dataset, start):
+    for t, batch in usual(dataset, start):
+        if t == {step}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield t, batch
+loop.loader.iterate = iterate
+loop.train(config.read(Path({config!r})), Path({workdir!r}), Console())
+"""
+
+
+@pytest.mark.parametrize("step", [3, 7])
+def test_a_killed_run_loses_at_most_the_steps_since_its_checkpoint(
+    whole, experiment, tmp_path, console, step
+):
+    workdir, config_file = tmp_path / "killed", tmp_path / "experiment.json"
+    loop_config = json.dumps(json.loads((whole / "config.json").read_text()))
+    config_file.write_text(loop_config)
+    code = KILLED.format(step=step, config=str(config_file), workdir=str(workdir))
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, env=os.environ, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    train(experiment, workdir, console)
+    assert_same_run(whole, workdir)
+
+
+def test_a_damaged_latest_checkpoint_costs_only_its_steps(whole, experiment, tmp_path, console):
+    longer = with_training(experiment, steps=13)
+    for path in (whole / "checkpoints" / "12" / "params").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    train(longer, whole, console)
+    assert "checkpoint 12 is damaged: set aside" in console.file.getvalue()
+    assert saved_steps(whole / "checkpoints")[0] == 13
+
+
+def test_a_finished_run_can_grow(whole, experiment, console):
+    train(experiment, whole, console)
+    assert "already trained to step 12" in console.file.getvalue()
+    train(with_training(experiment, steps=14), whole, console)
+    output = console.file.getvalue().replace("\n", " ")
+    assert "changed since the last start: training.steps: 12 -> 14" in output
+    assert saved_steps(whole / "checkpoints")[0] == 14
+
+
+def test_devices_share_a_batch(whole, experiment, tmp_path, console):
+    """Dropout differs by device; without it, two devices train as one does."""
+    dry = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, dropout=0.0))
+    train(dry, tmp_path / "one", console)
+    train(dataclasses.replace(dry, parallel=ParallelConfig(devices=2)), tmp_path / "two", console)
+    for a, b in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+def test_a_diverging_run_stops_and_keeps_good_checkpoints(experiment, tmp_path, console):
+    wild = dataclasses.replace(
+        experiment,
+        optimizer=dataclasses.replace(
+            experiment.optimizer, learning_rate=1e30, final_learning_rate=1e30, clip_norm=None
+        ),
+    )
+    with pytest.raises(Diverged, match=r"not finite at step \d+.*optimizer.learning_rate"):
+        train(with_training(wild, checkpoint_every=1, log_every=1), tmp_path / "wild", console)
+    _, leaves = params(tmp_path / "wild")
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+
+
+def test_another_experiment_in_the_folder_is_refused_and_nothing_changes(whole, experiment, console):
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    changed = dataclasses.replace(experiment, seed=5, data=dataclasses.replace(experiment.data, batch_size=8))
+    with pytest.raises(UserError, match=r"different experiment: data.batch_size: 4 -> 8; seed: 0 -> 5"):
+        train(changed, whole, console)
+    assert before == {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+
+
+def test_another_text_is_refused(whole, experiment, text, console):
+    text.write_text(text.read_text().replace("beer", "milk"))
+    with pytest.raises(UserError, match="the text changed"):
+        train(experiment, whole, console)
+
+
+@pytest.mark.parametrize("kind", ["file", "other files"])
+def test_a_folder_of_something_else_is_refused(experiment, tmp_path, console, kind):
+    workdir = tmp_path / "mine"
+    if kind == "file":
+        workdir.write_text("precious")
+    else:
+        workdir.mkdir()
+        (workdir / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match="workdir must be"):
+        train(experiment, workdir, console)
+    assert (workdir if kind == "file" else workdir / "thesis.tex").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda e: dataclasses.replace(e, parallel=ParallelConfig(devices=9)),
+            "parallel.devices must be at most 4",
+        ),
+        (
+            lambda e: dataclasses.replace(e, parallel=ParallelConfig(devices=3)),
+            "data.batch_size must be a multiple",
+        ),
+        (
+            lambda e: dataclasses.replace(e, model=dataclasses.replace(e.model, vocab_size=99)),
+            "model.vocab_size must be",
+        ),
+        (
+            lambda e: dataclasses.replace(e, data=dataclasses.replace(e.data, path="nowhere.txt")),
+            "nowhere.txt",
+        ),
+        (
+            lambda e: dataclasses.replace(
+                e,
+                data=dataclasses.replace(e.data, tokenizer="characters"),
+                logging=dataclasses.replace(e.logging, sample_prompt="ß"),
+            ),
+            "logging.sample_prompt 'ß'",
+        ),
+    ],
+)
+def test_wrong_input_is_refused_before_the_folder_exists(experiment, tmp_path, console, change, message):
+    with pytest.raises(UserError, match=message):
+        train(change(experiment), tmp_path / "run", console)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_profile_is_written(experiment, tmp_path, console):
+    train(with_training(experiment, steps=8), tmp_path / "run", console, profile=tmp_path / "profile")
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+def test_a_second_signal_acts_as_usual():
+    with pytest.raises(KeyboardInterrupt), stop_requests() as request:
+        signal.raise_signal(signal.SIGINT)
+        assert request.name == "SIGINT"
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_parameters_of_any_saved_step_can_be_read(whole, console):
+    run = read_run(whole)
+    model = loop.models.build(run.experiment.model)
+    steps = saved_steps(whole / "checkpoints")
+    assert load_params(run, model, str(steps[-1]), print)[0] == steps[-1]
+    assert load_params(run, model, "best", print)[0] == best(whole / "checkpoints").step
+    for wrong in ("77", "newest", "-1"):
+        with pytest.raises(UserError, match="step must be"):
+            load_params(run, model, wrong, print)
+    with pytest.raises(UserError, match="holds no run"):
+        read_run(whole / "checkpoints")

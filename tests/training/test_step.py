@@ -1,0 +1,156 @@
+"""The train step, alone and over several devices. Every device test compares with one device."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hyena_jax import models
+from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig, OptimizerConfig, UserError
+from hyena_jax.training import parallel
+from hyena_jax.training.evaluate import evaluate
+from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.step import FINITE, init_params, init_state, make_eval_step, make_train_step
+
+CONFIG = LanguageModelConfig(
+    pattern=(HyenaConfig(), AttentionConfig(2)), n_layers=2, d_model=8, d_ff=8, max_len=11, vocab_size=13
+)
+MODEL = models.build(CONFIG)
+PARAMS = init_params(MODEL, 0, 11)
+OPTIMIZER = make_optimizer(OptimizerConfig(warmup_steps=0, learning_rate=1e-2), PARAMS, 20)
+
+
+def batch(t: int, rows: int = 8) -> dict[str, np.ndarray]:
+    windows = np.random.default_rng(t).integers(0, 13, (rows, 12), dtype=np.int32)
+    return {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
+
+
+def fresh_state(n_devices: int = 1, optimizer=OPTIMIZER):
+    state = init_state(jax.tree.map(jnp.copy, PARAMS), optimizer)
+    return parallel.replicate(state, parallel.local_devices(n_devices))
+
+
+def run(n_devices: int, model=MODEL, optimizer=OPTIMIZER, accumulation_steps: int = 1, steps: int = 5):
+    devices = parallel.local_devices(n_devices)
+    step = make_train_step(model, optimizer, 0, parallel.AXIS, accumulation_steps)
+    step = parallel.map_train_step(step, devices)
+    state, losses = fresh_state(n_devices, optimizer), []
+    for t in range(steps):
+        state, metrics = step(state, parallel.split_batch(batch(t), n_devices))
+        losses.append(float(metrics["loss"]))
+    return losses, parallel.host_copy(state)
+
+
+@pytest.mark.parametrize(("n_devices", "accumulation_steps"), [(2, 1), (4, 1), (1, 4), (2, 2)])
+def test_devices_and_accumulation_do_not_change_the_training(n_devices, accumulation_steps):
+    sgd = optax.sgd(0.1)  # Adam would magnify the rounding of gradients that are almost zero
+    losses, state = run(1, optimizer=sgd)
+    others, other = run(n_devices, optimizer=sgd, accumulation_steps=accumulation_steps)
+    np.testing.assert_allclose(others, losses, atol=1e-5)
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(other.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_plain_jit_computes_the_same():
+    losses, _ = run(2)
+    step, state, others = jax.jit(make_train_step(MODEL, OPTIMIZER, 0)), fresh_state(), []
+    for t in range(5):
+        state, metrics = step(state, batch(t))
+        others.append(float(metrics["loss"]))
+    np.testing.assert_allclose(others, losses, atol=1e-5)
+
+
+def test_two_runs_are_identical_to_the_last_bit():
+    model = models.build(dataclasses.replace(CONFIG, dropout=0.3))
+    first, second = (run(2, model)[1] for _ in range(2))
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_devices_drop_out_differently():
+    """With equal rows everywhere, equal dropout would make two devices' mean loss equal to one device's."""
+    model = models.build(dataclasses.replace(CONFIG, dropout=0.5))
+    rows = {name: np.tile(values[:1], (2, 1)) for name, values in batch(0).items()}
+
+    def first_loss(n_devices, rows):
+        step = make_train_step(model, OPTIMIZER, 0, parallel.AXIS)
+        step = parallel.map_train_step(step, parallel.local_devices(n_devices))
+        return float(step(fresh_state(n_devices), parallel.split_batch(rows, n_devices))[1]["loss"])
+
+    alone = first_loss(1, {name: values[:1] for name, values in rows.items()})
+    assert first_loss(2, rows) != alone
+
+
+def test_the_state_is_donated_and_the_step_does_not_retrace():
+    traces = []
+    train_step = make_train_step(MODEL, OPTIMIZER, 0, parallel.AXIS)
+
+    def counted(state, batch):
+        traces.append(1)
+        return train_step(state, batch)
+
+    step = parallel.map_train_step(counted, parallel.local_devices(2))
+    state = fresh_state(2)
+    for t in range(3):
+        old = state
+        state, _ = step(state, parallel.split_batch(batch(t), 2))
+    assert old.params["embedding"]["embedding"].is_deleted()
+    assert len(traces) == 1
+
+
+def test_host_copy_survives_donation():
+    step = parallel.map_train_step(
+        make_train_step(MODEL, OPTIMIZER, 0, parallel.AXIS), parallel.local_devices(1)
+    )
+    state, _ = step(fresh_state(), parallel.split_batch(batch(0), 1))
+    copy = parallel.host_copy(state.params)
+    before = jax.tree.map(np.copy, copy)
+    for t in range(3):
+        state, _ = step(state, parallel.split_batch(batch(t), 1))
+    for a, b in zip(jax.tree.leaves(copy), jax.tree.leaves(before), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_first_step_that_is_not_finite_is_remembered():
+    step = jax.jit(make_train_step(MODEL, OPTIMIZER, 0))
+    state, metrics = step(fresh_state(), batch(0))
+    assert metrics["bad_step"] == FINITE
+    state = state._replace(params=jax.tree.map(lambda x: x * jnp.nan, state.params))
+    for t in range(1, 4):
+        state, metrics = step(state, batch(t))
+    assert metrics["bad_step"] == state.bad_step == 2
+
+
+def eval_batches(windows: np.ndarray, rows: int):
+    for i in range(0, len(windows), rows):
+        part = windows[i : i + rows]
+        weights = np.ones((len(part), 11), np.float32)
+        short = rows - len(part)
+        part, weights = np.pad(part, [(0, short), (0, 0)]), np.pad(weights, [(0, short), (0, 0)])
+        yield {"inputs": part[:, :-1], "targets": part[:, 1:], "weights": weights}
+
+
+@pytest.mark.parametrize(("n_devices", "rows"), [(1, 3), (2, 4), (4, 8), (1, 7)])
+def test_evaluation_is_exact_and_independent_of_batches_and_devices(n_devices, rows):
+    windows = np.random.default_rng(0).integers(0, 13, (7, 12), dtype=np.int32)
+    devices = parallel.local_devices(n_devices)
+    step = parallel.map_eval_step(make_eval_step(MODEL), devices)
+    values = evaluate(step, PARAMS, eval_batches(windows, rows), devices, tokens_per_byte=0.5)
+    logits = np.float64(MODEL.apply({"params": PARAMS}, windows[:, :-1]))
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    true = np.take_along_axis(logp, windows[:, 1:, None], -1)
+    assert values["loss"] == pytest.approx(-true.mean(), rel=1e-6)
+    assert values["perplexity"] == pytest.approx(np.exp(-true.mean()), rel=1e-6)
+    assert values["bits_per_byte"] == pytest.approx(-true.mean() * 0.5 / np.log(2), rel=1e-6)
+    assert values["probability"] == pytest.approx(np.exp(true).mean(), rel=1e-6)
+    assert values["accuracy"] == np.mean(logits.argmax(-1) == windows[:, 1:])
+
+
+def test_too_many_devices_and_indivisible_batches_are_refused():
+    with pytest.raises(UserError, match="parallel.devices must be at most 4 on this machine, got 5"):
+        parallel.local_devices(5)
+    with pytest.raises(UserError, match="data.batch_size must be a multiple of .* = 2 x 3, got 8"):
+        parallel.check_batch(8, 2, 3)
