@@ -63,12 +63,15 @@ def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:
         rows[key] = rows.get(key, 0) + 1
     table = Table(box=None, header_style="bold")
     table.add_column("parameter", overflow="fold")
-    for name in ("shape", "copies", "count", "peak lr", "decay"):
+    for name in ("shape", "count", "peak lr", "decay"):
         table.add_column(name, justify="right", no_wrap=True)
     total = 0
     for (name, shape, rate, decay), copies in rows.items():
         count = copies * math.prod(shape)
         total += count
-        table.add_row(name, " x ".join(map(str, shape)), str(copies), f"{count:,}", f"{rate:g}", f"{decay:g}")
-    table.add_row("total", "", "", f"{total:,}", style="bold")
+        size = " x ".join(map(str, shape))
+        table.add_row(
+            name, size if copies == 1 else f"{copies} of {size}", f"{count:,}", f"{rate:g}", f"{decay:g}"
+        )
+    table.add_row("total", "", f"{total:,}", style="bold")
     return table
