@@ -147,8 +147,9 @@ def _tfds_builder(config: DataConfig) -> "tfds.core.DatasetBuilder":
 
     try:
         return tfds.builder(config.name, data_dir=config.tfds_dir, file_format="array_record")
-    except (ValueError, AssertionError) as error:  # unknown or malformed name, unknown version, other format
-        names = set(tfds.list_builders())
+    except Exception as error:  # TFDS raises many kinds: name, version, file format, other hubs out of reach
+        # Without the community's, whose list is read from the network.
+        names = set(tfds.list_builders(with_community_datasets=False))
         if config.name in names:
             reason = str(error).rpartition('": ')[2]
             raise UserError(
