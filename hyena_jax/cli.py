@@ -5,6 +5,7 @@ Exit codes: 0 done; 2 wrong input; 3 the machine failed us (disk full, no permis
 """
 
 import ctypes
+import io
 import logging
 import os
 import sys
@@ -86,6 +87,8 @@ class Generate:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a sample may hold what the terminal cannot show
+        sys.stdout.reconfigure(errors="replace")
     try:
         command = tyro.cli(_commands(arguments), prog="hyena-jax", args=arguments, config=TYRO)
         return _run(command)
@@ -164,6 +167,7 @@ def _train(command: Train) -> int:
 def _evaluate(command: Evaluate) -> int:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from hyena_jax import models
     from hyena_jax.training.evaluate import evaluate_run
@@ -173,7 +177,7 @@ def _evaluate(command: Evaluate) -> int:
     model = models.build(run.experiment.model)
     step, params = load_params(run, model, command.run.step, _note)
     values = evaluate_run(run, model, params, command.path, command.batch_size)
-    table = Table("metric", "value", title=f"{command.run.workdir}, step {step}", box=None)
+    table = Table("metric", "value", title=Text(f"{command.run.workdir}, step {step}"), box=None)
     for name, value in values.items():
         table.add_row(name, f"{value:,.6g}")
     Console(highlight=False).print(table)
@@ -241,7 +245,7 @@ def _note(text: str) -> None:
 
 
 def _fail(reason: object, code: int) -> int:
-    _note(f"error: {reason}")
+    _note(f"error: {' '.join(str(reason).split())}")
     return code
 
 

@@ -7,7 +7,10 @@ resumed; every other field of `model`, `data`, `optimizer` and `seed` is the exp
 import dataclasses
 import difflib
 import importlib.util
+import inspect
 import json
+import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +82,8 @@ class ImplicitFilterConfig:
         require(self.n_hidden >= 0, "n_hidden", self.n_hidden, "at least 0")
         require(0 < self.fast_decay <= self.slow_decay, "fast_decay", self.fast_decay, "in (0, slow_decay]")
         require(0 < self.decay_target < 1, "decay_target", self.decay_target, "in (0, 1)")
+        for name in ("sine_frequency", "window_shift", "slow_decay"):
+            require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ class LanguageModelConfig:
     learned_positions: bool = False
     """Add a learned position embedding (attention needs it; convolutions do not)."""
     dropout: float = 0.0
-    """Rate after the embedding, inside each mixer's and MLP's output."""
+    """Rate after the embedding, and on the output of each mixer and MLP."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Activations; parameters, FFTs, norms and the loss stay in float32."""
     remat: bool = field(default=False, metadata=RUNTIME)
@@ -209,6 +214,13 @@ class ParameterGroup:
     weight_decay: float | None = None
     """Decoupled weight decay; None keeps the optimizer's."""
 
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            require(
+                value is None or 0 <= value < math.inf, f"{name} of a group", value, "at least 0, or None"
+            )
+
 
 # The groups of the published Hyena code: filters and positional features apart, no decay where it has no use.
 NO_DECAY = ParameterGroup(r"/(bias|scale|skip|short_taps|short_bias)$", weight_decay=0.0)
@@ -242,13 +254,15 @@ class OptimizerConfig:
     clip_norm: float | None = 1.0
     """Largest global gradient norm; None does not clip."""
     accumulation_steps: int = 1
-    """Parts that a batch is cut into; gradients are summed over them before the update."""
+    """Parts that a batch is cut into; gradients are averaged over them before the update."""
     groups: tuple[ParameterGroup, ...] = ()
     """The first group that matches wins; one that matches no parameter is an error."""
 
     def __post_init__(self) -> None:
-        require(self.learning_rate > 0, "learning_rate", self.learning_rate, "above 0")
-        for name in ("final_learning_rate", "weight_decay", "warmup_steps"):
+        require(0 < self.learning_rate < math.inf, "learning_rate", self.learning_rate, "above 0 and finite")
+        final, most = self.final_learning_rate, f"in 0..learning_rate={self.learning_rate}"
+        require(0 <= final <= self.learning_rate, "final_learning_rate", final, most)
+        for name in ("weight_decay", "warmup_steps"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         for name in ("b1", "b2"):
             require(0 <= getattr(self, name) < 1, name, getattr(self, name), "in [0, 1)")
@@ -354,12 +368,15 @@ def load(spec: str) -> Experiment:
     path = _find_config(name)
     module_spec = importlib.util.spec_from_file_location(f"hyena_jax_config_{path.stem}", path)
     module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # where dataclasses in the file look their annotations up
     try:
         module_spec.loader.exec_module(module)
+        if variant and not inspect.signature(module.get_config).parameters:
+            raise UserError("it has no variants")
         experiment = module.get_config(variant) if variant else module.get_config()
     except UserError as error:
         raise UserError(f"config {spec}: {error}") from None
-    except Exception as error:  # a config is the user's own program: report any fault of it as input
+    except (Exception, SystemExit) as error:  # a config is the user's own program: its faults are input
         raise UserError(f"config {path} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(experiment, Experiment):
         raise UserError(
@@ -369,9 +386,9 @@ def load(spec: str) -> Experiment:
 
 
 def config_files() -> dict[str, Path]:
-    """The shipped configs by name: beside the package in a checkout, inside it when installed."""
+    """The shipped configs by name: inside the package when installed, beside it in a checkout."""
     package = Path(__file__).parent
-    for folder in (package.parent / "configs", package / "configs"):
+    for folder in (package / "configs", package.parent / "configs"):
         if folder.is_dir():
             return {path.stem: path for path in sorted(folder.glob("*.py"))}
     return {}

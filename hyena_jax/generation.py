@@ -39,7 +39,8 @@ def sample(logits: jax.Array, key: jax.Array, rule: SamplingRule) -> jax.Array:
     """Token ids int32 [B] drawn from logits [B, V]."""
     if rule.greedy:
         return logits.argmax(-1).astype(jnp.int32)
-    logits = logits / rule.temperature
+    # The largest logit is 0 first, so that even the smallest temperature leaves it finite.
+    logits = (logits - logits.max(-1, keepdims=True)) / max(rule.temperature, 1e-30)
     if rule.top_k is not None and rule.top_k < logits.shape[-1]:
         least = jax.lax.top_k(logits, rule.top_k)[0][:, -1:]
         logits = jnp.where(logits < least, -jnp.inf, logits)
@@ -86,6 +87,8 @@ def generate(
         raise UserError("prompt must hold at least one token, got an empty one")
     require(n_tokens >= 0, "max_new_tokens", n_tokens, "at least 0")
     require(n_samples >= 1, "num_samples", n_samples, "at least 1")
+    require(0 <= seed < 2**32, "seed", seed, "in [0, 2**32)")
+    # A generator of its own, so that the checks above run now and not at the first token.
     return _tokens(
         make_next_token(model, rule, n_symbols),
         model.config.max_len,

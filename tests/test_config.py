@@ -99,7 +99,7 @@ def test_experiments_are_static_arguments():
         ("quickstrat", "did you mean 'quickstart'"),
         ("shakespeare_cpu:hyna", "variant 'hyna' is unknown .did you mean 'hyena'"),
         ("missing.py", "config 'missing.py' is not a file"),
-        ("quickstart:x", "TypeError"),
+        ("quickstart:x", "config quickstart:x: it has no variants"),
         ("", "config '' is unknown"),
     ],
 )
@@ -115,6 +115,7 @@ def test_unknown_configs_are_refused(spec, message):
         ("x = 1", "AttributeError"),
         ("def get_config(): return 1", "must return an Experiment, got int"),
         ("import nothing_like_it", "ModuleNotFoundError"),
+        ("import sys; sys.exit(7)", "SystemExit: 7"),
         (
             "from hyena_jax.config import *\ndef get_config(): return HyenaConfig(order=0)",
             "order must be at least 2 with gating 'gate_first', got 0",
@@ -149,6 +150,19 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
             lambda: config.DataConfig(validation_path="x"),
             "validation_path must be given only together with path",
         ),
+        (
+            lambda: config.OptimizerConfig(learning_rate=1e-4),
+            "final_learning_rate must be in 0..learning_rate=0.0001",
+        ),
+        (
+            lambda: config.OptimizerConfig(learning_rate=float("nan")),
+            "learning_rate must be above 0 and finite",
+        ),
+        (
+            lambda: config.ParameterGroup("x", learning_rate=-1.0),
+            "learning_rate of a group must be at least 0",
+        ),
+        (lambda: config.ImplicitFilterConfig(window_shift=float("inf")), "window_shift must be finite"),
         (lambda: config.TrainingConfig(steps=0), "steps must be at least 1"),
         (lambda: Experiment(seed=-1), "seed must be in"),
         (

@@ -29,6 +29,7 @@ def frequencies(rule: SamplingRule, count: int = 20_000) -> np.ndarray:
         (SamplingRule(top_p=0.65), [0, 0.4, 0.3, 0, 0]),
         (SamplingRule(top_p=0.71), [0, 0.4, 0.3, 0.2, 0]),
         (SamplingRule(top_p=1e-9), [0, 1, 0, 0, 0]),
+        (SamplingRule(temperature=1e-45), [0, 1, 0, 0, 0]),
         (SamplingRule(greedy=True), [0, 1, 0, 0, 0]),
         (SamplingRule(top_k=1), [0, 1, 0, 0, 0]),
     ],

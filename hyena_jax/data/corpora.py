@@ -55,9 +55,9 @@ def _from_path(config: DataConfig) -> Text:
 def _read(argument: str, path: str) -> str:
     """The text of a file, or of all files below a folder, one behind the other."""
     root = Path(path)
-    if not root.is_file() and not root.is_dir():
-        raise UserError(f"{argument} must be an existing text file or folder, got {path!r}")
     try:
+        if not root.is_file() and not root.is_dir():
+            raise UserError(f"{argument} must be an existing text file or folder, got {path!r}")
         files = _files_below(root) if root.is_dir() else [root]
         text = "".join(_decode(argument, file, file.read_bytes()) for file in files)
     except OSError as error:

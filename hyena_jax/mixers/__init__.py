@@ -23,4 +23,5 @@ __all__ = ["MIXERS", "Attention", "Hyena", "mixer_class"]
 
 def mixer_class(config: MixerConfig) -> type[nn.Module]:
     """The module that a mixer's config describes; its fields are (d_model, max_len, config, ...)."""
-    return next(MIXERS[name] for name, kind in MIXER_CONFIGS.items() if type(config) is kind)
+    by_config = {MIXER_CONFIGS[name]: module for name, module in MIXERS.items()}
+    return by_config[type(config)]

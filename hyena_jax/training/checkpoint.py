@@ -15,10 +15,12 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
@@ -61,7 +63,8 @@ class Checkpoints:
         finally:
             self._committer.shutdown()
             if self._manager is not None:
-                self._manager.close()
+                with _as_os_error("the last checkpoint could not be written"):
+                    self._manager.close()
 
     def restore(self, targets: dict[str, Tree]) -> Restored | None:
         """The newest checkpoint that is whole, or None if there is none at all.
@@ -89,16 +92,18 @@ class Checkpoints:
         `meta` is JSON; its `loss` is the validation loss at this step, None where it was not evaluated.
         """
         self._finish()
-        manager = self._open()
         arguments = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         arguments["meta"] = ocp.args.JsonSave(meta)
-        if not manager.save(step, args=ocp.args.Composite(**arguments), force=True):
-            raise OSError(f"checkpoint {step} was not saved in {self._folder}")
+        with _as_os_error(f"checkpoint {step} could not be written"):
+            manager = self._open()
+            if not manager.save(step, args=ocp.args.Composite(**arguments), force=True):
+                raise OSError(f"Orbax refused to save in {self._folder}")
         self._pending = self._committer.submit(self._commit, manager, step)
 
     def _commit(self, manager: ocp.CheckpointManager, step: int) -> None:
-        manager.wait_until_finished()
-        write_manifest(self._folder / str(step))
+        with _as_os_error(f"checkpoint {step} could not be written"):
+            manager.wait_until_finished()
+            write_manifest(self._folder / str(step))
 
     def _finish(self) -> None:
         """Waits for the save under way; raises here what went wrong there."""
@@ -114,6 +119,15 @@ class Checkpoints:
             )
             self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
         return self._manager
+
+
+@contextmanager
+def _as_os_error(what: str) -> Iterator[None]:
+    """Storage layers raise many kinds when a disk is full or not writable; callers should see one."""
+    try:
+        yield
+    except Exception as error:
+        raise OSError(f"{what}: {error}") from error
 
 
 class _LatestAndBest:
@@ -165,7 +179,7 @@ def best(folder: Path) -> Best:
         (step, _read_json(folder / str(step) / "meta" / "metadata").get("loss"))
         for step in saved_steps(folder)
     ]
-    known = [Best(step, loss) for step, loss in losses if loss is not None]
+    known = [Best(step, loss) for step, loss in losses if loss is not None and math.isfinite(loss)]
     return min(known, key=lambda found: found.loss, default=Best(None, math.inf))
 
 
@@ -215,7 +229,16 @@ def _try_restore(
         if proven:  # the files are what was saved, so it is the model that changed: keep them
             raise UserError(f"{checkpoint} is whole, but does not fit this model: {error}") from error
         return None
-    return Restored(step, {name: restored[name] for name in targets}, restored["meta"])
+    items = {name: restored[name] for name in targets}
+    for (path, wanted), found in zip(
+        jax.tree_util.tree_leaves_with_path(targets), jax.tree.leaves(items), strict=True
+    ):
+        if wanted.shape != found.shape:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise UserError(
+                f"{checkpoint} does not fit this model: {name} is {found.shape}, not {wanted.shape}"
+            )
+    return Restored(step, items, restored["meta"])
 
 
 def _set_aside(checkpoint: Path) -> Path:

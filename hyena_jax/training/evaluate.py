@@ -1,7 +1,7 @@
 """Exact evaluation on held-out text."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import flax.linen as nn
@@ -15,21 +15,27 @@ from hyena_jax.data.text import Corpus, load_corpus
 from hyena_jax.training import parallel
 from hyena_jax.training.metrics import Values, perplexity
 from hyena_jax.training.run_folder import Run
-from hyena_jax.training.step import Batch, make_eval_step
+from hyena_jax.training.step import make_eval_step
 
 
 def evaluate(
     eval_step: Callable,
     params: optax.Params,
-    batches: Iterable[Batch],
+    corpus: Corpus,
+    seq_len: int,
+    batch_size: int,
     devices: Sequence[jax.Device],
-    tokens_per_byte: float,
+    max_windows: int | None = None,
 ) -> Values:
     """Loss (nats a token), perplexity, bits per byte, accuracy, mean probability of the true token.
 
-    Every token counts once. The sums of `make_eval_step` over rows are added up without rounding in between,
-    so the result does not depend on how rows were batched, beyond the rounding inside a row.
+    Every token of the held-out text counts once (or of `max_windows` windows of it). The sums of
+    `make_eval_step` over rows are added up without rounding in between, so the result does not depend on how
+    rows were batched, beyond the rounding inside a row.
     """
+    n_windows = loader.n_eval_batches(len(corpus.held_out), seq_len, 1, max_windows)
+    batch_size = parallel.round_up(min(batch_size, n_windows), len(devices))
+    batches = loader.eval_batches(corpus.held_out, seq_len, batch_size, max_windows)
     rows: dict[str, list[np.ndarray]] = {}
     for batch in batches:
         sums = eval_step(params, parallel.split_batch(batch, len(devices)))
@@ -40,15 +46,10 @@ def evaluate(
     return {
         "loss": loss,
         "perplexity": perplexity(loss),
-        "bits_per_byte": loss * tokens_per_byte / math.log(2),
+        "bits_per_byte": loss * len(corpus.held_out) / corpus.held_out_bytes / math.log(2),
         "accuracy": total["correct"] / total["tokens"],
         "probability": total["probability"] / total["tokens"],
     }
-
-
-def tokens_per_byte(corpus: Corpus) -> float:
-    """Tokens of the held-out text for each of its UTF-8 bytes."""
-    return len(corpus.held_out) / corpus.held_out_bytes
 
 
 def evaluate_run(
@@ -68,8 +69,9 @@ def evaluate_run(
         raise UserError(
             "the text changed since the run was started (its fingerprint differs); name one with --path"
         )
-    devices = parallel.local_devices(run.experiment.parallel.devices)
-    batches = loader.eval_batches(corpus.held_out, data.seq_len, parallel.round_up(batch_size, len(devices)))
+    devices = parallel.local_devices(None)
     eval_step = parallel.map_eval_step(make_eval_step(model), devices)
-    values = evaluate(eval_step, params, batches, devices, tokens_per_byte(corpus))
+    values = evaluate(
+        eval_step, parallel.replicate(params, devices), corpus, data.seq_len, batch_size, devices
+    )
     return {**values, "tokens": len(corpus.held_out) - 1}

@@ -1,5 +1,6 @@
 """The training loop: restore, then step, log, evaluate, save until done or told to stop."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -19,12 +20,12 @@ from hyena_jax.data import loader
 from hyena_jax.data.text import Corpus, load_corpus
 from hyena_jax.training import parallel
 from hyena_jax.training.checkpoint import Checkpoints, best
-from hyena_jax.training.evaluate import evaluate, tokens_per_byte
+from hyena_jax.training.evaluate import evaluate
 from hyena_jax.training.metrics import MetricsLog, draw_learning_curves, perplexity
 from hyena_jax.training.optimizer import global_norm, make_optimizer, make_schedule
 from hyena_jax.training.profiling import Profile
 from hyena_jax.training.progress import Progress, parameter_table
-from hyena_jax.training.run_folder import CHECKPOINTS, open_run
+from hyena_jax.training.run_folder import CHECKPOINTS, locked, open_run
 from hyena_jax.training.signals import StopRequest, stop_requests
 from hyena_jax.training.step import (
     FINITE,
@@ -70,6 +71,8 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
       Diverged: if the loss or a gradient is not finite.
       Interrupted: after SIGINT or SIGTERM.
     """
+    require(jax.process_count() == 1, "processes", jax.process_count(), "1: several are not supported yet")
+    require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
     corpus = load_corpus(experiment.data)
     experiment = _with_vocabulary(experiment, corpus)
     devices = parallel.local_devices(experiment.parallel.devices)
@@ -90,6 +93,7 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
                 "the cosine of the learning rate now ends at the new last step (optimizer.decay_steps)"
             )
     with ExitStack() as stack:
+        stack.enter_context(locked(workdir))
         folder = workdir / CHECKPOINTS
         checkpoints = stack.enter_context(
             Checkpoints(folder, experiment.training.keep_checkpoints, console.print)
@@ -98,6 +102,7 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
         start = int(state.step)
         if start >= experiment.training.steps:
             console.print(f"already trained to step {start}; a larger --training.steps goes on")
+            draw_learning_curves(workdir)
             return Result(model, state.params, corpus, prompt)
         if start:
             console.print(f"continuing after step {start}")
@@ -118,7 +123,9 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
             best_loss=best(folder).loss,
         )
         stop = stack.enter_context(stop_requests())
-        step, params = trainer.run(state, start, stop, stack.enter_context(Profile(profile, start)))
+        step, params = trainer.run(
+            state, start, stop, stack.enter_context(Profile(profile, start, experiment.training.steps))
+        )
     draw_learning_curves(workdir)
     if step < experiment.training.steps:
         raise Interrupted(f"stopped by {stop.name} and saved; the same command continues")
@@ -152,10 +159,10 @@ class Trainer:
         """Trains from step `start` on; returns the last step and the parameters after it."""
         data, training = self.experiment.data, self.experiment.training
         dataset = loader.train_batches(self.corpus.train, data.seq_len, data.batch_size, self.experiment.seed)
-        step = start
+        step, stopping = start, False
         state = parallel.replicate(state, self.devices)
         with closing(loader.iterate(dataset, start)) as batches:
-            while step < training.steps and not stop.is_set:
+            while step < training.steps and not stopping:
                 t, batch = next(batches)
                 profile.before_step(t)
                 state, metrics = self.train_step(state, parallel.split_batch(batch, len(self.devices)))
@@ -170,7 +177,8 @@ class Trainer:
                 if step % training.eval_every == 0 or is_last:
                     loss = self._evaluate(step, state)
                 is_best = loss is not None and loss < self.best_loss
-                if step % training.checkpoint_every == 0 or is_best or is_last or stop.is_set:
+                stopping = stop.is_set  # read once: a signal that comes later waits for the next step
+                if step % training.checkpoint_every == 0 or is_best or is_last or stopping:
                     self._save(step, state, metrics, loss)
                 self.progress.advance(step)
         return step, parallel.host_copy(state.params)
@@ -190,24 +198,32 @@ class Trainer:
         self.progress.show(loss=values["loss"], speed=speed)
 
     def _evaluate(self, step: int, state: TrainState) -> float:
-        data, training = self.experiment.data, self.experiment.training
+        training = self.experiment.training
+        jax.block_until_ready(state)  # the steps still under way are training time
         with self.clock.paused():
-            batch_size = parallel.round_up(training.eval_batch_size, len(self.devices))
-            batches = loader.eval_batches(
-                self.corpus.held_out, data.seq_len, batch_size, training.eval_windows
-            )
             values = evaluate(
-                self.eval_step, state.params, batches, self.devices, tokens_per_byte(self.corpus)
+                self.eval_step,
+                state.params,
+                self.corpus,
+                self.experiment.data.seq_len,
+                training.eval_batch_size,
+                self.devices,
+                training.eval_windows,
             )
+        if not math.isfinite(values["loss"]):
+            raise _diverged(f"the validation loss at step {step} is {values['loss']}")
         self.log.write(step, {f"validation/{name}": value for name, value in values.items()})
         self.progress.show(validation_loss=values["loss"])
         self.progress.line(f"step {step:6d}   validation loss {values['loss']:.4f}")
         return values["loss"]
 
     def _save(self, step: int, state: TrainState, metrics: Metrics, loss: float | None) -> None:
+        jax.block_until_ready(state)
         with self.clock.paused():
             self._check_finite(metrics["bad_step"].item())
             host = parallel.host_copy(state)
+            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(host.params)):
+                raise _diverged(f"a parameter is not finite after step {step}")
             self.log.sync()
             self.checkpoints.save(step, _items(host), {"step": step, "loss": loss})
         if loss is not None:
@@ -215,11 +231,14 @@ class Trainer:
 
     def _check_finite(self, bad_step: int) -> None:
         if bad_step != FINITE:
-            raise Diverged(
-                f"the loss or a gradient was not finite at step {bad_step}; the checkpoints are from before. "
-                "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, a smaller "
-                "optimizer.clip_norm, or model.dtype float32, in a new workdir"
-            )
+            raise _diverged(f"the loss or a gradient was not finite at step {bad_step}")
+
+
+def _diverged(what: str) -> Diverged:
+    return Diverged(
+        f"{what}; nothing was saved since. Try a lower optimizer.learning_rate, more optimizer.warmup_steps, "
+        "a smaller optimizer.clip_norm, or model.dtype float32, in a new workdir"
+    )
 
 
 # Apart from the step: only the steps that are logged need it.
@@ -248,8 +267,10 @@ class Clock:
     def paused(self) -> Iterator[None]:
         """Time in this context does not count."""
         began = time.perf_counter()
-        yield
-        self._start += time.perf_counter() - began
+        try:
+            yield
+        finally:
+            self._start += time.perf_counter() - began
 
 
 def _with_vocabulary(experiment: Experiment, corpus: Corpus) -> Experiment:

@@ -7,6 +7,8 @@ from types import TracebackType
 
 import numpy as np
 
+from hyena_jax.config import UserError
+
 Values = dict[str, float]
 
 FILE = "metrics.jsonl"
@@ -52,15 +54,21 @@ class MetricsLog:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """All rows of a metrics file; none where there is no file. A last line cut short by a kill is dropped."""
+    """All rows of a metrics file; none where there is no file. A last line cut short by a kill is dropped.
+
+    Raises:
+      UserError: if another line is not a row.
+    """
     if not path.exists():
         return []
+    *whole, _ = path.read_bytes().split(b"\n")
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(whole, start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            row = json.loads(line)
+            rows.append({"step": row["step"], **row})
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} line {number} is not a row of metrics: {line[:60]!r}") from error
     return rows
 
 

@@ -10,11 +10,14 @@ FIRST, COUNT = 5, 10
 
 
 class Profile:
-    """Traces steps FIRST .. FIRST + COUNT - 1 after the start into `folder`; does nothing if that is None."""
+    """Traces COUNT steps into `folder`, from FIRST after the start, or earlier in a run that ends before.
 
-    def __init__(self, folder: Path | None, start: int):
+    Does nothing if `folder` is None.
+    """
+
+    def __init__(self, folder: Path | None, start: int, steps: int):
         self._folder = folder
-        self._first = start + FIRST
+        self._first = start + max(0, min(FIRST, steps - start - COUNT))
         self._is_tracing = False
 
     def __enter__(self) -> "Profile":

@@ -6,8 +6,10 @@ metrics.jsonl, tensorboard/, learning_curves.png, sample.txt
 checkpoints/         see `checkpoint.py`
 """
 
+import fcntl
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,7 +56,10 @@ def open_run(workdir: Path, experiment: Experiment, corpus: Corpus) -> list[str]
             raise UserError(
                 f"workdir must be empty or a run's folder, but {str(workdir)!r} holds other files"
             )
-        workdir.mkdir(parents=True, exist_ok=True)
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(f"workdir {str(workdir)!r} cannot be made a folder: {error.strerror}") from error
         _write_json(
             workdir / "data.json",
             {"fingerprint": corpus.fingerprint, "tokenizer": corpus.tokenizer.to_json()},
@@ -73,6 +78,21 @@ def open_run(workdir: Path, experiment: Experiment, corpus: Corpus) -> list[str]
     return config.runtime_differences(experiment, run.experiment)
 
 
+@contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """Holds the run's folder for this process; the lock ends with the process, however that ends.
+
+    Raises:
+      UserError: if another process trains here.
+    """
+    with (workdir / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"workdir {str(workdir)!r} is in use: another process trains there") from error
+        yield
+
+
 def read_run(workdir: Path) -> Run:
     """Reads a run folder.
 
@@ -86,7 +106,7 @@ def read_run(workdir: Path) -> Run:
         data = json.loads((workdir / "data.json").read_text(encoding="utf-8"))
         tokenizer = tokenizer_from_json(data["tokenizer"])
         return Run(experiment, tokenizer, data["fingerprint"], workdir / CHECKPOINTS)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{workdir / 'data.json'} cannot be read: {error}") from error
 
 

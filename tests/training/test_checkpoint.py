@@ -1,5 +1,6 @@
 import json
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -128,6 +129,43 @@ def test_a_whole_checkpoint_of_another_model_is_refused_and_kept(folder):
     ):
         c.restore(other)
     assert saved_steps(folder) == [5, 4, 2]
+
+
+def test_a_checkpoint_of_another_shape_is_refused_and_kept(folder):
+    other = items(0)
+    other["params"]["w"] = np.zeros((40, 41), np.float32)
+    with (
+        pytest.raises(UserError, match="does not fit this model: params/w is"),
+        Checkpoints(folder, 2, print) as c,
+    ):
+        c.restore(other)
+    assert saved_steps(folder) == [5, 4, 2]
+
+
+def test_a_loss_that_is_no_number_is_never_the_best(tmp_path):
+    save_all(tmp_path / "c", {1: 1.0, 2: 2.0, 3: float("nan"), 4: None, 5: None}, keep=1)
+    assert saved_steps(tmp_path / "c") == [5, 1]
+    assert best(tmp_path / "c") == Best(1, 1.0)
+
+
+def test_a_full_disk_is_an_os_error_and_the_old_checkpoints_stay(folder):
+    import resource
+
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with (
+            pytest.raises(OSError, match="could not be written"),
+            Checkpoints(folder, 2, print) as checkpoints,
+        ):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, usual[1]))
+            noise = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
+            changed = {**items(6), "params": {"w": noise, "b": np.zeros(3, np.float32)}}
+            checkpoints.save(6, changed, {"step": 6, "loss": None})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert restore(folder)[0].step == 5
 
 
 def test_an_unfinished_save_is_no_checkpoint(folder):

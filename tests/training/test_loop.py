@@ -16,7 +16,7 @@ from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.loop import Diverged, Interrupted, train
 from hyena_jax.training.metrics import read_rows
-from hyena_jax.training.run_folder import load_params, read_run
+from hyena_jax.training.run_folder import load_params, locked, read_run
 from hyena_jax.training.signals import stop_requests
 
 
@@ -56,7 +56,7 @@ def whole(experiment, tmp_path, console):
 
 def test_a_run_leaves_everything_it_promises(whole, experiment):
     assert {path.name for path in whole.iterdir()} == {
-        "config.json", "data.json", "metrics.jsonl", "checkpoints", "learning_curves.png"
+        ".lock", "config.json", "data.json", "metrics.jsonl", "checkpoints", "learning_curves.png"
     }  # fmt: skip
     found = rows(whole)
     assert [row["step"] for row in found if "train/loss" in row] == [3, 6, 9, 12]
@@ -98,6 +98,37 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(
     train(experiment, workdir, console)
     assert f"continuing after step {stop_after}" in console.file.getvalue()
     assert_same_run(whole, workdir)
+
+
+def test_a_signal_after_the_save_of_a_step_stops_after_the_next(
+    whole, experiment, tmp_path, console, monkeypatch
+):
+    workdir, usual = tmp_path / "stopped", loop.Progress.advance
+
+    def advance(progress, step):
+        usual(progress, step)
+        if step == 6:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(loop.Progress, "advance", advance)
+    with pytest.raises(Interrupted):
+        train(experiment, workdir, console)
+    assert saved_steps(workdir / "checkpoints")[0] == 7
+    monkeypatch.setattr(loop.Progress, "advance", usual)
+    train(experiment, workdir, console)
+    assert_same_run(whole, workdir)
+
+
+def test_two_processes_do_not_share_a_folder(whole, experiment, console):
+    with locked(whole), pytest.raises(UserError, match="another process trains there"):
+        train(with_training(experiment, steps=14), whole, console)
+    train(with_training(experiment, steps=14), whole, console)
+
+
+def test_curves_are_drawn_again_where_they_are_missing(whole, experiment, console):
+    (whole / "learning_curves.png").unlink()
+    train(experiment, whole, console)
+    assert (whole / "learning_curves.png").exists()
 
 
 KILLED = """
@@ -159,14 +190,15 @@ def test_devices_share_a_batch(whole, experiment, tmp_path, console):
         assert a == pytest.approx(b, rel=1e-4)
 
 
-def test_a_diverging_run_stops_and_keeps_good_checkpoints(experiment, tmp_path, console):
+@pytest.mark.parametrize("rate", [1e30, 1e38])
+def test_a_diverging_run_stops_and_keeps_good_checkpoints(experiment, tmp_path, console, rate):
     wild = dataclasses.replace(
         experiment,
         optimizer=dataclasses.replace(
-            experiment.optimizer, learning_rate=1e30, final_learning_rate=1e30, clip_norm=None
+            experiment.optimizer, learning_rate=rate, final_learning_rate=rate, warmup_steps=3, clip_norm=None
         ),
     )
-    with pytest.raises(Diverged, match=r"not finite at step \d+.*optimizer.learning_rate"):
+    with pytest.raises(Diverged, match=r"finite.*step \d+.*optimizer.learning_rate"):
         train(with_training(wild, checkpoint_every=1, log_every=1), tmp_path / "wild", console)
     _, leaves = params(tmp_path / "wild")
     assert all(np.isfinite(leaf).all() for leaf in leaves)

@@ -1,5 +1,6 @@
 import pytest
 
+from hyena_jax.config import UserError
 from hyena_jax.training.metrics import MetricsLog, draw_learning_curves, perplexity, read_rows
 
 
@@ -19,6 +20,16 @@ def test_resuming_drops_later_rows_and_a_line_cut_short(tmp_path):
         log.write(2, {"train/loss": 20.0})
         log.sync()
     assert [row["train/loss"] for row in read_rows(path)] == [1.0, 20.0]
+
+
+@pytest.mark.parametrize("line", [b"{", b"[1]", b'{"a": 1}', b"\xff", b"3"])
+def test_a_broken_row_is_an_error_that_deletes_nothing(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"metrics.jsonl line 2 is not a row"):
+        MetricsLog(tmp_path, 1, tensorboard=False)
+    assert path.read_bytes() == before
 
 
 def test_tensorboard_files_hold_the_values(tmp_path):

@@ -10,6 +10,8 @@ import pytest
 
 from hyena_jax import models
 from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig, OptimizerConfig, UserError
+from hyena_jax.data.text import Corpus
+from hyena_jax.data.tokenizers import BytesTokenizer
 from hyena_jax.training import parallel
 from hyena_jax.training.evaluate import evaluate
 from hyena_jax.training.optimizer import make_optimizer
@@ -124,29 +126,24 @@ def test_the_first_step_that_is_not_finite_is_remembered():
     assert metrics["bad_step"] == state.bad_step == 2
 
 
-def eval_batches(windows: np.ndarray, rows: int):
-    for i in range(0, len(windows), rows):
-        part = windows[i : i + rows]
-        weights = np.ones((len(part), 11), np.float32)
-        short = rows - len(part)
-        part, weights = np.pad(part, [(0, short), (0, 0)]), np.pad(weights, [(0, short), (0, 0)])
-        yield {"inputs": part[:, :-1], "targets": part[:, 1:], "weights": weights}
-
-
-@pytest.mark.parametrize(("n_devices", "rows"), [(1, 3), (2, 4), (4, 8), (1, 7)])
+@pytest.mark.parametrize(("n_devices", "rows"), [(1, 3), (2, 4), (4, 8), (1, 7), (2, 10**12)])
 def test_evaluation_is_exact_and_independent_of_batches_and_devices(n_devices, rows):
-    windows = np.random.default_rng(0).integers(0, 13, (7, 12), dtype=np.int32)
+    tokens = np.random.default_rng(0).integers(0, 13, 7 * 11 + 1, dtype=np.uint8)
+    corpus = Corpus(
+        BytesTokenizer(), tokens, tokens, held_out_bytes=2 * len(tokens), fingerprint="", source=""
+    )
     devices = parallel.local_devices(n_devices)
     step = parallel.map_eval_step(make_eval_step(MODEL), devices)
-    values = evaluate(step, PARAMS, eval_batches(windows, rows), devices, tokens_per_byte=0.5)
-    logits = np.float64(MODEL.apply({"params": PARAMS}, windows[:, :-1]))
+    values = evaluate(step, parallel.replicate(PARAMS, devices), corpus, 11, rows, devices)
+    inputs, targets = tokens[:-1].reshape(7, 11).astype(int), tokens[1:].reshape(7, 11).astype(int)
+    logits = np.float64(MODEL.apply({"params": PARAMS}, inputs))
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    true = np.take_along_axis(logp, windows[:, 1:, None], -1)
+    true = np.take_along_axis(logp, targets[..., None], -1)
     assert values["loss"] == pytest.approx(-true.mean(), rel=1e-6)
     assert values["perplexity"] == pytest.approx(np.exp(-true.mean()), rel=1e-6)
     assert values["bits_per_byte"] == pytest.approx(-true.mean() * 0.5 / np.log(2), rel=1e-6)
     assert values["probability"] == pytest.approx(np.exp(true).mean(), rel=1e-6)
-    assert values["accuracy"] == np.mean(logits.argmax(-1) == windows[:, 1:])
+    assert values["accuracy"] == np.mean(logits.argmax(-1) == targets)
 
 
 def test_too_many_devices_and_indivisible_batches_are_refused():
