@@ -82,16 +82,7 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
     prompt = _sample_prompt(experiment, corpus)
     changes = open_run(workdir, experiment, corpus)
-
-    console.print(parameter_table(params, experiment.optimizer))
-    console.print(f"data      {corpus.source}")
-    console.print(f"devices   {len(devices)} x {devices[0].device_kind}")
-    for change in changes:
-        console.print(f"changed since the last start: {change}")
-        if change.startswith("training.steps") and experiment.optimizer.decay_steps is None:
-            console.print(
-                "the cosine of the learning rate now ends at the new last step (optimizer.decay_steps)"
-            )
+    _announce(console, experiment, params, corpus, devices, changes)
     with ExitStack() as stack:
         stack.enter_context(locked(workdir))
         folder = workdir / CHECKPOINTS
@@ -110,12 +101,7 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
             experiment=experiment,
             corpus=corpus,
             devices=devices,
-            train_step=parallel.map_train_step(
-                make_train_step(
-                    model, optimizer, experiment.seed, parallel.AXIS, experiment.optimizer.accumulation_steps
-                ),
-                devices,
-            ),
+            train_step=_mapped_train_step(model, optimizer, experiment, devices),
             eval_step=parallel.map_eval_step(make_eval_step(model), devices),
             checkpoints=checkpoints,
             log=stack.enter_context(MetricsLog(workdir, start, experiment.logging.tensorboard)),
@@ -271,6 +257,37 @@ class Clock:
             yield
         finally:
             self._start += time.perf_counter() - began
+
+
+def _announce(
+    console: Console,
+    experiment: Experiment,
+    params: optax.Params,
+    corpus: Corpus,
+    devices: Sequence[jax.Device],
+    changes: Sequence[str],
+) -> None:
+    """What is about to be trained, on what, and what is different from the last start."""
+    console.print(parameter_table(params, experiment.optimizer))
+    console.print(f"data      {corpus.source}")
+    console.print(f"devices   {len(devices)} x {devices[0].device_kind}")
+    for change in changes:
+        console.print(f"changed since the last start: {change}")
+        if change.startswith("training.steps") and experiment.optimizer.decay_steps is None:
+            console.print(
+                "the cosine of the learning rate now ends at the new last step (optimizer.decay_steps)"
+            )
+
+
+def _mapped_train_step(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    experiment: Experiment,
+    devices: Sequence[jax.Device],
+) -> Callable:
+    parts = experiment.optimizer.accumulation_steps
+    step = make_train_step(model, optimizer, experiment.seed, parallel.AXIS, parts)
+    return parallel.map_train_step(step, devices)
 
 
 def _with_vocabulary(experiment: Experiment, corpus: Corpus) -> Experiment:
