@@ -11,11 +11,11 @@ accelerators; time and perplexity of this code: not measured yet.
 
 from hyena_jax.config import (
     HYENA_GROUPS,
-    DataConfig,
     Experiment,
     HyenaConfig,
     LanguageModelConfig,
     OptimizerConfig,
+    TextConfig,
     TrainingConfig,
 )
 
@@ -32,7 +32,7 @@ def get_config() -> Experiment:
             vocab_size=50257,
             dtype="bfloat16",
         ),
-        data=DataConfig(
+        data=TextConfig(
             path="data/pile",
             tokenizer="bpe",
             tokenizer_path="data/gpt2/tokenizer.json",

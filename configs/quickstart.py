@@ -5,12 +5,12 @@ hyena-jax train quickstart --workdir runs/quickstart
 
 from hyena_jax.config import (
     HYENA_GROUPS,
-    DataConfig,
     Experiment,
     HyenaConfig,
     LanguageModelConfig,
     LoggingConfig,
     OptimizerConfig,
+    TextConfig,
     TrainingConfig,
 )
 
@@ -19,7 +19,7 @@ def get_config() -> Experiment:
     """The experiment; it has no variants."""
     return Experiment(
         model=LanguageModelConfig(pattern=(HyenaConfig(),), n_layers=3, d_model=128, d_ff=512, max_len=128),
-        data=DataConfig(name="python_stdlib", tokenizer="bytes", seq_len=128, batch_size=16),
+        data=TextConfig(name="python_stdlib", tokenizer="bytes", seq_len=128, batch_size=16),
         optimizer=OptimizerConfig(
             learning_rate=2e-3,
             final_learning_rate=2e-4,

@@ -9,11 +9,11 @@ TPU; time and loss of this code: not measured yet.
 
 from hyena_jax.config import (
     HYENA_GROUPS,
-    DataConfig,
     Experiment,
     HyenaConfig,
     LanguageModelConfig,
     OptimizerConfig,
+    TextConfig,
     TrainingConfig,
 )
 
@@ -24,7 +24,7 @@ def get_config() -> Experiment:
         model=LanguageModelConfig(
             pattern=(HyenaConfig(order=3),), n_layers=6, d_model=128, d_ff=512, max_len=256, dropout=0.2
         ),
-        data=DataConfig(name="tiny_shakespeare", tokenizer="characters", seq_len=256, batch_size=64),
+        data=TextConfig(name="tiny_shakespeare", tokenizer="characters", seq_len=256, batch_size=64),
         optimizer=OptimizerConfig(
             learning_rate=1e-3,
             final_learning_rate=1e-4,

@@ -11,13 +11,13 @@ from hyena_jax.config import (
     HYENA_GROUPS,
     NO_DECAY,
     AttentionConfig,
-    DataConfig,
     Experiment,
     HyenaConfig,
     LanguageModelConfig,
     LoggingConfig,
     OptimizerConfig,
     ParameterGroup,
+    TextConfig,
     TrainingConfig,
     choose,
 )
@@ -43,7 +43,7 @@ def get_config(variant: str = "hyena") -> Experiment:
             max_len=64,
             learned_positions=learned_positions,
         ),
-        data=DataConfig(name="tiny_shakespeare", tokenizer="characters", seq_len=64, batch_size=12),
+        data=TextConfig(name="tiny_shakespeare", tokenizer="characters", seq_len=64, batch_size=12),
         optimizer=OptimizerConfig(
             learning_rate=2e-3,
             final_learning_rate=2e-4,

@@ -10,11 +10,11 @@ perplexity of this code: not measured yet.
 
 from hyena_jax.config import (
     HYENA_GROUPS,
-    DataConfig,
     Experiment,
     HyenaConfig,
     LanguageModelConfig,
     OptimizerConfig,
+    TextConfig,
     TrainingConfig,
 )
 
@@ -32,7 +32,7 @@ def get_config() -> Experiment:
             dropout=0.1,
             dtype="bfloat16",
         ),
-        data=DataConfig(
+        data=TextConfig(
             path="data/wikitext-103/wiki.train.tokens",
             validation_path="data/wikitext-103/wiki.valid.tokens",
             tokenizer="bpe",

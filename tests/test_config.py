@@ -145,9 +145,9 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
             lambda: config.OptimizerConfig(warmup_steps=10, decay_steps=10),
             "decay_steps must be above warmup_steps=10",
         ),
-        (lambda: config.DataConfig(tokenizer="bpe"), "tokenizer_path must be given exactly when"),
+        (lambda: config.TextConfig(tokenizer="bpe"), "tokenizer_path must be given exactly when"),
         (
-            lambda: config.DataConfig(validation_path="x"),
+            lambda: config.TextConfig(validation_path="x"),
             "validation_path must be given only together with path",
         ),
         (
@@ -166,7 +166,7 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         (lambda: config.TrainingConfig(steps=0), "steps must be at least 1"),
         (lambda: Experiment(seed=-1), "seed must be in"),
         (
-            lambda: Experiment(data=config.DataConfig(seq_len=257)),
+            lambda: Experiment(data=config.TextConfig(seq_len=257)),
             "data.seq_len must be at most model.max_len=256, got 257",
         ),
     ],

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hyena_jax.config import DataConfig, UserError, require
+from hyena_jax.config import TextConfig, UserError, require
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -33,7 +33,7 @@ class Text(NamedTuple):
     """Where it came from, for people."""
 
 
-def load_text(config: DataConfig) -> Text:
+def load_text(config: TextConfig) -> Text:
     """Reads the text that `config` names. Raises UserError if it is missing, empty or unreadable."""
     if config.path is not None:
         return _from_path(config)
@@ -42,7 +42,7 @@ def load_text(config: DataConfig) -> Text:
     return _from_tfds(config)
 
 
-def _from_path(config: DataConfig) -> Text:
+def _from_path(config: TextConfig) -> Text:
     text = _read("path", config.path)
     if config.validation_path is not None:
         held_out = _read("validation_path", config.validation_path)
@@ -122,7 +122,7 @@ def _stdlib_files(root: Path) -> list[str]:
     return texts
 
 
-def _from_tfds(config: DataConfig) -> Text:
+def _from_tfds(config: TextConfig) -> Text:
     """The train split; held out are the validation and test splits, in that order."""
     with _quiet():
         builder = _tfds_builder(config)
@@ -142,7 +142,7 @@ def _from_tfds(config: DataConfig) -> Text:
     return Text(splits["train"], held_out, f"{builder.info.full_name} of TensorFlow Datasets")
 
 
-def _tfds_builder(config: DataConfig) -> "tfds.core.DatasetBuilder":
+def _tfds_builder(config: TextConfig) -> "tfds.core.DatasetBuilder":
     import tensorflow_datasets as tfds
 
     try:
@@ -172,7 +172,7 @@ def _require_text(name: str, builder: "tfds.core.DatasetBuilder") -> None:
         raise UserError(f"name must be a data set with one feature, a Text, got {name!r} with: {found}")
 
 
-def _prepare(config: DataConfig, builder: "tfds.core.DatasetBuilder") -> None:
+def _prepare(config: TextConfig, builder: "tfds.core.DatasetBuilder") -> None:
     """Downloads the source files, or takes them from `config.manual_dir`, and writes ArrayRecord files."""
     import tensorflow_datasets as tfds
 

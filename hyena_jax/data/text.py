@@ -1,4 +1,4 @@
-"""A corpus: the text of a `DataConfig` as tokens."""
+"""A corpus: the text of a `TextConfig` as tokens."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hyena_jax.config import DataConfig, UserError
+from hyena_jax.config import TextConfig, UserError
 from hyena_jax.data.corpora import load_text
 from hyena_jax.data.tokenizers import Tokenizer, build_tokenizer
 
@@ -28,7 +28,7 @@ class Corpus:
     """Where the text came from, for people."""
 
 
-def load_corpus(config: DataConfig, tokenizer: Tokenizer | None = None) -> Corpus:
+def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpus:
     """Reads the text of `config` and encodes it with `tokenizer`, or with one built from the whole text.
 
     Raises UserError if the text cannot be had, has symbols that `tokenizer` lacks, or if either part is

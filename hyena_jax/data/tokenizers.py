@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 
-from hyena_jax.config import DataConfig, UserError, choose
+from hyena_jax.config import TextConfig, UserError, choose
 
 if TYPE_CHECKING:
     import tokenizers
@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
 
     @property
     def kind(self) -> str:
-        """The tokenizer's name in `DataConfig.tokenizer`."""
+        """The tokenizer's name in `TextConfig.tokenizer`."""
         ...
 
     @property
@@ -234,7 +234,7 @@ class _PieceStream:
         return text[len(before) :]
 
 
-def build_tokenizer(config: DataConfig, *texts: str) -> Tokenizer:
+def build_tokenizer(config: TextConfig, *texts: str) -> Tokenizer:
     """The tokenizer that `config.tokenizer` names; its vocabulary covers all `texts`.
 
     Raises UserError if `config.tokenizer_path` cannot be read or is no Hugging Face tokenizer.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hyena_jax.config import DataConfig, UserError
+from hyena_jax.config import TextConfig, UserError
 from hyena_jax.data import corpora
 from hyena_jax.data.corpora import load_text
 
@@ -32,7 +32,7 @@ def write(path, content):
 
 def test_the_last_tenth_of_a_file_is_held_out(tmp_path):
     path = write(tmp_path / "a.txt", "\u00e9" * 17 + "ab")
-    text = load_text(DataConfig(path=path))
+    text = load_text(TextConfig(path=path))
     assert text.train == "\u00e9" * 17
     assert text.held_out == "ab"
     assert path in text.source
@@ -40,20 +40,20 @@ def test_the_last_tenth_of_a_file_is_held_out(tmp_path):
 
 def test_newlines_stay_and_a_byte_order_mark_goes(tmp_path):
     path = write(tmp_path / "a.txt", b"\xef\xbb\xbfa\r\nb\rc\n\xef\xbb\xbf")
-    assert "".join(load_text(DataConfig(path=path))[:2]) == "a\r\nb\rc\n\ufeff"
+    assert "".join(load_text(TextConfig(path=path))[:2]) == "a\r\nb\rc\n\ufeff"
 
 
 def test_a_folder_is_its_files_in_order(tmp_path):
     for name in ("b.txt", "a/z.txt", "a/b/c.md", "B.txt", ".hidden", ".git/x", "a/.x"):
         write(tmp_path / "text" / name, f"<{name}>")
     (tmp_path / "text" / "broken").symlink_to("nowhere")
-    text = load_text(DataConfig(path=str(tmp_path / "text")))
+    text = load_text(TextConfig(path=str(tmp_path / "text")))
     assert text.train + text.held_out == "<B.txt><a/b/c.md><a/z.txt><b.txt>"
 
 
 def test_validation_path_is_held_out(tmp_path):
     path, validation = write(tmp_path / "a.txt", "train"), write(tmp_path / "folder" / "b.txt", "held out")
-    text = load_text(DataConfig(path=path, validation_path=str(Path(validation).parent)))
+    text = load_text(TextConfig(path=path, validation_path=str(Path(validation).parent)))
     assert (text.train, text.held_out) == ("train", "held out")
 
 
@@ -79,7 +79,7 @@ def test_wrong_paths(tmp_path, argument, content, message):
             write(wrong / name, data)
     paths = {"path": write(tmp_path / "good", "good text"), argument: str(wrong)}
     with pytest.raises(UserError) as error:
-        load_text(DataConfig(**paths))
+        load_text(TextConfig(**paths))
     assert str(error.value) == message.format(argument, wrong)
 
 
@@ -91,7 +91,7 @@ def test_a_file_without_permission(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(UserError, match=r"path '.*a.txt' cannot be read: .*Permission denied"):
-        load_text(DataConfig(path=path))
+        load_text(TextConfig(path=path))
 
 
 def test_a_subfolder_without_permission(tmp_path, monkeypatch):
@@ -103,12 +103,12 @@ def test_a_subfolder_without_permission(tmp_path, monkeypatch):
 
     monkeypatch.setattr(corpora.os, "walk", walk)
     with pytest.raises(UserError, match=r"path '.*text' cannot be read: .*Permission denied: .*secret"):
-        load_text(DataConfig(path=str(tmp_path / "text")))
+        load_text(TextConfig(path=str(tmp_path / "text")))
 
 
 def test_python_stdlib():
-    text = load_text(DataConfig(name="python_stdlib"))
-    assert text == load_text(DataConfig(name="python_stdlib"))
+    text = load_text(TextConfig(name="python_stdlib"))
+    assert text == load_text(TextConfig(name="python_stdlib"))
     sizes = [len(part.encode()) for part in text[:2]]
     assert 6_000_000 < sum(sizes) <= corpora.STDLIB_BYTES
     assert 0.05 < sizes[1] / sum(sizes) < 0.2
@@ -123,7 +123,7 @@ def test_python_stdlib_skips_what_is_no_library(tmp_path, monkeypatch):
     write(tmp_path / "latin.py", b"\xe9")
     write(tmp_path / "_sysconfigdata_x.py", "no library")
     monkeypatch.setattr(corpora.sysconfig, "get_path", lambda name: str(tmp_path))
-    text = load_text(DataConfig(name="python_stdlib"))
+    text = load_text(TextConfig(name="python_stdlib"))
     assert text.held_out == "9 19 "
     assert text.train == "0 1 2 3 4 5 6 7 8 10 11 12 13 14 15 16 17 18 "
 
@@ -134,13 +134,13 @@ def test_python_stdlib_stops_before_the_file_that_would_exceed_its_size(tmp_path
     write(tmp_path / "m09a.py", "long enough to exceed")
     monkeypatch.setattr(corpora.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(corpora, "STDLIB_BYTES", 32)
-    assert load_text(DataConfig(name="python_stdlib"))[:2] == ("abc" * 9, "abc")
+    assert load_text(TextConfig(name="python_stdlib"))[:2] == ("abc" * 9, "abc")
 
 
 def test_python_without_source_files(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(UserError, match="name 'python_stdlib' needs Python's own source files"):
-        load_text(DataConfig(name="python_stdlib"))
+        load_text(TextConfig(name="python_stdlib"))
 
 
 WITHOUT_TENSORFLOW = """
@@ -153,8 +153,8 @@ PathFinder.find_spec = lambda name, *args: None if name == "tensorflow" else fin
 def load_in_a_new_process(before="", **options):
     """Returns the text, and what was printed while it was loaded."""
     code = (
-        f"{before}\nfrom hyena_jax.config import DataConfig\nfrom hyena_jax.data.corpora import load_text\n"
-        f"text = load_text(DataConfig(**{options!r}))\nprint(repr(tuple(text)))"
+        f"{before}\nfrom hyena_jax.config import TextConfig\nfrom hyena_jax.data.corpora import load_text\n"
+        f"text = load_text(TextConfig(**{options!r}))\nprint(repr(tuple(text)))"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
@@ -167,14 +167,14 @@ def load_in_a_new_process(before="", **options):
 def test_tiny_shakespeare_of_tfds_equals_the_plain_file(tmp_path):
     options = {"name": "tiny_shakespeare", "tfds_dir": str(tmp_path / "tfds")}
     text, noise = load_in_a_new_process(**options, manual_dir=str(SHAKESPEARE.parent))
-    assert text[:2] == load_text(DataConfig(path=str(SHAKESPEARE)))[:2]
+    assert text[:2] == load_text(TextConfig(path=str(SHAKESPEARE)))[:2]
     assert text[2] == "tiny_shakespeare/1.0.0 of TensorFlow Datasets"
     assert noise == ""
 
     # Once prepared, neither the source file nor TensorFlow is needed.
     assert load_in_a_new_process(WITHOUT_TENSORFLOW, **options) == (text, "")
     levels = [logging.getLogger(name).level for name in ("absl", "urllib3")]
-    assert load_text(DataConfig(**options)) == text
+    assert load_text(TextConfig(**options)) == text
     assert [logging.getLogger(name).level for name in ("absl", "urllib3")] == levels
 
 
@@ -204,7 +204,7 @@ def test_offline_says_how_to_supply_the_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(downloader, "_open_url", refuse)
     with pytest.raises(UserError) as error:
-        load_text(DataConfig(name="tiny_shakespeare", tfds_dir=str(tmp_path)))
+        load_text(TextConfig(name="tiny_shakespeare", tfds_dir=str(tmp_path)))
     assert str(error.value) == (
         "name 'tiny_shakespeare' cannot be prepared (ConnectionError: no network);"
         " save https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -215,7 +215,7 @@ def test_offline_says_how_to_supply_the_file(tmp_path, monkeypatch):
 @needs_tensorflow
 def test_a_wrong_source_file(tmp_path):
     write(tmp_path / "manual" / "input.txt", "not Shakespeare")
-    config = DataConfig(
+    config = TextConfig(
         name="tiny_shakespeare", tfds_dir=str(tmp_path / "tfds"), manual_dir=str(tmp_path / "manual")
     )
     with pytest.raises(UserError, match=r"NonMatchingChecksumError: .*manual/input.txt, has wrong checksum"):
@@ -225,7 +225,7 @@ def test_a_wrong_source_file(tmp_path):
 def test_a_missing_manual_dir(tmp_path):
     with pytest.raises(UserError, match=r"manual_dir must be an existing folder, got '.*absent'"):
         load_text(
-            DataConfig(name="tiny_shakespeare", tfds_dir=str(tmp_path), manual_dir=str(tmp_path / "absent"))
+            TextConfig(name="tiny_shakespeare", tfds_dir=str(tmp_path), manual_dir=str(tmp_path / "absent"))
         )
 
 
@@ -240,7 +240,7 @@ def test_a_missing_manual_dir(tmp_path):
 )
 def test_unknown_data_set(tmp_path, name, nearest):
     with pytest.raises(UserError, match=f"name must be python_stdlib or a data set .*, got .*{nearest}"):
-        load_text(DataConfig(name=name, tfds_dir=str(tmp_path)))
+        load_text(TextConfig(name=name, tfds_dir=str(tmp_path)))
 
 
 def test_data_set_prepared_in_another_file_format(tmp_path, monkeypatch):
@@ -253,12 +253,12 @@ def test_data_set_prepared_in_another_file_format(tmp_path, monkeypatch):
     with pytest.raises(
         UserError, match=r"name 'tiny_shakespeare' cannot be opened in .* \(File format ...\); give"
     ):
-        load_text(DataConfig(name="tiny_shakespeare", tfds_dir=str(tmp_path)))
+        load_text(TextConfig(name="tiny_shakespeare", tfds_dir=str(tmp_path)))
 
 
 def test_data_set_that_is_no_text(tmp_path):
     with pytest.raises(UserError, match=r"got 'mnist' with: image \(Image\), label \(ClassLabel\)"):
-        load_text(DataConfig(name="mnist", tfds_dir=str(tmp_path)))
+        load_text(TextConfig(name="mnist", tfds_dir=str(tmp_path)))
 
 
 class FakeBuilder:
@@ -283,11 +283,11 @@ class FakeBuilder:
 def test_examples_are_lines_and_splits_follow_each_other(monkeypatch):
     splits = {"test": ["e"], "train": ["a", "\u00e9"], "validation": ["c", "d\n"]}
     monkeypatch.setattr("tensorflow_datasets.builder", lambda name, **options: FakeBuilder(splits))
-    assert load_text(DataConfig(name="fake")) == ("a\n\u00e9", "c\nd\ne", "fake/1.0.0 of TensorFlow Datasets")
+    assert load_text(TextConfig(name="fake")) == ("a\n\u00e9", "c\nd\ne", "fake/1.0.0 of TensorFlow Datasets")
 
 
 def test_data_set_without_held_out_split(monkeypatch):
     splits = {"train": ["a"], "unsupervised": ["b"]}
     monkeypatch.setattr("tensorflow_datasets.builder", lambda name, **options: FakeBuilder(splits))
     with pytest.raises(UserError, match=r"'fake' must have train and .*, got train, unsupervised"):
-        load_text(DataConfig(name="fake"))
+        load_text(TextConfig(name="fake"))

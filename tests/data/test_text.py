@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from hyena_jax.config import DataConfig, UserError
+from hyena_jax.config import TextConfig, UserError
 from hyena_jax.data.text import load_corpus
 from hyena_jax.data.tokenizers import CharactersTokenizer
 
@@ -14,7 +14,7 @@ from hyena_jax.data.tokenizers import CharactersTokenizer
 def config(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("caf\u00e9 noir " * 10, encoding="utf-8")
-    return DataConfig(path=str(path), tokenizer="characters", seq_len=4)
+    return TextConfig(path=str(path), tokenizer="characters", seq_len=4)
 
 
 def write(config, content):
@@ -74,7 +74,7 @@ def test_fingerprint_knows_where_the_held_out_text_begins(tmp_path):
         (tmp_path / "train").write_text(train)
         (tmp_path / "held_out").write_text(held_out)
         paths = {"path": str(tmp_path / "train"), "validation_path": str(tmp_path / "held_out")}
-        return load_corpus(DataConfig(**paths, seq_len=1)).fingerprint
+        return load_corpus(TextConfig(**paths, seq_len=1)).fingerprint
 
     assert fingerprint("abc", "de") != fingerprint("ab", "cde")
 

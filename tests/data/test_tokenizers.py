@@ -6,7 +6,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyena_jax.config import DataConfig, UserError
+from hyena_jax.config import TextConfig, UserError
 from hyena_jax.data.tokenizers import (
     BpeTokenizer,
     BytesTokenizer,
@@ -46,7 +46,7 @@ BPE = BpeTokenizer(train_bpe().to_str())
 
 
 def build(kind, *texts):
-    return BPE if kind == "bpe" else build_tokenizer(DataConfig(tokenizer=kind), *texts)
+    return BPE if kind == "bpe" else build_tokenizer(TextConfig(tokenizer=kind), *texts)
 
 
 KINDS = ("bytes", "characters", "graphemes", "bpe")
@@ -175,7 +175,7 @@ def test_bpe_keeps_special_tokens():
 def test_bpe_of_a_file(tmp_path):
     path = tmp_path / "tokenizer.json"
     train_bpe().save(str(path))
-    tokenizer = build_tokenizer(DataConfig(tokenizer="bpe", tokenizer_path=str(path)), "unused")
+    tokenizer = build_tokenizer(TextConfig(tokenizer="bpe", tokenizer_path=str(path)), "unused")
     assert tokenizer == BpeTokenizer(path.read_text(encoding="utf-8"))
     np.testing.assert_array_equal(tokenizer.encode(SAMPLE), train_bpe().encode(SAMPLE).ids)
 
@@ -230,7 +230,7 @@ def test_wrong_tokenizer_file(tmp_path, content, reason):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=f"tokenizer_path '.*tokenizer.json' cannot be used: .*{reason}"):
-        build_tokenizer(DataConfig(tokenizer="bpe", tokenizer_path=str(path)), "text")
+        build_tokenizer(TextConfig(tokenizer="bpe", tokenizer_path=str(path)), "text")
 
 
 def test_a_tokenizer_that_is_not_byte_pair():

@@ -1,68 +1,48 @@
-"""What every mixer keeps to. A new mixer is a new line in CASES."""
+"""What every mixer keeps to. A new mixer is a new line in `cases`."""
 
 from collections.abc import Callable
-from functools import cache, partial
-from typing import NamedTuple
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES, OPTIONS
+from cases.case import Case, D
 from tolerances import DIFFERENCE_TOLERANCE, TOLERANCE, assert_close
 
 from hyena_jax import mixers
-from hyena_jax.config import MIXER_CONFIGS, AttentionConfig, HyenaConfig, ImplicitFilterConfig, MixerConfig
-from hyena_jax.mixers import hyena
-from hyena_jax.ops.long_conv import direct_conv, fft_conv, long_conv
-from hyena_jax.reference import attention as reference_attention
-from hyena_jax.reference import hyena as reference_hyena
+from hyena_jax.config import MIXER_CONFIGS
+from hyena_jax.ops import long_conv
 
-D, MAX_LEN = 8, 127
 LENGTHS = (1, 7, 64, 127)
+OPTION_LENGTH = 31
+EVERY = CASES | OPTIONS
+CAUSAL = {name: case for name, case in EVERY.items() if case.config.causal}
+BIDIRECTIONAL = {name: case for name, case in EVERY.items() if not case.config.causal}
 
 
-class Case(NamedTuple):
-    config: MixerConfig
-    oracle: Callable[[dict, np.ndarray], np.ndarray]
-    exactly_causal: bool
-    # jax.nn.dot_product_attention computes its softmax in float32 always, and mixes dtypes of its own accord.
-    through_library: bool = False
+def over(cases, marks=()):
+    """One process for all tests of a case, so that they share what `jitted` compiled."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=[pytest.mark.xdist_group(n), *marks]) for n in cases]
+    )
 
 
-def hyena_case(**options) -> Case:
-    config = HyenaConfig(filter=ImplicitFilterConfig(emb_dim=5, width=8), **options)
-    n_filters = config.order - (config.gating == "gate_first")
-
-    def oracle(params, x):
-        h = reference_hyena.implicit_filter(params["filter"], n_filters, x.shape[1], MAX_LEN, config.filter)
-        return reference_hyena.hyena(params, x, h, config.gating)
-
-    return Case(config, oracle, exactly_causal=False)
-
-
-def attention_case(n_heads: int) -> Case:
-    def oracle(params, x):
-        return reference_attention.attention(params, x, n_heads, np.zeros(x.shape[:2]))
-
-    return Case(AttentionConfig(n_heads), oracle, exactly_causal=True, through_library=True)
-
-
-CASES = {
-    "hyena": hyena_case(),
-    "hyena_gate_first_3": hyena_case(order=3),
-    "hyena_conv_first_1": hyena_case(order=1, gating="conv_first"),
-    "hyena_conv_first_3": hyena_case(order=3, gating="conv_first", short_filter_len=4),
-    "attention": attention_case(4),
-    "attention_1_head": attention_case(1),
-}
-# One process for all tests of a case, so that they share what `jitted` compiled.
-all_cases = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in CASES]
-)
+def at_lengths(lengths):
+    """Cases at every length; options at one, and at the others under the marker `grid`."""
+    params = []
+    for name in EVERY:
+        for length in lengths if name in CASES else (OPTION_LENGTH, *lengths):
+            marks = [pytest.mark.xdist_group(name)]
+            if name in OPTIONS and length != OPTION_LENGTH:
+                marks.append(pytest.mark.grid)
+            params.append(pytest.param(name, length, marks=marks, id=f"{name}-{length}"))
+    return pytest.mark.parametrize(("name", "length"), params)
 
 
 def build(case: Case, dtype=None):
-    return mixers.mixer_class(case.config)(D, MAX_LEN, case.config, n_layers=1, dtype=dtype)
+    return mixers.mixer_class(case.config)(D, case.max_len, case.config, n_layers=1, dtype=dtype)
 
 
 def inputs(length: int, seed: int = 0, batch: int = 2) -> jax.Array:
@@ -73,7 +53,7 @@ def inputs(length: int, seed: int = 0, batch: int = 2) -> jax.Array:
 def init(name: str) -> dict:
     """Initial parameters, each moved a little, so that zeros do not hide mistakes."""
     with jax.enable_x64(False):  # the first test that asks may be one in float64
-        params = jax.jit(build(CASES[name]).init)(jax.random.key(0), inputs(3))["params"]
+        params = jax.jit(build(EVERY[name]).init)(jax.random.key(0), inputs(3))["params"]
         leaves, structure = jax.tree.flatten(params)
         keys = jax.random.split(jax.random.key(1), len(leaves))
         return structure.unflatten(
@@ -88,7 +68,7 @@ def to_float64(tree):
 @cache
 def jitted(name: str, method: str | None = None, dtype=None) -> Callable:
     """A method of the case's mixer as a function of parameters and arguments; compiled once a shape."""
-    module = build(CASES[name], dtype)
+    module = build(EVERY[name], dtype)
     return jax.jit(lambda params, *args: module.apply({"params": params}, *args, method=method))
 
 
@@ -97,25 +77,24 @@ def test_names_are_those_of_the_configs():
     assert {type(case.config) for case in CASES.values()} == set(MIXER_CONFIGS.values())
 
 
-@all_cases
-@pytest.mark.parametrize("length", LENGTHS)
+@at_lengths(LENGTHS)
 def test_equals_its_oracle(name, length):
     params, x = init(name), inputs(length)
-    expected = CASES[name].oracle(jax.device_get(params), np.asarray(x))
+    expected = EVERY[name].oracle(jax.device_get(params), np.asarray(x))
     assert_close(jitted(name)(params, x), expected)
 
 
-@all_cases
+@over(CASES)
 def test_equals_its_oracle_in_float64(name):
     params, x = init(name), inputs(127)
-    expected = CASES[name].oracle(jax.device_get(params), np.asarray(x))
+    expected = EVERY[name].oracle(jax.device_get(params), np.asarray(x))
     with jax.enable_x64(True):
         y = jitted(name)(to_float64(params), to_float64(x))
     assert y.dtype == np.float64
-    assert_close(y, expected, "float32" if CASES[name].through_library else "float64")
+    assert_close(y, expected, "float32" if EVERY[name].through_library else "float64")
 
 
-@all_cases
+@over(EVERY)
 def test_gradients_equal_central_differences_of_the_oracle(name):
     with jax.enable_x64(True):
         args = (to_float64(init(name)), to_float64(inputs(7)))
@@ -128,49 +107,58 @@ def test_gradients_equal_central_differences_of_the_oracle(name):
             moved = []
             for sign in (1, -1):
                 changed = [*leaves[:i], leaves[i] + sign * 1e-6 * direction, *leaves[i + 1 :]]
-                moved.append((weight * CASES[name].oracle(*structure.unflatten(changed))).sum())
+                moved.append((weight * EVERY[name].oracle(*structure.unflatten(changed))).sum())
             expected = (moved[0] - moved[1]) / 2e-6
             assert np.sum(grad * direction) == pytest.approx(
                 expected, rel=DIFFERENCE_TOLERANCE, abs=DIFFERENCE_TOLERANCE
             )
 
 
-@all_cases
+@over([name for name, case in CASES.items() if not case.exactly_causal])
 def test_gradients_equal_those_of_the_direct_form(name, monkeypatch):
-    module = build(CASES[name])
+    module = build(EVERY[name])
 
     def loss(params, x):
         return (module.apply({"params": params}, x) ** 2).sum()
 
     with jax.enable_x64(True):
-        args = (to_float64(init(name)), to_float64(inputs(127)))
+        args = (to_float64(init(name)), to_float64(inputs(EVERY[name].max_len)))
         grads = []
-        for method in (fft_conv, direct_conv):
-            monkeypatch.setattr(hyena, "long_conv", partial(long_conv, method=method))
+        for method in (long_conv.fft_conv, long_conv.direct_conv):
+            monkeypatch.setattr(long_conv, "fft_conv", method)
             # A new lambda each time, or the second trace would be the first one's.
             grads.append(jax.jit(jax.grad(lambda *args: loss(*args), (0, 1)))(*args))
         for ours, direct in zip(*map(jax.tree.leaves, grads), strict=True):
             np.testing.assert_allclose(ours, direct, rtol=1e-8, atol=1e-9 * np.abs(direct).max())
 
 
-@all_cases
-@pytest.mark.parametrize("length", [7, 127])
-def test_is_causal(name, length):
+@over(CAUSAL)
+def test_is_causal(name):
+    length = 127 if name in CASES else OPTION_LENGTH
     params, x = init(name), inputs(length)
     pullback = jax.jit(lambda x, weight: jax.vjp(lambda x: jitted(name)(params, x), x)[1](weight)[0])
     for t in {0, length // 2, length - 2}:
         gradient = pullback(x, jnp.zeros_like(x).at[:, t].set(1.0))
         future, past = np.abs(gradient[:, t + 1 :]), np.abs(gradient[:, : t + 1])
         assert past.max() > 0
-        assert future.max() <= (0 if CASES[name].exactly_causal else TOLERANCE["float32"] * past.max())
+        assert future.max() <= (0 if EVERY[name].exactly_causal else TOLERANCE["float32"] * past.max())
 
 
-@all_cases
+@over(BIDIRECTIONAL)
+def test_what_reads_ahead_has_no_state(name):
+    bound = build(EVERY[name]).bind({"params": init(name)})
+    with pytest.raises(ValueError, match="must be causal to decode"):
+        bound.init_state(1, 5)
+
+
+@over(CAUSAL)
 @pytest.mark.parametrize(("length", "splits"), [(7, range(8)), (127, (1, 63, 126))])
 def test_prefill_and_steps_equal_the_parallel_form(name, length, splits):
+    if name in OPTIONS and length == 127:
+        length, splits = OPTION_LENGTH, (1, 17)
     params, x = init(name), inputs(length)
     expected = jitted(name)(params, x)
-    start = build(CASES[name]).bind({"params": params}).init_state(2, length)
+    start = build(EVERY[name]).bind({"params": params}).init_state(2, length)
     prefill, step = jitted(name, "prefill"), jitted(name, "step")
     for split in splits:
         state, parts = start, []
@@ -184,12 +172,28 @@ def test_prefill_and_steps_equal_the_parallel_form(name, length, splits):
         assert state.shared.position == length
 
 
-@all_cases
+@over([name for name, case in CASES.items() if case.resets is None])
+def test_document_boundaries_are_refused_where_they_would_leak(name):
+    with pytest.raises(ValueError, match="segment_ids"):
+        build(EVERY[name]).apply({"params": init(name)}, inputs(7), jnp.zeros((2, 7), jnp.int32))
+
+
+@over([name for name, case in EVERY.items() if case.resets])
+def test_documents_equal_the_oracle_and_do_not_leak(name):
+    params, x = init(name), inputs(OPTION_LENGTH)
+    ids = np.repeat([[0, 1, 2, 3], [5, 6, 6, 8]], [5, 1, 17, 8], axis=1)
+    run = jitted(name)
+    y = run(params, x, jnp.asarray(ids))
+    assert_close(y, EVERY[name].resets(jax.device_get(params), np.asarray(x), ids))
+    np.testing.assert_array_equal(run(params, x.at[:, :6].set(9.0), jnp.asarray(ids))[:1, 6:], y[:1, 6:])
+
+
+@over(CAUSAL)
 def test_rows_of_different_lengths_equal_separate_runs(name):
     """Also: a step after a ragged prefill, and a prefill after a step."""
     params, x, more = init(name), inputs(7), inputs(3, seed=5)
     prefill, step = jitted(name, "prefill"), jitted(name, "step")
-    state = build(CASES[name]).bind({"params": params}).init_state(2, 12)
+    state = build(EVERY[name]).bind({"params": params}).init_state(2, 12)
     state, y = prefill(params, state, x, jnp.array([2, 5]))
     state, y_step = step(params, state, more[:, 0])
     state, y_more = prefill(params, state, more[:, 1:])
@@ -199,13 +203,13 @@ def test_rows_of_different_lengths_equal_separate_runs(name):
         assert_close(ours, jitted(name)(params, alone)[0])
 
 
-@all_cases
+@over(CAUSAL)
 def test_state_leaves_start_with_the_batch(name):
-    state = build(CASES[name]).bind({"params": init(name)}).init_state(3, 11)
+    state = build(EVERY[name]).bind({"params": init(name)}).init_state(3, 11)
     assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves(state._replace(shared=None)))
 
 
-@all_cases
+@over(EVERY)
 def test_bfloat16_is_close_and_has_finite_gradients(name):
     params, x = init(name), inputs(127)
     half = x.astype(jnp.bfloat16)
@@ -216,16 +220,16 @@ def test_bfloat16_is_close_and_has_finite_gradients(name):
     def loss(params, x):
         return (jitted(name, dtype=jnp.bfloat16)(params, x).astype(jnp.float32) ** 2).sum()
 
-    promotion = "standard" if CASES[name].through_library else "strict"
+    promotion = "standard" if EVERY[name].through_library else "strict"
     with jax.numpy_dtype_promotion(promotion):
         grads = jax.jit(jax.grad(loss, (0, 1)))(params, half)
     assert all(np.isfinite(np.float32(leaf)).all() for leaf in jax.tree.leaves(grads))
 
 
-@all_cases
+@over(CAUSAL)
 def test_bfloat16_decoding_keeps_its_state_types(name):
     params = init(name)
-    state = build(CASES[name], jnp.bfloat16).bind({"params": params}).init_state(2, 7)
+    state = build(EVERY[name], jnp.bfloat16).bind({"params": params}).init_state(2, 7)
     x = inputs(1)[:, 0].astype(jnp.bfloat16)
     after, y = jitted(name, "step", jnp.bfloat16)(params, state, x)
     assert y.dtype == jnp.bfloat16
@@ -234,32 +238,32 @@ def test_bfloat16_decoding_keeps_its_state_types(name):
     )
 
 
-@all_cases
+@over(CASES)
 def test_same_shapes_do_not_retrace(name):
-    module, params = build(CASES[name]), init(name)
+    module, params = build(EVERY[name]), init(name)
     forward = jax.jit(lambda params, x: module.apply({"params": params}, x))
     for seed in (0, 1):
         forward(params, inputs(7, seed))
     assert forward._cache_size() == 1
 
 
-@all_cases
+@over(CASES)
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
         ((2, D), "x must be of rank 3"),
         ((2, 5, D + 1), f"d_model={D}, got {D + 1}"),
-        ((2, MAX_LEN + 1, D), f"sequence length must be in 1..max_len={MAX_LEN}, got 128"),
+        ((2, 128, D), "sequence length must be in 1..max_len=127, got 128"),
         ((2, 0, D), "sequence length must be"),
     ],
 )
 def test_wrong_inputs_are_refused_by_name(name, shape, message):
     with pytest.raises(ValueError, match=message):
-        jax.eval_shape(build(CASES[name]).init, jax.random.key(0), jnp.zeros(shape))
+        jax.eval_shape(build(EVERY[name]).init, jax.random.key(0), jnp.zeros(shape))
 
 
-@all_cases
+@over([name for name in CASES if name in CAUSAL])
 def test_a_state_longer_than_the_model_is_refused(name):
-    bound = build(CASES[name]).bind({"params": init(name)})
-    with pytest.raises(ValueError, match=f"max_len={MAX_LEN}, got 128"):
-        bound.init_state(1, MAX_LEN + 1)
+    bound = build(EVERY[name]).bind({"params": init(name)})
+    with pytest.raises(ValueError, match="max_len=127, got 128"):
+        bound.init_state(1, 128)

@@ -6,7 +6,6 @@ from rich.console import Console
 
 from hyena_jax.config import (
     HYENA_GROUPS,
-    DataConfig,
     Experiment,
     HyenaConfig,
     ImplicitFilterConfig,
@@ -14,6 +13,7 @@ from hyena_jax.config import (
     LoggingConfig,
     OptimizerConfig,
     ParallelConfig,
+    TextConfig,
     TrainingConfig,
 )
 
@@ -39,7 +39,7 @@ def experiment(text) -> Experiment:
             max_len=16,
             dropout=0.1,
         ),
-        data=DataConfig(path=str(text), seq_len=16, batch_size=4),
+        data=TextConfig(path=str(text), seq_len=16, batch_size=4),
         optimizer=OptimizerConfig(warmup_steps=2, groups=HYENA_GROUPS),
         training=TrainingConfig(steps=12, eval_every=4, eval_batch_size=8, checkpoint_every=5, log_every=3),
         parallel=ParallelConfig(devices=1),

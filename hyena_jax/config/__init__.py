@@ -1,0 +1,66 @@
+"""What an experiment is: frozen dataclasses, and how one is loaded, compared and saved.
+
+Nothing here imports JAX, so that `--help` is quick. A field marked RUNTIME may change when a run is
+resumed; every other field of `model`, `data`, `optimizer` and `seed` is the experiment's identity.
+"""
+
+from hyena_jax.config.checks import UserError, choose, require
+from hyena_jax.config.data import DATA_CONFIGS, DataConfig, ImagesConfig, TextConfig
+from hyena_jax.config.experiment import (
+    HYENA_GROUPS,
+    NO_DECAY,
+    Experiment,
+    LoggingConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ParameterGroup,
+    TrainingConfig,
+)
+from hyena_jax.config.files import (
+    config_files,
+    decode,
+    encode,
+    identity_differences,
+    load,
+    read,
+    runtime_differences,
+)
+from hyena_jax.config.filters import (
+    FILTER_CONFIGS,
+    CKConvFilterConfig,
+    ExplicitFilterConfig,
+    FilterConfig,
+    FNOFilterConfig,
+    ImplicitFilterConfig,
+    LookupFilterConfig,
+    ModalFilterConfig,
+    S4DFilterConfig,
+    TransferFunctionFilterConfig,
+    WindowedFilterConfig,
+)
+from hyena_jax.config.mixers import (
+    MIXER_CONFIGS,
+    AFTConvConfig,
+    AFTFullConfig,
+    AFTLocalConfig,
+    AFTSimpleConfig,
+    AnnotatedHyenaConfig,
+    AttentionConfig,
+    FastmaxConfig,
+    FIRConfig,
+    GatedHyenaConfig,
+    H3Config,
+    HawkConfig,
+    HyenaConfig,
+    Init,
+    LocalAttentionConfig,
+    MixerConfig,
+    S4DConfig,
+)
+from hyena_jax.config.models import (
+    MODEL_CONFIGS,
+    BackboneConfig,
+    ImageClassifierConfig,
+    LanguageModelConfig,
+    ModelConfig,
+)

@@ -1,0 +1,69 @@
+"""What a data set is."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hyena_jax.config.checks import require, require_at_least, require_choice
+from hyena_jax.config.models import RUNTIME
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """Which text, as which tokens, in which batches."""
+
+    name: str = "python_stdlib"
+    """`python_stdlib` (no download) or the name of a text data set of TensorFlow Datasets."""
+    path: str | None = field(default=None, metadata=RUNTIME)
+    """Text file or folder to use in place of `name`; the last 10% are held out."""
+    validation_path: str | None = field(default=None, metadata=RUNTIME)
+    """Text file or folder to hold out in place of the last 10% of `path`."""
+    tfds_dir: str | None = field(default=None, metadata=RUNTIME)
+    """Where TensorFlow Datasets keeps prepared data (its data_dir)."""
+    manual_dir: str | None = field(default=None, metadata=RUNTIME)
+    """Folder with an already downloaded source file (the data set's manual_dir)."""
+    tokenizer: Literal["bytes", "characters", "graphemes", "bpe"] = "bytes"
+    """Symbols: UTF-8 bytes, code points, grapheme clusters, or the pieces of `tokenizer_path`."""
+    tokenizer_path: str | None = field(default=None, metadata=RUNTIME)
+    """The `tokenizer.json` of a byte-pair tokenizer (tokenizer=bpe)."""
+    seq_len: int = 256
+    """Tokens L in a training sequence."""
+    batch_size: int = 16
+    """Sequences in a step, over all devices and all accumulated parts."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "seq_len", "batch_size")
+        require_choice(self, tokenizer=("bytes", "characters", "graphemes", "bpe"))
+        require(
+            (self.tokenizer == "bpe") == (self.tokenizer_path is not None),
+            "tokenizer_path",
+            self.tokenizer_path,
+            "given exactly when tokenizer is 'bpe'",
+        )
+        require(
+            self.validation_path is None or self.path is not None,
+            "validation_path",
+            self.validation_path,
+            "given only together with path",
+        )
+
+
+@dataclass(frozen=True)
+class ImagesConfig:
+    """Which labelled images, in which batches."""
+
+    name: Literal["digits", "mnist", "cifar10"] = "digits"
+    """`digits` (8 x 8, bundled with scikit-learn, no download), or a data set of TensorFlow Datasets."""
+    path: str | None = field(default=None, metadata=RUNTIME)
+    """Folder with one pair of IDX files to use in place of `name`; the last 10% are held out."""
+    tfds_dir: str | None = field(default=None, metadata=RUNTIME)
+    """Where TensorFlow Datasets keeps prepared data (its data_dir)."""
+    batch_size: int = 32
+    """Images in a step, over all devices and all accumulated parts."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "batch_size")
+        require_choice(self, name=("digits", "mnist", "cifar10"))
+
+
+DataConfig = TextConfig | ImagesConfig
+DATA_CONFIGS: dict[str, type] = {"text": TextConfig, "images": ImagesConfig}

@@ -1,0 +1,157 @@
+"""What an experiment is: model, data, how to train, and what is written."""
+
+import math
+from dataclasses import dataclass, field
+
+from hyena_jax.config.checks import UserError, require, require_at_least
+from hyena_jax.config.data import DataConfig, TextConfig
+from hyena_jax.config.models import RUNTIME, LanguageModelConfig, ModelConfig
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters whose path matches `pattern` get their own learning rate and decay."""
+
+    pattern: str
+    """Regular expression searched in a path such as `blocks_0/mixer/filter/dense_0/kernel`."""
+    learning_rate: float | None = None
+    """Peak learning rate, 0 for constants; None keeps the optimizer's."""
+    weight_decay: float | None = None
+    """Decoupled weight decay; None keeps the optimizer's."""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            require(
+                value is None or 0 <= value < math.inf, f"{name} of a group", value, "at least 0, or None"
+            )
+
+
+# The groups of the published Hyena code: filters and positional features apart, no decay where it has no use.
+NO_DECAY = ParameterGroup(r"/(bias|scale|skip|short_taps|short_bias)$", weight_decay=0.0)
+HYENA_GROUPS = (
+    ParameterGroup(r"filter/positions$", learning_rate=1e-5, weight_decay=0.0),
+    ParameterGroup(r"/filter/", weight_decay=0.0),
+    NO_DECAY,
+)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with warm-up, cosine decay, clipping by global norm and parameter groups."""
+
+    learning_rate: float = 2e-3
+    """Peak learning rate."""
+    final_learning_rate: float = 2e-4
+    """Learning rate at the end of the cosine."""
+    warmup_steps: int = 100
+    """Steps of linear warm-up from 0."""
+    decay_steps: int | None = None
+    """Step at which the cosine ends; None is training.steps."""
+    b1: float = 0.9
+    """Adam's decay of the first moment."""
+    b2: float = 0.99
+    """Adam's decay of the second moment."""
+    eps: float = 1e-8
+    """Adam's epsilon."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of every parameter that no group names."""
+    clip_norm: float | None = 1.0
+    """Largest global gradient norm; None does not clip."""
+    accumulation_steps: int = 1
+    """Parts that a batch is cut into; gradients are averaged over them before the update."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """The first group that matches wins; one that matches no parameter is an error."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.learning_rate < math.inf, "learning_rate", self.learning_rate, "above 0 and finite")
+        final, most = self.final_learning_rate, f"in 0..learning_rate={self.learning_rate}"
+        require(0 <= final <= self.learning_rate, "final_learning_rate", final, most)
+        require_at_least(0, self, "weight_decay", "warmup_steps")
+        for name in ("b1", "b2"):
+            require(0 <= getattr(self, name) < 1, name, getattr(self, name), "in [0, 1)")
+        require(self.eps > 0, "eps", self.eps, "above 0")
+        require(self.clip_norm is None or self.clip_norm > 0, "clip_norm", self.clip_norm, "above 0")
+        require_at_least(1, self, "accumulation_steps")
+        require(
+            self.decay_steps is None or self.decay_steps > self.warmup_steps,
+            "decay_steps",
+            self.decay_steps,
+            f"above warmup_steps={self.warmup_steps}",
+        )
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long to train and how often to look; free to change on resume."""
+
+    steps: int = 2000
+    """Steps to train; may grow when a run is continued."""
+    eval_every: int = 250
+    """Steps between evaluations on the held-out text."""
+    eval_batch_size: int = 64
+    """Sequences evaluated at once; does not change the result."""
+    eval_windows: int | None = None
+    """Evaluate on this many evenly spaced windows of the held-out text; None takes all of it."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints."""
+    log_every: int = 10
+    """Steps between rows of training metrics."""
+    keep_checkpoints: int = 2
+    """Latest checkpoints to keep; the best one is kept beside them."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "steps", "eval_every", "eval_batch_size", "eval_windows")
+        require_at_least(1, self, "checkpoint_every", "log_every", "keep_checkpoints")
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How a step is spread over devices."""
+
+    devices: int | None = None
+    """Local devices that share a batch; None takes all."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "devices")
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """What is written while training."""
+
+    tensorboard: bool = True
+    """Write TensorBoard event files."""
+    sample_tokens: int = 256
+    """Tokens of the sample that ends a run; 0 for none."""
+    sample_prompt: str | None = None
+    """Text that the sample continues; None takes the beginning of the held-out text."""
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "sample_tokens")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides what a run computes."""
+
+    model: ModelConfig = LanguageModelConfig()
+    data: DataConfig = TextConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = field(default=TrainingConfig(), metadata=RUNTIME)
+    parallel: ParallelConfig = field(default=ParallelConfig(), metadata=RUNTIME)
+    logging: LoggingConfig = field(default=LoggingConfig(), metadata=RUNTIME)
+    seed: int = 0
+    """Root of every random choice: initial parameters, order of the data, dropout."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
+        of_text = isinstance(self.data, TextConfig)
+        if of_text != isinstance(self.model, LanguageModelConfig):
+            names = type(self.model).__name__, type(self.data).__name__
+            raise UserError(
+                f"data must be what the model reads (text or images), got {names[0]} and {names[1]}"
+            )
+        if of_text:
+            most = f"at most model.max_len={self.model.max_len}"
+            require(self.data.seq_len <= self.model.max_len, "data.seq_len", self.data.seq_len, most)

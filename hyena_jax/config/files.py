@@ -1,0 +1,141 @@
+"""How an experiment is loaded from a config file, compared with another, saved and read again."""
+
+import dataclasses
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyena_jax.config.checks import UserError, choose, require
+from hyena_jax.config.data import DATA_CONFIGS, DataConfig
+from hyena_jax.config.experiment import Experiment
+from hyena_jax.config.filters import FILTER_CONFIGS, FilterConfig
+from hyena_jax.config.mixers import MIXER_CONFIGS, MixerConfig
+from hyena_jax.config.models import MODEL_CONFIGS, ModelConfig
+
+if TYPE_CHECKING:
+    import cattrs
+
+
+def load(spec: str) -> Experiment:
+    """The experiment of `CONFIG` or `CONFIG:VARIANT`; CONFIG is a name in `configs/` or a Python file."""
+    name, _, variant = spec.partition(":")
+    path = _find_config(name)
+    module_spec = importlib.util.spec_from_file_location(f"hyena_jax_config_{path.stem}", path)
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # where dataclasses in the file look their annotations up
+    try:
+        module_spec.loader.exec_module(module)
+        if variant and not inspect.signature(module.get_config).parameters:
+            raise UserError("it has no variants")
+        experiment = module.get_config(variant) if variant else module.get_config()
+    except UserError as error:
+        raise UserError(f"config {spec}: {error}") from None
+    except (Exception, SystemExit) as error:  # a config is the user's own program: its faults are input
+        raise UserError(f"config {path} cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(experiment, Experiment):
+        raise UserError(
+            f"config {path}: get_config must return an Experiment, got {type(experiment).__name__}"
+        )
+    return experiment
+
+
+def config_files() -> dict[str, Path]:
+    """The shipped configs by name: inside the package when installed, beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    for folder in (package / "configs", package.parent / "configs"):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.py"))}
+    return {}
+
+
+def _find_config(name: str) -> Path:
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise UserError(f"config {name!r} is not a file")
+        return Path(name)
+    return choose("config", name, config_files())
+
+
+# Fields of these types carry a tag `type` in config.json; innermost first.
+UNIONS = (
+    (FilterConfig, FILTER_CONFIGS),
+    (MixerConfig, MIXER_CONFIGS),
+    (ModelConfig, MODEL_CONFIGS),
+    (DataConfig, DATA_CONFIGS),
+)
+
+
+def _converter() -> "cattrs.Converter":
+    import cattrs
+    from cattrs.strategies import configure_tagged_union
+
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    for union, classes in UNIONS:
+        names = {config_class: name for name, config_class in classes.items()}
+        configure_tagged_union(union, converter, tag_generator=names.__getitem__, tag_name="type")
+    return converter
+
+
+def encode(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as JSON values; what is one of several kinds carries a `type` tag."""
+    return _converter().unstructure(experiment, unstructure_as=Experiment)
+
+
+def decode(values: Mapping[str, Any]) -> Experiment:
+    """The inverse of `encode`. Unknown keys and wrong types raise UserError."""
+    import cattrs
+
+    require(isinstance(values, Mapping), "an experiment", values, "a JSON object")
+
+    def describe(error: BaseException, expected: type | None) -> str:
+        return str(error) if isinstance(error, UserError) else cattrs.v.format_exception(error, expected)
+
+    try:
+        return _converter().structure(values, Experiment)
+    except cattrs.BaseValidationError as error:
+        raise UserError("; ".join(cattrs.transform_error(error, format_exception=describe))) from error
+
+
+def read(path: Path) -> Experiment:
+    """The experiment saved at `path`."""
+    try:
+        return decode(json.loads(path.read_text()))
+    except (json.JSONDecodeError, UnicodeDecodeError, UserError) as error:
+        raise UserError(f"{path} is not an experiment's config: {error}") from error
+
+
+def identity_differences(ours: Experiment, theirs: Experiment) -> list[str]:
+    """Lines `field: theirs -> ours` for the identity fields that differ."""
+    return _differences(_leaves(ours, "", runtime=False), _leaves(theirs, "", runtime=False))
+
+
+def runtime_differences(ours: Experiment, theirs: Experiment) -> list[str]:
+    """Lines `field: theirs -> ours` for the runtime fields that differ."""
+    return _differences(_leaves(ours, "", runtime=True), _leaves(theirs, "", runtime=True))
+
+
+def _differences(ours: Iterable[tuple[str, Any]], theirs: Iterable[tuple[str, Any]]) -> list[str]:
+    a, b = dict(ours), dict(theirs)
+    keys = [key for key in a | b if a.get(key) != b.get(key)]
+    return [f"{key}: {b.get(key)!r} -> {a.get(key)!r}" for key in keys]
+
+
+def _leaves(value: Any, path: str, runtime: bool, is_runtime: bool = False) -> Iterable[tuple[str, Any]]:
+    """Pairs of path and value of all leaves that are runtime fields, or of all that are not."""
+    children = ()
+    if dataclasses.is_dataclass(value):
+        if path and runtime == is_runtime:
+            yield f"{path}.type", type(value).__name__
+        children = [
+            (f.name, getattr(value, f.name), "runtime" in f.metadata) for f in dataclasses.fields(value)
+        ]
+    elif isinstance(value, tuple):
+        children = [(i, child, False) for i, child in enumerate(value)]
+    elif runtime == is_runtime:
+        yield path, value
+    for name, child, marked in children:
+        yield from _leaves(child, f"{path}.{name}" if path else name, runtime, is_runtime or marked)

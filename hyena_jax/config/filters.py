@@ -1,0 +1,221 @@
+"""What a long filter is. Every class has `check(max_len)`, which refuses what does not fit the length."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from hyena_jax.config.checks import require, require_at_least, require_choice
+
+NormAxis = Literal["none", "channels", "length"]
+NORM_AXES = ("none", "channels", "length")
+
+
+@dataclass(frozen=True)
+class CKConvFilterConfig:
+    """A sine network of the time index, without a window (Romero et al. 2021, arXiv 2102.02611)."""
+
+    emb_dim: int = 33
+    """Width of the positional features, odd: time, and (emb_dim - 1) / 2 cosine and sine pairs."""
+    width: int = 64
+    """Hidden width of the sine network."""
+    n_hidden: int = 2
+    """Hidden layers after the first; 2 makes the paper's four dense layers."""
+    sine_frequency: float = 14.0
+    """Initial value w of the frequencies in sin(w x)."""
+    train_sine_frequency: bool = True
+    """Train the frequencies, one vector for all layers."""
+    features: Literal["published", "harmonics"] = "published"
+    """`published`: frequencies linspace(1e-4, bands - 1) and -sin; `harmonics`: 0..bands-1 and +sin."""
+
+    def __post_init__(self) -> None:
+        require(self.emb_dim >= 3 and self.emb_dim % 2 == 1, "emb_dim", self.emb_dim, "odd and at least 3")
+        require_at_least(1, self, "width")
+        require_at_least(0, self, "n_hidden")
+        require(math.isfinite(self.sine_frequency), "sine_frequency", self.sine_frequency, "finite")
+        require_choice(self, features=("published", "harmonics"))
+
+    def check(self, max_len: int) -> None:
+        """Any length will do."""
+
+
+@dataclass(frozen=True)
+class ImplicitFilterConfig(CKConvFilterConfig):
+    """A sine network of the time index under a decaying window (Hyena, section 3.3)."""
+
+    fast_decay: float = 0.3
+    """Fastest channel: fraction of max_len at which its window has decayed to `decay_target`."""
+    slow_decay: float = 1.5
+    """Slowest channel: the same fraction."""
+    decay_target: float = 0.01
+    """Window value that defines the two fractions above."""
+    window_shift: float = 0.0
+    """Constant added to the window, so that it does not vanish."""
+    train_decay: bool = False
+    """Train the decay rates of the window."""
+    norm_axis: NormAxis = "none"
+    """Divide the filter by its L1 norm over all filter channels at each lag, or over the lags."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_window(self)
+
+
+@dataclass(frozen=True)
+class WindowedFilterConfig:
+    """Free taps under a trainable window g ⊙ (exp(alpha t) + b), as in the annotated variant of Hyena."""
+
+    fast_decay: float = 0.3
+    """Fastest channel: fraction of max_len at which its window has decayed to `decay_target`."""
+    slow_decay: float = 1.5
+    """Slowest channel: the same fraction."""
+    decay_target: float = 0.01
+    """Window value that defines the two fractions above."""
+    window_shift: float = 0.0
+    """Initial value b."""
+    train_decay: bool = True
+    """Train alpha, one for each channel."""
+    train_shift: bool = True
+    """Train b, one for each channel."""
+    norm_axis: NormAxis = "channels"
+    """Divide each filter by its L1 norm over the channels at each lag, or over the lags."""
+
+    def __post_init__(self) -> None:
+        _check_window(self)
+
+    def check(self, max_len: int) -> None:
+        """Any length will do."""
+
+
+@dataclass(frozen=True)
+class ExplicitFilterConfig:
+    """Free taps: the plain convolution."""
+
+    n_taps: int | None = None
+    """Taps M; later lags are zero. None takes max_len."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "n_taps")
+
+    def check(self, max_len: int) -> None:
+        """The taps must fit."""
+        most = f"at most max_len={max_len}"
+        require(self.n_taps is None or self.n_taps <= max_len, "n_taps", self.n_taps, most)
+
+
+@dataclass(frozen=True)
+class FNOFilterConfig:
+    """The lowest modes of the filter's Fourier transform over max_len (Li et al. 2021, arXiv 2010.08895)."""
+
+    n_modes: int = 64
+    """Modes; at most max_len // 2 + 1 exist, and more are not made."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "n_modes")
+
+    def check(self, max_len: int) -> None:
+        """Any length will do."""
+
+
+@dataclass(frozen=True)
+class TransferFunctionFilterConfig:
+    """A rational function of the delay, by FFT over max_len; it wraps round modulo max_len."""
+
+    n_state: int = 32
+    """Coefficients n of the numerator and of the denominator, each."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "n_state")
+
+    def check(self, max_len: int) -> None:
+        """The coefficients must fit the transform."""
+        require(self.n_state < max_len, "n_state", self.n_state, f"below max_len={max_len}")
+
+
+@dataclass(frozen=True)
+class S4DFilterConfig:
+    """The impulse response of a diagonal state space (Gu et al. 2022, arXiv 2206.11893), bilinear."""
+
+    n_state: int = 64
+    """Real size of the state, even: n_state / 2 complex modes."""
+    init: Literal["lin", "inv"] = "lin"
+    """Initial frequencies: pi n, or the inverse law."""
+    dt_min: float = 1e-3
+    """Smallest initial step."""
+    dt_max: float = 1e-1
+    """Largest initial step; the logarithm is uniform between both."""
+
+    def __post_init__(self) -> None:
+        require(self.n_state >= 2 and self.n_state % 2 == 0, "n_state", self.n_state, "even and at least 2")
+        require_choice(self, init=("lin", "inv"))
+        require(0 < self.dt_min <= self.dt_max, "dt_min", self.dt_min, f"in (0, dt_max={self.dt_max}]")
+
+    def check(self, max_len: int) -> None:
+        """Any length will do."""
+
+
+@dataclass(frozen=True)
+class ModalFilterConfig:
+    """h_0 free, h_t = Re sum_n R_n lambda_n^(t-1): trained directly in recurrent form."""
+
+    n_modes: int = 16
+    """Complex modes n."""
+    min_radius: float = 0.9
+    """Smallest initial |lambda|."""
+    max_radius: float = 0.999
+    """Largest initial |lambda|, below 1."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "n_modes")
+        most = f"in (0, max_radius={self.max_radius}]"
+        require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
+        require(self.max_radius < 1, "max_radius", self.max_radius, "below 1")
+
+    def check(self, max_len: int) -> None:
+        """Any length will do."""
+
+
+@dataclass(frozen=True)
+class LookupFilterConfig:
+    """A learned table over time, mapped to the channels by a small MLP (the gated variant of Hyena)."""
+
+    width: int = 64
+    """Rows F of the table [F, max_len]."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "width")
+
+    def check(self, max_len: int) -> None:
+        """Any length will do."""
+
+
+FilterConfig = (
+    ImplicitFilterConfig
+    | WindowedFilterConfig
+    | ExplicitFilterConfig
+    | CKConvFilterConfig
+    | FNOFilterConfig
+    | TransferFunctionFilterConfig
+    | S4DFilterConfig
+    | ModalFilterConfig
+    | LookupFilterConfig
+)
+FILTER_CONFIGS: dict[str, type] = {
+    "implicit": ImplicitFilterConfig,
+    "windowed": WindowedFilterConfig,
+    "explicit": ExplicitFilterConfig,
+    "ckconv": CKConvFilterConfig,
+    "fno": FNOFilterConfig,
+    "transfer_function": TransferFunctionFilterConfig,
+    "s4d": S4DFilterConfig,
+    "modal": ModalFilterConfig,
+    "lookup": LookupFilterConfig,
+}
+
+
+def _check_window(config: ImplicitFilterConfig | WindowedFilterConfig) -> None:
+    slow, fast = config.slow_decay, config.fast_decay
+    require(0 < fast <= slow, "fast_decay", fast, f"in (0, slow_decay={slow}]")
+    require(0 < config.decay_target < 1, "decay_target", config.decay_target, "in (0, 1)")
+    for name in ("window_shift", "slow_decay"):
+        require(math.isfinite(getattr(config, name)), name, getattr(config, name), "finite")
+    require_choice(config, norm_axis=NORM_AXES)

@@ -1,0 +1,394 @@
+"""What a mixer is. Every class has `causal`, and `check(d_model, max_len)` that refuses what does not fit."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from hyena_jax.config.checks import require, require_at_least, require_choice, require_divisor
+from hyena_jax.config.filters import (
+    ExplicitFilterConfig,
+    FilterConfig,
+    ImplicitFilterConfig,
+    LookupFilterConfig,
+    S4DFilterConfig,
+    WindowedFilterConfig,
+)
+
+Init = Literal["gpt2", "griffin", "torch", "xavier"]
+INITS = ("gpt2", "griffin", "torch", "xavier")
+ACTIVATIONS = ("none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid")
+
+
+@dataclass(frozen=True)
+class HyenaConfig:
+    """Gated long convolutions (Poli et al. 2023, arXiv 2302.10866); options as in the published code."""
+
+    order: int = 2
+    """Gating projections N. `conv_first` has N long filters, `gate_first` N - 1."""
+    gating: Literal["conv_first", "gate_first"] = "gate_first"
+    """The paper's equation 6, or the published PyTorch code (and its checkpoints)."""
+    short_filter_len: int = 3
+    """Taps of the depthwise causal FIR on the projections."""
+    num_heads: int = 1
+    """Heads H; each convolves with the same W / H filters, W = inner_factor d_model."""
+    inner_factor: int = 1
+    """Width of projections and filters, as a multiple of d_model."""
+    num_blocks: int = 1
+    """Blocks of max_len / num_blocks steps that are convolved alone."""
+    outer_mixing: bool = False
+    """Gate with the sum of the gate over each head's channels, not with the gate itself."""
+    post_order_ffn: bool = False
+    """Mix the heads after each convolution."""
+    activation: Literal["none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid"] = "none"
+    """Applied to the gated result, before the output projection; `gelu` is the erf form."""
+    dropout: float = 0.0
+    """Rate on the input of each long convolution."""
+    bidirectional: bool = False
+    """Also convolve with the future, with filters of its own: not causal."""
+    filter: FilterConfig = ImplicitFilterConfig()
+
+    def __post_init__(self) -> None:
+        require_choice(self, gating=("conv_first", "gate_first"), activation=ACTIVATIONS)
+        least = 2 if self.gating == "gate_first" else 1
+        require(self.order >= least, "order", self.order, f"at least {least} with gating {self.gating!r}")
+        require_at_least(1, self, "short_filter_len", "num_heads", "inner_factor", "num_blocks")
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
+
+    @property
+    def causal(self) -> bool:
+        """Whether an output depends on no later input."""
+        return not self.bidirectional
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """Heads must divide the inner width, blocks the length."""
+        require_divisor("num_heads", self.num_heads, "inner_factor * d_model", self.inner_factor * d_model)
+        require_divisor("num_blocks", self.num_blocks, "max_len", max_len)
+        self.filter.check(max_len)
+
+
+@dataclass(frozen=True)
+class AnnotatedHyenaConfig:
+    """Hyena with normalised gates and three residual paths inside, the annotated variant."""
+
+    order: int = 2
+    """Gates and long filters N."""
+    short_filter_len: int = 3
+    """Taps of the depthwise causal FIR on the projections."""
+    filter: FilterConfig = WindowedFilterConfig()
+
+    causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "order", "short_filter_len")
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """The filter must fit."""
+        self.filter.check(max_len)
+
+
+@dataclass(frozen=True)
+class GatedHyenaConfig:
+    """Hyena with a gate that interpolates between a long and a short convolution, the gated variant."""
+
+    short_filter_len: int = 3
+    """Taps of the depthwise FIR."""
+    causal: bool = True
+    """False centres the FIR, as its source does: it then reads (short_filter_len - 1) / 2 steps ahead."""
+    filter: FilterConfig = LookupFilterConfig()
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "short_filter_len")
+        taps = self.short_filter_len
+        require(self.causal or taps % 2 == 1, "short_filter_len", taps, "odd where causal is False")
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """The filter must fit."""
+        self.filter.check(max_len)
+
+
+@dataclass(frozen=True)
+class HawkConfig:
+    """The RG-LRU recurrent block of Hawk and Griffin (De et al. 2024, arXiv 2402.19427)."""
+
+    width: int | None = None
+    """Recurrence width W; None takes d_model."""
+    gate_blocks: int = 1
+    """Diagonal blocks of the gates' matrices; 1 is dense."""
+    projection_bias: bool = False
+    """Biases in the three dense layers of the block."""
+    gate_bias: bool = False
+    """Biases in the two gates."""
+    short_filter_len: int = 4
+    """Taps of the depthwise causal FIR."""
+    ring: Literal["a", "a_to_c"] = "a"
+    """What starts uniform (by area) between the radii: a (released code), or a^c (the paper's text)."""
+    min_radius: float = 0.9
+    """Inner radius."""
+    max_radius: float = 0.999
+    """Outer radius, below 1."""
+    reset_at_start: bool = False
+    """Treat the first token as the start of a document (released code): its input is not scaled down."""
+    gelu: Literal["erf", "tanh"] = "erf"
+    """Form of the GELU on the gate branch; the released code's is `tanh`."""
+
+    causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "width", "gate_blocks", "short_filter_len")
+        require_choice(self, ring=("a", "a_to_c"), gelu=("erf", "tanh"))
+        most = f"in (0, max_radius={self.max_radius}]"
+        require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
+        require(self.max_radius < 1, "max_radius", self.max_radius, "below 1")
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """Blocks must divide the width."""
+        require_divisor("gate_blocks", self.gate_blocks, "width", self.width or d_model)
+
+
+@dataclass(frozen=True)
+class _HeadsConfig:
+    """What the attention mixers have in common."""
+
+    n_heads: int = 4
+    """Query heads; must divide d_model."""
+    n_kv_heads: int | None = None
+    """Heads of keys and values, a divisor of n_heads: 1 is multi-query; None takes n_heads."""
+    rotary_fraction: float = 0.0
+    """Part of each head's channels that rotary position embedding turns; 0 is none."""
+    rotary_base: float = 10_000.0
+    """Base of the rotary frequencies."""
+    qkv_bias: bool = True
+    """Biases of queries, keys and values."""
+    out_bias: bool = True
+    """Bias of the output projection."""
+    init: Init = "gpt2"
+    """Initialisation of the projections, named after who uses it."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "n_heads", "n_kv_heads")
+        if self.n_kv_heads is not None:
+            require_divisor("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
+        require(0 <= self.rotary_fraction <= 1, "rotary_fraction", self.rotary_fraction, "in [0, 1]")
+        require(self.rotary_base > 1, "rotary_base", self.rotary_base, "above 1")
+        require_choice(self, init=INITS)
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """Heads must divide the width; the turned part of a head must be pairs."""
+        require_divisor("n_heads", self.n_heads, "d_model", d_model)
+        turned = self.rotary_fraction * d_model / self.n_heads
+        allowed = f"such that an even number of the {d_model // self.n_heads} channels of a head is turned"
+        require(turned % 2 == 0, "rotary_fraction", self.rotary_fraction, allowed)
+
+
+@dataclass(frozen=True)
+class AttentionConfig(_HeadsConfig):
+    """Softmax attention: multi-head, grouped or multi-query, with or without rotary positions."""
+
+    causal: bool = True
+    """False lets a query see all keys."""
+
+
+@dataclass(frozen=True)
+class LocalAttentionConfig(_HeadsConfig):
+    """Softmax attention to the last `window` keys and the current one (Griffin, section 2.3)."""
+
+    window: int = 1024
+    """A key is visible when 0 <= query - key <= window."""
+    n_kv_heads: int | None = 1
+    """Heads of keys and values, a divisor of n_heads: 1 is multi-query; None takes n_heads."""
+    rotary_fraction: float = 0.5
+    """Part of each head's channels that rotary position embedding turns; 0 is none."""
+    qkv_bias: bool = False
+    """Biases of queries, keys and values."""
+    init: Init = "griffin"
+    """Initialisation of the projections, named after who uses it."""
+
+    causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, self, "window")
+
+
+@dataclass(frozen=True)
+class FastmaxConfig:
+    """Attention with the Taylor polynomial of exp in place of exp (Gerami et al. 2024, arXiv 2402.07901)."""
+
+    n_heads: int = 4
+    """Heads; must divide d_model."""
+    p: int = 2
+    """Degree of the polynomial, 1 to 4. Odd degrees can make a row's sum vanish; it is kept off zero."""
+    standardize: bool = True
+    """Standardise each query and key over the channels of its head."""
+    scale: float | None = None
+    """Factor of q.k; None is 1 / sqrt(head_dim)."""
+    factorized: bool = True
+    """Linear in the length by polynomial features, or the quadratic form."""
+    causal: bool = True
+    """False sums over all keys."""
+    qkv_bias: bool = False
+    """Biases of queries, keys and values."""
+    out_bias: bool = True
+    """Bias of the output projection."""
+    init: Init = "xavier"
+    """Initialisation of the projections, named after who uses it."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "n_heads")
+        require(1 <= self.p <= 4, "p", self.p, "in 1..4")
+        require(self.scale is None or self.scale > 0, "scale", self.scale, "above 0")
+        require_choice(self, init=INITS)
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """Heads must divide the width."""
+        require_divisor("n_heads", self.n_heads, "d_model", d_model)
+
+
+@dataclass(frozen=True)
+class AFTFullConfig:
+    """Attention-free transformer with learned position biases (Zhai et al. 2021, arXiv 2105.14103)."""
+
+    rank: int = 64
+    """Rank of the biases w [max_len, max_len]."""
+    init: Init = "gpt2"
+    """Initialisation of the projections, named after who uses it."""
+
+    causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "rank")
+        require_choice(self, init=INITS)
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """Any size will do."""
+
+
+@dataclass(frozen=True)
+class AFTLocalConfig(AFTFullConfig):
+    """AFT whose position biases act inside a window only; outside they are 0."""
+
+    window: int = 32
+    """A bias acts where query - key < window."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, self, "window")
+
+
+@dataclass(frozen=True)
+class AFTSimpleConfig:
+    """AFT without position biases: a running, exponentially weighted mean of the values."""
+
+    init: Init = "gpt2"
+    """Initialisation of the projections, named after who uses it."""
+
+    causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_choice(self, init=INITS)
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """Any size will do."""
+
+
+@dataclass(frozen=True)
+class AFTConvConfig:
+    """AFT whose position biases are a short filter for each head, shared over time."""
+
+    n_heads: int = 4
+    """Heads; must divide d_model. A head has one key and one filter."""
+    n_taps: int = 32
+    """Taps s of each filter."""
+    init: Init = "gpt2"
+    """Initialisation of the projections, named after who uses it."""
+
+    causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "n_heads", "n_taps")
+        require_choice(self, init=INITS)
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """Heads must divide the width."""
+        require_divisor("n_heads", self.n_heads, "d_model", d_model)
+
+
+@dataclass(frozen=True)
+class H3Config:
+    """Two state-space convolutions between three projections (Fu et al. 2023, arXiv 2212.14052)."""
+
+    head_dim: int = 1
+    """Channels of a head; must divide d_model. Keys and values meet in an outer product."""
+    n_taps: int = 64
+    """Taps of the shift filter on the keys."""
+    filter: FilterConfig = S4DFilterConfig()
+    """The second filter, one for each head."""
+
+    causal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_at_least(1, self, "head_dim", "n_taps")
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """Heads must divide the width."""
+        require_divisor("head_dim", self.head_dim, "d_model", d_model)
+        self.filter.check(max_len)
+
+
+@dataclass(frozen=True)
+class S4DConfig:
+    """One diagonal state-space convolution, GELU and a gated output (Gu et al. 2022, arXiv 2206.11893)."""
+
+    filter: FilterConfig = S4DFilterConfig()
+
+    causal: ClassVar[bool] = True
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """The filter must fit."""
+        self.filter.check(max_len)
+
+
+@dataclass(frozen=True)
+class FIRConfig:
+    """One long convolution between two projections, without gates: the plain convolution baseline."""
+
+    filter: FilterConfig = ExplicitFilterConfig()
+
+    causal: ClassVar[bool] = True
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """The filter must fit."""
+        self.filter.check(max_len)
+
+
+MixerConfig = (
+    HyenaConfig
+    | AnnotatedHyenaConfig
+    | GatedHyenaConfig
+    | HawkConfig
+    | AttentionConfig
+    | LocalAttentionConfig
+    | FastmaxConfig
+    | AFTFullConfig
+    | AFTLocalConfig
+    | AFTSimpleConfig
+    | AFTConvConfig
+    | H3Config
+    | S4DConfig
+    | FIRConfig
+)
+MIXER_CONFIGS: dict[str, type] = {
+    "hyena": HyenaConfig,
+    "annotated_hyena": AnnotatedHyenaConfig,
+    "gated_hyena": GatedHyenaConfig,
+    "hawk": HawkConfig,
+    "attention": AttentionConfig,
+    "local_attention": LocalAttentionConfig,
+    "fastmax": FastmaxConfig,
+    "aft_full": AFTFullConfig,
+    "aft_local": AFTLocalConfig,
+    "aft_simple": AFTSimpleConfig,
+    "aft_conv": AFTConvConfig,
+    "h3": H3Config,
+    "s4d": S4DConfig,
+    "fir": FIRConfig,
+}

@@ -1,0 +1,135 @@
+"""What a model is: a stack of blocks, and what stands before and after it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hyena_jax.config.checks import require, require_at_least, require_choice
+from hyena_jax.config.mixers import INITS, HyenaConfig, Init, MixerConfig
+
+# Metadata of a field that may change between the runs of one experiment.
+RUNTIME = {"runtime": True}
+
+Norm = Literal["none", "layer", "rms"]
+NORMS = ("none", "layer", "rms")
+FFNS = ("none", "gelu", "gelu_tanh", "relu", "geglu")
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """`n_layers` blocks: x <- x + mixer(norm(x)), then x <- x + ffn(norm(x))."""
+
+    pattern: tuple[MixerConfig, ...] = (HyenaConfig(),)
+    """Mixers of the first layers; repeated until there are n_layers."""
+    n_layers: int = 4
+    """Blocks."""
+    d_model: int = 128
+    """Width D of the residual stream."""
+    ffn: Literal["none", "gelu", "gelu_tanh", "relu", "geglu"] = "gelu_tanh"
+    """Feed-forward part of a block; `gelu` is the erf form, `geglu` gates with the tanh form."""
+    d_ff: int | None = 512
+    """Hidden width of the feed-forward part; None exactly when there is none."""
+    norm: Norm = "layer"
+    """Norm before each mixer and feed-forward part: LayerNorm, or RMSNorm that multiplies by 1 + scale."""
+    final_norm: Norm = "layer"
+    """Norm after the last block."""
+    residual: bool = True
+    """False applies the mixers one after the other, with nothing between them (norm and ffn are `none`)."""
+    learned_positions: bool = False
+    """Add a learned position embedding (attention needs it or rotary positions; convolutions do not)."""
+    dropout: float = 0.0
+    """Rate after the embedding, and on the output of each mixer and feed-forward part."""
+    init: Init = "gpt2"
+    """Initialisation of embeddings, feed-forward parts and head, named after who uses it."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Activations; parameters, FFTs, norms and the loss stay in float32."""
+    remat: bool = field(default=False, metadata=RUNTIME)
+    """Recompute each block in the backward pass instead of storing its activations."""
+
+    def __post_init__(self) -> None:
+        require(len(self.pattern) >= 1, "pattern", self.pattern, "at least one mixer")
+        require_at_least(1, self, "n_layers", "d_model", "d_ff")
+        require_choice(
+            self, ffn=FFNS, norm=NORMS, final_norm=NORMS, init=INITS, dtype=("float32", "bfloat16")
+        )
+        allowed = f"{'None' if self.ffn == 'none' else 'a width'} with ffn {self.ffn!r}"
+        require((self.d_ff is None) == (self.ffn == "none"), "d_ff", self.d_ff, allowed)
+        bare = (self.norm, self.ffn) == ("none", "none")
+        require(self.residual or bare, "residual", self.residual, "True unless norm and ffn are 'none'")
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
+
+    def check_mixers(self, max_len: int) -> None:
+        """Refuses mixers that do not fit the width or the length."""
+        for mixer in self.pattern:
+            mixer.check(self.d_model, max_len)
+
+
+@dataclass(frozen=True)
+class LanguageModelConfig(BackboneConfig):
+    """Token embedding, blocks of causal mixers, final norm and head."""
+
+    max_len: int = 256
+    """Lmax: longest sequence, and the constant that filters and positions are defined by."""
+    vocab_size: int | None = None
+    """Symbols; None takes the tokenizer's count."""
+    scale_embedding: bool = False
+    """Multiply the token embedding by sqrt(d_model)."""
+    tied_head: bool = True
+    """Use the transposed embedding as head."""
+    head_bias: bool = False
+    """Bias of an untied head."""
+    soft_cap: float | None = None
+    """Bound c of the logits: c tanh(logits / c)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, self, "max_len")
+        require_at_least(2, self, "vocab_size")
+        require(not (self.tied_head and self.head_bias), "head_bias", self.head_bias, "False with tied_head")
+        require(self.soft_cap is None or self.soft_cap > 0, "soft_cap", self.soft_cap, "above 0")
+        for mixer in self.pattern:
+            name = type(mixer).__name__
+            require(mixer.causal, "pattern", name, "of causal mixers: a language model predicts the future")
+        self.check_mixers(self.max_len)
+
+
+@dataclass(frozen=True)
+class ImageClassifierConfig(BackboneConfig):
+    """Patches by a strided convolution, blocks of any mixers over them, final norm and head."""
+
+    learned_positions: bool = True
+    """Add a learned position embedding, one for each patch."""
+    image_size: tuple[int, int] | None = None
+    """Height and width; None takes the data's."""
+    channels: int | None = None
+    """Colours; None takes the data's."""
+    n_classes: int | None = None
+    """Classes; None takes the data's."""
+    patch_size: tuple[int, int] = (4, 4)
+    """Height and width of a patch; a border that does not fill one is cropped."""
+    head: Literal["average_pool", "per_token"] = "average_pool"
+    """Classify the mean over the patches, or each patch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, self, "channels")
+        require_at_least(2, self, "n_classes")
+        require_choice(self, head=("average_pool", "per_token"))
+        require(min(self.patch_size) >= 1, "patch_size", self.patch_size, "at least 1 x 1")
+        if self.image_size is not None:
+            fits = all(p <= n for p, n in zip(self.patch_size, self.image_size, strict=True))
+            require(fits, "patch_size", self.patch_size, f"at most image_size={self.image_size}")
+            self.check_mixers(self.max_len)
+
+    @property
+    def max_len(self) -> int:
+        """Patches of an image."""
+        require(self.image_size is not None, "image_size", self.image_size, "known when a model is built")
+        height, width = (n // p for n, p in zip(self.image_size, self.patch_size, strict=True))
+        return height * width
+
+
+ModelConfig = LanguageModelConfig | ImageClassifierConfig
+MODEL_CONFIGS: dict[str, type] = {
+    "language_model": LanguageModelConfig,
+    "image_classifier": ImageClassifierConfig,
+}

@@ -1,0 +1,28 @@
+"""What a case is."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from hyena_jax.config import MixerConfig
+
+# Small, and with the odd Lmax that every length of the tests fits into.
+D, MAX_LEN = 8, 127
+
+
+class Case(NamedTuple):
+    """A mixer's config, its NumPy float64 oracle, and what is special about its arithmetic."""
+
+    config: MixerConfig
+    oracle: Callable[[dict, np.ndarray], np.ndarray]
+    """(params, x [B, L, D]) -> y [B, L, D]."""
+    letters: dict[str, int]
+    """Sizes that the shapes in the mixer's docstring are written in, besides D and Lmax."""
+    exactly_causal: bool = True
+    """No FFT in between, through which rounding reaches backwards."""
+    through_library: bool = False
+    """jax.nn.dot_product_attention: its softmax is float32 always, and it mixes dtypes of its own accord."""
+    resets: Callable[[dict, np.ndarray, np.ndarray], np.ndarray] | None = None
+    """The oracle with document boundaries: (params, x, segment_ids [B, L]) -> y; None where it has none."""
+    max_len: int = MAX_LEN
