@@ -1,79 +1,126 @@
-"""The implicit filter of Hyena. Axes: L length, D channels, N filters, E = emb_dim features."""
+"""Filters as sine networks of the time index. Axes: L length, D channels, N filters, E = emb_dim features."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import ImplicitFilterConfig, require
+from hyena_jax.config import CKConvFilterConfig, ImplicitFilterConfig
+from hyena_jax.filters.window import check_length, decay_rates, l1_normalized, relative_time
 
 
-class ImplicitFilter(nn.Module):
-    """h = window(t) ⊙ SineNetwork(PositionalFeatures(t)) (Poli et al. 2023, section 3.3).
+class CKConvFilter(nn.Module):
+    """h = SineNetwork(PositionalFeatures(t)), without a window (Romero et al. 2021, arXiv 2102.02611).
 
     Time is measured against `max_len`, never against the current length, so the filter of a short
     sequence is the beginning of the filter of a long one. Always float32 (or float64).
 
     Attributes:
-      n_filters: N; output channel d N + o of the network is filter o of channel d.
+      n_filters: N.
       d_model: D.
       max_len: Lmax.
-      config: see `ImplicitFilterConfig`.
+      config: see `CKConvFilterConfig`.
+
+    Parameters:
+      positions [Lmax, E]: features of lag t in row t: time, then cosines, then sines, low to high.
+      sine_frequency [width]: w in sin(w x), one vector for all layers; a constant unless trained.
+      dense_0/kernel [E, width]: from the features.
+      dense_0/bias [width]:
+      dense_1/kernel [width, width]: hidden, and so on for n_hidden layers, by default two.
+      dense_1/bias [width]:
+      dense_2/kernel [width, width]:
+      dense_2/bias [width]:
+      dense_3/kernel [width, N*D]: the last layer; column d*N + o is filter o of channel d.
     """
 
     n_filters: int
     d_model: int
     max_len: int
-    config: ImplicitFilterConfig = ImplicitFilterConfig()
+    config: CKConvFilterConfig | ImplicitFilterConfig = CKConvFilterConfig()
 
     def setup(self) -> None:
         config = self.config
-        channels = self.n_filters * self.d_model
-        self.positions = self.param("positions", lambda _: positional_features(self.max_len, config.emb_dim))
+        self.positions = self.param("positions", lambda _: positional_features(self.max_len, config))
         # One frequency vector serves every layer, as in the published code.
-        self.sine_frequency = self.param(
-            "sine_frequency", nn.initializers.constant(config.sine_frequency), (config.width,)
-        )
+        if config.train_sine_frequency:
+            init = nn.initializers.constant(config.sine_frequency)
+            self.sine_frequency = self.param("sine_frequency", init, (config.width,))
+        else:
+            self.sine_frequency = config.sine_frequency
         init = nn.initializers.normal(0.02)
         self.dense = [
             *(nn.Dense(config.width, kernel_init=init) for _ in range(config.n_hidden + 1)),
-            nn.Dense(channels, use_bias=False, kernel_init=init),
+            nn.Dense(self.n_filters * self.d_model, use_bias=False, kernel_init=init),
         ]
-        decay = decay_rates(config, channels)
-        if config.train_decay:
-            self.decay = self.param("decay", lambda _: jnp.asarray(decay, jnp.float32))
-        else:
-            self.decay = decay
 
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""
-        require(1 <= length <= self.max_len, "sequence length", length, f"in 1..max_len={self.max_len}")
-        # A norm over the lags is a property of the whole filter: evaluate that, then cut.
-        taps = self.max_len if self.config.norm_axis == "length" else length
+        check_length(length, self.max_len)
+        return self._by_filter(self._network(length))
+
+    def _network(self, taps: int) -> jax.Array:
+        """Output of the sine network at the first `taps` lags [taps, D N]."""
         hidden = self.positions[:taps]
         for dense in self.dense[:-1]:
             hidden = jnp.sin(self.sine_frequency * dense(hidden))
-        h = self.dense[-1](hidden) * self._window(taps, hidden.dtype)  # [taps, D N]
-        if self.config.norm_axis != "none":
-            axis = {"channels": 1, "length": 0}[self.config.norm_axis]
-            h = h / jnp.abs(h).sum(axis, keepdims=True)
-        return h[:length].reshape(length, self.d_model, self.n_filters).transpose(2, 1, 0)
+        return self.dense[-1](hidden)
 
-    def _window(self, taps: int, dtype: jnp.dtype) -> jax.Array:
-        time = jnp.arange(taps, dtype=dtype) / max(self.max_len - 1, 1)
-        return jnp.exp(-time[:, None] * jnp.abs(jnp.asarray(self.decay, dtype))) + self.config.window_shift
+    def _by_filter(self, h: jax.Array) -> jax.Array:
+        return h.reshape(len(h), self.d_model, self.n_filters).transpose(2, 1, 0)
 
 
-def positional_features(max_len: int, emb_dim: int) -> jax.Array:
-    """[t/(Lmax-1), cos(f w_t), -sin(f w_t)] at w_t = 2 pi t / Lmax, float32 [Lmax, E] (appendix A.3)."""
-    bands = (emb_dim - 1) // 2
+class ImplicitFilter(CKConvFilter):
+    """h = window(t) ⊙ SineNetwork(PositionalFeatures(t)) (Poli et al. 2023, section 3.3).
+
+    window(t) = exp(-|decay| t/(Lmax-1)) + shift, with a decay for each of the D N channels.
+
+    Attributes:
+      config: see `ImplicitFilterConfig`.
+
+    Parameters:
+      positions [Lmax, E]: features of lag t in row t: time, then cosines, then sines, low to high.
+      sine_frequency [width]: w in sin(w x), one vector for all layers; a constant unless trained.
+      dense_0/kernel [E, width]: from the features.
+      dense_0/bias [width]:
+      dense_1/kernel [width, width]: hidden, and so on for n_hidden layers, by default two.
+      dense_1/bias [width]:
+      dense_2/kernel [width, width]:
+      dense_2/bias [width]:
+      dense_3/kernel [width, N*D]: the last layer; column d*N + o is filter o of channel d.
+      decay [N*D]: exponents of the window in the order of these columns; a constant unless trained.
+    """
+
+    config: ImplicitFilterConfig = ImplicitFilterConfig()
+
+    def setup(self) -> None:
+        super().setup()
+        self.decay = decay_rates(self.config, self.n_filters * self.d_model)
+        if self.config.train_decay:
+            initial = jnp.asarray(self.decay, jnp.float32)
+            self.decay = self.param("decay", lambda _: initial)
+
+    def __call__(self, length: int) -> jax.Array:
+        """The first `length` taps, h [N, D, length]."""
+        check_length(length, self.max_len)
+        # A norm over the lags is a property of the whole filter: evaluate that, then cut.
+        taps = self.max_len if self.config.norm_axis == "length" else length
+        h = self._network(taps)
+        time = relative_time(taps, self.max_len, h.dtype)
+        window = jnp.exp(-time[:, None] * jnp.abs(jnp.asarray(self.decay, h.dtype)))
+        h = h * (window + self.config.window_shift)
+        h = l1_normalized(h, {"none": None, "channels": 1, "length": 0}[self.config.norm_axis])
+        return self._by_filter(h[:length])
+
+
+def positional_features(max_len: int, config: CKConvFilterConfig | ImplicitFilterConfig) -> jax.Array:
+    """[t/(Lmax-1), cos(f w_t), ∓sin(f w_t)] at w_t = 2 pi t / Lmax, float32 [Lmax, E] (appendix A.3).
+
+    f are linspace(1e-4, bands - 1, bands) and the sine's sign is minus in the published code; the annotated
+    variant has 0 .. bands - 1 and plus.
+    """
+    bands = (config.emb_dim - 1) // 2
+    lowest, sign = (1e-4, -1) if config.features == "published" else (0, 1)
     t = np.arange(max_len)[:, None]
-    angle = np.linspace(1e-4, bands - 1, bands) * 2 * np.pi * t / max_len
+    angle = np.linspace(lowest, bands - 1, bands) * 2 * np.pi * t / max_len
     time = t / max(max_len - 1, 1)
-    return jnp.asarray(np.concatenate([time, np.cos(angle), -np.sin(angle)], axis=1), jnp.float32)
-
-
-def decay_rates(config: ImplicitFilterConfig, channels: int) -> np.ndarray:
-    """Window exponents, evenly spaced from the slowest channel to the fastest: float64 [channels]."""
-    log_target = np.log(config.decay_target)
-    return np.linspace(log_target / config.slow_decay, log_target / config.fast_decay, channels)
+    return jnp.asarray(np.concatenate([time, np.cos(angle), sign * np.sin(angle)], axis=1), jnp.float32)

@@ -1,0 +1,88 @@
+"""Filters with a free number at every lag. Axes: L length, D channels, N filters, M taps."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hyena_jax.config import ExplicitFilterConfig, WindowedFilterConfig
+from hyena_jax.filters.window import check_length, decay_rates, l1_normalized, relative_time
+
+
+class ExplicitFilter(nn.Module):
+    """h_t = taps_t for t < M, and 0 after them.
+
+    Attributes:
+      n_filters: N.
+      d_model: D.
+      max_len: Lmax.
+      config: see `ExplicitFilterConfig`.
+
+    Parameters:
+      taps [N, D, M]: tap t is the weight of the input t steps ago.
+    """
+
+    n_filters: int
+    d_model: int
+    max_len: int
+    config: ExplicitFilterConfig = ExplicitFilterConfig()
+
+    def setup(self) -> None:
+        self.config.check(self.max_len)
+        n_taps = self.config.n_taps or self.max_len
+        # Outputs start with the variance of the inputs.
+        init = nn.initializers.normal(n_taps**-0.5)
+        self.taps = self.param("taps", init, (self.n_filters, self.d_model, n_taps))
+
+    def __call__(self, length: int) -> jax.Array:
+        """The first `length` taps, h [N, D, length]."""
+        check_length(length, self.max_len)
+        h = self.taps[..., :length]
+        return jnp.pad(h, [(0, 0), (0, 0), (0, length - h.shape[-1])])
+
+
+class WindowedFilter(nn.Module):
+    """h = taps ⊙ (exp(decay t/(Lmax-1)) + shift), then divided by its L1 norm.
+
+    The filter of the annotated variant of Hyena. Its prose takes the norm over the lags, its code over the
+    channels, which is the default; `norm_axis` decides.
+
+    Attributes:
+      n_filters: N.
+      d_model: D.
+      max_len: Lmax.
+      config: see `WindowedFilterConfig`.
+
+    Parameters:
+      taps [N, D, Lmax]: tap t is the weight of the input t steps ago, before the window.
+      decay [D]: exponents, negative at the start, shared by the N filters; a constant unless trained.
+      shift [D]: what the window decays to; a constant unless trained.
+    """
+
+    n_filters: int
+    d_model: int
+    max_len: int
+    config: WindowedFilterConfig = WindowedFilterConfig()
+
+    def setup(self) -> None:
+        config, channels = self.config, self.d_model
+        self.taps = self.param("taps", nn.initializers.normal(1.0), (self.n_filters, channels, self.max_len))
+        self.decay = decay_rates(config, channels)
+        self.shift = np.full(channels, config.window_shift)
+        if config.train_decay:
+            decay = jnp.asarray(self.decay, jnp.float32)
+            self.decay = self.param("decay", lambda _: decay)
+        if config.train_shift:
+            shift = jnp.asarray(self.shift, jnp.float32)
+            self.shift = self.param("shift", lambda _: shift)
+
+    def __call__(self, length: int) -> jax.Array:
+        """The first `length` taps, h [N, D, length]."""
+        check_length(length, self.max_len)
+        # A norm over the lags is a property of the whole filter: evaluate that, then cut.
+        taps = self.max_len if self.config.norm_axis == "length" else length
+        dtype = self.taps.dtype
+        decay, shift = (jnp.asarray(x, dtype)[:, None] for x in (self.decay, self.shift))
+        window = jnp.exp(decay * relative_time(taps, self.max_len, dtype)) + shift
+        axis = {"none": None, "channels": 1, "length": 2}[self.config.norm_axis]
+        return l1_normalized(self.taps[..., :taps] * window, axis)[..., :length]

@@ -1,0 +1,84 @@
+"""Filters given by their Fourier transform over Lmax. Axes: L length, D channels, N filters."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.config import FNOFilterConfig, TransferFunctionFilterConfig
+from hyena_jax.filters.window import check_length
+
+
+class FNOFilter(nn.Module):
+    """h = irfft(modes) over Lmax points: the lowest M modes are learned, the others 0 (arXiv 2010.08895).
+
+    Always evaluated at Lmax and cut, so that a short filter is the beginning of the long one.
+
+    Attributes:
+      n_filters: N.
+      d_model: D.
+      max_len: Lmax.
+      config: see `FNOFilterConfig`.
+
+    Parameters:
+      modes [N, D, M, 2]: mode 0 first; real and imaginary part last.
+    """
+
+    n_filters: int
+    d_model: int
+    max_len: int
+    config: FNOFilterConfig = FNOFilterConfig()
+
+    def setup(self) -> None:
+        n_modes = min(self.config.n_modes, self.max_len // 2 + 1)
+        shape = (self.n_filters, self.d_model, n_modes, 2)
+        self.modes = self.param("modes", nn.initializers.normal(1.0), shape)
+
+    def __call__(self, length: int) -> jax.Array:
+        """The first `length` taps, h [N, D, length]."""
+        check_length(length, self.max_len)
+        modes = jax.lax.complex(self.modes[..., 0], self.modes[..., 1])
+        return jnp.fft.irfft(modes, self.max_len)[..., :length]
+
+
+class TransferFunctionFilter(nn.Module):
+    """h = irfft(rfft([0, b_1..b_n]) / rfft([1, a_1..a_n])) + lag_zero δ, all over Lmax points.
+
+    Always evaluated at Lmax and cut. A response longer than Lmax wraps round: h_t is the sum of the true
+    response at t, t + Lmax, t + 2 Lmax, ...
+
+    Attributes:
+      n_filters: N.
+      d_model: D.
+      max_len: Lmax.
+      config: see `TransferFunctionFilterConfig`.
+
+    Parameters:
+      numerator [N, D, n_state]: b_1 .. b_n, the weights of the last n inputs.
+      denominator [N, D, n_state]: a_1 .. a_n; output t subtracts a_k times output t - k.
+      lag_zero [N, D]: weight of the input itself.
+    """
+
+    n_filters: int
+    d_model: int
+    max_len: int
+    config: TransferFunctionFilterConfig = TransferFunctionFilterConfig()
+
+    def setup(self) -> None:
+        self.config.check(self.max_len)
+        shape = (self.n_filters, self.d_model)
+        zeros = nn.initializers.zeros
+        self.numerator = self.param("numerator", zeros, (*shape, self.config.n_state))
+        self.denominator = self.param("denominator", zeros, (*shape, self.config.n_state))
+        self.lag_zero = self.param("lag_zero", nn.initializers.normal(1.0), shape)
+
+    def __call__(self, length: int) -> jax.Array:
+        """The first `length` taps, h [N, D, length]."""
+        check_length(length, self.max_len)
+        ratio = self._spectrum(0.0, self.numerator) / self._spectrum(1.0, self.denominator)
+        h = jnp.fft.irfft(ratio, self.max_len)[..., :length]
+        return h.at[..., 0].add(self.lag_zero)
+
+    def _spectrum(self, first: float, rest: jax.Array) -> jax.Array:
+        """Transform of (first, rest_1, .., rest_n)."""
+        coefficients = jnp.pad(rest, [(0, 0), (0, 0), (1, 0)], constant_values=first)
+        return jnp.fft.rfft(coefficients, self.max_len)

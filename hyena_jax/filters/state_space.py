@@ -1,0 +1,133 @@
+"""Filters that are the impulse response of a diagonal recurrence. Axes: L length, D channels, N filters."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hyena_jax.config import ModalFilterConfig, S4DFilterConfig
+from hyena_jax.filters.window import check_length
+
+
+class S4DFilter(nn.Module):
+    """h_t = 2 Re sum_n C_n Abar_n^t Bbar_n, a bilinear discretisation (Gu et al. 2022, arXiv 2206.11893).
+
+    A_n = -exp(log_decay) + i frequency, Abar = (1 + dt A/2) / (1 - dt A/2), Bbar = dt B / (1 - dt A/2). One
+    of each conjugate pair of modes is kept, hence the 2 Re.
+
+    Attributes:
+      n_filters: N.
+      d_model: D.
+      max_len: Lmax.
+      config: see `S4DFilterConfig`.
+
+    Parameters:
+      log_decay [N, D, n_state//2]: A's real part is minus its exponential.
+      frequency [N, D, n_state//2]: A's imaginary part, in radians per unit of continuous time.
+      log_dt [N, D]: logarithm of the time between tokens.
+      b [N, D, n_state//2, 2]: real and imaginary part of B.
+      c [N, D, n_state//2, 2]: real and imaginary part of C.
+    """
+
+    n_filters: int
+    d_model: int
+    max_len: int
+    config: S4DFilterConfig = S4DFilterConfig()
+
+    def setup(self) -> None:
+        config = self.config
+        shape = (self.n_filters, self.d_model)
+        modes = (*shape, config.n_state // 2)
+        constant = nn.initializers.constant
+        self.log_decay = self.param("log_decay", constant(np.log(0.5)), modes)
+        frequencies = jnp.broadcast_to(jnp.asarray(initial_frequencies(config), jnp.float32), modes)
+        self.frequency = self.param("frequency", lambda _: frequencies)
+        self.log_dt = self.param("log_dt", _log_uniform(config.dt_min, config.dt_max), shape)
+        one = jnp.broadcast_to(jnp.array([1.0, 0.0], jnp.float32), (*modes, 2))
+        self.b = self.param("b", lambda _: one)
+        self.c = self.param("c", nn.initializers.normal(0.5**0.5), (*modes, 2))
+
+    def __call__(self, length: int) -> jax.Array:
+        """The first `length` taps, h [N, D, length]."""
+        check_length(length, self.max_len)
+        dt = jnp.exp(self.log_dt)[..., None]
+        half_step = jax.lax.complex(-jnp.exp(self.log_decay) * dt / 2, self.frequency * dt / 2)
+        a_bar = (1 + half_step) / (1 - half_step)
+        b_bar = _as_complex(dt[..., None] * self.b) / (1 - half_step)
+        return 2 * modal_response(jnp.log(a_bar), _as_complex(self.c) * b_bar, length)
+
+
+class ModalFilter(nn.Module):
+    """h_0 free, h_t = Re sum_n R_n lambda_n^(t-1) with |lambda_n| < 1 (Massaroli et al. 2023, 2310.18780).
+
+    lambda = exp(-exp(log_decay) + i angle).
+
+    Attributes:
+      n_filters: N.
+      d_model: D.
+      max_len: Lmax.
+      config: see `ModalFilterConfig`.
+
+    Parameters:
+      log_decay [N, D, n_modes]: ln(-ln |lambda|).
+      angle [N, D, n_modes]: argument of lambda, radians per token.
+      residue [N, D, n_modes, 2]: real and imaginary part of R.
+      lag_zero [N, D]: weight of the input itself.
+    """
+
+    n_filters: int
+    d_model: int
+    max_len: int
+    config: ModalFilterConfig = ModalFilterConfig()
+
+    def setup(self) -> None:
+        config = self.config
+        shape = (self.n_filters, self.d_model)
+        modes = (*shape, config.n_modes)
+        slowest, fastest = -np.log(config.max_radius), -np.log(config.min_radius)
+        self.log_decay = self.param("log_decay", _log_uniform(slowest, fastest), modes)
+        self.angle = self.param("angle", nn.initializers.uniform(np.pi), modes)
+        residue_init = nn.initializers.normal((0.5 / config.n_modes) ** 0.5)
+        self.residue = self.param("residue", residue_init, (*modes, 2))
+        self.lag_zero = self.param("lag_zero", nn.initializers.normal(1.0), shape)
+
+    def __call__(self, length: int) -> jax.Array:
+        """The first `length` taps, h [N, D, length]."""
+        check_length(length, self.max_len)
+        log_lambda = jax.lax.complex(-jnp.exp(self.log_decay), self.angle)
+        later = modal_response(log_lambda, _as_complex(self.residue), length - 1)
+        return jnp.concatenate([self.lag_zero[..., None], later], axis=-1)
+
+
+@jax.checkpoint
+def _response(log_modes: jax.Array, weights: jax.Array, time: jax.Array) -> jax.Array:
+    # As a product and a sum, which XLA fuses: the powers [..., n, L] are not written to memory, and thanks
+    # to the checkpoint not kept for the backward pass either.
+    exponents = jax.lax.complex(log_modes.real[..., None] * time, log_modes.imag[..., None] * time)
+    return (weights[..., None] * jnp.exp(exponents)).real.sum(-2)
+
+
+def modal_response(log_modes: jax.Array, weights: jax.Array, length: int) -> jax.Array:
+    """Re sum_n weights_n modes_n^t for t = 0 .. length-1: [..., length] of complex [..., n]."""
+    return _response(log_modes, weights, jnp.arange(length, dtype=log_modes.real.dtype))
+
+
+def initial_frequencies(config: S4DFilterConfig) -> np.ndarray:
+    """S4D-Lin or S4D-Inv, float64 [n_state / 2] (arXiv 2206.11893, equations 8 and 9)."""
+    n = np.arange(config.n_state // 2)
+    if config.init == "lin":
+        return np.pi * n
+    return config.n_state / np.pi * (config.n_state / (2 * n + 1) - 1)
+
+
+def _as_complex(parts: jax.Array) -> jax.Array:
+    return jax.lax.complex(parts[..., 0], parts[..., 1])
+
+
+def _log_uniform(low: float, high: float) -> nn.initializers.Initializer:
+    """Logarithms of values whose logarithm is uniform between low and high."""
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, np.log(low), np.log(high))
+
+    return init

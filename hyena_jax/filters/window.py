@@ -1,0 +1,28 @@
+"""What the filters share: time, the decaying window, the norm, and the one check. Axes: L length."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hyena_jax.config import ImplicitFilterConfig, WindowedFilterConfig, require
+
+
+def check_length(length: int, max_len: int) -> None:
+    """Raises ValueError unless a filter of `max_len` taps has `length` of them."""
+    require(1 <= length <= max_len, "sequence length", length, f"in 1..max_len={max_len}")
+
+
+def relative_time(taps: int, max_len: int, dtype: jnp.dtype) -> jax.Array:
+    """t/(Lmax-1) for the first `taps` lags [taps]: 0 at lag 0, 1 at the last lag of the longest filter."""
+    return jnp.arange(taps, dtype=dtype) / max(max_len - 1, 1)
+
+
+def decay_rates(config: ImplicitFilterConfig | WindowedFilterConfig, channels: int) -> np.ndarray:
+    """Window exponents, evenly spaced from the slowest channel to the fastest: float64 [channels], < 0."""
+    log_target = np.log(config.decay_target)
+    return np.linspace(log_target / config.slow_decay, log_target / config.fast_decay, channels)
+
+
+def l1_normalized(h: jax.Array, axis: int | None) -> jax.Array:
+    """h divided by its L1 norm along `axis`; None leaves it as it is."""
+    return h if axis is None else h / jnp.abs(h).sum(axis, keepdims=True)

@@ -1,0 +1,61 @@
+"""Initialisers of the published models, by the names that configs use."""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.typing import Initializer
+
+from hyena_jax.config import Init
+
+
+class Initializers(NamedTuple):
+    """One for each role of a dense layer, and one for embeddings."""
+
+    kernel: Initializer
+    out_kernel: Initializer
+    """Of a layer whose output is added to the residual stream."""
+    bias: Initializer
+    out_bias: Initializer
+    embedding: Initializer
+
+
+def initializers(name: Init, n_layers: int, fan_in: int, out_fan_in: int) -> Initializers:
+    """The initialisation that `name` stands for.
+
+    - `gpt2`: N(0, 0.02^2); residual outputs N(0, 0.02^2 / (2 n_layers)); biases 0 (the published Hyena's);
+    - `griffin`: variance 1 / fan_in; residual outputs 2 / (n_layers fan_in); biases 0; embeddings 1 / D;
+    - `torch`: U(±1/sqrt(fan_in)), biases too; embeddings N(0, 1);
+    - `xavier`: Xavier-uniform kernels; biases 0; embeddings N(0, 0.02^2).
+
+    Args:
+      n_layers: depth of the residual stack.
+      fan_in: inputs of the layers before the last, the width D where embeddings are concerned.
+      out_fan_in: inputs of the last layer.
+    """
+    normal, zeros = nn.initializers.normal, nn.initializers.zeros
+    match name:
+        case "gpt2":
+            return Initializers(
+                normal(0.02), normal(0.02 / (2 * n_layers) ** 0.5), zeros, zeros, normal(0.02)
+            )
+        case "griffin":
+            inner = normal(fan_in**-0.5)
+            return Initializers(inner, normal((2 / (n_layers * out_fan_in)) ** 0.5), zeros, zeros, inner)
+        case "torch":
+            inner, outer = uniform_fan_in(fan_in), uniform_fan_in(out_fan_in)
+            return Initializers(inner, outer, inner, outer, normal(1.0))
+        case "xavier":
+            xavier = nn.initializers.xavier_uniform()
+            return Initializers(xavier, xavier, zeros, zeros, normal(0.02))
+
+
+def uniform_fan_in(fan_in: int) -> Initializer:
+    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default for dense and convolution layers."""
+    bound = fan_in**-0.5
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init

@@ -1,0 +1,241 @@
+"""What every filter keeps to, and how each starts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tolerances import DIFFERENCE_TOLERANCE, assert_close
+
+from hyena_jax.config import (
+    FILTER_CONFIGS,
+    CKConvFilterConfig,
+    ExplicitFilterConfig,
+    FNOFilterConfig,
+    ImplicitFilterConfig,
+    LookupFilterConfig,
+    ModalFilterConfig,
+    S4DFilterConfig,
+    TransferFunctionFilterConfig,
+    WindowedFilterConfig,
+)
+from hyena_jax.filters import FILTERS, build_filter
+from hyena_jax.filters.implicit import positional_features
+from hyena_jax.filters.window import decay_rates
+from hyena_jax.reference import filters as oracles
+
+N, D, MAX_LEN = 2, 3, 41
+CONFIGS = {
+    "implicit": ImplicitFilterConfig(),
+    "implicit_channel_norm": ImplicitFilterConfig(norm_axis="channels", emb_dim=5),
+    "implicit_length_norm": ImplicitFilterConfig(norm_axis="length", emb_dim=3, width=7),
+    "implicit_trained_decay": ImplicitFilterConfig(train_decay=True, window_shift=0.1, n_hidden=0),
+    "implicit_annotated": ImplicitFilterConfig(
+        features="harmonics", train_sine_frequency=False, sine_frequency=12.0, train_decay=True
+    ),
+    "windowed": WindowedFilterConfig(),
+    "windowed_length_norm": WindowedFilterConfig(norm_axis="length"),
+    "windowed_plain": WindowedFilterConfig(
+        norm_axis="none", train_decay=False, train_shift=False, window_shift=0.3
+    ),
+    "explicit": ExplicitFilterConfig(),
+    "explicit_5_taps": ExplicitFilterConfig(n_taps=5),
+    "ckconv": CKConvFilterConfig(emb_dim=5, width=8),
+    "fno": FNOFilterConfig(),
+    "fno_4_modes": FNOFilterConfig(n_modes=4),
+    "transfer_function": TransferFunctionFilterConfig(n_state=3),
+    "s4d": S4DFilterConfig(n_state=8),
+    "s4d_inv": S4DFilterConfig(n_state=4, init="inv"),
+    "modal": ModalFilterConfig(n_modes=3),
+    "lookup": LookupFilterConfig(width=5),
+}
+NAMES = {config_class: name for name, config_class in FILTER_CONFIGS.items()}
+all_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+
+
+def init(config, max_len: int = MAX_LEN, moved: float = 0.02):
+    """The module and its initial parameters, each moved a little, so that zeros do not hide mistakes.
+
+    By no more than the kernels' own scale: sines of large arguments would amplify float32 rounding.
+    """
+    with jax.enable_x64(False):
+        module = build_filter(N, D, max_len, config)
+        params = jax.jit(lambda key: module.init(key, max_len))(jax.random.key(0))["params"]
+        leaves, structure = jax.tree.flatten(params)
+        keys = jax.random.split(jax.random.key(1), len(leaves))
+        moves = [moved * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+        return module, structure.unflatten([x + m for x, m in zip(leaves, moves, strict=True)])
+
+
+def oracle(config, params, length, max_len=MAX_LEN):
+    function = getattr(oracles, NAMES[type(config)])
+    return function(jax.device_get(params), N, length, max_len, config)
+
+
+def test_names_are_those_of_the_configs():
+    assert list(FILTERS) == list(FILTER_CONFIGS)
+    assert {type(config) for config in CONFIGS.values()} == set(FILTER_CONFIGS.values())
+
+
+@all_configs
+@pytest.mark.parametrize("length", [1, 7, MAX_LEN])
+def test_equals_its_oracle(config, length):
+    module, params = init(config)
+    h = jax.jit(module.apply, static_argnums=1)({"params": params}, length)
+    assert h.shape == (N, D, length)
+    assert h.dtype == jnp.float32
+    assert_close(h, oracle(config, params, length))
+
+
+@all_configs
+@pytest.mark.parametrize("max_len", [1, 2, 40])
+def test_equals_its_oracle_at_other_lengths(config, max_len):
+    if isinstance(config, TransferFunctionFilterConfig | ExplicitFilterConfig) and max_len < 5:
+        pytest.skip("needs more lags than that")
+    module, params = init(config, max_len)
+    assert_close(module.apply({"params": params}, max_len), oracle(config, params, max_len, max_len))
+
+
+@all_configs
+def test_equals_its_oracle_and_its_differences_in_float64(config):
+    module, params = init(config)
+    weight = np.random.default_rng(0).standard_normal((N, D, MAX_LEN))
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda x: jnp.asarray(np.float64(x)), params)
+        assert_close(module.apply({"params": params}, MAX_LEN), oracle(config, params, MAX_LEN))
+        grads = jax.grad(lambda p: (weight * module.apply({"params": p}, MAX_LEN)).sum())(params)
+    leaves, structure = jax.tree.flatten(jax.device_get(params))
+    rng = np.random.default_rng(1)
+    for i, grad in enumerate(jax.tree.leaves(grads)):
+        direction = rng.standard_normal(leaves[i].shape)
+        moved = []
+        for sign in (1, -1):
+            changed = structure.unflatten(
+                [*leaves[:i], leaves[i] + sign * 1e-6 * direction, *leaves[i + 1 :]]
+            )
+            moved.append((weight * oracle(config, changed, MAX_LEN)).sum())
+        expected = (moved[0] - moved[1]) / 2e-6
+        assert np.sum(np.asarray(grad) * direction) == pytest.approx(
+            expected, rel=DIFFERENCE_TOLERANCE, abs=DIFFERENCE_TOLERANCE
+        )
+
+
+@all_configs
+def test_a_short_filter_is_the_beginning_of_a_long_one(config):
+    module, params = init(config)
+    long = module.apply({"params": params}, MAX_LEN)
+    for length in (1, 7, 40):
+        assert_close(module.apply({"params": params}, length), long[..., :length])
+
+
+@all_configs
+def test_lengths_that_it_lacks_are_refused(config):
+    module, params = init(config)
+    for length in (0, MAX_LEN + 1):
+        with pytest.raises(ValueError, match=f"sequence length must be in 1..max_len=41, got {length}"):
+            module.apply({"params": params}, length)
+
+
+@all_configs
+def test_initial_gradients_are_finite(config):
+    module, params = init(config, moved=0.0)
+    grads = jax.grad(lambda p: (module.apply({"params": p}, MAX_LEN) ** 2).sum())(params)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize("features", ["published", "harmonics"])
+@pytest.mark.parametrize("max_len", [1, 2, 7, 1024])
+def test_positional_features(max_len, features):
+    config = ImplicitFilterConfig(emb_dim=9, features=features)
+    assert_close(positional_features(max_len, config), oracles.positional_features(max_len, config))
+
+
+def test_decay_rates_reach_the_target_at_their_fractions():
+    config = ImplicitFilterConfig()
+    rates = np.abs(decay_rates(config, 10))
+    assert np.exp(-rates[0] * config.slow_decay) == pytest.approx(config.decay_target)
+    assert np.exp(-rates[-1] * config.fast_decay) == pytest.approx(config.decay_target)
+
+
+def test_one_frequency_vector_serves_all_layers():
+    _, params = init(ImplicitFilterConfig())
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    assert [path for path in paths if "sine" in path] == ["['sine_frequency']"]
+    assert params["sine_frequency"].shape == (64,)
+
+
+def test_a_transfer_function_wraps_round():
+    """Its taps are sums of the true impulse response over t, t + Lmax, t + 2 Lmax, ..."""
+    config, max_len = TransferFunctionFilterConfig(n_state=2), 11
+    module, params = init(config, max_len)
+    b, a = np.float64(params["numerator"]), np.float64(params["denominator"])
+    response = np.zeros((N, D, 40 * max_len))
+    for t in range(1, response.shape[-1]):
+        if t <= 2:
+            response[..., t] = b[..., t - 1]
+        for k in range(1, min(t, 2) + 1):
+            response[..., t] -= a[..., k - 1] * response[..., t - k]
+    wrapped = response.reshape(N, D, 40, max_len).sum(2)
+    wrapped[..., 0] += params["lag_zero"]
+    assert_close(module.apply({"params": params}, max_len), wrapped)
+
+
+def test_a_modal_filter_is_stable_however_far_its_parameters_go():
+    module, params = init(ModalFilterConfig(n_modes=2), 200)
+    for value in (-30.0, 30.0):
+        extreme = params | {"log_decay": jnp.full_like(params["log_decay"], value)}
+        h = module.apply({"params": extreme}, 200)
+        assert jnp.abs(h[..., 1:]).max() <= jnp.hypot(*jnp.moveaxis(params["residue"], -1, 0)).sum(-1).max()
+
+
+@pytest.mark.parametrize(
+    ("config", "path", "mean", "deviation"),
+    [
+        (WindowedFilterConfig(), "taps", 0, 1),
+        (ExplicitFilterConfig(), "taps", 0, 256**-0.5),
+        (TransferFunctionFilterConfig(), "lag_zero", 0, 1),
+        (S4DFilterConfig(), "c", 0, 0.5**0.5),
+        (S4DFilterConfig(), "log_dt", np.log(1e-2), np.log(100) / 12**0.5),
+        (ModalFilterConfig(), "angle", np.pi / 2, np.pi / 12**0.5),
+        (LookupFilterConfig(), "table", 0, 1),
+        (LookupFilterConfig(), "dense_0/kernel", 0, 64**-0.5 / 3**0.5),
+        (LookupFilterConfig(), "dense_1/bias", 0, 128**-0.5 / 3**0.5),
+    ],
+)
+def test_initial_distributions(config, path, mean, deviation):
+    values = build_filter(N, 128, 256, config).init(jax.random.key(0), 1)["params"]
+    for name in path.split("/"):
+        values = values[name]
+    # Five standard errors.
+    assert np.mean(values) == pytest.approx(mean, abs=5 * deviation / np.sqrt(values.size))
+    assert np.std(values) == pytest.approx(deviation, rel=5 / np.sqrt(2 * values.size))
+
+
+def test_initial_constants():
+    _, params = init(S4DFilterConfig(n_state=8), moved=0.0)
+    np.testing.assert_allclose(-np.exp(params["log_decay"]), -0.5, rtol=1e-6)
+    np.testing.assert_allclose(params["frequency"][1, 2], np.pi * np.arange(4), rtol=1e-6)
+    assert np.all(np.asarray(params["b"]) == [1, 0])
+    _, params = init(S4DFilterConfig(n_state=8, init="inv"), moved=0.0)
+    np.testing.assert_allclose(params["frequency"][0, 0], 8 / np.pi * (8 / np.array([1, 3, 5, 7]) - 1))
+    _, params = init(TransferFunctionFilterConfig(n_state=3), moved=0.0)
+    assert not params["numerator"].any()
+    assert not params["denominator"].any()
+    _, params = init(WindowedFilterConfig(), moved=0.0)
+    assert not params["shift"].any()
+    np.testing.assert_allclose(params["decay"], decay_rates(WindowedFilterConfig(), D), rtol=1e-6)
+    _, params = init(ModalFilterConfig(), moved=0.0)
+    radius = np.exp(-np.exp(params["log_decay"]))
+    assert radius.min() >= 0.9 - 1e-6
+    assert radius.max() <= 0.999 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ExplicitFilterConfig(n_taps=42), "n_taps must be at most max_len=41, got 42"),
+        (TransferFunctionFilterConfig(n_state=41), "n_state must be below max_len=41, got 41"),
+    ],
+)
+def test_what_does_not_fit_is_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        init(config)
