@@ -1,4 +1,7 @@
-"""Softmax multi-head attention, the baseline. Axes: B batch, L length, T new tokens, D channels, H heads."""
+"""Softmax multi-head attention.
+
+Axes: B batch, L length, T new tokens, D channels, H heads, G heads of keys and values, d head_dim.
+"""
 
 from typing import NamedTuple
 
@@ -6,9 +9,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import AttentionConfig, require
+from hyena_jax.config import AttentionConfig, LocalAttentionConfig, require
+from hyena_jax.initializers import initializers
 from hyena_jax.mixers.inputs import check_input, check_state_length
-from hyena_jax.ops.attention import same_segment, softmax_attention, visible_until
+from hyena_jax.ops.attention import rotary, same_segment, softmax_attention, visible_until
 
 
 class Shared(NamedTuple):
@@ -18,7 +22,7 @@ class Shared(NamedTuple):
 
 
 class AttentionState(NamedTuple):
-    """Keys and values [B, max_len, H, D/H], and the first real position of each row [B]."""
+    """Keys, turned by their positions, and values [B, max_len, G, d]; first real position of a row [B]."""
 
     shared: Shared
     keys: jax.Array
@@ -27,14 +31,23 @@ class AttentionState(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Causal multi-head attention with biases, no positions of its own (Vaswani et al. 2017, section 3.2).
+    """Multi-head attention (Vaswani et al. 2017, section 3.2), causal or not.
+
+    Keys and values can be shared by groups of heads (Ainslie et al. 2023, arXiv 2305.13245) or by all of them
+    (Shazeer 2019, arXiv 1911.02150). Positions are none of its own, or rotary.
 
     Attributes:
       d_model: D.
       max_len: longest sequence.
       config: see `AttentionConfig`.
-      n_layers: depth of the residual stack; scales the initial output projection by 1/sqrt(2 n_layers).
+      n_layers: depth of the residual stack; scales the initial output projection.
       dtype: of the activations; None follows the input. The softmax stays in float32.
+
+    Parameters:
+      qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
+      qkv_proj/bias [(H + 2*G)*d]: with qkv_bias.
+      out_proj/kernel [D, D]
+      out_proj/bias [D]: with out_bias.
     """
 
     d_model: int
@@ -44,61 +57,91 @@ class Attention(nn.Module):
     dtype: jnp.dtype | None = None
 
     def setup(self) -> None:
-        n_heads = self.config.n_heads
-        require(self.d_model % n_heads == 0, "n_heads", n_heads, f"a divisor of d_model={self.d_model}")
-        self.qkv_proj = nn.Dense(3 * self.d_model, dtype=self.dtype, kernel_init=nn.initializers.normal(0.02))
-        self.out_proj = nn.Dense(
-            self.d_model,
-            dtype=self.dtype,
-            kernel_init=nn.initializers.normal(0.02 / (2 * self.n_layers) ** 0.5),
-        )
+        self.config.check(self.d_model, self.max_len)
+        self.qkv_proj, self.out_proj = projections(self.config, self.d_model, self.n_layers, self.dtype)
 
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
     ) -> jax.Array:
-        """y [B, L, D] of x [B, L, D]; a query sees earlier keys of its own segment.
+        """y [B, L, D] of x [B, L, D]; with segment_ids [B, L] a query sees its own segment alone.
 
         Raises:
           ValueError: for a wrong rank, width or length of x.
         """
         check_input(x, self.d_model, self.max_len)
+        q, k, v = heads(self.qkv_proj(x), self.config, jnp.zeros((), jnp.int32))
         mask = None if segment_ids is None else same_segment(segment_ids)
-        return self._output(softmax_attention(*self._qkv(x), mask, is_causal=True))
+        return self._output(softmax_attention(q, k, v, mask, is_causal=self.config.causal))
 
     def init_state(self, batch_size: int, max_len: int) -> AttentionState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
+        require(self.config.causal, "mixer", "attention", "causal to decode")
         check_state_length(max_len, self.max_len)
-        n_heads = self.config.n_heads
-        dtype = self.dtype or self.qkv_proj.variables["params"]["kernel"].dtype
-        empty = jnp.zeros((batch_size, max_len, n_heads, self.d_model // n_heads), dtype)
-        return AttentionState(
-            Shared(jnp.zeros((), jnp.int32)), empty, empty, jnp.zeros(batch_size, jnp.int32)
-        )
+        empty = empty_cache(self.config, self.qkv_proj, (batch_size, max_len))
+        first = jnp.zeros(batch_size, jnp.int32)
+        return AttentionState(Shared(jnp.zeros((), jnp.int32)), empty, empty, first)
 
     def prefill(
         self, state: AttentionState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[AttentionState, jax.Array]:
         """The next T tokens x [B, T, D] at once."""
         check_input(x, self.d_model, state.keys.shape[1])
-        position = state.shared.position
-        q, k, v = self._qkv(x)
+        position, n_tokens = state.shared.position, x.shape[1]
+        q, k, v = heads(self.qkv_proj(x), self.config, position)
         keys = jax.lax.dynamic_update_slice_in_dim(state.keys, k.astype(state.keys.dtype), position, axis=1)
         values = jax.lax.dynamic_update_slice_in_dim(
             state.values, v.astype(state.values.dtype), position, axis=1
         )
-        first = state.first if lengths is None else x.shape[1] - lengths
-        mask = visible_until(position, x.shape[1], keys.shape[1], first)
+        first = state.first if lengths is None else n_tokens - lengths
+        mask = visible_until(position, n_tokens, keys.shape[1], first)
         y = self._output(softmax_attention(q, keys, values, mask))
-        return AttentionState(Shared(position + x.shape[1]), keys, values, first), y
+        return AttentionState(Shared(position + n_tokens), keys, values, first), y
 
     def step(self, state: AttentionState, x: jax.Array) -> tuple[AttentionState, jax.Array]:
         """The next token x [B, D], against the cache: O(max_len)."""
         state, y = self.prefill(state, x[:, None])
         return state, y[:, 0]
 
-    def _qkv(self, x: jax.Array) -> list[jax.Array]:
-        heads = self.qkv_proj(x).reshape(*x.shape[:2], 3, self.config.n_heads, -1)
-        return [heads[:, :, i] for i in range(3)]
-
     def _output(self, o: jax.Array) -> jax.Array:
         return self.out_proj(o.reshape(*o.shape[:2], self.d_model))
+
+
+def projections(
+    config: AttentionConfig | LocalAttentionConfig, d_model: int, n_layers: int, dtype: jnp.dtype | None
+) -> tuple[nn.Dense, nn.Dense]:
+    """The dense layers before and after the heads: D -> (H + 2 G) d and D -> D."""
+    init = initializers(config.init, n_layers, d_model, d_model)
+    n_kv_heads = config.n_kv_heads or config.n_heads
+    width = (config.n_heads + 2 * n_kv_heads) * d_model // config.n_heads
+    qkv = nn.Dense(width, use_bias=config.qkv_bias, dtype=dtype, kernel_init=init.kernel, bias_init=init.bias)
+    out = nn.Dense(
+        d_model, use_bias=config.out_bias, dtype=dtype, kernel_init=init.out_kernel, bias_init=init.out_bias
+    )
+    return qkv, out
+
+
+def heads(
+    qkv: jax.Array, config: AttentionConfig | LocalAttentionConfig, position: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """q [B, T, H, d], k and v [B, T, G, d] of the first projection's output [B, T, (H + 2 G) d].
+
+    The first token is at `position` []. Padding counts: only differences of positions matter.
+    """
+    n_heads, n_kv_heads = config.n_heads, config.n_kv_heads or config.n_heads
+    qkv = qkv.reshape(*qkv.shape[:2], n_heads + 2 * n_kv_heads, -1)
+    q, k, v = jnp.split(qkv, [n_heads, n_heads + n_kv_heads], axis=2)
+    n_turned = round(config.rotary_fraction * q.shape[-1])
+    if n_turned:
+        positions = position + jnp.arange(q.shape[1], dtype=jnp.int32)
+        q, k = (rotary(z, positions, n_turned, config.rotary_base) for z in (q, k))
+    return q, k, v
+
+
+def empty_cache(
+    config: AttentionConfig | LocalAttentionConfig, qkv_proj: nn.Dense, shape: tuple[int, int]
+) -> jax.Array:
+    """Keys or values before the first token, [*shape, G, d] in the dtype of the bound layer's output."""
+    kernel = qkv_proj.variables["params"]["kernel"]
+    n_kv_heads = config.n_kv_heads or config.n_heads
+    head_dim = kernel.shape[0] // config.n_heads
+    return jnp.zeros((*shape, n_kv_heads, head_dim), qkv_proj.dtype or kernel.dtype)

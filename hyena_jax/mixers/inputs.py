@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import require
+from hyena_jax.config import MixerConfig, require
 
 
 def check_input(x: jax.Array, d_model: int, max_len: int) -> None:
@@ -23,3 +23,14 @@ def is_real(lengths: jax.Array | None, n_tokens: int) -> jax.Array | None:
     if lengths is None:
         return None
     return jnp.arange(n_tokens) >= n_tokens - lengths[:, None]
+
+
+def check_causal(config: MixerConfig) -> None:
+    """Raises ValueError for a mixer whose outputs depend on later inputs: it has no decoding state."""
+    require(config.causal, "mixer", type(config).__name__, "causal to decode")
+
+
+def refuse_segments(segment_ids: jax.Array | None) -> None:
+    """Raises ValueError for document boundaries, which a mixer would leak across."""
+    given = None if segment_ids is None else segment_ids.shape
+    require(segment_ids is None, "segment_ids", given, "None: a long filter crosses document boundaries")

@@ -8,19 +8,34 @@ import jax
 import jax.numpy as jnp
 
 
-def short_conv(x: jax.Array, taps: jax.Array, bias: jax.Array, history: jax.Array) -> jax.Array:
-    """Filters x [B, D, L] with taps [D, K] and bias [D].
+def short_conv(
+    x: jax.Array,
+    taps: jax.Array,
+    bias: jax.Array,
+    history: jax.Array,
+    segment_ids: jax.Array | None = None,
+) -> jax.Array:
+    """Filters x [B, D, L] with taps [D, K] and bias [D]; returns [B, D, L] in the dtype of x.
 
     `history` [B, D, K-1] holds the inputs before x, oldest first; zeros (`empty_history`) at the start of
-    a sequence. Written as K shifted products: on CPU several times faster than a grouped convolution.
+    a sequence. With `segment_ids` [B, L] a tap counts only where its input carries the output's id; the
+    history belongs to the segment of the first input.
+
+    Written as K shifted products: on CPU several times faster than a grouped convolution.
     """
     length, n_taps = x.shape[-1], taps.shape[-1]
     taps, bias = taps.astype(x.dtype), bias.astype(x.dtype)
     seen = jnp.concatenate([history.astype(x.dtype), x], axis=-1)
+    if segment_ids is not None:
+        seen_ids = jnp.pad(segment_ids, ((0, 0), (n_taps - 1, 0)), mode="edge")
     y = bias[:, None]
     for k in range(n_taps):
         start = n_taps - 1 - k
-        y = y + taps[:, k, None] * seen[..., start : start + length]
+        delayed = seen[..., start : start + length]
+        if segment_ids is not None:
+            same = seen_ids[:, start : start + length] == segment_ids
+            delayed = jnp.where(same[:, None], delayed, 0)
+        y = y + taps[:, k, None] * delayed
     return y
 
 

@@ -1,27 +1,71 @@
-"""Softmax attention, by its definition. Axes: B batch, L length, H heads, d head_dim."""
+"""Softmax attention, by its definition.
+
+Axes: B batch, L length, D channels, H heads, G heads of keys and values, d head_dim.
+"""
 
 import numpy as np
 
+from hyena_jax.reference.models import dense
 
-def softmax_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, segment_ids: np.ndarray) -> np.ndarray:
-    """o_t = sum_{s<=t} softmax_s(q_t . k_s / sqrt(d)) v_s over keys of t's segment; q, k, v [B, L, H, d]."""
+
+def softmax_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    segment_ids: np.ndarray,
+    causal: bool = True,
+    window: int | None = None,
+) -> np.ndarray:
+    """o_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s over visible keys s; q [B, L, H, d], k, v [B, L, G, d].
+
+    Visible are keys of t's segment; if causal those with s <= t; with a window those with t - s <= window.
+    Query head h meets key head h // (H/G).
+    """
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
-    batch, length, heads, head_dim = q.shape
-    o = np.zeros_like(v)
+    batch, length, n_heads, head_dim = q.shape
+    o = np.zeros_like(q)
     for b in range(batch):
-        for head in range(heads):
+        for h in range(n_heads):
+            g = h // (n_heads // k.shape[2])
             for t in range(length):
-                keys = [s for s in range(t + 1) if segment_ids[b, s] == segment_ids[b, t]]
-                logits = k[b, keys, head] @ q[b, t, head] / np.sqrt(head_dim)
+                keys = [s for s in range(length) if segment_ids[b, s] == segment_ids[b, t]]
+                if causal:
+                    keys = [s for s in keys if s <= t]
+                if window is not None:
+                    keys = [s for s in keys if t - s <= window]
+                logits = k[b, keys, g] @ q[b, t, h] / np.sqrt(head_dim)
                 weights = np.exp(logits - logits.max())
-                o[b, t, head] = weights @ v[b, keys, head] / weights.sum()
+                o[b, t, h] = weights @ v[b, keys, g] / weights.sum()
     return o
 
 
-def attention(params: dict, x: np.ndarray, n_heads: int, segment_ids: np.ndarray) -> np.ndarray:
-    """The multi-head layer for x [B, L, D]; `params` as in `hyena_jax.mixers.Attention`."""
-    qkv, out = params["qkv_proj"], params["out_proj"]
-    z = np.float64(x) @ np.float64(qkv["kernel"]) + np.float64(qkv["bias"])
-    z = z.reshape(*x.shape[:2], 3, n_heads, x.shape[2] // n_heads)
-    o = softmax_attention(z[:, :, 0], z[:, :, 1], z[:, :, 2], segment_ids)
-    return o.reshape(x.shape) @ np.float64(out["kernel"]) + np.float64(out["bias"])
+def rotary(x: np.ndarray, fraction: float, base: float) -> np.ndarray:
+    """Turns the first n = fraction d channels of x [B, L, H, d] (Su et al. 2021, arXiv 2104.09864).
+
+    At time t channels i and i + n/2, as real and imaginary part, are multiplied by e^{j t base^(-2i/n)}.
+    """
+    x = np.array(x, np.float64)
+    half = round(fraction * x.shape[-1]) // 2
+    for t in range(x.shape[1]):
+        for i in range(half):
+            pair = x[:, t, :, i] + 1j * x[:, t, :, i + half]
+            pair = pair * np.exp(1j * t * base ** (-i / half))
+            x[:, t, :, i], x[:, t, :, i + half] = pair.real, pair.imag
+    return x
+
+
+def attention(
+    params: dict,
+    x: np.ndarray,
+    config,
+    segment_ids: np.ndarray,
+    window: int | None = None,
+) -> np.ndarray:
+    """The layer for x [B, L, D]; `params` and `config` are those of `hyena_jax.mixers.Attention`."""
+    n_heads, n_kv_heads = config.n_heads, config.n_kv_heads or config.n_heads
+    z = dense(params["qkv_proj"], np.float64(x))
+    z = z.reshape(*x.shape[:2], n_heads + 2 * n_kv_heads, x.shape[2] // n_heads)
+    q, k, v = np.split(z, [n_heads, n_heads + n_kv_heads], axis=2)
+    q, k = (rotary(part, config.rotary_fraction, config.rotary_base) for part in (q, k))
+    o = softmax_attention(q, k, v, segment_ids, config.causal, window)
+    return dense(params["out_proj"], o.reshape(x.shape))

@@ -14,15 +14,22 @@ def long_conv(u: np.ndarray, h: np.ndarray, skip: np.ndarray) -> np.ndarray:
     return y
 
 
-def short_conv(x: np.ndarray, taps: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """y_t = bias + sum_{k=0..K-1} taps_k x_{t-k} ; x is 0 before t=0.
+def short_conv(
+    x: np.ndarray, taps: np.ndarray, bias: np.ndarray, segment_ids: np.ndarray | None = None
+) -> np.ndarray:
+    """y_t = bias + sum_{k=0..K-1} taps_k x_{t-k} ; x is 0 before t=0, and outside the segment of t.
 
-    x [B, D, L], taps [D, K], bias [D].
+    x [B, D, L], taps [D, K], bias [D], segment_ids [B, L].
     """
     x, taps, bias = (np.asarray(a, np.float64) for a in (x, taps, bias))
+    batch, _, length = x.shape
+    if segment_ids is None:
+        segment_ids = np.zeros((batch, length))
     y = np.zeros_like(x)
-    for t in range(x.shape[-1]):
-        y[:, :, t] = bias
-        for k in range(min(taps.shape[-1], t + 1)):
-            y[:, :, t] += taps[:, k] * x[:, :, t - k]
+    for b in range(batch):
+        for t in range(length):
+            y[b, :, t] = bias
+            for k in range(min(taps.shape[-1], t + 1)):
+                if segment_ids[b, t - k] == segment_ids[b, t]:
+                    y[b, :, t] += taps[:, k] * x[b, :, t - k]
     return y

@@ -54,3 +54,29 @@ def test_future_inputs_have_exactly_no_gradient():
     x, taps, bias = map(jnp.asarray, arrays(7, 3))
     gradient = jax.grad(lambda x: short_conv(x, taps, bias, empty_history(2, 3, 3))[..., 3].sum())(x)
     assert np.all(np.asarray(gradient)[..., 4:] == 0)
+
+
+@pytest.mark.parametrize("n_taps", [1, 3, 4])
+def test_documents_equal_the_definition(n_taps):
+    x, taps, bias = arrays(31, n_taps)
+    ids = np.repeat([[0, 1, 2, 3], [5, 4, -1, 0]], [5, 1, 17, 8], axis=1)
+    y = short_conv(jnp.asarray(x), taps, bias, empty_history(2, 3, n_taps), jnp.asarray(ids))
+    assert_close(y, convolution.short_conv(x, taps, bias, ids))
+
+
+def test_a_document_equals_itself_alone():
+    x, taps, bias = map(jnp.asarray, arrays(7, 4))
+    start = empty_history(2, 3, 4)
+    ids = jnp.array([[0, 0, 1, 1, 1, 1, 1]] * 2)
+    together = short_conv(x, taps, bias, start, ids)
+    alone = [short_conv(part, taps, bias, start) for part in (x[..., :2], x[..., 2:])]
+    np.testing.assert_array_equal(together, jnp.concatenate(alone, axis=-1))
+
+
+def test_the_history_belongs_to_the_first_document():
+    x, taps, bias = map(jnp.asarray, arrays(7, 4))
+    whole = short_conv(x, taps, bias, empty_history(2, 3, 4))
+    history = advance_history(empty_history(2, 3, 4), x[..., :2])
+    ids = jnp.array([[3, 3, 3, 8, 8]] * 2)
+    y = short_conv(x[..., 2:], taps, bias, history, ids)
+    np.testing.assert_array_equal(y[..., :3], whole[..., 2:5])

@@ -1,21 +1,41 @@
-"""Softmax attention."""
+"""Softmax attention, full and local."""
 
 import numpy as np
 
-from cases.case import Case
-from hyena_jax.config import AttentionConfig
+from cases.case import Case, D
+from hyena_jax.config import AttentionConfig, LocalAttentionConfig
 from hyena_jax.reference import attention as reference
 
 
-def attention_case(n_heads: int) -> Case:
-    def oracle(params, x):
-        return reference.attention(params, x, n_heads, np.zeros(x.shape[:2]))
-
+def attention_case(config: AttentionConfig | LocalAttentionConfig) -> Case:
     def resets(params, x, segment_ids):
-        return reference.attention(params, x, n_heads, segment_ids)
+        return reference.attention(params, x, config, segment_ids, getattr(config, "window", None))
 
-    return Case(AttentionConfig(n_heads), oracle, letters={}, through_library=True, resets=resets)
+    def oracle(params, x):
+        return resets(params, x, np.zeros(x.shape[:2]))
+
+    letters = {"H": config.n_heads, "G": config.n_kv_heads or config.n_heads, "d": D // config.n_heads}
+    return Case(config, oracle, letters, through_library=True, resets=resets)
 
 
-CASES = {"attention": attention_case(4)}
-OPTIONS = {"attention_1_head": attention_case(1)}
+CASES = {
+    "attention": attention_case(AttentionConfig(4)),
+    # In blocks at L = 64 and 127, with the last one not full; as a whole at 1 and 7.
+    "local_attention": attention_case(LocalAttentionConfig(2, window=5)),
+}
+OPTIONS = {
+    "attention_1_head": attention_case(AttentionConfig(1)),
+    "attention_grouped": attention_case(AttentionConfig(4, n_kv_heads=2, init="torch")),
+    "attention_multi_query": attention_case(AttentionConfig(4, n_kv_heads=1, init="griffin")),
+    "attention_rotary": attention_case(AttentionConfig(2, rotary_fraction=1.0, rotary_base=100.0)),
+    "attention_without_biases": attention_case(
+        AttentionConfig(2, qkv_bias=False, out_bias=False, init="xavier")
+    ),
+    "attention_bidirectional": attention_case(AttentionConfig(2, rotary_fraction=0.5, causal=False)),
+    "local_attention_grouped": attention_case(
+        LocalAttentionConfig(4, n_kv_heads=2, rotary_fraction=1.0, qkv_bias=True, out_bias=False, window=1)
+    ),
+    "local_attention_window_beyond_length": attention_case(
+        LocalAttentionConfig(2, n_kv_heads=None, rotary_fraction=0.0, window=200)
+    ),
+}

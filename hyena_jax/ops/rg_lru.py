@@ -1,0 +1,64 @@
+"""The real-gated linear recurrent unit (De et al. 2024, arXiv 2402.19427, section 2.4).
+
+Axes: B batch, L length, D channels.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.ops.linear_recurrence import Recurrence, linear_recurrence
+
+# "c" of the paper: how much faster than a itself the fully open gate forgets.
+RATE_SCALE = 8.0
+# Bound of the derivative of sqrt(1 - a^2), the released code's.
+MAX_SQRT_DERIVATIVE = 1000.0
+
+
+def rg_lru(
+    x: jax.Array,
+    r: jax.Array,
+    i: jax.Array,
+    rate: jax.Array,
+    h0: jax.Array | None = None,
+    starts: jax.Array | None = None,
+    method: Recurrence | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """h_t = a_t ⊙ h_{t-1} + sqrt(1 - a_t^2) ⊙ (i_t ⊙ x_t), log a_t = -8 r_t softplus(rate); equations 3, 4.
+
+    Where a document starts, h_t = i_t ⊙ x_t: nothing is remembered, and nothing scaled down to make room.
+
+    Args:
+      x: inputs [B, L, D].
+      r: recurrence gate [B, L, D], in [0, 1]: 0 keeps the state.
+      i: input gate [B, L, D], in [0, 1].
+      rate: p [D]; a = exp(-softplus(p)) is the factor of a gate r = 1/8.
+      h0: state before the first step [B, D]; None is 0.
+      starts: boolean [B, L], True at the first token of a document; None is nowhere.
+      method: form of the recurrence, see `linear_recurrence`.
+
+    Returns:
+      h [B, L, D] in the dtype of x, and the state after the last step [B, D]. Both are computed in float32
+      (float64 stays float64).
+    """
+    dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    x_dtype = x.dtype
+    x, r, i, rate = (v.astype(dtype) for v in (x, r, i, rate))
+    log_a = -RATE_SCALE * r * jax.nn.softplus(rate)
+    a, multiplier = jnp.exp(log_a), bounded_sqrt(-jnp.expm1(2 * log_a))
+    if starts is not None:
+        a, multiplier = jnp.where(starts[..., None], 0, a), jnp.where(starts[..., None], 1, multiplier)
+    h, h_last = linear_recurrence(a, multiplier * (i * x), h0, method=method)
+    return h.astype(x_dtype), h_last
+
+
+@jax.custom_jvp
+def bounded_sqrt(z: jax.Array) -> jax.Array:
+    """sqrt(z), whose derivative 1 / (2 sqrt(z)) is bounded by `MAX_SQRT_DERIVATIVE`."""
+    return jnp.sqrt(z)
+
+
+@bounded_sqrt.defjvp
+def _bounded_sqrt_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    (z,), (z_dot,) = primals, tangents
+    least = 1 / (2 * MAX_SQRT_DERIVATIVE) ** 2
+    return jnp.sqrt(z), z_dot / (2 * jnp.sqrt(jnp.maximum(z, least)))

@@ -1,0 +1,79 @@
+"""Linear recurrences, and the RG-LRU block of Hawk and Griffin (De et al. 2024, arXiv 2402.19427).
+
+Axes: B batch, L length, D channels, W recurrence width, H blocks of the gates.
+"""
+
+import numpy as np
+
+from hyena_jax.reference.convolution import short_conv
+from hyena_jax.reference.models import dense, gelu, gelu_tanh
+
+
+def linear_recurrence(
+    a: np.ndarray, x: np.ndarray, h0: np.ndarray, reverse: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """h_t = a_t h_{t-1} + x_t from h_{-1} = h0 on; in reverse h_t = a_t h_{t+1} + x_t from h_L = h0 down.
+
+    a, x [B, L, D], h0 [B, D]; returns h [B, L, D] and the last h_t computed.
+    """
+    a, x, state = (np.asarray(v, np.float64) for v in (a, x, h0))
+    h = np.zeros_like(x)
+    times = range(x.shape[1])
+    for t in reversed(times) if reverse else times:
+        state = a[:, t] * state + x[:, t]
+        h[:, t] = state
+    return h, state
+
+
+def rg_lru(x: np.ndarray, r: np.ndarray, i: np.ndarray, rate: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Equations 3 and 4 with a = exp(-softplus(rate)) and c = 8; where a document starts, h_t = i_t x_t.
+
+    x and the gates r, i [B, L, W], rate [W], starts [B, L].
+    """
+    a = np.exp(-8 * r * np.log1p(np.exp(rate)))
+    h = np.zeros_like(x)
+    for b in range(x.shape[0]):
+        state = np.zeros(x.shape[2])
+        for t in range(x.shape[1]):
+            kept, scale = a[b, t], np.sqrt(1 - a[b, t] ** 2)
+            if starts[b, t]:
+                kept, scale = 0, 1
+            state = kept * state + scale * i[b, t] * x[b, t]
+            h[b, t] = state
+    return h
+
+
+def hawk(params: dict, x: np.ndarray, config, segment_ids: np.ndarray | None = None) -> np.ndarray:
+    """W_o (GELU(W_g x) ⊙ RGLRU(FIR(W_r x))) for x [B, L, D] (section 2.3, figure 2c).
+
+    `params` as in `hyena_jax.mixers.Hawk`, `config` its config. A document starts where the segment id
+    changes; the first token of the sequence counts as a start by the option `reset_at_start`.
+    """
+    batch, length, _ = x.shape
+    if segment_ids is None:
+        segment_ids = np.zeros((batch, length))
+    gate, u = np.split(dense(params["in_proj"], x), 2, axis=-1)
+    u = short_conv(u.transpose(0, 2, 1), params["short_taps"], params["short_bias"], segment_ids)
+    u = u.transpose(0, 2, 1)
+
+    starts = np.zeros((batch, length), bool)
+    starts[:, 0] = config.reset_at_start
+    starts[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
+    r = sigmoid(block_dense(params["recurrence_gate"], u))  # equation 1
+    i = sigmoid(block_dense(params["input_gate"], u))  # equation 2
+    h = rg_lru(u, r, i, np.float64(params["rate"]), starts)
+    activation = gelu if config.gelu == "erf" else gelu_tanh
+    return dense(params["out_proj"], activation(gate) * h)
+
+
+def block_dense(params: dict, x: np.ndarray) -> np.ndarray:
+    """Block j of the W outputs is block j of the inputs times kernel[j]; kernel [H, W/H, W/H], bias [W]."""
+    kernel = np.float64(params["kernel"])
+    parts = np.split(x, len(kernel), axis=-1)
+    y = np.concatenate([part @ kernel[j] for j, part in enumerate(parts)], axis=-1)
+    return y + np.float64(params.get("bias", 0))
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + e^{-x})."""
+    return 1 / (1 + np.exp(-x))

@@ -1,0 +1,95 @@
+"""What is Hawk's own: its size, how it starts, and where documents start."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+from hyena_jax.config import HawkConfig
+from hyena_jax.mixers import Hawk
+from hyena_jax.mixers.hawk import ring_init
+
+# The released code's form.
+GRIFFIN = HawkConfig(
+    width=192, gate_blocks=6, projection_bias=True, gate_bias=True, reset_at_start=True, gelu="tanh"
+)
+PARAMS = jax.jit(Hawk(128, 64, GRIFFIN, n_layers=8).init)(jax.random.key(0), jnp.zeros((1, 4, 128)))["params"]
+X = jax.random.normal(jax.random.key(1), (1, 7, 128))
+
+
+def bound() -> Hawk:
+    return Hawk(128, 64, GRIFFIN, n_layers=8).bind({"params": PARAMS})
+
+
+def n_parameters(d_model: int, config: HawkConfig) -> int:
+    shapes = jax.eval_shape(Hawk(d_model, 64, config).init, jax.random.key(0), jnp.zeros((1, 4, d_model)))
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+def test_number_of_parameters():
+    assert n_parameters(32, HawkConfig()) == 5312
+
+
+def test_number_of_parameters_at_a_released_size():
+    """RecurrentGemma-2B's: D = W = 2560, 10 blocks of 256; three dense layers, FIR, two gates, rate."""
+    config = HawkConfig(gate_blocks=10, projection_bias=True, gate_bias=True)
+    assert n_parameters(2560, config) == (3 * (2560 + 1) + (4 + 1) + 2 * (256 + 1) + 1) * 2560
+
+
+@pytest.mark.parametrize(
+    ("path", "deviation"),
+    [
+        ("in_proj/kernel", 128**-0.5),
+        ("out_proj/kernel", (2 / (8 * 192)) ** 0.5),
+        ("recurrence_gate/kernel", 32**-0.5),
+        ("input_gate/kernel", 32**-0.5),
+        ("short_taps", (0.01 / 4) ** 0.5),
+    ],
+)
+def test_initial_distributions(path, deviation):
+    values = PARAMS
+    for name in path.split("/"):
+        values = values[name]
+    # Five standard errors of a standard deviation.
+    assert np.std(values) == pytest.approx(deviation, rel=5 / np.sqrt(2 * values.size))
+    assert abs(np.mean(values)) < 5 * deviation / np.sqrt(values.size)
+
+
+def test_initial_biases_are_0():
+    for name in ("in_proj", "recurrence_gate", "input_gate", "out_proj"):
+        assert np.all(PARAMS[name]["bias"] == 0)
+    assert np.all(PARAMS["short_bias"] == 0)
+
+
+@pytest.mark.parametrize(("ring", "power"), [("a", 1), ("a_to_c", 8)])
+def test_initial_factors_are_uniform_by_area_in_the_ring(ring, power):
+    rate = np.float64(ring_init(HawkConfig(ring=ring))(jax.random.key(0), (4096,)))
+    factors = np.exp(-power * np.log1p(np.exp(rate)))
+    assert factors.min() >= 0.9 - 1e-5
+    assert factors.max() <= 0.999 + 1e-5
+    quantiles = np.sort((factors**2 - 0.9**2) / (0.999**2 - 0.9**2))
+    # Kolmogorov's distance of 4096 uniform numbers is above this once in a million.
+    assert np.abs(quantiles - np.linspace(0, 1, 4096)).max() < 2.7 / np.sqrt(4096)
+
+
+def test_documents_in_one_row_equal_separate_rows_where_the_start_is_a_reset():
+    run = jax.jit(bound().__call__)
+    together = run(X, jnp.array([[4, 4, 4, 1, 2, 2, 2]]))
+    alone = [run(part) for part in jnp.split(X, [3, 4], axis=1)]
+    assert_close(together, jnp.concatenate(alone, axis=1))
+
+
+def test_a_row_that_starts_after_the_first_prefill_is_reset_there():
+    """A row of a ragged prefill may be padding altogether; its first token is still to come."""
+    prefill, step = jax.jit(bound().prefill), jax.jit(bound().step)
+    state, _ = prefill(bound().init_state(1, 11), 9 * X[:, :4], jnp.array([0]))
+    state, first = step(state, X[:, 0])
+    _, rest = prefill(state, X[:, 1:])
+    assert_close(jnp.concatenate([first[:, None], rest], axis=1), jax.jit(bound().__call__)(X))
+
+
+def test_the_state_does_not_grow():
+    short, long = bound().init_state(2, 1), bound().init_state(2, 64)
+    assert jax.tree.map(jnp.shape, short) == jax.tree.map(jnp.shape, long)
+    assert {leaf.dtype for leaf in (long.short_history, long.h)} == {np.dtype(np.float32)}

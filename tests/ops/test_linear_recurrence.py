@@ -1,0 +1,148 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerances import assert_close
+
+from hyena_jax.ops import linear_recurrence as ops
+from hyena_jax.ops.linear_recurrence import associative_recurrence, scan_recurrence
+from hyena_jax.reference import recurrence
+
+METHODS = (scan_recurrence, associative_recurrence, None)
+# Compiled as a whole: step by step, the parallel form is hundreds of small programs.
+linear_recurrence = jax.jit(ops.linear_recurrence, static_argnames=("reverse", "method"))
+DIRECTIONS = pytest.mark.parametrize("reverse", [False, True])
+
+
+def arrays(length: int, batch: int = 2, channels: int = 3, seed: int = 0):
+    """a in (-1, 1), x and h0, float64."""
+    rng = np.random.default_rng(seed)
+    a = rng.uniform(-1, 1, (batch, length, channels))
+    return a, rng.standard_normal((batch, length, channels)), rng.standard_normal((batch, channels))
+
+
+def loop(a, x, h0, reverse):
+    """The definition as plain code, for JAX to differentiate."""
+    h = [None] * x.shape[1]
+    for t in reversed(range(len(h))) if reverse else range(len(h)):
+        h0 = h[t] = a[:, t] * h0 + x[:, t]
+    return jnp.stack(h, axis=1), h0
+
+
+@DIRECTIONS
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("length", [1, 2, 7, 64, 127])
+def test_equals_the_definition(length, method, reverse):
+    args = arrays(length)
+    h, last = linear_recurrence(*map(jnp.float32, args), reverse, method)
+    expected, expected_last = recurrence.linear_recurrence(*args, reverse)
+    assert_close(h, expected)
+    assert_close(last, expected_last)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(METHODS),
+)
+def test_equals_the_definition_at_any_shape(length, batch, channels, has_start, reverse, method):
+    with jax.enable_x64(True):
+        a, x, h0 = arrays(length, batch, channels)
+        h, last = linear_recurrence(a, x, h0 if has_start else None, reverse, method)
+        expected, expected_last = recurrence.linear_recurrence(a, x, has_start * h0, reverse)
+        assert h.dtype == last.dtype == jnp.float64
+        assert_close(h, expected)
+        assert_close(last, expected_last)
+
+
+@DIRECTIONS
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("length", [1, 7, 17])
+def test_gradients_equal_plain_autodiff_of_the_loop(length, method, reverse):
+    with jax.enable_x64(True):
+        args = tuple(map(jnp.asarray, arrays(length)))
+        weight, last_weight, _ = arrays(length, seed=1)
+
+        def loss(run, *args):
+            h, last = run(*args)
+            return (weight * h).sum() + (last_weight[:, 0] * last**2).sum()
+
+        def gradients(run):
+            return jax.jit(jax.grad(lambda *args: loss(run, *args), (0, 1, 2)))(*args)
+
+        ours = gradients(lambda *args: linear_recurrence(*args, reverse, method))
+        for a, b in zip(ours, gradients(lambda *args: loop(*args, reverse)), strict=True):
+            assert_close(a, b)
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_a_form_by_itself_serves_forward_mode(method):
+    with jax.enable_x64(True):
+        args = tuple(map(jnp.asarray, arrays(7)))
+        tangents = tuple(map(jnp.asarray, arrays(7, seed=1)))
+        ours = jax.jvp(method, args, tangents)[1]
+        assert_close(ours, jax.jvp(lambda *args: loop(*args, False)[0], args, tangents)[1])
+
+
+@pytest.mark.parametrize("split", [1, 3, 6])
+def test_in_two_parts_equals_whole(split):
+    a, x, h0 = map(jnp.float32, arrays(7))
+    first, state = linear_recurrence(a[:, :split], x[:, :split], h0)
+    second, last = linear_recurrence(a[:, split:], x[:, split:], state)
+    whole, whole_last = linear_recurrence(a, x, h0)
+    np.testing.assert_array_equal(jnp.concatenate([first, second], axis=1), whole)
+    np.testing.assert_array_equal(last, whole_last)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bfloat16_input_is_summed_in_float32(method):
+    a, x = jnp.ones((2, 1, 300, 1), jnp.bfloat16)
+    h, last = linear_recurrence(a, x, method=method)
+    assert h.dtype == jnp.bfloat16
+    assert last.dtype == jnp.float32
+    assert last == 300  # a sum in bfloat16 stops at 256
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("factor", [0.0, 1e-30, 1.0, -1.0, np.nextafter(np.float32(1), np.float32(0))])
+def test_is_finite_at_the_edges(factor, method):
+    """Also at the products of factors that underflow, and with large inputs."""
+    x = jnp.asarray(1e30 * arrays(127)[1], jnp.float32)
+    a = jnp.full_like(x, factor)
+
+    def loss(a, x):
+        h, last = linear_recurrence(a, x, method=method)
+        return (h * 1e-30).sum() + (last * 1e-30).sum(), h
+
+    (_, h), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(a, x)
+    for values in (h, *gradients):
+        assert np.isfinite(values).all()
+    assert_close(h, recurrence.linear_recurrence(a, x, np.zeros((2, 3)))[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_future_inputs_have_exactly_no_gradient(method):
+    a, x, h0 = map(jnp.float32, arrays(7))
+    gradients = jax.grad(lambda a, x: linear_recurrence(a, x, h0, method=method)[0][:, 3].sum(), (0, 1))(a, x)
+    for gradient in gradients:
+        assert np.all(gradient[:, 4:] == 0)
+        assert np.any(gradient[:, :4] != 0)
+
+
+@pytest.mark.parametrize(
+    ("a", "x", "h0", "message"),
+    [
+        ((2, 7, 3), (2, 6, 3), (2, 3), r"a is \(2, 7, 3\), x is \(2, 6, 3\)"),
+        ((2, 0, 3), (2, 0, 3), (2, 3), "L >= 1"),
+        ((2, 7, 3), (2, 7, 3), (2, 7, 3), r"h0 must be \[B, D\] = \(2, 3\)"),
+    ],
+)
+def test_wrong_shapes_are_refused(a, x, h0, message):
+    with pytest.raises(ValueError, match=message):
+        linear_recurrence(jnp.zeros(a), jnp.zeros(x), jnp.zeros(h0))
