@@ -1,49 +1,46 @@
-"""The Hyena operator. Axes: B batch, L length, T new tokens, D channels, N gates, F filters, K taps."""
-
-from collections.abc import Callable
-from typing import NamedTuple
+"""The Hyena operator. Axes: B batch, L length, T new tokens, D channels, W inner width, N gates, F filters,
+H heads, K taps."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import HyenaConfig, require
-from hyena_jax.filters import ImplicitFilter
-from hyena_jax.mixers.initializers import uniform_fan_in
-from hyena_jax.mixers.inputs import check_input, check_state_length, is_real
-from hyena_jax.ops.long_conv import long_conv
+from hyena_jax.config import HyenaConfig
+from hyena_jax.filters import build_filter
+from hyena_jax.initializers import initializers, uniform_fan_in
+from hyena_jax.mixers import long_memory
+from hyena_jax.mixers.inputs import check_causal, check_input, check_state_length, refuse_segments
+from hyena_jax.mixers.long_memory import Convolve, LongState
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
-
-class Shared(NamedTuple):
-    """What the batch has in common: filters with the skips in lag 0 [F, D, max_len], tokens seen []."""
-
-    filters: jax.Array
-    position: jax.Array
-
-
-class HyenaState(NamedTuple):
-    """FIR inputs [B, (N+1) D, K-1] and the inputs of each long convolution [B, F, D, max_len], float32."""
-
-    shared: Shared
-    short_history: jax.Array
-    long_history: jax.Array
-
-
-# One long convolution: (u [B, D, T], filter index) -> (y [B, D, T], history after u or None).
-Convolve = Callable[[jax.Array, int], tuple[jax.Array, jax.Array | None]]
+ACTIVATIONS = {
+    "none": lambda x: x,
+    "gelu": lambda x: nn.gelu(x, approximate=False),
+    "gelu_tanh": nn.gelu,
+    "relu": nn.relu,
+    "silu": nn.silu,
+    "tanh": jnp.tanh,
+    "sigmoid": nn.sigmoid,
+}
 
 
 class Hyena(nn.Module):
     """Order-N gated long convolutions (Poli et al. 2023, arXiv 2302.10866).
 
-    A dense projection to (N+1) D channels and a depthwise FIR give the gates x_i and the signal v:
+    A dense projection to (N+1) W channels and a depthwise FIR give the gates x_i and the signal v:
 
     - `conv_first` (equation 6), gates x_1..x_N: v <- x_n ⊙ (h_n * v + b_n ⊙ v) for n = 1..N; F = N;
     - `gate_first` (the published code), gates x_0..x_{N-1}: for o = 0..N-2,
       g = v ⊙ x_{N-1-o}, v <- h_o * g + b_o ⊙ g; then v <- v ⊙ x_0; F = N - 1;
 
-    and a dense projection of v is the output.
+    and a dense projection of v, after the activation, is the output. The Flax implementation whose order 2
+    has two long filters and four projections is `gate_first` of order 3.
+
+    Head i holds channels i W/H .. (i+1) W/H - 1; every head has the same W/H filters and skips per
+    convolution. With `outer_mixing` the gate x_i of the recurrence is replaced by its sum over the head;
+    x_0 of `gate_first` is not. With `post_order_ffn`, v_g <- sum_h order_mix[o, h, g] v_h after convolution
+    o. Blocks of `num_blocks` have max_len / num_blocks steps, whatever the current length.
+    `bidirectional` adds g_o * v from the future, with g the second half of the filters and lag 0 in both.
 
     Attributes:
       d_model: D.
@@ -51,6 +48,18 @@ class Hyena(nn.Module):
       config: see `HyenaConfig`.
       n_layers: depth of the residual stack; scales the initial output projection by 1/sqrt(2 n_layers).
       dtype: of the activations; None follows the input. Filters, FFTs and states stay in float32.
+
+    Parameters:
+      in_proj/kernel [D, (N+1)*W]: columns are the gates in ascending order, then v, W each.
+      in_proj/bias [(N+1)*W]:
+      short_taps [(N+1)*W, K]: tap 0 meets the current input (libraries that cross-correlate reverse them).
+      short_bias [(N+1)*W]:
+      filter/*: F filters of W/H channels; 2 F if bidirectional, those of the future last. Filter o acts at
+        step o of the recurrence.
+      skip [F, W//H]: weight b_o of the convolution's own input.
+      order_mix [F, H, H]: from head (second axis) to head (third); only with post_order_ffn.
+      out_proj/kernel [W, D]:
+      out_proj/bias [D]:
     """
 
     d_model: int
@@ -60,23 +69,37 @@ class Hyena(nn.Module):
     dtype: jnp.dtype | None = None
 
     def setup(self) -> None:
-        config, width = self.config, self.d_model
-        taps = config.short_filter_len
-        self.in_proj = nn.Dense(
-            (config.order + 1) * width, dtype=self.dtype, kernel_init=nn.initializers.normal(0.02)
-        )
-        self.short_taps = self.param("short_taps", uniform_fan_in(taps), ((config.order + 1) * width, taps))
-        self.short_bias = self.param("short_bias", uniform_fan_in(taps), ((config.order + 1) * width,))
-        self.filter = ImplicitFilter(self.n_filters, width, self.max_len, config.filter)
-        self.skip = self.param("skip", nn.initializers.normal(1.0), (self.n_filters, width))
-        self.out_proj = nn.Dense(
-            width, dtype=self.dtype, kernel_init=nn.initializers.normal(0.02 / (2 * self.n_layers) ** 0.5)
-        )
+        config = self.config
+        config.check(self.d_model, self.max_len)
+        channels, taps = (config.order + 1) * self.width, config.short_filter_len
+        init = initializers("gpt2", self.n_layers, self.d_model, self.width)
+        self.in_proj = nn.Dense(channels, dtype=self.dtype, kernel_init=init.kernel)
+        self.short_taps = self.param("short_taps", uniform_fan_in(taps), (channels, taps))
+        self.short_bias = self.param("short_bias", uniform_fan_in(taps), (channels,))
+        directions = 2 if config.bidirectional else 1
+        head_dim = self.width // config.num_heads
+        self.filter = build_filter(directions * self.n_filters, head_dim, self.max_len, config.filter)
+        self.skip = self.param("skip", nn.initializers.normal(1.0), (self.n_filters, head_dim))
+        if config.post_order_ffn:
+            shape = (self.n_filters, config.num_heads, config.num_heads)
+            self.order_mix = self.param("order_mix", nn.initializers.normal(head_dim**-0.5), shape)
+        self.dropout = nn.Dropout(config.dropout)
+        self.out_proj = nn.Dense(self.d_model, dtype=self.dtype, kernel_init=init.out_kernel)
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.config.inner_factor * self.d_model
 
     @property
     def n_filters(self) -> int:
         """F."""
         return self.config.order if self.config.gating == "conv_first" else self.config.order - 1
+
+    @property
+    def block_len(self) -> int | None:
+        """Steps of a block that is convolved alone; None where the sequence is one block."""
+        return None if self.config.num_blocks == 1 else self.max_len // self.config.num_blocks
 
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
@@ -88,58 +111,42 @@ class Hyena(nn.Module):
             reaches across document boundaries.
         """
         check_input(x, self.d_model, self.max_len)
-        require(segment_ids is None, "segment_ids", segment_ids, "None: a long filter crosses boundaries")
+        refuse_segments(segment_ids)
         h = self.filter(x.shape[1])
-        start = empty_history(x.shape[0], self.short_taps.shape[0], self.config.short_filter_len)
+        start = empty_history(x.shape[0], *self.short_taps.shape)
+        future = h[self.n_filters :] if self.config.bidirectional else None
+        convolve = long_memory.parallel(h[: self.n_filters], self.skip, self.block_len, future)
+        return self._mix(x, start, None, convolve, deterministic)[0]
 
-        def convolve(u: jax.Array, o: int) -> tuple[jax.Array, None]:
-            return long_conv(u, h[o], self.skip[o]), None
-
-        return self._mix(x, start, None, convolve)[0]
-
-    def init_state(self, batch_size: int, max_len: int) -> HyenaState:
+    def init_state(self, batch_size: int, max_len: int) -> LongState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
+        check_causal(self.config)
         check_state_length(max_len, self.max_len)
-        filters = self.filter(max_len).at[..., 0].add(self.skip)
-        return HyenaState(
-            shared=Shared(filters, jnp.zeros((), jnp.int32)),
-            short_history=empty_history(batch_size, self.short_taps.shape[0], self.config.short_filter_len),
-            long_history=jnp.zeros((batch_size, *filters.shape), filters.dtype),
+        return long_memory.init_state(
+            self.filter(max_len), self.skip, batch_size, self.width, self.short_taps.shape
         )
 
     def prefill(
-        self, state: HyenaState, x: jax.Array, lengths: jax.Array | None = None
-    ) -> tuple[HyenaState, jax.Array]:
+        self, state: LongState, x: jax.Array, lengths: jax.Array | None = None
+    ) -> tuple[LongState, jax.Array]:
         """The next T tokens x [B, T, D] at once: an FFT over the whole history."""
         check_input(x, self.d_model, state.long_history.shape[-1])
-        filters, position = state.shared
+        return long_memory.prefill(self._mix, state, x, lengths, self.block_len)
 
-        def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
-            history = _write(state.long_history[:, o], u, position)
-            y = long_conv(history, filters[o])
-            return jax.lax.dynamic_slice_in_dim(y, position, u.shape[-1], axis=-1).astype(u.dtype), history
-
-        y, *memory = self._mix(x, state.short_history, is_real(lengths, x.shape[1]), convolve)
-        return HyenaState(Shared(filters, position + x.shape[1]), *memory), y
-
-    def step(self, state: HyenaState, x: jax.Array) -> tuple[HyenaState, jax.Array]:
+    def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
         """The next token x [B, D]: one product with the history for each filter, O(max_len)."""
-        filters, position = state.shared
-
-        def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
-            history = _write(state.long_history[:, o], u, position)
-            # Lag 0 of the reversed filter moves to `position`; what wraps round meets zeros.
-            kernel = jnp.roll(filters[o][:, ::-1], position + 1, axis=-1)
-            return jnp.einsum("bdl,dl->bd", history, kernel)[..., None].astype(u.dtype), history
-
-        y, *memory = self._mix(x[:, None], state.short_history, None, convolve)
-        return HyenaState(Shared(filters, position + 1), *memory), y[:, 0]
+        return long_memory.step(self._mix, state, x, self.block_len)
 
     def _mix(
-        self, x: jax.Array, short_history: jax.Array, real: jax.Array | None, convolve: Convolve
+        self,
+        x: jax.Array,
+        short_history: jax.Array,
+        real: jax.Array | None,
+        convolve: Convolve,
+        deterministic: bool,
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         """The operator around its long convolutions: y, and both histories after x [B, T, D]."""
-        z = self.in_proj(x).swapaxes(1, 2)  # [B, (N+1) D, T]
+        z = self.in_proj(x).swapaxes(1, 2)  # [B, (N+1) W, T]
         if real is not None:
             z = jnp.where(real[:, None], z, 0)
         *gates, v = jnp.split(
@@ -147,20 +154,35 @@ class Hyena(nn.Module):
         )
         if real is not None:
             v = jnp.where(real[:, None], v, 0)
+        gate_first = self.config.gating == "gate_first"
         histories = []
         for o in range(self.n_filters):
-            if self.config.gating == "conv_first":
-                v, history = convolve(v, o)
-                v = gates[o] * v
-            else:
-                v, history = convolve(v * gates[self.n_filters - o], o)
+            if gate_first:
+                v = v * self._over_head(gates[self.n_filters - o])
+            v, history = convolve(self.dropout(v, deterministic), o)
+            v = self._mix_heads(v, o)
+            if not gate_first:
+                v = v * self._over_head(gates[o])
             histories.append(history)
-        if self.config.gating == "gate_first":
+        if gate_first:
             v = v * gates[0]
+        v = ACTIVATIONS[self.config.activation](v)
         long_history = None if histories[0] is None else jnp.stack(histories, axis=1)
         return self.out_proj(v.swapaxes(1, 2)), advance_history(short_history, z), long_history
 
+    def _over_head(self, gate: jax.Array) -> jax.Array:
+        """The gate [B, W, T], or with outer mixing its sum over each head's channels at all of them."""
+        if not self.config.outer_mixing:
+            return gate
+        heads = self._heads(gate)
+        return jnp.broadcast_to(heads.sum(2, keepdims=True), heads.shape).reshape(gate.shape)
 
-def _write(history: jax.Array, u: jax.Array, position: jax.Array) -> jax.Array:
-    """history [B, D, max_len] with u [B, D, T] from `position` on."""
-    return jax.lax.dynamic_update_slice_in_dim(history, u.astype(history.dtype), position, axis=-1)
+    def _mix_heads(self, v: jax.Array, o: int) -> jax.Array:
+        """v [B, W, T] with its heads mixed by the matrix of convolution o, where there is one."""
+        if not self.config.post_order_ffn:
+            return v
+        weights = self.order_mix[o].astype(v.dtype)
+        return jnp.einsum("bhwt,hg->bgwt", self._heads(v), weights).reshape(v.shape)
+
+    def _heads(self, x: jax.Array) -> jax.Array:
+        return x.reshape(len(x), self.config.num_heads, -1, x.shape[-1])

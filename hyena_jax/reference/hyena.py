@@ -1,66 +1,135 @@
-"""The Hyena operator and its implicit filter (Poli et al. 2023, arXiv 2302.10866).
+"""Hyena in its published forms, and the convolutional mixers beside it.
 
-Axes: B batch, L length, D channels, N gating projections, F filters. `params` are the nested dictionaries
-of `hyena_jax.mixers.Hyena`, as NumPy arrays.
+Axes: B batch, L length, D channels, W inner width, N gating projections, F filters, H heads. `params` are the
+nested dictionaries of the module of the same name in `hyena_jax.mixers`, as NumPy arrays; filters h come from
+`hyena_jax.reference.filters`.
 """
+
+import math
 
 import numpy as np
 
 from hyena_jax.reference.convolution import long_conv, short_conv
 
+ACTIVATIONS = {
+    "none": lambda x: x,
+    "gelu": lambda x: gelu(x),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+}
 
-def implicit_filter(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
-    """h [F, D, length]: a sine network of the time index under an exponential window (section 3.3).
 
-    Flattened channel d F + o of the network's output is filter o of channel d.
+def hyena(params: dict, x: np.ndarray, h: np.ndarray, config, max_len: int) -> np.ndarray:
+    """The operator for x [B, L, D] with its filters h [F, W/H, L] (Poli et al. 2023, arXiv 2302.10866).
+
+    With `config.bidirectional` h is [2 F, W/H, L], and its second half acts on the future.
     """
-    features = np.asarray(params["positions"], np.float64)
-    frequency = np.asarray(params["sine_frequency"], np.float64)
-    hidden = features
-    for layer in range(config.n_hidden + 1):
-        dense = params[f"dense_{layer}"]
-        hidden = np.sin(frequency * (hidden @ np.float64(dense["kernel"]) + np.float64(dense["bias"])))
-    h = hidden @ np.float64(params[f"dense_{config.n_hidden + 1}"]["kernel"])  # [Lmax, D F]
-
-    channels = h.shape[-1]
-    slow = np.log(config.decay_target) / config.slow_decay
-    fast = np.log(config.decay_target) / config.fast_decay
-    decay = np.abs(np.float64(params.get("decay", np.linspace(slow, fast, channels))))
-    time = np.arange(max_len) / max(max_len - 1, 1)
-    h = h * (np.exp(-time[:, None] * decay) + config.window_shift)
-    if config.norm_axis == "channels":
-        h = h / np.abs(h).sum(axis=1, keepdims=True)
-    elif config.norm_axis == "length":
-        h = h / np.abs(h).sum(axis=0, keepdims=True)
-    return h[:length].reshape(length, channels // n_filters, n_filters).transpose(2, 1, 0)
-
-
-def positional_features(max_len: int, emb_dim: int) -> np.ndarray:
-    """z_t = [t/(Lmax-1), cos(f w_t), -sin(f w_t)], w_t = 2 pi t / Lmax (appendix A.3): [Lmax, emb_dim]."""
-    bands = (emb_dim - 1) // 2
-    z = np.zeros((max_len, emb_dim))
-    frequencies = np.linspace(1e-4, bands - 1, bands)
-    for t in range(max_len):
-        w = 2 * np.pi * t / max_len
-        z[t, 0] = t / max(max_len - 1, 1)
-        z[t, 1 : 1 + bands] = np.cos(frequencies * w)
-        z[t, 1 + bands :] = -np.sin(frequencies * w)
-    return z
-
-
-def hyena(params: dict, x: np.ndarray, h: np.ndarray, gating: str) -> np.ndarray:
-    """The operator for x [B, L, D] with its filters h [F, D, L] given."""
-    project, out = params["in_proj"], params["out_proj"]
-    z = np.float64(x) @ np.float64(project["kernel"]) + np.float64(project["bias"])
-    z = short_conv(z.transpose(0, 2, 1), params["short_taps"], params["short_bias"])
-    order = z.shape[1] // x.shape[-1] - 1
-    *gates, v = np.split(z, order + 1, axis=1)  # each [B, D, L]
+    z = short_conv(
+        _dense(x, params["in_proj"]).transpose(0, 2, 1), params["short_taps"], params["short_bias"]
+    )
+    *gates, v = np.split(z, config.order + 1, axis=1)  # each [B, W, L]
     skips = np.float64(params["skip"])
-    if gating == "conv_first":  # equation 6: v <- x_n (h_n * v + b_n v), n = 1..N
-        for n in range(order):
-            v = gates[n] * long_conv(v, h[n], skips[n])
+    n_filters, n_heads = len(skips), config.num_heads
+
+    def convolve(v: np.ndarray, o: int) -> np.ndarray:
+        """Filter o for every head, every block on its own; then the heads are mixed."""
+        y = np.zeros_like(v)
+        for start in range(0, v.shape[2], max_len // config.num_blocks):
+            block = slice(start, start + max_len // config.num_blocks)
+            past = np.tile(h[o], (n_heads, 1))
+            y[:, :, block] = long_conv(v[:, :, block], past, np.tile(skips[o], n_heads))
+            if config.bidirectional:
+                future = np.tile(h[n_filters + o], (n_heads, 1))
+                y[:, :, block] += long_conv(v[:, :, block][..., ::-1], future, 0 * past[:, 0])[..., ::-1]
+        if config.post_order_ffn:
+            heads = np.split(y, n_heads, axis=1)
+            weights = np.float64(params["order_mix"][o])
+            mixed = [sum(weights[a, b] * heads[a] for a in range(n_heads)) for b in range(n_heads)]
+            y = np.concatenate(mixed, axis=1)
+        return y
+
+    def gate(x_n: np.ndarray) -> np.ndarray:
+        """x_n, or with outer mixing its sum over each head's channels."""
+        if not config.outer_mixing:
+            return x_n
+        sums = [np.broadcast_to(a.sum(1, keepdims=True), a.shape) for a in np.split(x_n, n_heads, axis=1)]
+        return np.concatenate(sums, axis=1)
+
+    if config.gating == "conv_first":  # equation 6: v <- x_n (h_n * v + b_n v), n = 1..N
+        for n in range(config.order):
+            v = gate(gates[n]) * convolve(v, n)
     else:  # the published code: filter o acts with gate x_{N-1-o}; x_0 gates the result
-        for o in range(order - 1):
-            v = long_conv(v * gates[order - 1 - o], h[o], skips[o])
+        for o in range(config.order - 1):
+            v = convolve(v * gate(gates[config.order - 1 - o]), o)
         v = v * gates[0]
-    return v.transpose(0, 2, 1) @ np.float64(out["kernel"]) + np.float64(out["bias"])
+    v = ACTIVATIONS[config.activation](v)
+    return _dense(v.transpose(0, 2, 1), params["out_proj"])
+
+
+def annotated_hyena(params: dict, x: np.ndarray, h: np.ndarray) -> np.ndarray:
+    """v <- v + u, then v <- v + x_n / max(||x_n||, 1e-12) (h_n * v + B_n v), then v + W_o v + b_o."""
+    z = short_conv(
+        _dense(x, params["in_proj"]).transpose(0, 2, 1), params["short_taps"], params["short_bias"]
+    )
+    *gates, v = np.split(z, len(h) + 1, axis=1)
+    v = v + np.float64(x).transpose(0, 2, 1)
+    for n, x_n in enumerate(gates):
+        norm = np.maximum(np.sqrt((x_n**2).sum(axis=1, keepdims=True)), 1e-12)
+        v = v + x_n / norm * long_conv(v, h[n], params["skip"][n])
+    v = v.transpose(0, 2, 1)
+    return v + _dense(v, params["out_proj"])
+
+
+def gated_hyena(params: dict, x: np.ndarray, h: np.ndarray, causal: bool) -> np.ndarray:
+    """v, g = split(W_in x); (k * v) g + s (1 - g) with s = FIR(x); a centred FIR reads (K-1)/2 ahead."""
+    v, g = np.split(_dense(x, params["in_proj"]).transpose(0, 2, 1), 2, axis=1)
+    y = long_conv(v, h[0], np.zeros(v.shape[1]))
+    ahead = 0 if causal else (params["short_taps"].shape[1] - 1) // 2
+    padded = np.pad(np.float64(x).transpose(0, 2, 1), [(0, 0), (0, 0), (0, ahead)])
+    s = short_conv(padded, params["short_taps"], params["short_bias"])[..., ahead:]
+    return _dense((y * g + s * (1 - g)).transpose(0, 2, 1), params["out_proj"])
+
+
+def h3(params: dict, x: np.ndarray, h: np.ndarray, head_dim: int) -> np.ndarray:
+    """q SSM_diag(SSM_shift(k) v) per head, k and v in an outer product (Fu et al. 2023, section 3.1)."""
+    q, k, v = np.split(_dense(x, params["qkv_proj"]).transpose(0, 2, 1), 3, axis=1)
+    b, c = np.float64(params["shift_b"]), np.float64(params["shift_c"])
+    taps = np.zeros_like(c)
+    for t in range(taps.shape[1]):  # the answer of the shift register: what b reads in, c reads t later
+        for i in range(taps.shape[1] - t):
+            taps[:, t] += c[:, i + t] * b[:, i]
+    k = short_conv(k, taps, np.zeros(len(taps))) + np.float64(params["shift_skip"])[:, None] * k
+    y = np.zeros_like(v)
+    for start in range(0, x.shape[2], head_dim):
+        head = start // head_dim
+        for j in range(start, start + head_dim):
+            for i in range(start, start + head_dim):
+                kv = (k[:, i] * v[:, j])[:, None]
+                z = long_conv(kv, h[0, head : head + 1], params["skip"][head : head + 1])
+                y[:, j] += q[:, i] * z[:, 0]
+    return _dense(y.transpose(0, 2, 1), params["out_proj"])
+
+
+def s4d(params: dict, x: np.ndarray, h: np.ndarray) -> np.ndarray:
+    """GLU(W_o GELU(h * x + D x)) (Gu et al. 2022, arXiv 2206.11893; the published layer)."""
+    y = long_conv(np.float64(x).transpose(0, 2, 1), h[0], params["skip"][0])
+    a, b = np.split(_dense(gelu(y).transpose(0, 2, 1), params["out_proj"]), 2, axis=-1)
+    return a / (1 + np.exp(-b))
+
+
+def fir(params: dict, x: np.ndarray, h: np.ndarray) -> np.ndarray:
+    """One convolution between two dense layers."""
+    u = _dense(x, params["in_proj"]).transpose(0, 2, 1)
+    return _dense(long_conv(u, h[0], params["skip"][0]).transpose(0, 2, 1), params["out_proj"])
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """x Phi(x), the erf form."""
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
+
+
+def _dense(x: np.ndarray, params: dict) -> np.ndarray:
+    return np.float64(x) @ np.float64(params["kernel"]) + np.float64(params["bias"])

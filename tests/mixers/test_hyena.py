@@ -1,29 +1,65 @@
-"""What is Hyena's own: how its parameters start."""
+"""What is Hyena's own: how its forms start, and their edges."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hyena_jax.config import HyenaConfig
-from hyena_jax.mixers import Hyena
+from hyena_jax.config import (
+    AnnotatedHyenaConfig,
+    FIRConfig,
+    GatedHyenaConfig,
+    H3Config,
+    HyenaConfig,
+    S4DConfig,
+)
+from hyena_jax.mixers import FIR, H3, S4D, AnnotatedHyena, GatedHyena, Hyena
+from hyena_jax.mixers.annotated_hyena import normalized
 
-PARAMS = Hyena(128, 64, HyenaConfig(order=3), n_layers=8).init(jax.random.key(0), jnp.zeros((1, 64, 128)))[
-    "params"
-]
+D, LENGTH = 128, 64
+MIXERS = {
+    "hyena": Hyena(D, LENGTH, HyenaConfig(order=3, num_heads=8, post_order_ffn=True), n_layers=8),
+    "annotated": AnnotatedHyena(D, LENGTH, AnnotatedHyenaConfig()),
+    "gated": GatedHyena(D, LENGTH, GatedHyenaConfig()),
+    "h3": H3(D, LENGTH, H3Config(), n_layers=8),
+    "s4d": S4D(D, LENGTH, S4DConfig()),
+    "fir": FIR(D, LENGTH, FIRConfig()),
+}
+PARAMS = {
+    name: jax.jit(mixer.init)(jax.random.key(0), jnp.zeros((1, 1, D)))["params"]
+    for name, mixer in MIXERS.items()
+}
+UNIFORM = 3**-0.5  # deviation of a uniform distribution in -1..1
 
 
 @pytest.mark.parametrize(
     ("path", "deviation"),
     [
-        ("in_proj/kernel", 0.02),
-        ("out_proj/kernel", 0.02 / np.sqrt(16)),
-        ("skip", 1.0),
-        ("filter/dense_0/kernel", 0.02),
-        ("filter/dense_1/kernel", 0.02),
-        ("filter/dense_3/kernel", 0.02),
-        ("short_taps", 1 / 3),  # uniform in +-1/sqrt(3)
-        ("short_bias", 1 / 3),
+        ("hyena/in_proj/kernel", 0.02),
+        ("hyena/out_proj/kernel", 0.02 / 4),
+        ("hyena/skip", 1.0),
+        ("hyena/order_mix", (8 / D) ** 0.5),
+        ("hyena/filter/dense_0/kernel", 0.02),
+        ("hyena/filter/dense_1/kernel", 0.02),
+        ("hyena/filter/dense_3/kernel", 0.02),
+        ("hyena/short_taps", 3**-0.5 * UNIFORM),
+        ("hyena/short_bias", 3**-0.5 * UNIFORM),
+        ("annotated/in_proj/kernel", D**-0.5 * UNIFORM),
+        ("annotated/in_proj/bias", D**-0.5 * UNIFORM),
+        ("annotated/out_proj/kernel", D**-0.5 * UNIFORM),
+        ("annotated/out_proj/bias", D**-0.5 * UNIFORM),
+        ("annotated/short_taps", 3**-0.5 * UNIFORM),
+        ("annotated/skip", 1.0),
+        ("gated/in_proj/kernel", D**-0.5 * UNIFORM),
+        ("gated/out_proj/bias", D**-0.5 * UNIFORM),
+        ("h3/shift_c", 64**-0.5 * UNIFORM),
+        ("h3/shift_skip", 1.0),
+        ("h3/skip", 1.0),
+        ("h3/qkv_proj/kernel", 0.02),
+        ("h3/out_proj/kernel", 0.02 / 4),
+        ("s4d/skip", 1.0),
+        ("fir/skip", 1.0),
+        ("fir/in_proj/kernel", 0.02),
     ],
 )
 def test_initial_distributions(path, deviation):
@@ -36,8 +72,43 @@ def test_initial_distributions(path, deviation):
 
 
 def test_initial_constants():
+    params = PARAMS["hyena"]
     for module in ("in_proj", "out_proj"):
-        assert np.all(PARAMS[module]["bias"] == 0)
-    assert np.all(PARAMS["filter"]["sine_frequency"] == 14.0)
-    assert np.abs(PARAMS["short_taps"]).max() <= 1 / np.sqrt(3)
-    assert set(PARAMS["filter"]["dense_3"]) == {"kernel"}
+        assert np.all(params[module]["bias"] == 0)
+    assert np.all(params["filter"]["sine_frequency"] == 14.0)
+    assert np.abs(params["short_taps"]).max() <= 1 / np.sqrt(3)
+    assert set(params["filter"]["dense_3"]) == {"kernel"}
+    np.testing.assert_array_equal(PARAMS["h3"]["shift_b"], np.eye(1, 64).repeat(D, axis=0))
+
+
+def test_a_gate_of_zeros_is_normalised_to_zeros_with_finite_gradients():
+    gate = jnp.zeros((2, 3, 5)).at[0, 0, 0].set(1e-30)
+    y, pullback = jax.vjp(normalized, gate)
+    np.testing.assert_allclose(y, gate * 1e12)
+    assert np.isfinite(pullback(jnp.ones_like(y))[0]).all()
+
+
+def test_dropout_is_on_the_inputs_of_the_convolutions_alone():
+    mixer = Hyena(8, 16, HyenaConfig(dropout=0.5))
+    x = jax.random.normal(jax.random.key(0), (1, 16, 8))
+    variables = mixer.init(jax.random.key(1), x)
+    sure = mixer.apply(variables, x)
+
+    def dropped(seed):
+        return mixer.apply(variables, x, None, False, rngs={"dropout": jax.random.key(seed)})
+
+    np.testing.assert_array_equal(dropped(0), dropped(0))
+    assert not np.array_equal(dropped(0), dropped(1))
+    assert not np.array_equal(dropped(0), sure)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (HyenaConfig(num_heads=3), "num_heads must be a divisor of inner_factor \\* d_model=8, got 3"),
+        (HyenaConfig(num_blocks=3), "num_blocks must be a divisor of max_len=16, got 3"),
+    ],
+)
+def test_what_does_not_fit_is_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(Hyena(8, 16, config).init, jax.random.key(0), jnp.zeros((1, 16, 8)))

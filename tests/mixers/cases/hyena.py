@@ -1,26 +1,126 @@
-"""Hyena in its published forms."""
+"""Hyena in its published forms, and the convolutional mixers beside it."""
 
-from cases.case import MAX_LEN, Case
-from hyena_jax.config import HyenaConfig, ImplicitFilterConfig
-from hyena_jax.reference import hyena as reference
+from cases.case import MAX_LEN, Case, D
+from hyena_jax.config import (
+    FILTER_CONFIGS,
+    AnnotatedHyenaConfig,
+    CKConvFilterConfig,
+    ExplicitFilterConfig,
+    FilterConfig,
+    FIRConfig,
+    FNOFilterConfig,
+    GatedHyenaConfig,
+    H3Config,
+    HyenaConfig,
+    ImplicitFilterConfig,
+    LookupFilterConfig,
+    ModalFilterConfig,
+    S4DConfig,
+    S4DFilterConfig,
+    TransferFunctionFilterConfig,
+    WindowedFilterConfig,
+)
+from hyena_jax.reference import filters, hyena
+
+IMPLICIT = ImplicitFilterConfig(emb_dim=5, width=8)
+FILTERS = {
+    "windowed": WindowedFilterConfig(),
+    "explicit": ExplicitFilterConfig(n_taps=9),
+    "ckconv": CKConvFilterConfig(emb_dim=5, width=8),
+    "fno": FNOFilterConfig(n_modes=8),
+    "transfer_function": TransferFunctionFilterConfig(n_state=2),
+    "s4d": S4DFilterConfig(n_state=4),
+    "modal": ModalFilterConfig(n_modes=3),
+    "lookup": LookupFilterConfig(width=5),
+}
 
 
-def hyena_case(**options) -> Case:
-    config = HyenaConfig(filter=ImplicitFilterConfig(emb_dim=5, width=8), **options)
+def filter_oracle(params, config: FilterConfig, n_filters: int, length: int, max_len: int = MAX_LEN):
+    names = {config_class: name for name, config_class in FILTER_CONFIGS.items()}
+    return getattr(filters, names[type(config)])(params, n_filters, length, max_len, config)
+
+
+def hyena_case(filter_config: FilterConfig = IMPLICIT, max_len: int = MAX_LEN, **options) -> Case:
+    config = HyenaConfig(filter=filter_config, **options)
     n_filters = config.order - (config.gating == "gate_first")
 
     def oracle(params, x):
-        h = reference.implicit_filter(params["filter"], n_filters, x.shape[1], MAX_LEN, config.filter)
-        return reference.hyena(params, x, h, config.gating)
+        count = n_filters * (1 + config.bidirectional)
+        h = filter_oracle(params["filter"], config.filter, count, x.shape[1], max_len)
+        return hyena.hyena(params, x, h, config, max_len)
 
-    return Case(config, oracle, letters={}, exactly_causal=False)
+    letters = {
+        "N": config.order,
+        "F": n_filters,
+        "H": config.num_heads,
+        "K": config.short_filter_len,
+        "W": config.inner_factor * D,
+    }
+    return Case(config, oracle, letters, exactly_causal=False, max_len=max_len)
+
+
+def annotated_case(config: AnnotatedHyenaConfig) -> Case:
+    def oracle(params, x):
+        h = filter_oracle(params["filter"], config.filter, config.order, x.shape[1])
+        return hyena.annotated_hyena(params, x, h)
+
+    letters = {"N": config.order, "K": config.short_filter_len}
+    return Case(config, oracle, letters, exactly_causal=False)
+
+
+def gated_case(config: GatedHyenaConfig) -> Case:
+    def oracle(params, x):
+        h = filter_oracle(params["filter"], config.filter, 1, x.shape[1])
+        return hyena.gated_hyena(params, x, h, config.causal)
+
+    return Case(config, oracle, {"K": config.short_filter_len}, exactly_causal=False)
+
+
+def h3_case(config: H3Config) -> Case:
+    def oracle(params, x):
+        h = filter_oracle(params["filter"], config.filter, 1, x.shape[1])
+        return hyena.h3(params, x, h, config.head_dim)
+
+    letters = {"M": config.n_taps, "H": D // config.head_dim}
+    return Case(config, oracle, letters, exactly_causal=False)
+
+
+def s4d_case(config: S4DConfig) -> Case:
+    def oracle(params, x):
+        return hyena.s4d(params, x, filter_oracle(params["filter"], config.filter, 1, x.shape[1]))
+
+    return Case(config, oracle, {}, exactly_causal=False)
+
+
+def fir_case(config: FIRConfig) -> Case:
+    def oracle(params, x):
+        return hyena.fir(params, x, filter_oracle(params["filter"], config.filter, 1, x.shape[1]))
+
+    return Case(config, oracle, {}, exactly_causal=False)
 
 
 CASES = {
     "hyena": hyena_case(),
     "hyena_conv_first_3": hyena_case(order=3, gating="conv_first", short_filter_len=4),
+    "annotated_hyena": annotated_case(AnnotatedHyenaConfig()),
+    "gated_hyena": gated_case(GatedHyenaConfig(filter=LookupFilterConfig(width=5))),
+    "h3": h3_case(H3Config(n_taps=5, filter=S4DFilterConfig(n_state=4))),
+    "s4d": s4d_case(S4DConfig(S4DFilterConfig(n_state=4))),
+    "fir": fir_case(FIRConfig()),
 }
 OPTIONS = {
     "hyena_gate_first_3": hyena_case(order=3),
     "hyena_conv_first_1": hyena_case(order=1, gating="conv_first"),
+    "hyena_heads": hyena_case(num_heads=2, inner_factor=3, post_order_ffn=True),
+    "hyena_outer_mixing": hyena_case(order=3, num_heads=4, outer_mixing=True, activation="gelu"),
+    "hyena_conv_first_heads": hyena_case(
+        order=2, gating="conv_first", num_heads=2, outer_mixing=True, post_order_ffn=True, activation="silu"
+    ),
+    "hyena_blocks": hyena_case(num_blocks=8, max_len=128),
+    "hyena_bidirectional": hyena_case(order=3, bidirectional=True, num_heads=2),
+    "hyena_bidirectional_blocks": hyena_case(bidirectional=True, num_blocks=8, max_len=128),
+    **{f"hyena_{name}_filter": hyena_case(config, order=3) for name, config in FILTERS.items()},
+    "annotated_hyena_3": annotated_case(AnnotatedHyenaConfig(3, 4, WindowedFilterConfig(norm_axis="length"))),
+    "gated_hyena_centred": gated_case(GatedHyenaConfig(5, causal=False)),
+    "h3_heads": h3_case(H3Config(head_dim=4, n_taps=5, filter=S4DFilterConfig(n_state=4))),
 }

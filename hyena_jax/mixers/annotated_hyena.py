@@ -1,0 +1,128 @@
+"""The annotated variant of Hyena. Axes: B batch, L length, T new tokens, D channels, N gates, K taps."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.config import AnnotatedHyenaConfig
+from hyena_jax.filters import build_filter
+from hyena_jax.initializers import initializers, uniform_fan_in
+from hyena_jax.mixers import long_memory
+from hyena_jax.mixers.inputs import check_input, check_state_length, refuse_segments
+from hyena_jax.mixers.long_memory import Convolve, LongState
+from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
+
+# Least norm that a gate is divided by.
+EPSILON = 1e-12
+
+
+class AnnotatedHyena(nn.Module):
+    """Hyena with normalised gates and residual paths inside, to be stacked without any between blocks.
+
+    z = FIR(W u + b) is split into x_1 .. x_N, v; v <- v + u; for n = 1..N,
+    v <- v + x_n / max(||x_n||_2, 1e-12) ⊙ (h_n * v + b_n ⊙ v), the norm over channels; y = v + W_o v + b_o.
+
+    Attributes:
+      d_model: D.
+      max_len: Lmax, the longest sequence; filters are defined relative to it.
+      config: see `AnnotatedHyenaConfig`.
+      n_layers: of no effect: the published initialisation does not depend on the depth.
+      dtype: of the activations; None follows the input. Filters, FFTs, norms and states stay in float32.
+
+    Parameters:
+      in_proj/kernel [D, (N+1)*D]: columns are x_1 .. x_N, v, D each.
+      in_proj/bias [(N+1)*D]:
+      short_taps [(N+1)*D, K]: tap 0 meets the current input (libraries that cross-correlate reverse them).
+      short_bias [(N+1)*D]:
+      filter/*: N filters of D channels; filter n acts with gate x_{n+1}.
+      skip [N, D]: weight b_n of the convolution's own input.
+      out_proj/kernel [D, D]:
+      out_proj/bias [D]:
+    """
+
+    d_model: int
+    max_len: int
+    config: AnnotatedHyenaConfig = AnnotatedHyenaConfig()
+    n_layers: int = 1
+    dtype: jnp.dtype | None = None
+
+    def setup(self) -> None:
+        config, width = self.config, self.d_model
+        config.check(width, self.max_len)
+        channels, taps = (config.order + 1) * width, config.short_filter_len
+        init = initializers("torch", self.n_layers, width, width)
+        self.in_proj = nn.Dense(channels, dtype=self.dtype, kernel_init=init.kernel, bias_init=init.bias)
+        self.short_taps = self.param("short_taps", uniform_fan_in(taps), (channels, taps))
+        self.short_bias = self.param("short_bias", uniform_fan_in(taps), (channels,))
+        self.filter = build_filter(config.order, width, self.max_len, config.filter)
+        self.skip = self.param("skip", nn.initializers.normal(1.0), (config.order, width))
+        self.out_proj = nn.Dense(
+            width, dtype=self.dtype, kernel_init=init.out_kernel, bias_init=init.out_bias
+        )
+
+    def __call__(
+        self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
+    ) -> jax.Array:
+        """y [B, L, D] of x [B, L, D].
+
+        Raises:
+          ValueError: for a wrong rank, width or length of x; and with segment_ids, since a long filter
+            reaches across document boundaries.
+        """
+        check_input(x, self.d_model, self.max_len)
+        refuse_segments(segment_ids)
+        start = empty_history(x.shape[0], *self.short_taps.shape)
+        convolve = long_memory.parallel(self.filter(x.shape[1]), self.skip)
+        return self._mix(x, start, None, convolve, deterministic)[0]
+
+    def init_state(self, batch_size: int, max_len: int) -> LongState:
+        """The state before the first token of a sequence of at most `max_len` tokens."""
+        check_state_length(max_len, self.max_len)
+        return long_memory.init_state(
+            self.filter(max_len), self.skip, batch_size, self.d_model, self.short_taps.shape
+        )
+
+    def prefill(
+        self, state: LongState, x: jax.Array, lengths: jax.Array | None = None
+    ) -> tuple[LongState, jax.Array]:
+        """The next T tokens x [B, T, D] at once: an FFT over the whole history."""
+        check_input(x, self.d_model, state.long_history.shape[-1])
+        return long_memory.prefill(self._mix, state, x, lengths)
+
+    def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
+        """The next token x [B, D]: one product with the history for each filter, O(max_len)."""
+        return long_memory.step(self._mix, state, x)
+
+    def _mix(
+        self,
+        x: jax.Array,
+        short_history: jax.Array,
+        real: jax.Array | None,
+        convolve: Convolve,
+        deterministic: bool,
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """The operator around its long convolutions: y, and both histories after x [B, T, D]."""
+        z = self.in_proj(x).swapaxes(1, 2)  # [B, (N+1) D, T]
+        if real is not None:
+            z = jnp.where(real[:, None], z, 0)
+        *gates, v = jnp.split(
+            short_conv(z, self.short_taps, self.short_bias, short_history), self.config.order + 1, axis=1
+        )
+        v = v + x.swapaxes(1, 2).astype(v.dtype)
+        if real is not None:
+            v = jnp.where(real[:, None], v, 0)
+        histories = []
+        for n, gate in enumerate(gates):
+            long, history = convolve(v, n)
+            v = v + normalized(gate) * long
+            histories.append(history)
+        long_history = None if histories[0] is None else jnp.stack(histories, axis=1)
+        v = v.swapaxes(1, 2)
+        return v + self.out_proj(v), advance_history(short_history, z), long_history
+
+
+def normalized(gate: jax.Array) -> jax.Array:
+    """gate [B, D, L] divided by max(its norm over D, 1e-12); a gate of zeros has finite gradients."""
+    dtype = jnp.float64 if gate.dtype == jnp.float64 else jnp.float32
+    square = jnp.sum(gate.astype(dtype) ** 2, axis=1, keepdims=True)
+    return (gate.astype(dtype) * jax.lax.rsqrt(jnp.maximum(square, EPSILON**2))).astype(gate.dtype)

@@ -1,0 +1,112 @@
+"""The gated variant of Hyena. Axes: B batch, L length, T new tokens, D channels, K taps."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.config import GatedHyenaConfig
+from hyena_jax.filters import build_filter
+from hyena_jax.initializers import initializers, uniform_fan_in
+from hyena_jax.mixers import long_memory
+from hyena_jax.mixers.inputs import check_causal, check_input, check_state_length, refuse_segments
+from hyena_jax.mixers.long_memory import Convolve, LongState
+from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
+
+
+class GatedHyena(nn.Module):
+    """A gate that interpolates between a long and a short convolution.
+
+    v, g = split(W_in x); y = (k * v) ⊙ g + s ⊙ (1 - g), with k one long filter without skip and s a depthwise
+    FIR of x itself; a dense layer of y is the output. The source centres the FIR, so that it reads
+    (K-1)/2 steps ahead; `causal=False` does so, and the default does not.
+
+    Attributes:
+      d_model: D.
+      max_len: Lmax, the longest sequence; filters are defined relative to it.
+      config: see `GatedHyenaConfig`.
+      n_layers: of no effect: the published initialisation does not depend on the depth.
+      dtype: of the activations; None follows the input. Filters, FFTs and states stay in float32.
+
+    Parameters:
+      in_proj/kernel [D, 2*D]: columns are v, then g.
+      in_proj/bias [2*D]:
+      short_taps [D, K]: tap 0 meets the current input; of a centred FIR, the input (K-1)/2 steps ahead.
+      short_bias [D]:
+      filter/*: one filter of D channels.
+      out_proj/kernel [D, D]:
+      out_proj/bias [D]:
+    """
+
+    d_model: int
+    max_len: int
+    config: GatedHyenaConfig = GatedHyenaConfig()
+    n_layers: int = 1
+    dtype: jnp.dtype | None = None
+
+    def setup(self) -> None:
+        config, width = self.config, self.d_model
+        config.check(width, self.max_len)
+        taps = config.short_filter_len
+        init = initializers("torch", self.n_layers, width, width)
+        self.in_proj = nn.Dense(2 * width, dtype=self.dtype, kernel_init=init.kernel, bias_init=init.bias)
+        self.short_taps = self.param("short_taps", uniform_fan_in(taps), (width, taps))
+        self.short_bias = self.param("short_bias", uniform_fan_in(taps), (width,))
+        self.filter = build_filter(1, width, self.max_len, config.filter)
+        self.out_proj = nn.Dense(
+            width, dtype=self.dtype, kernel_init=init.out_kernel, bias_init=init.out_bias
+        )
+
+    def __call__(
+        self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
+    ) -> jax.Array:
+        """y [B, L, D] of x [B, L, D].
+
+        Raises:
+          ValueError: for a wrong rank, width or length of x; and with segment_ids, since a long filter
+            reaches across document boundaries.
+        """
+        check_input(x, self.d_model, self.max_len)
+        refuse_segments(segment_ids)
+        start = empty_history(x.shape[0], *self.short_taps.shape)
+        convolve = long_memory.parallel(self.filter(x.shape[1]), None)
+        return self._mix(x, start, None, convolve, deterministic)[0]
+
+    def init_state(self, batch_size: int, max_len: int) -> LongState:
+        """The state before the first token of a sequence of at most `max_len` tokens."""
+        check_causal(self.config)
+        check_state_length(max_len, self.max_len)
+        return long_memory.init_state(
+            self.filter(max_len), None, batch_size, self.d_model, self.short_taps.shape
+        )
+
+    def prefill(
+        self, state: LongState, x: jax.Array, lengths: jax.Array | None = None
+    ) -> tuple[LongState, jax.Array]:
+        """The next T tokens x [B, T, D] at once: an FFT over the whole history."""
+        check_input(x, self.d_model, state.long_history.shape[-1])
+        return long_memory.prefill(self._mix, state, x, lengths)
+
+    def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
+        """The next token x [B, D]: one product with the history, O(max_len)."""
+        return long_memory.step(self._mix, state, x)
+
+    def _mix(
+        self,
+        x: jax.Array,
+        short_history: jax.Array,
+        real: jax.Array | None,
+        convolve: Convolve,
+        deterministic: bool,
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """The operator around its long convolution: y, and both histories after x [B, T, D]."""
+        v, gate = jnp.split(self.in_proj(x).swapaxes(1, 2), 2, axis=1)
+        u = x.swapaxes(1, 2).astype(v.dtype)
+        if real is not None:
+            u, v = jnp.where(real[:, None], u, 0), jnp.where(real[:, None], v, 0)
+        long, history = convolve(v, 0)
+        # Of a centred FIR, output t is that of a causal one at t + ahead.
+        ahead = 0 if self.config.causal else (self.config.short_filter_len - 1) // 2
+        padded = jnp.pad(u, [(0, 0), (0, 0), (0, ahead)])
+        short = short_conv(padded, self.short_taps, self.short_bias, short_history)[..., ahead:]
+        y = self.out_proj((long * gate + short * (1 - gate)).swapaxes(1, 2))
+        return y, advance_history(short_history, u), None if history is None else history[:, None]
