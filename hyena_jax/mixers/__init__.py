@@ -13,12 +13,53 @@ is then right-aligned, and only its last lengths[b] tokens are real.
 import flax.linen as nn
 
 from hyena_jax.config import MIXER_CONFIGS, MixerConfig
+from hyena_jax.mixers.aft import AFTFull, AFTSimple
+from hyena_jax.mixers.aft_windowed import AFTConv, AFTLocal
+from hyena_jax.mixers.annotated_hyena import AnnotatedHyena
 from hyena_jax.mixers.attention import Attention
+from hyena_jax.mixers.convolution import FIR, S4D
+from hyena_jax.mixers.fastmax import Fastmax
+from hyena_jax.mixers.gated_hyena import GatedHyena
+from hyena_jax.mixers.h3 import H3
+from hyena_jax.mixers.hawk import Hawk
 from hyena_jax.mixers.hyena import Hyena
+from hyena_jax.mixers.local_attention import LocalAttention
 
-MIXERS: dict[str, type[nn.Module]] = {"hyena": Hyena, "attention": Attention}
+MIXERS: dict[str, type[nn.Module]] = {
+    "hyena": Hyena,
+    "annotated_hyena": AnnotatedHyena,
+    "gated_hyena": GatedHyena,
+    "hawk": Hawk,
+    "attention": Attention,
+    "local_attention": LocalAttention,
+    "fastmax": Fastmax,
+    "aft_full": AFTFull,
+    "aft_local": AFTLocal,
+    "aft_simple": AFTSimple,
+    "aft_conv": AFTConv,
+    "h3": H3,
+    "s4d": S4D,
+    "fir": FIR,
+}
 
-__all__ = ["MIXERS", "Attention", "Hyena", "mixer_class"]
+__all__ = [
+    "FIR",
+    "H3",
+    "MIXERS",
+    "S4D",
+    "AFTConv",
+    "AFTFull",
+    "AFTLocal",
+    "AFTSimple",
+    "AnnotatedHyena",
+    "Attention",
+    "Fastmax",
+    "GatedHyena",
+    "Hawk",
+    "Hyena",
+    "LocalAttention",
+    "mixer_class",
+]
 
 
 def mixer_class(config: MixerConfig) -> type[nn.Module]:

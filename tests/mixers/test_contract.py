@@ -91,7 +91,7 @@ def test_equals_its_oracle_in_float64(name):
     with jax.enable_x64(True):
         y = jitted(name)(to_float64(params), to_float64(x))
     assert y.dtype == np.float64
-    assert_close(y, expected, "float32" if EVERY[name].through_library else "float64")
+    assert_close(y, expected)
 
 
 @over(EVERY)

@@ -1,0 +1,240 @@
+"""The attention-free transformer's four mixers (Zhai et al. 2021, arXiv 2105.14103).
+
+    y_t = W_o ( sigmoid(q_t) ⊙ sum_{s<=t} exp(k_s + w_{t,s}) v_s / sum_{s<=t} exp(k_s + w_{t,s}) ) + b_o
+
+They differ in the position biases w, and so in what decoding has to remember. Axes: B batch, L length, T new
+tokens, D channels, H heads (1 but in AFT-conv), c channels of a head's key, d of its value, K the window or
+the taps, R rank.
+"""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.config import AFTConvConfig, AFTFullConfig, AFTLocalConfig, AFTSimpleConfig, require
+from hyena_jax.initializers import initializers
+from hyena_jax.mixers.inputs import check_input, check_state_length, is_real
+from hyena_jax.ops import aft
+from hyena_jax.ops.aft_blocks import full_sums
+
+# What position biases are made of starts as N(0, 10^-2) in the paper; read as a variance.
+position_init = nn.initializers.normal(0.1, jnp.float32)
+
+
+class Shared(NamedTuple):
+    """What the batch has in common: tokens seen []."""
+
+    position: jax.Array
+
+
+class Window(NamedTuple):
+    """The last K - 1 keys [B, K-1, H, c] and values [B, K-1, H, d], and the sums over all before them."""
+
+    keys: jax.Array
+    values: jax.Array
+    before: aft.Sums
+
+
+class Cache(NamedTuple):
+    """All keys and values [B, max_len, 1, D]; keys that are padding or still to come are `aft.EMPTY`."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+class AFTState(NamedTuple):
+    """What the operator remembers, float32, and the index of each row's first real token [B]."""
+
+    shared: Shared
+    first: jax.Array
+    memory: aft.Sums | Window | Cache
+
+
+def sums_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """Of keys, values and their sums, for projections in `dtype`."""
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
+
+
+class AFT(nn.Module):
+    """The contract around what the four differ in.
+
+    `_empty(keys, values)` is the memory before the first token, for keys and values [B, max_len, ...] like
+    these. `_continue(memory, keys, values, places, position)` is the sums of the T tokens that come next, at
+    index `position`, and the memory after them.
+    """
+
+    d_model: int
+    max_len: int
+    config: AFTSimpleConfig | AFTConvConfig | AFTLocalConfig | AFTFullConfig
+    n_layers: int = 1
+    dtype: jnp.dtype | None = None
+
+    def setup(self) -> None:
+        self.config.check(self.d_model, self.max_len)
+        init = initializers(self.config.init, self.n_layers, self.d_model, self.d_model)
+        self.qkv_proj = nn.Dense(
+            2 * self.d_model + self.key_width,
+            dtype=self.dtype,
+            kernel_init=init.kernel,
+            bias_init=init.bias,
+        )
+        self.out_proj = nn.Dense(
+            self.d_model, dtype=self.dtype, kernel_init=init.out_kernel, bias_init=init.out_bias
+        )
+
+    @property
+    def n_heads(self) -> int:
+        """H."""
+        return 1
+
+    @property
+    def key_width(self) -> int:
+        """H c, the channels of a token's keys."""
+        return self.d_model
+
+    def __call__(
+        self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
+    ) -> jax.Array:
+        """y [B, L, D] of x [B, L, D]; each run of equal segment_ids [B, L] is a document by itself.
+
+        Raises:
+          ValueError: for a wrong rank, width or length of x.
+        """
+        check_input(x, self.d_model, self.max_len)
+        q, keys, values = self._project(x, None)
+        return self._output(q, self._parallel(keys, values, aft.places(x.shape[1], segment_ids)))
+
+    def init_state(self, batch_size: int, max_len: int) -> AFTState:
+        """The state before the first token of a sequence of at most `max_len` tokens."""
+        check_state_length(max_len, self.max_len)
+        dtype = sums_dtype(self.qkv_proj.variables["params"]["kernel"].dtype)
+        keys = jnp.full((batch_size, max_len, self.n_heads, self.key_width // self.n_heads), aft.EMPTY, dtype)
+        values = jnp.zeros((batch_size, max_len, self.n_heads, self.d_model // self.n_heads), dtype)
+        first = jnp.zeros(batch_size, jnp.int32)
+        return AFTState(Shared(jnp.zeros((), jnp.int32)), first, self._empty(keys, values))
+
+    def prefill(
+        self, state: AFTState, x: jax.Array, lengths: jax.Array | None = None
+    ) -> tuple[AFTState, jax.Array]:
+        """The next T tokens x [B, T, D] at once; positions count from the first real token of a row."""
+        check_input(x, self.d_model, self.max_len)
+        n_tokens, position = x.shape[1], state.shared.position
+        first = state.first if lengths is None else n_tokens - lengths.astype(jnp.int32)
+        positions = position + jnp.arange(n_tokens, dtype=jnp.int32) - first[:, None]
+        q, keys, values = self._project(x, is_real(lengths, n_tokens))
+        places = aft.Places(positions, jnp.zeros_like(positions))
+        sums, memory = self._continue(state.memory, keys, values, places, position)
+        return AFTState(Shared(position + n_tokens), first, memory), self._output(q, sums)
+
+    def step(self, state: AFTState, x: jax.Array) -> tuple[AFTState, jax.Array]:
+        """The next token x [B, D]."""
+        state, y = self.prefill(state, x[:, None])
+        return state, y[:, 0]
+
+    def _project(self, x: jax.Array, real: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """q [B, T, D], keys [B, T, H, c], values [B, T, H, d]."""
+        z = self.qkv_proj(x)
+        q, *rest = jnp.split(z, [self.d_model, self.d_model + self.key_width], axis=-1)
+        dtype = sums_dtype(z.dtype)
+        keys, values = (a.astype(dtype).reshape(*x.shape[:2], self.n_heads, -1) for a in rest)
+        if real is not None:
+            keys = jnp.where(real[..., None, None], keys, aft.EMPTY)
+        return q, keys, values
+
+    def _output(self, q: jax.Array, sums: aft.Sums) -> jax.Array:
+        mean = aft.mean(sums).reshape(q.shape)
+        return self.out_proj((nn.sigmoid(q.astype(mean.dtype)) * mean).astype(q.dtype))
+
+    def _parallel(self, keys: jax.Array, values: jax.Array, places: aft.Places) -> aft.Sums:
+        """Sums of each token of whole rows."""
+        memory = self._empty(jnp.full_like(keys, aft.EMPTY), jnp.zeros_like(values))
+        return self._continue(memory, keys, values, places, jnp.zeros((), jnp.int32))[0]
+
+
+class AFTSimple(AFT):
+    """AFT-simple: w = 0. The state is the running sums, constant in the length.
+
+    Attributes:
+      d_model: D.
+      max_len: longest sequence.
+      config: see `AFTSimpleConfig`.
+      n_layers: depth of the residual stack; initialisers of the output projection may depend on it.
+      dtype: of the activations; None follows the input. Sums and states stay in float32.
+
+    Parameters:
+      qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each.
+      qkv_proj/bias [3*D]: likewise.
+      out_proj/kernel [D, D]
+      out_proj/bias [D]
+    """
+
+    config: AFTSimpleConfig = AFTSimpleConfig()
+
+    def _empty(self, keys: jax.Array, values: jax.Array) -> aft.Sums:
+        return aft.no_sums(keys, values)
+
+    def _continue(
+        self, memory: aft.Sums, keys: jax.Array, values: jax.Array, places: aft.Places, position: jax.Array
+    ) -> tuple[aft.Sums, aft.Sums]:
+        sums = aft.running_sums(keys, values, memory, places.document)
+        return sums, jax.tree.map(lambda x: x[:, -1:], sums)
+
+
+class AFTFull(AFT):
+    """AFT-full: w_{t,s} = u_t . v_s. The state is a cache of all keys and values.
+
+    Attributes:
+      d_model: D.
+      max_len: Lmax, longest sequence.
+      config: see `AFTFullConfig`.
+      n_layers: depth of the residual stack; initialisers of the output projection may depend on it.
+      dtype: of the activations; None follows the input. Sums and states stay in float32.
+
+    Parameters:
+      qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each.
+      qkv_proj/bias [3*D]: likewise.
+      position_queries [Lmax, R]: u, by the position of the query.
+      position_keys [Lmax, R]: v, by the position of the key.
+      out_proj/kernel [D, D]
+      out_proj/bias [D]
+    """
+
+    config: AFTFullConfig = AFTFullConfig()
+
+    def setup(self) -> None:
+        super().setup()
+        shape = (self.max_len, self.config.rank)
+        self.position_queries = self.param("position_queries", position_init, shape)
+        self.position_keys = self.param("position_keys", position_init, shape)
+
+    def _empty(self, keys: jax.Array, values: jax.Array) -> Cache:
+        return Cache(keys, values)
+
+    def _parallel(self, keys: jax.Array, values: jax.Array, places: aft.Places) -> aft.Sums:
+        return self._sums(keys, values, places, places, jnp.zeros((), jnp.int32))
+
+    def _continue(
+        self, memory: Cache, keys: jax.Array, values: jax.Array, places: aft.Places, position: jax.Array
+    ) -> tuple[aft.Sums, Cache]:
+        room = memory.keys.shape[1]
+        require(keys.shape[1] <= room, "sequence length", keys.shape[1], f"in 1..max_len={room}")
+        memory = Cache(
+            jax.lax.dynamic_update_slice_in_dim(memory.keys, keys, position, axis=1),
+            jax.lax.dynamic_update_slice_in_dim(memory.values, values, position, axis=1),
+        )
+        positions = places.position[:, :1] - position + jnp.arange(room, dtype=jnp.int32)
+        cached = aft.Places(positions, jnp.zeros_like(positions))
+        return self._sums(memory.keys, memory.values, places, cached, position), memory
+
+    def _sums(
+        self,
+        keys: jax.Array,
+        values: jax.Array,
+        queries: aft.Places,
+        seen: aft.Places,
+        own: jax.Array,
+    ) -> aft.Sums:
+        bias = aft.low_rank_bias(self.position_queries, self.position_keys)
+        return full_sums(keys, values, bias, queries, seen, own)

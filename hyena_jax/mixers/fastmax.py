@@ -1,0 +1,145 @@
+"""Fastmax attention. Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M features."""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.config import FastmaxConfig
+from hyena_jax.initializers import initializers
+from hyena_jax.mixers.inputs import check_causal, check_input, check_state_length, is_real
+from hyena_jax.ops import fastmax
+from hyena_jax.ops.attention import same_segment
+
+
+class Shared(NamedTuple):
+    """What the batch has in common: tokens seen []."""
+
+    position: jax.Array
+
+
+class FastmaxState(NamedTuple):
+    """Sums over all keys so far of features [B, H, M] and of features ⊗ values [B, H, M, d], float32."""
+
+    shared: Shared
+    sums: fastmax.Sums
+
+
+class Fastmax(nn.Module):
+    """Attention with a polynomial kernel (Gerami et al. 2024, arXiv 2402.07901).
+
+    o_t = sum_s f(scale q_t . k_s) v_s / sum_s f(scale q_t . k_s), f(x) = sum_{l=0..p} x^l / l!, with queries
+    and keys standardised over the channels of their head. Decoding costs O(M d) a token and head,
+    M = C(d+p, p), whatever the length, and gives the same for both forms, `factorized` or not.
+
+    With segment_ids the quadratic form is taken, O(L^2): sums over keys cannot tell documents apart.
+
+    Attributes:
+      d_model: D.
+      max_len: longest sequence.
+      config: see `FastmaxConfig`.
+      n_layers: depth of the residual stack; initialisers of the output projection may depend on it.
+      dtype: of the activations; None follows the input. Kernel, sums and states stay in float32.
+
+    Parameters:
+      qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each, head after head.
+      qkv_proj/bias [3*D]: with qkv_bias.
+      out_proj/kernel [D, D]: the output projection.
+      out_proj/bias [D]: likewise.
+    """
+
+    d_model: int
+    max_len: int
+    config: FastmaxConfig = FastmaxConfig()
+    n_layers: int = 1
+    dtype: jnp.dtype | None = None
+
+    def setup(self) -> None:
+        config = self.config
+        config.check(self.d_model, self.max_len)
+        init = initializers(config.init, self.n_layers, self.d_model, self.d_model)
+        self.qkv_proj = nn.Dense(
+            3 * self.d_model,
+            use_bias=config.qkv_bias,
+            dtype=self.dtype,
+            kernel_init=init.kernel,
+            bias_init=init.bias,
+        )
+        self.out_proj = nn.Dense(
+            self.d_model,
+            use_bias=config.out_bias,
+            dtype=self.dtype,
+            kernel_init=init.out_kernel,
+            bias_init=init.out_bias,
+        )
+
+    def __call__(
+        self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
+    ) -> jax.Array:
+        """y [B, L, D] of x [B, L, D]; a query sees keys of its own segment.
+
+        Raises:
+          ValueError: for a wrong rank, width or length of x.
+        """
+        check_input(x, self.d_model, self.max_len)
+        config, (q, k, v) = self.config, self._qkv(x)
+        if segment_ids is not None or not config.factorized:
+            o = fastmax.fastmax_quadratic(q, k, v, config.p, self._mask(x.shape[1], segment_ids))
+        elif config.causal:
+            o = fastmax.fastmax_causal(q, k, v, config.p, fastmax.no_sums(k, config.p))[0]
+        else:
+            o = fastmax.fastmax_bidirectional(q, k, v, config.p)
+        return self._output(o, x)
+
+    def init_state(self, batch_size: int, max_len: int) -> FastmaxState:
+        """The state before the first token of a sequence of at most `max_len` tokens.
+
+        Raises:
+          ValueError: if the mixer is not causal, or max_len is above its own.
+        """
+        check_causal(self.config)
+        check_state_length(max_len, self.max_len)
+        n_heads = self.config.n_heads
+        dtype = sums_dtype(self.qkv_proj.variables["params"]["kernel"].dtype)
+        keys = jnp.zeros((batch_size, 0, n_heads, self.d_model // n_heads), dtype)
+        return FastmaxState(Shared(jnp.zeros((), jnp.int32)), fastmax.no_sums(keys, self.config.p))
+
+    def prefill(
+        self, state: FastmaxState, x: jax.Array, lengths: jax.Array | None = None
+    ) -> tuple[FastmaxState, jax.Array]:
+        """The next T tokens x [B, T, D] at once."""
+        check_input(x, self.d_model, self.max_len)
+        real = is_real(lengths, x.shape[1])
+        o, sums = fastmax.fastmax_causal(*self._qkv(x), self.config.p, state.sums, real)
+        return FastmaxState(Shared(state.shared.position + x.shape[1]), sums), self._output(o, x)
+
+    def step(self, state: FastmaxState, x: jax.Array) -> tuple[FastmaxState, jax.Array]:
+        """The next token x [B, D]: O(M d) a head."""
+        state, y = self.prefill(state, x[:, None])
+        return state, y[:, 0]
+
+    def _qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries and keys, with sqrt(scale) in each, and values, [B, T, H, d]."""
+        config = self.config
+        heads = self.qkv_proj(x).reshape(*x.shape[:2], 3, config.n_heads, -1)
+        heads = heads.astype(sums_dtype(heads.dtype))
+        q, k, v = (heads[:, :, i] for i in range(3))
+        if config.standardize:
+            q, k = fastmax.standardize(q), fastmax.standardize(k)
+        scale = q.shape[-1] ** -0.5 if config.scale is None else config.scale
+        return q * scale**0.5, k * scale**0.5, v
+
+    def _mask(self, length: int, segment_ids: jax.Array | None) -> jax.Array:
+        mask = jnp.ones((length, length), bool)
+        if self.config.causal:
+            mask = jnp.tril(mask)
+        return mask if segment_ids is None else mask & same_segment(segment_ids)
+
+    def _output(self, o: jax.Array, x: jax.Array) -> jax.Array:
+        return self.out_proj(o.reshape(x.shape).astype(self.dtype or x.dtype))
+
+
+def sums_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """Of the kernel and its sums, for projections in `dtype`."""
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)

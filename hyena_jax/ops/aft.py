@@ -1,0 +1,161 @@
+"""Weighted means of the attention-free transformer (Zhai et al. 2021, arXiv 2105.14103), kept finite.
+
+    mean_t = sum_{s<=t} exp(k_s + w_{t,s}) v_s / sum_{s<=t} exp(k_s + w_{t,s})
+
+Axes: B batch, T queries, S keys, L either where T = S, H heads, d head_dim, K taps, R rank. Values are
+[B, S, H, d]; keys are [B, S, H, c], with c = d, or c = 1 where a head has one key. `B or 1` is 1 where
+nothing differs between rows. All is float32 (float64 stays). The gate sigmoid(q_t) is the caller's.
+
+Each query's sums are relative to the largest exponent among its keys: no exponential overflows, no
+denominator comes near 0, and nothing depends on a later key. What the sums are relative to cancels in the
+mean, so it is a constant to the derivative.
+
+Here are the sums with w = 0, and the biases w; `aft_blocks` has the sums with w.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+EMPTY = -1e30
+"""Exponent of what is not there: padding, and keys that a query does not see. It weighs exactly 0."""
+
+TAPS_EPS = 1e-8
+"""Added to the variance of a head's taps, which is 0 where there is one tap."""
+
+
+class Sums(NamedTuple):
+    """The largest exponent e [B, T, H, c], sum_s exp(e_s - e) v_s [B, T, H, d], sum_s exp(e_s - e)."""
+
+    largest: jax.Array
+    weighted: jax.Array
+    weights: jax.Array
+
+
+class Places(NamedTuple):
+    """Positions, counted from the first token of a document, and documents, counted: int32 [B or 1, L]."""
+
+    position: jax.Array
+    document: jax.Array
+
+
+# Position biases w [B or 1, T, S, H or 1] of positions [B or 1, T] and [B or 1, S]; EMPTY where s is unseen.
+Bias = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def places(length: int, segment_ids: jax.Array | None = None) -> Places:
+    """Places of whole rows; a document starts wherever segment_ids [B, L] change. None is one document."""
+    index = jnp.arange(length, dtype=jnp.int32)[None]
+    if segment_ids is None:
+        return Places(index, jnp.zeros_like(index))
+    starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], [(0, 0), (1, 0)], constant_values=True)
+    first = jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
+    return Places(index - first, jnp.cumsum(starts, axis=1, dtype=index.dtype))
+
+
+def mean(sums: Sums) -> jax.Array:
+    """The weighted mean [B, T, H, d]; 0 where no key was seen."""
+    return sums.weighted / jnp.where(sums.weights > 0, sums.weights, 1)
+
+
+def pad_end(x: jax.Array, n: int, fill: float = 0) -> jax.Array:
+    """x [B, L, ...] with n more of `fill` along L."""
+    return jnp.pad(x, [(0, 0), (0, n)] + [(0, 0)] * (x.ndim - 2), constant_values=fill)
+
+
+def no_sums(keys: jax.Array, values: jax.Array) -> Sums:
+    """Sums over nothing, [B, 1, ...], for keys and values like these."""
+    zeros = jnp.zeros_like(keys, shape=(keys.shape[0], 1, *keys.shape[2:]))
+    return Sums(zeros + EMPTY, jnp.zeros_like(values, shape=(values.shape[0], 1, *values.shape[2:])), zeros)
+
+
+def merge(a: Sums, b: Sums) -> Sums:
+    """Sums over the keys of both."""
+    largest = jnp.maximum(a.largest, b.largest)
+    of_a, of_b = jnp.exp(a.largest - largest), jnp.exp(b.largest - largest)
+    return Sums(largest, of_a * a.weighted + of_b * b.weighted, of_a * a.weights + of_b * b.weights)
+
+
+class _Run(NamedTuple):
+    """A run of keys: the document [B or 1, T, 1, 1] of the last one, and the sums over it within the run."""
+
+    document: jax.Array
+    sums: Sums
+
+
+def _join(a: _Run, b: _Run) -> _Run:
+    """The keys of a, then those of b."""
+    same = a.document == b.document
+    sums = jax.tree.map(lambda both, of_b: jnp.where(same, both, of_b), merge(a.sums, b.sums), b.sums)
+    return _Run(b.document, sums)
+
+
+def _runs_of_one(keys: jax.Array, values: jax.Array, documents: jax.Array) -> _Run:
+    """Each key a run by itself."""
+    largest = jax.lax.stop_gradient(keys)
+    # exp(k - k) is 1; it is there for its derivative.
+    weights = jnp.where(keys > EMPTY / 2, jnp.exp(keys - largest), 0)
+    return _Run(documents[..., None, None], Sums(largest, weights * values, weights))
+
+
+def running_sums(keys: jax.Array, values: jax.Array, before: Sums, documents: jax.Array) -> Sums:
+    """Sums with w = 0 over the keys of a document up to each key: [B, S, ...], in O(S) work and memory.
+
+    About sqrt(S) blocks of about sqrt(S) keys: one scan inside all blocks at once, one over the blocks.
+
+    Args:
+      before: sums [B, 1, ...] over earlier keys, of the first key's document.
+      documents: of the keys, int32 [B or 1, S].
+    """
+    n_keys = keys.shape[1]
+    block = math.isqrt(n_keys - 1) + 1
+    rest = -n_keys % block
+    terms = _runs_of_one(pad_end(keys, rest, EMPTY), pad_end(values, rest), pad_end(documents, rest))
+    start = _Run(terms.document[:, :1], before)
+    # [block, B, n_blocks, H, ...]: a step of the first scan takes one key of every block.
+    terms = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(len(x), -1, block, *x.shape[2:]), 2, 0), terms)
+    nothing = jax.tree.map(lambda x, fill: jnp.full_like(x[0], fill), terms, _Run(0, Sums(EMPTY, 0, 0)))
+    blocks, inside = jax.lax.scan(lambda run, key: (_join(run, key),) * 2, nothing, terms)
+    # A step of the second takes a block, and leaves behind what came before it.
+    blocks = jax.tree.map(lambda x: jnp.moveaxis(x[:, :, None], 1, 0), blocks)
+    outside = jax.lax.scan(lambda run, block: (_join(run, block), run), start, blocks)[1]
+    outside = jax.tree.map(lambda x: jnp.moveaxis(x[:, :, 0], 0, 1), outside)
+    sums = _join(outside, inside).sums
+    return jax.tree.map(
+        lambda x: jnp.moveaxis(x, 0, 2).reshape(x.shape[1], -1, *x.shape[3:])[:, :n_keys], sums
+    )
+
+
+def low_rank_bias(u: jax.Array, v: jax.Array, window: int | None = None) -> Bias:
+    """w_{t,s} = u_t . v_s for s <= t, and t - s < window if there is one; u, v [Lmax, R]."""
+
+    def bias(queries: jax.Array, keys: jax.Array) -> jax.Array:
+        lag = queries[:, :, None] - keys[:, None]
+        visible = lag >= 0 if window is None else (lag >= 0) & (lag < window)
+        # Positions before the first are those of padding, which is EMPTY itself.
+        rows = [x.at[position].get(mode="clip") for x, position in ((u, queries), (v, keys))]
+        w = jnp.einsum("btr,bsr->bts", *rows)
+        return jnp.where(visible, w, EMPTY)[..., None]
+
+    return bias
+
+
+def tap_bias(taps: jax.Array) -> Bias:
+    """w^h_{t,s} = taps^h_{t-s} for 0 <= t - s < K; taps [H, K]."""
+
+    def bias(queries: jax.Array, keys: jax.Array) -> jax.Array:
+        lag = (queries[:, :, None] - keys[:, None])[..., None]
+        w = taps.T.at[lag[..., 0]].get(mode="clip")
+        return jnp.where((lag >= 0) & (lag < taps.shape[1]), w, EMPTY)
+
+    return bias
+
+
+def standardize_taps(taps: jax.Array, gamma: jax.Array, beta: jax.Array) -> jax.Array:
+    """gamma (w - mean(w)) / std(w) + beta over the taps of each head; w [H, K], gamma and beta [H]."""
+    deviation = jnp.sqrt(taps.var(axis=1, keepdims=True) + TAPS_EPS)
+    centred = taps - taps.mean(axis=1, keepdims=True)
+    return gamma[:, None] * centred / deviation + beta[:, None]

@@ -1,0 +1,167 @@
+"""Sums of the attention-free transformer with position biases, a block of queries at a time.
+
+Sums, keys, values and axes are those of `hyena_jax.ops.aft`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.ops.aft import EMPTY, Bias, Places, Sums, merge, pad_end, running_sums
+
+Tree = TypeVar("Tree")
+
+QUERY_BLOCK = 16
+"""Queries whose weights are computed at a time."""
+
+PRODUCT_RANGE = 30
+"""How far keys may be apart where exp(k) exp(w) stands for exp(k + w).
+
+A sum of weights is then at least exp(-30); its inverse squared, which the derivative of the mean needs, is
+a float32.
+"""
+
+
+class _Tokens(NamedTuple):
+    """Keys [B, S, H, c], values [B, S, H, d] and their places."""
+
+    keys: jax.Array
+    values: jax.Array
+    places: Places
+
+
+def full_sums(
+    keys: jax.Array, values: jax.Array, bias: Bias, queries: Places, seen: Places, own: jax.Array
+) -> Sums:
+    """Sums of T queries over those of S keys that `bias` lets them see: O(T S) work, O(S) memory.
+
+    Args:
+      queries: places of the queries.
+      seen: places of the keys.
+      own: index of the first query's own key, int32 []; those of the other queries follow it.
+    """
+    n_queries = queries.position.shape[1]
+    block = min(QUERY_BLOCK, n_queries)
+    rest = -n_queries % block
+    tokens = _pad_tokens(_Tokens(keys, values, seen), rest)
+    queries = jax.tree.map(lambda x: pad_end(x, rest), queries)
+    index = jnp.arange(tokens.keys.shape[1], dtype=jnp.int32)[:, None, None]
+
+    def of_block(start: jax.Array) -> Sums:
+        earlier = tokens._replace(keys=jnp.where(index < own + start, tokens.keys, EMPTY))
+        of_queries = _cut(tokens, own + start, block)
+        return _block_sums(_cut(queries, start, block), earlier, of_queries, bias)
+
+    return _over_blocks(of_block, n_queries, block)
+
+
+def window_sums(
+    keys: jax.Array, values: jax.Array, bias: Bias, before: Sums, seen: Places, window: int
+) -> tuple[Sums, Sums]:
+    """Sums with w inside a window of K keys, the query's own the last, and w = 0 before it.
+
+    The window is summed directly. As a correction, (exp(w) - 1) exp(k), to sums over everything, it would
+    cancel where w is very negative.
+
+    Args:
+      keys: those of the K - 1 tokens before the T queries' (EMPTY where there are none), then the queries'.
+      before: sums [B, 1, ...] over all keys before these.
+      seen: places of the keys.
+
+    Returns:
+      Sums of the T queries; sums [B, 1, ...] over all but the last K - 1 keys.
+    """
+    n_queries = keys.shape[1] - (window - 1)
+    # Of the key that leaves the window after query t, and all before it.
+    left = running_sums(keys[:, :n_queries], values[:, :n_queries], before, seen.document[:, :n_queries])
+    outside = jax.tree.map(lambda a, b: jnp.concatenate([a, b[:, :-1]], axis=1), before, left)
+    document = jnp.concatenate([seen.document[:, :1], seen.document[:, : n_queries - 1]], axis=1)
+    same = (document == seen.document[:, window - 1 :])[..., None, None]
+    # Relative to EMPTY, sums vanish beside those of the window, which holds at least the query's own key.
+    outside = outside._replace(largest=jnp.where(same, outside.largest, EMPTY))
+    inside = _inside_sums(_Tokens(keys, values, seen), bias, window)
+    return merge(outside, inside), jax.tree.map(lambda x: x[:, -1:], left)
+
+
+def _inside_sums(tokens: _Tokens, bias: Bias, window: int) -> Sums:
+    """Sums of each query over its window."""
+    n_queries = tokens.keys.shape[1] - (window - 1)
+    block = min(QUERY_BLOCK, n_queries)
+    tokens = _pad_tokens(tokens, -n_queries % block)
+
+    def of_block(start: jax.Array) -> Sums:
+        own = _cut(tokens, start + window - 1, block)
+        return _block_sums(own.places, _cut(tokens, start, window - 1), own, bias)
+
+    return _over_blocks(of_block, n_queries, block)
+
+
+def _block_sums(queries: Places, earlier: _Tokens, own: _Tokens, bias: Bias) -> Sums:
+    """Sums of a block of queries over keys from before the block and over the block's own.
+
+    Only earlier keys go through matrix products: these need the largest key of all, which among the block's
+    own may be one that a query must not see.
+    """
+    w = _between(queries, earlier.places, bias)
+    # No query sees an earlier key of another document than the first query's; then none may count at all.
+    same = earlier.places.document == queries.document[:, :1]
+    keys = jnp.where(same[..., None, None], earlier.keys, EMPTY)
+    before = jax.lax.cond(_differ_little(keys), product_sums, biased_sums, keys, earlier.values, w)
+    return merge(before, biased_sums(own.keys, own.values, _between(queries, own.places, bias)))
+
+
+def biased_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> Sums:
+    """Sums of each query over all keys, whose exponents are keys + bias; bias [B or 1, T, S, H or 1]."""
+    exponents = keys[:, None] + bias[..., None]
+    largest = jax.lax.stop_gradient(exponents.max(axis=2, initial=EMPTY))
+    weights = jnp.where(exponents > EMPTY / 2, jnp.exp(exponents - largest[:, :, None]), 0)
+    return Sums(largest, (weights * values[:, None]).sum(axis=2), weights.sum(axis=2))
+
+
+def product_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> Sums:
+    """The same by matrix products of exp(bias) and exp(keys), each relative to its own largest.
+
+    What a query sees may all be smaller than these two together, but by no more than the keys differ.
+    """
+    most = jax.lax.stop_gradient(keys.max(axis=1, keepdims=True, initial=EMPTY))
+    most_bias = jax.lax.stop_gradient(bias.max(axis=2, keepdims=True, initial=EMPTY))
+    of_keys = jnp.where(keys > EMPTY / 2, jnp.exp(keys - most), 0)
+    of_bias = jnp.where(bias > EMPTY / 2, jnp.exp(bias - most_bias), 0)
+    of_bias = jnp.broadcast_to(of_bias, (len(keys), *bias.shape[1:-1], keys.shape[2]))
+    weighted = jnp.einsum("btsh,bshd->bthd", of_bias, of_keys * values)
+    return Sums(most + most_bias[:, :, 0, :, None], weighted, jnp.einsum("btsh,bshc->bthc", of_bias, of_keys))
+
+
+def _differ_little(keys: jax.Array) -> jax.Array:
+    """Whether the keys of each channel are so close that `product_sums` loses nothing: bool []."""
+    least = jnp.where(keys > EMPTY / 2, keys, jnp.inf).min(axis=1, initial=jnp.inf)
+    return jnp.all(keys.max(axis=1, initial=EMPTY) - least < PRODUCT_RANGE)
+
+
+def _between(queries: Places, keys: Places, bias: Bias) -> jax.Array:
+    """Position biases [B or 1, T, S, H or 1], EMPTY between documents."""
+    same = queries.document[:, :, None] == keys.document[:, None]
+    return jnp.where(same[..., None], bias(queries.position, keys.position), EMPTY)
+
+
+def _pad_tokens(tokens: _Tokens, n: int) -> _Tokens:
+    """The tokens, with n more that no query sees."""
+    values, seen = jax.tree.map(lambda x: pad_end(x, n), (tokens.values, tokens.places))
+    return _Tokens(pad_end(tokens.keys, n, EMPTY), values, seen)
+
+
+def _cut(tree: Tree, start: jax.Array, size: int) -> Tree:
+    """`size` tokens of each [B or 1, L, ...] from `start` on."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1), tree)
+
+
+def _over_blocks(of_block: Callable[[jax.Array], Sums], n_queries: int, block: int) -> Sums:
+    """Sums [B, T, ...] from those of each block [B, block, ...], which is known by its first query.
+
+    A block is computed again for the derivative, so that the weights of one alone are in memory.
+    """
+    starts = jnp.arange(0, n_queries, block, dtype=jnp.int32)
+    sums = jax.lax.map(jax.checkpoint(of_block), starts)  # [n_blocks, B, block, ...]
+    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :n_queries], sums)

@@ -1,0 +1,58 @@
+"""Fastmax attention, by its definition (Gerami et al. 2024, arXiv 2402.07901).
+
+Axes: B batch, L length, H heads, d head_dim.
+"""
+
+from math import factorial
+
+import numpy as np
+
+
+def fastmax(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, p: int, segment_ids: np.ndarray, causal: bool, floor: float
+) -> np.ndarray:
+    """o_t = sum_s f(q_t . k_s) v_s / sum_s f(q_t . k_s), f(x) = sum_{l=0..p} x^l / l!.
+
+    q, k, v [B, L, H, d]. s runs over the keys of t's segment, up to t where `causal`. A sum of weights that
+    is closer to 0 than `floor` is replaced by `floor`, with its sign.
+    """
+    q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
+    batch, length, heads, _ = q.shape
+    o = np.zeros_like(v)
+    for b in range(batch):
+        for head in range(heads):
+            for t in range(length):
+                end = t + 1 if causal else length
+                keys = [s for s in range(end) if segment_ids[b, s] == segment_ids[b, t]]
+                x = k[b, keys, head] @ q[b, t, head]
+                weights = sum(x**degree / factorial(degree) for degree in range(p + 1))
+                total = weights.sum()
+                if abs(total) < floor:
+                    total = -floor if total < 0 else floor
+                o[b, t, head] = weights @ v[b, keys, head] / total
+    return o
+
+
+def standardize(x: np.ndarray, eps: float) -> np.ndarray:
+    """Each token's channels [..., d] with mean 0 and variance 1."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
+
+
+def attention(
+    params: dict, x: np.ndarray, config, segment_ids: np.ndarray, eps: float, floor: float
+) -> np.ndarray:
+    """The multi-head layer for x [B, L, D]; `params` as in `hyena_jax.mixers.Fastmax`."""
+    head_dim = x.shape[2] // config.n_heads
+    z = dense(params["qkv_proj"], x).reshape(*x.shape[:2], 3, config.n_heads, head_dim)
+    q, k, v = z[:, :, 0], z[:, :, 1], z[:, :, 2]
+    if config.standardize:
+        q, k = standardize(q, eps), standardize(k, eps)
+    scale = 1 / np.sqrt(head_dim) if config.scale is None else config.scale
+    o = fastmax(scale * q, k, v, config.p, segment_ids, config.causal, floor)
+    return dense(params["out_proj"], o.reshape(x.shape))
+
+
+def dense(params: dict, x: np.ndarray) -> np.ndarray:
+    """x W + b, b absent where the layer has none."""
+    return np.float64(x) @ np.float64(params["kernel"]) + np.float64(params.get("bias", 0))

@@ -1,0 +1,153 @@
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from tolerances import assert_close
+
+from hyena_jax.ops import aft, aft_blocks
+from hyena_jax.reference import aft as reference
+
+LENGTH, WIDTH, WINDOW = 19, 2, 5
+VARIANTS = ("simple", "window", "full")
+ONE_DOCUMENT = np.zeros((1, LENGTH), int)
+TWO_DOCUMENTS = np.array([[7] * 11 + [3] * 8])
+anywhere = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+def exponents(*shape):
+    """Of keys and of factors whose products are biases: what overflows, vanishes, or does neither."""
+    return arrays(np.float32, shape, elements=st.floats(-100, 100, width=32))
+
+
+def mean(variant, keys, values, u, v, places):
+    """keys and values [1, L, D], u and v [L, 1]."""
+    keys, values = keys[:, :, None], values[:, :, None]
+    if variant == "simple":
+        sums = aft.running_sums(keys, values, aft.no_sums(keys, values), places.document)
+    elif variant == "full":
+        sums = aft_blocks.full_sums(keys, values, aft.low_rank_bias(u, v), places, places, jnp.int32(0))
+    else:
+        kept = [(0, 0), (WINDOW - 1, 0)]
+        earlier = aft.Places(*(jnp.pad(x, kept, mode="edge") for x in places))
+        earlier = earlier._replace(position=jnp.pad(places.position, kept, constant_values=-1000))
+        keys = jnp.pad(keys, [*kept, (0, 0), (0, 0)], constant_values=aft.EMPTY)
+        values = jnp.pad(values, [*kept, (0, 0), (0, 0)])
+        bias = aft.low_rank_bias(u, v, WINDOW)
+        sums = aft_blocks.window_sums(keys, values, bias, aft.no_sums(keys, values), earlier, WINDOW)[0]
+    return aft.mean(sums)[:, :, 0]
+
+
+@cache
+def run(variant):
+    """(keys, values, u, v, places, weight) -> mean, and the gradients of its product with weight."""
+
+    def loss(*args):
+        y = mean(variant, *args[:-1])
+        return (y * args[-1]).sum(), y
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True))
+
+
+def expected(variant, keys, values, u, v, ids):
+    params = {"position_queries": u, "position_keys": v}
+    w = {
+        "simple": np.zeros((LENGTH, LENGTH)),
+        "window": reference.local_biases(params, LENGTH, WINDOW),
+        "full": reference.full_biases(params, LENGTH),
+    }[variant]
+    keys, values = np.float64(keys), np.float64(values)
+    # sigmoid(0) = 1/2 is the gate.
+    return 2 * reference.aft(np.zeros_like(keys), keys, values, np.stack([w] * WIDTH), ids)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("ids", [ONE_DOCUMENT, TWO_DOCUMENTS])
+@anywhere
+@given(exponents(1, LENGTH, WIDTH), exponents(LENGTH, 1), st.integers(0, 2**31))
+def test_extreme_exponents(variant, ids, keys, u, seed):
+    """Values equal the definition, and nothing overflows, forwards or backwards."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(keys.shape).astype(np.float32)
+    v = rng.choice(np.float32([-1, 0.5, 1]), u.shape)
+    weight = rng.standard_normal(keys.shape).astype(np.float32)
+    (_, y), gradients = run(variant)(keys, values, u, v, aft.places(LENGTH, jnp.asarray(ids)), weight)
+    np.testing.assert_allclose(y, expected(variant, keys, values, u, v, ids), rtol=0, atol=1e-4)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_comes_from_later(variant):
+    """Not even by the size of a later key, which would show in a running maximum that looks ahead."""
+    rng = np.random.default_rng(0)
+    keys, values, weight = rng.standard_normal((3, 1, LENGTH, WIDTH)).astype(np.float32)
+    u, v = rng.standard_normal((2, LENGTH, 1)).astype(np.float32)
+    weight[:, 9:] = 0
+    y, gradients = [], []
+    for later in (-1e4, 0, 1e4):
+        keys[:, 9:] = later
+        (_, mean), grads = run(variant)(keys, values, u, v, aft.places(LENGTH), weight)
+        y.append(mean[:, :9])
+        gradients.append(grads)
+    for other in y[1:]:
+        np.testing.assert_array_equal(other, y[0])
+    for keys_bar, values_bar, *_ in gradients:
+        assert not np.any(keys_bar[:, 9:])
+        assert not np.any(values_bar[:, 9:])
+        assert np.all(values_bar[:, :9])
+
+
+def test_rows_without_a_key_are_zero():
+    keys, values = jnp.full((1, 3, 1, 2), aft.EMPTY), jnp.ones((1, 3, 1, 2))
+    documents = jnp.zeros((1, 3), jnp.int32)
+    run = jax.jit(lambda keys: aft.mean(aft.running_sums(keys, values, aft.no_sums(keys, values), documents)))
+    np.testing.assert_array_equal(run(keys), np.zeros((1, 3, 1, 2)))
+
+
+def test_matrix_products_give_the_same_where_keys_differ_little():
+    """Also where the largest key is hidden from the queries, and the largest bias meets the smallest key."""
+    rng = np.random.default_rng(0)
+    keys = np.float32(rng.uniform(0, aft_blocks.PRODUCT_RANGE, (1, 6, 1, 2)))
+    values = np.float32(rng.standard_normal(keys.shape))
+    bias = np.float32(rng.uniform(-100, 100, (1, 4, 6, 1)))
+    bias[:, :, np.argmax(keys[0, :, 0, 0])] = aft.EMPTY
+
+    @jax.jit
+    def both(*args):
+        return [aft.mean(sums(*args)) for sums in (aft_blocks.product_sums, aft_blocks.biased_sums)]
+
+    products, direct = both(keys, values, bias)
+    assert_close(products, direct)
+
+
+def test_places_count_within_documents():
+    ids = jnp.array([[4, 4, 4, 2, 2, 4], [0, 1, 1, 1, 1, 1]])
+    position, document = aft.places(6, ids)
+    np.testing.assert_array_equal(position, [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]])
+    np.testing.assert_array_equal(document, [[1, 1, 1, 2, 2, 3], [1, 2, 2, 2, 2, 2]])
+
+
+def test_standard_taps():
+    taps = jnp.array([[1.0, 2.0, 3.0, 6.0]])
+    assert not np.any(aft.standardize_taps(taps, jnp.zeros(1), jnp.zeros(1)))
+    w = aft.standardize_taps(taps, jnp.array([2.0]), jnp.array([5.0]))
+    np.testing.assert_allclose([w.mean(), w.std()], [5, 2], rtol=1e-6)
+
+
+def test_one_tap_has_no_deviation():
+    gradient = jax.grad(lambda taps: aft.standardize_taps(taps, jnp.ones(1), jnp.ones(1)).sum())
+    np.testing.assert_array_equal(gradient(jnp.ones((1, 1))), [[0]])
+
+
+def test_biases_of_all_pairs_never_exist_together():
+    """Temporary memory of the gradient of AFT-full against one array [B, L, L, D]."""
+    length, width = 512, 16
+    shapes = [(1, length, width)] * 2 + [(length, 4)] * 2
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    gradient = jax.grad(lambda *args: mean("full", *args, aft.places(length)).sum(), (0, 1, 2, 3))
+    compiled = jax.jit(gradient).lower(*args).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * length**2 * width / 4
