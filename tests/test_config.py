@@ -1,61 +1,167 @@
 import dataclasses
 import json
+import runpy
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from hyena_jax import config, models
-from hyena_jax.config import AttentionConfig, Experiment, HyenaConfig, LanguageModelConfig, UserError
+from hyena_jax.config import (
+    AttentionConfig,
+    Experiment,
+    HawkConfig,
+    HyenaConfig,
+    ImageClassifierConfig,
+    ImagesConfig,
+    LanguageModelConfig,
+    LocalAttentionConfig,
+    UserError,
+)
 from hyena_jax.training.optimizer import label_parameters
 
 MIXED = Experiment(model=LanguageModelConfig(pattern=(HyenaConfig(order=3), AttentionConfig(2)), d_model=8))
+IMAGES = Experiment(model=ImageClassifierConfig(patch_size=(2, 2)), data=ImagesConfig())
 
 COUNTS = {
+    "annotated_hyena:hyena": 4_290_390,
+    "annotated_hyena:attention": 10_721_664,
+    "annotated_hyena:paper_block": 1_410_934,
+    "gated_hyena": 190_976,
+    "griffin:hawk_1b": 1_369_761_792,
+    "griffin:griffin_1b": 1_308_477_440,
+    "griffin:griffin_3b": 2_932_952_064,
+    "griffin:recurrentgemma_2b": 2_682_862_080,
+    "images:fastmax": 23_320,
+    "images:fastmax_p1": 23_320,
+    "images:fastmax_p3": 23_320,
+    "images:softmax": 23_320,
+    "images:hyena": 30_232,
+    "images:gated": 32_872,
+    "images:mnist_fastmax": 6_157,
+    "images:mnist_fastmax_p1": 6_157,
+    "images:mnist_fastmax_p3": 6_157,
+    "images:mnist_softmax": 6_157,
+    "images:mnist_hyena": 11_152,
+    "images:mnist_gated": 14_197,
+    "pile_hyena:153m": 153_694_368,
+    "pile_hyena:355m": 359_512_320,
+    "pile_hyena:1p3b": 1_320_191_232,
     "quickstart": 701_760,
-    "shakespeare_cpu:hyena": 891_776,
-    "shakespeare_cpu:attention": 809_856,
     "shakespeare_1p5m": 1_523_456,
-    "wikitext103_hyena_125m": 132_618_240,
-    "pile_hyena_153m": 153_694_368,
+    "shakespeare_cpu:hyena": 891_776,
+    "shakespeare_cpu:annotated_hyena": 875_392,
+    "shakespeare_cpu:gated_hyena": 853_376,
+    "shakespeare_cpu:hawk": 868_224,
+    "shakespeare_cpu:griffin": 826_624,
+    "shakespeare_cpu:attention": 809_856,
+    "shakespeare_cpu:local_attention": 800_512,
+    "shakespeare_cpu:fastmax": 808_320,
+    "shakespeare_cpu:aft_full": 818_048,
+    "shakespeare_cpu:aft_local": 818_048,
+    "shakespeare_cpu:aft_simple": 809_856,
+    "shakespeare_cpu:aft_conv": 836_912,
+    "shakespeare_cpu:h3": 868_480,
+    "shakespeare_cpu:s4d": 834_688,
+    "shakespeare_cpu:fir": 801_536,
+    "wikitext103_hyena_125m:standard": 132_618_240,
+    "wikitext103_hyena_125m:slim": 137_132_928,
 }
+# What a config leaves to its data.
+SYMBOLS = {"bytes": 256, "characters": 65, "graphemes": 65}
+IMAGE_SIZES = {"digits": (8, 8), "mnist": (28, 28)}
+
+
+def with_sizes_of_the_data(experiment: Experiment):
+    model, data = experiment.model, experiment.data
+    if isinstance(data, ImagesConfig):
+        size = IMAGE_SIZES[data.name]
+        return dataclasses.replace(model, image_size=size, channels=1, n_classes=10), jnp.zeros((1, *size, 1))
+    size = model.vocab_size or SYMBOLS[data.tokenizer]
+    return dataclasses.replace(model, vocab_size=size), jnp.zeros((1, data.seq_len), jnp.int32)
 
 
 @pytest.mark.parametrize(("spec", "count"), COUNTS.items())
 def test_shipped_configs_build_with_their_parameter_count_and_groups(spec, count):
     experiment = config.load(spec)
-    symbols = experiment.model.vocab_size or {"bytes": 256, "characters": 65}[experiment.data.tokenizer]
-    model = models.build(dataclasses.replace(experiment.model, vocab_size=symbols))
-    tokens = jnp.zeros((1, experiment.data.seq_len), jnp.int32)
-    params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    model, inputs = with_sizes_of_the_data(experiment)
+    params = jax.eval_shape(models.build(model).init, jax.random.key(0), inputs)["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
     label_parameters(experiment.optimizer.groups, params)
 
 
-def test_every_shipped_config_is_counted():
-    assert set(config.config_files()) == {spec.partition(":")[0] for spec in COUNTS}
+def test_every_shipped_config_and_variant_is_counted():
+    shipped = set()
+    for name, path in config.config_files().items():
+        variants = runpy.run_path(str(path)).get("VARIANTS")
+        shipped |= {f"{name}:{variant}" for variant in variants} if variants else {name}
+    assert shipped == set(COUNTS)
+
+
+def test_shakespeare_cpu_has_every_causal_mixer_at_a_similar_size():
+    names = {spec.partition(":")[2] for spec in COUNTS if spec.startswith("shakespeare_cpu:")}
+    assert names == {*config.MIXER_CONFIGS, "griffin"}
+    assert all(8e5 <= COUNTS[f"shakespeare_cpu:{name}"] <= 9e5 for name in names)
 
 
 def test_pile_count_by_hand():
     d, f, width = 864, 1728, 64
     filter_size = 2048 * 33 + 33 * width + 2 * width**2 + width * d + 4 * width
     layer = d * 3 * d + 3 * d + d * d + d + 3 * d * 4 + d + filter_size + 2 * d * f + f + d + 4 * d
-    assert 18 * layer + 50257 * d + 2 * d == COUNTS["pile_hyena_153m"]
+    assert 18 * layer + 50257 * d + 2 * d == COUNTS["pile_hyena:153m"]
+
+
+def test_recurrentgemma_count_by_hand():
+    d, f, blocks = 2560, 3 * 2560, 10
+    recurrent = 3 * (d * d + d) + 4 * d + d + 2 * (d * d // blocks + d) + d
+    attention = 2 * d * d + d + 2 * d * d // 10
+    feed_forward = 3 * d * f + 2 * f + d
+    layers = 18 * recurrent + 8 * attention + 26 * (feed_forward + 2 * d)
+    assert layers + 256_000 * d + d == COUNTS["griffin:recurrentgemma_2b"]
 
 
 def test_json_round_trip():
     values = json.loads(json.dumps(config.encode(MIXED)))
-    assert values["model"]["pattern"][1] == {"type": "attention", "n_heads": 2}
+    assert values["model"]["type"] == "language_model"
+    assert values["model"]["pattern"][1]["type"] == "attention"
     assert config.decode(values) == MIXED
+
+
+@pytest.mark.parametrize("spec", COUNTS)
+def test_every_shipped_config_survives_json(spec):
+    experiment = config.load(spec)
+    assert config.decode(json.loads(json.dumps(config.encode(experiment)))) == experiment
+
+
+@pytest.mark.parametrize("name", config.FILTER_CONFIGS)
+def test_every_filter_survives_json(name):
+    mixer = HyenaConfig(filter=config.FILTER_CONFIGS[name]())
+    experiment = Experiment(model=LanguageModelConfig(pattern=(mixer,)))
+    values = json.loads(json.dumps(config.encode(experiment)))
+    assert values["model"]["pattern"][0]["filter"]["type"] == name
+    assert config.decode(values) == experiment
+
+
+def with_pattern(*mixers: dict) -> dict:
+    return {"model": {"type": "language_model", "pattern": list(mixers)}}
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model": {"pattern": [{"type": "hyena", "ordr": 2}]}}, "ordr"),
+        (with_pattern({"type": "hyena", "ordr": 2}), "ordr"),
         ({"seed": "x"}, "expected int"),
-        ({"model": {"d_model": -1}}, "d_model must be at least 1, got -1"),
-        ({"model": {"pattern": [{"type": "hyna"}]}}, "pattern"),
+        ({"model": {"type": "language_model", "d_model": -1}}, "d_model must be at least 1, got -1"),
+        (
+            {"model": {"type": "languag_model"}},
+            "model 'languag_model' is unknown .did you mean 'language_model'",
+        ),
+        ({"model": {}}, "model must be an object with a `type`, one of language_model, image_classifier"),
+        (with_pattern({"type": "hyna"}), "mixer 'hyna' is unknown .did you mean 'hyena'"),
+        (
+            with_pattern({"type": "hyena", "filter": {"type": "implict"}}),
+            "filter 'implict' is unknown .did you mean 'implicit'",
+        ),
         ([], "an experiment must be a JSON object, got"),
     ],
 )
@@ -172,5 +278,114 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
     ],
 )
 def test_wrong_values_are_refused_by_name(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def language_model(**options) -> LanguageModelConfig:
+    return LanguageModelConfig(d_model=8, max_len=64, **options)
+
+
+def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
+    return language_model(pattern=(mixer,))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: language_model(norm="batch"), "norm 'batch' is unknown.*allowed: none, layer, rms"),
+        (lambda: language_model(final_norm="rsm"), "final_norm 'rsm' is unknown .did you mean 'rms'"),
+        (
+            lambda: language_model(ffn="swiglu"),
+            "ffn 'swiglu' is unknown.*allowed: none, gelu, gelu_tanh, relu, geglu",
+        ),
+        (lambda: language_model(init="gpt3"), "init 'gpt3' is unknown .did you mean 'gpt2'"),
+        (lambda: language_model(dtype="float16"), "dtype 'float16' is unknown"),
+        (lambda: language_model(d_ff=None), "d_ff must be a width with ffn 'gelu_tanh', got None"),
+        (lambda: language_model(ffn="none"), "d_ff must be None with ffn 'none', got 512"),
+        (lambda: language_model(residual=False), "residual must be True unless norm and ffn are 'none'"),
+        (lambda: language_model(head_bias=True), "head_bias must be False with tied_head"),
+        (lambda: language_model(soft_cap=0.0), "soft_cap must be above 0, got 0.0"),
+        (lambda: language_model(vocab_size=1), "vocab_size must be at least 2, got 1"),
+        (
+            lambda: with_mixer(HyenaConfig(bidirectional=True)),
+            "pattern must be of causal mixers: a language model predicts the future, got 'HyenaConfig'",
+        ),
+        (lambda: with_mixer(config.FastmaxConfig(causal=False)), "of causal mixers.*got 'FastmaxConfig'"),
+        (lambda: with_mixer(config.GatedHyenaConfig(causal=False)), "of causal mixers"),
+        (lambda: with_mixer(HyenaConfig(num_heads=3)), "num_heads must be a divisor of .*d_model=8, got 3"),
+        (lambda: with_mixer(HyenaConfig(num_blocks=3)), "num_blocks must be a divisor of max_len=64, got 3"),
+        (lambda: with_mixer(HawkConfig(gate_blocks=3)), "gate_blocks must be a divisor of width=8, got 3"),
+        (lambda: with_mixer(config.H3Config(head_dim=3)), "head_dim must be a divisor of d_model=8, got 3"),
+        (lambda: with_mixer(config.AFTConvConfig(n_heads=3)), "n_heads must be a divisor of d_model=8"),
+        (lambda: with_mixer(config.FastmaxConfig(n_heads=3)), "n_heads must be a divisor of d_model=8"),
+        (
+            lambda: with_mixer(LocalAttentionConfig(n_heads=4)),
+            "rotary_fraction must be such that an even number of the 2 channels of a head is turned, got 0.5",
+        ),
+        (
+            lambda: with_mixer(config.FIRConfig(config.ExplicitFilterConfig(65))),
+            "n_taps must be at most max_len=64, got 65",
+        ),
+        (
+            lambda: with_mixer(HyenaConfig(filter=config.TransferFunctionFilterConfig(n_state=64))),
+            "n_state must be below max_len=64, got 64",
+        ),
+        (lambda: ImageClassifierConfig(head="token"), "head 'token' is unknown .did you mean 'per_token'"),
+        (lambda: ImageClassifierConfig(n_classes=1), "n_classes must be at least 2, got 1"),
+        (lambda: ImageClassifierConfig(patch_size=(0, 4)), "patch_size must be at least 1 x 1, got .0, 4."),
+        (
+            lambda: ImageClassifierConfig(image_size=(28, 28), patch_size=(4, 29)),
+            "patch_size must be at most image_size=.28, 28., got .4, 29.",
+        ),
+        (lambda: ImageClassifierConfig().max_len, "image_size must be known when a model is built, got None"),
+        (lambda: Experiment(model=ImageClassifierConfig()), "data must be what the model reads"),
+        (lambda: Experiment(data=ImagesConfig()), "data must be what the model reads"),
+    ],
+)
+def test_wrong_models_are_refused_by_name(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HyenaConfig(gating="gate"), "gating 'gate' is unknown .did you mean 'gate_first'"),
+        (lambda: HyenaConfig(activation="swish"), "activation 'swish' is unknown"),
+        (lambda: HyenaConfig(short_filter_len=0), "short_filter_len must be at least 1, got 0"),
+        (lambda: HyenaConfig(dropout=1.0), "dropout must be in .0, 1., got 1.0"),
+        (
+            lambda: config.GatedHyenaConfig(causal=False, short_filter_len=4),
+            "short_filter_len must be odd where causal is False, got 4",
+        ),
+        (lambda: HawkConfig(width=0), "width must be at least 1, got 0"),
+        (lambda: HawkConfig(ring="b"), "ring 'b' is unknown"),
+        (lambda: HawkConfig(max_radius=1.0), "max_radius must be below 1, got 1.0"),
+        (lambda: HawkConfig(min_radius=0.0), "min_radius must be in .0, max_radius=0.999., got 0.0"),
+        (lambda: AttentionConfig(4, n_kv_heads=3), "n_kv_heads must be a divisor of n_heads=4, got 3"),
+        (lambda: AttentionConfig(rotary_fraction=1.5), "rotary_fraction must be in .0, 1., got 1.5"),
+        (lambda: LocalAttentionConfig(window=0), "window must be at least 1, got 0"),
+        (lambda: config.FastmaxConfig(p=5), "p must be in 1..4, got 5"),
+        (lambda: config.FastmaxConfig(scale=0.0), "scale must be above 0, got 0.0"),
+        (lambda: config.AFTFullConfig(rank=0), "rank must be at least 1, got 0"),
+        (lambda: config.AFTLocalConfig(window=0), "window must be at least 1, got 0"),
+        (lambda: config.AFTConvConfig(n_taps=0), "n_taps must be at least 1, got 0"),
+        (lambda: config.H3Config(n_taps=0), "n_taps must be at least 1, got 0"),
+        (lambda: config.CKConvFilterConfig(emb_dim=6), "emb_dim must be odd and at least 3, got 6"),
+        (lambda: config.ExplicitFilterConfig(n_taps=0), "n_taps must be at least 1, got 0"),
+        (lambda: config.FNOFilterConfig(n_modes=0), "n_modes must be at least 1, got 0"),
+        (lambda: config.S4DFilterConfig(n_state=7), "n_state must be even and at least 2, got 7"),
+        (lambda: config.S4DFilterConfig(dt_min=1.0), "dt_min must be in .0, dt_max=0.1., got 1.0"),
+        (lambda: config.ModalFilterConfig(max_radius=1.0), "max_radius must be below 1, got 1.0"),
+        (lambda: config.LookupFilterConfig(width=0), "width must be at least 1, got 0"),
+        (lambda: config.WindowedFilterConfig(norm_axis="time"), "norm_axis 'time' is unknown"),
+        (
+            lambda: config.ImplicitFilterConfig(fast_decay=2.0),
+            "fast_decay must be in .0, slow_decay=1.5., got 2.0",
+        ),
+    ],
+)
+def test_wrong_mixers_and_filters_are_refused_by_name(make, message):
     with pytest.raises(UserError, match=message):
         make()

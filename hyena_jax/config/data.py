@@ -39,12 +39,7 @@ class TextConfig:
             self.tokenizer_path,
             "given exactly when tokenizer is 'bpe'",
         )
-        require(
-            self.validation_path is None or self.path is not None,
-            "validation_path",
-            self.validation_path,
-            "given only together with path",
-        )
+        _check_validation_path(self)
 
 
 @dataclass(frozen=True)
@@ -55,14 +50,24 @@ class ImagesConfig:
     """`digits` (8 x 8, bundled with scikit-learn, no download), or a data set of TensorFlow Datasets."""
     path: str | None = field(default=None, metadata=RUNTIME)
     """Folder with one pair of IDX files to use in place of `name`; the last 10% are held out."""
+    validation_path: str | None = field(default=None, metadata=RUNTIME)
+    """Folder with one pair of IDX files to hold out in place of the last 10% of `path`."""
     tfds_dir: str | None = field(default=None, metadata=RUNTIME)
     """Where TensorFlow Datasets keeps prepared data (its data_dir)."""
+    manual_dir: str | None = field(default=None, metadata=RUNTIME)
+    """Folder with already downloaded source files (the data set's manual_dir)."""
     batch_size: int = 32
     """Images in a step, over all devices and all accumulated parts."""
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "batch_size")
         require_choice(self, name=("digits", "mnist", "cifar10"))
+        _check_validation_path(self)
+
+
+def _check_validation_path(config: TextConfig | ImagesConfig) -> None:
+    allowed = config.validation_path is None or config.path is not None
+    require(allowed, "validation_path", config.validation_path, "given only together with path")
 
 
 DataConfig = TextConfig | ImagesConfig

@@ -88,11 +88,11 @@ class TrainingConfig:
     steps: int = 2000
     """Steps to train; may grow when a run is continued."""
     eval_every: int = 250
-    """Steps between evaluations on the held-out text."""
+    """Steps between evaluations on the held-out data."""
     eval_batch_size: int = 64
-    """Sequences evaluated at once; does not change the result."""
+    """Sequences or images evaluated at once; does not change the result."""
     eval_windows: int | None = None
-    """Evaluate on this many evenly spaced windows of the held-out text; None takes all of it."""
+    """Evaluate on this many evenly spaced windows of the held-out text, or images; None takes all of it."""
     checkpoint_every: int = 500
     """Steps between checkpoints."""
     log_every: int = 10
@@ -123,12 +123,14 @@ class LoggingConfig:
     tensorboard: bool = True
     """Write TensorBoard event files."""
     sample_tokens: int = 256
-    """Tokens of the sample that ends a run; 0 for none."""
+    """Tokens of the sample that ends a run on text; 0 for none."""
     sample_prompt: str | None = None
     """Text that the sample continues; None takes the beginning of the held-out text."""
+    sample_images: int = 40
+    """Held-out images that are drawn with their predictions at the end of a run on images; 0 for none."""
 
     def __post_init__(self) -> None:
-        require_at_least(0, self, "sample_tokens")
+        require_at_least(0, self, "sample_tokens", "sample_images")
 
 
 @dataclass(frozen=True)
@@ -155,3 +157,6 @@ class Experiment:
         if of_text:
             most = f"at most model.max_len={self.model.max_len}"
             require(self.data.seq_len <= self.model.max_len, "data.seq_len", self.data.seq_len, most)
+        else:
+            prompt = self.logging.sample_prompt
+            require(prompt is None, "logging.sample_prompt", prompt, "None with images")

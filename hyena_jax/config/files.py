@@ -60,24 +60,39 @@ def _find_config(name: str) -> Path:
     return choose("config", name, config_files())
 
 
-# Fields of these types carry a tag `type` in config.json; innermost first.
+# Fields of these types carry a tag `type` in config.json: (what it is, union, its classes by tag).
 UNIONS = (
-    (FilterConfig, FILTER_CONFIGS),
-    (MixerConfig, MIXER_CONFIGS),
-    (ModelConfig, MODEL_CONFIGS),
-    (DataConfig, DATA_CONFIGS),
+    ("filter", FilterConfig, FILTER_CONFIGS),
+    ("mixer", MixerConfig, MIXER_CONFIGS),
+    ("model", ModelConfig, MODEL_CONFIGS),
+    ("data", DataConfig, DATA_CONFIGS),
 )
 
 
 def _converter() -> "cattrs.Converter":
     import cattrs
-    from cattrs.strategies import configure_tagged_union
 
     converter = cattrs.Converter(forbid_extra_keys=True)
-    for union, classes in UNIONS:
-        names = {config_class: name for name, config_class in classes.items()}
-        configure_tagged_union(union, converter, tag_generator=names.__getitem__, tag_name="type")
+    for what, union, classes in UNIONS:
+        _tag(converter, what, union, classes)
     return converter
+
+
+def _tag(converter: "cattrs.Converter", what: str, union: Any, classes: Mapping[str, type]) -> None:
+    """Makes `converter` write and read values of `union` with their tag."""
+    names = {config_class: name for name, config_class in classes.items()}
+
+    def write(value: Any) -> dict[str, Any]:
+        return {"type": names[type(value)], **converter.unstructure(value)}
+
+    def read(value: Any, _: Any) -> Any:
+        tagged = isinstance(value, Mapping) and isinstance(value.get("type"), str)
+        require(tagged, what, value, f"an object with a `type`, one of {', '.join(classes)}")
+        rest = {key: inner for key, inner in value.items() if key != "type"}
+        return converter.structure(rest, choose(what, value["type"], classes))
+
+    converter.register_unstructure_hook(union, write)
+    converter.register_structure_hook(union, read)
 
 
 def encode(experiment: Experiment) -> dict[str, Any]:

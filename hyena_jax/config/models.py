@@ -37,7 +37,7 @@ class BackboneConfig:
     learned_positions: bool = False
     """Add a learned position embedding (attention needs it or rotary positions; convolutions do not)."""
     dropout: float = 0.0
-    """Rate after the embedding, and on the output of each mixer and feed-forward part."""
+    """Rate after the embedding, and on what each mixer and feed-forward part adds to the residual stream."""
     init: Init = "gpt2"
     """Initialisation of embeddings, feed-forward parts and head, named after who uses it."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -1,16 +1,26 @@
 """Models, and the one place where a config becomes a module."""
 
-from hyena_jax.config import LanguageModelConfig, require
+from hyena_jax.config import ImageClassifierConfig, LanguageModelConfig, ModelConfig, require
+from hyena_jax.models.image_classifier import ImageClassifier
 from hyena_jax.models.language_model import LanguageModel
 
-__all__ = ["LanguageModel", "build"]
+__all__ = ["ImageClassifier", "LanguageModel", "build"]
+
+# What a config may leave to the data, and must hold when a model is built.
+SIZES_OF_THE_DATA = {
+    LanguageModelConfig: ("vocab_size",),
+    ImageClassifierConfig: ("image_size", "channels", "n_classes"),
+}
 
 
-def build(config: LanguageModelConfig) -> LanguageModel:
+def build(config: ModelConfig) -> LanguageModel | ImageClassifier:
     """The module that `config` describes.
 
     Raises:
-      ValueError: if vocab_size is still None (training fills it in from the tokenizer).
+      ValueError: if vocab_size, image_size, channels or n_classes is still None (training fills them in from
+        the data).
     """
-    require(config.vocab_size is not None, "vocab_size", config.vocab_size, "known when a model is built")
-    return LanguageModel(config)
+    for name in SIZES_OF_THE_DATA[type(config)]:
+        value = getattr(config, name)
+        require(value is not None, name, value, "known when a model is built")
+    return LanguageModel(config) if isinstance(config, LanguageModelConfig) else ImageClassifier(config)

@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import LanguageModelConfig, require
-from hyena_jax.models.blocks import Block
+from hyena_jax.initializers import initializers
+from hyena_jax.models.blocks import activation_dtype, make_blocks
+from hyena_jax.models.norms import make_norm
 
 
 class Shared(NamedTuple):
@@ -25,27 +27,45 @@ class LanguageModelState(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """Embedding, pre-norm blocks, final LayerNorm, and a head tied to the embedding.
+    """Token embedding, blocks, final norm and head.
 
     The states follow the mixer contract, with tokens in and logits out.
+
+    Attributes:
+      config: see `LanguageModelConfig`; vocab_size V must be known.
+
+    Parameters:
+      embedding/embedding [V, D]: row i is token i; also the head, transposed, with tied_head.
+      positions [Lmax, D]: row t is added at position t; only with learned_positions.
+      blocks_0/*: and so on for n_layers blocks.
+      final_norm/scale [D]: of LayerNorm the factor, of RMSNorm the factor less 1.
+      final_norm/bias [D]: only of LayerNorm.
+      head/kernel [D, V]: only of an untied head.
+      head/bias [V]: only with head_bias.
     """
 
     config: LanguageModelConfig
 
     def setup(self) -> None:
         config = self.config
-        dtype = None if config.dtype == "float32" else jnp.dtype(config.dtype)
-        init = nn.initializers.normal(0.02)
-        self.embedding = nn.Embed(config.vocab_size, config.d_model, dtype=dtype, embedding_init=init)
+        dtype = activation_dtype(config)
+        init = initializers(config.init, config.n_layers, config.d_model, config.d_model)
+        self.embedding = nn.Embed(
+            config.vocab_size, config.d_model, dtype=dtype, embedding_init=init.embedding
+        )
         if config.learned_positions:
-            self.positions = self.param("positions", init, (config.max_len, config.d_model))
+            self.positions = self.param("positions", init.embedding, (config.max_len, config.d_model))
         self.dropout = nn.Dropout(config.dropout)
-        # The module itself is argument 0, so argument 3 is `deterministic`, a Python bool.
-        block = nn.remat(Block, static_argnums=(3,)) if config.remat else Block
-        self.blocks = [
-            block(config.pattern[i % len(config.pattern)], config, dtype) for i in range(config.n_layers)
-        ]
-        self.final_norm = nn.LayerNorm(epsilon=1e-5, dtype=dtype)
+        self.blocks = make_blocks(config, dtype)
+        self.final_norm = make_norm(config.final_norm, dtype)
+        if not config.tied_head:
+            self.head = nn.Dense(
+                config.vocab_size,
+                use_bias=config.head_bias,
+                dtype=dtype,
+                kernel_init=init.kernel,
+                bias_init=init.bias,
+            )
 
     def __call__(
         self, tokens: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
@@ -100,10 +120,15 @@ class LanguageModel(nn.Module):
 
     def _embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         x = self.embedding(tokens)
+        if self.config.scale_embedding:
+            x = x * self.config.d_model**0.5
         if self.config.learned_positions:
             x = x + self.positions[positions].astype(x.dtype)
         return x
 
     def _logits(self, x: jax.Array) -> jax.Array:
-        logits = self.embedding.attend(self.final_norm(x))
-        return logits.astype(jnp.float32) if logits.dtype == jnp.bfloat16 else logits
+        x = self.final_norm(x)
+        logits = self.embedding.attend(x) if self.config.tied_head else self.head(x)
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        cap = self.config.soft_cap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)

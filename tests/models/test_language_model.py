@@ -1,17 +1,20 @@
 import dataclasses
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles import mixers_of, random_params
 from tolerances import assert_close
 
 from hyena_jax import models
 from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig, UserError
+from hyena_jax.reference import models as reference
 
 CONFIG = LanguageModelConfig(
     pattern=(HyenaConfig(), AttentionConfig(2)),
-    n_layers=3,
+    n_layers=2,
     d_model=8,
     d_ff=12,
     max_len=13,
@@ -19,65 +22,128 @@ CONFIG = LanguageModelConfig(
     learned_positions=True,
 )
 TOKENS = jax.random.randint(jax.random.key(7), (2, 13), 0, 17)
+VARIANTS = {
+    "pre_norm": CONFIG,
+    "griffin": dataclasses.replace(
+        CONFIG,
+        norm="rms",
+        final_norm="rms",
+        ffn="geglu",
+        learned_positions=False,
+        scale_embedding=True,
+        soft_cap=3.0,
+        init="griffin",
+    ),
+    "bare_mixers": dataclasses.replace(
+        CONFIG, norm="none", ffn="none", d_ff=None, residual=False, init="torch"
+    ),
+    "mixers_and_residual_paths_alone": dataclasses.replace(
+        CONFIG, norm="none", final_norm="none", ffn="none", d_ff=None
+    ),
+    "untied_head_with_bias": dataclasses.replace(
+        CONFIG, ffn="gelu", final_norm="none", tied_head=False, head_bias=True, init="torch"
+    ),
+    "untied_head": dataclasses.replace(CONFIG, ffn="relu", tied_head=False, init="xavier"),
+}
+over_variants = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 
 
 def init(config: LanguageModelConfig = CONFIG):
-    params = models.build(config).init(jax.random.key(0), TOKENS[:1])["params"]
-    return jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    return random_params(config, TOKENS)
 
 
-def logits_of(params, tokens, config: LanguageModelConfig = CONFIG, **options):
-    return models.build(config).apply({"params": params}, tokens, **options)
+@cache
+def jitted(config: LanguageModelConfig, method: str | None = None):
+    """A method of the model as a function of parameters and arguments; compiled once a shape."""
+    model = models.build(config)
+    return jax.jit(lambda params, *args: model.apply({"params": params}, *args, method=method))
+
+
+def logits_of(params, tokens, config: LanguageModelConfig = CONFIG):
+    return jitted(config)(params, tokens)
 
 
 def test_the_pattern_repeats():
-    params = init()
+    model = models.build(dataclasses.replace(CONFIG, n_layers=3))
+    params = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
     kinds = ["skip" in params[f"blocks_{i}"]["mixer"] for i in range(3)]
     assert kinds == [True, False, True]
 
 
-def test_equals_its_formula():
-    """One attention layer at one position, where the mixer is a dense map of v."""
-    config = dataclasses.replace(CONFIG, pattern=(AttentionConfig(1),), n_layers=1)
-    params = jax.device_get(init(config))
-
-    def norm(x, p):
-        return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * p["scale"] + p["bias"]
-
-    def dense(x, p):
-        return x @ p["kernel"] + p["bias"]
-
-    block = params["blocks_0"]
-    x = np.float64(params["embedding"]["embedding"][5] + params["positions"][0])
-    v = dense(norm(x, block["mixer_norm"]), block["mixer"]["qkv_proj"])[16:]
-    x = x + dense(v, block["mixer"]["out_proj"])
-    hidden = dense(norm(x, block["mlp_norm"]), block["mlp"]["in_proj"])
-    gelu = 0.5 * hidden * (1 + np.tanh(np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3)))
-    x = x + dense(gelu, block["mlp"]["out_proj"])
-    expected = params["embedding"]["embedding"] @ norm(x, params["final_norm"])
-    assert_close(logits_of(params, jnp.array([[5]]), config)[0, 0], expected)
+@over_variants
+def test_equals_its_oracle(config):
+    params = init(config)
+    expected = reference.language_model(params, np.asarray(TOKENS), config, mixers_of(config))
+    assert_close(logits_of(params, TOKENS, config), expected)
 
 
-def test_decoding_equals_the_parallel_form():
-    params = init()
-    model = models.build(CONFIG).bind({"params": params})
-    state, first = model.prefill(model.init_state(2, 13), TOKENS[:, :5])
+@over_variants
+def test_decoding_equals_the_parallel_form(config):
+    params = init(config)
+    prefill, step = jitted(config, "prefill"), jitted(config, "step")
+    state = models.build(config).bind({"params": params}).init_state(2, 13)
+    state, first = prefill(params, state, TOKENS[:, :5])
     parts = [first]
-    for t in range(5, 9):
-        state, y = model.step(state, TOKENS[:, t])
+    for t in range(5, 8):
+        state, y = step(params, state, TOKENS[:, t])
         parts.append(y[:, None])
-    state, last = model.prefill(state, TOKENS[:, 9:])
-    assert_close(jnp.concatenate([*parts, last], axis=1), logits_of(params, TOKENS))
+    state, last = prefill(params, state, TOKENS[:, 8:])
+    assert_close(jnp.concatenate([*parts, last], axis=1), logits_of(params, TOKENS, config))
 
 
-def test_rows_of_different_lengths_equal_separate_runs():
-    params = init()
-    model = models.build(CONFIG).bind({"params": params})
-    state, y = model.prefill(model.init_state(2, 13), TOKENS[:, :7], jnp.array([3, 6]))
-    state, y_step = model.step(state, TOKENS[:, 7])
-    for row, length in enumerate([3, 6]):
-        alone = logits_of(params, TOKENS[row : row + 1, 7 - length : 8])[0]
-        assert_close(jnp.concatenate([y[row, 7 - length :], y_step[row][None]]), alone)
+@pytest.mark.parametrize("name", ["pre_norm", "bare_mixers"])
+def test_rows_of_different_lengths_equal_separate_runs(name):
+    config = VARIANTS[name]
+    params = init(config)
+    state = models.build(config).bind({"params": params}).init_state(2, 13)
+    state, y = jitted(config, "prefill")(params, state, TOKENS[:, :5], jnp.array([3, 4]))
+    state, y_step = jitted(config, "step")(params, state, TOKENS[:, 5])
+    for row, length in enumerate([3, 4]):
+        alone = logits_of(params, TOKENS[row : row + 1, 5 - length : 6], config)[0]
+        assert_close(jnp.concatenate([y[row, 5 - length :], y_step[row][None]]), alone)
+
+
+def test_the_soft_cap_bounds_the_logits():
+    config = VARIANTS["griffin"]
+    params = init(config)
+    params["final_norm"]["scale"] += 1e3
+    assert np.abs(logits_of(params, TOKENS, config)).max() <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "embedding", "hidden", "out"),
+    [
+        ("gpt2", 0.02, 0.02, 0.02 / 4**0.5),
+        ("griffin", 64**-0.5, 64**-0.5, (2 / (2 * 256)) ** 0.5),
+        ("torch", 1.0, (3 * 64) ** -0.5, (3 * 256) ** -0.5),
+        ("xavier", 0.02, (2 / (64 + 256)) ** 0.5, (2 / (64 + 256)) ** 0.5),
+    ],
+)
+def test_initial_deviations(name, embedding, hidden, out):
+    """Of 2 layers, D = 64 and a hidden width of 256; a uniform variable on ±b has deviation b / sqrt(3)."""
+    config = LanguageModelConfig(
+        pattern=(AttentionConfig(),),
+        n_layers=2,
+        d_model=64,
+        d_ff=256,
+        vocab_size=50,
+        learned_positions=True,
+        tied_head=False,
+        head_bias=True,
+        init=name,
+    )
+    params = jax.jit(models.build(config).init)(jax.random.key(0), TOKENS)["params"]
+    mlp = params["blocks_0"]["mlp"]
+    expected = {
+        "embedding": (params["embedding"]["embedding"], embedding),
+        "positions": (params["positions"], embedding),
+        "head": (params["head"]["kernel"], (2 / (64 + 50)) ** 0.5 if name == "xavier" else hidden),
+        "in": (mlp["in_proj"]["kernel"], hidden),
+        "out": (mlp["out_proj"]["kernel"], out),
+        "in bias": (mlp["in_proj"]["bias"], hidden if name == "torch" else 0),
+    }
+    for what, (leaf, deviation) in expected.items():
+        assert leaf.std() == pytest.approx(deviation, rel=0.15), what
 
 
 def test_remat_changes_nothing_but_memory():
@@ -87,20 +153,33 @@ def test_remat_changes_nothing_but_memory():
     def loss(params, config):
         return (logits_of(params, TOKENS, config) ** 2).mean()
 
-    plain = jax.grad(loss)(params, CONFIG)
-    again = jax.grad(loss)(params, remat)
+    plain, again = (jax.jit(jax.grad(loss), static_argnums=1)(params, config) for config in (CONFIG, remat))
     assert jax.tree.structure(plain) == jax.tree.structure(again)
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
         assert_close(a, b)
 
 
-def test_bfloat16_activations_keep_float32_parameters_and_logits():
-    half = dataclasses.replace(CONFIG, dtype="bfloat16")
-    params = models.build(half).init(jax.random.key(0), TOKENS[:1])["params"]
+@pytest.mark.parametrize("name", ["pre_norm", "griffin", "untied_head_with_bias"])
+def test_bfloat16_activations_keep_float32_parameters_and_logits(name):
+    config = VARIANTS[name]
+    half = dataclasses.replace(config, dtype="bfloat16")
+    params = init(half)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     logits = logits_of(params, TOKENS, half)
     assert logits.dtype == jnp.float32
-    assert_close(logits, logits_of(params, TOKENS), "bfloat16")
+    assert_close(logits, logits_of(params, TOKENS, config), "bfloat16")
+
+
+@pytest.mark.parametrize("name", ["griffin", "untied_head_with_bias"])
+def test_float64_stays_float64(name):
+    config = dataclasses.replace(VARIANTS[name], pattern=(HyenaConfig(),), n_layers=1)
+    params = init(config)
+    narrow = logits_of(params, TOKENS, config)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: jnp.asarray(np.float64(x)), params)
+        logits = logits_of(wide, jnp.asarray(np.asarray(TOKENS)), config)
+    assert logits.dtype == np.float64
+    assert_close(narrow, logits)
 
 
 @pytest.mark.parametrize("remat", [False, True])
@@ -109,6 +188,7 @@ def test_dropout_needs_its_key_and_is_off_when_deterministic(remat):
     params = init()
     np.testing.assert_array_equal(logits_of(params, TOKENS, config), logits_of(params, TOKENS))
 
+    @jax.jit
     def dropped(seed):
         rngs = {"dropout": jax.random.key(seed)}
         return models.build(config).apply({"params": params}, TOKENS, None, False, rngs=rngs)
@@ -117,15 +197,28 @@ def test_dropout_needs_its_key_and_is_off_when_deterministic(remat):
     assert not np.array_equal(dropped(0), dropped(1))
 
 
+def test_bare_mixers_drop_nothing_but_the_embedding():
+    """A zero embedding shows no dropout, and there is no other."""
+    config = dataclasses.replace(
+        VARIANTS["bare_mixers"], dropout=0.5, learned_positions=False, tied_head=False, head_bias=True
+    )
+    params = init(config)
+    params["embedding"]["embedding"] *= 0
+    rngs = {"dropout": jax.random.key(0)}
+    dropped = models.build(config).apply({"params": params}, TOKENS, None, False, rngs=rngs)
+    assert_close(dropped, logits_of(params, TOKENS, config))
+    assert np.std(dropped[..., 0]) > 0
+
+
 def test_segments_reach_the_mixers():
     config = dataclasses.replace(CONFIG, pattern=(AttentionConfig(2),))
     params = init(config)
     segments = jnp.array([[0] * 6 + [1] * 7] * 2)
-    whole = logits_of(params, TOKENS, config, segment_ids=segments)
+    whole = jitted(config)(params, TOKENS, segments)
     other = TOKENS.at[:, :6].set(0)
-    np.testing.assert_array_equal(whole[:, 6:], logits_of(params, other, config, segment_ids=segments)[:, 6:])
-    with pytest.raises(ValueError, match="segment_ids must be None: a long filter"):
-        logits_of(init(), TOKENS, segment_ids=segments)
+    np.testing.assert_array_equal(whole[:, 6:], jitted(config)(params, other, segments)[:, 6:])
+    with pytest.raises(ValueError, match="segment_ids"):
+        jitted(CONFIG)(init(), TOKENS, segments)
 
 
 def test_too_long_sequences_are_refused():

@@ -1,0 +1,62 @@
+"""Hyena on the Pile at 153M, 355M and 1.3B parameters (Poli et al. 2023, table 4.4).
+
+    hyena-jax train pile_hyena:153m --workdir runs/pile_153m --data.path pile/ \\
+        --data.tokenizer-path gpt2/tokenizer.json
+
+Published perplexity after 5 / 10 / 15B tokens: `153m` 13.3 / 11.8 / 11.1, `355m` 11.3 / 9.8 / 9.2. Widths,
+depths and vocabulary are the paper's (GPT-2 pieces); 15B tokens at 2048 tokens a sequence; learning rates are
+ours. The corpus is held in memory, two bytes a token, so train on a part of the Pile that fits. Made for
+accelerators; time and perplexity of this code: not measured yet.
+"""
+
+from hyena_jax.config import (
+    HYENA_GROUPS,
+    Experiment,
+    HyenaConfig,
+    LanguageModelConfig,
+    OptimizerConfig,
+    TextConfig,
+    TrainingConfig,
+    choose,
+)
+
+# name: (layers, width, hidden width of the feed-forward parts, learning rate, recompute activations)
+VARIANTS = {
+    "153m": (18, 864, 1728, 6e-4, False),
+    "355m": (36, 1024, 2048, 3e-4, False),
+    "1p3b": (36, 2048, 4096, 2e-4, True),
+}
+
+
+def get_config(variant: str = "153m") -> Experiment:
+    """The experiment at the size that `variant` names."""
+    n_layers, d_model, d_ff, learning_rate, remat = choose("variant", variant, VARIANTS)
+    return Experiment(
+        model=LanguageModelConfig(
+            pattern=(HyenaConfig(order=2),),
+            n_layers=n_layers,
+            d_model=d_model,
+            d_ff=d_ff,
+            max_len=2048,
+            vocab_size=50257,
+            dtype="bfloat16",
+            remat=remat,
+        ),
+        data=TextConfig(
+            path="data/pile",
+            tokenizer="bpe",
+            tokenizer_path="data/gpt2/tokenizer.json",
+            seq_len=2048,
+            batch_size=256,
+        ),
+        optimizer=OptimizerConfig(
+            learning_rate=learning_rate,
+            final_learning_rate=learning_rate / 10,
+            warmup_steps=300,
+            b2=0.98,
+            weight_decay=0.1,
+            clip_norm=1.0,
+            groups=HYENA_GROUPS,
+        ),
+        training=TrainingConfig(steps=28_700, eval_every=1000, checkpoint_every=1000, eval_windows=2000),
+    )

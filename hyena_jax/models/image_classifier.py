@@ -1,0 +1,88 @@
+"""The image classifier. Axes: B batch, L patches, D channels of the model."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.config import ImageClassifierConfig, require
+from hyena_jax.initializers import initializers
+from hyena_jax.models.blocks import activation_dtype, make_blocks
+from hyena_jax.models.norms import make_norm
+
+
+class ImageClassifier(nn.Module):
+    """Patches, blocks over them row by row, and a linear head on their mean or on each of them.
+
+    Attributes:
+      config: see `ImageClassifierConfig`; image_size, channels and n_classes must be known.
+
+    Parameters:
+      patches/kernel [patch_height, patch_width, colours, D]: row, column and colour of a pixel in its patch.
+      patches/bias [D]:
+      positions [Lmax, D]: row i is added to patch i, in row-major order; only with learned_positions.
+      blocks_0/*: and so on for n_layers blocks.
+      final_norm/scale [D]: of LayerNorm the factor, of RMSNorm the factor less 1.
+      final_norm/bias [D]: only of LayerNorm.
+      head/kernel [D, n_classes]:
+      head/bias [n_classes]:
+    """
+
+    config: ImageClassifierConfig
+
+    def setup(self) -> None:
+        config = self.config
+        dtype = activation_dtype(config)
+        height, width = config.patch_size
+        pixels = initializers(config.init, config.n_layers, height * width * config.channels, config.d_model)
+        init = initializers(config.init, config.n_layers, config.d_model, config.d_model)
+        self.patches = nn.Conv(
+            config.d_model,
+            config.patch_size,
+            strides=config.patch_size,
+            padding="VALID",
+            dtype=dtype,
+            kernel_init=pixels.kernel,
+            bias_init=pixels.bias,
+        )
+        if config.learned_positions:
+            self.positions = self.param("positions", init.embedding, (config.max_len, config.d_model))
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = make_blocks(config, dtype)
+        self.final_norm = make_norm(config.final_norm, dtype)
+        self.head = nn.Dense(config.n_classes, dtype=dtype, kernel_init=init.kernel, bias_init=init.bias)
+
+    def __call__(self, images: jax.Array, segment_ids: None = None, deterministic: bool = True) -> jax.Array:
+        """Logits, float32 at least, of images [B, height, width, colours], floating point.
+
+        They are [B, n_classes] with head `average_pool` and [B, L, n_classes] with `per_token`, L = max_len
+        patches in row-major order; pixels at the right and lower border that fill no patch do not count.
+
+        Args:
+          segment_ids: None; there so that every model is called alike.
+          deterministic: False applies dropout, from the RNG stream `dropout`.
+
+        Raises:
+          ValueError: for images of another rank, size or number of colours than the config's.
+        """
+        self._check(images, segment_ids)
+        x = self.patches(images)
+        x = x.reshape(x.shape[0], -1, x.shape[-1])
+        if self.config.learned_positions:
+            x = x + self.positions.astype(x.dtype)
+        x = self.dropout(x, deterministic)
+        for block in self.blocks:
+            x = block(x, None, deterministic)
+        x = self.final_norm(x)
+        if self.config.head == "average_pool":
+            x = x.mean(axis=1)
+        logits = self.head(x)
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+    def _check(self, images: jax.Array, segment_ids: None) -> None:
+        config = self.config
+        require(images.ndim == 4, "images", images.shape, "of rank 4, [B, height, width, colours]")
+        require(
+            images.shape[1:3] == config.image_size, "image size", images.shape[1:3], f"{config.image_size}"
+        )
+        require(images.shape[3] == config.channels, "colours", images.shape[3], f"channels={config.channels}")
+        require(segment_ids is None, "segment_ids", segment_ids, "None: an image has no documents")

@@ -1,0 +1,107 @@
+"""What stands around the mixers: norms, feed-forward parts, blocks, embeddings and heads.
+
+Axes: B batch, L length, D channels, V vocabulary. `params` are the nested dictionaries of the modules in
+`hyena_jax.models`, as NumPy arrays, and `config` is their config. Mixers are arguments: functions
+`mixers[i](params, x [B, L, D]) -> y [B, L, D]`, one for each of the pattern.
+"""
+
+import math
+
+import numpy as np
+
+
+def language_model(params: dict, tokens: np.ndarray, config, mixers: list) -> np.ndarray:
+    """Logits [B, L, V] of tokens [B, L]."""
+    table = np.float64(params["embedding"]["embedding"])
+    x = table[tokens]
+    if config.scale_embedding:
+        x = x * np.sqrt(config.d_model)
+    if config.learned_positions:
+        x = x + np.float64(params["positions"])[: tokens.shape[1]]
+    x = norm(params.get("final_norm"), backbone(params, x, config, mixers), config.final_norm)
+    logits = x @ table.T if config.tied_head else dense(params["head"], x)
+    if config.soft_cap is not None:
+        logits = config.soft_cap * np.tanh(logits / config.soft_cap)
+    return logits
+
+
+def image_classifier(params: dict, images: np.ndarray, config, mixers: list) -> np.ndarray:
+    """Logits [B, n_classes], or [B, L, n_classes] by patch, of images [B, height, width, colours]."""
+    x = patches(params["patches"], images, config.patch_size)
+    if config.learned_positions:
+        x = x + np.float64(params["positions"])
+    x = norm(params.get("final_norm"), backbone(params, x, config, mixers), config.final_norm)
+    if config.head == "average_pool":
+        x = x.mean(axis=1)
+    return dense(params["head"], x)
+
+
+def patches(params: dict, images: np.ndarray, patch_size: tuple[int, int]) -> np.ndarray:
+    """A linear map of the pixels of each patch [B, L, D], row by row; what fills no patch is left out."""
+    height, width = patch_size
+    kernel = np.float64(params["kernel"])  # [height, width, colours, D]
+    embedded = []
+    for top in range(0, images.shape[1] - height + 1, height):
+        for left in range(0, images.shape[2] - width + 1, width):
+            patch = np.float64(images[:, top : top + height, left : left + width])
+            embedded.append(np.einsum("bhwc,hwcd->bd", patch, kernel) + np.float64(params["bias"]))
+    return np.stack(embedded, axis=1)
+
+
+def backbone(params: dict, x: np.ndarray, config, mixers: list) -> np.ndarray:
+    """The blocks one after the other; the pattern of mixers repeats."""
+    for i in range(config.n_layers):
+        x = block(params[f"blocks_{i}"], x, config, mixers[i % len(mixers)])
+    return x
+
+
+def block(params: dict, x: np.ndarray, config, mixer) -> np.ndarray:
+    """x <- x + mixer(norm(x)), x <- x + ffn(norm(x)); or, without residual paths, the mixer alone."""
+    y = mixer(params["mixer"], norm(params.get("mixer_norm"), x, config.norm))
+    if not config.residual:
+        return y
+    x = x + y
+    if config.ffn == "none":
+        return x
+    return x + feed_forward(params["mlp"], norm(params.get("mlp_norm"), x, config.norm), config.ffn)
+
+
+def feed_forward(params: dict, x: np.ndarray, kind: str) -> np.ndarray:
+    """Dense, activation, dense; `geglu` multiplies GELU(one dense) with another dense."""
+    hidden = dense(params["in_proj"], x)
+    if kind == "gelu":
+        hidden = gelu(hidden)
+    elif kind == "gelu_tanh":
+        hidden = gelu_tanh(hidden)
+    elif kind == "relu":
+        hidden = np.maximum(hidden, 0)
+    elif kind == "geglu":
+        hidden = gelu_tanh(dense(params["gate_proj"], x)) * hidden
+    return dense(params["out_proj"], hidden)
+
+
+def norm(params: dict | None, x: np.ndarray, kind: str) -> np.ndarray:
+    """LayerNorm, RMSNorm with factor 1 + scale, or nothing, over the channels."""
+    if kind == "layer":
+        centred = x - x.mean(axis=-1, keepdims=True)
+        y = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
+        return y * np.float64(params["scale"]) + np.float64(params["bias"])
+    if kind == "rms":
+        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * (1 + np.float64(params["scale"]))
+    return x
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """x Phi(x), Phi the normal distribution function."""
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    """The approximation of `gelu` by a tanh."""
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def dense(params: dict, x: np.ndarray) -> np.ndarray:
+    """x W, plus b where there is one."""
+    y = x @ np.float64(params["kernel"])
+    return y + np.float64(params["bias"]) if "bias" in params else y

@@ -1,0 +1,117 @@
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import mixers_of, random_params
+from tolerances import assert_close
+
+from hyena_jax import models
+from hyena_jax.config import AttentionConfig, HyenaConfig, ImageClassifierConfig, UserError
+from hyena_jax.reference import models as reference
+
+# 3 x 3 patches; one row and two columns of pixels are left over.
+CONFIG = ImageClassifierConfig(
+    pattern=(AttentionConfig(2, causal=False),),
+    n_layers=1,
+    d_model=8,
+    d_ff=12,
+    image_size=(7, 11),
+    channels=2,
+    n_classes=5,
+    patch_size=(2, 3),
+)
+IMAGES = jax.random.normal(jax.random.key(7), (4, 7, 11, 2))
+VARIANTS = {
+    "average_pool": CONFIG,
+    "per_token": dataclasses.replace(CONFIG, head="per_token", ffn="relu", init="xavier"),
+    "no_positions_rms": dataclasses.replace(CONFIG, learned_positions=False, norm="rms", final_norm="rms"),
+    "patches_of_one_pixel": dataclasses.replace(CONFIG, patch_size=(1, 1)),
+    "two_mixers": dataclasses.replace(CONFIG, pattern=(HyenaConfig(), AttentionConfig(2)), n_layers=2),
+    "one_patch": dataclasses.replace(CONFIG, patch_size=(7, 11)),
+}
+over_variants = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+
+
+def init(config: ImageClassifierConfig = CONFIG):
+    return random_params(config, IMAGES)
+
+
+@partial(jax.jit, static_argnums=2)
+def logits_of(params, images, config: ImageClassifierConfig = CONFIG):
+    return models.build(config).apply({"params": params}, images)
+
+
+@over_variants
+def test_equals_its_oracle(config):
+    params = init(config)
+    expected = reference.image_classifier(params, np.asarray(IMAGES), config, mixers_of(config))
+    logits = logits_of(params, IMAGES, config)
+    assert logits.shape == ((4, config.max_len, 5) if config.head == "per_token" else (4, 5))
+    assert_close(logits, expected)
+
+
+def test_pixels_that_fill_no_patch_do_not_count():
+    params = init()
+    border = IMAGES.at[:, 6:].set(9.0).at[:, :, 9:].set(9.0)
+    np.testing.assert_array_equal(logits_of(params, border), logits_of(params, IMAGES))
+    inside = IMAGES.at[:, 5, 8].add(1.0)
+    assert not np.allclose(logits_of(params, inside), logits_of(params, IMAGES))
+
+
+def test_bfloat16_activations_keep_float32_parameters_and_logits():
+    half = dataclasses.replace(CONFIG, dtype="bfloat16")
+    params = init(half)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    logits = logits_of(params, IMAGES, half)
+    assert logits.dtype == jnp.float32
+    assert_close(logits, logits_of(params, IMAGES), "bfloat16")
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_dropout_needs_its_key_and_is_off_when_deterministic(remat):
+    config = dataclasses.replace(CONFIG, dropout=0.5, remat=remat)
+    params = init()
+    np.testing.assert_array_equal(logits_of(params, IMAGES, config), logits_of(params, IMAGES))
+
+    @jax.jit
+    def dropped(seed):
+        rngs = {"dropout": jax.random.key(seed)}
+        return models.build(config).apply({"params": params}, IMAGES, None, False, rngs=rngs)
+
+    np.testing.assert_array_equal(dropped(0), dropped(0))
+    assert not np.array_equal(dropped(0), dropped(1))
+
+
+def test_every_parameter_has_a_finite_gradient():
+    params = init()
+    grads = jax.jit(jax.grad(lambda params: (logits_of(params, IMAGES) ** 2).sum()))(params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+        assert np.isfinite(leaf).all(), path
+        assert np.abs(leaf).max() > 0, path
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((7, 11, 2), "images must be of rank 4, .B, height, width, colours., got .7, 11, 2."),
+        ((1, 11, 7, 2), "image size must be .7, 11., got .11, 7."),
+        ((1, 7, 11, 3), "colours must be channels=2, got 3"),
+    ],
+)
+def test_wrong_images_are_refused_by_name(shape, message):
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(models.build(CONFIG).init, jax.random.key(0), jnp.zeros(shape))
+
+
+def test_segments_are_refused():
+    with pytest.raises(ValueError, match="segment_ids must be None: an image has no documents"):
+        models.build(CONFIG).apply({"params": init()}, IMAGES, jnp.zeros((4, 9), jnp.int32))
+
+
+@pytest.mark.parametrize("name", ["image_size", "channels", "n_classes"])
+def test_what_the_data_decides_must_be_known(name):
+    with pytest.raises(UserError, match=f"{name} must be known when a model is built, got None"):
+        models.build(dataclasses.replace(CONFIG, **{name: None}))
