@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from hyena_jax import config
-from hyena_jax.config import Experiment, UserError
+from hyena_jax.config import Experiment, ImagesConfig, TextConfig, UserError, require
 
 if TYPE_CHECKING:
     import numpy as np
 
     from hyena_jax.data.tokenizers import Tokenizer
+    from hyena_jax.training.loop import Result
 
 Section = tyro.conf.arg(name="")
 
@@ -52,13 +53,13 @@ class RunSelection:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate a run on its whole held-out text."""
+    """Evaluate a run on all the data that it held out."""
 
     run: Annotated[RunSelection, Section]
     path: str | None = None
-    """Text file or folder to evaluate on instead."""
+    """Text file or folder, or folder of IDX images, to evaluate on instead."""
     batch_size: int = 64
-    """Sequences at once; does not change the result."""
+    """Sequences or images at once; does not change the result."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,6 @@ def _run(command: Train | Evaluate | Generate) -> int:
 def _train(command: Train) -> int:
     from rich.console import Console
 
-    from hyena_jax.generation import SamplingRule, generate
     from hyena_jax.training.loop import Diverged, Interrupted, train
 
     _keep_freed_memory()
@@ -147,21 +147,46 @@ def _train(command: Train) -> int:
         return _fail(error, 4)
     except Interrupted as error:
         return _fail(error, 130)
-    if experiment.logging.sample_tokens:
-        tokens = generate(
-            result.model,
-            result.params,
-            result.sample_prompt,
-            experiment.logging.sample_tokens,
-            SamplingRule(),
-            experiment.seed,
-            n_symbols=result.corpus.tokenizer.vocab_size,
-        )
-        print("sample:\n")
-        text = _stream(result.corpus.tokenizer, result.sample_prompt, tokens)
-        (workdir / "sample.txt").write_text(text, encoding="utf-8")
+    if isinstance(experiment.data, ImagesConfig):
+        _show_predictions(experiment, workdir, result)
+    else:
+        _show_sample(experiment, workdir, result)
     print(f"\nrun folder: {workdir}   curves: {workdir / 'learning_curves.png'}")
     return 0
+
+
+def _show_sample(experiment: Experiment, workdir: Path, result: "Result") -> None:
+    """Continues the prompt of a run on text, on the screen and in `sample.txt`."""
+    from hyena_jax.generation import SamplingRule, generate
+
+    count, tokenizer = experiment.logging.sample_tokens, result.data.tokenizer
+    if count == 0:
+        return
+    prompt = result.data.prompt(experiment.logging.sample_prompt)
+    tokens = generate(
+        result.model,
+        result.params,
+        prompt,
+        count,
+        SamplingRule(),
+        experiment.seed,
+        n_symbols=tokenizer.vocab_size,
+    )
+    print("sample:\n")
+    text = _stream(tokenizer, prompt, tokens)
+    (workdir / "sample.txt").write_text(text, encoding="utf-8")
+
+
+def _show_predictions(experiment: Experiment, workdir: Path, result: "Result") -> None:
+    """Draws held-out images of a run on images into `predictions.png`."""
+    from hyena_jax.training.predictions import draw_predictions
+
+    count = experiment.logging.sample_images
+    if count == 0:
+        return
+    path = workdir / "predictions.png"
+    n_right, n_drawn = draw_predictions(result.model, result.params, result.data, count, path)
+    print(f"predictions: {n_right} of {n_drawn} right, drawn in {path}")
 
 
 def _evaluate(command: Evaluate) -> int:
@@ -191,20 +216,23 @@ def _generate(command: Generate) -> int:
 
     rule = SamplingRule(command.greedy, command.temperature, command.top_k, command.top_p)
     run = read_run(command.run.workdir)
+    is_text = isinstance(run.experiment.data, TextConfig)
+    require(is_text, "workdir", str(command.run.workdir), "a run on text, which alone can be continued")
+    tokenizer = run.encoding
     try:
-        prompt = run.tokenizer.encode(command.prompt)
+        prompt = tokenizer.encode(command.prompt)
     except UserError as error:
         raise UserError(f"prompt {command.prompt!r}: {error}") from error
     model = models.build(run.experiment.model)
     _, params = load_params(run, model, command.run.step, _note)
     count, seed, samples = command.max_new_tokens, command.seed, command.num_samples
-    tokens = generate(model, params, prompt, count, rule, seed, samples, run.tokenizer.vocab_size)
+    tokens = generate(model, params, prompt, count, rule, seed, samples, tokenizer.vocab_size)
     if samples == 1:
-        _stream(run.tokenizer, prompt, tokens)
+        _stream(tokenizer, prompt, tokens)
         return 0
     rows = list(zip(*tokens, strict=True)) or [()] * samples
     for i, row in enumerate(rows, start=1):
-        print(f"--- sample {i}\n{run.tokenizer.decode([*prompt, *row])}")
+        print(f"--- sample {i}\n{tokenizer.decode([*prompt, *row])}")
     return 0
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from idx_files import write_pair
 
 from hyena_jax import cli
 
@@ -57,6 +58,34 @@ def test_train_evaluate_generate(workdir, text, capsys):
     assert capsys.readouterr().out == f"--- sample 1\n{greedy}--- sample 2\n{greedy}"
 
 
+SMALL_IMAGES = """
+    --model.n-layers 1 --model.d-model 10 --model.d-ff 8 --model.dtype float32
+    --data.batch-size 4 --parallel.devices 1 --logging.sample-images 3 --logging.tensorboard False
+    --training.steps 4 --training.eval-every 2 --training.checkpoint-every 2 --training.log-every 2
+""".split()
+
+
+def test_train_evaluate_images(tmp_path, capsys):
+    path, other = (write_pair(tmp_path / name, n) for name, n in (("some", 40), ("other", 7)))
+    folder = tmp_path / "run"
+    command = ["train", "images:softmax", "--workdir", folder, "--data.path", path, *SMALL_IMAGES]
+    assert run(*command) == 0
+    assert "of 3 right, drawn in" in capsys.readouterr().out
+    assert (folder / "predictions.png").exists()
+    assert run("eval", folder) == 0
+    output = capsys.readouterr().out.split()
+    assert output[output.index("images") + 1] == "4"
+    assert "accuracy" in output
+    assert "perplexity" not in output
+    assert run("eval", folder, "--path", other, "--step", "best") == 0
+    output = capsys.readouterr().out.split()
+    assert output[output.index("images") + 1] == "7"
+    assert run(*command) == 0
+    assert "already trained to step 4" in capsys.readouterr().out
+    assert run("generate", folder, "--prompt", "a") == 2
+    assert "workdir must be a run on text" in capsys.readouterr().err
+
+
 def test_evaluation_does_not_depend_on_the_batch_size(workdir):
     losses = []
     for size in (1, 7, 64):
@@ -105,6 +134,19 @@ WRONG = {
     "group that matches nothing": (
         f"{NEW} --data.path {{tmp}}/text.txt --optimizer.groups.0.pattern filtr",
         "optimizer.groups.0.pattern 'filtr' matches no parameter",
+    ),
+    "images in a text file": (
+        "train images --workdir {tmp}/new --data.path {tmp}/text.txt",
+        "path must be an existing folder with a pair of IDX files",
+    ),
+    "folder without images": (
+        "train images --workdir {tmp}/new --data.path {tmp}/folder",
+        "with no files",
+    ),
+    "unknown images": ("train images --workdir {tmp}/new --data.name cifar11", "cifar11"),
+    "prompt for images": (
+        "train images --workdir {tmp}/new --logging.sample-prompt a",
+        "logging.sample_prompt must be None with images",
     ),
     "wrong value": (f"{NEW} --model.pattern.0.order 1", "order must be at least 2"),
     "no run": ("eval {tmp}", "holds no run"),

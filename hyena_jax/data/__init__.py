@@ -1,1 +1,1 @@
-"""Text as tokens, tokens as batches: NumPy out, no JAX and no models."""
+"""Text and images as batches: NumPy out, no JAX and no models."""

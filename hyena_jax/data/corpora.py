@@ -1,19 +1,13 @@
 """Where text comes from: a file or folder, Python's own source code, or TensorFlow Datasets."""
 
-import contextlib
-import difflib
-import io
-import logging
 import os
 import platform
 import sysconfig
-import textwrap
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hyena_jax.config import TextConfig, UserError, require
+from hyena_jax.data.tfds_builder import open_builder, prepare, quiet
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -124,11 +118,11 @@ def _stdlib_files(root: Path) -> list[str]:
 
 def _from_tfds(config: TextConfig) -> Text:
     """The train split; held out are the validation and test splits, in that order."""
-    with _quiet():
-        builder = _tfds_builder(config)
+    with quiet():
+        builder = open_builder(config.name, config.tfds_dir, bundled="python_stdlib")
         _require_text(config.name, builder)
         if not builder.is_prepared():
-            _prepare(config, builder)
+            prepare(builder, config.manual_dir, instead="any text by --data.path FILE")
         (feature,) = builder.info.features
         splits = {
             split: "\n".join(example[feature].decode() for example in builder.as_data_source(split=split))
@@ -142,27 +136,6 @@ def _from_tfds(config: TextConfig) -> Text:
     return Text(splits["train"], held_out, f"{builder.info.full_name} of TensorFlow Datasets")
 
 
-def _tfds_builder(config: TextConfig) -> "tfds.core.DatasetBuilder":
-    import tensorflow_datasets as tfds
-
-    try:
-        return tfds.builder(config.name, data_dir=config.tfds_dir, file_format="array_record")
-    except Exception as error:  # TFDS raises many kinds: name, version, file format, other hubs out of reach
-        # Without the community's, whose list is read from the network.
-        names = set(tfds.list_builders(with_community_datasets=False))
-        if config.name in names:
-            reason = str(error).rpartition('": ')[2]
-            raise UserError(
-                f"name {config.name!r} cannot be opened in tfds_dir {config.tfds_dir!r} ({reason});"
-                " give another folder by --data.tfds-dir"
-            ) from error
-        near = difflib.get_close_matches(config.name, names, n=3)
-        hint = f"; nearest: {', '.join(near)}" if near else ""
-        raise UserError(
-            f"name must be python_stdlib or a data set of TensorFlow Datasets, got {config.name!r}{hint}"
-        ) from error
-
-
 def _require_text(name: str, builder: "tfds.core.DatasetBuilder") -> None:
     import tensorflow_datasets as tfds
 
@@ -170,70 +143,3 @@ def _require_text(name: str, builder: "tfds.core.DatasetBuilder") -> None:
     if len(features) != 1 or not all(isinstance(value, tfds.features.Text) for value in features.values()):
         found = ", ".join(f"{key} ({type(value).__name__})" for key, value in features.items())
         raise UserError(f"name must be a data set with one feature, a Text, got {name!r} with: {found}")
-
-
-def _prepare(config: TextConfig, builder: "tfds.core.DatasetBuilder") -> None:
-    """Downloads the source files, or takes them from `config.manual_dir`, and writes ArrayRecord files."""
-    import tensorflow_datasets as tfds
-
-    if config.manual_dir is not None:
-        require(Path(config.manual_dir).is_dir(), "manual_dir", config.manual_dir, "an existing folder")
-    try:
-        download_config = tfds.download.DownloadConfig(manual_dir=config.manual_dir)
-        with _silent_stderr():
-            builder.download_and_prepare(download_config=download_config)
-    except ImportError as error:
-        raise UserError(
-            f"name {config.name!r} must be prepared first, which needs the package {error.name}:"
-            " pip install 'hyena_jax[tfds]'"
-        ) from error
-    except Exception as error:  # whatever the data set's own code, the network or the disk raises
-        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
-        raise UserError(
-            f"name {config.name!r} cannot be prepared ({reason}); {_how_to_supply(builder)}"
-        ) from error
-
-
-def _how_to_supply(builder: "tfds.core.DatasetBuilder") -> str:
-    files = [f"{url} as {info.filename}" for url, info in builder.url_infos.items() if info.filename]
-    if not files:
-        return "give any text by --data.path FILE"
-    wanted = " and ".join(files[:3])
-    return (
-        f"save {wanted} in a folder and give --data.manual-dir FOLDER, or give any text by --data.path FILE"
-    )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps the progress bars, prints, Python logs and warnings of TensorFlow Datasets from the user."""
-    import tensorflow_datasets as tfds
-    from tensorflow_datasets.core.download import downloader
-
-    tfds.disable_progress_bar()
-    # Its ten retries with doubling waits would let a machine without network wait for minutes.
-    downloader.MAX_RETRIES = 2
-    loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Discards what is written to file descriptor 2: TensorFlow's C++ logs pass by `sys.stderr`."""
-    stderr = os.dup(2)
-    with open(os.devnull, "wb") as null:
-        os.dup2(null.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)

@@ -1,9 +1,9 @@
-"""Tokens to batches: shuffled windows to train on, covering windows to evaluate on.
+"""Rows of data to batches: shuffled to train on, each exactly once to evaluate on.
 
 Shapes: B batch, L length (`seq_len`), P processes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,40 @@ if TYPE_CHECKING:
 Batch = dict[str, np.ndarray]
 
 
+def shuffled_batches(
+    read: Callable[[np.ndarray], Batch],
+    n_rows: int,
+    batch_size: int,
+    seed: int,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> "grain.MapDataset[Batch]":
+    """Endless shuffled batches; element t is a pure function of (seed, t).
+
+    Every epoch has each row once, in an order of its own, and batches run on across epochs. Process p reads
+    rows p B/P to (p+1) B/P of the global batch: in the order of processes, they are the batch of a single
+    process.
+
+    Args:
+      read: the batch of the rows with these indices, int [B/P] in [0, n_rows).
+      n_rows: rows of the data.
+      batch_size: B, over all processes.
+      seed: in [0, 2**32).
+      process_index: p.
+      process_count: P.
+
+    Raises UserError if P does not divide B.
+    """
+    import grain
+
+    require(batch_size % process_count == 0, "batch_size", batch_size, f"a multiple of {process_count=}")
+    size = batch_size // process_count
+    ours = slice(process_index * size, (process_index + 1) * size)
+    # Indices, not rows, go through the shuffle: grain's cost is per element, and one read serves a batch.
+    indices = grain.MapDataset.range(n_rows).seed(seed).shuffle().repeat().batch(batch_size)
+    return indices.map(lambda batch: read(batch[ours]))
+
+
 def train_batches(
     tokens: np.ndarray,
     seq_len: int,
@@ -25,11 +59,7 @@ def train_batches(
     process_index: int = 0,
     process_count: int = 1,
 ) -> "grain.MapDataset[Batch]":
-    """Endless shuffled batches; element t is a pure function of (seed, t).
-
-    An example is a window of L + 1 tokens; there is one at every offset of `tokens`. Every epoch has each
-    once, in an order of its own, and batches run on across epochs. Process p reads rows p B/P to
-    (p+1) B/P of the global batch: in the order of processes, they are the batch of a single process.
+    """`shuffled_batches` of windows of L + 1 tokens; there is one at every offset of `tokens`.
 
     Args:
       tokens: [n], any integer dtype, n > L; kept by reference.
@@ -44,21 +74,14 @@ def train_batches(
 
     Raises UserError if n <= L or P does not divide B.
     """
-    import grain
-
     require(len(tokens) > seq_len, "tokens", len(tokens), f"more than seq_len={seq_len}")
-    require(batch_size % process_count == 0, "batch_size", batch_size, f"a multiple of {process_count=}")
-    n_rows = batch_size // process_count
-    rows = slice(process_index * n_rows, (process_index + 1) * n_rows)
     positions = np.arange(seq_len + 1)
 
     def read(offsets: np.ndarray) -> Batch:
-        windows = tokens[offsets[rows, None] + positions].astype(np.int32)
+        windows = tokens[offsets[:, None] + positions].astype(np.int32)
         return {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
 
-    # Offsets, not windows, go through the shuffle: grain's cost is per element, and one read serves a batch.
-    offsets = grain.MapDataset.range(len(tokens) - seq_len)
-    return offsets.seed(seed).shuffle().repeat().batch(batch_size).map(read)
+    return shuffled_batches(read, len(tokens) - seq_len, batch_size, seed, process_index, process_count)
 
 
 def iterate(dataset: "grain.MapDataset[Batch]", start: int = 0) -> Iterator[tuple[int, Batch]]:
@@ -103,7 +126,11 @@ def n_eval_batches(n_tokens: int, seq_len: int, batch_size: int, max_windows: in
 
 
 def _window_indices(n_tokens: int, seq_len: int, max_windows: int | None) -> np.ndarray:
-    n_windows = -(-(n_tokens - 1) // seq_len)
-    if max_windows is None or max_windows >= n_windows:
-        return np.arange(n_windows)
-    return np.linspace(0, n_windows - 1, max_windows).round().astype(np.int64)
+    return evenly_spaced(-(-(n_tokens - 1) // seq_len), max_windows)
+
+
+def evenly_spaced(n_rows: int, most: int | None) -> np.ndarray:
+    """`most` of the indices 0 .. n_rows - 1, ends included; None takes all. int64, ascending."""
+    if most is None or most >= n_rows:
+        return np.arange(n_rows)
+    return np.linspace(0, n_rows - 1, most).round().astype(np.int64)

@@ -2,18 +2,32 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from hyena_jax.config import TextConfig, UserError
+from hyena_jax.config import Experiment, TextConfig, UserError, require
+from hyena_jax.data import loader
 from hyena_jax.data.corpora import load_text
 from hyena_jax.data.tokenizers import Tokenizer, build_tokenizer
+
+if TYPE_CHECKING:
+    import grain
+
+PROMPT_TOKENS = 32
+"""Length of the beginning of the held-out text that a sample continues by default."""
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokens to learn and tokens to judge by, and what they were made from."""
+    """Tokens to learn and tokens to judge by, and what they were made from: a `Dataset`."""
+
+    kind: ClassVar[str] = "text"
+    unit: ClassVar[str] = "token"
+    curves: ClassVar[Mapping[str, str]] = {"loss": "loss (nats per token)"}
 
     tokenizer: Tokenizer
     train: np.ndarray
@@ -26,6 +40,73 @@ class Corpus:
     """SHA-256 of the tokenizer and both token arrays, in hexadecimal."""
     source: str
     """Where the text came from, for people."""
+    seq_len: int
+    """Tokens L in a row of a batch."""
+
+    @property
+    def units_per_row(self) -> int:
+        """Tokens in a row."""
+        return self.seq_len
+
+    @property
+    def n_held_out(self) -> int:
+        """Tokens that are predicted: all but the first."""
+        return len(self.held_out) - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """What a run folder keeps of the text."""
+        return {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer.to_json()}
+
+    def complete(self, experiment: Experiment) -> Experiment:
+        """Fills in the vocabulary size; refuses one too small, and a sample prompt that cannot be encoded."""
+        size, tokens = experiment.model.vocab_size, self.tokenizer.vocab_size
+        if size is not None and size < tokens:
+            raise UserError(f"model.vocab_size must be at least the tokenizer's {tokens}, got {size}")
+        self.prompt(experiment.logging.sample_prompt)
+        return replace(experiment, model=replace(experiment.model, vocab_size=size or tokens))
+
+    def prompt(self, text: str | None) -> np.ndarray:
+        """The tokens [P], P >= 1, of logging.sample_prompt; None is the beginning of the held-out text."""
+        if text is None:
+            return self.held_out[:PROMPT_TOKENS]
+        try:
+            ids = self.tokenizer.encode(text)
+        except UserError as error:
+            raise UserError(f"logging.sample_prompt {text!r}: {error}") from error
+        require(len(ids) > 0, "logging.sample_prompt", text, "at least one token long")
+        return ids
+
+    def train_batches(self, batch_size: int, seed: int) -> "grain.MapDataset[loader.Batch]":
+        """See `loader.train_batches`."""
+        return loader.train_batches(self.train, self.seq_len, batch_size, seed)
+
+    def n_eval_rows(self, max_rows: int | None = None) -> int:
+        """Windows that `eval_batches` covers."""
+        return loader.n_eval_batches(len(self.held_out), self.seq_len, 1, max_rows)
+
+    def eval_batches(self, batch_size: int, max_rows: int | None = None) -> Iterator[loader.Batch]:
+        """See `loader.eval_batches`."""
+        return loader.eval_batches(self.held_out, self.seq_len, batch_size, max_rows)
+
+    def loss_metrics(self, loss: float) -> dict[str, float]:
+        """The loss, nats a token, as a perplexity."""
+        return {"perplexity": perplexity(loss)}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Loss (nats a token), perplexity, bits per byte, accuracy, mean probability of the true token."""
+        loss = sums["nats"] / sums["count"]
+        return {
+            "loss": loss,
+            **self.loss_metrics(loss),
+            "bits_per_byte": loss * len(self.held_out) / self.held_out_bytes / math.log(2),
+            "accuracy": sums["correct"] / sums["count"],
+            "probability": sums["probability"] / sums["count"],
+        }
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where that overflows."""
+    return float(np.exp(np.float64(min(loss, 700.0))))
 
 
 def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpus:
@@ -53,6 +134,7 @@ def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpu
         held_out_bytes=len(text.held_out.encode()),
         fingerprint=_fingerprint(tokenizer, train, held_out),
         source=text.source,
+        seq_len=config.seq_len,
     )
 
 

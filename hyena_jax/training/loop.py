@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,13 +15,13 @@ import optax
 from rich.console import Console
 
 from hyena_jax import models
-from hyena_jax.config import Experiment, UserError, require
+from hyena_jax.config import Experiment, require
 from hyena_jax.data import loader
-from hyena_jax.data.text import Corpus, load_corpus
+from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.training import parallel
 from hyena_jax.training.checkpoint import Checkpoints, best
 from hyena_jax.training.evaluate import evaluate
-from hyena_jax.training.metrics import MetricsLog, draw_learning_curves, perplexity
+from hyena_jax.training.metrics import MetricsLog, draw_learning_curves
 from hyena_jax.training.optimizer import global_norm, make_optimizer, make_schedule
 from hyena_jax.training.profiling import Profile
 from hyena_jax.training.progress import Progress, parameter_table
@@ -37,9 +37,6 @@ from hyena_jax.training.step import (
     make_train_step,
 )
 
-# Length of the beginning of the held-out text that a sample continues by default.
-PROMPT_TOKENS = 32
-
 
 class Diverged(Exception):
     """The loss or a gradient is not finite; nothing was saved since."""
@@ -54,8 +51,7 @@ class Result(NamedTuple):
 
     model: nn.Module
     params: optax.Params
-    corpus: Corpus
-    sample_prompt: np.ndarray
+    data: Dataset
 
 
 def train(experiment: Experiment, workdir: Path, console: Console, profile: Path | None = None) -> Result:
@@ -67,22 +63,21 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
       profile: folder for a `jax.profiler` trace of a few steps.
 
     Raises:
-      UserError: see `load_corpus`, `make_optimizer`, `open_run` and `Checkpoints.restore`.
+      UserError: see `load`, `Dataset.complete`, `make_optimizer`, `open_run` and `Checkpoints.restore`.
       Diverged: if the loss or a gradient is not finite.
       Interrupted: after SIGINT or SIGTERM.
     """
     require(jax.process_count() == 1, "processes", jax.process_count(), "1: several are not supported yet")
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
-    corpus = load_corpus(experiment.data)
-    experiment = _with_vocabulary(experiment, corpus)
+    data = load(experiment.data)
+    experiment = data.complete(experiment)
     devices = parallel.local_devices(experiment.parallel.devices)
     parallel.check_batch(experiment.data.batch_size, len(devices), experiment.optimizer.accumulation_steps)
     model = models.build(experiment.model)
-    params = init_params(model, experiment.seed, experiment.data.seq_len)
+    params = init_params(model, experiment.seed)
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
-    prompt = _sample_prompt(experiment, corpus)
-    changes = open_run(workdir, experiment, corpus)
-    _announce(console, experiment, params, corpus, devices, changes)
+    changes = open_run(workdir, experiment, data)
+    _announce(console, experiment, params, data, devices, changes)
     with ExitStack() as stack:
         stack.enter_context(locked(workdir))
         folder = workdir / CHECKPOINTS
@@ -93,29 +88,29 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
         start = int(state.step)
         if start >= experiment.training.steps:
             console.print(f"already trained to step {start}; a larger --training.steps goes on")
-            draw_learning_curves(workdir)
-            return Result(model, state.params, corpus, prompt)
+            draw_learning_curves(workdir, data.curves)
+            return Result(model, state.params, data)
         if start:
             console.print(f"continuing after step {start}")
         trainer = Trainer(
             experiment=experiment,
-            corpus=corpus,
+            data=data,
             devices=devices,
             train_step=_mapped_train_step(model, optimizer, experiment, devices),
             eval_step=parallel.map_eval_step(make_eval_step(model), devices),
             checkpoints=checkpoints,
             log=stack.enter_context(MetricsLog(workdir, start, experiment.logging.tensorboard)),
-            progress=stack.enter_context(Progress(console, start, experiment.training.steps)),
+            progress=stack.enter_context(Progress(console, start, experiment.training.steps, data.unit)),
             best_loss=best(folder).loss,
         )
         stop = stack.enter_context(stop_requests())
         step, params = trainer.run(
             state, start, stop, stack.enter_context(Profile(profile, start, experiment.training.steps))
         )
-    draw_learning_curves(workdir)
+    draw_learning_curves(workdir, data.curves)
     if step < experiment.training.steps:
         raise Interrupted(f"stopped by {stop.name} and saved; the same command continues")
-    return Result(model, params, corpus, prompt)
+    return Result(model, params, data)
 
 
 @dataclass
@@ -123,7 +118,7 @@ class Trainer:
     """The loop and what it writes to."""
 
     experiment: Experiment
-    corpus: Corpus
+    data: Dataset
     devices: Sequence[jax.Device]
     train_step: Callable
     eval_step: Callable
@@ -135,16 +130,15 @@ class Trainer:
     schedule: optax.Schedule = field(init=False)
 
     def __post_init__(self) -> None:
-        data = self.experiment.data
-        self.clock = Clock(data.batch_size * data.seq_len)
+        self.clock = Clock(self.experiment.data.batch_size * self.data.units_per_row)
         self.schedule = make_schedule(self.experiment.optimizer, self.experiment.training.steps)
 
     def run(
         self, state: TrainState, start: int, stop: StopRequest, profile: Profile
     ) -> tuple[int, optax.Params]:
         """Trains from step `start` on; returns the last step and the parameters after it."""
-        data, training = self.experiment.data, self.experiment.training
-        dataset = loader.train_batches(self.corpus.train, data.seq_len, data.batch_size, self.experiment.seed)
+        training = self.experiment.training
+        dataset = self.data.train_batches(self.experiment.data.batch_size, self.experiment.seed)
         step, stopping = start, False
         state = parallel.replicate(state, self.devices)
         with closing(loader.iterate(dataset, start)) as batches:
@@ -172,13 +166,13 @@ class Trainer:
     def _log_training(self, step: int, state: TrainState, metrics: Metrics) -> None:
         values = {name: value.item() for name, value in metrics.items()}
         self._check_finite(values.pop("bad_step"))
-        speed = self.clock.tokens_per_second(step)
+        speed = self.clock.units_per_second(step)
         row = {
             **values,
-            "perplexity": perplexity(values["loss"]),
+            **self.data.loss_metrics(values["loss"]),
             "param_norm": param_norm(state.params).item(),
             "learning_rate": float(self.schedule(step - 1)),
-            "tokens_per_second": speed,
+            f"{self.data.unit}s_per_second": speed,
         }
         self.log.write(step, {f"train/{name}": value for name, value in row.items()})
         self.progress.show(loss=values["loss"], speed=speed)
@@ -190,8 +184,7 @@ class Trainer:
             values = evaluate(
                 self.eval_step,
                 state.params,
-                self.corpus,
-                self.experiment.data.seq_len,
+                self.data,
                 training.eval_batch_size,
                 self.devices,
                 training.eval_windows,
@@ -234,18 +227,18 @@ param_norm = jax.jit(global_norm)
 class Clock:
     """Training speed, without the time that evaluation and saving take."""
 
-    def __init__(self, tokens_per_step: int):
-        self._tokens_per_step = tokens_per_step
+    def __init__(self, units_per_step: int):
+        self._units_per_step = units_per_step
         self.restart(0)
 
     def restart(self, step: int) -> None:
         """Begins a new interval after `step`."""
         self._step, self._start = step, time.perf_counter()
 
-    def tokens_per_second(self, step: int) -> float:
+    def units_per_second(self, step: int) -> float:
         """The speed since the interval began; begins a new one."""
-        tokens = (step - self._step) * self._tokens_per_step
-        speed = tokens / (time.perf_counter() - self._start)
+        units = (step - self._step) * self._units_per_step
+        speed = units / (time.perf_counter() - self._start)
         self.restart(step)
         return speed
 
@@ -263,13 +256,13 @@ def _announce(
     console: Console,
     experiment: Experiment,
     params: optax.Params,
-    corpus: Corpus,
+    data: Dataset,
     devices: Sequence[jax.Device],
     changes: Sequence[str],
 ) -> None:
     """What is about to be trained, on what, and what is different from the last start."""
     console.print(parameter_table(params, experiment.optimizer))
-    console.print(f"data      {corpus.source}")
+    console.print(f"data      {data.source}")
     console.print(f"devices   {len(devices)} x {devices[0].device_kind}")
     for change in changes:
         console.print(f"changed since the last start: {change}")
@@ -288,25 +281,6 @@ def _mapped_train_step(
     parts = experiment.optimizer.accumulation_steps
     step = make_train_step(model, optimizer, experiment.seed, parallel.AXIS, parts)
     return parallel.map_train_step(step, devices)
-
-
-def _with_vocabulary(experiment: Experiment, corpus: Corpus) -> Experiment:
-    size, tokens = experiment.model.vocab_size, corpus.tokenizer.vocab_size
-    if size is not None and size < tokens:
-        raise UserError(f"model.vocab_size must be at least the tokenizer's {tokens}, got {size}")
-    return replace(experiment, model=replace(experiment.model, vocab_size=size or tokens))
-
-
-def _sample_prompt(experiment: Experiment, corpus: Corpus) -> np.ndarray:
-    prompt = experiment.logging.sample_prompt
-    if prompt is None:
-        return corpus.held_out[:PROMPT_TOKENS]
-    try:
-        ids = corpus.tokenizer.encode(prompt)
-    except UserError as error:
-        raise UserError(f"logging.sample_prompt {prompt!r}: {error}") from error
-    require(len(ids) > 0, "logging.sample_prompt", prompt, "at least one token long")
-    return ids
 
 
 def _items(state: TrainState) -> dict[str, optax.Params]:

@@ -4,10 +4,13 @@ import json
 import os
 from pathlib import Path
 from types import TracebackType
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from hyena_jax.config import UserError
+
+if TYPE_CHECKING:
+    import tensorboardX
+    from matplotlib.axes import Axes
 
 Values = dict[str, float]
 
@@ -72,38 +75,44 @@ def read_rows(path: Path) -> list[dict]:
     return rows
 
 
-def perplexity(loss: float) -> float:
-    """exp(loss), infinite where that overflows."""
-    return float(np.exp(np.float64(min(loss, 700.0))))
+def draw_learning_curves(workdir: Path, labels: dict[str, str]) -> Path:
+    """Draws metrics against the step into `learning_curves.png`, one below the other.
 
-
-def draw_learning_curves(workdir: Path) -> Path:
-    """Draws training and validation loss against the step into `learning_curves.png`."""
+    Args:
+      labels: for the name of each metric, what its axis says.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = read_rows(workdir / FILE)
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(7, 1.4 + 2.8 * len(labels)), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for name, label, style in (
-        ("train/loss", "training (single batches)", {"color": "#9db4d0", "linewidth": 0.8}),
-        ("validation/loss", "validation", {"color": "#c8442d", "marker": "o", "markersize": 3.5}),
-    ):
-        points = [(row["step"], row[name]) for row in rows if name in row]
-        if points:
-            steps, losses = zip(*points, strict=True)
-            axes.plot(steps, losses, label=f"{label}, last {losses[-1]:.3f}", **style)
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=workdir.resolve().name)
-    axes.grid(alpha=0.25)
-    if axes.lines:
-        axes.legend(frameon=False)
+    panels = figure.subplots(len(labels), sharex=True, squeeze=False)[:, 0]
+    for axes, (name, label) in zip(panels, labels.items(), strict=True):
+        _draw_curves(axes, rows, name)
+        axes.set(ylabel=label)
+    panels[0].set(title=workdir.resolve().name)
+    panels[-1].set(xlabel="step")
     path = workdir / "learning_curves.png"
     figure.savefig(path, dpi=150)
     return path
 
 
-def _tensorboard_writer(folder: Path, purge_step: int) -> "tensorboardX.SummaryWriter":  # noqa: F821
+def _draw_curves(axes: "Axes", rows: list[dict], name: str) -> None:
+    for part, label, style in (
+        ("train", "training (single batches)", {"color": "#9db4d0", "linewidth": 0.8}),
+        ("validation", "validation", {"color": "#c8442d", "marker": "o", "markersize": 3.5}),
+    ):
+        points = [(row["step"], row[f"{part}/{name}"]) for row in rows if f"{part}/{name}" in row]
+        if points:
+            steps, values = zip(*points, strict=True)
+            axes.plot(steps, values, label=f"{label}, last {values[-1]:.3f}", **style)
+    axes.grid(alpha=0.25)
+    if axes.lines:
+        axes.legend(frameon=False)
+
+
+def _tensorboard_writer(folder: Path, purge_step: int) -> "tensorboardX.SummaryWriter":
     import tensorboardX
 
     return tensorboardX.SummaryWriter(str(folder), purge_step=purge_step)

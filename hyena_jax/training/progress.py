@@ -18,7 +18,7 @@ from hyena_jax.training.optimizer import complete_groups, label_parameters, path
 class Progress:
     """A bar with loss, validation loss, speed and time left. Without a terminal only lines are printed."""
 
-    def __init__(self, console: Console, start: int, steps: int):
+    def __init__(self, console: Console, start: int, steps: int, unit: str):
         self._values = {"loss": float("nan"), "validation_loss": float("nan"), "speed": 0.0}
         self._rich = RichProgress(
             TextColumn("training"),
@@ -26,7 +26,7 @@ class Progress:
             MofNCompleteColumn(),
             TextColumn("loss {task.fields[loss]:.4f}"),
             TextColumn("validation {task.fields[validation_loss]:.4f}"),
-            TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+            TextColumn("{task.fields[speed]:,.0f} " + f"{unit}s/s"),
             TimeRemainingColumn(),
             console=console,
         )

@@ -1,8 +1,8 @@
 """A run's folder: what makes it explain itself, and what keeps one experiment from overwriting another.
 
-config.json          the experiment, with the vocabulary size filled in
-data.json            tokenizer and fingerprint of the text
-metrics.jsonl, tensorboard/, learning_curves.png, sample.txt
+config.json          the experiment, with what the model takes from the data filled in
+data.json            tokenizer and fingerprint of the text, or normalization and fingerprint of the images
+metrics.jsonl, tensorboard/, learning_curves.png; sample.txt (text) or predictions.png (images)
 checkpoints/         see `checkpoint.py`
 """
 
@@ -20,8 +20,7 @@ import optax
 
 from hyena_jax import config
 from hyena_jax.config import Experiment, UserError
-from hyena_jax.data.text import Corpus
-from hyena_jax.data.tokenizers import Tokenizer, tokenizer_from_json
+from hyena_jax.data.dataset import Dataset, Encoding, encoding_from_json
 from hyena_jax.training.checkpoint import best, restore_readonly, saved_steps
 from hyena_jax.training.step import init_params
 
@@ -34,20 +33,20 @@ class Run(NamedTuple):
     """What a run folder says about itself."""
 
     experiment: Experiment
-    tokenizer: Tokenizer
+    encoding: Encoding
     fingerprint: str
     checkpoints: Path
 
 
-def open_run(workdir: Path, experiment: Experiment, corpus: Corpus) -> list[str]:
+def open_run(workdir: Path, experiment: Experiment, data: Dataset) -> list[str]:
     """Makes `workdir` the folder of this experiment, or checks that it is already.
 
     Returns:
       Runtime settings that differ from the last time, as readable lines.
 
     Raises:
-      UserError: if workdir is no folder, holds other things, another experiment, or one whose text was
-        another; nothing is changed then.
+      UserError: if workdir is no folder, holds other things, another experiment, or one whose data were
+        others; nothing is changed then.
     """
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"workdir must be a folder, got the file {str(workdir)!r}")
@@ -60,19 +59,16 @@ def open_run(workdir: Path, experiment: Experiment, corpus: Corpus) -> list[str]
             workdir.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise UserError(f"workdir {str(workdir)!r} cannot be made a folder: {error.strerror}") from error
-        _write_json(
-            workdir / "data.json",
-            {"fingerprint": corpus.fingerprint, "tokenizer": corpus.tokenizer.to_json()},
-        )
+        _write_json(workdir / "data.json", data.to_json())
         _write_json(workdir / "config.json", config.encode(experiment))
         return []
     run = read_run(workdir)
     differences = config.identity_differences(experiment, run.experiment)
     if differences:
         raise UserError(f"workdir {str(workdir)!r} holds a different experiment: {'; '.join(differences)}")
-    if run.fingerprint != corpus.fingerprint:
+    if run.fingerprint != data.fingerprint:
         raise UserError(
-            f"the text changed since workdir {str(workdir)!r} was started (its fingerprint differs)"
+            f"the {data.kind} changed since workdir {str(workdir)!r} was started (its fingerprint differs)"
         )
     _write_json(workdir / "config.json", config.encode(experiment))
     return config.runtime_differences(experiment, run.experiment)
@@ -104,8 +100,7 @@ def read_run(workdir: Path) -> Run:
     experiment = config.read(workdir / "config.json")
     try:
         data = json.loads((workdir / "data.json").read_text(encoding="utf-8"))
-        tokenizer = tokenizer_from_json(data["tokenizer"])
-        return Run(experiment, tokenizer, data["fingerprint"], workdir / CHECKPOINTS)
+        return Run(experiment, encoding_from_json(data), data["fingerprint"], workdir / CHECKPOINTS)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{workdir / 'data.json'} cannot be read: {error}") from error
 
@@ -133,7 +128,7 @@ def load_params(
         raise UserError(
             f"step must be 'latest' or one of {saved_steps(folder)}: none was evaluated, got 'best'"
         )
-    shapes = jax.eval_shape(lambda: init_params(model, 0, 1))
+    shapes = jax.eval_shape(lambda: init_params(model, 0))
     target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
     restored = restore_readonly(folder, {"params": target}, report, number)
     return restored.step, restored.items["params"]

@@ -1,4 +1,7 @@
-"""The pure training and evaluation steps. Axes: B batch, L length, V vocabulary."""
+"""The pure training and evaluation steps.
+
+Axes: B batch, L length, V answers to choose from (a vocabulary, or classes).
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from hyena_jax.config import ImageClassifierConfig, ModelConfig
 from hyena_jax.training.optimizer import global_norm
 
 Batch = dict[str, jax.Array]
@@ -29,10 +33,16 @@ class TrainState(NamedTuple):
     bad_step: jax.Array
 
 
-def init_params(model: nn.Module, seed: int, seq_len: int) -> optax.Params:
+def init_params(model: nn.Module, seed: int) -> optax.Params:
     """The initial parameters that `seed` decides."""
-    tokens = jnp.zeros((1, seq_len), jnp.int32)
-    return jax.jit(model.init)(jax.random.key(seed), tokens)["params"]
+    return jax.jit(model.init)(jax.random.key(seed), example_inputs(model.config))["params"]
+
+
+def example_inputs(config: ModelConfig) -> jax.Array:
+    """One row of zeros, of the longest shape that a model of `config` reads."""
+    if isinstance(config, ImageClassifierConfig):
+        return jnp.zeros((1, *config.image_size, config.channels), jnp.float32)
+    return jnp.zeros((1, config.max_len), jnp.int32)
 
 
 def init_state(params: optax.Params, optimizer: optax.GradientTransformation) -> TrainState:
@@ -52,7 +62,7 @@ def make_train_step(
     """One pure `train_step(state, batch) -> (state, metrics)`.
 
     Args:
-      model: `model.apply({"params": params}, inputs, None, deterministic)` gives logits [B, L, V].
+      model: `model.apply({"params": params}, inputs, None, deterministic)` gives logits; see `cross_entropy`.
       optimizer: any optax transformation.
       seed: root of the dropout keys; each step and device folds in its own index.
       axis_name: the mapped axis over which gradients and metrics are averaged, or None under plain jit,
@@ -60,13 +70,13 @@ def make_train_step(
       accumulation_steps: the batch is cut into this many equal parts, one after the other in memory.
 
     Returns:
-      The step. `batch` holds `inputs` and `targets`, int32 [B, L]; metrics are float32 scalars `loss`
-      (mean nats a token) and `grad_norm` (before clipping), and int32 `bad_step`.
+      The step. `batch` holds `inputs` [B, ...] and `targets`, int32 [B, L] or [B]; metrics are float32
+      scalars `loss` (mean nats a target) and `grad_norm` (before clipping), and int32 `bad_step`.
     """
 
     def loss_fn(params: optax.Params, batch: Batch, key: jax.Array) -> jax.Array:
         logits = model.apply({"params": params}, batch["inputs"], None, False, rngs={"dropout": key})
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+        return cross_entropy(logits, batch["targets"]).mean()
 
     def loss_and_grads(params: optax.Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, optax.Params]:
         if accumulation_steps == 1:
@@ -100,22 +110,45 @@ def make_train_step(
 
 
 def make_eval_step(model: nn.Module) -> Callable[[optax.Params, Batch], Metrics]:
-    """`eval_step(params, batch)`: for each row of the batch, sums over its tokens, float32 [B].
+    """`eval_step(params, batch)`: for each row of the batch, sums over its targets, float32 [B].
 
-    `batch` also holds `weights` [B, L], 0 where a position is padding. Sums by row, not over the batch,
-    so that adding them up on the host does not depend on how rows were grouped.
+    `batch` also holds `weights` of the shape of `targets`, 0 where a target is padding. Sums by row, not over
+    the batch, so that adding them up on the host does not depend on how rows were grouped.
     """
 
     def eval_step(params: optax.Params, batch: Batch) -> Metrics:
         logits = model.apply({"params": params}, batch["inputs"])
         targets, weights = batch["targets"], batch["weights"]
-        nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        nats = cross_entropy(logits, targets)
         sums = {
-            "tokens": weights,
+            "count": weights,
             "nats": weights * nats,
-            "correct": weights * (logits.argmax(-1) == targets),
+            "correct": weights * (answers(logits, targets.ndim) == targets),
             "probability": weights * jnp.exp(-nats),
         }
-        return {name: values.sum(-1) for name, values in sums.items()}
+        return {name: values.reshape(len(values), -1).sum(-1) for name, values in sums.items()}
 
     return eval_step
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Nats at each target, float32, of the shape of `targets`.
+
+    Logits are [B, L, V] for targets [B, L], [B, V] for targets [B]; or [B, L, V] for targets [B] where a
+    model answers once a patch of an image: the label is then every patch's target, and the mean counts.
+    """
+    if logits.ndim == targets.ndim + 2:
+        labels = jnp.broadcast_to(targets[:, None], logits.shape[:2])
+        return cross_entropy(logits, labels).mean(axis=1)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+
+
+def answers(logits: jax.Array, n_dims: int) -> jax.Array:
+    """The most probable answer to each target; `n_dims` is the rank of the targets.
+
+    Where a model answers once a patch, the mean over patches of their log-probabilities decides. The mean of
+    the logits orders answers alike: in each patch the two differ by one number.
+    """
+    if logits.ndim == n_dims + 2:
+        logits = logits.mean(axis=1)
+    return logits.argmax(-1)

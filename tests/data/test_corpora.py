@@ -2,10 +2,10 @@ import ast
 import logging
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tensorflow_free import WITHOUT_TENSORFLOW, needs_tensorflow
 
 from hyena_jax.config import TextConfig, UserError
 from hyena_jax.data import corpora
@@ -14,13 +14,6 @@ from hyena_jax.data.corpora import load_text
 SHAKESPEARE = Path(__file__).parents[2].parent / "shared" / "data" / "tiny_shakespeare" / "input.txt"
 needs_shakespeare = pytest.mark.skipif(
     not SHAKESPEARE.is_file(), reason="tiny_shakespeare's input.txt is absent"
-)
-
-
-# Looked for, not imported: that takes seconds.
-needs_tensorflow = pytest.mark.skipif(
-    not (find_spec("tensorflow") and find_spec("importlib_resources")),
-    reason="tensorflow and importlib_resources, which prepare data sets, are absent",
 )
 
 
@@ -143,13 +136,6 @@ def test_python_without_source_files(tmp_path, monkeypatch):
         load_text(TextConfig(name="python_stdlib"))
 
 
-WITHOUT_TENSORFLOW = """
-from importlib.machinery import PathFinder
-find_spec = PathFinder.find_spec
-PathFinder.find_spec = lambda name, *args: None if name == "tensorflow" else find_spec(name, *args)
-"""
-
-
 def load_in_a_new_process(before="", **options):
     """Returns the text, and what was printed while it was loaded."""
     code = (
@@ -190,8 +176,8 @@ def test_preparing_without_tensorflow(tmp_path):
         )
     assert error.value.stdout == ""
     assert error.value.stderr.splitlines()[-1] == (
-        "hyena_jax.config.UserError: name 'tiny_shakespeare' must be prepared first, which needs the package"
-        " tensorflow: pip install 'hyena_jax[tfds]'"
+        "hyena_jax.config.checks.UserError: name 'tiny_shakespeare' must be prepared first, which needs the"
+        " package tensorflow: pip install 'hyena_jax[tfds]'"
     )
 
 

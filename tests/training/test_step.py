@@ -15,13 +15,21 @@ from hyena_jax.data.tokenizers import BytesTokenizer
 from hyena_jax.training import parallel
 from hyena_jax.training.evaluate import evaluate
 from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.step import FINITE, init_params, init_state, make_eval_step, make_train_step
+from hyena_jax.training.step import (
+    FINITE,
+    answers,
+    cross_entropy,
+    init_params,
+    init_state,
+    make_eval_step,
+    make_train_step,
+)
 
 CONFIG = LanguageModelConfig(
     pattern=(HyenaConfig(), AttentionConfig(2)), n_layers=2, d_model=8, d_ff=8, max_len=11, vocab_size=13
 )
 MODEL = models.build(CONFIG)
-PARAMS = init_params(MODEL, 0, 11)
+PARAMS = init_params(MODEL, 0)
 OPTIMIZER = make_optimizer(OptimizerConfig(warmup_steps=0, learning_rate=1e-2), PARAMS, 20)
 
 
@@ -129,12 +137,10 @@ def test_the_first_step_that_is_not_finite_is_remembered():
 @pytest.mark.parametrize(("n_devices", "rows"), [(1, 3), (2, 4), (4, 8), (1, 7), (2, 10**12)])
 def test_evaluation_is_exact_and_independent_of_batches_and_devices(n_devices, rows):
     tokens = np.random.default_rng(0).integers(0, 13, 7 * 11 + 1, dtype=np.uint8)
-    corpus = Corpus(
-        BytesTokenizer(), tokens, tokens, held_out_bytes=2 * len(tokens), fingerprint="", source=""
-    )
+    corpus = Corpus(BytesTokenizer(), tokens, tokens, 2 * len(tokens), fingerprint="", source="", seq_len=11)
     devices = parallel.local_devices(n_devices)
     step = parallel.map_eval_step(make_eval_step(MODEL), devices)
-    values = evaluate(step, parallel.replicate(PARAMS, devices), corpus, 11, rows, devices)
+    values = evaluate(step, parallel.replicate(PARAMS, devices), corpus, rows, devices)
     inputs, targets = tokens[:-1].reshape(7, 11).astype(int), tokens[1:].reshape(7, 11).astype(int)
     logits = np.float64(MODEL.apply({"params": PARAMS}, inputs))
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -144,6 +150,22 @@ def test_evaluation_is_exact_and_independent_of_batches_and_devices(n_devices, r
     assert values["bits_per_byte"] == pytest.approx(-true.mean() * 0.5 / np.log(2), rel=1e-6)
     assert values["probability"] == pytest.approx(np.exp(true).mean(), rel=1e-6)
     assert values["accuracy"] == np.mean(logits.argmax(-1) == targets)
+
+
+def test_a_label_judges_one_answer_or_the_answers_of_all_patches():
+    logits = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
+    labels = np.array([0, 2, 3])
+    logp = np.float64(logits) - np.log(np.exp(np.float64(logits)).sum(-1, keepdims=True))
+    np.testing.assert_allclose(cross_entropy(logits[:, 0], labels), -logp[[0, 1, 2], 0, labels], rtol=1e-6)
+    np.testing.assert_array_equal(answers(logits[:, 0], 1), logp[:, 0].argmax(-1))
+    nats = [-logp[row, :, label].mean() for row, label in enumerate(labels)]
+    np.testing.assert_allclose(cross_entropy(logits, labels), nats, rtol=1e-6)
+    np.testing.assert_array_equal(answers(logits, 1), logp.mean(axis=1).argmax(-1))
+
+
+def test_a_patch_that_is_certain_outvotes_two_that_lean():
+    logits = jnp.array([[[30.0, 0.0], [0.0, 1.0], [0.0, 1.0]]])
+    assert answers(logits, 1).tolist() == [0]
 
 
 def test_too_many_devices_and_indivisible_batches_are_refused():

@@ -1,0 +1,167 @@
+"""An image set: the labelled images of an `ImagesConfig`, as batches.
+
+Shapes: B batch, H height, W width, C colours, n images.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from hyena_jax.config import Experiment, ImagesConfig, UserError, require
+from hyena_jax.data import loader
+from hyena_jax.data.image_sources import Labelled, load_images
+
+if TYPE_CHECKING:
+    import grain
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """(x / 255 - mean) / std of a pixel x: one mean and one deviation for all places and colours."""
+
+    mean: float
+    std: float
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Images uint8 of any shape as a model reads them, float32."""
+        return self._values[images]
+
+    @cached_property
+    def _values(self) -> np.ndarray:
+        """The result for each of the 256 pixel values."""
+        return ((np.arange(256) / 255 - self.mean) / self.std).astype(np.float32)
+
+    def to_json(self) -> dict[str, float]:
+        """JSON values of this normalisation."""
+        return {"mean": self.mean, "std": self.std}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Normalization":
+        """The inverse of `to_json`. Raises UserError for values that it did not write."""
+        try:
+            return cls(float(values["mean"]), float(values["std"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"normalization must be what to_json returns, got {str(values)[:80]}: {error!r}"
+            ) from error
+
+
+def fit_normalization(images: np.ndarray) -> Normalization:
+    """Makes mean 0 and deviation 1 of images uint8 [n, H, W, C]. Raises UserError if all pixels are equal."""
+    # Counts of pixel values, image by image: exact, and without a copy of the images in another dtype.
+    counts = sum(np.bincount(image.ravel(), minlength=256) for image in images)
+    values, weights = np.arange(256) / 255, counts / counts.sum()
+    mean = weights @ values
+    std = np.sqrt(weights @ (values - mean) ** 2)
+    require(np.count_nonzero(counts) > 1, "training images", int(counts.argmax()), "of more than one value")
+    return Normalization(float(mean), float(std))
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images to learn and images to judge by, and what they were made from: a `Dataset`."""
+
+    kind: ClassVar[str] = "images"
+    unit: ClassVar[str] = "image"
+    units_per_row: ClassVar[int] = 1
+    curves: ClassVar[Mapping[str, str]] = {"loss": "loss (nats per image)", "accuracy": "accuracy"}
+
+    train: Labelled
+    held_out: Labelled
+    normalization: Normalization
+    fingerprint: str
+    """SHA-256 of the normalisation and all images and labels, in hexadecimal."""
+    source: str
+    """Where the images came from, for people."""
+
+    @property
+    def n_held_out(self) -> int:
+        """Held-out images."""
+        return len(self.held_out.images)
+
+    @property
+    def n_classes(self) -> int:
+        """The largest label of either part, plus one."""
+        return 1 + int(max(self.train.labels.max(), self.held_out.labels.max()))
+
+    def to_json(self) -> dict[str, Any]:
+        """What a run folder keeps of the images."""
+        return {"fingerprint": self.fingerprint, "normalization": self.normalization.to_json()}
+
+    def complete(self, experiment: Experiment) -> Experiment:
+        """Fills in image_size, channels and n_classes; refuses others, but for more classes."""
+        model, (*size, channels) = experiment.model, self.train.images.shape[1:]
+        for name, value in (("image_size", tuple(size)), ("channels", channels)):
+            ours = getattr(model, name)
+            require(ours in (None, value), f"model.{name}", ours, f"the data's {value}")
+        n_classes = model.n_classes or self.n_classes
+        least = f"at least the {self.n_classes} of the data"
+        require(n_classes >= self.n_classes, "model.n_classes", n_classes, least)
+        model = replace(model, image_size=tuple(size), channels=channels, n_classes=n_classes)
+        return replace(experiment, model=model)
+
+    def train_batches(self, batch_size: int, seed: int) -> "grain.MapDataset[loader.Batch]":
+        """`loader.shuffled_batches` of `inputs` float32 [B, H, W, C] and `targets` int32 [B]."""
+        return loader.shuffled_batches(self._read_train, len(self.train.images), batch_size, seed)
+
+    def _read_train(self, indices: np.ndarray) -> loader.Batch:
+        return self._batch(self.train, indices)
+
+    def _batch(self, part: Labelled, indices: np.ndarray) -> loader.Batch:
+        return {
+            "inputs": self.normalization(part.images[indices]),
+            "targets": part.labels[indices].astype(np.int32),
+        }
+
+    def n_eval_rows(self, max_rows: int | None = None) -> int:
+        """Images that `eval_batches` covers."""
+        return len(loader.evenly_spaced(self.n_held_out, max_rows))
+
+    def eval_batches(self, batch_size: int, max_rows: int | None = None) -> Iterator[loader.Batch]:
+        """Every held-out image once, in order, or `max_rows` evenly spaced ones.
+
+        Yields:
+          `inputs` float32 [B, H, W, C], `targets` int32 [B], and `weights` float32 [B]: 1, or 0 where the
+          last batch is padded (with the first image).
+        """
+        rows = loader.evenly_spaced(self.n_held_out, max_rows)
+        for first in range(0, len(rows), batch_size):
+            chosen = rows[first : first + batch_size]
+            padded = np.pad(chosen, (0, batch_size - len(chosen)))
+            weights = (np.arange(batch_size) < len(chosen)).astype(np.float32)
+            yield {**self._batch(self.held_out, padded), "weights": weights}
+
+    def loss_metrics(self, loss: float) -> dict[str, float]:
+        """Nothing: nats an image have no other name."""
+        return {}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Loss (nats an image) and accuracy."""
+        return {"loss": sums["nats"] / sums["count"], "accuracy": sums["correct"] / sums["count"]}
+
+
+def load_image_set(config: ImagesConfig, normalization: Normalization | None = None) -> ImageSet:
+    """Reads the images of `config`; a new normalization is that of the training part.
+
+    Raises UserError if the images cannot be had, or all pixels of the training part are equal.
+    """
+    images = load_images(config)
+    if normalization is None:
+        normalization = fit_normalization(images.train.images)
+    fingerprint = _fingerprint(normalization, images.train, images.held_out)
+    return ImageSet(images.train, images.held_out, normalization, fingerprint, images.source)
+
+
+def _fingerprint(normalization: Normalization, *parts: Labelled) -> str:
+    # The shapes keep the border between the two parts in the digest.
+    header = [normalization.to_json(), *(part.images.shape for part in parts)]
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for part in parts:
+        digest.update(np.ascontiguousarray(part.images))
+        digest.update(np.ascontiguousarray(part.labels))
+    return digest.hexdigest()

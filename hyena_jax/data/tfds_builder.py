@@ -1,0 +1,109 @@
+"""Opening and preparing a data set of TensorFlow Datasets, quietly, with errors that say what to do."""
+
+import contextlib
+import difflib
+import io
+import logging
+import os
+import textwrap
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hyena_jax.config import UserError, require
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+
+def open_builder(name: str, tfds_dir: str | None, bundled: str) -> "tfds.core.DatasetBuilder":
+    """The data set `name`, prepared or not, as ArrayRecord files in `tfds_dir`.
+
+    Raises UserError for an unknown name (`bundled` is the one that needs no download) or an unusable folder.
+    """
+    import tensorflow_datasets as tfds
+
+    try:
+        return tfds.builder(name, data_dir=tfds_dir, file_format="array_record")
+    except Exception as error:  # TFDS raises many kinds: name, version, file format, other hubs out of reach
+        # Without the community's, whose list is read from the network.
+        names = set(tfds.list_builders(with_community_datasets=False))
+        if name in names:
+            reason = str(error).rpartition('": ')[2]
+            raise UserError(
+                f"name {name!r} cannot be opened in tfds_dir {tfds_dir!r} ({reason});"
+                " give another folder by --data.tfds-dir"
+            ) from error
+        near = difflib.get_close_matches(name, names, n=3)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise UserError(
+            f"name must be {bundled} or a data set of TensorFlow Datasets, got {name!r}{hint}"
+        ) from error
+
+
+def prepare(builder: "tfds.core.DatasetBuilder", manual_dir: str | None, instead: str) -> None:
+    """Downloads the source files, or takes them from `manual_dir`, and writes ArrayRecord files.
+
+    Raises UserError if that fails; `instead` is what a user without network can give in place of it.
+    """
+    import tensorflow_datasets as tfds
+
+    if manual_dir is not None:
+        require(Path(manual_dir).is_dir(), "manual_dir", manual_dir, "an existing folder")
+    try:
+        download_config = tfds.download.DownloadConfig(manual_dir=manual_dir)
+        with _silent_stderr():
+            builder.download_and_prepare(download_config=download_config)
+    except ImportError as error:
+        raise UserError(
+            f"name {builder.name!r} must be prepared first, which needs the package {error.name}:"
+            " pip install 'hyena_jax[tfds]'"
+        ) from error
+    except Exception as error:  # whatever the data set's own code, the network or the disk raises
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
+        raise UserError(
+            f"name {builder.name!r} cannot be prepared ({reason}); {_how_to_supply(builder, instead)}"
+        ) from error
+
+
+def _how_to_supply(builder: "tfds.core.DatasetBuilder", instead: str) -> str:
+    files = [f"{url} as {info.filename}" for url, info in builder.url_infos.items() if info.filename]
+    if not 1 <= len(files) <= 4:  # MNIST has four; more than that nobody saves by hand
+        return f"give {instead}"
+    return f"save {' and '.join(files)} in a folder and give --data.manual-dir FOLDER, or give {instead}"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps the progress bars, prints, Python logs and warnings of TensorFlow Datasets from the user."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.download import downloader
+
+    tfds.disable_progress_bar()
+    # Its ten retries with doubling waits would let a machine without network wait for minutes.
+    downloader.MAX_RETRIES = 2
+    loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Discards what is written to file descriptor 2: TensorFlow's C++ logs pass by `sys.stderr`."""
+    stderr = os.dup(2)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)

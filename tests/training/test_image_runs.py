@@ -1,0 +1,223 @@
+"""Runs on images through the loop that trains on text."""
+
+import dataclasses
+import io
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from idx_files import random_images, write_pair
+from rich.console import Console
+from test_loop import assert_same_run, params, rows
+
+from hyena_jax import models
+from hyena_jax.config import (
+    Experiment,
+    HyenaConfig,
+    ImageClassifierConfig,
+    ImagesConfig,
+    ImplicitFilterConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    TrainingConfig,
+    UserError,
+)
+from hyena_jax.data.images import load_image_set
+from hyena_jax.training import loop
+from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.evaluate import evaluate_run
+from hyena_jax.training.loop import Interrupted, train
+from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.predictions import draw_predictions
+from hyena_jax.training.run_folder import load_params, read_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_pair(tmp_path_factory.mktemp("images") / "pair", 50)
+
+
+@pytest.fixture(scope="module")
+def experiment(folder):
+    """A run of a second: 12 steps, checkpoints at 5 and 10, evaluations at 4, 8 and 12."""
+    return Experiment(
+        model=ImageClassifierConfig(
+            pattern=(HyenaConfig(filter=ImplicitFilterConfig(emb_dim=3, width=4)),),
+            n_layers=1,
+            d_model=8,
+            d_ff=8,
+            patch_size=(2, 2),
+            dropout=0.1,
+        ),
+        data=ImagesConfig(path=str(folder), batch_size=4),
+        optimizer=OptimizerConfig(learning_rate=2e-2, warmup_steps=2),
+        training=TrainingConfig(steps=12, eval_every=4, eval_batch_size=3, checkpoint_every=5, log_every=3),
+        parallel=ParallelConfig(devices=1),
+        logging=LoggingConfig(tensorboard=False),
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(experiment, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("images") / "whole"
+    train(experiment, workdir, Console(file=io.StringIO()))
+    return workdir
+
+
+@pytest.fixture
+def whole(trained, tmp_path):
+    """A copy of the run that was never stopped."""
+    return shutil.copytree(trained, tmp_path / "whole")
+
+
+def per_token(experiment):
+    return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, head="per_token"))
+
+
+def test_a_run_leaves_everything_it_promises(whole, experiment):
+    assert {path.name for path in whole.iterdir()} == {
+        ".lock", "config.json", "data.json", "metrics.jsonl", "checkpoints", "learning_curves.png"
+    }  # fmt: skip
+    found = read_rows(whole / "metrics.jsonl")
+    assert [row["step"] for row in found if "train/loss" in row] == [3, 6, 9, 12]
+    assert {*found[0]} == {
+        "step", "train/loss", "train/grad_norm", "train/param_norm", "train/learning_rate",
+        "train/images_per_second",
+    }  # fmt: skip
+    judged = [row for row in found if "validation/loss" in row]
+    assert [{*row} for row in judged] == 3 * [{"step", "validation/loss", "validation/accuracy"}]
+    assert judged[-1]["validation/loss"] < judged[0]["validation/loss"] < 1.5
+    run = read_run(whole)
+    assert run.encoding == load_image_set(experiment.data).normalization
+    model = run.experiment.model
+    assert (model.image_size, model.channels, model.n_classes) == ((6, 5), 1, 3)
+    assert dataclasses.replace(model, image_size=None, channels=None, n_classes=None) == experiment.model
+
+
+@pytest.mark.parametrize("stop_after", [4, 11])
+def test_a_stopped_run_continues_as_if_it_had_not_been(
+    whole, experiment, tmp_path, console, monkeypatch, stop_after
+):
+    workdir, usual = tmp_path / "stopped", loop.loader.iterate
+
+    def iterate(dataset, start):
+        for t, batch in usual(dataset, start):
+            if t == stop_after - 1:
+                signal.raise_signal(signal.SIGTERM)
+            yield t, batch
+
+    monkeypatch.setattr(loop.loader, "iterate", iterate)
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        train(experiment, workdir, console)
+    assert saved_steps(workdir / "checkpoints")[0] == stop_after
+    monkeypatch.setattr(loop.loader, "iterate", usual)
+    train(experiment, workdir, console)
+    assert_same_run(whole, workdir)
+
+
+@pytest.mark.parametrize("head", ["average_pool", "per_token"])
+def test_devices_and_accumulation_share_a_batch(experiment, tmp_path, console, head):
+    model = dataclasses.replace(experiment.model, dropout=0.0, head=head)
+    plain = dataclasses.replace(experiment, model=model)
+    train(plain, tmp_path / "one", console)
+    shared = dataclasses.replace(
+        plain,
+        parallel=ParallelConfig(devices=2),
+        optimizer=dataclasses.replace(plain.optimizer, accumulation_steps=2),
+    )
+    train(shared, tmp_path / "two", console)
+    for a, b in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-5), name
+
+
+def log_probabilities(workdir, images):
+    """Float64, of the images as they lie in the file, from the parameters that a run saved."""
+    model, normalization = models.build(read_run(workdir).experiment.model), read_run(workdir).encoding
+    _, saved = load_params(read_run(workdir), model, "latest", print)
+    inputs = ((images / 255 - normalization.mean) / normalization.std).astype(np.float32)[..., None]
+    logits = np.float64(model.apply({"params": saved}, inputs))
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def evaluate_saved(workdir, path=None, batch_size=64):
+    run = read_run(workdir)
+    model = models.build(run.experiment.model)
+    _, saved = load_params(run, model, "latest", print)
+    return evaluate_run(run, model, saved, path, batch_size)
+
+
+def test_evaluation_is_exact(whole):
+    images, labels = (part[45:] for part in random_images(50))
+    logp = log_probabilities(whole, images)
+    values = evaluate_saved(whole, batch_size=2)
+    assert values["loss"] == pytest.approx(-logp[np.arange(5), labels].mean(), rel=1e-5)
+    assert values["accuracy"] == np.mean(logp.argmax(-1) == labels)
+    assert values["images"] == 5
+    last = [row for row in rows(whole) if "validation/loss" in row][-1]
+    assert (values["loss"], values["accuracy"]) == pytest.approx(
+        (last["validation/loss"], last["validation/accuracy"]), rel=1e-6
+    )
+
+
+def test_other_images_are_read_with_the_normalization_of_the_run(whole, tmp_path):
+    images, labels = random_images(11, seed=8)
+    values = evaluate_saved(whole, str(write_pair(tmp_path / "other", 11, seed=8)))
+    logp = log_probabilities(whole, images)
+    assert values["loss"] == pytest.approx(-logp[np.arange(11), labels].mean(), rel=1e-5)
+    assert values["images"] == 11
+
+
+def test_patches_that_answer_each_are_judged_together(experiment, tmp_path, console):
+    train(per_token(experiment), tmp_path / "run", console)
+    images, labels = (part[45:] for part in random_images(50))
+    logp = log_probabilities(tmp_path / "run", images).mean(axis=1)
+    values = evaluate_saved(tmp_path / "run")
+    assert values["loss"] == pytest.approx(-logp[np.arange(5), labels].mean(), rel=1e-5)
+    assert values["accuracy"] == np.mean(logp.argmax(-1) == labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"height": 7}, r"model.image_size must be the data's \(7, 5\), got \(6, 5\)"),
+        ({"n_classes": 4}, "model.n_classes must be at least the 4 of the data, got 3"),
+    ],
+)
+def test_other_images_must_fit_the_model(whole, tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        evaluate_saved(whole, str(write_pair(tmp_path / "other", 12, **options)))
+
+
+def test_changed_images_are_refused(whole, experiment, tmp_path, console):
+    others = ImagesConfig(path=str(write_pair(tmp_path / "others", 50, seed=1)), batch_size=4)
+    with pytest.raises(UserError, match="the images changed since workdir"):
+        train(dataclasses.replace(experiment, data=others), whole, console)
+    config = (whole / "config.json").read_text()
+    (whole / "config.json").write_text(config.replace(experiment.data.path, others.path))
+    with pytest.raises(UserError, match="the images changed since the run was started"):
+        evaluate_saved(whole)
+
+
+def test_a_broken_data_json_is_refused(whole):
+    (whole / "data.json").write_text('{"fingerprint": "", "normalization": {"mean": 0}}')
+    with pytest.raises(UserError, match=r"data.json cannot be read: normalization must be"):
+        read_run(whole)
+
+
+def test_predictions_are_drawn(whole, experiment, tmp_path):
+    run, path = read_run(whole), tmp_path / "predictions.png"
+    model = models.build(run.experiment.model)
+    _, saved = load_params(run, model, "latest", print)
+    n_right, n_drawn = draw_predictions(model, saved, load_image_set(experiment.data), 40, path)
+    assert n_drawn == 5
+    assert n_right == round(5 * evaluate_saved(whole)["accuracy"])
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_seed_decides(whole, experiment, tmp_path, console):
+    train(dataclasses.replace(experiment, seed=1), tmp_path / "other", console)
+    assert not np.array_equal(params(whole)[1][0], params(tmp_path / "other")[1][0])
