@@ -65,6 +65,7 @@ PAPER_BLOCK = replace(
         HyenaConfig(
             order=2,
             gating="conv_first",
+            init="torch",
             filter=ImplicitFilterConfig(
                 emb_dim=33,
                 width=64,

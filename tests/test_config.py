@@ -262,13 +262,16 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         ),
         (
             lambda: config.OptimizerConfig(learning_rate=float("nan")),
-            "learning_rate must be above 0 and finite",
+            "learning_rate must be a finite float, got nan",
         ),
         (
             lambda: config.ParameterGroup("x", learning_rate=-1.0),
             "learning_rate of a group must be at least 0",
         ),
-        (lambda: config.ImplicitFilterConfig(window_shift=float("inf")), "window_shift must be finite"),
+        (
+            lambda: config.ImplicitFilterConfig(window_shift=float("inf")),
+            "window_shift must be a finite float, got inf",
+        ),
         (lambda: config.TrainingConfig(steps=0), "steps must be at least 1"),
         (lambda: Experiment(seed=-1), "seed must be in"),
         (
@@ -353,7 +356,7 @@ def test_wrong_models_are_refused_by_name(make, message):
     [
         (lambda: HyenaConfig(gating="gate"), "gating 'gate' is unknown .did you mean 'gate_first'"),
         (lambda: HyenaConfig(activation="swish"), "activation 'swish' is unknown"),
-        (lambda: HyenaConfig(short_filter_len=0), "short_filter_len must be at least 1, got 0"),
+        (lambda: HyenaConfig(short_filter_len=0), "short_filter_len must be in 1..1024, got 0"),
         (lambda: HyenaConfig(dropout=1.0), "dropout must be in .0, 1., got 1.0"),
         (
             lambda: config.GatedHyenaConfig(causal=False, short_filter_len=4),
@@ -367,11 +370,11 @@ def test_wrong_models_are_refused_by_name(make, message):
         (lambda: AttentionConfig(rotary_fraction=1.5), "rotary_fraction must be in .0, 1., got 1.5"),
         (lambda: LocalAttentionConfig(window=0), "window must be at least 1, got 0"),
         (lambda: config.FastmaxConfig(p=5), "p must be in 1..4, got 5"),
-        (lambda: config.FastmaxConfig(scale=0.0), "scale must be above 0, got 0.0"),
+        (lambda: config.FastmaxConfig(scale=0.0), "scale must be in .0, 1000., got 0.0"),
         (lambda: config.AFTFullConfig(rank=0), "rank must be at least 1, got 0"),
         (lambda: config.AFTLocalConfig(window=0), "window must be at least 1, got 0"),
         (lambda: config.AFTConvConfig(n_taps=0), "n_taps must be at least 1, got 0"),
-        (lambda: config.H3Config(n_taps=0), "n_taps must be at least 1, got 0"),
+        (lambda: config.H3Config(n_taps=0), "n_taps must be in 1..1024, got 0"),
         (lambda: config.CKConvFilterConfig(emb_dim=6), "emb_dim must be odd and at least 3, got 6"),
         (lambda: config.ExplicitFilterConfig(n_taps=0), "n_taps must be at least 1, got 0"),
         (lambda: config.FNOFilterConfig(n_modes=0), "n_modes must be at least 1, got 0"),
@@ -382,10 +385,46 @@ def test_wrong_models_are_refused_by_name(make, message):
         (lambda: config.WindowedFilterConfig(norm_axis="time"), "norm_axis 'time' is unknown"),
         (
             lambda: config.ImplicitFilterConfig(fast_decay=2.0),
-            "fast_decay must be in .0, slow_decay=1.5., got 2.0",
+            "fast_decay must be in .1e-6, slow_decay=1.5., got 2.0",
         ),
     ],
 )
 def test_wrong_mixers_and_filters_are_refused_by_name(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HyenaConfig(order=2.0), "order must be an int, got 2.0"),
+        (lambda: HyenaConfig(filter="implicit"), "filter must be a ImplicitFilterConfig or"),
+        (lambda: HyenaConfig(filter=HyenaConfig()), "filter must be a ImplicitFilterConfig or"),
+        (
+            lambda: HyenaConfig(gating="gate_frist"),
+            "gating 'gate_frist' is unknown .did you mean 'gate_first'",
+        ),
+        (lambda: HyenaConfig(bidirectional="no"), "bidirectional must be a bool, got 'no'"),
+        (lambda: HyenaConfig(order=10**6), "order must be in 1..64"),
+        (lambda: AttentionConfig(n_heads=True), "n_heads must be an int, got True"),
+        (
+            lambda: LanguageModelConfig(pattern=("hyena",)),
+            "pattern must be a tuple of any number of: a Hyena",
+        ),
+        (lambda: LanguageModelConfig(pattern=[HyenaConfig()]), "pattern must be a tuple"),
+        (lambda: LanguageModelConfig(d_model=None), "d_model must be an int, got None"),
+        (lambda: LanguageModelConfig(soft_cap=float("inf")), "soft_cap must be a finite float or None"),
+        (
+            lambda: config.ImageClassifierConfig(image_size=8),
+            "image_size must be a tuple of 2 of: an int or None",
+        ),
+        (lambda: Experiment(seed=1.5), "seed must be an int, got 1.5"),
+        (
+            lambda: models.build(HyenaConfig()),
+            "config must be a LanguageModelConfig or ImageClassifierConfig",
+        ),
+    ],
+)
+def test_wrong_types_are_refused_by_name(make, message):
     with pytest.raises(UserError, match=message):
         make()

@@ -1,8 +1,12 @@
 """How a wrong value is refused: one kind of error, one form of message."""
 
+import dataclasses
 import difflib
+import math
+import types
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -36,15 +40,68 @@ def require_at_least(least: float, config: object, *names: str) -> None:
         require(value is None or value >= least, name, value, f"at least {least}")
 
 
-def require_choice(config: object, **allowed: tuple[str, ...]) -> None:
-    """`choose` for fields of `config` that name one of a few variants.
-
-    The annotation says the same; only the command line and config.json check that by themselves.
-    """
-    for name, names in allowed.items():
-        choose(name, getattr(config, name), dict.fromkeys(names))
+def require_sizes(d_model: int, max_len: int) -> None:
+    """Refuses a width or a length that no module can have."""
+    for name, size in (("d_model", d_model), ("max_len", max_len)):
+        require(_is_a(size, int) and size >= 1, name, size, "an int, at least 1")
 
 
 def require_divisor(argument: str, value: int, of: str, number: int) -> None:
     """Refuses a `value` that does not divide `number`, which is known as `of`."""
     require(number % value == 0, argument, value, f"a divisor of {of}={number}")
+
+
+class Checked:
+    """Base of the configs: refuses values that are not of the annotated types, in Python as elsewhere.
+
+    A subclass that has conditions of its own calls `super().__post_init__()` first.
+    """
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            value = getattr(self, name)
+            if get_origin(hint) is Literal and isinstance(value, str):
+                choose(name, value, dict.fromkeys(get_args(hint)))
+            require(_is_a(value, hint), name, value, _describe(hint))
+
+
+@cache
+def _hints(config_class: type) -> dict[str, Any]:
+    hints = get_type_hints(config_class)
+    return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
+
+
+def _is_a(value: object, hint: Any) -> bool:
+    """Whether a value is of an annotated type. An int is a float, a bool is no number, floats are finite."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_is_a(value, argument) for argument in arguments)
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if arguments[-1] is Ellipsis:
+            arguments = arguments[:1] * len(value)
+        return len(value) == len(arguments) and all(map(_is_a, value, arguments))
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    if hint is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    """An annotated type in words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_describe, arguments))
+    if origin is Literal:
+        return f"one of {', '.join(arguments)}"
+    if origin is tuple:
+        inner = _describe(arguments[0])
+        count = "any number" if arguments[-1] is Ellipsis else str(len(arguments))
+        return f"a tuple of {count} of: {inner}"
+    if hint is type(None):
+        return "None"
+    return "a finite float" if hint is float else f"{'an' if hint is int else 'a'} {hint.__name__}"

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hyena_jax.config.checks import require, require_at_least, require_choice
+from hyena_jax.config.checks import Checked, require, require_at_least
 from hyena_jax.config.models import RUNTIME
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class TextConfig(Checked):
     """Which text, as which tokens, in which batches."""
 
     name: str = "python_stdlib"
@@ -31,8 +31,8 @@ class TextConfig:
     """Sequences in a step, over all devices and all accumulated parts."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "seq_len", "batch_size")
-        require_choice(self, tokenizer=("bytes", "characters", "graphemes", "bpe"))
         require(
             (self.tokenizer == "bpe") == (self.tokenizer_path is not None),
             "tokenizer_path",
@@ -43,7 +43,7 @@ class TextConfig:
 
 
 @dataclass(frozen=True)
-class ImagesConfig:
+class ImagesConfig(Checked):
     """Which labelled images, in which batches."""
 
     name: Literal["digits", "mnist", "cifar10"] = "digits"
@@ -60,8 +60,8 @@ class ImagesConfig:
     """Images in a step, over all devices and all accumulated parts."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "batch_size")
-        require_choice(self, name=("digits", "mnist", "cifar10"))
         _check_validation_path(self)
 
 

@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass, field
 
-from hyena_jax.config.checks import UserError, require, require_at_least
+from hyena_jax.config.checks import Checked, UserError, require, require_at_least
 from hyena_jax.config.data import DataConfig, TextConfig
 from hyena_jax.config.models import RUNTIME, LanguageModelConfig, ModelConfig
 
 
 @dataclass(frozen=True)
-class ParameterGroup:
+class ParameterGroup(Checked):
     """Parameters whose path matches `pattern` get their own learning rate and decay."""
 
     pattern: str
@@ -20,6 +20,7 @@ class ParameterGroup:
     """Decoupled weight decay; None keeps the optimizer's."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("learning_rate", "weight_decay"):
             value = getattr(self, name)
             require(
@@ -37,7 +38,7 @@ HYENA_GROUPS = (
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """AdamW with warm-up, cosine decay, clipping by global norm and parameter groups."""
 
     learning_rate: float = 2e-3
@@ -64,6 +65,7 @@ class OptimizerConfig:
     """The first group that matches wins; one that matches no parameter is an error."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 < self.learning_rate < math.inf, "learning_rate", self.learning_rate, "above 0 and finite")
         final, most = self.final_learning_rate, f"in 0..learning_rate={self.learning_rate}"
         require(0 <= final <= self.learning_rate, "final_learning_rate", final, most)
@@ -82,7 +84,7 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(Checked):
     """How long to train and how often to look; free to change on resume."""
 
     steps: int = 2000
@@ -101,23 +103,25 @@ class TrainingConfig:
     """Latest checkpoints to keep; the best one is kept beside them."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "steps", "eval_every", "eval_batch_size", "eval_windows")
         require_at_least(1, self, "checkpoint_every", "log_every", "keep_checkpoints")
 
 
 @dataclass(frozen=True)
-class ParallelConfig:
+class ParallelConfig(Checked):
     """How a step is spread over devices."""
 
     devices: int | None = None
     """Local devices that share a batch; None takes all."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "devices")
 
 
 @dataclass(frozen=True)
-class LoggingConfig:
+class LoggingConfig(Checked):
     """What is written while training."""
 
     tensorboard: bool = True
@@ -130,11 +134,12 @@ class LoggingConfig:
     """Held-out images that are drawn with their predictions at the end of a run on images; 0 for none."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(0, self, "sample_tokens", "sample_images")
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides what a run computes."""
 
     model: ModelConfig = LanguageModelConfig()
@@ -147,6 +152,7 @@ class Experiment:
     """Root of every random choice: initial parameters, order of the data, dropout."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
         of_text = isinstance(self.data, TextConfig)
         if of_text != isinstance(self.model, LanguageModelConfig):

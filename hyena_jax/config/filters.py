@@ -1,17 +1,15 @@
 """What a long filter is. Every class has `check(max_len)`, which refuses what does not fit the length."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Union
 
-from hyena_jax.config.checks import require, require_at_least, require_choice
+from hyena_jax.config.checks import Checked, require, require_at_least
 
 NormAxis = Literal["none", "channels", "length"]
-NORM_AXES = ("none", "channels", "length")
 
 
 @dataclass(frozen=True)
-class CKConvFilterConfig:
+class CKConvFilterConfig(Checked):
     """A sine network of the time index, without a window (Romero et al. 2021, arXiv 2102.02611)."""
 
     emb_dim: int = 33
@@ -28,11 +26,10 @@ class CKConvFilterConfig:
     """`published`: frequencies linspace(1e-4, bands - 1) and -sin; `harmonics`: 0..bands-1 and +sin."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.emb_dim >= 3 and self.emb_dim % 2 == 1, "emb_dim", self.emb_dim, "odd and at least 3")
         require_at_least(1, self, "width")
         require_at_least(0, self, "n_hidden")
-        require(math.isfinite(self.sine_frequency), "sine_frequency", self.sine_frequency, "finite")
-        require_choice(self, features=("published", "harmonics"))
 
     def check(self, max_len: int) -> None:
         """Any length will do."""
@@ -61,7 +58,7 @@ class ImplicitFilterConfig(CKConvFilterConfig):
 
 
 @dataclass(frozen=True)
-class WindowedFilterConfig:
+class WindowedFilterConfig(Checked):
     """Free taps under a trainable window g ⊙ (exp(alpha t) + b), as in the annotated variant of Hyena."""
 
     fast_decay: float = 0.3
@@ -80,6 +77,7 @@ class WindowedFilterConfig:
     """Divide each filter by its L1 norm over the channels at each lag, or over the lags."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_window(self)
 
     def check(self, max_len: int) -> None:
@@ -87,13 +85,14 @@ class WindowedFilterConfig:
 
 
 @dataclass(frozen=True)
-class ExplicitFilterConfig:
+class ExplicitFilterConfig(Checked):
     """Free taps: the plain convolution."""
 
     n_taps: int | None = None
     """Taps M; later lags are zero. None takes max_len."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "n_taps")
 
     def check(self, max_len: int) -> None:
@@ -103,13 +102,14 @@ class ExplicitFilterConfig:
 
 
 @dataclass(frozen=True)
-class FNOFilterConfig:
+class FNOFilterConfig(Checked):
     """The lowest modes of the filter's Fourier transform over max_len (Li et al. 2021, arXiv 2010.08895)."""
 
     n_modes: int = 64
     """Modes; at most max_len // 2 + 1 exist, and more are not made."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "n_modes")
 
     def check(self, max_len: int) -> None:
@@ -117,13 +117,14 @@ class FNOFilterConfig:
 
 
 @dataclass(frozen=True)
-class TransferFunctionFilterConfig:
+class TransferFunctionFilterConfig(Checked):
     """A rational function of the delay, by FFT over max_len; it wraps round modulo max_len."""
 
     n_state: int = 32
     """Coefficients n of the numerator and of the denominator, each."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "n_state")
 
     def check(self, max_len: int) -> None:
@@ -132,7 +133,7 @@ class TransferFunctionFilterConfig:
 
 
 @dataclass(frozen=True)
-class S4DFilterConfig:
+class S4DFilterConfig(Checked):
     """The impulse response of a diagonal state space (Gu et al. 2022, arXiv 2206.11893), bilinear."""
 
     n_state: int = 64
@@ -145,8 +146,8 @@ class S4DFilterConfig:
     """Largest initial step; the logarithm is uniform between both."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.n_state >= 2 and self.n_state % 2 == 0, "n_state", self.n_state, "even and at least 2")
-        require_choice(self, init=("lin", "inv"))
         require(0 < self.dt_min <= self.dt_max, "dt_min", self.dt_min, f"in (0, dt_max={self.dt_max}]")
 
     def check(self, max_len: int) -> None:
@@ -154,7 +155,7 @@ class S4DFilterConfig:
 
 
 @dataclass(frozen=True)
-class ModalFilterConfig:
+class ModalFilterConfig(Checked):
     """h_0 free, h_t = Re sum_n R_n lambda_n^(t-1): trained directly in recurrent form."""
 
     n_modes: int = 16
@@ -165,6 +166,7 @@ class ModalFilterConfig:
     """Largest initial |lambda|, below 1."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "n_modes")
         most = f"in (0, max_radius={self.max_radius}]"
         require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
@@ -175,30 +177,20 @@ class ModalFilterConfig:
 
 
 @dataclass(frozen=True)
-class LookupFilterConfig:
+class LookupFilterConfig(Checked):
     """A learned table over time, mapped to the channels by a small MLP (the gated variant of Hyena)."""
 
     width: int = 64
     """Rows F of the table [F, max_len]."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "width")
 
     def check(self, max_len: int) -> None:
         """Any length will do."""
 
 
-FilterConfig = (
-    ImplicitFilterConfig
-    | WindowedFilterConfig
-    | ExplicitFilterConfig
-    | CKConvFilterConfig
-    | FNOFilterConfig
-    | TransferFunctionFilterConfig
-    | S4DFilterConfig
-    | ModalFilterConfig
-    | LookupFilterConfig
-)
 FILTER_CONFIGS: dict[str, type] = {
     "implicit": ImplicitFilterConfig,
     "windowed": WindowedFilterConfig,
@@ -210,12 +202,11 @@ FILTER_CONFIGS: dict[str, type] = {
     "modal": ModalFilterConfig,
     "lookup": LookupFilterConfig,
 }
+FilterConfig = Union[tuple(FILTER_CONFIGS.values())]  # noqa: UP007 - a union of what the table lists
 
 
 def _check_window(config: ImplicitFilterConfig | WindowedFilterConfig) -> None:
     slow, fast = config.slow_decay, config.fast_decay
-    require(0 < fast <= slow, "fast_decay", fast, f"in (0, slow_decay={slow}]")
-    require(0 < config.decay_target < 1, "decay_target", config.decay_target, "in (0, 1)")
-    for name in ("window_shift", "slow_decay"):
-        require(math.isfinite(getattr(config, name)), name, getattr(config, name), "finite")
-    require_choice(config, norm_axis=NORM_AXES)
+    # A window of which nothing is left at lag 1 would be a product of infinity and 0.
+    require(1e-6 <= fast <= slow, "fast_decay", fast, f"in [1e-6, slow_decay={slow}]")
+    require(1e-30 <= config.decay_target < 1, "decay_target", config.decay_target, "in [1e-30, 1)")

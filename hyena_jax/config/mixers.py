@@ -1,9 +1,15 @@
 """What a mixer is. Every class has `causal`, and `check(d_model, max_len)` that refuses what does not fit."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Union
 
-from hyena_jax.config.checks import require, require_at_least, require_choice, require_divisor
+from hyena_jax.config.checks import (
+    Checked,
+    require,
+    require_at_least,
+    require_divisor,
+    require_sizes,
+)
 from hyena_jax.config.filters import (
     ExplicitFilterConfig,
     FilterConfig,
@@ -14,12 +20,13 @@ from hyena_jax.config.filters import (
 )
 
 Init = Literal["gpt2", "griffin", "torch", "xavier"]
-INITS = ("gpt2", "griffin", "torch", "xavier")
-ACTIVATIONS = ("none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid")
+# Programs are written out for each gate and each tap of a short filter: more than this would never compile.
+MOST_GATES = 64
+MOST_TAPS = 1024
 
 
 @dataclass(frozen=True)
-class HyenaConfig:
+class HyenaConfig(Checked):
     """Gated long convolutions (Poli et al. 2023, arXiv 2302.10866); options as in the published code."""
 
     order: int = 2
@@ -40,6 +47,8 @@ class HyenaConfig:
     """Mix the heads after each convolution."""
     activation: Literal["none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid"] = "none"
     """Applied to the gated result, before the output projection; `gelu` is the erf form."""
+    init: Init = "gpt2"
+    """Initialisation of the two projections, named after who uses it."""
     dropout: float = 0.0
     """Rate on the input of each long convolution."""
     bidirectional: bool = False
@@ -47,10 +56,11 @@ class HyenaConfig:
     filter: FilterConfig = ImplicitFilterConfig()
 
     def __post_init__(self) -> None:
-        require_choice(self, gating=("conv_first", "gate_first"), activation=ACTIVATIONS)
+        super().__post_init__()
         least = 2 if self.gating == "gate_first" else 1
         require(self.order >= least, "order", self.order, f"at least {least} with gating {self.gating!r}")
-        require_at_least(1, self, "short_filter_len", "num_heads", "inner_factor", "num_blocks")
+        require_at_least(1, self, "num_heads", "inner_factor", "num_blocks")
+        _check_unrolled(self)
         require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
 
     @property
@@ -60,13 +70,14 @@ class HyenaConfig:
 
     def check(self, d_model: int, max_len: int) -> None:
         """Heads must divide the inner width, blocks the length."""
+        require_sizes(d_model, max_len)
         require_divisor("num_heads", self.num_heads, "inner_factor * d_model", self.inner_factor * d_model)
         require_divisor("num_blocks", self.num_blocks, "max_len", max_len)
         self.filter.check(max_len)
 
 
 @dataclass(frozen=True)
-class AnnotatedHyenaConfig:
+class AnnotatedHyenaConfig(Checked):
     """Hyena with normalised gates and three residual paths inside, the annotated variant."""
 
     order: int = 2
@@ -78,15 +89,17 @@ class AnnotatedHyenaConfig:
     causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "order", "short_filter_len")
+        super().__post_init__()
+        _check_unrolled(self)
 
     def check(self, d_model: int, max_len: int) -> None:
         """The filter must fit."""
+        require_sizes(d_model, max_len)
         self.filter.check(max_len)
 
 
 @dataclass(frozen=True)
-class GatedHyenaConfig:
+class GatedHyenaConfig(Checked):
     """Hyena with a gate that interpolates between a long and a short convolution, the gated variant."""
 
     short_filter_len: int = 3
@@ -96,17 +109,19 @@ class GatedHyenaConfig:
     filter: FilterConfig = LookupFilterConfig()
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "short_filter_len")
+        super().__post_init__()
+        _check_unrolled(self)
         taps = self.short_filter_len
         require(self.causal or taps % 2 == 1, "short_filter_len", taps, "odd where causal is False")
 
     def check(self, d_model: int, max_len: int) -> None:
         """The filter must fit."""
+        require_sizes(d_model, max_len)
         self.filter.check(max_len)
 
 
 @dataclass(frozen=True)
-class HawkConfig:
+class HawkConfig(Checked):
     """The RG-LRU recurrent block of Hawk and Griffin (De et al. 2024, arXiv 2402.19427)."""
 
     width: int | None = None
@@ -133,19 +148,21 @@ class HawkConfig:
     causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "width", "gate_blocks", "short_filter_len")
-        require_choice(self, ring=("a", "a_to_c"), gelu=("erf", "tanh"))
+        super().__post_init__()
+        require_at_least(1, self, "width", "gate_blocks")
+        _check_unrolled(self)
         most = f"in (0, max_radius={self.max_radius}]"
         require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
         require(self.max_radius < 1, "max_radius", self.max_radius, "below 1")
 
     def check(self, d_model: int, max_len: int) -> None:
         """Blocks must divide the width."""
+        require_sizes(d_model, max_len)
         require_divisor("gate_blocks", self.gate_blocks, "width", self.width or d_model)
 
 
 @dataclass(frozen=True)
-class _HeadsConfig:
+class _HeadsConfig(Checked):
     """What the attention mixers have in common."""
 
     n_heads: int = 4
@@ -164,17 +181,18 @@ class _HeadsConfig:
     """Initialisation of the projections, named after who uses it."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "n_heads", "n_kv_heads")
         if self.n_kv_heads is not None:
             require_divisor("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         require(0 <= self.rotary_fraction <= 1, "rotary_fraction", self.rotary_fraction, "in [0, 1]")
         require(self.rotary_base > 1, "rotary_base", self.rotary_base, "above 1")
-        require_choice(self, init=INITS)
 
     def check(self, d_model: int, max_len: int) -> None:
         """Heads must divide the width; the turned part of a head must be pairs."""
+        require_sizes(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "d_model", d_model)
-        turned = self.rotary_fraction * d_model / self.n_heads
+        turned = round(self.rotary_fraction * d_model / self.n_heads)
         allowed = f"such that an even number of the {d_model // self.n_heads} channels of a head is turned"
         require(turned % 2 == 0, "rotary_fraction", self.rotary_fraction, allowed)
 
@@ -210,7 +228,7 @@ class LocalAttentionConfig(_HeadsConfig):
 
 
 @dataclass(frozen=True)
-class FastmaxConfig:
+class FastmaxConfig(Checked):
     """Attention with the Taylor polynomial of exp in place of exp (Gerami et al. 2024, arXiv 2402.07901)."""
 
     n_heads: int = 4
@@ -233,18 +251,19 @@ class FastmaxConfig:
     """Initialisation of the projections, named after who uses it."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "n_heads")
         require(1 <= self.p <= 4, "p", self.p, "in 1..4")
-        require(self.scale is None or self.scale > 0, "scale", self.scale, "above 0")
-        require_choice(self, init=INITS)
+        require(self.scale is None or 0 < self.scale <= 1e3, "scale", self.scale, "in (0, 1000]")
 
     def check(self, d_model: int, max_len: int) -> None:
         """Heads must divide the width."""
+        require_sizes(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "d_model", d_model)
 
 
 @dataclass(frozen=True)
-class AFTFullConfig:
+class AFTFullConfig(Checked):
     """Attention-free transformer with learned position biases (Zhai et al. 2021, arXiv 2105.14103)."""
 
     rank: int = 64
@@ -255,11 +274,12 @@ class AFTFullConfig:
     causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "rank")
-        require_choice(self, init=INITS)
 
     def check(self, d_model: int, max_len: int) -> None:
         """Any size will do."""
+        require_sizes(d_model, max_len)
 
 
 @dataclass(frozen=True)
@@ -275,7 +295,7 @@ class AFTLocalConfig(AFTFullConfig):
 
 
 @dataclass(frozen=True)
-class AFTSimpleConfig:
+class AFTSimpleConfig(Checked):
     """AFT without position biases: a running, exponentially weighted mean of the values."""
 
     init: Init = "gpt2"
@@ -283,15 +303,13 @@ class AFTSimpleConfig:
 
     causal: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        require_choice(self, init=INITS)
-
     def check(self, d_model: int, max_len: int) -> None:
         """Any size will do."""
+        require_sizes(d_model, max_len)
 
 
 @dataclass(frozen=True)
-class AFTConvConfig:
+class AFTConvConfig(Checked):
     """AFT whose position biases are a short filter for each head, shared over time."""
 
     n_heads: int = 4
@@ -304,16 +322,17 @@ class AFTConvConfig:
     causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(1, self, "n_heads", "n_taps")
-        require_choice(self, init=INITS)
 
     def check(self, d_model: int, max_len: int) -> None:
         """Heads must divide the width."""
+        require_sizes(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "d_model", d_model)
 
 
 @dataclass(frozen=True)
-class H3Config:
+class H3Config(Checked):
     """Two state-space convolutions between three projections (Fu et al. 2023, arXiv 2212.14052)."""
 
     head_dim: int = 1
@@ -326,16 +345,19 @@ class H3Config:
     causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_at_least(1, self, "head_dim", "n_taps")
+        super().__post_init__()
+        require_at_least(1, self, "head_dim")
+        require(1 <= self.n_taps <= MOST_TAPS, "n_taps", self.n_taps, f"in 1..{MOST_TAPS}")
 
     def check(self, d_model: int, max_len: int) -> None:
         """Heads must divide the width."""
+        require_sizes(d_model, max_len)
         require_divisor("head_dim", self.head_dim, "d_model", d_model)
         self.filter.check(max_len)
 
 
 @dataclass(frozen=True)
-class S4DConfig:
+class S4DConfig(Checked):
     """One diagonal state-space convolution, GELU and a gated output (Gu et al. 2022, arXiv 2206.11893)."""
 
     filter: FilterConfig = S4DFilterConfig()
@@ -344,11 +366,12 @@ class S4DConfig:
 
     def check(self, d_model: int, max_len: int) -> None:
         """The filter must fit."""
+        require_sizes(d_model, max_len)
         self.filter.check(max_len)
 
 
 @dataclass(frozen=True)
-class FIRConfig:
+class FIRConfig(Checked):
     """One long convolution between two projections, without gates: the plain convolution baseline."""
 
     filter: FilterConfig = ExplicitFilterConfig()
@@ -357,25 +380,10 @@ class FIRConfig:
 
     def check(self, d_model: int, max_len: int) -> None:
         """The filter must fit."""
+        require_sizes(d_model, max_len)
         self.filter.check(max_len)
 
 
-MixerConfig = (
-    HyenaConfig
-    | AnnotatedHyenaConfig
-    | GatedHyenaConfig
-    | HawkConfig
-    | AttentionConfig
-    | LocalAttentionConfig
-    | FastmaxConfig
-    | AFTFullConfig
-    | AFTLocalConfig
-    | AFTSimpleConfig
-    | AFTConvConfig
-    | H3Config
-    | S4DConfig
-    | FIRConfig
-)
 MIXER_CONFIGS: dict[str, type] = {
     "hyena": HyenaConfig,
     "annotated_hyena": AnnotatedHyenaConfig,
@@ -392,3 +400,10 @@ MIXER_CONFIGS: dict[str, type] = {
     "s4d": S4DConfig,
     "fir": FIRConfig,
 }
+MixerConfig = Union[tuple(MIXER_CONFIGS.values())]  # noqa: UP007 - a union of what the table lists
+
+
+def _check_unrolled(config: HyenaConfig | AnnotatedHyenaConfig | GatedHyenaConfig | HawkConfig) -> None:
+    order, taps = getattr(config, "order", 1), config.short_filter_len
+    require(1 <= order <= MOST_GATES, "order", order, f"in 1..{MOST_GATES}")
+    require(1 <= taps <= MOST_TAPS, "short_filter_len", taps, f"in 1..{MOST_TAPS}")

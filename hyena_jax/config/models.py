@@ -3,19 +3,17 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hyena_jax.config.checks import require, require_at_least, require_choice
-from hyena_jax.config.mixers import INITS, HyenaConfig, Init, MixerConfig
+from hyena_jax.config.checks import Checked, require, require_at_least
+from hyena_jax.config.mixers import HyenaConfig, Init, MixerConfig
 
 # Metadata of a field that may change between the runs of one experiment.
 RUNTIME = {"runtime": True}
 
 Norm = Literal["none", "layer", "rms"]
-NORMS = ("none", "layer", "rms")
-FFNS = ("none", "gelu", "gelu_tanh", "relu", "geglu")
 
 
 @dataclass(frozen=True)
-class BackboneConfig:
+class BackboneConfig(Checked):
     """`n_layers` blocks: x <- x + mixer(norm(x)), then x <- x + ffn(norm(x))."""
 
     pattern: tuple[MixerConfig, ...] = (HyenaConfig(),)
@@ -46,11 +44,9 @@ class BackboneConfig:
     """Recompute each block in the backward pass instead of storing its activations."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(len(self.pattern) >= 1, "pattern", self.pattern, "at least one mixer")
         require_at_least(1, self, "n_layers", "d_model", "d_ff")
-        require_choice(
-            self, ffn=FFNS, norm=NORMS, final_norm=NORMS, init=INITS, dtype=("float32", "bfloat16")
-        )
         allowed = f"{'None' if self.ffn == 'none' else 'a width'} with ffn {self.ffn!r}"
         require((self.d_ff is None) == (self.ffn == "none"), "d_ff", self.d_ff, allowed)
         bare = (self.norm, self.ffn) == ("none", "none")
@@ -113,7 +109,6 @@ class ImageClassifierConfig(BackboneConfig):
         super().__post_init__()
         require_at_least(1, self, "channels")
         require_at_least(2, self, "n_classes")
-        require_choice(self, head=("average_pool", "per_token"))
         require(min(self.patch_size) >= 1, "patch_size", self.patch_size, "at least 1 x 1")
         if self.image_size is not None:
             fits = all(p <= n for p, n in zip(self.patch_size, self.image_size, strict=True))

@@ -17,8 +17,8 @@ MAGIC = {"images": bytes.fromhex("00000803"), "labels": bytes.fromhex("00000801"
 def read_pair(argument: str, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Images uint8 [n, H, W] and labels uint8 [n] of the one pair of IDX files in a folder.
 
-    Files are told apart by their magic numbers, not by their names, and may be compressed by gzip; others in
-    the folder do no harm.
+    Files are told apart by their magic numbers, not by their names, and may be compressed by gzip; other
+    files in the folder do no harm, unless they begin as gzip does and are not.
 
     Raises:
       UserError: if there is no such folder, pair or file, a file is not whole, or the two do not belong

@@ -8,6 +8,7 @@ for any length up to max_len; h at a length is the first taps of h at max_len.
 import flax.linen as nn
 
 from hyena_jax.config import FILTER_CONFIGS, FilterConfig
+from hyena_jax.config.checks import require_sizes
 from hyena_jax.filters.explicit import ExplicitFilter, WindowedFilter
 from hyena_jax.filters.implicit import CKConvFilter, ImplicitFilter
 from hyena_jax.filters.lookup import LookupFilter
@@ -43,5 +44,6 @@ __all__ = [
 
 def build_filter(n_filters: int, d_model: int, max_len: int, config: FilterConfig) -> nn.Module:
     """The module that a filter's config describes."""
+    require_sizes(d_model, max_len)
     by_config = {FILTER_CONFIGS[name]: module for name, module in FILTERS.items()}
     return by_config[type(config)](n_filters, d_model, max_len, config)

@@ -87,8 +87,10 @@ class ModalFilter(nn.Module):
         slowest, fastest = -np.log(config.max_radius), -np.log(config.min_radius)
         self.log_decay = self.param("log_decay", _log_uniform(slowest, fastest), modes)
         self.angle = self.param("angle", nn.initializers.uniform(np.pi), modes)
-        residue_init = nn.initializers.normal((0.5 / config.n_modes) ** 0.5)
-        self.residue = self.param("residue", residue_init, (*modes, 2))
+        # Every mode's response starts with the same energy, however slowly it decays.
+        energy = -jnp.expm1(-2 * jnp.exp(self.log_decay))[..., None]
+        residue = nn.initializers.normal((0.5 / config.n_modes) ** 0.5)
+        self.residue = self.param("residue", lambda key: residue(key, (*modes, 2)) * energy**0.5)
         self.lag_zero = self.param("lag_zero", nn.initializers.normal(1.0), shape)
 
     def __call__(self, length: int) -> jax.Array:

@@ -6,6 +6,9 @@ import numpy as np
 
 from hyena_jax.config import ImplicitFilterConfig, WindowedFilterConfig, require
 
+# What a norm is at least: a window may leave nothing of a filter.
+LEAST_NORM = 1e-30
+
 
 def check_length(length: int, max_len: int) -> None:
     """Raises ValueError unless a filter of `max_len` taps has `length` of them."""
@@ -24,5 +27,5 @@ def decay_rates(config: ImplicitFilterConfig | WindowedFilterConfig, channels: i
 
 
 def l1_normalized(h: jax.Array, axis: int | None) -> jax.Array:
-    """h divided by its L1 norm along `axis`; None leaves it as it is."""
-    return h if axis is None else h / jnp.abs(h).sum(axis, keepdims=True)
+    """h divided by its L1 norm along `axis`; None leaves it as it is, and what is 0 throughout stays 0."""
+    return h if axis is None else h / jnp.maximum(jnp.abs(h).sum(axis, keepdims=True), LEAST_NORM)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from hyena_jax.config import AFTConvConfig, AFTFullConfig, AFTLocalConfig, AFTSimpleConfig, require
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers.inputs import check_input, check_state_length, is_real
+from hyena_jax.mixers.inputs import check_input, check_next, check_state_length, is_real, sums_dtype
 from hyena_jax.ops import aft
 from hyena_jax.ops.aft_blocks import full_sums
 
@@ -50,11 +50,6 @@ class AFTState(NamedTuple):
     shared: Shared
     first: jax.Array
     memory: aft.Sums | Window | Cache
-
-
-def sums_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """Of keys, values and their sums, for projections in `dtype`."""
-    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
 class AFT(nn.Module):
@@ -102,7 +97,7 @@ class AFT(nn.Module):
         Raises:
           ValueError: for a wrong rank, width or length of x.
         """
-        check_input(x, self.d_model, self.max_len)
+        check_input(x, self.d_model, self.max_len, segment_ids)
         q, keys, values = self._project(x, None)
         return self._output(q, self._parallel(keys, values, aft.places(x.shape[1], segment_ids)))
 
@@ -119,7 +114,7 @@ class AFT(nn.Module):
         self, state: AFTState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[AFTState, jax.Array]:
         """The next T tokens x [B, T, D] at once; positions count from the first real token of a row."""
-        check_input(x, self.d_model, self.max_len)
+        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         n_tokens, position = x.shape[1], state.shared.position
         first = state.first if lengths is None else n_tokens - lengths.astype(jnp.int32)
         positions = position + jnp.arange(n_tokens, dtype=jnp.int32) - first[:, None]

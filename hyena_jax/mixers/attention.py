@@ -9,9 +9,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import AttentionConfig, LocalAttentionConfig, require
+from hyena_jax.config import AttentionConfig, LocalAttentionConfig
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers.inputs import check_input, check_state_length
+from hyena_jax.mixers.inputs import check_causal, check_input, check_next, check_state_length, documents
 from hyena_jax.ops.attention import rotary, same_segment, softmax_attention, visible_until
 
 
@@ -63,19 +63,19 @@ class Attention(nn.Module):
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
     ) -> jax.Array:
-        """y [B, L, D] of x [B, L, D]; with segment_ids [B, L] a query sees its own segment alone.
+        """y [B, L, D] of x [B, L, D]; each run of equal segment_ids [B, L] is a document.
 
         Raises:
           ValueError: for a wrong rank, width or length of x.
         """
-        check_input(x, self.d_model, self.max_len)
+        check_input(x, self.d_model, self.max_len, segment_ids)
         q, k, v = heads(self.qkv_proj(x), self.config, jnp.zeros((), jnp.int32))
-        mask = None if segment_ids is None else same_segment(segment_ids)
+        mask = None if segment_ids is None else same_segment(documents(segment_ids))
         return self._output(softmax_attention(q, k, v, mask, is_causal=self.config.causal))
 
     def init_state(self, batch_size: int, max_len: int) -> AttentionState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
-        require(self.config.causal, "mixer", "attention", "causal to decode")
+        check_causal(self.config)
         check_state_length(max_len, self.max_len)
         empty = empty_cache(self.config, self.qkv_proj, (batch_size, max_len))
         first = jnp.zeros(batch_size, jnp.int32)
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         self, state: AttentionState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[AttentionState, jax.Array]:
         """The next T tokens x [B, T, D] at once."""
-        check_input(x, self.d_model, state.keys.shape[1])
+        check_next(x, self.d_model, state.keys.shape[1], len(state.first), lengths)
         position, n_tokens = state.shared.position, x.shape[1]
         q, k, v = heads(self.qkv_proj(x), self.config, position)
         keys = jax.lax.dynamic_update_slice_in_dim(state.keys, k.astype(state.keys.dtype), position, axis=1)

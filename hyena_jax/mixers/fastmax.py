@@ -8,7 +8,15 @@ import jax.numpy as jnp
 
 from hyena_jax.config import FastmaxConfig
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers.inputs import check_causal, check_input, check_state_length, is_real
+from hyena_jax.mixers.inputs import (
+    check_causal,
+    check_input,
+    check_next,
+    check_state_length,
+    documents,
+    is_real,
+    sums_dtype,
+)
 from hyena_jax.ops import fastmax
 from hyena_jax.ops.attention import same_segment
 
@@ -77,12 +85,12 @@ class Fastmax(nn.Module):
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
     ) -> jax.Array:
-        """y [B, L, D] of x [B, L, D]; a query sees keys of its own segment.
+        """y [B, L, D] of x [B, L, D]; each run of equal segment_ids [B, L] is a document.
 
         Raises:
           ValueError: for a wrong rank, width or length of x.
         """
-        check_input(x, self.d_model, self.max_len)
+        check_input(x, self.d_model, self.max_len, segment_ids)
         config, (q, k, v) = self.config, self._qkv(x)
         if segment_ids is not None or not config.factorized:
             o = fastmax.fastmax_quadratic(q, k, v, config.p, self._mask(x.shape[1], segment_ids))
@@ -109,7 +117,7 @@ class Fastmax(nn.Module):
         self, state: FastmaxState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[FastmaxState, jax.Array]:
         """The next T tokens x [B, T, D] at once."""
-        check_input(x, self.d_model, self.max_len)
+        check_next(x, self.d_model, self.max_len, len(state.sums.weights), lengths)
         real = is_real(lengths, x.shape[1])
         o, sums = fastmax.fastmax_causal(*self._qkv(x), self.config.p, state.sums, real)
         return FastmaxState(Shared(state.shared.position + x.shape[1]), sums), self._output(o, x)
@@ -134,12 +142,7 @@ class Fastmax(nn.Module):
         mask = jnp.ones((length, length), bool)
         if self.config.causal:
             mask = jnp.tril(mask)
-        return mask if segment_ids is None else mask & same_segment(segment_ids)
+        return mask if segment_ids is None else mask & same_segment(documents(segment_ids))
 
     def _output(self, o: jax.Array, x: jax.Array) -> jax.Array:
         return self.out_proj(o.reshape(x.shape).astype(self.dtype or x.dtype))
-
-
-def sums_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """Of the kernel and its sums, for projections in `dtype`."""
-    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)

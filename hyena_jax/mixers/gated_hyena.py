@@ -8,7 +8,14 @@ from hyena_jax.config import GatedHyenaConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers import long_memory
-from hyena_jax.mixers.inputs import check_causal, check_input, check_state_length, refuse_segments
+from hyena_jax.mixers.inputs import (
+    check_causal,
+    check_input,
+    check_next,
+    check_state_length,
+    check_token,
+    refuse_segments,
+)
 from hyena_jax.mixers.long_memory import Convolve, LongState
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
@@ -83,11 +90,12 @@ class GatedHyena(nn.Module):
         self, state: LongState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[LongState, jax.Array]:
         """The next T tokens x [B, T, D] at once: an FFT over the whole history."""
-        check_input(x, self.d_model, state.long_history.shape[-1])
+        check_next(x, self.d_model, state.long_history.shape[-1], len(state.first), lengths)
         return long_memory.prefill(self._mix, state, x, lengths)
 
     def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
         """The next token x [B, D]: one product with the history, O(max_len)."""
+        check_token(x, self.d_model, len(state.first))
         return long_memory.step(self._mix, state, x)
 
     def _mix(

@@ -13,7 +13,7 @@ from flax.typing import Initializer
 
 from hyena_jax.config import HawkConfig
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers.inputs import check_input, check_state_length, is_real
+from hyena_jax.mixers.inputs import check_input, check_next, check_state_length, documents, is_real
 from hyena_jax.ops.rg_lru import RATE_SCALE, rg_lru
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
@@ -46,7 +46,8 @@ class Hawk(nn.Module):
       max_len: longest sequence; the state does not grow with it.
       config: see `HawkConfig`.
       n_layers: depth of the residual stack; scales the initial output projection by sqrt(2 / n_layers).
-      dtype: of the activations; None follows the input. Gates, recurrence and state stay in float32.
+      dtype: of the activations and the dense layers, those of the gates among them; None follows the input.
+        From the gates' sigmoids on, recurrence and state stay in float32.
 
     Parameters:
       in_proj/kernel [D, 2*W]: columns are the GELU branch (W_g), the recurrent branch (W_r), W each.
@@ -98,10 +99,11 @@ class Hawk(nn.Module):
         Raises:
           ValueError: for a wrong rank, width or length of x.
         """
-        check_input(x, self.d_model, self.max_len)
+        check_input(x, self.d_model, self.max_len, segment_ids)
         state = self.init_state(x.shape[0], x.shape[1])
         starts = self._starts(state, x.shape[1])
         if segment_ids is not None:
+            segment_ids = documents(segment_ids)
             changes = segment_ids[:, 1:] != segment_ids[:, :-1]
             starts = starts | jnp.pad(changes, ((0, 0), (1, 0)))
         return self._mix(state, x, starts, None, segment_ids)[1]
@@ -121,7 +123,7 @@ class Hawk(nn.Module):
         self, state: HawkState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[HawkState, jax.Array]:
         """The next T tokens x [B, T, D] at once."""
-        check_input(x, self.d_model, self.max_len)
+        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         n_tokens = x.shape[1]
         if lengths is not None:
             state = state._replace(first=n_tokens - lengths)

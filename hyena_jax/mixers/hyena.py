@@ -9,7 +9,14 @@ from hyena_jax.config import HyenaConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers import long_memory
-from hyena_jax.mixers.inputs import check_causal, check_input, check_state_length, refuse_segments
+from hyena_jax.mixers.inputs import (
+    check_causal,
+    check_input,
+    check_next,
+    check_state_length,
+    check_token,
+    refuse_segments,
+)
 from hyena_jax.mixers.long_memory import Convolve, LongState
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
@@ -46,7 +53,7 @@ class Hyena(nn.Module):
       d_model: D.
       max_len: Lmax, the longest sequence; filters are defined relative to it.
       config: see `HyenaConfig`.
-      n_layers: depth of the residual stack; scales the initial output projection by 1/sqrt(2 n_layers).
+      n_layers: depth of the residual stack; scales the initial output projection, see `initializers`.
       dtype: of the activations; None follows the input. Filters, FFTs and states stay in float32.
 
     Parameters:
@@ -56,8 +63,10 @@ class Hyena(nn.Module):
       short_bias [(N+1)*W]:
       filter/*: F filters of W/H channels; 2 F if bidirectional, those of the future last. Filter o acts at
         step o of the recurrence.
-      skip [F, W//H]: weight b_o of the convolution's own input.
-      order_mix [F, H, H]: from head (second axis) to head (third); only with post_order_ffn.
+      skip [F, W//H]: weight b_o of the convolution's own input (the published code keeps these flat, channel
+        by channel: reshape(W//H, F) and transpose).
+      order_mix [F, H, H]: from head (second axis) to head (third); only with post_order_ffn (the published
+        code has N, of which `gate_first` uses the first F).
       out_proj/kernel [W, D]:
       out_proj/bias [D]:
     """
@@ -72,8 +81,8 @@ class Hyena(nn.Module):
         config = self.config
         config.check(self.d_model, self.max_len)
         channels, taps = (config.order + 1) * self.width, config.short_filter_len
-        init = initializers("gpt2", self.n_layers, self.d_model, self.width)
-        self.in_proj = nn.Dense(channels, dtype=self.dtype, kernel_init=init.kernel)
+        init = initializers(config.init, self.n_layers, self.d_model, self.width)
+        self.in_proj = nn.Dense(channels, dtype=self.dtype, kernel_init=init.kernel, bias_init=init.bias)
         self.short_taps = self.param("short_taps", uniform_fan_in(taps), (channels, taps))
         self.short_bias = self.param("short_bias", uniform_fan_in(taps), (channels,))
         directions = 2 if config.bidirectional else 1
@@ -84,7 +93,9 @@ class Hyena(nn.Module):
             shape = (self.n_filters, config.num_heads, config.num_heads)
             self.order_mix = self.param("order_mix", nn.initializers.normal(head_dim**-0.5), shape)
         self.dropout = nn.Dropout(config.dropout)
-        self.out_proj = nn.Dense(self.d_model, dtype=self.dtype, kernel_init=init.out_kernel)
+        self.out_proj = nn.Dense(
+            self.d_model, dtype=self.dtype, kernel_init=init.out_kernel, bias_init=init.out_bias
+        )
 
     @property
     def width(self) -> int:
@@ -130,11 +141,12 @@ class Hyena(nn.Module):
         self, state: LongState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[LongState, jax.Array]:
         """The next T tokens x [B, T, D] at once: an FFT over the whole history."""
-        check_input(x, self.d_model, state.long_history.shape[-1])
+        check_next(x, self.d_model, state.long_history.shape[-1], len(state.first), lengths)
         return long_memory.prefill(self._mix, state, x, lengths, self.block_len)
 
     def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
         """The next token x [B, D]: one product with the history for each filter, O(max_len)."""
+        check_token(x, self.d_model, len(state.first))
         return long_memory.step(self._mix, state, x, self.block_len)
 
     def _mix(

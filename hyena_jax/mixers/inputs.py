@@ -6,11 +6,40 @@ import jax.numpy as jnp
 from hyena_jax.config import MixerConfig, require
 
 
-def check_input(x: jax.Array, d_model: int, max_len: int) -> None:
-    """Raises ValueError unless x is [B, L, d_model] with L in 1..max_len."""
+def check_input(x: jax.Array, d_model: int, max_len: int, segment_ids: jax.Array | None = None) -> None:
+    """Raises ValueError unless x is [B, L, d_model] with L in 1..max_len, and segment_ids integers [B, L]."""
     require(x.ndim == 3, "x", x.shape, "of rank 3, [B, L, D]")
     require(x.shape[2] == d_model, "x.shape[2]", x.shape[2], f"d_model={d_model}")
     require(1 <= x.shape[1] <= max_len, "sequence length", x.shape[1], f"in 1..max_len={max_len}")
+    if segment_ids is not None:
+        shape, dtype = segment_ids.shape, segment_ids.dtype
+        require(shape == x.shape[:2], "segment_ids.shape", shape, f"[B, L] = {x.shape[:2]}")
+        require(jnp.issubdtype(dtype, jnp.integer), "segment_ids.dtype", str(dtype), "an integer type")
+
+
+def check_next(
+    x: jax.Array, d_model: int, max_len: int, batch_size: int, lengths: jax.Array | None = None
+) -> None:
+    """`check_input` of what continues a state of `batch_size` rows; lengths must be integers [B]."""
+    check_input(x, d_model, max_len)
+    require(len(x) == batch_size, "batch size", len(x), f"the state's {batch_size}")
+    if lengths is not None:
+        shape = jnp.shape(lengths)
+        require(shape == (batch_size,), "lengths.shape", shape, f"[B] = ({batch_size},)")
+
+
+def check_token(x: jax.Array, d_model: int, batch_size: int) -> None:
+    """Raises ValueError unless x is one token for each row of a state, [B, d_model]."""
+    require(x.shape == (batch_size, d_model), "x", x.shape, f"[B, D] = ({batch_size}, {d_model})")
+
+
+def documents(segment_ids: jax.Array) -> jax.Array:
+    """Numbers the runs of equal ids in each row of segment_ids [B, L]: int32 [B, L], 0 first.
+
+    An id that comes back later in a row is another document.
+    """
+    changes = segment_ids[:, 1:] != segment_ids[:, :-1]
+    return jnp.pad(jnp.cumsum(changes, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
 
 
 def check_state_length(length: int, max_len: int) -> None:
@@ -22,7 +51,7 @@ def is_real(lengths: jax.Array | None, n_tokens: int) -> jax.Array | None:
     """Mask [B, T], True at the last lengths[b] tokens of each row; None where every token is real."""
     if lengths is None:
         return None
-    return jnp.arange(n_tokens) >= n_tokens - lengths[:, None]
+    return jnp.arange(n_tokens) >= n_tokens - jnp.asarray(lengths)[:, None]
 
 
 def check_causal(config: MixerConfig) -> None:
@@ -34,3 +63,8 @@ def refuse_segments(segment_ids: jax.Array | None) -> None:
     """Raises ValueError for document boundaries, which a mixer would leak across."""
     given = None if segment_ids is None else segment_ids.shape
     require(segment_ids is None, "segment_ids", given, "None: a long filter crosses document boundaries")
+
+
+def sums_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """Of sums and recurrences over projections in `dtype`: float32, or float64 where they are."""
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from hyena_jax.config import LocalAttentionConfig
 from hyena_jax.mixers.attention import Shared, empty_cache, heads, projections
-from hyena_jax.mixers.inputs import check_input, check_state_length
+from hyena_jax.mixers.inputs import check_input, check_next, check_state_length, check_token, documents
 from hyena_jax.ops.attention import local_attention, softmax_attention
 
 
@@ -58,12 +58,14 @@ class LocalAttention(nn.Module):
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
     ) -> jax.Array:
-        """y [B, L, D] of x [B, L, D]; with segment_ids [B, L] a query sees its own segment alone.
+        """y [B, L, D] of x [B, L, D]; each run of equal segment_ids [B, L] is a document.
 
         Raises:
           ValueError: for a wrong rank, width or length of x.
         """
-        check_input(x, self.d_model, self.max_len)
+        check_input(x, self.d_model, self.max_len, segment_ids)
+        if segment_ids is not None:
+            segment_ids = documents(segment_ids)
         q, k, v = heads(self.qkv_proj(x), self.config, jnp.zeros((), jnp.int32))
         return self._output(local_attention(q, k, v, self.config.window, segment_ids=segment_ids))
 
@@ -79,7 +81,7 @@ class LocalAttention(nn.Module):
         self, state: LocalAttentionState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[LocalAttentionState, jax.Array]:
         """The next T tokens x [B, T, D] at once, in O(T window)."""
-        check_input(x, self.d_model, self.max_len)
+        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         position, n_tokens = state.shared.position, x.shape[1]
         first = state.first if lengths is None else n_tokens - lengths
         q, k, v = heads(self.qkv_proj(x), self.config, position)
@@ -98,6 +100,7 @@ class LocalAttention(nn.Module):
 
     def step(self, state: LocalAttentionState, x: jax.Array) -> tuple[LocalAttentionState, jax.Array]:
         """The next token x [B, D]: overwrites the oldest key and attends to the ring, O(window)."""
+        check_token(x, self.d_model, len(state.first))
         position, n_slots = state.shared.position, state.keys.shape[1]
         q, k, v = heads(self.qkv_proj(x[:, None]), self.config, position)
         keys, values = (

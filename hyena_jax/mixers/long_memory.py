@@ -76,7 +76,7 @@ def init_state(
     return LongState(
         shared=Shared(filters, jnp.zeros((), jnp.int32)),
         first=jnp.zeros(batch_size, jnp.int32),
-        short_history=empty_history(batch_size, *short),
+        short_history=empty_history(batch_size, *short, filters.dtype),
         long_history=jnp.zeros((batch_size, len(filters), width, filters.shape[-1]), filters.dtype),
     )
 

@@ -20,6 +20,8 @@ def build(config: ModelConfig) -> LanguageModel | ImageClassifier:
       ValueError: if vocab_size, image_size, channels or n_classes is still None (training fills them in from
         the data).
     """
+    known = " or ".join(config_class.__name__ for config_class in SIZES_OF_THE_DATA)
+    require(type(config) in SIZES_OF_THE_DATA, "config", config, f"a {known}")
     for name in SIZES_OF_THE_DATA[type(config)]:
         value = getattr(config, name)
         require(value is not None, name, value, "known when a model is built")

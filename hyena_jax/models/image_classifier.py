@@ -81,6 +81,9 @@ class ImageClassifier(nn.Module):
     def _check(self, images: jax.Array, segment_ids: None) -> None:
         config = self.config
         require(images.ndim == 4, "images", images.shape, "of rank 4, [B, height, width, colours]")
+        require(len(images) >= 1, "batch size", len(images), "at least 1")
+        is_floating = jnp.issubdtype(images.dtype, jnp.floating)
+        require(is_floating, "images.dtype", str(images.dtype), "a floating point type")
         require(
             images.shape[1:3] == config.image_size, "image size", images.shape[1:3], f"{config.image_size}"
         )

@@ -73,17 +73,22 @@ class LanguageModel(nn.Module):
         """Logits float32 [B, L, V] of tokens int [B, L]; logits t depend on tokens 0..t.
 
         Args:
-          segment_ids: None, or ids [B, L] that separate documents, for mixers that can.
+          segment_ids: None, or integers [B, L], for mixers that can: each run of equal ids is a document, and
+            learned positions restart with it.
           deterministic: False applies dropout, from the RNG stream `dropout`.
 
         Raises:
-          ValueError: if L exceeds max_len.
+          ValueError: if tokens are not integers [B, L] with L in 1..max_len, or segment_ids not [B, L].
         """
-        length = tokens.shape[1]
-        require(
-            length <= self.config.max_len, "sequence length", length, f"at most max_len={self.config.max_len}"
-        )
-        x = self._embed(tokens, jnp.arange(length))
+        self._check(tokens, rank=2)
+        length, most = tokens.shape[1], self.config.max_len
+        require(1 <= length <= most, "sequence length", length, f"in 1..max_len={most}")
+        positions = jnp.arange(length)
+        if segment_ids is not None:
+            require(segment_ids.shape == tokens.shape, "segment_ids.shape", segment_ids.shape, "[B, L]")
+            starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
+            positions = positions - jax.lax.cummax(jnp.where(starts, positions, 0), axis=1)
+        x = self._embed(tokens, positions)
         x = self.dropout(x, deterministic)
         for block in self.blocks:
             x = block(x, segment_ids, deterministic)
@@ -98,6 +103,7 @@ class LanguageModel(nn.Module):
         self, state: LanguageModelState, tokens: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[LanguageModelState, jax.Array]:
         """Logits [B, T, V] of the next tokens [B, T]; see the mixer contract for `lengths`."""
+        self._check(tokens, rank=2)
         n_tokens = tokens.shape[1]
         first = state.first if lengths is None else n_tokens - lengths
         position = state.shared.position
@@ -110,6 +116,7 @@ class LanguageModel(nn.Module):
 
     def step(self, state: LanguageModelState, token: jax.Array) -> tuple[LanguageModelState, jax.Array]:
         """Logits [B, V] of the next token [B]."""
+        self._check(token, rank=1)
         position = state.shared.position
         x = self._embed(token, position - state.first)
         blocks = []
@@ -117,6 +124,12 @@ class LanguageModel(nn.Module):
             block_state, x = block.step(block_state, x)
             blocks.append(block_state)
         return LanguageModelState(Shared(position + 1), state.first, tuple(blocks)), self._logits(x)
+
+    def _check(self, tokens: jax.Array, rank: int) -> None:
+        axes = "[B, L]" if rank == 2 else "[B]"
+        require(tokens.ndim == rank and len(tokens) >= 1, "tokens.shape", tokens.shape, axes)
+        is_integer = jnp.issubdtype(tokens.dtype, jnp.integer)
+        require(is_integer, "tokens.dtype", str(tokens.dtype), "an integer type")
 
     def _embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         x = self.embedding(tokens)

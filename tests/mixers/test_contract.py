@@ -12,7 +12,7 @@ from cases.case import Case, D
 from tolerances import DIFFERENCE_TOLERANCE, TOLERANCE, assert_close
 
 from hyena_jax import mixers
-from hyena_jax.config import MIXER_CONFIGS
+from hyena_jax.config import MIXER_CONFIGS, UserError
 from hyena_jax.ops import long_conv
 
 LENGTHS = (1, 7, 64, 127)
@@ -22,11 +22,19 @@ CAUSAL = {name: case for name, case in EVERY.items() if case.config.causal}
 BIDIRECTIONAL = {name: case for name, case in EVERY.items() if not case.config.causal}
 
 
-def over(cases, marks=()):
+def marks(name, in_grid):
     """One process for all tests of a case, so that they share what `jitted` compiled."""
-    return pytest.mark.parametrize(
-        "name", [pytest.param(n, marks=[pytest.mark.xdist_group(n), *marks]) for n in cases]
-    )
+    return [pytest.mark.xdist_group(name), *([pytest.mark.grid] if in_grid else [])]
+
+
+def over(cases):
+    """Cases, and options too."""
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n, False)) for n in cases])
+
+
+def over_cases(cases):
+    """Cases, and options under the marker `grid` alone."""
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n, n in OPTIONS)) for n in cases])
 
 
 def at_lengths(lengths):
@@ -34,10 +42,8 @@ def at_lengths(lengths):
     params = []
     for name in EVERY:
         for length in lengths if name in CASES else (OPTION_LENGTH, *lengths):
-            marks = [pytest.mark.xdist_group(name)]
-            if name in OPTIONS and length != OPTION_LENGTH:
-                marks.append(pytest.mark.grid)
-            params.append(pytest.param(name, length, marks=marks, id=f"{name}-{length}"))
+            in_grid = name in OPTIONS and length != OPTION_LENGTH
+            params.append(pytest.param(name, length, marks=marks(name, in_grid), id=f"{name}-{length}"))
     return pytest.mark.parametrize(("name", "length"), params)
 
 
@@ -132,7 +138,7 @@ def test_gradients_equal_those_of_the_direct_form(name, monkeypatch):
             np.testing.assert_allclose(ours, direct, rtol=1e-8, atol=1e-9 * np.abs(direct).max())
 
 
-@over(CAUSAL)
+@over_cases(CAUSAL)
 def test_is_causal(name):
     length = 127 if name in CASES else OPTION_LENGTH
     params, x = init(name), inputs(length)
@@ -154,8 +160,9 @@ def test_what_reads_ahead_has_no_state(name):
 @over(CAUSAL)
 @pytest.mark.parametrize(("length", "splits"), [(7, range(8)), (127, (1, 63, 126))])
 def test_prefill_and_steps_equal_the_parallel_form(name, length, splits):
-    if name in OPTIONS and length == 127:
-        length, splits = OPTION_LENGTH, (1, 17)
+    if name in OPTIONS:
+        splits = splits[:4:3]
+        length = min(length, OPTION_LENGTH)
     params, x = init(name), inputs(length)
     expected = jitted(name)(params, x)
     start = build(EVERY[name]).bind({"params": params}).init_state(2, length)
@@ -178,17 +185,29 @@ def test_document_boundaries_are_refused_where_they_would_leak(name):
         build(EVERY[name]).apply({"params": init(name)}, inputs(7), jnp.zeros((2, 7), jnp.int32))
 
 
-@over([name for name, case in EVERY.items() if case.resets])
+@over_cases([name for name, case in EVERY.items() if case.resets])
 def test_documents_equal_the_oracle_and_do_not_leak(name):
     params, x = init(name), inputs(OPTION_LENGTH)
-    ids = np.repeat([[0, 1, 2, 3], [5, 6, 6, 8]], [5, 1, 17, 8], axis=1)
+    # The first id comes back: that is a document of its own.
+    ids = np.repeat([[0, 1, 0, 3], [5, 6, 6, 5]], [5, 1, 17, 8], axis=1)
+    runs = np.cumsum(np.diff(ids, axis=1, prepend=ids[:, :1]) != 0, axis=1)
     run = jitted(name)
     y = run(params, x, jnp.asarray(ids))
-    assert_close(y, EVERY[name].resets(jax.device_get(params), np.asarray(x), ids))
+    assert_close(y, EVERY[name].resets(jax.device_get(params), np.asarray(x), runs))
     np.testing.assert_array_equal(run(params, x.at[:, :6].set(9.0), jnp.asarray(ids))[:1, 6:], y[:1, 6:])
 
 
-@over(CAUSAL)
+@over_cases(CAUSAL)
+def test_decoding_in_float64_keeps_its_digits(name):
+    with jax.enable_x64(True):
+        params, x = to_float64(init(name)), to_float64(inputs(7))
+        state = build(EVERY[name]).bind({"params": params}).init_state(2, 7)
+        state, y = jitted(name, "prefill")(params, state, x[:, :6])
+        _, last = jitted(name, "step")(params, state, x[:, 6])
+        assert_close(jnp.concatenate([y, last[:, None]], axis=1), jitted(name)(params, x))
+
+
+@over_cases(CAUSAL)
 def test_rows_of_different_lengths_equal_separate_runs(name):
     """Also: a step after a ragged prefill, and a prefill after a step."""
     params, x, more = init(name), inputs(7), inputs(3, seed=5)
@@ -203,13 +222,13 @@ def test_rows_of_different_lengths_equal_separate_runs(name):
         assert_close(ours, jitted(name)(params, alone)[0])
 
 
-@over(CAUSAL)
+@over_cases(CAUSAL)
 def test_state_leaves_start_with_the_batch(name):
     state = build(EVERY[name]).bind({"params": init(name)}).init_state(3, 11)
     assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves(state._replace(shared=None)))
 
 
-@over(EVERY)
+@over_cases(EVERY)
 def test_bfloat16_is_close_and_has_finite_gradients(name):
     params, x = init(name), inputs(127)
     half = x.astype(jnp.bfloat16)
@@ -226,7 +245,7 @@ def test_bfloat16_is_close_and_has_finite_gradients(name):
     assert all(np.isfinite(np.float32(leaf)).all() for leaf in jax.tree.leaves(grads))
 
 
-@over(CAUSAL)
+@over_cases(CAUSAL)
 def test_bfloat16_decoding_keeps_its_state_types(name):
     params = init(name)
     state = build(EVERY[name], jnp.bfloat16).bind({"params": params}).init_state(2, 7)
@@ -267,3 +286,34 @@ def test_a_state_longer_than_the_model_is_refused(name):
     bound = build(EVERY[name]).bind({"params": init(name)})
     with pytest.raises(ValueError, match="max_len=127, got 128"):
         bound.init_state(1, 128)
+
+
+@over([name for name in CASES if name in CAUSAL])
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("step", [jnp.zeros((2, D + 1))], f"got .*{D + 1}|, got {D + 1}"),
+        ("step", [jnp.zeros((3, D))], "got"),
+        ("prefill", [jnp.zeros((3, 4, D))], "batch size must be the state's 2, got 3"),
+        ("prefill", [jnp.zeros((2, 4, D)), jnp.zeros(3, jnp.int32)], "lengths.shape must be"),
+    ],
+)
+def test_what_does_not_fit_the_state_is_refused_by_name(name, method, arguments, message):
+    bound = build(EVERY[name]).bind({"params": init(name)})
+    state = bound.init_state(2, 11)
+    with pytest.raises(UserError, match=message):
+        getattr(bound, method)(state, *arguments)
+
+
+@over([name for name, case in CASES.items() if case.resets])
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (jnp.zeros(7, jnp.int32), "segment_ids.shape must be"),
+        (jnp.zeros((2, 6), jnp.int32), "segment_ids.shape must be"),
+        (jnp.zeros((2, 7)), "segment_ids.dtype must be an integer type, got 'float32'"),
+    ],
+)
+def test_wrong_segment_ids_are_refused_by_name(name, ids, message):
+    with pytest.raises(UserError, match=message):
+        build(EVERY[name]).apply({"params": init(name)}, inputs(7), ids)

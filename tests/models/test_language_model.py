@@ -210,6 +210,15 @@ def test_bare_mixers_drop_nothing_but_the_embedding():
     assert np.std(dropped[..., 0]) > 0
 
 
+def test_learned_positions_restart_with_a_document():
+    config = dataclasses.replace(CONFIG, pattern=(AttentionConfig(2),))
+    params = init(config)
+    tokens = jnp.tile(TOKENS[:, :6], (1, 2))
+    segments = jnp.array([[0] * 6 + [1] * 6] * 2)
+    logits = models.build(config).apply({"params": params}, tokens, segments)
+    assert_close(logits[:, 6:], logits[:, :6])
+
+
 def test_segments_reach_the_mixers():
     config = dataclasses.replace(CONFIG, pattern=(AttentionConfig(2),))
     params = init(config)
@@ -222,7 +231,7 @@ def test_segments_reach_the_mixers():
 
 
 def test_too_long_sequences_are_refused():
-    with pytest.raises(ValueError, match="sequence length must be at most max_len=13, got 14"):
+    with pytest.raises(ValueError, match="sequence length must be in 1..max_len=13, got 14"):
         logits_of(init(), jnp.zeros((1, 14), jnp.int32))
 
 
