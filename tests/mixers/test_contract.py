@@ -158,11 +158,16 @@ def test_what_reads_ahead_has_no_state(name):
 
 
 @over(CAUSAL)
-@pytest.mark.parametrize(("length", "splits"), [(7, range(8)), (127, (1, 63, 126))])
-def test_prefill_and_steps_equal_the_parallel_form(name, length, splits):
-    if name in OPTIONS:
-        splits = splits[:4:3]
-        length = min(length, OPTION_LENGTH)
+def test_prefill_and_steps_equal_the_parallel_form(name):
+    check_decoding(name, 7, range(8) if name in CASES else (0, 3))
+
+
+@over_cases(CAUSAL)
+def test_prefill_and_steps_equal_the_parallel_form_of_long_sequences(name):
+    check_decoding(name, 127, (1, 63, 126))
+
+
+def check_decoding(name, length, splits):
     params, x = init(name), inputs(length)
     expected = jitted(name)(params, x)
     start = build(EVERY[name]).bind({"params": params}).init_state(2, length)

@@ -101,7 +101,6 @@ def fir_case(config: FIRConfig) -> Case:
 
 CASES = {
     "hyena": hyena_case(),
-    "hyena_conv_first_3": hyena_case(order=3, gating="conv_first", short_filter_len=4),
     "annotated_hyena": annotated_case(AnnotatedHyenaConfig()),
     "gated_hyena": gated_case(GatedHyenaConfig(filter=LookupFilterConfig(width=5))),
     "h3": h3_case(H3Config(n_taps=5, filter=S4DFilterConfig(n_state=4))),
@@ -110,6 +109,7 @@ CASES = {
 }
 OPTIONS = {
     "hyena_gate_first_3": hyena_case(order=3),
+    "hyena_conv_first_3": hyena_case(order=3, gating="conv_first", short_filter_len=4),
     "hyena_conv_first_1": hyena_case(order=1, gating="conv_first"),
     "hyena_heads": hyena_case(num_heads=2, inner_factor=3, post_order_ffn=True),
     "hyena_outer_mixing": hyena_case(order=3, num_heads=4, outer_mixing=True, activation="gelu"),
