@@ -1,12 +1,17 @@
-"""Before JAX starts: four CPU devices, quick compilation, and one cache for what all test processes compile."""
+"""Before JAX starts: four CPU devices, quick compilation, and one cache of what all processes compile."""
 
 import os
 import tempfile
 from pathlib import Path
 
 # The tests compile much and run it on little: machine code that is not optimised saves 40% of their time.
-_FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
-os.environ["XLA_FLAGS"] = f"{_FLAGS} {os.environ.get('XLA_FLAGS', '')}"
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        "--xla_force_host_platform_device_count=4",
+        "--xla_backend_optimization_level=0",
+        os.environ.get("XLA_FLAGS", ""),
+    ]
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit the controller's
