@@ -120,13 +120,14 @@ def draw_losses(variants: dict[str, dict]) -> None:
     names = sorted(means, key=means.get, reverse=True)
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    axes.barh(names, [means[name] for name in names], color="#5b84b1")
+    axes.plot([means[name] for name in names], names, "o", color="#5b84b1")
     for i, name in enumerate(names):
-        axes.text(means[name], i, f" {means[name]:.3f}", va="center", fontsize=8)
+        axes.text(means[name], i, f"  {means[name]:.3f}", va="center", fontsize=8)
     axes.axvline(NANOGPT, color="grey", linestyle="--", linewidth=1, label="nanoGPT, same budget")
-    axes.set(xlim=(1.4, None), xlabel="validation loss (nats per character)")
+    axes.set(xlabel="validation loss (nats per character)")
+    axes.grid(alpha=0.25)
     axes.set_title("Tiny Shakespeare, CPU budget")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="lower left")
     figure.savefig(HERE / "losses.png", dpi=130)
 
 
