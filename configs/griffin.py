@@ -4,9 +4,10 @@
         --data.tokenizer-path sentence_pieces/tokenizer.json
 
 Variants: hawk_1b, griffin_1b, griffin_3b, recurrentgemma_2b. Average accuracy published for 300B tokens:
-Hawk 1B 53.6, Griffin 1B 57.2, Griffin 3B 60.7. Widths, depths, heads, window and initialisation are the
-paper's (appendix C; a recurrence is about 4/3 as wide as the model, and its gates have 16 diagonal blocks)
-and, for RecurrentGemma, those of the released code. Data, the paper models' vocabulary of 32,000 pieces,
+Hawk 1B 53.6, Griffin 1B 57.2, Griffin 3B 60.7. Window and initialisation are the paper's, and for
+RecurrentGemma all sizes those of the released code. Widths, depths and heads of the paper's models follow
+its appendix C (a recurrence is about 4/3 as wide as the model), but were not checked against its table, and
+their gates' 16 diagonal blocks are ours. Data, the paper models' vocabulary of 32,000 pieces,
 optimizer and length of training are ours. Made for accelerators; time and loss of this code: not measured
 yet.
 """

@@ -15,18 +15,12 @@ import jax.numpy as jnp
 
 from hyena_jax.config import AFTConvConfig, AFTFullConfig, AFTLocalConfig, AFTSimpleConfig, require
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers.inputs import check_input, check_next, check_state_length, is_real, sums_dtype
+from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, is_real, sums_dtype
 from hyena_jax.ops import aft
 from hyena_jax.ops.aft_blocks import full_sums
 
 # What position biases are made of starts as N(0, 10^-2) in the paper; read as a variance.
 position_init = nn.initializers.normal(0.1, jnp.float32)
-
-
-class Shared(NamedTuple):
-    """What the batch has in common: tokens seen []."""
-
-    position: jax.Array
 
 
 class Window(NamedTuple):

@@ -11,14 +11,15 @@ import jax.numpy as jnp
 
 from hyena_jax.config import AttentionConfig, LocalAttentionConfig
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers.inputs import check_causal, check_input, check_next, check_state_length, documents
+from hyena_jax.mixers.inputs import (
+    Shared,
+    check_causal,
+    check_input,
+    check_next,
+    check_state_length,
+    documents,
+)
 from hyena_jax.ops.attention import rotary, same_segment, softmax_attention, visible_until
-
-
-class Shared(NamedTuple):
-    """What the batch has in common: tokens seen []."""
-
-    position: jax.Array
 
 
 class AttentionState(NamedTuple):

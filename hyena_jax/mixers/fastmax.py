@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from hyena_jax.config import FastmaxConfig
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers.inputs import (
+    Shared,
     check_causal,
     check_input,
     check_next,
@@ -19,12 +20,6 @@ from hyena_jax.mixers.inputs import (
 )
 from hyena_jax.ops import fastmax
 from hyena_jax.ops.attention import same_segment
-
-
-class Shared(NamedTuple):
-    """What the batch has in common: tokens seen []."""
-
-    position: jax.Array
 
 
 class FastmaxState(NamedTuple):

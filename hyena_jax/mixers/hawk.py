@@ -13,15 +13,9 @@ from flax.typing import Initializer
 
 from hyena_jax.config import HawkConfig
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers.inputs import check_input, check_next, check_state_length, documents, is_real
+from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, documents, is_real
 from hyena_jax.ops.rg_lru import RATE_SCALE, rg_lru
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
-
-
-class Shared(NamedTuple):
-    """What the batch has in common: tokens seen []."""
-
-    position: jax.Array
 
 
 class HawkState(NamedTuple):

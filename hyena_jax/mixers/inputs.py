@@ -1,9 +1,17 @@
-"""What every mixer checks and masks in its input."""
+"""What every mixer checks and masks in its input, and what the simplest states share."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import MixerConfig, require
+
+
+class Shared(NamedTuple):
+    """What the batch has in common: tokens seen []."""
+
+    position: jax.Array
 
 
 def check_input(x: jax.Array, d_model: int, max_len: int, segment_ids: jax.Array | None = None) -> None:

@@ -11,8 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import LocalAttentionConfig
-from hyena_jax.mixers.attention import Shared, empty_cache, heads, projections
-from hyena_jax.mixers.inputs import check_input, check_next, check_state_length, check_token, documents
+from hyena_jax.mixers.attention import empty_cache, heads, projections
+from hyena_jax.mixers.inputs import (
+    Shared,
+    check_input,
+    check_next,
+    check_state_length,
+    check_token,
+    documents,
+)
 from hyena_jax.ops.attention import local_attention, softmax_attention
 
 

@@ -8,14 +8,9 @@ import jax.numpy as jnp
 
 from hyena_jax.config import LanguageModelConfig, require
 from hyena_jax.initializers import initializers
+from hyena_jax.mixers.inputs import Shared
 from hyena_jax.models.blocks import activation_dtype, make_blocks
 from hyena_jax.models.norms import make_norm
-
-
-class Shared(NamedTuple):
-    """What the batch has in common: tokens seen []."""
-
-    position: jax.Array
 
 
 class LanguageModelState(NamedTuple):
