@@ -8,9 +8,9 @@ from hyena_jax.config import AnnotatedHyenaConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers import long_memory
+from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst, short_filtered
 from hyena_jax.mixers.inputs import check_input, check_next, check_state_length, check_token, refuse_segments
 from hyena_jax.mixers.long_memory import Convolve, LongState
-from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
 # Least norm that a gate is divided by.
 EPSILON = 1e-12
@@ -49,16 +49,15 @@ class AnnotatedHyena(nn.Module):
     def setup(self) -> None:
         config, width = self.config, self.d_model
         config.check(width, self.max_len)
-        channels, taps = (config.order + 1) * width, config.short_filter_len
+        n_parts, taps = config.order + 1, config.short_filter_len
+        channels = n_parts * width
         init = initializers("torch", self.n_layers, width, width)
-        self.in_proj = nn.Dense(channels, dtype=self.dtype, kernel_init=init.kernel, bias_init=init.bias)
+        self.in_proj = ToChannelsFirst(width, n_parts, self.dtype, init.kernel, init.bias)
         self.short_taps = self.param("short_taps", uniform_fan_in(taps), (channels, taps))
         self.short_bias = self.param("short_bias", uniform_fan_in(taps), (channels,))
         self.filter = build_filter(config.order, width, self.max_len, config.filter)
         self.skip = self.param("skip", nn.initializers.normal(1.0), (config.order, width))
-        self.out_proj = nn.Dense(
-            width, dtype=self.dtype, kernel_init=init.out_kernel, bias_init=init.out_bias
-        )
+        self.out_proj = FromChannelsFirst(width, self.dtype, init.out_kernel, init.out_bias)
 
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
@@ -71,9 +70,8 @@ class AnnotatedHyena(nn.Module):
         """
         check_input(x, self.d_model, self.max_len)
         refuse_segments(segment_ids)
-        start = empty_history(x.shape[0], *self.short_taps.shape)
         convolve = long_memory.parallel(self.filter(x.shape[1]), self.skip)
-        return self._mix(x, start, None, convolve, deterministic)[0]
+        return self._mix(x, None, None, convolve, deterministic)[0]
 
     def init_state(self, batch_size: int, max_len: int) -> LongState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
@@ -97,33 +95,29 @@ class AnnotatedHyena(nn.Module):
     def _mix(
         self,
         x: jax.Array,
-        short_history: jax.Array,
+        short_history: jax.Array | None,
         real: jax.Array | None,
         convolve: Convolve,
         deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
         """The operator around its long convolutions: y, and both histories after x [B, T, D]."""
-        z = self.in_proj(x).swapaxes(1, 2)  # [B, (N+1) D, T]
-        if real is not None:
-            z = jnp.where(real[:, None], z, 0)
-        *gates, v = jnp.split(
-            short_conv(z, self.short_taps, self.short_bias, short_history), self.config.order + 1, axis=1
+        (*gates, v), short_history = short_filtered(
+            self.in_proj(x), self.short_taps, self.short_bias, short_history, real
         )
-        v = v + x.swapaxes(1, 2).astype(v.dtype)
+        v = v + x.transpose(2, 0, 1).astype(v.dtype)
         if real is not None:
-            v = jnp.where(real[:, None], v, 0)
+            v = jnp.where(real, v, 0)
         histories = []
         for n, gate in enumerate(gates):
             long, history = convolve(v, n)
             v = v + normalized(gate) * long
             histories.append(history)
         long_history = None if histories[0] is None else jnp.stack(histories, axis=1)
-        v = v.swapaxes(1, 2)
-        return v + self.out_proj(v), advance_history(short_history, z), long_history
+        return v.transpose(1, 2, 0) + self.out_proj(v), short_history, long_history
 
 
 def normalized(gate: jax.Array) -> jax.Array:
-    """gate [B, D, L] divided by max(its norm over D, 1e-12); a gate of zeros has finite gradients."""
+    """gate [D, B, L] divided by max(its norm over D, 1e-12); a gate of zeros has finite gradients."""
     dtype = jnp.float64 if gate.dtype == jnp.float64 else jnp.float32
-    square = jnp.sum(gate.astype(dtype) ** 2, axis=1, keepdims=True)
+    square = jnp.sum(gate.astype(dtype) ** 2, axis=0, keepdims=True)
     return (gate.astype(dtype) * jax.lax.rsqrt(jnp.maximum(square, EPSILON**2))).astype(gate.dtype)

@@ -8,6 +8,7 @@ from hyena_jax.config import FIRConfig, S4DConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers import long_memory
+from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.inputs import check_input, check_next, check_state_length, check_token, refuse_segments
 from hyena_jax.mixers.long_memory import Convolve, LongState
 
@@ -43,8 +44,8 @@ class FIR(nn.Module):
     def setup(self) -> None:
         self._set_up_convolution()
         init = initializers("gpt2", self.n_layers, self.d_model, self.d_model)
-        self.in_proj = nn.Dense(self.d_model, dtype=self.dtype, kernel_init=init.kernel)
-        self.out_proj = nn.Dense(self.d_model, dtype=self.dtype, kernel_init=init.out_kernel)
+        self.in_proj = ToChannelsFirst(self.d_model, 1, self.dtype, init.kernel)
+        self.out_proj = FromChannelsFirst(self.d_model, self.dtype, init.out_kernel)
 
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
@@ -91,17 +92,18 @@ class FIR(nn.Module):
         deterministic: bool,
     ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
         """The layers around the long convolution: y, and both histories after x [B, T, D]."""
-        u = self._before(x).swapaxes(1, 2)
+        u = self._before(x)
         if real is not None:
-            u = jnp.where(real[:, None], u, 0)
+            u = jnp.where(real, u, 0)
         y, history = convolve(u, 0)
-        y = self._after(y.swapaxes(1, 2))
-        return y, short_history, None if history is None else history[:, None]
+        return self._after(y), short_history, None if history is None else history[:, None]
 
     def _before(self, x: jax.Array) -> jax.Array:
-        return self.in_proj(x)
+        """u [D, B, T] of x [B, T, D]."""
+        return self.in_proj(x)[0]
 
     def _after(self, y: jax.Array) -> jax.Array:
+        """The output [B, T, D] of y [D, B, T]."""
         return self.out_proj(y)
 
 
@@ -125,10 +127,10 @@ class S4D(FIR):
     def setup(self) -> None:
         self._set_up_convolution()
         init = initializers("gpt2", self.n_layers, self.d_model, self.d_model)
-        self.out_proj = nn.Dense(2 * self.d_model, dtype=self.dtype, kernel_init=init.out_kernel)
+        self.out_proj = FromChannelsFirst(2 * self.d_model, self.dtype, init.out_kernel)
 
     def _before(self, x: jax.Array) -> jax.Array:
-        return x if self.dtype is None else x.astype(self.dtype)
+        return (x if self.dtype is None else x.astype(self.dtype)).transpose(2, 0, 1)
 
     def _after(self, y: jax.Array) -> jax.Array:
         return nn.glu(self.out_proj(nn.gelu(y, approximate=False)))

@@ -8,6 +8,7 @@ from hyena_jax.config import GatedHyenaConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers import long_memory
+from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst, short_filtered
 from hyena_jax.mixers.inputs import (
     check_causal,
     check_input,
@@ -17,7 +18,6 @@ from hyena_jax.mixers.inputs import (
     refuse_segments,
 )
 from hyena_jax.mixers.long_memory import Convolve, LongState
-from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
 
 class GatedHyena(nn.Module):
@@ -55,13 +55,11 @@ class GatedHyena(nn.Module):
         config.check(width, self.max_len)
         taps = config.short_filter_len
         init = initializers("torch", self.n_layers, width, width)
-        self.in_proj = nn.Dense(2 * width, dtype=self.dtype, kernel_init=init.kernel, bias_init=init.bias)
+        self.in_proj = ToChannelsFirst(width, 2, self.dtype, init.kernel, init.bias)
         self.short_taps = self.param("short_taps", uniform_fan_in(taps), (width, taps))
         self.short_bias = self.param("short_bias", uniform_fan_in(taps), (width,))
         self.filter = build_filter(1, width, self.max_len, config.filter)
-        self.out_proj = nn.Dense(
-            width, dtype=self.dtype, kernel_init=init.out_kernel, bias_init=init.out_bias
-        )
+        self.out_proj = FromChannelsFirst(width, self.dtype, init.out_kernel, init.out_bias)
 
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
@@ -74,9 +72,8 @@ class GatedHyena(nn.Module):
         """
         check_input(x, self.d_model, self.max_len)
         refuse_segments(segment_ids)
-        start = empty_history(x.shape[0], *self.short_taps.shape)
         convolve = long_memory.parallel(self.filter(x.shape[1]), None)
-        return self._mix(x, start, None, convolve, deterministic)[0]
+        return self._mix(x, None, None, convolve, deterministic)[0]
 
     def init_state(self, batch_size: int, max_len: int) -> LongState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
@@ -101,20 +98,22 @@ class GatedHyena(nn.Module):
     def _mix(
         self,
         x: jax.Array,
-        short_history: jax.Array,
+        short_history: jax.Array | None,
         real: jax.Array | None,
         convolve: Convolve,
         deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
         """The operator around its long convolution: y, and both histories after x [B, T, D]."""
-        v, gate = jnp.split(self.in_proj(x).swapaxes(1, 2), 2, axis=1)
-        u = x.swapaxes(1, 2).astype(v.dtype)
+        v, gate = self.in_proj(x)
+        u = x.transpose(2, 0, 1).astype(v.dtype)
         if real is not None:
-            u, v = jnp.where(real[:, None], u, 0), jnp.where(real[:, None], v, 0)
+            v = jnp.where(real, v, 0)
         long, history = convolve(v, 0)
         # Of a centred FIR, output t is that of a causal one at t + ahead.
         ahead = 0 if self.config.causal else (self.config.short_filter_len - 1) // 2
         padded = jnp.pad(u, [(0, 0), (0, 0), (0, ahead)])
-        short = short_conv(padded, self.short_taps, self.short_bias, short_history)[..., ahead:]
-        y = self.out_proj((long * gate + short * (1 - gate)).swapaxes(1, 2))
-        return y, advance_history(short_history, u), None if history is None else history[:, None]
+        (short,), short_history = short_filtered(
+            [padded], self.short_taps, self.short_bias, short_history, real
+        )
+        y = self.out_proj(long * gate + short[..., ahead:] * (1 - gate))
+        return y, short_history, None if history is None else history[:, None]

@@ -8,9 +8,9 @@ from hyena_jax.config import H3Config
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers import long_memory
+from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst, short_filtered
 from hyena_jax.mixers.inputs import check_input, check_next, check_state_length, check_token, refuse_segments
 from hyena_jax.mixers.long_memory import Convolve, LongState
-from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
 
 class H3(nn.Module):
@@ -50,13 +50,13 @@ class H3(nn.Module):
         config.check(width, self.max_len)
         n_taps, n_heads = config.n_taps, width // config.head_dim
         init = initializers("gpt2", self.n_layers, width, width)
-        self.qkv_proj = nn.Dense(3 * width, dtype=self.dtype, kernel_init=init.kernel)
+        self.qkv_proj = ToChannelsFirst(width, 3, self.dtype, init.kernel)
         self.shift_b = self.param("shift_b", lambda _: jnp.zeros((width, n_taps)).at[:, 0].set(1))
         self.shift_c = self.param("shift_c", uniform_fan_in(n_taps), (width, n_taps))
         self.shift_skip = self.param("shift_skip", nn.initializers.normal(1.0), (width,))
         self.filter = build_filter(1, n_heads, self.max_len, config.filter)
         self.skip = self.param("skip", nn.initializers.normal(1.0), (n_heads,))
-        self.out_proj = nn.Dense(width, dtype=self.dtype, kernel_init=init.out_kernel)
+        self.out_proj = FromChannelsFirst(width, self.dtype, init.out_kernel)
 
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
@@ -69,9 +69,8 @@ class H3(nn.Module):
         """
         check_input(x, self.d_model, self.max_len)
         refuse_segments(segment_ids)
-        start = empty_history(x.shape[0], *self.shift_b.shape)
         convolve = long_memory.parallel(self.filter(x.shape[1]), self.skip[None])
-        return self._mix(x, start, None, convolve, deterministic)[0]
+        return self._mix(x, None, None, convolve, deterministic)[0]
 
     def init_state(self, batch_size: int, max_len: int) -> LongState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
@@ -96,28 +95,29 @@ class H3(nn.Module):
     def _mix(
         self,
         x: jax.Array,
-        short_history: jax.Array,
+        short_history: jax.Array | None,
         real: jax.Array | None,
         convolve: Convolve,
         deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
         """The operator around its long convolution: y, and both histories after x [B, T, D]."""
-        q, k, v = jnp.split(self.qkv_proj(x).swapaxes(1, 2), 3, axis=1)  # [B, D, T]
+        q, k, v = self.qkv_proj(x)  # [D, B, T]
         if real is not None:
-            k, v = jnp.where(real[:, None], k, 0), jnp.where(real[:, None], v, 0)
-        shifted = short_conv(k, self._shift_taps(), jnp.zeros_like(self.shift_skip), short_history)
+            v = jnp.where(real, v, 0)
+        (shifted,), short_history = short_filtered(
+            [k], self._shift_taps(), jnp.zeros_like(self.shift_skip), short_history, real
+        )
         q, shifted, values = (self._heads(part) for part in (q, shifted, v))
-        # [B, d, d, H, T]: the head last among the channels, which share a filter across it.
-        outer = shifted[:, :, None] * values[:, None]
-        z, history = convolve(outer.reshape(len(x), -1, x.shape[1]), 0)
-        y = (q[:, :, None] * z.reshape(outer.shape)).sum(1)
-        y = y.swapaxes(1, 2).reshape(len(x), self.d_model, -1)
-        y = self.out_proj(y.swapaxes(1, 2))
-        return y, advance_history(short_history, k), None if history is None else history[:, None]
+        # [d, d, H, B, T]: the head last among the channels, which share a filter across it.
+        outer = shifted[:, None] * values
+        z, history = convolve(outer.reshape(-1, *v.shape[1:]), 0)
+        y = (q[:, None] * z.reshape(outer.shape)).sum(0)
+        y = self.out_proj(y.swapaxes(0, 1).reshape(v.shape))
+        return y, short_history, None if history is None else history[:, None]
 
     def _heads(self, x: jax.Array) -> jax.Array:
-        """[B, D, T] -> [B, d, H, T]."""
-        return x.reshape(len(x), -1, self.config.head_dim, x.shape[-1]).swapaxes(1, 2)
+        """[D, B, T] -> [d, H, B, T]."""
+        return x.reshape(-1, self.config.head_dim, *x.shape[1:]).swapaxes(0, 1)
 
     def _shift_taps(self) -> jax.Array:
         """Taps [D, M] of the shift filter: the correlation of c with b, and the skip in lag 0."""

@@ -9,6 +9,7 @@ from hyena_jax.config import HyenaConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers import long_memory
+from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst, short_filtered
 from hyena_jax.mixers.inputs import (
     check_causal,
     check_input,
@@ -18,7 +19,6 @@ from hyena_jax.mixers.inputs import (
     refuse_segments,
 )
 from hyena_jax.mixers.long_memory import Convolve, LongState
-from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -80,9 +80,10 @@ class Hyena(nn.Module):
     def setup(self) -> None:
         config = self.config
         config.check(self.d_model, self.max_len)
-        channels, taps = (config.order + 1) * self.width, config.short_filter_len
+        n_parts, taps = config.order + 1, config.short_filter_len
+        channels = n_parts * self.width
         init = initializers(config.init, self.n_layers, self.d_model, self.width)
-        self.in_proj = nn.Dense(channels, dtype=self.dtype, kernel_init=init.kernel, bias_init=init.bias)
+        self.in_proj = ToChannelsFirst(self.width, n_parts, self.dtype, init.kernel, init.bias)
         self.short_taps = self.param("short_taps", uniform_fan_in(taps), (channels, taps))
         self.short_bias = self.param("short_bias", uniform_fan_in(taps), (channels,))
         directions = 2 if config.bidirectional else 1
@@ -93,9 +94,7 @@ class Hyena(nn.Module):
             shape = (self.n_filters, config.num_heads, config.num_heads)
             self.order_mix = self.param("order_mix", nn.initializers.normal(head_dim**-0.5), shape)
         self.dropout = nn.Dropout(config.dropout)
-        self.out_proj = nn.Dense(
-            self.d_model, dtype=self.dtype, kernel_init=init.out_kernel, bias_init=init.out_bias
-        )
+        self.out_proj = FromChannelsFirst(self.d_model, self.dtype, init.out_kernel, init.out_bias)
 
     @property
     def width(self) -> int:
@@ -124,10 +123,9 @@ class Hyena(nn.Module):
         check_input(x, self.d_model, self.max_len)
         refuse_segments(segment_ids)
         h = self.filter(x.shape[1])
-        start = empty_history(x.shape[0], *self.short_taps.shape)
         future = h[self.n_filters :] if self.config.bidirectional else None
         convolve = long_memory.parallel(h[: self.n_filters], self.skip, self.block_len, future)
-        return self._mix(x, start, None, convolve, deterministic)[0]
+        return self._mix(x, None, None, convolve, deterministic)[0]
 
     def init_state(self, batch_size: int, max_len: int) -> LongState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
@@ -152,20 +150,17 @@ class Hyena(nn.Module):
     def _mix(
         self,
         x: jax.Array,
-        short_history: jax.Array,
+        short_history: jax.Array | None,
         real: jax.Array | None,
         convolve: Convolve,
         deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
         """The operator around its long convolutions: y, and both histories after x [B, T, D]."""
-        z = self.in_proj(x).swapaxes(1, 2)  # [B, (N+1) W, T]
-        if real is not None:
-            z = jnp.where(real[:, None], z, 0)
-        *gates, v = jnp.split(
-            short_conv(z, self.short_taps, self.short_bias, short_history), self.config.order + 1, axis=1
+        (*gates, v), short_history = short_filtered(
+            self.in_proj(x), self.short_taps, self.short_bias, short_history, real
         )
         if real is not None:
-            v = jnp.where(real[:, None], v, 0)
+            v = jnp.where(real, v, 0)
         gate_first = self.config.gating == "gate_first"
         histories = []
         for o in range(self.n_filters):
@@ -180,21 +175,21 @@ class Hyena(nn.Module):
             v = v * gates[0]
         v = ACTIVATIONS[self.config.activation](v)
         long_history = None if histories[0] is None else jnp.stack(histories, axis=1)
-        return self.out_proj(v.swapaxes(1, 2)), advance_history(short_history, z), long_history
+        return self.out_proj(v), short_history, long_history
 
     def _over_head(self, gate: jax.Array) -> jax.Array:
-        """The gate [B, W, T], or with outer mixing its sum over each head's channels at all of them."""
+        """The gate [W, B, T], or with outer mixing its sum over each head's channels at all of them."""
         if not self.config.outer_mixing:
             return gate
         heads = self._heads(gate)
-        return jnp.broadcast_to(heads.sum(2, keepdims=True), heads.shape).reshape(gate.shape)
+        return jnp.broadcast_to(heads.sum(1, keepdims=True), heads.shape).reshape(gate.shape)
 
     def _mix_heads(self, v: jax.Array, o: int) -> jax.Array:
-        """v [B, W, T] with its heads mixed by the matrix of convolution o, where there is one."""
+        """v [W, B, T] with its heads mixed by the matrix of convolution o, where there is one."""
         if not self.config.post_order_ffn:
             return v
         weights = self.order_mix[o].astype(v.dtype)
-        return jnp.einsum("bhwt,hg->bgwt", self._heads(v), weights).reshape(v.shape)
+        return jnp.einsum("hwbt,hg->gwbt", self._heads(v), weights).reshape(v.shape)
 
     def _heads(self, x: jax.Array) -> jax.Array:
-        return x.reshape(len(x), self.config.num_heads, -1, x.shape[-1])
+        return x.reshape(self.config.num_heads, -1, *x.shape[1:])

@@ -8,7 +8,8 @@ Such a mixer is a function
     mix(x [B, T, D], short_history, real, convolve, deterministic) -> y, short_history, long_history
 
 around its long convolutions, which it leaves to `convolve`. The functions here call it with the
-`convolve` that the parallel form, a prefill or a single step needs.
+`convolve` that the parallel form, a prefill or a single step needs. Inside, channels come first, [W, B, T]
+(`hyena_jax.ops.dense` says why); of a state, the batch does, as of every mixer's.
 """
 
 from collections.abc import Callable
@@ -39,7 +40,7 @@ class LongState(NamedTuple):
     long_history: jax.Array
 
 
-# One long convolution: (u [B, W, T], filter index) -> (y [B, W, T], history after u [B, W, S] or None).
+# One long convolution: (u [W, B, T], filter index) -> (y [W, B, T], history after u [B, W, S] or None).
 Convolve = Callable[[jax.Array, int], tuple[jax.Array, jax.Array | None]]
 # See the module's docstring; the histories are None in the parallel form.
 Mix = Callable[..., tuple[jax.Array, jax.Array | None, jax.Array | None]]
@@ -91,14 +92,14 @@ def prefill(
 
     def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
         history = _write(state.long_history[:, o], u, position)
-        if block_len is None:
-            y = _blockwise(history, filters[o])
-        else:  # blocks count from a row's first real token
-            aligned = _roll_rows(history, -first)
-            y = _roll_rows(_blockwise(aligned, filters[o], block_len=block_len), first)
-        return jax.lax.dynamic_slice_in_dim(y, position, n_tokens, axis=-1).astype(u.dtype), history
+        # Blocks count from a row's first real token.
+        aligned = history if block_len is None else _roll_rows(history, -first)
+        y = _blockwise(aligned.swapaxes(0, 1), filters[o], block_len=block_len).swapaxes(0, 1)
+        y = y if block_len is None else _roll_rows(y, first)
+        y = jax.lax.dynamic_slice_in_dim(y, position, n_tokens, axis=-1)
+        return y.swapaxes(0, 1).astype(u.dtype), history
 
-    y, *memory = mix(x, state.short_history, is_real(lengths, n_tokens), convolve, True)
+    y, *memory = _mix_on(mix, state, x, is_real(lengths, n_tokens), convolve)
     return LongState(Shared(filters, position + n_tokens), first, *memory), y
 
 
@@ -118,11 +119,19 @@ def step(
             in_block = jnp.arange(history.shape[-1]) >= (position - age)[:, None]
             seen = jnp.where(in_block[:, None], history, 0)
         seen = seen.reshape(len(seen), -1, *kernel.shape)
-        y = jnp.einsum("bgws,ws->bgw", seen, kernel).reshape(u.shape)
+        y = jnp.einsum("bgws,ws->gwb", seen, kernel).reshape(u.shape)
         return y.astype(u.dtype), history
 
-    y, *memory = mix(x[:, None], state.short_history, None, convolve, True)
+    y, *memory = _mix_on(mix, state, x[:, None], None, convolve)
     return LongState(Shared(filters, position + 1), state.first, *memory), y[:, 0]
+
+
+def _mix_on(
+    mix: Mix, state: LongState, x: jax.Array, real: jax.Array | None, convolve: Convolve
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`mix` of the next tokens x [B, T, D]: y, and both histories with the batch first."""
+    y, short_history, long_history = mix(x, state.short_history.swapaxes(0, 1), real, convolve, True)
+    return y, short_history.swapaxes(0, 1), long_history
 
 
 def _blockwise(
@@ -132,16 +141,16 @@ def _blockwise(
     block_len: int | None = None,
     future: jax.Array | None = None,
 ) -> jax.Array:
-    """y [B, W, L] of u [B, W, L] and h [w, >= L]; each block of `block_len` steps is convolved alone."""
-    batch, width, length = u.shape
+    """y [W, B, L] of u [W, B, L] and h [w, >= L]; each block of `block_len` steps is convolved alone."""
+    width, batch, length = u.shape
     taps = min(length, block_len or length)
     n_blocks = -(-length // taps)
     u = jnp.pad(u, [(0, 0), (0, 0), (0, n_blocks * taps - length)])
-    u = u.reshape(batch, -1, len(h), n_blocks, taps)
-    y = long_conv(u, h[:, None, :taps], None if skip is None else skip[:, None])
+    u = u.reshape(-1, len(h), batch, n_blocks, taps)
+    y = long_conv(u, h[:, None, None, :taps], None if skip is None else skip[:, None, None])
     if future is not None:
-        y = y + long_conv(u[..., ::-1], future[:, None, :taps])[..., ::-1]
-    return y.reshape(batch, width, -1)[..., :length]
+        y = y + long_conv(u[..., ::-1], future[:, None, None, :taps])[..., ::-1]
+    return y.reshape(width, batch, -1)[..., :length]
 
 
 def _roll_rows(x: jax.Array, shifts: jax.Array) -> jax.Array:
@@ -150,5 +159,6 @@ def _roll_rows(x: jax.Array, shifts: jax.Array) -> jax.Array:
 
 
 def _write(history: jax.Array, u: jax.Array, position: jax.Array) -> jax.Array:
-    """history [B, W, S] with u [B, W, T] from `position` on."""
-    return jax.lax.dynamic_update_slice_in_dim(history, u.astype(history.dtype), position, axis=-1)
+    """history [B, W, S] with u [W, B, T] from `position` on."""
+    u = u.swapaxes(0, 1).astype(history.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(history, u, position, axis=-1)

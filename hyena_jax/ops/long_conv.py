@@ -1,14 +1,25 @@
 """Causal convolution with a filter as long as the sequence: y_t = sum_{s=0..t} h_s u_{t-s}.
 
-Axes: B batch, D channels, L length. Time is the last axis; the axes before it broadcast, so that
-u [B, D, L] and h [D, L] give y [B, D, L]. Every form computes in float32 (float64 stays float64) and
-returns the dtype of u.
+Axes: C channels, B batch, L length, n points of a transform. Time is the last axis; the axes before it
+broadcast, so that u [C, B, L] and h [C, 1, L] give y [C, B, L]. Every form computes in float32 (float64
+stays float64) and returns the dtype of u.
+
+The Fourier forms need no zeros behind the sequence. Times w^t with w^n = i, a product of polynomials modulo
+x^n - 1 becomes one modulo x^n - i: what wraps round comes back times i, so that of real sequences the real
+part is the causal convolution alone, and n = L complex points do in place of 2L real ones ("right-angle
+convolution", Nussbaumer 1982; Crandall and Pomerance, Prime Numbers, section 9.5).
 """
 
 from collections.abc import Callable
+from functools import partial
+from math import isqrt
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from hyena_jax.ops.broadcasting import sum_to
 
 Convolution = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -22,7 +33,7 @@ def long_conv(
       u: input [..., L].
       h: filter [..., L], broadcast against u before the last axis.
       skip: weight of the input itself [...]; it is added to h_0, which is the same and costs nothing.
-      method: `fft_conv`, `toeplitz_conv` or `direct_conv`; None is `fft_conv`.
+      method: `fft_conv`, `matmul_fft_conv`, `toeplitz_conv` or `direct_conv`; None is `default_method(L)`.
 
     Returns:
       y, with the broadcast shape of u and h and the dtype of u.
@@ -30,13 +41,19 @@ def long_conv(
     Raises:
       ValueError: if u and h differ in length.
     """
-    if u.shape[-1] != h.shape[-1]:
+    length = u.shape[-1]
+    if length != h.shape[-1]:
         raise ValueError(f"h must have the length of u: u is {u.shape}, h is {h.shape}")
     if skip is not None:
         h = jnp.asarray(h)
         h = h.at[..., 0].add(jnp.asarray(skip, h.dtype))
     dtype = jnp.float64 if jnp.float64 in (u.dtype, h.dtype) else jnp.float32
-    return (method or fft_conv)(u.astype(dtype), h.astype(dtype)).astype(u.dtype)
+    return (method or default_method(length))(u.astype(dtype), h.astype(dtype)).astype(u.dtype)
+
+
+def default_method(length: int) -> Convolution:
+    """The form for the default backend: TPUs multiply matrices much faster than they transform."""
+    return matmul_fft_conv if jax.default_backend() == "tpu" else fft_conv
 
 
 def direct_conv(u: jax.Array, h: jax.Array) -> jax.Array:
@@ -68,56 +85,128 @@ def toeplitz(h: jax.Array) -> jax.Array:
     return jnp.swapaxes(skewed[..., :length], -1, -2)
 
 
-@jax.custom_vjp
+class Transform(NamedTuple):
+    """A Fourier transform of the last axis, in any order of frequencies, and its inverse."""
+
+    forward: Callable[[jax.Array], jax.Array]
+    inverse: Callable[[jax.Array], jax.Array]
+
+
 def fft_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """The same through real FFTs of n >= 2L - 1 points, O(L log L).
+    """The same through FFTs, O(L log L), with its own derivative rule: three transforms, and two of h.
 
-    JAX transposes `rfft` through a full complex FFT, so this has its own derivative rule: two real
-    transforms for each input. The rule serves reverse mode only; for forward mode or second
-    derivatives use `direct_conv` or `toeplitz_conv`.
+    The rule serves reverse mode only; for forward mode or second derivatives use `direct_conv` or
+    `toeplitz_conv`.
     """
-    return _fft_conv_forward(u, h)[0]
+    return _spectral_conv(u, h, FFT, fft_len(u.shape[-1]))
 
 
-def _fft_conv_forward(u: jax.Array, h: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    length = u.shape[-1]
-    n = fft_len(2 * length - 1)
-    u_spectrum, h_spectrum = jnp.fft.rfft(u, n), jnp.fft.rfft(h, n)
-    y = jnp.fft.irfft(u_spectrum * h_spectrum, n)[..., :length]
-    return y, (u_spectrum, h_spectrum)
+def matmul_fft_conv(u: jax.Array, h: jax.Array) -> jax.Array:
+    """`fft_conv` with each FFT as two products with Fourier matrices of about sqrt(L) points.
+
+    The first two of Bailey's four steps (1990); the order of frequencies does not matter here, so none is
+    restored. O(L^1.5), for matrix units: FlashFFTConv (Fu et al. 2023, arXiv 2311.05908, section 3.1).
+    """
+    n_rows, n_columns = factors(u.shape[-1])
+    transform = Transform(
+        partial(_matmul_fft, shape=(n_rows, n_columns)), partial(_matmul_ifft, shape=(n_rows, n_columns))
+    )
+    return _spectral_conv(u, h, transform, n_rows * n_columns)
 
 
-def _fft_conv_backward(spectra: tuple[jax.Array, jax.Array], y_bar: jax.Array) -> tuple[jax.Array, jax.Array]:
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _spectral_conv(u: jax.Array, h: jax.Array, transform: Transform, n: int) -> jax.Array:
+    return _forward(u, h, transform, n)[0]
+
+
+def _forward(
+    u: jax.Array, h: jax.Array, transform: Transform, n: int
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    u_spectrum, h_spectrum = (_spectrum(x, transform, n) for x in (u, h))
+    return _signal(u_spectrum * h_spectrum, transform, u.shape[-1]), (u_spectrum, h_spectrum)
+
+
+def _backward(
+    transform: Transform, n: int, spectra: tuple[jax.Array, jax.Array], y_bar: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The transpose of a convolution with h multiplies by the conjugate spectrum between the same ends."""
     u_spectrum, h_spectrum = spectra
-    length = y_bar.shape[-1]
-    n = fft_len(2 * length - 1)
-    y_spectrum = jnp.fft.rfft(y_bar, n)
+    y_spectrum = _spectrum(y_bar, transform, n)
 
     def correlate(other: jax.Array, like: jax.Array) -> jax.Array:
-        product = _sum_to(y_spectrum * jnp.conj(other), like.shape)
-        return jnp.fft.irfft(product, n)[..., :length]
+        product = sum_to(y_spectrum * jnp.conj(other), like.shape)
+        return _signal(product, transform, y_bar.shape[-1])
 
     return correlate(h_spectrum, u_spectrum), correlate(u_spectrum, h_spectrum)
 
 
-fft_conv.defvjp(_fft_conv_forward, _fft_conv_backward)
+_spectral_conv.defvjp(_forward, _backward)
 
 
-def _sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Sums x over the axes along which an array of `shape` was broadcast."""
-    extra = x.ndim - len(shape)
-    axes = tuple(range(extra)) + tuple(
-        i + extra for i, size in enumerate(shape) if size == 1 and x.shape[i + extra] != 1
-    )
-    return x.sum(axes, keepdims=True).reshape(shape)
+def _spectrum(x: jax.Array, transform: Transform, n: int) -> jax.Array:
+    """Transform of w^t x_t with w^n = i: complex [..., n]."""
+    length = x.shape[-1]
+    cos, sin = _right_angle(length, n, x.dtype)
+    turned = jax.lax.complex(x * cos, x * sin)
+    return transform.forward(jnp.pad(turned, [(0, 0)] * (x.ndim - 1) + [(0, n - length)]))
+
+
+def _signal(spectrum: jax.Array, transform: Transform, length: int) -> jax.Array:
+    """The real part of w^-t times the inverse transform, for t < length."""
+    turned = transform.inverse(spectrum)[..., :length]
+    cos, sin = _right_angle(length, spectrum.shape[-1], turned.real.dtype)
+    return turned.real * cos + turned.imag * sin
+
+
+def _right_angle(length: int, n: int, dtype: jnp.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of the angles of w^t for t < length: a quarter of a turn in n steps."""
+    angle = np.arange(length) * (np.pi / (2 * n))
+    return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
+
+
+FFT = Transform(jnp.fft.fft, jnp.fft.ifft)
+
+
+def _matmul_fft(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """FFT of x [..., R C]; frequency k C' + j of the FFT is at (j, k)."""
+    rows, twiddle, columns = _fourier_matrices(shape, x.dtype)
+    x = x.reshape(*x.shape[:-1], *shape)
+    x = jnp.einsum("jr,...rc->...jc", rows, x, precision="highest") * twiddle
+    return jnp.einsum("...jc,ck->...jk", x, columns, precision="highest").reshape(*x.shape[:-2], -1)
+
+
+def _matmul_ifft(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """The inverse of `_matmul_fft`."""
+    rows, twiddle, columns = (jnp.conj(m) for m in _fourier_matrices(shape, x.dtype))
+    x = x.reshape(*x.shape[:-1], *shape)
+    x = jnp.einsum("...jk,ck->...jc", x, columns, precision="highest") * twiddle
+    x = jnp.einsum("jr,...jc->...rc", rows, x, precision="highest")
+    return x.reshape(*x.shape[:-2], -1) / (shape[0] * shape[1])
+
+
+def _fourier_matrices(shape: tuple[int, int], dtype: jnp.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """exp(-2 pi i j r / R) [R, R], exp(-2 pi i j c / R C) [R, C] and exp(-2 pi i c k / C) [C, C]."""
+    n_rows, n_columns = shape
+    r, c = np.arange(n_rows), np.arange(n_columns)
+
+    def roots(products: np.ndarray, n: int) -> np.ndarray:
+        return np.exp(-2j * np.pi / n * (products % n)).astype(dtype)
+
+    twiddle = roots(np.outer(r, c), n_rows * n_columns)
+    return roots(np.outer(r, r), n_rows), twiddle, roots(np.outer(c, c), n_columns)
+
+
+def factors(length: int) -> tuple[int, int]:
+    """R <= C with R C >= length, both near sqrt(length), and as few points as that allows."""
+    columns = isqrt(length - 1) + 1
+    return -(-length // columns), columns
 
 
 def fft_len(least: int) -> int:
-    """The smallest even number >= least without a prime factor above 5: sizes that FFTs are fast at."""
-    n = least + least % 2
-    while not _is_smooth(n):
-        n += 2
-    return n
+    """The smallest number >= least without a prime factor above 5: sizes that FFTs are fast at."""
+    while not _is_smooth(least):
+        least += 1
+    return least
 
 
 def _is_smooth(n: int) -> bool:

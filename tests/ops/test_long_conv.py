@@ -6,10 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import assert_close
 
-from hyena_jax.ops.long_conv import direct_conv, fft_conv, fft_len, long_conv, toeplitz, toeplitz_conv
+from hyena_jax.ops.long_conv import (
+    direct_conv,
+    factors,
+    fft_conv,
+    fft_len,
+    long_conv,
+    matmul_fft_conv,
+    toeplitz,
+    toeplitz_conv,
+)
 from hyena_jax.reference import convolution
 
-METHODS = (fft_conv, toeplitz_conv, direct_conv, None)
+METHODS = (fft_conv, matmul_fft_conv, toeplitz_conv, direct_conv, None)
 
 
 def arrays(length: int, dtype=np.float32, seed: int = 0):
@@ -45,7 +54,7 @@ def test_bfloat16_input_is_convolved_in_float32(method):
 
 
 @pytest.mark.parametrize("length", [1, 7, 64, 127])
-@pytest.mark.parametrize("method", [fft_conv, toeplitz_conv])
+@pytest.mark.parametrize("method", [fft_conv, matmul_fft_conv, toeplitz_conv])
 def test_gradients_equal_those_of_the_direct_form(method, length):
     with jax.enable_x64(True):
         u, h, skip = map(jnp.asarray, arrays(length, np.float64))
@@ -61,7 +70,14 @@ def test_gradients_equal_those_of_the_direct_form(method, length):
 
 
 @pytest.mark.parametrize(
-    "shapes", [((4, 3, 7), (3, 7)), ((3, 4, 7), (3, 1, 7)), ((7,), (2, 7)), ((1, 7), (5, 7))]
+    "shapes",
+    [
+        ((4, 3, 7), (3, 7)),
+        ((3, 4, 7), (3, 1, 7)),
+        ((2, 3, 4, 1, 7), (3, 1, 1, 7)),
+        ((7,), (2, 7)),
+        ((1, 7), (5, 7)),
+    ],
 )
 def test_leading_axes_broadcast_and_gradients_have_the_shapes_of_the_arguments(shapes):
     with jax.enable_x64(True):
@@ -87,10 +103,11 @@ def test_future_inputs_have_exactly_no_gradient(method):
         assert np.all(np.asarray(gradient)[..., t + 1 :] == 0)
 
 
-def test_future_inputs_have_no_gradient_beyond_rounding_through_the_fft():
+@pytest.mark.parametrize("method", [fft_conv, matmul_fft_conv])
+def test_future_inputs_have_no_gradient_beyond_rounding_through_the_fft(method):
     u, h, _ = arrays(33)
     for t in (0, 16, 31):
-        gradient = jax.grad(lambda u, t=t: fft_conv(u, h)[..., t].sum())(jnp.asarray(u))
+        gradient = jax.grad(lambda u, t=t: method(u, h)[..., t].sum())(jnp.asarray(u))
         assert np.abs(np.asarray(gradient)[..., t + 1 :]).max() < 2e-5 * np.abs(h).max()
 
 
@@ -119,10 +136,18 @@ def test_commutes_with_a_shift_in_time(length, seed, data):
 
 
 @pytest.mark.parametrize(
-    ("least", "size"), [(1, 2), (2, 2), (7, 8), (13, 16), (127, 128), (193, 200), (253, 256)]
+    ("least", "size"), [(1, 1), (2, 2), (7, 8), (13, 15), (127, 128), (193, 200), (253, 256)]
 )
 def test_fft_len(least, size):
     assert fft_len(least) == size
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 64, 97, 1000, 4096])
+def test_factors_are_near_the_root_and_enough(length):
+    rows, columns = factors(length)
+    assert rows <= columns
+    assert rows * columns >= length > (rows - 1) * columns
+    assert (columns - 1) ** 2 < length
 
 
 def test_a_filter_of_another_length_is_refused():

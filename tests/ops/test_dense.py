@@ -1,0 +1,37 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+from hyena_jax.ops.dense import block_dense, dense, from_channels_first, to_channels_first
+
+# Each with the einsum that it is, and shapes of its arguments.
+PRODUCTS = {
+    "dense": (dense, "bld,dc->blc", (2, 7, 3), (3, 5)),
+    "block_dense": (block_dense, "hni,hij->hnj", (2, 7, 3), (2, 3, 5)),
+    "to_channels_first": (to_channels_first, "bld,dc->cbl", (2, 7, 3), (3, 5)),
+    "from_channels_first": (from_channels_first, "dbl,dc->blc", (3, 2, 7), (3, 5)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_equals_its_einsum_in_value_and_gradients(name):
+    product, equation, *shapes = PRODUCTS[name]
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        args = [jnp.asarray(rng.standard_normal(shape)) for shape in shapes]
+        y, pull_back = jax.vjp(product, *args)
+        expected, expected_pull_back = jax.vjp(lambda x, kernel: jnp.einsum(equation, x, kernel), *args)
+        assert_close(y, expected)
+        y_bar = jnp.asarray(rng.standard_normal(y.shape))
+        for ours, theirs in zip(pull_back(y_bar), expected_pull_back(y_bar), strict=True):
+            assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_bfloat16_stays(name):
+    product, _, *shapes = PRODUCTS[name]
+    args = [jnp.ones(shape, jnp.bfloat16) for shape in shapes]
+    y, pull_back = jax.vjp(product, *args)
+    assert {y.dtype, *(bar.dtype for bar in pull_back(y))} == {jnp.dtype(jnp.bfloat16)}
