@@ -1,6 +1,7 @@
 """The recurrent block of Hawk and Griffin.
 
-Axes: B batch, L length, T new tokens, D channels, W recurrence width, H blocks of the gates, K taps.
+Axes: B batch, L length, T new tokens, D channels, W recurrence width, H blocks of the gates, I = W / H
+channels of a block, K taps.
 """
 
 from typing import NamedTuple
@@ -14,17 +15,22 @@ from flax.typing import Initializer
 from hyena_jax.config import HawkConfig
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, documents, is_real
+from hyena_jax.mixers.projections import SplitDense
+from hyena_jax.ops.dense import block_dense
 from hyena_jax.ops.rg_lru import RATE_SCALE, rg_lru
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
 
 class HawkState(NamedTuple):
-    """The first real position of each row [B], FIR inputs [B, W, K-1] and recurrent state [B, W], float32."""
+    """The first real position of each row [B], FIR inputs [B, W, K-1] and recurrent state [B, W], float32.
+
+    The last two are None in the parallel form, which starts from nothing.
+    """
 
     shared: Shared
     first: jax.Array
-    short_history: jax.Array
-    h: jax.Array
+    short_history: jax.Array | None
+    h: jax.Array | None
 
 
 class Hawk(nn.Module):
@@ -68,12 +74,12 @@ class Hawk(nn.Module):
         config.check(self.d_model, self.max_len)
         init = initializers("griffin", self.n_layers, self.d_model, width)
         bias, taps = config.projection_bias, config.short_filter_len
-        self.in_proj = nn.Dense(2 * width, use_bias=bias, dtype=self.dtype, kernel_init=init.kernel)
+        self.in_proj = SplitDense(width, 2, bias, self.dtype, init.kernel)
         fir_init = nn.initializers.normal((0.01 / taps) ** 0.5)
         self.short_taps = self.param("short_taps", fir_init, (width, taps))
         self.short_bias = self.param("short_bias", nn.initializers.zeros, (width,))
-        self.recurrence_gate = BlockDense(config.gate_blocks, config.gate_bias, self.dtype)
-        self.input_gate = BlockDense(config.gate_blocks, config.gate_bias, self.dtype)
+        self.recurrence_gate = BlockDense(config.gate_bias, self.dtype)
+        self.input_gate = BlockDense(config.gate_bias, self.dtype)
         self.rate = self.param("rate", ring_init(config), (width,))
         self.out_proj = nn.Dense(self.d_model, use_bias=bias, dtype=self.dtype, kernel_init=init.out_kernel)
 
@@ -94,7 +100,7 @@ class Hawk(nn.Module):
           ValueError: for a wrong rank, width or length of x.
         """
         check_input(x, self.d_model, self.max_len, segment_ids)
-        state = self.init_state(x.shape[0], x.shape[1])
+        state = self.init_state(x.shape[0], x.shape[1])._replace(short_history=None, h=None)
         starts = self._starts(state, x.shape[1])
         if segment_ids is not None:
             segment_ids = documents(segment_ids)
@@ -142,43 +148,58 @@ class Hawk(nn.Module):
         segment_ids: jax.Array | None,
     ) -> tuple[HawkState, jax.Array]:
         """The state after x [B, T, D], and y [B, T, D]."""
-        gate, u = jnp.split(self.in_proj(x), 2, axis=-1)
+        gate, u = self.in_proj(x)
+        # The blocks of the gates come first, [H, B, T, I], in what follows: their products then find every
+        # array in order, where XLA for CPUs would recompute it while it transposes.
+        u = self._blocks(u)
         if real is not None:
             u = jnp.where(real[..., None], u, 0)
-        u = u.swapaxes(1, 2)  # the FIR's time is the last axis
-        history = advance_history(state.short_history, u)
-        u = short_conv(u, self.short_taps, self.short_bias, state.short_history, segment_ids).swapaxes(1, 2)
+        before = None if state.short_history is None else self._blocks(state.short_history.swapaxes(1, 2))
+        ids = None if segment_ids is None else segment_ids[..., None]
+        taps, bias = self._blocks(self.short_taps.T[:, None, None]), self._blocks(self.short_bias[None, None])
+        history = advance_history(before, u, 2)
+        u = short_conv(u, taps.swapaxes(0, 1), bias, 2, before, ids)
         if real is not None:  # the FIR's bias got into the padding
             u = jnp.where(real[..., None], u, 0)
         gates = (self.recurrence_gate(u), self.input_gate(u))
         r, i = (jax.nn.sigmoid(z.astype(self.rate.dtype)) for z in gates)
-        h, h_last = rg_lru(u, r, i, self.rate, state.h, starts)
-        y = self.out_proj(jax.nn.gelu(gate, approximate=self.config.gelu == "tanh") * h)
-        shared = Shared(state.shared.position + x.shape[1])
-        return HawkState(shared, state.first, history, h_last), y
+        h0 = None if state.h is None else self._blocks(state.h)
+        h, h_last = rg_lru(u, r, i, self._blocks(self.rate[None, None]), h0, starts)
+        y = self.out_proj(jax.nn.gelu(gate, approximate=self.config.gelu == "tanh") * _join(h))
+        if history is not None:
+            history, h_last = _join(history).swapaxes(1, 2), _join(h_last)
+        return HawkState(Shared(state.shared.position + x.shape[1]), state.first, history, h_last), y
+
+    def _blocks(self, x: jax.Array) -> jax.Array:
+        """x [..., W] as [H, ..., I]."""
+        n_blocks = self.config.gate_blocks
+        return jnp.moveaxis(x.reshape(*x.shape[:-1], n_blocks, self.width // n_blocks), -2, 0)
+
+
+def _join(x: jax.Array) -> jax.Array:
+    """[H, ..., I] as [..., W]."""
+    x = jnp.moveaxis(x, 0, -2)
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 
 class BlockDense(nn.Module):
-    """A dense layer W -> W with a block-diagonal matrix: channels mix inside n_blocks groups.
+    """A dense layer W -> W with a block-diagonal matrix: channels mix inside H groups.
 
     Starts as N(0, 1 / block width), bias 0.
     """
 
-    n_blocks: int
     use_bias: bool
     dtype: jnp.dtype | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """y [..., W] of x [..., W]."""
-        block = x.shape[-1] // self.n_blocks
-        init = nn.initializers.normal(block**-0.5)
-        kernel = self.param("kernel", init, (self.n_blocks, block, block))
-        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:]) if self.use_bias else None
+        """y [H, B, T, I] of x [H, B, T, I]."""
+        n_blocks, width = x.shape[0], x.shape[-1]
+        kernel = self.param("kernel", nn.initializers.normal(width**-0.5), (n_blocks, width, width))
+        bias = self.param("bias", nn.initializers.zeros, (n_blocks * width,)) if self.use_bias else None
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
-        blocks = x.reshape(*x.shape[:-1], self.n_blocks, block)
-        y = jnp.einsum("...hi,hij->...hj", blocks, kernel).reshape(x.shape)
-        return y if bias is None else y + bias
+        y = block_dense(x.reshape(n_blocks, -1, width), kernel).reshape(x.shape)
+        return y if bias is None else y + bias.reshape(n_blocks, 1, 1, width)
 
 
 def ring_init(config: HawkConfig) -> Initializer:

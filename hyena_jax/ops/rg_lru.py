@@ -1,6 +1,6 @@
 """The real-gated linear recurrent unit (De et al. 2024, arXiv 2402.19427, section 2.4).
 
-Axes: B batch, L length, D channels.
+Axes: L length, D channels; before them whatever there is, a batch for instance.
 """
 
 import jax
@@ -28,17 +28,17 @@ def rg_lru(
     Where a document starts, h_t = i_t ⊙ x_t: nothing is remembered, and nothing scaled down to make room.
 
     Args:
-      x: inputs [B, L, D].
-      r: recurrence gate [B, L, D], in [0, 1]: 0 keeps the state.
-      i: input gate [B, L, D], in [0, 1].
-      rate: p [D]; a = exp(-softplus(p)) is the factor of a gate r = 1/8.
-      h0: state before the first step [B, D]; None is 0.
-      starts: boolean [B, L], True at the first token of a document; None is nowhere.
+      x: inputs [..., L, D].
+      r: recurrence gate [..., L, D], in [0, 1]: 0 keeps the state.
+      i: input gate [..., L, D], in [0, 1].
+      rate: p, broadcast against x; a = exp(-softplus(p)) is the factor of a gate r = 1/8.
+      h0: state before the first step [..., D]; None is 0.
+      starts: boolean, broadcast against x [..., L]; True at the first token of a document; None is nowhere.
       method: form of the recurrence, see `linear_recurrence`.
 
     Returns:
-      h [B, L, D] in the dtype of x, and the state after the last step [B, D]. Both are computed in float32
-      (float64 stays float64).
+      h [..., L, D] in the dtype of x, and the state after the last step [..., D]. Both are computed in
+      float32 (float64 stays float64).
     """
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     x_dtype = x.dtype
@@ -47,8 +47,10 @@ def rg_lru(
     a, multiplier = jnp.exp(log_a), bounded_sqrt(-jnp.expm1(2 * log_a))
     if starts is not None:
         a, multiplier = jnp.where(starts[..., None], 0, a), jnp.where(starts[..., None], 1, multiplier)
-    h, h_last = linear_recurrence(a, multiplier * (i * x), h0, method=method)
-    return h.astype(x_dtype), h_last
+    rows = (-1, *x.shape[-2:])
+    h0 = None if h0 is None else h0.reshape(-1, x.shape[-1])
+    h, h_last = linear_recurrence(a.reshape(rows), (multiplier * (i * x)).reshape(rows), h0, method=method)
+    return h.reshape(x.shape).astype(x_dtype), h_last.reshape(*x.shape[:-2], -1)
 
 
 @jax.custom_jvp

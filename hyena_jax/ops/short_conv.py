@@ -42,7 +42,8 @@ def short_conv(
     """
     taps, bias = taps.astype(x.dtype), bias.astype(x.dtype)
     if history is None:
-        return _from_nothing(x, taps, bias, segment_ids, axis % x.ndim)
+        # Counted from the last axis, as broadcasting does: segment_ids may have fewer axes.
+        return _from_nothing(x, taps, bias, segment_ids, axis if axis < 0 else axis - x.ndim)
     if segment_ids is not None:
         raise ValueError("segment_ids must be None where a history is given")
     length, n_taps = x.shape[axis], len(taps)
@@ -118,4 +119,4 @@ def _same(segment_ids: jax.Array, k: int, end: tuple[int, int], axis: int) -> ja
 
 
 def _pad(x: jax.Array, end: tuple[int, int], axis: int) -> jax.Array:
-    return jnp.pad(x, [end if i == axis else (0, 0) for i in range(x.ndim)])
+    return jnp.pad(x, [end if i == axis else (0, 0) for i in range(-x.ndim, 0)])
