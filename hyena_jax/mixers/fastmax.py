@@ -23,10 +23,10 @@ from hyena_jax.ops.attention import same_segment
 
 
 class FastmaxState(NamedTuple):
-    """Sums over all keys so far of features [B, H, M] and of features ⊗ values [B, H, M, d], float32."""
+    """Sums over all keys so far of features ⊗ (values, 1) [B, H, M, d+1], float32."""
 
     shared: Shared
-    sums: fastmax.Sums
+    sums: jax.Array
 
 
 class Fastmax(nn.Module):
@@ -112,7 +112,7 @@ class Fastmax(nn.Module):
         self, state: FastmaxState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[FastmaxState, jax.Array]:
         """The next T tokens x [B, T, D] at once."""
-        check_next(x, self.d_model, self.max_len, len(state.sums.weights), lengths)
+        check_next(x, self.d_model, self.max_len, len(state.sums), lengths)
         real = is_real(lengths, x.shape[1])
         o, sums = fastmax.fastmax_causal(*self._qkv(x), self.config.p, state.sums, real)
         return FastmaxState(Shared(state.shared.position + x.shape[1]), sums), self._output(o, x)

@@ -10,6 +10,7 @@ from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers import mixer_class
 from hyena_jax.models.norms import make_norm
+from hyena_jax.ops.dense import dense_dot_general
 
 
 class MLP(nn.Module):
@@ -45,7 +46,11 @@ class MLP(nn.Module):
         config = self.config
         init = initializers(config.init, config.n_layers, config.d_model, config.d_ff)
         kernel, bias = (init.out_kernel, init.out_bias) if is_last else (init.kernel, init.bias)
-        return nn.Dense(width, dtype=self.dtype, kernel_init=kernel, bias_init=bias, name=name)
+        # Much is computed from the first layers' output; that of the last is only added up.
+        product = None if is_last else dense_dot_general
+        return nn.Dense(
+            width, dtype=self.dtype, kernel_init=kernel, bias_init=bias, dot_general=product, name=name
+        )
 
 
 class Block(nn.Module):

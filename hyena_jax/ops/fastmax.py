@@ -2,17 +2,18 @@
 
     o_t = sum_s f(q_t . k_s) v_s / sum_s f(q_t . k_s),    f(x) = sum_{l=0..p} x^l / l!
 
-Axes: B batch, T queries, S keys, L either where T = S, C chunk, H heads, d head_dim, M features. q, k, v are
-[B, L, H, d]; a scale of q . k is the caller's to apply. All is float32 (float64 stays).
+Axes: B batch, T queries, S keys, L either where T = S, C chunk, n chunks, H heads, N = B H rows, d
+head_dim, M features. q, k, v are [B, L, H, d]; a scale of q . k is the caller's to apply. All is float32
+(float64 stays).
 
 f(q . k) is a product of features of q and of k alone, so that sums over keys can be taken first: O(L M d),
 M = C(d+p, p), in place of O(L^2 d). For even p every weight is positive, at least 1/2 for p = 2. For odd p
 weights may be negative and a row's sum of weights may come near 0 or change sign; `guarded` keeps it off 0.
 """
 
+from functools import partial
 from itertools import combinations_with_replacement
 from math import comb, factorial, prod
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +27,6 @@ LEAST_WEIGHT = 1e-3
 
 CHUNK = 256
 """Tokens whose features [B, C, H, M] exist at a time."""
-
-
-class Sums(NamedTuple):
-    """Over keys: features ⊗ values [B, H, M, d], and features [B, H, M]."""
-
-    values: jax.Array
-    weights: jax.Array
 
 
 def standardize(x: jax.Array) -> jax.Array:
@@ -55,21 +49,34 @@ def features(x: jax.Array, p: int) -> jax.Array:
     One feature x^alpha / sqrt(alpha!) for each multi-index alpha of degree at most p, by degree and then in
     lexicographic order: for p = 2, 1, all x_i, and x_i x_j for i <= j, those with i = j over sqrt(2).
     """
+    return _monomials(x, p, "...d,dm->...m")
+
+
+def _features_first(x: jax.Array, p: int) -> jax.Array:
+    """phi(x) [..., M, L] of x [..., L, d]: made in the order in which a sum over L reads them."""
+    return _monomials(x, p, "...ld,dm->...ml")
+
+
+def _monomials(x: jax.Array, p: int, select: str) -> jax.Array:
+    """Each feature as a product of p factors out of (1, x), which products with 0-1 matrices select.
+
+    Much quicker than slices, and their derivatives, put together.
+    """
     width = x.shape[-1]
-    monomials, parts = jnp.ones_like(x[..., :1]), [jnp.ones_like(x[..., :1])]
-    for degree in range(1, p + 1):
-        # x_i times the monomials of the degree below in x_i .. x_{d-1}: in lexicographic order the last ones.
-        counts = [comb(width - i + degree - 2, degree - 1) for i in range(width)]
-        ends = [monomials[..., monomials.shape[-1] - n :] for n in counts]
-        monomials = jnp.concatenate([x[..., i : i + 1] * end for i, end in enumerate(ends)], axis=-1)
-        parts.append(monomials * jnp.asarray(_coefficients(width, degree), x.dtype))
-    return jnp.concatenate(parts, axis=-1)
+    indices = np.array(list(combinations_with_replacement(range(width + 1), p)))  # [M, p], 0 for the 1
+    coefficients = _coefficients(indices).astype(x.dtype)
+    padded = jnp.concatenate([jnp.ones_like(x[..., :1]), x], axis=-1)
+    product = coefficients if select.endswith("m") else coefficients[:, None]
+    for index in indices.T:
+        chosen = jax.nn.one_hot(index, width + 1, axis=0, dtype=x.dtype)  # [d + 1, M]
+        product = product * jnp.einsum(select, padded, chosen, precision="highest")
+    return product
 
 
-def _coefficients(width: int, degree: int) -> np.ndarray:
-    """1 / sqrt(alpha!) of each multi-index of this degree, in lexicographic order of its factors."""
-    alphas = combinations_with_replacement(range(width), degree)
-    return np.array([prod(factorial(alpha.count(i)) for i in set(alpha)) for alpha in alphas]) ** -0.5
+def _coefficients(indices: np.ndarray) -> np.ndarray:
+    """1 / sqrt(alpha!) of each row of `indices`, whose zeros do not count."""
+    factorials = [prod(factorial(list(row).count(i)) for i in set(row) - {0}) for row in indices]
+    return np.array(factorials, np.float64) ** -0.5
 
 
 def guarded(weights: jax.Array) -> jax.Array:
@@ -88,84 +95,120 @@ def fastmax_quadratic(
     f = kernel(jnp.einsum("bthd,bshd->bhts", q, k), p)
     if mask is not None:
         f = jnp.where(mask, f, 0)
-    return _divide(jnp.einsum("bhts,bshd->bthd", f, v), f.sum(axis=-1))
+    o = jnp.einsum("bhts,bshd->bthd", f, _counted(v))
+    return _divide(o)
 
 
 def fastmax_bidirectional(q: jax.Array, k: jax.Array, v: jax.Array, p: int) -> jax.Array:
     """o [B, T, H, d] over all keys, by their sums."""
-    real = jnp.ones((1, k.shape[1]), bool)
-    size = min(CHUNK, k.shape[1])
-    keys = _chunks(k, size), _chunks(v, size), _chunks(real, size)
-    sums = jax.lax.scan(
-        jax.checkpoint(lambda sums, chunk: (_add_keys(sums, *chunk, p), None)), no_sums(k, p), keys
-    )[0]
-    o = jax.lax.map(
-        jax.checkpoint(lambda q: _divide(*_from_sums(q, sums, p))), _chunks(q, min(CHUNK, q.shape[1]))
-    )
-    return _join_chunks(o, q.shape[1])
+
+    @jax.checkpoint
+    def add_keys(sums: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        k, v = chunk
+        return sums + _features_first(k, p) @ v, None
+
+    sums = no_sums(k, p)
+    rows = sums.reshape(-1, *sums.shape[2:])
+    rows = jax.lax.scan(add_keys, rows, (_chunks(k), _chunks(_counted(v))))[0]
+    o = jax.lax.map(jax.checkpoint(lambda q: features(q, p) @ rows), _chunks(q))
+    return _divide(_join_chunks(o, q.shape))
 
 
 def fastmax_causal(
-    q: jax.Array, k: jax.Array, v: jax.Array, p: int, before: Sums, real: jax.Array | None = None
-) -> tuple[jax.Array, Sums]:
+    q: jax.Array, k: jax.Array, v: jax.Array, p: int, before: jax.Array, real: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """o [B, L, H, d] over the keys up to each query, and the sums after them.
 
-    Chunk by chunk: the weights inside a chunk directly, all earlier keys by their sums. A chunk's features
-    are recomputed for the derivative, for which the sums before each chunk are kept.
+    Chunk by chunk: the weights inside a chunk directly, all earlier keys by their sums. Its derivative goes
+    through the chunks in the other direction, with sums over later queries; only the sums before each chunk
+    are kept for it, and no features. It serves reverse mode alone.
 
     Args:
       before: the sums over earlier keys; `no_sums` at the start.
       real: bool [B, L], False for keys that count nothing; None where all do.
     """
-    if real is None:
-        real = jnp.ones((1, k.shape[1]), bool)
-    size = min(CHUNK, k.shape[1])
-    causal = jnp.tril(jnp.ones((size, size), bool))
-
-    @jax.checkpoint
-    def of_chunk(sums: Sums, chunk: tuple[jax.Array, ...]) -> tuple[Sums, jax.Array]:
-        q, k, v, real = chunk
-        f = jnp.where(causal & real[:, None, None], kernel(jnp.einsum("bthd,bshd->bhts", q, k), p), 0)
-        earlier, earlier_weights = _from_sums(q, sums, p)
-        o = _divide(earlier + jnp.einsum("bhts,bshd->bthd", f, v), earlier_weights + f.sum(axis=-1))
-        return _add_keys(sums, k, v, real, p), o
-
-    after, o = jax.lax.scan(of_chunk, before, tuple(_chunks(x, size) for x in (q, k, v, real)))
-    return _join_chunks(o, q.shape[1]), after
+    values = _counted(v) if real is None else jnp.where(real[..., None, None], _counted(v), 0)
+    rows = before.reshape(-1, *before.shape[2:])
+    o, after = _causal(_chunks(q), _chunks(k), _chunks(values), rows, p)
+    return _divide(_join_chunks(o, q.shape)), after.reshape(before.shape)
 
 
-def no_sums(k: jax.Array, p: int) -> Sums:
-    """Sums over nothing, for keys and values like k [B, L, H, d]."""
+def no_sums(k: jax.Array, p: int) -> jax.Array:
+    """Sums over nothing of features ⊗ (values, 1) [B, H, M, d+1], for keys and values like k [B, L, H, d]."""
     batch, _, heads, width = k.shape
-    n_features = comb(width + p, p)
-    return Sums(
-        jnp.zeros((batch, heads, n_features, width), k.dtype), jnp.zeros((batch, heads, n_features), k.dtype)
-    )
+    return jnp.zeros((batch, heads, comb(width + p, p), width + 1), k.dtype)
 
 
-def _add_keys(sums: Sums, k: jax.Array, v: jax.Array, real: jax.Array, p: int) -> Sums:
-    phi = jnp.where(real[..., None, None], features(k, p), 0)
-    return Sums(sums.values + jnp.einsum("bshm,bshd->bhmd", phi, v), sums.weights + phi.sum(axis=1))
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _causal(
+    q: jax.Array, k: jax.Array, v: jax.Array, before: jax.Array, p: int
+) -> tuple[jax.Array, jax.Array]:
+    """Weighted sums of v [n, N, C, d+1] with q, k [n, N, C, d], and all sums [N, M, d+1] after them."""
+    return _causal_forward(q, k, v, before, p)[0]
 
 
-def _from_sums(q: jax.Array, sums: Sums, p: int) -> tuple[jax.Array, jax.Array]:
-    """Weighted values [B, T, H, d] and weights [B, H, T] of all keys in the sums."""
-    phi = features(q, p)
-    return jnp.einsum("bthm,bhmd->bthd", phi, sums.values), jnp.einsum("bthm,bhm->bht", phi, sums.weights)
+def _causal_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, before: jax.Array, p: int
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
+    def of_chunk(sums: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple]:
+        q, k, v = chunk
+        o = jnp.tril(kernel(_products(q, k), p)) @ v + features(q, p) @ sums
+        return sums + _features_first(k, p) @ v, (o, sums)
+
+    after, (o, sums) = jax.lax.scan(of_chunk, before, (q, k, v))
+    return (o, after), (q, k, v, sums)
 
 
-def _divide(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """values [B, T, H, d] over weights [B, H, T]."""
-    return values / guarded(weights).swapaxes(1, 2)[..., None]
+def _causal_backward(
+    p: int, residuals: tuple[jax.Array, ...], bars: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, ...]:
+    """`later` is the derivative by the sums after a chunk: over later queries, phi(q) ⊗ o_bar."""
+
+    def of_chunk(later: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple]:
+        q, k, v, sums, o_bar = chunk
+        x = _products(q, k)
+        x_bar = jnp.tril(kernel(x, p - 1)) * _products(o_bar, v)  # f' is f of a degree less
+        phi_k, pull_back_k = jax.vjp(lambda k: features(k, p), k)
+        _, pull_back_q = jax.vjp(lambda q: features(q, p), q)
+        q_bar = x_bar @ k + pull_back_q(_products(o_bar, sums))[0]
+        k_bar = x_bar.mT @ q + pull_back_k(_products(v, later))[0]
+        v_bar = jnp.tril(kernel(x, p)).mT @ o_bar + phi_k @ later
+        return later + _features_first(q, p) @ o_bar, (q_bar, k_bar, v_bar)
+
+    o_bar, after_bar = bars
+    before_bar, chunk_bars = jax.lax.scan(of_chunk, after_bar, (*residuals, o_bar), reverse=True)
+    return *chunk_bars, before_bar
 
 
-def _chunks(x: jax.Array, size: int) -> jax.Array:
-    """x [B, L, ...] as [n, B, size, ...], the last chunk filled up with zeros."""
-    rest = -x.shape[1] % size
-    x = jnp.pad(x, [(0, 0), (0, rest)] + [(0, 0)] * (x.ndim - 2))
-    return x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
+_causal.defvjp(_causal_forward, _causal_backward)
 
 
-def _join_chunks(x: jax.Array, length: int) -> jax.Array:
-    """The first `length` tokens of [n, B, size, ...], as [B, length, ...]."""
-    return x.swapaxes(0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :length]
+def _products(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x . y [N, T, S] of x [N, T, d] and y [N, S, d]."""
+    return jnp.einsum("ntd,nsd->nts", x, y)
+
+
+def _counted(v: jax.Array) -> jax.Array:
+    """(v, 1): the sum of weights comes with that of weighted values."""
+    return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
+
+
+def _divide(o: jax.Array) -> jax.Array:
+    """Weighted values [..., d] over the sums of weights beside them [..., 1]."""
+    return o[..., :-1] / guarded(o[..., -1:])
+
+
+def _chunks(x: jax.Array) -> jax.Array:
+    """x [B, L, H, d] as [n, N, C, d], the last chunk filled up with zeros."""
+    batch, length, heads, width = x.shape
+    size = min(CHUNK, length)
+    x = jnp.pad(x, [(0, 0), (0, -length % size), (0, 0), (0, 0)])
+    x = x.reshape(batch, -1, size, heads, width).transpose(1, 0, 3, 2, 4)
+    return x.reshape(-1, batch * heads, size, width)
+
+
+def _join_chunks(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The tokens [B, L, H, ...] of [n, N, C, ...], where `shape` is [B, L, H, d]."""
+    batch, length, heads, _ = shape
+    x = x.reshape(-1, batch, heads, *x.shape[2:]).transpose(1, 0, 3, 2, 4)
+    return x.reshape(batch, -1, *x.shape[3:])[:, :length]
