@@ -1,3 +1,7 @@
+import subprocess
+import sys
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +11,10 @@ from hypothesis import strategies as st
 from tolerances import assert_close
 
 from hyena_jax.ops import linear_recurrence as ops
-from hyena_jax.ops.linear_recurrence import associative_recurrence, scan_recurrence
+from hyena_jax.ops.linear_recurrence import associative_recurrence, loop_recurrence, scan_recurrence
 from hyena_jax.reference import recurrence
 
-METHODS = (scan_recurrence, associative_recurrence, None)
+METHODS = (scan_recurrence, loop_recurrence, associative_recurrence, None)
 # Compiled as a whole: step by step, the parallel form is hundreds of small programs.
 linear_recurrence = jax.jit(ops.linear_recurrence, static_argnames=("reverse", "method"))
 DIRECTIONS = pytest.mark.parametrize("reverse", [False, True])
@@ -81,13 +85,62 @@ def test_gradients_equal_plain_autodiff_of_the_loop(length, method, reverse):
             assert_close(a, b)
 
 
-@pytest.mark.parametrize("method", METHODS[:2])
-def test_a_form_by_itself_serves_forward_mode(method):
+def test_the_scan_serves_forward_mode():
     with jax.enable_x64(True):
         args = tuple(map(jnp.asarray, arrays(7)))
         tangents = tuple(map(jnp.asarray, arrays(7, seed=1)))
-        ours = jax.jvp(method, args, tangents)[1]
-        assert_close(ours, jax.jvp(lambda *args: loop(*args, False)[0], args, tangents)[1])
+        ours = jax.jvp(lambda *args: linear_recurrence(*args, method=scan_recurrence), args, tangents)[1]
+        expected = jax.jvp(lambda *args: loop(*args, False), args, tangents)[1]
+        for a, b in zip(ours, expected, strict=True):
+            assert_close(a, b)
+
+
+@DIRECTIONS
+@pytest.mark.parametrize("method", METHODS)
+def test_bfloat16_gradients(method, reverse):
+    """a and x are read, and their derivatives written, in bfloat16; the state and the sums are float32."""
+    a, x, h0 = arrays(37)
+    a, x, h0 = jnp.bfloat16(a), jnp.bfloat16(x), jnp.float32(h0)
+
+    def loss(run, *args):
+        h, last = run(*args)
+        return h.astype(last.dtype).sum() + (last**2).sum()
+
+    gradients = jax.grad(partial(loss, partial(linear_recurrence, reverse=reverse, method=method)), (0, 1, 2))
+    assert [g.dtype for g in gradients(a, x, h0)] == [jnp.bfloat16, jnp.bfloat16, jnp.float32]
+    expected = jax.grad(partial(loss, partial(loop, reverse=reverse)), (0, 1, 2))
+    exact = expected(jnp.float32(a), jnp.float32(x), h0)
+    for g, b in zip(gradients(a, x, h0), exact, strict=True):
+        assert_close(g, b, "bfloat16")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_dtypes_may_differ(method):
+    a, x, h0 = arrays(7)
+    x, h0 = jnp.bfloat16(x), jnp.bfloat16(h0)
+    h, last = linear_recurrence(jnp.float32(a), x, h0, method=method)
+    assert (h.dtype, last.dtype) == (jnp.bfloat16, jnp.float32)
+    expected = recurrence.linear_recurrence(a, np.float64(x), np.float64(h0))
+    assert_close(h, expected[0])
+    assert_close(last, expected[1])
+
+
+@pytest.mark.parametrize(
+    ("platform", "name"),
+    [("gpu", "gpu_recurrence"), ("tpu", "tpu_recurrence"), ("other", "associative_recurrence")],
+)
+def test_the_default_depends_on_the_platform(monkeypatch, platform, name):
+    assert ops.default_method() is loop_recurrence
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    assert ops.default_method().__name__ == name
+    with jax.enable_x64(True):
+        assert ops.default_method() is associative_recurrence
+
+
+def test_the_kernels_are_not_imported_unless_used():
+    code = "import sys, hyena_jax.ops.rg_lru; print('jax.experimental.pallas' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize("split", [1, 3, 6])

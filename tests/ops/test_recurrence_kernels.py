@@ -1,0 +1,116 @@
+"""The kernels interpreted on a CPU, and what they lower to for a GPU and a TPU."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+from hyena_jax.ops.linear_recurrence import linear_recurrence
+from hyena_jax.ops.recurrence_kernels import gpu_recurrence, tpu_recurrence
+from hyena_jax.reference import recurrence
+
+KERNELS = pytest.mark.parametrize("kernel", [gpu_recurrence, tpu_recurrence])
+DIRECTIONS = pytest.mark.parametrize("reverse", [False, True])
+
+
+def arrays(batch: int, length: int, channels: int):
+    """a in (-1, 1), x, h0 and a weight for each output, float32."""
+    rng = np.random.default_rng(0)
+    shape, state = (batch, length, channels), (batch, channels)
+    values = rng.uniform(-1, 1, shape), *map(rng.standard_normal, (shape, state, shape, state))
+    return tuple(map(np.float32, values))
+
+
+def exact(a, x, h0, weight, last_weight, reverse):
+    """The oracle, and the derivative of the weighted sum of both outputs by a, x and h0; float64."""
+    a, x, h0, weight, last_weight = map(np.float64, (a, x, h0, weight, last_weight))
+    h, last = recurrence.linear_recurrence(a, x, h0, reverse)
+    if reverse:
+        a, h, weight = a[:, ::-1], h[:, ::-1], weight[:, ::-1]
+    before = np.concatenate([h0[:, None], h[:, :-1]], axis=1)
+    weight = weight.copy()
+    weight[:, -1] += last_weight
+    later = np.concatenate([a[:, 1:], np.zeros_like(a[:, :1])], axis=1)
+    g, _ = recurrence.linear_recurrence(later, weight, np.zeros_like(h0), reverse=True)
+    a_bar, h0_bar = g * before, a[:, 0] * g[:, 0]
+    if reverse:
+        a_bar, g, h = a_bar[:, ::-1], g[:, ::-1], h[:, ::-1]
+    return h, last, a_bar, g, h0_bar
+
+
+# One step; several blocks in time and, on a GPU, of channels; several blocks of channels on a TPU.
+@DIRECTIONS
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    [
+        (gpu_recurrence, (2, 1, 3)),
+        (gpu_recurrence, (1, 19, 37)),
+        (tpu_recurrence, (2, 1, 3)),
+        (tpu_recurrence, (2, 521, 37)),
+        (tpu_recurrence, (1, 19, 521)),
+    ],
+)
+def test_values_and_gradients_equal_the_oracle(shape, kernel, reverse):
+    *inputs, weight, last_weight = arrays(*shape)
+    method = partial(kernel, interpret=True)
+
+    @jax.jit
+    def run(a, x, h0):
+        outputs, pull_back = jax.vjp(lambda *args: linear_recurrence(*args, reverse, method), a, x, h0)
+        return *outputs, *pull_back((jnp.asarray(weight), jnp.asarray(last_weight)))
+
+    expected = exact(*inputs, weight, last_weight, reverse)
+    for ours, theirs in zip(run(*inputs), expected, strict=True):
+        assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("kernel", "reverse"), [(gpu_recurrence, False), (tpu_recurrence, True)])
+def test_bfloat16(kernel, reverse):
+    a, x, h0, weight, last_weight = arrays(2, 37, 5)
+    a, x, weight = map(jnp.bfloat16, (a, x, weight))
+
+    @jax.jit
+    def run(a, x, h0):
+        method = partial(kernel, interpret=True)
+        outputs, pull_back = jax.vjp(lambda *args: linear_recurrence(*args, reverse, method), a, x, h0)
+        return *outputs, *pull_back((weight, jnp.asarray(last_weight)))
+
+    ours = run(a, x, h0)
+    assert [v.dtype for v in ours] == [jnp.bfloat16, jnp.float32, jnp.bfloat16, jnp.bfloat16, jnp.float32]
+    expected = exact(*map(np.float32, (a, x, h0, weight, last_weight)), reverse)
+    assert_close(ours[1], expected[1])  # the state is not rounded on the way
+    for values, theirs in zip(ours, expected, strict=True):
+        assert_close(values, theirs, "bfloat16")
+
+
+@KERNELS
+def test_h0_may_be_left_out_and_half_continued(kernel):
+    a, x, *_ = map(jnp.asarray, arrays(2, 21, 3))
+    run = jax.jit(partial(linear_recurrence, method=partial(kernel, interpret=True)))
+    whole, last = run(a, x)
+    _, state = run(a[:, :5], x[:, :5])
+    rest, rest_last = run(a[:, 5:], x[:, 5:], state)
+    assert_close(rest, whole[:, 5:])
+    assert_close(rest_last, last)
+
+
+@DIRECTIONS
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("kernel", "platform", "call"),
+    [(gpu_recurrence, "cuda", "xla.gpu.triton"), (tpu_recurrence, "tpu", "tpu_custom_call")],
+)
+def test_lowers_to_one_kernel_each_way(kernel, platform, call, dtype, reverse):
+    """No device is needed to translate a kernel; what the device's compiler makes of it is not tested."""
+    sequence = jax.ShapeDtypeStruct((2, 131, 37), dtype)
+    state = jax.ShapeDtypeStruct((2, 37), jnp.float32)
+
+    def run(a, x, h0, weight):
+        (h, last), pull_back = jax.vjp(lambda *args: linear_recurrence(*args, reverse, kernel), a, x, h0)
+        return h, pull_back((weight, last))
+
+    traced = jax.jit(run).trace(sequence, sequence, state, sequence)
+    assert traced.lower(lowering_platforms=(platform,)).as_text().count(call) == 2
