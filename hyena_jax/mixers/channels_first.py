@@ -14,10 +14,7 @@ from hyena_jax.ops.short_conv import advance_history, short_conv
 
 
 class ToChannelsFirst(nn.Module):
-    """x [B, L, D] -> `n_parts` arrays [C, B, L]: the columns of one kernel [D, n_parts C], in order.
-
-    A product for each part, since to cut one large product up again is slower, above all its derivative.
-    """
+    """x [B, L, D] -> `n_parts` arrays [C, B, L]: the columns of one kernel [D, n_parts C], in order."""
 
     features: int
     n_parts: int
@@ -32,8 +29,8 @@ class ToChannelsFirst(nn.Module):
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], width))
         bias = self.param("bias", self.bias_init, (width,))
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
-        kernels, biases = (jnp.split(p, self.n_parts, axis=-1) for p in (kernel, bias))
-        return [to_channels_first(x, k) + b[:, None, None] for k, b in zip(kernels, biases, strict=True)]
+        parts, biases = to_channels_first(x, kernel, self.n_parts), jnp.split(bias, self.n_parts)
+        return [part + b[:, None, None] for part, b in zip(parts, biases, strict=True)]
 
 
 class FromChannelsFirst(nn.Module):

@@ -8,6 +8,8 @@ the product itself. So each function here transposes the factor that is cheap to
 On accelerators, whose libraries read either order, nothing is lost.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -35,6 +37,31 @@ def _dense_backward(residuals: tuple[jax.Array, jax.Array], y_bar: jax.Array) ->
 dense.defvjp(_dense_forward, _dense_backward)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def split_dense(x: jax.Array, kernel: jax.Array, n_parts: int) -> tuple[jax.Array, ...]:
+    """`dense` cut into equal parts of its columns, each a product of its own: n_parts of [..., C / n_parts].
+
+    To cut one large product up costs a copy, and the derivative of that more; to put the parts' derivatives
+    together for one product costs little.
+    """
+    return tuple(x @ part for part in jnp.split(kernel, n_parts, axis=1))
+
+
+def _split_forward(
+    x: jax.Array, kernel: jax.Array, n_parts: int
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, jax.Array]]:
+    return split_dense(x, kernel, n_parts), (x, kernel)
+
+
+def _split_backward(
+    n_parts: int, residuals: tuple[jax.Array, jax.Array], y_bars: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
+    return _dense_backward(residuals, jnp.concatenate(y_bars, axis=-1))
+
+
+split_dense.defvjp(_split_forward, _split_backward)
+
+
 @jax.custom_vjp
 def block_dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """x [H, N, I] kernel [H, I, J] -> [H, N, J], a product for each block H; derivative as in `dense`."""
@@ -55,18 +82,27 @@ def _block_dense_backward(
 block_dense.defvjp(_block_dense_forward, _block_dense_backward)
 
 
-@jax.custom_vjp
-def to_channels_first(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x [B, L, D] kernel [D, C] -> [C, B, L]: only x and its derivative are transposed."""
-    return jnp.einsum("dc,dbl->cbl", kernel, x.transpose(2, 0, 1))
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def to_channels_first(x: jax.Array, kernel: jax.Array, n_parts: int = 1) -> tuple[jax.Array, ...]:
+    """x [B, L, D] kernel [D, C] -> n_parts of [C / n_parts, B, L], in parts as `split_dense`.
+
+    Only x and its derivative are transposed.
+    """
+    columns = x.transpose(2, 0, 1)
+    return tuple(jnp.einsum("dc,dbl->cbl", part, columns) for part in jnp.split(kernel, n_parts, axis=1))
 
 
-def _to_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return to_channels_first(x, kernel), (x, kernel)
+def _to_forward(
+    x: jax.Array, kernel: jax.Array, n_parts: int
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, jax.Array]]:
+    return to_channels_first(x, kernel, n_parts), (x, kernel)
 
 
-def _to_backward(residuals: tuple[jax.Array, jax.Array], y_bar: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _to_backward(
+    n_parts: int, residuals: tuple[jax.Array, jax.Array], y_bars: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
     x, kernel = residuals
+    y_bar = jnp.concatenate(y_bars)
     x_bar = jnp.einsum("dc,cbl->dbl", kernel, y_bar).transpose(1, 2, 0)
     return x_bar, jnp.einsum("cbl,bld->cd", y_bar, x).T
 

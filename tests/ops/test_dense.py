@@ -4,13 +4,27 @@ import numpy as np
 import pytest
 from tolerances import assert_close
 
-from hyena_jax.ops.dense import block_dense, dense, from_channels_first, to_channels_first
+from hyena_jax.ops.dense import (
+    block_dense,
+    dense,
+    dense_dot_general,
+    from_channels_first,
+    split_dense,
+    to_channels_first,
+)
 
 # Each with the einsum that it is, and shapes of its arguments.
 PRODUCTS = {
     "dense": (dense, "bld,dc->blc", (2, 7, 3), (3, 5)),
     "block_dense": (block_dense, "hni,hij->hnj", (2, 7, 3), (2, 3, 5)),
-    "to_channels_first": (to_channels_first, "bld,dc->cbl", (2, 7, 3), (3, 5)),
+    "dense_dot_general": (dense_dot_general, "bld,dc->blc", (2, 7, 3), (3, 5)),
+    "split_dense": (lambda *a: jnp.concatenate(split_dense(*a, 3), -1), "bld,dc->blc", (2, 7, 3), (3, 6)),
+    "to_channels_first": (
+        lambda *a: jnp.concatenate(to_channels_first(*a, 3)),
+        "bld,dc->cbl",
+        (2, 7, 3),
+        (3, 6),
+    ),
     "from_channels_first": (from_channels_first, "dbl,dc->blc", (3, 2, 7), (3, 5)),
 }
 
