@@ -1,7 +1,8 @@
-"""`hyena-jax train | eval | generate`: arguments in, one of the library's functions called, results out.
+"""`hyena-jax train | eval | generate | bench`: arguments in, a function of the library called, results out.
 
-Exit codes: 0 done; 2 wrong input; 3 the machine failed us (disk full, no permission); 4 the run diverged;
-130 stopped by SIGINT or SIGTERM after saving. Heavy packages are imported by the command that needs them.
+Exit codes: 0 done; 1 what was to be timed differs from its oracle; 2 wrong input; 3 the machine failed us
+(disk full, no permission); 4 the run diverged; 130 stopped by SIGINT or SIGTERM, a training after saving.
+Heavy packages are imported by the command that needs them.
 """
 
 import ctypes
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from hyena_jax import config
+from hyena_jax.benchmark.command import Bench
 from hyena_jax.config import Experiment, ImagesConfig, TextConfig, UserError, require
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         command = tyro.cli(_commands(arguments), prog="hyena-jax", args=arguments, config=TYRO)
-        return _run(command)
+        return _run(command, arguments)
     except UserError as error:
         return _fail(error, 2)
     except BrokenPipeError:  # the reader of our output closed it, as `head` does
@@ -120,10 +122,11 @@ def _commands(arguments: Sequence[str]) -> type:
         Annotated[Train, tyro.conf.subcommand("train", default=defaults)]
         | Annotated[Evaluate, tyro.conf.subcommand("eval")]
         | Annotated[Generate, tyro.conf.subcommand("generate")]
+        | Annotated[Bench, tyro.conf.subcommand("bench")]
     )
 
 
-def _run(command: Train | Evaluate | Generate) -> int:
+def _run(command: Train | Evaluate | Generate | Bench, arguments: Sequence[str]) -> int:
     _quiet_libraries()
     match command:
         case Train():
@@ -132,6 +135,8 @@ def _run(command: Train | Evaluate | Generate) -> int:
             return _evaluate(command)
         case Generate():
             return _generate(command)
+        case Bench():
+            return _bench(command, arguments)
 
 
 def _train(command: Train) -> int:
@@ -233,6 +238,22 @@ def _generate(command: Generate) -> int:
     rows = list(zip(*tokens, strict=True)) or [()] * samples
     for i, row in enumerate(rows, start=1):
         print(f"--- sample {i}\n{tokenizer.decode([*prompt, *row])}")
+    return 0
+
+
+def _bench(command: Bench, arguments: Sequence[str]) -> int:
+    from rich.console import Console
+
+    from hyena_jax.benchmark.command import run
+    from hyena_jax.benchmark.verify import Mismatch
+
+    _keep_freed_memory()
+    # A table in a file is not folded to the width of some terminal.
+    width = None if sys.stdout.isatty() else 200
+    try:
+        run(command.settings, Console(highlight=False, markup=False, width=width), ["hyena-jax", *arguments])
+    except Mismatch as error:
+        return _fail(error, 1)
     return 0
 
 

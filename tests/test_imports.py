@@ -21,7 +21,8 @@ ALLOWED = {
     "models": {"config", "initializers", "ops", "filters", "mixers"},
     "training": {"config", "data", "models"},
     "generation": {"config", "models"},
-    "cli": {"config", "data", "models", "training", "generation"},
+    "benchmark": {"config", "filters", "mixers", "models", "ops", "reference", "training"},
+    "cli": {"benchmark", "config", "data", "models", "training", "generation"},
 }
 # The parts of training that know pytrees, not models.
 TREES_ONLY = ("checkpoint", "optimizer", "parallel")

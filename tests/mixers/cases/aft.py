@@ -1,34 +1,12 @@
 """The attention-free transformer's variants."""
 
-import numpy as np
-
-from cases.case import Case, D
+from cases.case import Case, D, make_case
 from hyena_jax.config import AFTConvConfig, AFTFullConfig, AFTLocalConfig, AFTSimpleConfig
-from hyena_jax.ops.aft import TAPS_EPS
-from hyena_jax.reference import aft as reference
 
 
-def aft_case(config) -> Case:
-    def biases(params, length):
-        """w [H, L, L]."""
-        match config:
-            case AFTSimpleConfig():
-                return np.zeros((1, length, length))
-            case AFTConvConfig():
-                return reference.conv_biases(params, length, TAPS_EPS)
-            case AFTLocalConfig():
-                return reference.local_biases(params, length, config.window)[None]
-            case AFTFullConfig():
-                return reference.full_biases(params, length)[None]
-
-    def resets(params, x, segment_ids):
-        return reference.layer(params, x, biases(params, x.shape[1]), segment_ids)
-
-    def oracle(params, x):
-        return resets(params, x, np.zeros(x.shape[:2]))
-
+def aft_case(config: AFTConvConfig | AFTFullConfig | AFTLocalConfig | AFTSimpleConfig) -> Case:
     letters = {"H": getattr(config, "n_heads", 1), "K": getattr(config, "n_taps", 1)}
-    return Case(config, oracle, letters | {"R": getattr(config, "rank", 1)}, resets=resets)
+    return make_case(config, letters | {"R": getattr(config, "rank", 1)})
 
 
 CASES = {

@@ -1,21 +1,12 @@
 """Softmax attention, full and local."""
 
-import numpy as np
-
-from cases.case import Case, D
+from cases.case import Case, D, make_case
 from hyena_jax.config import AttentionConfig, LocalAttentionConfig
-from hyena_jax.reference import attention as reference
 
 
 def attention_case(config: AttentionConfig | LocalAttentionConfig) -> Case:
-    def resets(params, x, segment_ids):
-        return reference.attention(params, x, config, segment_ids, getattr(config, "window", None))
-
-    def oracle(params, x):
-        return resets(params, x, np.zeros(x.shape[:2]))
-
     letters = {"H": config.n_heads, "G": config.n_kv_heads or config.n_heads, "d": D // config.n_heads}
-    return Case(config, oracle, letters, through_library=True, resets=resets)
+    return make_case(config, letters, through_library=True)
 
 
 CASES = {

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hyena_jax.config import MixerConfig
+from hyena_jax.reference import mixers as reference
 
 # Small, and with the odd Lmax that every length of the tests fits into.
 D, MAX_LEN = 8, 127
@@ -26,3 +27,18 @@ class Case(NamedTuple):
     resets: Callable[[dict, np.ndarray, np.ndarray], np.ndarray] | None = None
     """The oracle with document boundaries: (params, x, segment_ids [B, L]) -> y; None where it has none."""
     max_len: int = MAX_LEN
+
+
+def make_case(config: MixerConfig, letters: dict[str, int], max_len: int = MAX_LEN, **special: bool) -> Case:
+    """The case of a config, with its oracle; `special` are fields of `Case` about its arithmetic."""
+
+    def oracle(params, x):
+        return reference.mixer(config, params, x, max_len)
+
+    def resets(params, x, segment_ids):
+        return reference.mixer(config, params, x, max_len, segment_ids)
+
+    knows_documents = type(config).__name__ in reference.WITH_DOCUMENTS
+    return Case(
+        config, oracle, letters, resets=resets if knows_documents else None, max_len=max_len, **special
+    )

@@ -1,24 +1,12 @@
 """Fastmax attention."""
 
-import numpy as np
-
-from cases.case import Case
+from cases.case import Case, make_case
 from hyena_jax.config import FastmaxConfig
-from hyena_jax.ops.fastmax import LEAST_WEIGHT, STANDARDIZE_EPS
-from hyena_jax.reference import fastmax as reference
 
 
 def fastmax_case(n_heads=2, **options) -> Case:
     # Not 4 heads of 2 channels: standardised, two channels are a sign, and bfloat16 flips it.
-    config = FastmaxConfig(n_heads, **options)
-
-    def resets(params, x, segment_ids):
-        return reference.attention(params, x, config, segment_ids, STANDARDIZE_EPS, LEAST_WEIGHT)
-
-    def oracle(params, x):
-        return resets(params, x, np.zeros(x.shape[:2]))
-
-    return Case(config, oracle, letters={}, resets=resets)
+    return make_case(FastmaxConfig(n_heads, **options), letters={})
 
 
 CASES = {"fastmax": fastmax_case()}

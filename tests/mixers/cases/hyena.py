@@ -1,8 +1,7 @@
 """Hyena in its published forms, and the convolutional mixers beside it."""
 
-from cases.case import MAX_LEN, Case, D
+from cases.case import MAX_LEN, Case, D, make_case
 from hyena_jax.config import (
-    FILTER_CONFIGS,
     AnnotatedHyenaConfig,
     CKConvFilterConfig,
     ExplicitFilterConfig,
@@ -20,7 +19,6 @@ from hyena_jax.config import (
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
-from hyena_jax.reference import filters, hyena
 
 IMPLICIT = ImplicitFilterConfig(emb_dim=5, width=8)
 FILTERS = {
@@ -35,68 +33,33 @@ FILTERS = {
 }
 
 
-def filter_oracle(params, config: FilterConfig, n_filters: int, length: int, max_len: int = MAX_LEN):
-    names = {config_class: name for name, config_class in FILTER_CONFIGS.items()}
-    return getattr(filters, names[type(config)])(params, n_filters, length, max_len, config)
-
-
 def hyena_case(filter_config: FilterConfig = IMPLICIT, max_len: int = MAX_LEN, **options) -> Case:
     config = HyenaConfig(filter=filter_config, **options)
-    n_filters = config.order - (config.gating == "gate_first")
-
-    def oracle(params, x):
-        count = n_filters * (1 + config.bidirectional)
-        h = filter_oracle(params["filter"], config.filter, count, x.shape[1], max_len)
-        return hyena.hyena(params, x, h, config, max_len)
-
     letters = {
         "N": config.order,
-        "F": n_filters,
+        "F": config.order - (config.gating == "gate_first"),
         "H": config.num_heads,
         "K": config.short_filter_len,
         "W": config.inner_factor * D,
     }
-    return Case(config, oracle, letters, exactly_causal=False, max_len=max_len)
+    return make_case(config, letters, max_len, exactly_causal=False)
 
 
 def annotated_case(config: AnnotatedHyenaConfig) -> Case:
-    def oracle(params, x):
-        h = filter_oracle(params["filter"], config.filter, config.order, x.shape[1])
-        return hyena.annotated_hyena(params, x, h)
-
-    letters = {"N": config.order, "K": config.short_filter_len}
-    return Case(config, oracle, letters, exactly_causal=False)
+    return make_case(config, {"N": config.order, "K": config.short_filter_len}, exactly_causal=False)
 
 
 def gated_case(config: GatedHyenaConfig) -> Case:
-    def oracle(params, x):
-        h = filter_oracle(params["filter"], config.filter, 1, x.shape[1])
-        return hyena.gated_hyena(params, x, h, config.causal)
-
-    return Case(config, oracle, {"K": config.short_filter_len}, exactly_causal=False)
+    return make_case(config, {"K": config.short_filter_len}, exactly_causal=False)
 
 
 def h3_case(config: H3Config) -> Case:
-    def oracle(params, x):
-        h = filter_oracle(params["filter"], config.filter, 1, x.shape[1])
-        return hyena.h3(params, x, h, config.head_dim)
-
     letters = {"M": config.n_taps, "H": D // config.head_dim}
-    return Case(config, oracle, letters, exactly_causal=False)
+    return make_case(config, letters, exactly_causal=False)
 
 
-def s4d_case(config: S4DConfig) -> Case:
-    def oracle(params, x):
-        return hyena.s4d(params, x, filter_oracle(params["filter"], config.filter, 1, x.shape[1]))
-
-    return Case(config, oracle, {}, exactly_causal=False)
-
-
-def fir_case(config: FIRConfig) -> Case:
-    def oracle(params, x):
-        return hyena.fir(params, x, filter_oracle(params["filter"], config.filter, 1, x.shape[1]))
-
-    return Case(config, oracle, {}, exactly_causal=False)
+def plain_case(config: S4DConfig | FIRConfig) -> Case:
+    return make_case(config, {}, exactly_causal=False)
 
 
 CASES = {
@@ -104,8 +67,8 @@ CASES = {
     "annotated_hyena": annotated_case(AnnotatedHyenaConfig()),
     "gated_hyena": gated_case(GatedHyenaConfig(filter=LookupFilterConfig(width=5))),
     "h3": h3_case(H3Config(n_taps=5, filter=S4DFilterConfig(n_state=4))),
-    "s4d": s4d_case(S4DConfig(S4DFilterConfig(n_state=4))),
-    "fir": fir_case(FIRConfig()),
+    "s4d": plain_case(S4DConfig(S4DFilterConfig(n_state=4))),
+    "fir": plain_case(FIRConfig()),
 }
 OPTIONS = {
     "hyena_gate_first_3": hyena_case(order=3),

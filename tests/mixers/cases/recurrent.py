@@ -1,21 +1,12 @@
 """Gated linear recurrences."""
 
-from cases.case import Case, D
+from cases.case import Case, D, make_case
 from hyena_jax.config import HawkConfig
-from hyena_jax.reference import recurrence as reference
 
 
 def hawk_case(**options) -> Case:
     config = HawkConfig(**options)
-
-    def oracle(params, x):
-        return reference.hawk(params, x, config)
-
-    def resets(params, x, segment_ids):
-        return reference.hawk(params, x, config, segment_ids)
-
-    letters = {"W": config.width or D, "H": config.gate_blocks, "K": config.short_filter_len}
-    return Case(config, oracle, letters, resets=resets)
+    return make_case(config, {"W": config.width or D, "H": config.gate_blocks, "K": config.short_filter_len})
 
 
 CASES = {

@@ -1,0 +1,202 @@
+"""The three commands on sizes that take no time, and what they refuse."""
+
+import importlib.util
+import json
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+
+from hyena_jax.benchmark import memory, operators, report, roofline, verify
+from hyena_jax.cli import main
+from hyena_jax.config import MIXER_CONFIGS
+
+QUICK = ["--seconds", "0.01", "--least-runs", "2"]
+CONFIG = """
+from hyena_jax.config import *
+
+def get_config(variant="text"):
+    alone = ParallelConfig(devices=1)
+    small = dict(pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8)
+    if variant == "images":
+        model, data = ImageClassifierConfig(**small), ImagesConfig(batch_size=4)
+        return Experiment(model=model, data=data, parallel=alone)
+    return Experiment(
+        model=LanguageModelConfig(**small, max_len=24), data=TextConfig(seq_len=24, batch_size=4),
+        optimizer=OptimizerConfig(groups=(NO_DECAY,)), parallel=alone,
+    )
+"""
+
+
+def run(*arguments) -> int:
+    try:
+        return main(["bench", *map(str, arguments)])
+    except SystemExit as error:  # how tyro ends
+        return error.code
+
+
+@pytest.fixture(autouse=True)
+def _small_roofline(monkeypatch):
+    """The machine's limits do not matter here."""
+    monkeypatch.setattr(roofline, "MATMUL_SIZE", {"cpu": 8})
+    monkeypatch.setattr(roofline, "COPY_BYTES", {"cpu": 1024})
+    monkeypatch.setattr(roofline, "BUDGET", 0.01)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "small.py"
+    path.write_text(CONFIG)
+    return path
+
+
+def results_of(folder):
+    assert (folder / "plot.png").read_bytes().startswith(b"\x89PNG")
+    results = json.loads((folder / "results.json").read_text())
+    assert results["command"].startswith("hyena-jax bench ")
+    assert results["machine"]["cores"] >= 1
+    assert results["versions"]["jax"]
+    return results
+
+
+def test_operators_write_a_table_numbers_and_a_plot(tmp_path, capsys):
+    folder = tmp_path / "new"
+    sizes = ["--lengths", 32, 16, "--d-model", 8, "--batch-size", 2]
+    mixers = ["--mixers", "fir", "attention", "--baseline", "flax"]
+    assert run("operators", *mixers, *sizes, *QUICK, "--output", folder) == 0
+    captured = capsys.readouterr()
+    names = ["fir", "attention", "attention (flax)"]
+    rows = results_of(folder)["rows"]
+    assert [(row["method"], row["length"]) for row in rows] == [
+        (n, length) for length in (16, 32) for n in names
+    ]
+    for row in rows:
+        long = row["method"] == "fir"
+        assert list(row["passes"]) == ["forward", "forward_backward"] + ["filter"] * long
+        for measured in row["passes"].values():
+            seconds = measured["seconds"]
+            assert 0 < seconds["lower"] <= seconds["median"] <= seconds["upper"]
+            assert seconds["runs"] >= 2
+            assert measured["compile_seconds"] > 0
+            assert measured["compiled_bytes"] > 0
+            assert measured["flops"] >= 0
+            assert measured["roofline_share"] > 0
+        assert row["method"] in captured.out
+    assert "faster than attention, forward and backward, from length: fir" in captured.out
+    assert "GFLOP/s in a matrix product" in captured.out
+
+
+def test_no_speed_of_what_is_wrong(tmp_path, capsys, monkeypatch):
+    oracle = verify.mixer_oracles.mixer
+    monkeypatch.setattr(verify.mixer_oracles, "mixer", lambda *args: 1.001 * oracle(*args))
+    arguments = ["--mixers", "attention", "--lengths", 16, "--d-model", 8, "--output", tmp_path / "new"]
+    assert run("operators", *arguments, *QUICK) == 1
+    captured = capsys.readouterr()
+    assert captured.out.strip() == ""
+    assert "error: attention differs from its oracle by 0.001" in captured.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_memory_cannot_hold_and_what_takes_too_long_is_left_out(monkeypatch):
+    notes, done = [], []
+    chosen = operators.methods({"aft_simple": MIXER_CONFIGS["aft_simple"]()}, ())
+    sizes, effort = operators.Sizes(1, 0, 8, "float32"), operators.Effort(0.0, 1, max_seconds=0.0)
+
+    def bench(*lengths):
+        limits = operators.Roofline(1e9, 1e9)
+        advance = partial(done.append, 1)
+        return list(operators.bench_lengths(chosen, lengths, sizes, effort, limits, advance, notes.append))
+
+    assert [row.length for row in bench(8, 16)] == [8]
+    assert notes == ["aft_simple: a run at length 8 took over 0 s; no longer"]
+    assert len(done) == 2
+    monkeypatch.setattr(operators, "fits", lambda n_bytes: False)
+    assert bench(8) == []
+    assert "at length 8 are more than is available" in notes[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_live_memory_sees_what_a_run_takes():
+    seen = memory.live_memory(lambda: np.ones(2**23))
+    assert seen is None or 2**26 <= seen < 2**27
+    assert memory.fits(1)
+    assert not memory.fits(2**60)
+
+
+def test_torch_beside_ours(capsys):
+    pytest.importorskip("torch", reason="needs PyTorch")
+    arguments = ["--mixers", "attention", "aft_simple", "--lengths", 8, "--d-model", 8, "--baseline", "torch"]
+    assert run("operators", *arguments, *QUICK) == 0
+    out = capsys.readouterr().out
+    assert "attention (torch)" in out
+    assert "aft_simple (torch)" not in out
+
+
+def test_a_model_of_text(config, tmp_path, capsys):
+    folder = tmp_path / "new"
+    assert run("model", config, "--seq-len", 8, *QUICK, "--output", folder) == 0
+    rows = results_of(folder)["rows"]
+    assert [row["length"] for row in rows] == [8]
+    assert list(rows[0]["passes"]) == ["forward", "loss_and_gradient", "train_step"]
+    assert "tokens/s" in capsys.readouterr().out
+
+
+def test_a_model_of_images(config, capsys):
+    assert run("model", f"{config}:images", "--batch-size", 8, *QUICK) == 0
+    assert "images/s" in capsys.readouterr().out
+
+
+def test_decoding(tmp_path, capsys):
+    folder = tmp_path / "new"
+    sizes = ["--contexts", 16, 24, "--batch", 2, "--n-new", 5, "--d-model", 8, "--n-layers", 1]
+    assert run("decode", "--mixers", "aft_simple", *sizes, *QUICK, "--output", folder) == 0
+    rows = results_of(folder)["rows"]
+    assert [(row["context"], row["batch"]) for row in rows] == [(16, 2), (24, 2)]
+    assert all(row["step"]["runs"] == 4 for row in rows)
+    assert rows[0]["state_bytes"] == rows[1]["state_bytes"] > 0
+    assert "ms/token" in capsys.readouterr().out
+
+
+WRONG = {
+    "mixer": ("operators --mixers hynea", "mixer 'hynea' is unknown (did you mean 'hyena'?)"),
+    "length": ("operators --lengths 0", "lengths must be at least 1, got 0"),
+    "no length": ("operators --lengths", "lengths must be at least one number"),
+    "batch": ("operators --batch-size -1", "batch_size must be at least 1, got -1"),
+    "width": ("operators --mixers attention --d-model 6", "n_heads must be a divisor of d_model=6, got 4"),
+    "dtype": ("operators --dtype float31", "dtype 'float31' is unknown (did you mean 'float32'?)"),
+    "baseline": ("operators --baseline troch", "baseline 'troch' is unknown (did you mean 'torch'?)"),
+    "seconds": ("operators --seconds 0", "seconds must be in (0, 600], got 0.0"),
+    "runs": ("operators --least-runs 0", "least_runs must be at least 1"),
+    "output": ("operators --output {tmp}", "new, empty, or of an earlier benchmark"),
+    "config": ("model quickstrat", "did you mean 'quickstart'?"),
+    "sequence": ("model quickstart --seq-len 129", "seq_len must be at most model.max_len=128, got 129"),
+    "rows": ("model quickstart --batch-size 0", "batch_size must be at least 1"),
+    "sequence of images": ("model images --seq-len 9", "seq_len must be absent with images"),
+    "new tokens": ("decode --contexts 16 --n-new 16", "n_new must be in 2..15, below every context, got 16"),
+    "layers": ("decode --n-layers 0", "n_layers must be at least 1"),
+    "not causal": ("decode --mixers lstm", "mixer 'lstm' is unknown"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_input_is_one_line_and_code_2(arguments, message, tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert run(*arguments.format(tmp=tmp_path).split()) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""
+
+
+def test_torch_that_is_not_installed_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert run("operators", "--baseline", "torch") == 2
+    assert "baseline 'torch' needs PyTorch, which is not installed" in capsys.readouterr().err
+
+
+def test_the_plot_takes_what_was_not_measured(tmp_path):
+    report.draw(
+        tmp_path / "plot.png", {"a": {8: 1.0}, "b": {}}, {"a": {8: 0.0}}, ("time", "memory", "length")
+    )
+    assert (tmp_path / "plot.png").exists()

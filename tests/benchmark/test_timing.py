@@ -1,0 +1,85 @@
+"""Timing on a clock of our own, the statistics, exponents and crossovers."""
+
+import jax.numpy as jnp
+import pytest
+
+from hyena_jax.benchmark.programs import Effort, Program, jit_program, measure
+from hyena_jax.benchmark.scaling import crossover, fitted_exponent
+from hyena_jax.benchmark.timing import MOST_RUNS, interleave, summarize
+
+
+class Clock:
+    """Time that passes only in the programs."""
+
+    def __init__(self):
+        self.now, self.order = 0.0, []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def program(self, name: str, *seconds: float):
+        durations = list(seconds)
+
+        def run():
+            self.order.append(name)
+            self.now += durations.pop(0) if len(durations) > 1 else durations[0]
+
+        return run
+
+
+def timed(clock, programs, budget, least_runs):
+    return interleave(programs, budget, least_runs, clock=clock, pause=lambda _: None)
+
+
+def test_programs_take_turns_until_each_has_its_time():
+    clock = Clock()
+    times = timed(clock, {"a": clock.program("a", 1.0), "b": clock.program("b", 3.0)}, 4.0, 2)
+    assert clock.order == ["a", "b", "a", "b", "a", "a"]
+    assert (times["a"].median, times["a"].runs) == (1.0, 4)
+    assert (times["b"].median, times["b"].runs) == (3.0, 2)
+
+
+def test_a_slow_program_still_has_its_least_runs_and_a_quick_one_no_more_than_enough():
+    clock = Clock()
+    times = timed(clock, {"slow": clock.program("slow", 50.0), "quick": clock.program("quick", 1e-9)}, 1.0, 3)
+    assert times["slow"].runs == 3
+    assert times["quick"].runs == MOST_RUNS
+
+
+def test_median_quartiles_and_mean():
+    timing = summarize([5.0, 1.0, 3.0, 2.0, 40.0])
+    assert timing == (3.0, 2.0, 5.0, 10.2, 5)
+    assert summarize([7.0]) == (7.0, 7.0, 7.0, 7.0, 1)
+
+
+def test_a_measured_program_says_what_its_compiler_said():
+    x = jnp.ones((8, 16))
+    measured = measure({"product": jit_program(lambda x: x @ x.T, x)}, Effort(0.0, 3, 20.0))["product"]
+    assert measured.seconds.runs == 3
+    assert measured.compiled_bytes >= x.nbytes + 8 * 8 * 4
+    assert measured.xla_flops == 2 * 8 * 8 * 16
+    assert measured.live_bytes is None or measured.live_bytes >= 0
+
+
+def test_what_takes_too_long_is_run_once():
+    runs = []
+    measured = measure({"a": Program(lambda: runs.append(1))}, Effort(1.0, 5, max_seconds=0.0))["a"]
+    assert len(runs) == 1
+    assert measured.seconds.runs == 1
+
+
+def test_the_exponent_is_that_of_the_long_lengths():
+    times = {2**i: 1e-9 * (2**i) ** 1.5 for i in range(12, 17)}
+    assert fitted_exponent(times | {256: 7.0}) == pytest.approx(1.5)
+    assert fitted_exponent({4096: 1.0, 8192: 2.0, 256: 7.0}) is None
+
+
+def test_the_crossover_is_interpolated_in_logarithms():
+    linear = {2**i: 64.0 * 2**i for i in range(4, 11)}
+    quadratic = {2**i: 4.0**i for i in range(4, 11)}
+    assert crossover(linear, quadratic) == pytest.approx(64)
+    assert crossover(quadratic, linear) is None
+    assert crossover({8: 1.0, 16: 1.0}, {8: 2.0, 16: 3.0, 32: 4.0}) == 8
+    assert crossover({8: 1.0}, {16: 1.0}) is None
+    between = crossover({8: 4.0, 16: 4.0}, {8: 2.0, 16: 8.0})
+    assert between == pytest.approx(8 * 2**0.5)

@@ -1,0 +1,69 @@
+"""Nothing wrong is timed."""
+
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hyena_jax.benchmark import flax_baseline, verify
+from hyena_jax.config import MIXER_CONFIGS, AttentionConfig, HawkConfig, LanguageModelConfig
+from hyena_jax.reference import mixers as oracles
+
+
+@pytest.mark.parametrize("name", MIXER_CONFIGS)
+def test_every_mixer_passes(name):
+    verify.verify_mixer(name, MIXER_CONFIGS[name](), d_model=16, dtype="float32")
+
+
+def test_half_precision_passes():
+    verify.verify_mixer("hawk", HawkConfig(), d_model=8, dtype="bfloat16")
+
+
+def test_corrupted_parameters_do_not_pass(monkeypatch):
+    oracle = oracles.mixer
+
+    def corrupted(config, params, x, max_len):
+        return oracle(config, {**params, "rate": params["rate"] + 0.01}, x, max_len)
+
+    monkeypatch.setattr(oracles, "mixer", corrupted)
+    with pytest.raises(verify.Mismatch, match="hawk differs from its oracle by .* in float32"):
+        verify.verify_mixer("hawk", HawkConfig(), d_model=8, dtype="float32")
+
+
+def test_a_width_that_the_mixer_can_have(monkeypatch):
+    """64 channels are no five heads."""
+    monkeypatch.setattr(verify, "LENGTH", 3)
+    verify.verify_mixer("attention", AttentionConfig(5), d_model=70, dtype="float32")
+
+
+def test_nan_does_not_pass():
+    with pytest.raises(verify.Mismatch, match="nan"):
+        verify.compare("x", jnp.array([1.0, jnp.nan]), np.ones(2), "float32")
+
+
+@pytest.mark.parametrize("name", flax_baseline.MIXERS)
+def test_the_naive_flax_versions_pass(name):
+    baseline = partial(flax_baseline.value_and_gradient, mixer=name)
+    verify.verify_baseline(name, name, baseline, d_model=8, dtype="float32")
+
+
+@pytest.mark.parametrize("name", ["hyena", "fir", "attention", "hawk"])
+def test_the_torch_versions_pass(name):
+    pytest.importorskip("torch", reason="needs PyTorch")
+    from hyena_jax.benchmark import torch_baseline
+
+    assert name in torch_baseline.MIXERS
+    baseline = partial(torch_baseline.value_and_gradient, mixer=name)
+    verify.verify_baseline(name, name, baseline, d_model=8, dtype="float32")
+
+
+def test_a_model_and_its_decoding_pass_and_a_wrong_one_does_not(monkeypatch):
+    config = LanguageModelConfig(
+        pattern=(AttentionConfig(2),), n_layers=2, d_model=8, d_ff=8, max_len=20, vocab_size=9
+    )
+    verify.verify_model("small", config)
+    verify.verify_decoding("attention", config)
+    monkeypatch.setattr(verify.model_oracles, "norm", lambda params, x, kind: x)
+    with pytest.raises(verify.Mismatch, match="small differs"):
+        verify.verify_model("small", config)
