@@ -144,7 +144,7 @@ def _train(command: Train) -> int:
 
     from hyena_jax.training.loop import Diverged, Interrupted, train
 
-    _keep_freed_memory()
+    keep_freed_memory()
     experiment, workdir = command.experiment, command.workdir
     try:
         result = train(experiment, workdir, Console(highlight=False, markup=False), command.profile)
@@ -247,7 +247,7 @@ def _bench(command: Bench, arguments: Sequence[str]) -> int:
     from hyena_jax.benchmark.command import run
     from hyena_jax.benchmark.verify import Mismatch
 
-    _keep_freed_memory()
+    keep_freed_memory()
     # A table in a file is not folded to the width of some terminal.
     width = None if sys.stdout.isatty() else 200
     try:
@@ -276,7 +276,7 @@ def _quiet_libraries() -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Tells glibc to keep what XLA frees: on a CPU, XLA takes its temporary memory anew at every step.
 
     Handing it back to the kernel in between costs page faults: 73 -> 64 ms a step of `shakespeare_cpu`.

@@ -44,11 +44,14 @@ def implicit_filter(
 
 
 def hyena(config: HyenaConfig, max_len: int, params: Tensors, x: torch.Tensor) -> torch.Tensor:
-    """Gate-first Hyena of any order."""
+    """Gate-first Hyena of any order, with an implicit filter or free taps as many as the sequence is long."""
     order, width, length = config.order, x.shape[2], x.shape[1]
     z = causal_conv(params, dense(params["in_proj"], x).transpose(1, 2))
     *gates, v = z.chunk(order + 1, dim=1)
-    h = implicit_filter(config.filter, max_len, params["filter"], order - 1, width, length)
+    if "taps" in params["filter"]:
+        h = params["filter"]["taps"][..., :length]
+    else:
+        h = implicit_filter(config.filter, max_len, params["filter"], order - 1, width, length)
     for o in range(order - 1):
         v = fft_conv(v * gates[order - 1 - o], h[o], params["skip"][o])
     return dense(params["out_proj"], (v * gates[0]).transpose(1, 2))

@@ -1,0 +1,219 @@
+"""Operators against the least that they could cost, their dense products, or the form that they replace.
+
+python experiments/benchmarks/targets.py [--output experiments/benchmarks]
+
+Writes targets.json and prints the table. Every ratio is between medians of runs that took turns in this
+process; leave the machine alone meanwhile.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from hyena_jax import config as configs
+from hyena_jax import models
+from hyena_jax.benchmark import flax_baseline, torch_baseline
+from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.benchmark.programs import Effort, Program, jit_program, measure
+from hyena_jax.cli import keep_freed_memory
+from hyena_jax.config import ExplicitFilterConfig, HawkConfig, HyenaConfig
+from hyena_jax.mixers import mixer_class
+from hyena_jax.ops import fastmax
+from hyena_jax.training import parallel
+from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.step import init_params, init_state, make_train_step
+
+# Free taps: what makes a filter is no part of the operator here.
+HYENA = HyenaConfig(filter=ExplicitFilterConfig())
+HAWK = HawkConfig(gate_blocks=8)
+VOCABULARY = 65
+STEPS = 10
+
+
+def main(output: Path = Path(__file__).parent, seconds: float = 6.0) -> None:
+    """Measures everything, one group after the other.
+
+    Args:
+      output: where targets.json goes.
+      seconds: of measuring for each program.
+    """
+    keep_freed_memory()
+    effort = Effort(seconds, 9, 60.0)
+    groups = {
+        "hyena B=4 L=1024 D=256": hyena(4, 1024, 256),
+        "hyena B=1 L=8192 D=256": hyena(1, 8192, 256),
+        "hawk B=4 L=2048 D=512, 8 gate blocks": hawk(4, 2048, 512),
+        "fastmax p=2 head_dim=32 L=8192": fastmax_forms(8192),
+        "train step of shakespeare_cpu": {
+            (name, f"{STEPS} steps"): steps(f"shakespeare_cpu:{name}")
+            for name in ("attention", "hyena", "hawk")
+        },
+    }
+    table, results = Table("group", "program", "pass", "ms", "quartiles", "ratio", box=None), {}
+    for group, programs in groups.items():
+        measured = measure(programs, effort)
+        first = {part: measured[name, part].seconds.median for name, part in reversed(programs)}
+        for (name, part), found in measured.items():
+            per = STEPS if part.endswith("steps") else 1
+            median, lower, upper = (1e3 * t / per for t in found.seconds[:3])
+            ratio = found.seconds.median / first[part]
+            table.add_row(group, name, part, f"{median:.1f}", f"{lower:.1f}-{upper:.1f}", f"{ratio:.2f}")
+            results.setdefault(group, {}).setdefault(name, {})[part] = {
+                "ms": median,
+                "lower": lower,
+                "upper": upper,
+                "ratio": ratio,
+                "runs": found.seconds.runs,
+            }
+    memory = {length: fastmax_memory(length) for length in (4096, 8192, 16384, 32768)}
+    for length, megabytes in memory.items():
+        table.add_row(
+            "fastmax, temporary memory", f"L={length}", "forward + backward", f"{megabytes:.1f} MB", "", ""
+        )
+    Console(width=130).print(table)
+    report = (
+        describe_machine()
+        | describe_versions(with_torch=True)
+        | {"results": results, "fastmax_megabytes": memory}
+    )
+    (output / "targets.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def both_passes(name: str, function: Any, params: Any, x: jax.Array, y_bar: jax.Array) -> dict:
+    """Programs for y = function(params, x), and for y with the gradients of params and x."""
+
+    def forward_backward(params: Any, x: jax.Array, y_bar: jax.Array) -> tuple:
+        y, pull_back = jax.vjp(function, params, x)
+        return y, pull_back(y_bar)
+
+    return {
+        (name, "forward"): jit_program(function, params, x),
+        (name, "forward + backward"): jit_program(forward_backward, params, x, y_bar),
+    }
+
+
+def inputs(*shape: int) -> tuple[jax.Array, jax.Array]:
+    return tuple(jax.random.normal(jax.random.key(i), shape) for i in range(2))
+
+
+class Projections(nn.Module):
+    """The two dense layers of Hyena, and one sum so that the second has an input."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        z = nn.Dense(3 * self.width)(x).reshape(*x.shape[:2], 3, self.width)
+        return nn.Dense(self.width)(z.sum(axis=2))
+
+
+def hyena(batch: int, length: int, width: int) -> dict:
+    x, y_bar = inputs(batch, length, width)
+    dense = Projections(width)
+    programs = both_passes(
+        "dense projections", dense.apply, jax.jit(dense.init)(jax.random.key(0), x), x, y_bar
+    )
+    module = mixer_class(HYENA)(width, length, HYENA)
+    params = jax.jit(module.init)(jax.random.key(0), x)
+    programs |= both_passes("hyena", module.apply, params, x, y_bar)
+    naive = flax_baseline.build("hyena", HYENA, length, jnp.float32)
+    converted = {"params": flax_baseline.convert_params(params["params"])}
+    programs |= both_passes("naive Flax", naive.apply, converted, x, y_bar)
+    torch = torch_baseline.programs("hyena", HYENA, length, params["params"], x, y_bar)
+    for part, run in torch.items():
+        programs["PyTorch", part.replace("_", " + ")] = Program(run)
+    implicit = mixer_class(HyenaConfig())(width, length, HyenaConfig())
+    implicit_params = jax.jit(implicit.init)(jax.random.key(0), x)
+
+    def filters(params: Any, _: jax.Array) -> jax.Array:
+        return implicit.apply(params, method=lambda mixer: mixer.filter(length))
+
+    h_bar = jax.random.normal(jax.random.key(3), (1, width, length))
+    return programs | both_passes("implicit filter alone", filters, implicit_params, x, h_bar)
+
+
+def hawk(batch: int, length: int, width: int) -> dict:
+    x, y_bar = inputs(batch, length, width)
+    module = mixer_class(HAWK)(width, length, HAWK)
+    params = jax.jit(module.init)(jax.random.key(0), x)
+
+    def products(params: dict, x: jax.Array) -> jax.Array:
+        """The block's matrix products, in the order of axes that suits them best."""
+        params = params["params"]
+        kernel, n_blocks = params["in_proj"]["kernel"], HAWK.gate_blocks
+        gate, u = x @ kernel[:, :width], x @ kernel[:, width:]
+        u = u.reshape(batch * length, n_blocks, -1).transpose(1, 0, 2)
+        gates = (
+            jnp.einsum("hni,hij->hnj", u, params[f"{name}_gate"]["kernel"])
+            for name in ("recurrence", "input")
+        )
+        v = sum(gates).transpose(1, 0, 2).reshape(x.shape)
+        return (gate + v) @ params["out_proj"]["kernel"]
+
+    programs = both_passes("matrix products", products, params, x, y_bar)
+    return programs | both_passes("hawk", module.apply, params, x, y_bar)
+
+
+def fastmax_forms(length: int) -> dict:
+    qk = inputs(1, length, 1, 32)
+    v, y_bar = inputs(1, length, 1, 32)
+
+    def quadratic(qk: tuple, v: jax.Array) -> jax.Array:
+        return fastmax.fastmax_quadratic(*scaled(qk), v, 2, jnp.tri(length, dtype=bool))
+
+    return both_passes("quadratic", quadratic, qk, v, y_bar) | both_passes(
+        "factorized", factorized, qk, v, y_bar
+    )
+
+
+def factorized(qk: tuple, v: jax.Array) -> jax.Array:
+    q, k = scaled(qk)
+    return fastmax.fastmax_causal(q, k, v, 2, fastmax.no_sums(k, 2))[0]
+
+
+def scaled(qk: tuple) -> tuple[jax.Array, jax.Array]:
+    return tuple(fastmax.standardize(x) / x.shape[-1] ** 0.25 for x in qk)
+
+
+def fastmax_memory(length: int) -> float:
+    """Megabytes of temporary memory of the factorized form with its derivative."""
+    v, y_bar = inputs(1, length, 1, 32)
+    program = both_passes("", factorized, (v, v), v, y_bar)["", "forward + backward"]
+    return program.memory.temporary / 1e6
+
+
+def steps(spec: str) -> Program:
+    """Ten training steps as the training loop runs them, on random characters."""
+    experiment = configs.load(spec)
+    model = models.build(replace(experiment.model, vocab_size=VOCABULARY))
+    params = init_params(model, 0)
+    optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
+    devices = parallel.local_devices(1)
+    step = parallel.map_train_step(make_train_step(model, optimizer, 0, parallel.AXIS), devices)
+    shape = (1, experiment.data.batch_size, experiment.model.max_len)
+    keys = (jax.random.key(i) for i in range(2))
+    batch = {
+        name: jax.random.randint(key, shape, 0, VOCABULARY)
+        for name, key in zip(("inputs", "targets"), keys, strict=True)
+    }
+    kept = [parallel.replicate(init_state(params, optimizer), devices)]
+
+    def run() -> Any:
+        for _ in range(STEPS):
+            kept[0], metrics = step(kept[0], batch)
+        return metrics
+
+    run()
+    return Program(run)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
