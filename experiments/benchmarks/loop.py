@@ -1,0 +1,70 @@
+"""What the training loop costs beside its bare step: data, metrics, progress, saving.
+
+python experiments/benchmarks/loop.py [--output experiments/benchmarks]
+
+Writes loop.json. Both are timed over ten steps at a time, in turns of a few hundred steps in one process.
+"""
+
+import json
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import tyro
+from rich.console import Console
+from targets import STEPS, VOCABULARY, steps
+
+from hyena_jax import config as configs
+from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.cli import keep_freed_memory
+from hyena_jax.training.loop import train
+from hyena_jax.training.metrics import read_rows
+
+N_STEPS, WARM_UP = 300, 50
+
+
+def main(
+    output: Path = Path(__file__).parent, rounds: int = 3, mixers: tuple[str, ...] = ("hyena", "hawk")
+) -> None:
+    """Measures each mixer's `shakespeare_cpu` and prints the ratio of medians."""
+    keep_freed_memory()
+    results = {}
+    for name in mixers:
+        spec, loop, bare = f"shakespeare_cpu:{name}", [], []
+        program = steps(spec)
+        for _ in range(rounds):
+            loop += loop_times(spec)
+            for _ in range((N_STEPS - WARM_UP) // STEPS):
+                start = time.perf_counter()
+                float(program.run()["loss"])
+                bare.append(1e3 * (time.perf_counter() - start) / STEPS)
+        medians = statistics.median(loop), statistics.median(bare)
+        results[name] = {"loop_ms": medians[0], "bare_ms": medians[1], "ratio": medians[0] / medians[1]}
+        print(
+            f"{spec}: loop {medians[0]:.1f} ms a step, bare {medians[1]:.1f}, {medians[0] / medians[1]:.3f}"
+        )
+    report = describe_machine() | describe_versions(with_torch=False) | {"results": results}
+    (output / "loop.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def loop_times(spec: str) -> list[float]:
+    """Milliseconds a step of a training run on random characters, as its metrics tell them."""
+    with TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        symbols = np.random.default_rng(0).integers(0, VOCABULARY, 200_000) + ord("0")
+        text.write_text("".join(map(chr, symbols)))
+        experiment = configs.load(spec)
+        training = replace(experiment.training, steps=N_STEPS, eval_every=N_STEPS, eval_windows=1)
+        experiment = replace(experiment, training=training, data=replace(experiment.data, path=str(text)))
+        workdir = Path(folder) / "run"
+        train(experiment, workdir, Console(quiet=True), None)
+        rows = [row for row in read_rows(workdir / "metrics.jsonl") if "train/loss" in row]
+    characters = experiment.data.batch_size * experiment.model.max_len
+    return [1e3 * characters / row["train/tokens_per_second"] for row in rows if row["step"] > WARM_UP]
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
