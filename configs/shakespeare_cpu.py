@@ -9,9 +9,10 @@ makes up for the size of a mixer, so that every model has 0.8 to 0.9 million par
 
 The text comes from TensorFlow Datasets (`pip install 'hyena_jax[tfds]'`); where it cannot be downloaded, add
 `--data.path input.txt` or `--data.manual-dir FOLDER`. Two to three minutes each on two cores that
-are otherwise idle. Validation loss: gated_hyena 1.605, hawk 1.642, griffin 1.668, annotated_hyena 1.673, hyena 1.680,
-local_attention 1.685, h3 1.696, s4d 1.710, aft_conv 1.722, aft_full 1.734, fir 1.735, aft_local 1.738,
-attention 1.804, aft_simple 1.838, fastmax 1.942; experiments/shakespeare_cpu says on what, and why fastmax's.
+are otherwise idle. Validation loss: gated_hyena 1.605, hawk 1.642, griffin 1.668, annotated_hyena 1.673,
+hyena 1.680, local_attention 1.685, h3 1.696, s4d 1.710, aft_conv 1.722, aft_full 1.734, fir 1.735,
+aft_local 1.738, attention 1.804, aft_simple 1.838, fastmax 1.942; experiments/shakespeare_cpu says on what
+machine, and why fastmax's.
 """
 
 from typing import NamedTuple

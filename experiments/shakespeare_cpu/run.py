@@ -63,7 +63,8 @@ def main(
         report |= {"hardware": hardware(), "versions": versions()}
         RESULTS.write_text(json.dumps(report, indent=2) + "\n")
     draw_losses(report["variants"])
-    draw_curves({variant: workdir / f"{variant}_0" for variant in ("hyena", "hawk", "attention")})
+    if not measure_time:
+        draw_curves({variant: workdir / f"{variant}_0" for variant in ("hyena", "hawk", "attention")})
 
 
 def train(variant: str, seed: int, workdir: Path, path: str | None) -> dict:
@@ -126,6 +127,7 @@ def draw_losses(variants: dict[str, dict]) -> None:
     axes.axvline(NANOGPT, color="grey", linestyle="--", linewidth=1, label="nanoGPT, same budget")
     axes.set(xlabel="validation loss (nats per character)")
     axes.grid(alpha=0.25)
+    axes.margins(x=0.1)  # room for the numbers
     axes.set_title("Tiny Shakespeare, CPU budget")
     axes.legend(frameon=False, loc="lower left")
     figure.savefig(HERE / "losses.png", dpi=130)
