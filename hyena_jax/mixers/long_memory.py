@@ -146,10 +146,10 @@ def _blockwise(
     taps = min(length, block_len or length)
     n_blocks = -(-length // taps)
     u = jnp.pad(u, [(0, 0), (0, 0), (0, n_blocks * taps - length)])
-    u = u.reshape(-1, len(h), batch, n_blocks, taps)
-    y = long_conv(u, h[:, None, None, :taps], None if skip is None else skip[:, None, None])
+    u = u.reshape(-1, len(h), batch * n_blocks, taps)
+    y = long_conv(u, h[:, None, :taps], None if skip is None else skip[:, None])
     if future is not None:
-        y = y + long_conv(u[..., ::-1], future[:, None, None, :taps])[..., ::-1]
+        y = y + long_conv(u[..., ::-1], future[:, None, :taps])[..., ::-1]
     return y.reshape(width, batch, -1)[..., :length]
 
 

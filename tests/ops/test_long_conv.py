@@ -79,11 +79,12 @@ def test_gradients_equal_those_of_the_direct_form(method, length):
         ((1, 7), (5, 7)),
     ],
 )
-def test_leading_axes_broadcast_and_gradients_have_the_shapes_of_the_arguments(shapes):
+@pytest.mark.parametrize("method", [fft_conv, matmul_fft_conv, toeplitz_conv])
+def test_leading_axes_broadcast_and_gradients_have_the_shapes_of_the_arguments(method, shapes):
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         u, h = (jnp.asarray(rng.standard_normal(shape)) for shape in shapes)
-        ours = jax.grad(lambda *a: (fft_conv(*a) ** 2).sum(), argnums=(0, 1))(u, h)
+        ours = jax.grad(lambda *a: (method(*a) ** 2).sum(), argnums=(0, 1))(u, h)
         theirs = jax.grad(lambda *a: (direct_conv(*a) ** 2).sum(), argnums=(0, 1))(u, h)
         for a, b in zip(ours, theirs, strict=True):
             assert_close(a, b)
