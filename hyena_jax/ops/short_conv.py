@@ -82,8 +82,10 @@ def _forward(
 
 def _backward(axis: int, residuals: tuple, y_bar: jax.Array) -> tuple[jax.Array | None, ...]:
     x, taps, bias, segment_ids = residuals
-    x_bar = sum(_advance(tap * y_bar, k, axis, segment_ids) for k, tap in enumerate(taps))
-    taps_bar = [sum_to(y_bar * _delay(x, k, axis, segment_ids), tap.shape) for k, tap in enumerate(taps)]
+    # Both want y_bar moved; with the delayed x instead, the forward pass would write that to memory.
+    advanced = [_advance(y_bar, k, axis, segment_ids) for k in range(len(taps))]
+    x_bar = sum(tap * y_bar_k for tap, y_bar_k in zip(taps, advanced, strict=True))
+    taps_bar = [sum_to(x * y_bar_k, taps.shape[1:]) for y_bar_k in advanced]
     return x_bar, jnp.stack(taps_bar), sum_to(y_bar, bias.shape), None
 
 
