@@ -285,7 +285,7 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
             trim_threshold, mmap_max = -1, -4
-            libc.mallopt(trim_threshold, 2**31 - 1)
+            libc.mallopt(trim_threshold, -1)  # never
             libc.mallopt(mmap_max, 0)
 
 
