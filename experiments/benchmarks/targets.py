@@ -8,6 +8,7 @@ process; leave the machine alone meanwhile.
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +39,32 @@ VOCABULARY = 65
 STEPS = 10
 
 
-def main(output: Path = Path(__file__).parent, seconds: float = 6.0) -> None:
+def main(
+    output: Path = Path(__file__).parent, seconds: float = 6.0, keep_memory: bool = True, only: str = ""
+) -> None:
     """Measures everything, one group after the other.
 
     Args:
       output: where targets.json goes.
       seconds: of measuring for each program.
+      keep_memory: have glibc keep freed memory, as `hyena-jax` does; PyTorch's and JAX's alike.
+      only: measure the groups whose name begins so, and write no file.
     """
-    keep_freed_memory()
+    if keep_memory:
+        keep_freed_memory()
     effort = Effort(seconds, 9, 60.0)
     groups = {
-        "hyena B=4 L=1024 D=256": hyena(4, 1024, 256),
-        "hyena B=1 L=8192 D=256": hyena(1, 8192, 256),
-        "hawk B=4 L=2048 D=512, 8 gate blocks": hawk(4, 2048, 512),
-        "fastmax p=2 head_dim=32 L=8192": fastmax_forms(8192),
-        "train step of shakespeare_cpu": {
-            (name, f"{STEPS} steps"): steps(f"shakespeare_cpu:{name}")
-            for name in ("attention", "hyena", "hawk")
-        },
+        "hyena B=4 L=1024 D=256": partial(hyena, 4, 1024, 256),
+        "hyena B=1 L=8192 D=256": partial(hyena, 1, 8192, 256),
+        "hawk B=4 L=2048 D=512, 8 gate blocks": partial(hawk, 4, 2048, 512),
+        "fastmax p=2 head_dim=32 L=8192": partial(fastmax_forms, 8192),
+        "train step of shakespeare_cpu": partial(train_steps, ("attention", "hyena", "hawk")),
     }
     table, results = Table("group", "program", "pass", "ms", "quartiles", "ratio", box=None), {}
-    for group, programs in groups.items():
+    for group, make in groups.items():
+        if not group.startswith(only):
+            continue
+        programs = make()
         measured = measure(programs, effort)
         first = {part: measured[name, part].seconds.median for name, part in reversed(programs)}
         for (name, part), found in measured.items():
@@ -73,12 +79,14 @@ def main(output: Path = Path(__file__).parent, seconds: float = 6.0) -> None:
                 "ratio": ratio,
                 "runs": found.seconds.runs,
             }
-    memory = {length: fastmax_memory(length) for length in (4096, 8192, 16384, 32768)}
+    memory = {length: fastmax_memory(length) for length in (4096, 8192, 16384, 32768) if not only}
     for length, megabytes in memory.items():
         table.add_row(
             "fastmax, temporary memory", f"L={length}", "forward + backward", f"{megabytes:.1f} MB", "", ""
         )
     Console(width=130).print(table)
+    if only:
+        return
     report = (
         describe_machine()
         | describe_versions(with_torch=True)
@@ -188,6 +196,10 @@ def fastmax_memory(length: int) -> float:
     v, y_bar = inputs(1, length, 1, 32)
     program = both_passes("", factorized, (v, v), v, y_bar)["", "forward + backward"]
     return program.memory.temporary / 1e6
+
+
+def train_steps(mixers: tuple[str, ...]) -> dict:
+    return {(name, f"{STEPS} steps"): steps(f"shakespeare_cpu:{name}") for name in mixers}
 
 
 def steps(spec: str) -> Program:
