@@ -30,3 +30,15 @@ def shakespeare() -> Path:
     if not SHAKESPEARE.exists():
         pytest.skip(f"needs {SHAKESPEARE}")
     return SHAKESPEARE
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _free_compiled_programs():
+    """Each program that JAX keeps takes memory maps, of which Linux grants a process 65,530.
+
+    Beyond that the compiler aborts. The cache on disk keeps what a later module compiles again.
+    """
+    yield
+    import jax
+
+    jax.clear_caches()
