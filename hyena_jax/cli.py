@@ -10,7 +10,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,12 +19,10 @@ import tyro
 
 from hyena_jax import config
 from hyena_jax.benchmark.command import Bench
-from hyena_jax.config import Experiment, ImagesConfig, TextConfig, UserError, require
+from hyena_jax.config import Experiment, ImagesConfig, UserError
+from hyena_jax.generation.command import Generate, RunSelection
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from hyena_jax.data.tokenizers import Tokenizer
     from hyena_jax.training.loop import Result
 
 Section = tyro.conf.arg(name="")
@@ -44,16 +42,6 @@ class Train:
 
 
 @dataclass(frozen=True)
-class RunSelection:
-    """Which parameters of which run."""
-
-    workdir: tyro.conf.Positional[Path]
-    """Folder of a run."""
-    step: str = "latest"
-    """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
-
-
-@dataclass(frozen=True)
 class Evaluate:
     """Evaluate a run on all the data that it held out."""
 
@@ -62,29 +50,6 @@ class Evaluate:
     """Text file or folder, or folder of IDX images, to evaluate on instead."""
     batch_size: int = 64
     """Sequences or images at once; does not change the result."""
-
-
-@dataclass(frozen=True)
-class Generate:
-    """Continue a prompt with a run's model."""
-
-    run: Annotated[RunSelection, Section]
-    prompt: str
-    """Text to continue."""
-    max_new_tokens: int = 256
-    """Tokens to add."""
-    temperature: float = 1.0
-    """Divides the logits."""
-    top_k: int | None = None
-    """Sample from the k most probable tokens only."""
-    top_p: float | None = None
-    """Sample from the fewest most probable tokens that reach probability p."""
-    greedy: bool = False
-    """Take the most probable token."""
-    seed: int = 0
-    """Seed of the sampling."""
-    num_samples: int = 1
-    """Continuations, printed one after the other."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,7 +99,9 @@ def _run(command: Train | Evaluate | Generate | Bench, arguments: Sequence[str])
         case Evaluate():
             return _evaluate(command)
         case Generate():
-            return _generate(command)
+            from hyena_jax.generation.command import run
+
+            return run(command, _note)
         case Bench():
             return _bench(command, arguments)
 
@@ -162,23 +129,17 @@ def _train(command: Train) -> int:
 
 def _show_sample(experiment: Experiment, workdir: Path, result: "Result") -> None:
     """Continues the prompt of a run on text, on the screen and in `sample.txt`."""
-    from hyena_jax.generation import SamplingRule, generate
+    from hyena_jax.generation.command import stream
+    from hyena_jax.generation.decoding import Request, generate
 
     count, tokenizer = experiment.logging.sample_tokens, result.data.tokenizer
     if count == 0:
         return
     prompt = result.data.prompt(experiment.logging.sample_prompt)
-    tokens = generate(
-        result.model,
-        result.params,
-        prompt,
-        count,
-        SamplingRule(),
-        experiment.seed,
-        n_symbols=tokenizer.vocab_size,
-    )
+    request = Request(count, seed=experiment.seed, n_symbols=tokenizer.vocab_size)
+    pieces = generate(result.model, result.params, [prompt], request)
     print("sample:\n")
-    text = _stream(tokenizer, prompt, tokens)
+    text = stream(tokenizer, prompt, pieces)
     (workdir / "sample.txt").write_text(text, encoding="utf-8")
 
 
@@ -214,33 +175,6 @@ def _evaluate(command: Evaluate) -> int:
     return 0
 
 
-def _generate(command: Generate) -> int:
-    from hyena_jax import models
-    from hyena_jax.generation import SamplingRule, generate
-    from hyena_jax.training.run_folder import load_params, read_run
-
-    rule = SamplingRule(command.greedy, command.temperature, command.top_k, command.top_p)
-    run = read_run(command.run.workdir)
-    is_text = isinstance(run.experiment.data, TextConfig)
-    require(is_text, "workdir", str(command.run.workdir), "a run on text, which alone can be continued")
-    tokenizer = run.encoding
-    try:
-        prompt = tokenizer.encode(command.prompt)
-    except UserError as error:
-        raise UserError(f"prompt {command.prompt!r}: {error}") from error
-    model = models.build(run.experiment.model)
-    _, params = load_params(run, model, command.run.step, _note)
-    count, seed, samples = command.max_new_tokens, command.seed, command.num_samples
-    tokens = generate(model, params, prompt, count, rule, seed, samples, tokenizer.vocab_size)
-    if samples == 1:
-        _stream(tokenizer, prompt, tokens)
-        return 0
-    rows = list(zip(*tokens, strict=True)) or [()] * samples
-    for i, row in enumerate(rows, start=1):
-        print(f"--- sample {i}\n{tokenizer.decode([*prompt, *row])}")
-    return 0
-
-
 def _bench(command: Bench, arguments: Sequence[str]) -> int:
     from rich.console import Console
 
@@ -255,19 +189,6 @@ def _bench(command: Bench, arguments: Sequence[str]) -> int:
     except Mismatch as error:
         return _fail(error, 1)
     return 0
-
-
-def _stream(tokenizer: "Tokenizer", prompt: "np.ndarray", tokens: Iterator["np.ndarray"]) -> str:
-    """Prints the prompt and each token of the one sample as it comes; returns the whole text."""
-    decode = tokenizer.stream()
-    pieces = [decode(prompt)]
-    print(pieces[0], end="", flush=True)
-    for new in tokens:
-        pieces.append(decode(new))
-        print(pieces[-1], end="", flush=True)
-    pieces.append(decode([], final=True))
-    print(pieces[-1])
-    return "".join(pieces)
 
 
 def _quiet_libraries() -> None:

@@ -20,7 +20,7 @@ ALLOWED = {
     "mixers": {"config", "initializers", "ops", "filters"},
     "models": {"config", "initializers", "ops", "filters", "mixers"},
     "training": {"config", "data", "models"},
-    "generation": {"config", "models"},
+    "generation": {"config", "mixers", "models", "ops", "training"},
     "benchmark": {"config", "filters", "mixers", "models", "ops", "reference", "training"},
     "cli": {"benchmark", "config", "data", "models", "training", "generation"},
 }

@@ -15,6 +15,7 @@ from hyena_jax.config.filters import (
     FilterConfig,
     ImplicitFilterConfig,
     LookupFilterConfig,
+    ModalFilterConfig,
     S4DFilterConfig,
     WindowedFilterConfig,
 )
@@ -23,6 +24,8 @@ Init = Literal["gpt2", "griffin", "torch", "xavier"]
 # Programs are written out for each gate and each tap of a short filter: more than this would never compile.
 MOST_GATES = 64
 MOST_TAPS = 1024
+# Filters that are the response of a small recurrence, which decoding runs instead.
+RECURRENT_FILTERS = (ModalFilterConfig, S4DFilterConfig)
 
 
 @dataclass(frozen=True)
@@ -401,6 +404,21 @@ MIXER_CONFIGS: dict[str, type] = {
     "fir": FIRConfig,
 }
 MixerConfig = Union[tuple(MIXER_CONFIGS.values())]  # noqa: UP007 - a union of what the table lists
+
+
+def is_unbounded(config: MixerConfig) -> bool:
+    """Whether a sequence may go on beyond max_len while it is decoded.
+
+    The state must not grow with the sequence, and nothing may be a table over absolute positions.
+    """
+    match config:
+        case HawkConfig() | LocalAttentionConfig() | FastmaxConfig() | AFTSimpleConfig() | AFTConvConfig():
+            return True
+        case HyenaConfig(num_blocks=blocks, filter=long_filter):
+            return blocks == 1 and isinstance(long_filter, RECURRENT_FILTERS)
+        case AnnotatedHyenaConfig() | GatedHyenaConfig() | H3Config() | S4DConfig() | FIRConfig():
+            return isinstance(config.filter, RECURRENT_FILTERS)
+    return False
 
 
 def _check_unrolled(config: HyenaConfig | AnnotatedHyenaConfig | GatedHyenaConfig | HawkConfig) -> None:

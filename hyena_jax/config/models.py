@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hyena_jax.config.checks import Checked, require, require_at_least
-from hyena_jax.config.mixers import HyenaConfig, Init, MixerConfig
+from hyena_jax.config.mixers import HyenaConfig, Init, MixerConfig, is_unbounded
 
 # Metadata of a field that may change between the runs of one experiment.
 RUNTIME = {"runtime": True}
@@ -86,6 +86,11 @@ class LanguageModelConfig(BackboneConfig):
             name = type(mixer).__name__
             require(mixer.causal, "pattern", name, "of causal mixers: a language model predicts the future")
         self.check_mixers(self.max_len)
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether decoding may go on beyond max_len, with a state that does not grow."""
+        return not self.learned_positions and all(map(is_unbounded, self.pattern))
 
 
 @dataclass(frozen=True)

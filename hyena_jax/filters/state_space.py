@@ -1,5 +1,7 @@
 """Filters that are the impulse response of a diagonal recurrence. Axes: L length, D channels, N filters."""
 
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,17 @@ import numpy as np
 
 from hyena_jax.config import ModalFilterConfig, S4DFilterConfig
 from hyena_jax.filters.window import check_length
+
+
+class Modes(NamedTuple):
+    """A filter h_0 = lag_zero [N, D], h_t = Re sum_n weights_n lambda_n^(t-1).
+
+    `weights` and `log_modes`, which is ln lambda, are complex [N, D, n].
+    """
+
+    log_modes: jax.Array
+    weights: jax.Array
+    lag_zero: jax.Array
 
 
 class S4DFilter(nn.Module):
@@ -50,11 +63,20 @@ class S4DFilter(nn.Module):
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""
         check_length(length, self.max_len)
+        return 2 * modal_response(*self._modes(), length)
+
+    def modes(self) -> Modes:
+        """The recurrence that the filter is the response of."""
+        log_modes, weights = self._modes()
+        return Modes(log_modes, 2 * weights * jnp.exp(log_modes), 2 * weights.real.sum(-1))
+
+    def _modes(self) -> tuple[jax.Array, jax.Array]:
+        """Logarithms of Abar, and C Bbar."""
         dt = jnp.exp(self.log_dt)[..., None]
         half_step = jax.lax.complex(-jnp.exp(self.log_decay) * dt / 2, self.frequency * dt / 2)
         a_bar = (1 + half_step) / (1 - half_step)
         b_bar = _as_complex(dt[..., None] * self.b) / (1 - half_step)
-        return 2 * modal_response(jnp.log(a_bar), _as_complex(self.c) * b_bar, length)
+        return jnp.log(a_bar), _as_complex(self.c) * b_bar
 
 
 class ModalFilter(nn.Module):
@@ -96,9 +118,23 @@ class ModalFilter(nn.Module):
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""
         check_length(length, self.max_len)
-        log_lambda = jax.lax.complex(-jnp.exp(self.log_decay), self.angle)
-        later = modal_response(log_lambda, _as_complex(self.residue), length - 1)
-        return jnp.concatenate([self.lag_zero[..., None], later], axis=-1)
+        return modal_taps(self.modes(), length)
+
+    def modes(self) -> Modes:
+        """The recurrence that the filter is the response of."""
+        log_modes = jax.lax.complex(-jnp.exp(self.log_decay), self.angle)
+        return Modes(log_modes, _as_complex(self.residue), self.lag_zero)
+
+
+def modes_of(filter_module: nn.Module) -> Modes | None:
+    """The recurrence of a bound filter module; None if its filter is not the response of a small one."""
+    return filter_module.modes() if isinstance(filter_module, S4DFilter | ModalFilter) else None
+
+
+def modal_taps(modes: Modes, length: int) -> jax.Array:
+    """The first taps [..., D, length]."""
+    later = modal_response(modes.log_modes, modes.weights, length - 1)
+    return jnp.concatenate([modes.lag_zero[..., None], later], axis=-1)
 
 
 @jax.checkpoint

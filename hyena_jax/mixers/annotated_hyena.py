@@ -76,19 +76,18 @@ class AnnotatedHyena(nn.Module):
     def init_state(self, batch_size: int, max_len: int) -> LongState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
         check_state_length(max_len, self.max_len)
-        return long_memory.init_state(
-            self.filter(max_len), self.skip, batch_size, self.d_model, self.short_taps.shape
-        )
+        shape = (batch_size, max_len, self.d_model)
+        return long_memory.init_state(self.filter, self.skip, shape, self.short_taps.shape)
 
     def prefill(
         self, state: LongState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[LongState, jax.Array]:
-        """The next T tokens x [B, T, D] at once: an FFT over the whole history."""
-        check_next(x, self.d_model, state.long_history.shape[-1], len(state.first), lengths)
+        """The next T tokens x [B, T, D] at once."""
+        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         return long_memory.prefill(self._mix, state, x, lengths)
 
     def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
-        """The next token x [B, D]: one product with the history for each filter, O(max_len)."""
+        """The next token x [B, D]; see `long_memory.step` for its cost."""
         check_token(x, self.d_model, len(state.first))
         return long_memory.step(self._mix, state, x)
 
@@ -99,21 +98,20 @@ class AnnotatedHyena(nn.Module):
         real: jax.Array | None,
         convolve: Convolve,
         deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-        """The operator around its long convolutions: y, and both histories after x [B, T, D]."""
+    ) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array | None, ...]]:
+        """The operator around its long convolutions: y, and the memories after x [B, T, D]."""
         (*gates, v), short_history = short_filtered(
             self.in_proj(x), self.short_taps, self.short_bias, short_history, real
         )
         v = v + x.transpose(2, 0, 1).astype(v.dtype)
         if real is not None:
             v = jnp.where(real, v, 0)
-        histories = []
+        memories = []
         for n, gate in enumerate(gates):
-            long, history = convolve(v, n)
+            long, memory = convolve(v, n)
             v = v + normalized(gate) * long
-            histories.append(history)
-        long_history = None if histories[0] is None else jnp.stack(histories, axis=1)
-        return v.transpose(1, 2, 0) + self.out_proj(v), short_history, long_history
+            memories.append(memory)
+        return v.transpose(1, 2, 0) + self.out_proj(v), short_history, tuple(memories)
 
 
 def normalized(gate: jax.Array) -> jax.Array:

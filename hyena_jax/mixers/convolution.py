@@ -64,17 +64,17 @@ class FIR(nn.Module):
     def init_state(self, batch_size: int, max_len: int) -> LongState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
         check_state_length(max_len, self.max_len)
-        return long_memory.init_state(self.filter(max_len), self.skip, batch_size, self.d_model, NO_FIR)
+        return long_memory.init_state(self.filter, self.skip, (batch_size, max_len, self.d_model), NO_FIR)
 
     def prefill(
         self, state: LongState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[LongState, jax.Array]:
-        """The next T tokens x [B, T, D] at once: an FFT over the whole history."""
-        check_next(x, self.d_model, state.long_history.shape[-1], len(state.first), lengths)
+        """The next T tokens x [B, T, D] at once."""
+        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         return long_memory.prefill(self._mix, state, x, lengths)
 
     def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
-        """The next token x [B, D]: one product with the history, O(max_len)."""
+        """The next token x [B, D]; see `long_memory.step` for its cost."""
         check_token(x, self.d_model, len(state.first))
         return long_memory.step(self._mix, state, x)
 
@@ -90,13 +90,13 @@ class FIR(nn.Module):
         real: jax.Array | None,
         convolve: Convolve,
         deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-        """The layers around the long convolution: y, and both histories after x [B, T, D]."""
+    ) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array | None, ...]]:
+        """The layers around the long convolution: y, and the memories after x [B, T, D]."""
         u = self._before(x)
         if real is not None:
             u = jnp.where(real, u, 0)
-        y, history = convolve(u, 0)
-        return self._after(y), short_history, None if history is None else history[:, None]
+        y, memory = convolve(u, 0)
+        return self._after(y), short_history, (memory,)
 
     def _before(self, x: jax.Array) -> jax.Array:
         """u [D, B, T] of x [B, T, D]."""

@@ -79,19 +79,18 @@ class GatedHyena(nn.Module):
         """The state before the first token of a sequence of at most `max_len` tokens."""
         check_causal(self.config)
         check_state_length(max_len, self.max_len)
-        return long_memory.init_state(
-            self.filter(max_len), None, batch_size, self.d_model, self.short_taps.shape
-        )
+        shape = (batch_size, max_len, self.d_model)
+        return long_memory.init_state(self.filter, None, shape, self.short_taps.shape)
 
     def prefill(
         self, state: LongState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[LongState, jax.Array]:
-        """The next T tokens x [B, T, D] at once: an FFT over the whole history."""
-        check_next(x, self.d_model, state.long_history.shape[-1], len(state.first), lengths)
+        """The next T tokens x [B, T, D] at once."""
+        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         return long_memory.prefill(self._mix, state, x, lengths)
 
     def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
-        """The next token x [B, D]: one product with the history, O(max_len)."""
+        """The next token x [B, D]; see `long_memory.step` for its cost."""
         check_token(x, self.d_model, len(state.first))
         return long_memory.step(self._mix, state, x)
 
@@ -102,13 +101,13 @@ class GatedHyena(nn.Module):
         real: jax.Array | None,
         convolve: Convolve,
         deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-        """The operator around its long convolution: y, and both histories after x [B, T, D]."""
+    ) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array | None, ...]]:
+        """The operator around its long convolution: y, and the memories after x [B, T, D]."""
         v, gate = self.in_proj(x)
         u = x.transpose(2, 0, 1).astype(v.dtype)
         if real is not None:
             v = jnp.where(real, v, 0)
-        long, history = convolve(v, 0)
+        long, memory = convolve(v, 0)
         # Of a centred FIR, output t is that of a causal one at t + ahead.
         ahead = 0 if self.config.causal else (self.config.short_filter_len - 1) // 2
         padded = jnp.pad(u, [(0, 0), (0, 0), (0, ahead)])
@@ -116,4 +115,4 @@ class GatedHyena(nn.Module):
             [padded], self.short_taps, self.short_bias, short_history, real
         )
         y = self.out_proj(long * gate + short[..., ahead:] * (1 - gate))
-        return y, short_history, None if history is None else history[:, None]
+        return y, short_history, (memory,)

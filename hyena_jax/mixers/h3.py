@@ -75,20 +75,18 @@ class H3(nn.Module):
     def init_state(self, batch_size: int, max_len: int) -> LongState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
         check_state_length(max_len, self.max_len)
-        width = self.d_model * self.config.head_dim
-        return long_memory.init_state(
-            self.filter(max_len), self.skip[None], batch_size, width, self.shift_b.shape
-        )
+        shape = (batch_size, max_len, self.d_model * self.config.head_dim)
+        return long_memory.init_state(self.filter, self.skip[None], shape, self.shift_b.shape)
 
     def prefill(
         self, state: LongState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[LongState, jax.Array]:
-        """The next T tokens x [B, T, D] at once: an FFT over the whole history."""
-        check_next(x, self.d_model, state.long_history.shape[-1], len(state.first), lengths)
+        """The next T tokens x [B, T, D] at once."""
+        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         return long_memory.prefill(self._mix, state, x, lengths)
 
     def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
-        """The next token x [B, D]: one product with the history, O(max_len)."""
+        """The next token x [B, D]; see `long_memory.step` for its cost."""
         check_token(x, self.d_model, len(state.first))
         return long_memory.step(self._mix, state, x)
 
@@ -99,8 +97,8 @@ class H3(nn.Module):
         real: jax.Array | None,
         convolve: Convolve,
         deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-        """The operator around its long convolution: y, and both histories after x [B, T, D]."""
+    ) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array | None, ...]]:
+        """The operator around its long convolution: y, and the memories after x [B, T, D]."""
         q, k, v = self.qkv_proj(x)  # [D, B, T]
         if real is not None:
             v = jnp.where(real, v, 0)
@@ -110,10 +108,10 @@ class H3(nn.Module):
         q, shifted, values = (self._heads(part) for part in (q, shifted, v))
         # [d, d, H, B, T]: the head last among the channels, which share a filter across it.
         outer = shifted[:, None] * values
-        z, history = convolve(outer.reshape(-1, *v.shape[1:]), 0)
+        z, memory = convolve(outer.reshape(-1, *v.shape[1:]), 0)
         y = (q[:, None] * z.reshape(outer.shape)).sum(0)
         y = self.out_proj(y.swapaxes(0, 1).reshape(v.shape))
-        return y, short_history, None if history is None else history[:, None]
+        return y, short_history, (memory,)
 
     def _heads(self, x: jax.Array) -> jax.Array:
         """[D, B, T] -> [d, H, B, T]."""

@@ -131,21 +131,20 @@ class Hyena(nn.Module):
         """The state before the first token of a sequence of at most `max_len` tokens."""
         check_causal(self.config)
         check_state_length(max_len, self.max_len)
-        return long_memory.init_state(
-            self.filter(max_len), self.skip, batch_size, self.width, self.short_taps.shape
-        )
+        shape = (batch_size, max_len, self.width)
+        return long_memory.init_state(self.filter, self.skip, shape, self.short_taps.shape, self.block_len)
 
     def prefill(
         self, state: LongState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[LongState, jax.Array]:
-        """The next T tokens x [B, T, D] at once: an FFT over the whole history."""
-        check_next(x, self.d_model, state.long_history.shape[-1], len(state.first), lengths)
+        """The next T tokens x [B, T, D] at once."""
+        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         return long_memory.prefill(self._mix, state, x, lengths, self.block_len)
 
     def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
-        """The next token x [B, D]: one product with the history for each filter, O(max_len)."""
+        """The next token x [B, D]; see `long_memory.step` for its cost."""
         check_token(x, self.d_model, len(state.first))
-        return long_memory.step(self._mix, state, x, self.block_len)
+        return long_memory.step(self._mix, state, x)
 
     def _mix(
         self,
@@ -154,28 +153,27 @@ class Hyena(nn.Module):
         real: jax.Array | None,
         convolve: Convolve,
         deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-        """The operator around its long convolutions: y, and both histories after x [B, T, D]."""
+    ) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array | None, ...]]:
+        """The operator around its long convolutions: y, and the memories after x [B, T, D]."""
         (*gates, v), short_history = short_filtered(
             self.in_proj(x), self.short_taps, self.short_bias, short_history, real
         )
         if real is not None:
             v = jnp.where(real, v, 0)
         gate_first = self.config.gating == "gate_first"
-        histories = []
+        memories = []
         for o in range(self.n_filters):
             if gate_first:
                 v = v * self._over_head(gates[self.n_filters - o])
-            v, history = convolve(self.dropout(v, deterministic), o)
+            v, memory = convolve(self.dropout(v, deterministic), o)
             v = self._mix_heads(v, o)
             if not gate_first:
                 v = v * self._over_head(gates[o])
-            histories.append(history)
+            memories.append(memory)
         if gate_first:
             v = v * gates[0]
         v = ACTIVATIONS[self.config.activation](v)
-        long_history = None if histories[0] is None else jnp.stack(histories, axis=1)
-        return self.out_proj(v), short_history, long_history
+        return self.out_proj(v), short_history, tuple(memories)
 
     def _over_head(self, gate: jax.Array) -> jax.Array:
         """The gate [W, B, T], or with outer mixing its sum over each head's channels at all of them."""

@@ -1,49 +1,62 @@
 """What mixers with long filters have in common: the state, and how their convolutions run on from it.
 
 Axes: B batch, L length, T new tokens, S longest length of a state, F filters, G groups of channels that
-share filters, w channels of a group, W = G w, K taps.
+share filters, w channels of a group, W = G w, n modes.
 
 Such a mixer is a function
 
-    mix(x [B, T, D], short_history, real, convolve, deterministic) -> y, short_history, long_history
+    mix(x [B, T, D], short_history, real, convolve, deterministic) -> y, short_history, long_memory
 
 around its long convolutions, which it leaves to `convolve`. The functions here call it with the
 `convolve` that the parallel form, a prefill or a single step needs. Inside, channels come first, [W, B, T]
 (`hyena_jax.ops.dense` says why); of a state, the batch does, as of every mixer's.
+
+What a convolution remembers depends on its filter. One that is the response of a small recurrence (`modal`,
+`s4d`) is run as that, in constant time and memory: `modal_memory`. Any other needs all inputs: `history`.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from hyena_jax.config import require
+from hyena_jax.filters.state_space import Modes, modes_of
+from hyena_jax.mixers import history, modal_memory
+from hyena_jax.mixers.history import Taps
 from hyena_jax.mixers.inputs import is_real
 from hyena_jax.ops.long_conv import long_conv
 from hyena_jax.ops.short_conv import empty_history
 
 
 class Shared(NamedTuple):
-    """What the batch has in common: filters with the skips in lag 0 [F, w, S], tokens seen []."""
+    """What the batch has in common: the filters with the skips in lag 0, tokens seen []."""
 
-    filters: jax.Array
+    filters: Taps | Modes
     position: jax.Array
 
 
 class LongState(NamedTuple):
-    """The first real position of each row [B], inputs of the short FIR [B, C, K-1], and of each long
-    convolution [B, F, W, S], float32."""
+    """The first real position of each row [B], inputs of the short FIR [B, C, K-1], and memories.
+
+    For each filter what its convolution remembers: with `Taps` its inputs [B, S, W], float32; with `Modes`
+    the modes' states [B, W, n], complex64. `later` [B, S, W] is None unless tiles are open: `open_tiles`.
+    """
 
     shared: Shared
     first: jax.Array
     short_history: jax.Array
-    long_history: jax.Array
+    long_memory: tuple[jax.Array, ...]
+    later: tuple[jax.Array, ...] | None
 
 
-# One long convolution: (u [W, B, T], filter index) -> (y [W, B, T], history after u [B, W, S] or None).
+Tree = Any
+# One long convolution: (u [W, B, T], filter index) -> (y [W, B, T], its memory after u, or None).
 Convolve = Callable[[jax.Array, int], tuple[jax.Array, jax.Array | None]]
-# See the module's docstring; the histories are None in the parallel form.
-Mix = Callable[..., tuple[jax.Array, jax.Array | None, jax.Array | None]]
+# See the module's docstring; in the parallel form there is no history, and each memory is None.
+Mix = Callable[..., tuple[jax.Array, jax.Array | None, tuple[jax.Array | None, ...]]]
 
 
 def parallel(
@@ -55,110 +68,148 @@ def parallel(
     """
 
     def convolve(u: jax.Array, o: int) -> tuple[jax.Array, None]:
-        backward = None if future is None else future[o]
-        return _blockwise(u, h[o], None if skip is None else skip[o], block_len, backward), None
+        y = history.blockwise(u, h[o], None if skip is None else skip[o], block_len)
+        if future is not None:
+            y = y + history.blockwise(u, future[o], None, block_len, long_conv_reversed)
+        return y, None
 
     return convolve
 
 
+def long_conv_reversed(u: jax.Array, h: jax.Array, skip: jax.Array | None = None) -> jax.Array:
+    """`long_conv` of the sequence turned round: y_t = sum_s h_s u_{t+s}."""
+    return long_conv(u[..., ::-1], h, skip)[..., ::-1]
+
+
 def init_state(
-    filters: jax.Array, skip: jax.Array | None, batch_size: int, width: int, short: tuple[int, int]
+    filter_module: nn.Module,
+    skip: jax.Array | None,
+    shape: tuple[int, int, int],
+    short: tuple[int, int],
+    block_len: int | None = None,
 ) -> LongState:
     """The state before the first token.
 
     Args:
-      filters: h [F, w, S].
+      filter_module: of `hyena_jax.filters`, bound; it has F filters of w channels.
       skip: [F, w], added to lag 0.
-      width: W.
+      shape: batch size B, longest length S, width W.
       short: channels C and taps K of the short FIR; (0, 1) where there is none.
+      block_len: steps of a block that is convolved alone; None where the sequence is one block.
     """
-    if skip is not None:
-        filters = filters.at[..., 0].add(skip)
+    batch_size, length, width = shape
+    modes = modes_of(filter_module) if block_len is None else None
+    if modes is None:
+        h = filter_module(length)
+        filters, memory, dtype = *history.empty(h, skip, batch_size, width, block_len), h.dtype
+    else:
+        filters, memory = modal_memory.empty(modes, skip, batch_size, width)
+        dtype = filters.lag_zero.dtype
     return LongState(
         shared=Shared(filters, jnp.zeros((), jnp.int32)),
         first=jnp.zeros(batch_size, jnp.int32),
-        short_history=empty_history(batch_size, *short, filters.dtype),
-        long_history=jnp.zeros((batch_size, len(filters), width, filters.shape[-1]), filters.dtype),
+        short_history=empty_history(batch_size, *short, dtype),
+        long_memory=memory,
+        later=None,
     )
 
 
 def prefill(
     mix: Mix, state: LongState, x: jax.Array, lengths: jax.Array | None, block_len: int | None = None
 ) -> tuple[LongState, jax.Array]:
-    """The next T tokens x [B, T, D] at once: an FFT over the whole history."""
+    """The next T tokens x [B, T, D] at once; block_len as in `init_state`.
+
+    Raises:
+      ValueError: if there are more tokens than the state has room for.
+    """
     n_tokens = x.shape[1]
+    state = close_tiles(state)
     filters, position = state.shared
     first = state.first if lengths is None else n_tokens - lengths
-
-    def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
-        history = _write(state.long_history[:, o], u, position)
-        # Blocks count from a row's first real token.
-        aligned = history if block_len is None else _roll_rows(history, -first)
-        y = _blockwise(aligned.swapaxes(0, 1), filters[o], block_len=block_len).swapaxes(0, 1)
-        y = y if block_len is None else _roll_rows(y, first)
-        y = jax.lax.dynamic_slice_in_dim(y, position, n_tokens, axis=-1)
-        return y.swapaxes(0, 1).astype(u.dtype), history
-
-    y, *memory = _mix_on(mix, state, x, is_real(lengths, n_tokens), convolve)
-    return LongState(Shared(filters, position + n_tokens), first, *memory), y
+    if isinstance(filters, Modes):
+        convolve = modal_memory.prefill(filters, state.long_memory)
+    else:
+        room = state.long_memory[0].shape[1]
+        require(n_tokens <= room, "sequence length", n_tokens, f"in 1..max_len={room}")
+        convolve = history.prefill(filters, state.long_memory, position, first, block_len)
+    state, y = _mix_on(mix, state, x, is_real(lengths, n_tokens), convolve)
+    return state._replace(first=first), y
 
 
-def step(
-    mix: Mix, state: LongState, x: jax.Array, block_len: int | None = None
-) -> tuple[LongState, jax.Array]:
-    """The next token x [B, D]: one product with the history for each filter, O(S)."""
+def step(mix: Mix, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
+    """The next token x [B, D]: O(n) with modes, O(S) with the history, or less with tiles."""
     filters, position = state.shared
-
-    def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
-        history = _write(state.long_history[:, o], u, position)
-        # Lag 0 of the reversed filter moves to `position`; what wraps round meets zeros.
-        kernel = jnp.roll(filters[o][:, ::-1], position + 1, axis=-1)
-        seen = history
-        if block_len is not None:
-            age = (position - state.first) % block_len
-            in_block = jnp.arange(history.shape[-1]) >= (position - age)[:, None]
-            seen = jnp.where(in_block[:, None], history, 0)
-        seen = seen.reshape(len(seen), -1, *kernel.shape)
-        y = jnp.einsum("bgws,ws->gwb", seen, kernel).reshape(u.shape)
-        return y.astype(u.dtype), history
-
-    y, *memory = _mix_on(mix, state, x[:, None], None, convolve)
-    return LongState(Shared(filters, position + 1), state.first, *memory), y[:, 0]
+    if isinstance(filters, Modes):
+        convolve = modal_memory.step(filters, state.long_memory)
+    else:
+        convolve = history.step(filters, state.long_memory, state.later, position, state.first)
+    state, y = _mix_on(mix, state, x[:, None], None, convolve)
+    return state, y[:, 0]
 
 
 def _mix_on(
     mix: Mix, state: LongState, x: jax.Array, real: jax.Array | None, convolve: Convolve
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`mix` of the next tokens x [B, T, D]: y, and both histories with the batch first."""
-    y, short_history, long_history = mix(x, state.short_history.swapaxes(0, 1), real, convolve, True)
-    return y, short_history.swapaxes(0, 1), long_history
+) -> tuple[LongState, jax.Array]:
+    """`mix` of the next tokens x [B, T, D]."""
+    y, short_history, memory = mix(x, state.short_history.swapaxes(0, 1), real, convolve, True)
+    state = state._replace(
+        shared=state.shared._replace(position=state.shared.position + x.shape[1]),
+        short_history=short_history.swapaxes(0, 1),
+        long_memory=memory,
+    )
+    return state, y
 
 
-def _blockwise(
-    u: jax.Array,
-    h: jax.Array,
-    skip: jax.Array | None = None,
-    block_len: int | None = None,
-    future: jax.Array | None = None,
-) -> jax.Array:
-    """y [W, B, L] of u [W, B, L] and h [w, >= L]; each block of `block_len` steps is convolved alone."""
-    width, batch, length = u.shape
-    taps = min(length, block_len or length)
-    n_blocks = -(-length // taps)
-    u = jnp.pad(u, [(0, 0), (0, 0), (0, n_blocks * taps - length)])
-    u = u.reshape(-1, len(h), batch * n_blocks, taps)
-    y = long_conv(u, h[:, None, :taps], None if skip is None else skip[:, None])
-    if future is not None:
-        y = y + long_conv(u[..., ::-1], future[:, None, :taps])[..., ::-1]
-    return y.reshape(width, batch, -1)[..., :length]
+def open_tiles(state: Tree) -> Tree:
+    """A mixer's or a model's state, ready for fast steps of long filters.
+
+    Steps of a state without tiles are exact at any time. With tiles, `absorb` must follow every
+    `ops.online_conv.TILE` steps; states without a history stay as they are.
+    """
+
+    def opened(state: LongState) -> LongState:
+        filters, position = state.shared
+        return _with(state, *history.open_tiles(filters, state.long_memory, position, state.first))
+
+    return _map_histories(opened, state)
 
 
-def _roll_rows(x: jax.Array, shifts: jax.Array) -> jax.Array:
-    """x [B, W, S] with row b moved right by shifts[b], round the end."""
-    return jax.vmap(lambda row, shift: jnp.roll(row, shift, axis=-1))(x, shifts)
+def absorb(state: Tree, size: int) -> Tree:
+    """The state after a tile of `size` steps: `ops.online_conv.due_size` of the steps since the opening.
+
+    At any other moment, or with another size, the next outputs are NaN.
+    """
+
+    def absorbed(state: LongState) -> LongState:
+        filters, position = state.shared
+        memories = state.long_memory, state.later
+        return _with(state, *history.absorb(filters, *memories, position, state.first, size))
+
+    return _map_histories(absorbed, state)
 
 
-def _write(history: jax.Array, u: jax.Array, position: jax.Array) -> jax.Array:
-    """history [B, W, S] with u [W, B, T] from `position` on."""
-    u = u.swapaxes(0, 1).astype(history.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(history, u, position, axis=-1)
+def close_tiles(state: Tree) -> Tree:
+    """The state whose steps need no tiles."""
+
+    def closed(state: LongState) -> LongState:
+        return _with(state, state.shared.filters._replace(tiles=None), None)
+
+    return _map_histories(closed, state)
+
+
+def has_history(state: Tree) -> bool:
+    """Whether a mixer's or a model's state remembers the inputs of a long convolution."""
+    return any(map(_is_history, jax.tree.leaves(state, is_leaf=_is_history)))
+
+
+def _map_histories(function: Callable[[LongState], LongState], state: Tree) -> Tree:
+    nodes, structure = jax.tree.flatten(state, is_leaf=_is_history)
+    return structure.unflatten([function(node) if _is_history(node) else node for node in nodes])
+
+
+def _is_history(node: Any) -> bool:
+    return isinstance(node, LongState) and isinstance(node.shared.filters, Taps)
+
+
+def _with(state: LongState, filters: Taps, later: tuple[jax.Array, ...] | None) -> LongState:
+    return state._replace(shared=state.shared._replace(filters=filters), later=later)

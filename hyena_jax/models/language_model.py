@@ -95,9 +95,16 @@ class LanguageModel(nn.Module):
         return LanguageModelState(Shared(jnp.zeros((), jnp.int32)), jnp.zeros(batch_size, jnp.int32), blocks)
 
     def prefill(
-        self, state: LanguageModelState, tokens: jax.Array, lengths: jax.Array | None = None
+        self,
+        state: LanguageModelState,
+        tokens: jax.Array,
+        lengths: jax.Array | None = None,
+        last_only: bool = False,
     ) -> tuple[LanguageModelState, jax.Array]:
-        """Logits [B, T, V] of the next tokens [B, T]; see the mixer contract for `lengths`."""
+        """Logits [B, T, V] of the next tokens [B, T]; see the mixer contract for `lengths`.
+
+        With `last_only` those after the last token alone, [B, 1, V].
+        """
         self._check(tokens, rank=2)
         n_tokens = tokens.shape[1]
         first = state.first if lengths is None else n_tokens - lengths
@@ -107,7 +114,8 @@ class LanguageModel(nn.Module):
         for block, block_state in zip(self.blocks, state.blocks, strict=True):
             block_state, x = block.prefill(block_state, x, lengths)
             blocks.append(block_state)
-        return LanguageModelState(Shared(position + n_tokens), first, tuple(blocks)), self._logits(x)
+        logits = self._logits(x[:, -1:] if last_only else x)
+        return LanguageModelState(Shared(position + n_tokens), first, tuple(blocks)), logits
 
     def step(self, state: LanguageModelState, token: jax.Array) -> tuple[LanguageModelState, jax.Array]:
         """Logits [B, V] of the next token [B]."""

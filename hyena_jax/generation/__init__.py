@@ -1,0 +1,1 @@
+"""Continuing prompts with a language model: sampling rules, the decoding loop, saved states."""

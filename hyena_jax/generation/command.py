@@ -1,0 +1,194 @@
+"""`hyena-jax generate`: its flags, and what it prints."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from hyena_jax.config import TextConfig, UserError, require
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hyena_jax.data.tokenizers import Tokenizer
+    from hyena_jax.generation.decoding import Continuation, Piece, Prompted, Request
+    from hyena_jax.training.run_folder import Run
+
+
+@dataclass(frozen=True)
+class RunSelection:
+    """Which parameters of which run."""
+
+    workdir: tyro.conf.Positional[Path]
+    """Folder of a run."""
+    step: str = "latest"
+    """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Continue prompts with a run's model."""
+
+    run: Annotated[RunSelection, tyro.conf.arg(name="")]
+    prompt: tuple[str, ...] = ()
+    """Texts to continue, all at once."""
+    max_new_tokens: int = 256
+    """Tokens to add."""
+    temperature: float = 1.0
+    """Divides the logits."""
+    top_k: int | None = None
+    """Sample from the k most probable tokens only."""
+    top_p: float | None = None
+    """Sample from the fewest most probable tokens that reach probability p."""
+    min_p: float | None = None
+    """Sample from tokens with at least p times the highest probability only."""
+    greedy: bool = False
+    """Take the most probable token."""
+    stop: tuple[str, ...] = ()
+    """Texts of one token each; a continuation ends after any of them."""
+    seed: int = 0
+    """Seed of the sampling; sample i draws with seed + i."""
+    num_samples: int = 1
+    """Continuations of each prompt, printed one after the other."""
+    on_full: Literal["slide", "error"] = "slide"
+    """When the model's context is full: read its newer half again and go on, or refuse beforehand."""
+    output: Path | None = None
+    """New file for the continuations with tokens and log-probabilities, one JSON object a line."""
+    save_state: Path | None = None
+    """New file for the model's state after the prompts, before anything is drawn."""
+    load_state: Path | None = None
+    """Such a file: what was read is not read again. Prompts, if any, are read on from there."""
+
+
+def run(command: Generate, note: Callable[[str], None]) -> int:
+    """Generates and prints; returns the exit code."""
+    from hyena_jax import models
+    from hyena_jax.generation.decoding import continuations, generate, proceed
+    from hyena_jax.training.run_folder import load_params, read_run
+
+    _check_files(command)
+    run = read_run(command.run.workdir)
+    is_text = isinstance(run.experiment.data, TextConfig)
+    require(is_text, "workdir", str(command.run.workdir), "a run on text, which alone can be continued")
+    request = _request(command, run.encoding)
+    prompts = [_encode(run.encoding, prompt, "prompt") for prompt in command.prompt]
+    model = models.build(run.experiment.model)
+    step, params = load_params(run, model, command.run.step, note)
+    if command.load_state is None and command.save_state is None:
+        require(len(prompts) >= 1, "prompt", command.prompt, "at least one text")
+        shown, pieces = prompts, generate(model, params, prompts, request)
+    else:
+        prompted = _read(command, run, model, params, step, prompts)
+        shown, pieces = prompted.read, proceed(model, params, prompted, request)
+    if len(shown) * request.n_samples == 1 and command.output is None:
+        stream(run.encoding, shown[0], pieces)
+        return 0
+    rows = continuations(pieces) or [None] * len(shown) * request.n_samples
+    _show(run.encoding, shown, rows, request.n_samples)
+    if command.output is not None:
+        _write(command.output, run.encoding, shown, rows, request.n_samples)
+    return 0
+
+
+def stream(tokenizer: "Tokenizer", prompt: "np.ndarray", pieces: "Iterator[Piece]") -> str:
+    """Prints the prompt and the one row of each piece as it comes; returns the whole text."""
+    decode = tokenizer.stream()
+    texts = [decode(prompt)]
+    print(texts[0], end="", flush=True)
+    for piece in pieces:
+        texts.append(decode(piece.tokens[0][piece.is_new[0]]))
+        print(texts[-1], end="", flush=True)
+    texts.append(decode([], final=True))
+    print(texts[-1])
+    return "".join(texts)
+
+
+def _check_files(command: Generate) -> None:
+    for name in ("output", "save_state"):
+        path = getattr(command, name)
+        if path is not None:
+            require(not path.exists(), name, str(path), "a new file")
+            require(path.parent.is_dir(), name, str(path), "in a folder that exists")
+
+
+def _request(command: Generate, tokenizer: "Tokenizer") -> "Request":
+    from hyena_jax.generation.decoding import Request
+    from hyena_jax.generation.sampling import SamplingRule
+
+    stops = [_encode(tokenizer, text, "stop") for text in command.stop]
+    for text, ids in zip(command.stop, stops, strict=True):
+        require(len(ids) == 1, "stop", text, f"one token of this run's tokenizer (it is {len(ids)})")
+    return Request(
+        n_tokens=command.max_new_tokens,
+        rule=SamplingRule(command.greedy, command.temperature, command.top_k, command.top_p, command.min_p),
+        seed=command.seed,
+        n_samples=command.num_samples,
+        stop_tokens=tuple(int(ids[0]) for ids in stops),
+        n_symbols=tokenizer.vocab_size,
+        on_full=command.on_full,
+    )
+
+
+def _encode(tokenizer: "Tokenizer", text: str, name: str) -> "np.ndarray":
+    try:
+        return tokenizer.encode(text)
+    except UserError as error:
+        raise UserError(f"{name} {text!r}: {error}") from error
+
+
+def _read(
+    command: Generate, run: "Run", model: object, params: dict, step: int, prompts: "list[np.ndarray]"
+) -> "Prompted":
+    """What was saved, the prompts after it, and that saved in its turn."""
+    from hyena_jax.generation import saved_state
+    from hyena_jax.generation.decoding import prefill
+
+    origin = saved_state.origin(run.experiment.model, params)
+    before = None
+    if command.load_state is not None:
+        before = saved_state.load(command.load_state, model, params, origin)
+    if before is None or prompts:
+        prompted = prefill(model, params, prompts, before)
+    else:
+        prompted = before
+    if command.save_state is not None:
+        saved_state.save(command.save_state, prompted, origin)
+    return prompted
+
+
+def _show(
+    tokenizer: "Tokenizer",
+    prompts: "Sequence[np.ndarray]",
+    rows: "Sequence[Continuation | None]",
+    n_samples: int,
+) -> None:
+    for i, row in enumerate(rows):
+        prompt = prompts[i // n_samples]
+        name = f"sample {i % n_samples + 1}"
+        if len(prompts) > 1:
+            name = f"prompt {i // n_samples + 1}" + (f", {name}" if n_samples > 1 else "")
+        print(f"--- {name}\n{tokenizer.decode([*prompt, *(row.tokens if row else ())])}")
+
+
+def _write(
+    path: Path,
+    tokenizer: "Tokenizer",
+    prompts: "Sequence[np.ndarray]",
+    rows: "Sequence[Continuation | None]",
+    n_samples: int,
+) -> None:
+    lines = []
+    for i, row in enumerate(rows):
+        tokens = [] if row is None else row.tokens.tolist()
+        line = {
+            "prompt": tokenizer.decode(prompts[i // n_samples]),
+            "sample": i % n_samples + 1,
+            "text": tokenizer.decode(tokens),
+            "tokens": tokens,
+            "log_probs": [] if row is None else [round(float(p), 6) for p in row.log_probs],
+        }
+        lines.append(json.dumps(line, ensure_ascii=False))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,59 @@
+"""How the next token is drawn. Axes: R rows, V vocabulary."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.config import require
+
+
+@dataclass(frozen=True)
+class SamplingRule:
+    """How the next token is drawn from the logits; the restrictions apply in the order of the fields."""
+
+    greedy: bool = False
+    """Take the most probable token; the other fields must keep their defaults."""
+    temperature: float = 1.0
+    """Divides the logits."""
+    top_k: int | None = None
+    """Only the k most probable tokens."""
+    top_p: float | None = None
+    """Only the fewest most probable tokens whose probabilities reach p together."""
+    min_p: float | None = None
+    """Only tokens with at least p times the probability of the most probable one."""
+
+    def __post_init__(self) -> None:
+        require(self.temperature > 0, "temperature", self.temperature, "above 0 (use greedy for the limit)")
+        require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1")
+        for name in ("top_p", "min_p"):
+            value = getattr(self, name)
+            require(value is None or 0 < value <= 1, name, value, "in (0, 1]")
+        default = (self.temperature, self.top_k, self.top_p, self.min_p) == (1.0, None, None, None)
+        allowed = "alone, without temperature, top_k, top_p or min_p"
+        require(default or not self.greedy, "greedy", self.greedy, allowed)
+
+
+def sample(logits: jax.Array, keys: jax.Array, rule: SamplingRule) -> jax.Array:
+    """Token ids int32 [R] drawn from logits [R, V] with one key a row, so that no row depends on another."""
+    if rule.greedy:
+        return logits.argmax(-1).astype(jnp.int32)
+    # The largest logit is 0 first, so that even the smallest temperature leaves it finite.
+    logits = (logits - logits.max(-1, keepdims=True)) / max(rule.temperature, 1e-30)
+    if rule.top_k is not None and rule.top_k < logits.shape[-1]:
+        least = jax.lax.top_k(logits, rule.top_k)[0][:, -1:]
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    if rule.top_p is not None:
+        logits = jnp.where(_in_nucleus(logits, rule.top_p), logits, -jnp.inf)
+    if rule.min_p is not None:
+        logits = jnp.where(logits < jnp.log(rule.min_p), -jnp.inf, logits)
+    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+
+
+def _in_nucleus(logits: jax.Array, top_p: float) -> jax.Array:
+    """Whether the more probable tokens together stay below top_p."""
+    order = jnp.argsort(logits, axis=-1, descending=True)
+    probabilities = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    ranks = jnp.argsort(order, axis=-1)
+    return jnp.take_along_axis(before < top_p, ranks, axis=-1)

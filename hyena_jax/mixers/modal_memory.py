@@ -1,0 +1,87 @@
+"""Long convolutions with the response of a small recurrence, in constant time and memory a token.
+
+Axes: B batch, T new tokens, F filters, w channels of a filter, G groups, W = G w, n modes, K steps of a
+block.
+
+    y_t = Re sum_n R_n x_{n,t} + h_0 u_t,   x_{n,t+1} = lambda_n x_{n,t} + u_t
+
+(Massaroli et al. 2023, arXiv 2310.18780), so that x holds earlier inputs only. See `long_memory`.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.filters.state_space import Modes, modal_taps
+from hyena_jax.ops.long_conv import long_conv
+
+# Steps that a prefill takes at once: the powers of all modes for so many are in memory.
+BLOCK = 256
+
+
+def empty(
+    modes: Modes, skip: jax.Array | None, batch_size: int, width: int
+) -> tuple[Modes, tuple[jax.Array, ...]]:
+    """The modes with the skips [F, w] in lag 0, and the states [B, W, n] before the first token."""
+    if skip is not None:
+        modes = modes._replace(lag_zero=modes.lag_zero + skip)
+    shape = (batch_size, width, modes.weights.shape[-1])
+    return modes, tuple(jnp.zeros(shape, modes.weights.dtype) for _ in modes.weights)
+
+
+def step(modes: Modes, states: tuple[jax.Array, ...]) -> Callable:
+    """The `Convolve` of one token u [W, B, 1]."""
+
+    def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
+        weights, decay, lag_zero = modes.weights[o], jnp.exp(modes.log_modes[o]), modes.lag_zero[o]
+        width, batch, _ = u.shape
+        now = u[..., 0].T.reshape(batch, -1, len(weights)).astype(lag_zero.dtype)
+        before = states[o].reshape(*now.shape, -1)
+        y = (weights * before).real.sum(-1) + lag_zero * now
+        after = decay * before + now[..., None].astype(decay.dtype)
+        return y.reshape(batch, width).T[..., None].astype(u.dtype), after.reshape(states[o].shape)
+
+    return convolve
+
+
+def prefill(modes: Modes, states: tuple[jax.Array, ...]) -> Callable:
+    """The `Convolve` of the next tokens u [W, B, T], in blocks of K: O(T (log K + n))."""
+
+    def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
+        one = Modes(*(part[o] for part in modes))
+        _, batch, length = u.shape
+        inputs = u.reshape(-1, len(one.weights), batch, length).astype(one.lag_zero.dtype)
+        state = states[o].reshape(batch, -1, *one.weights.shape).swapaxes(0, 1)
+        whole = length - length % BLOCK
+        blocks = jnp.moveaxis(inputs[..., :whole].reshape(*inputs.shape[:-1], -1, BLOCK), -2, 0)
+        state, y = jax.lax.scan(lambda state, block: _block(one, state, block), state, blocks)
+        y = jnp.moveaxis(y, 0, -2).reshape(*inputs.shape[:-1], whole)
+        if whole < length:
+            state, rest = _block(one, state, inputs[..., whole:])
+            y = jnp.concatenate([y, rest], axis=-1)
+        return y.reshape(u.shape).astype(u.dtype), state.swapaxes(0, 1).reshape(states[o].shape)
+
+    return convolve
+
+
+def _block(modes: Modes, state: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The states [G, B, w, n] after the inputs u [G, w, B, K], and y [G, w, B, K]."""
+    length = u.shape[-1]
+    # lambda^0 .. lambda^K, [w, n, K+1].
+    time = jnp.arange(length + 1).astype(modes.log_modes.dtype)
+    powers = jnp.exp(modes.log_modes[..., None] * time)
+    earlier = _real_product("gbwn,wnk->gwbk", state * modes.weights, powers[..., :-1])
+    y = long_conv(u, modal_taps(modes, length)[:, None]) + earlier
+    newest_last = powers[..., -2::-1]
+    added = jax.lax.complex(
+        jnp.einsum("gwbk,wnk->gbwn", u, newest_last.real, precision="highest"),
+        jnp.einsum("gwbk,wnk->gbwn", u, newest_last.imag, precision="highest"),
+    )
+    return powers[..., -1] * state + added, y
+
+
+def _real_product(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """The real part of an einsum of complex arrays."""
+    product = jnp.einsum(axes, a.real, b.real, precision="highest")
+    return product - jnp.einsum(axes, a.imag, b.imag, precision="highest")

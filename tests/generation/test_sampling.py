@@ -1,0 +1,70 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hyena_jax.config import UserError
+from hyena_jax.generation.sampling import SamplingRule, sample
+
+LOGITS = jnp.log(jnp.array([0.05, 0.4, 0.3, 0.2, 0.05]))
+COUNT = 20_000
+
+
+def draws(rule: SamplingRule) -> np.ndarray:
+    keys = jax.random.split(jax.random.key(0), COUNT)
+    return np.bincount(sample(jnp.tile(LOGITS, (COUNT, 1)), keys, rule), minlength=5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "weights"),
+    [
+        (SamplingRule(), [0.05, 0.4, 0.3, 0.2, 0.05]),
+        (SamplingRule(temperature=0.5), [0.0025, 0.16, 0.09, 0.04, 0.0025]),
+        (SamplingRule(top_k=2), [0, 0.4, 0.3, 0, 0]),
+        (SamplingRule(top_k=99), [0.05, 0.4, 0.3, 0.2, 0.05]),
+        (SamplingRule(top_p=0.65), [0, 0.4, 0.3, 0, 0]),
+        (SamplingRule(top_p=0.71), [0, 0.4, 0.3, 0.2, 0]),
+        (SamplingRule(top_p=1e-9), [0, 1, 0, 0, 0]),
+        (SamplingRule(min_p=0.6), [0, 0.4, 0.3, 0, 0]),
+        (SamplingRule(min_p=0.1), [0.05, 0.4, 0.3, 0.2, 0.05]),
+        (SamplingRule(min_p=1.0), [0, 1, 0, 0, 0]),
+        (SamplingRule(temperature=0.5, min_p=0.5), [0, 0.16, 0.09, 0, 0]),
+        (SamplingRule(temperature=1e-45), [0, 1, 0, 0, 0]),
+        (SamplingRule(greedy=True), [0, 1, 0, 0, 0]),
+        (SamplingRule(top_k=1), [0, 1, 0, 0, 0]),
+    ],
+)
+def test_draws_follow_the_rule(rule, weights):
+    """Chi-square; its 1 - 1e-5 quantile for 4 degrees of freedom is 28.5."""
+    expected = COUNT * np.array(weights) / np.sum(weights)
+    seen, possible = draws(rule), expected > 0
+    assert np.all(seen[~possible] == 0)
+    assert np.sum((seen - expected)[possible] ** 2 / expected[possible]) <= 28.5
+
+
+def test_rows_do_not_depend_on_each_other():
+    keys = jax.random.split(jax.random.key(3), 4)
+    logits = jax.random.normal(jax.random.key(4), (4, 50))
+    rule = SamplingRule(temperature=2.0, top_p=0.9)
+    together = sample(logits, keys, rule)
+    alone = [sample(logits[i : i + 1], keys[i : i + 1], rule)[0] for i in range(4)]
+    np.testing.assert_array_equal(together, jnp.stack(alone))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"temperature": -1.0}, "temperature must be above 0"),
+        ({"temperature": float("nan")}, "temperature must be above 0"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"top_p": 1.5}, "top_p must be in .0, 1., got 1.5"),
+        ({"top_p": 0.0}, "top_p must be in"),
+        ({"min_p": -0.1}, "min_p must be in"),
+        ({"greedy": True, "top_k": 3}, "greedy must be alone"),
+        ({"greedy": True, "min_p": 0.5}, "greedy must be alone"),
+    ],
+)
+def test_wrong_rules_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        SamplingRule(**options)
