@@ -58,6 +58,42 @@ def test_train_evaluate_generate(workdir, text, capsys):
     assert capsys.readouterr().out == f"--- sample 1\n{greedy}--- sample 2\n{greedy}"
 
 
+def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):
+    output, state = tmp_path / "out.jsonl", tmp_path / "state"
+    options = ["--max-new-tokens", 9, "--seed", 3]
+    assert run("generate", workdir, "--prompt", "the", "a th", *options, "--output", output) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("--- prompt 1\nthe")
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == ["the", "a th"]
+    assert all(len(line["tokens"]) == len(line["log_probs"]) == 9 for line in lines)
+    assert run("generate", workdir, "--prompt", "the", "--max-new-tokens", 0, "--save-state", state) == 0
+    capsys.readouterr()
+    assert run("generate", workdir, "--load-state", state, *options) == 0
+    assert capsys.readouterr().out.rstrip("\n") == "the" + lines[0]["text"].rstrip("\n")
+    count, stop = next((i, chr(id)) for i, id in enumerate(lines[0]["tokens"], 1) if 32 < id < 127)
+    stopped = tmp_path / "stopped.jsonl"
+    options += ["--stop", stop, "--output", stopped]
+    assert run("generate", workdir, "--load-state", state, *options) == 0
+    assert json.loads(stopped.read_text())["tokens"] == lines[0]["tokens"][:count]
+    capsys.readouterr()
+    before = output.read_text()
+    for arguments, message in (
+        (["--prompt", "the", "--output", output], "output must be a new file"),
+        (["--prompt", "the", "--save-state", tmp_path / "no" / "state"], "in a folder that exists"),
+        (["--prompt", "the", "--stop", "th"], "stop must be one token"),
+        (
+            ["--prompt", "the", "--on-full", "error", "--max-new-tokens", 10**6],
+            "max_new_tokens must be at most",
+        ),
+        (["--load-state", output], "it is no saved state"),
+        ([], "prompt must be given"),
+    ):
+        assert run("generate", workdir, *arguments) == 2
+        assert message in capsys.readouterr().err
+    assert output.read_text() == before
+
+
 SMALL_IMAGES = """
     --model.n-layers 1 --model.d-model 10 --model.d-ff 8 --model.dtype float32
     --data.batch-size 4 --parallel.devices 1 --logging.sample-images 3 --logging.tensorboard False

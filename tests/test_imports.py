@@ -21,7 +21,7 @@ ALLOWED = {
     "models": {"config", "initializers", "ops", "filters", "mixers"},
     "training": {"config", "data", "models"},
     "generation": {"config", "mixers", "models", "ops", "training"},
-    "benchmark": {"config", "filters", "mixers", "models", "ops", "reference", "training"},
+    "benchmark": {"config", "filters", "generation", "mixers", "models", "ops", "reference", "training"},
     "cli": {"benchmark", "config", "data", "models", "training", "generation"},
 }
 # The parts of training that know pytrees, not models.

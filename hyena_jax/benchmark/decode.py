@@ -1,18 +1,21 @@
-"""Language models token by token: the prefill of a prompt, then single steps. Axes: B batch, V vocabulary."""
+"""Language models that continue prompts: the prefill, then the decoding loop. Axes: B batch, V vocabulary."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from hyena_jax import models
 from hyena_jax.benchmark.memory import fits
 from hyena_jax.benchmark.programs import Effort, Measured, Program, jit_program, measure
 from hyena_jax.benchmark.settings import Decode
-from hyena_jax.benchmark.timing import Timing, compile_program, interleave
+from hyena_jax.benchmark.timing import Timing, interleave, time_once
 from hyena_jax.benchmark.verify import example_inputs
 from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig
+from hyena_jax.generation import decoding
+from hyena_jax.generation.decoding import Piece
 
 VOCABULARY = 256
 
@@ -28,10 +31,10 @@ class DecodeRow:
     prefill: Measured
     """The initial state, in which filters are evaluated, and the prompt."""
     step: Timing
-    """Seconds of one token for all rows."""
+    """Seconds of one token for all rows: those of all new tokens by their number."""
     step_compile_seconds: float
     tokens_per_second: float
-    """Of all rows together, by the mean step: some algorithms do more at some steps."""
+    """Of all rows together."""
     state_bytes: int
 
 
@@ -50,23 +53,13 @@ def model_config(mixer: str, settings: Decode, context: int) -> LanguageModelCon
 
 @dataclass
 class Decoder:
-    """One model with its programs, and the state that its steps go on from."""
+    """One model with its programs."""
 
     prefill: Program
-    step: Callable[[Any, jax.Array], tuple[Any, jax.Array]]
-    step_compile_seconds: float
-    token: jax.Array
+    proceed: Callable[[], list[Piece]]
+    """Draws the new tokens after the prompt, as `hyena-jax generate` does."""
     n_params: int
-    state: Any = None
-
-    def start(self) -> None:
-        """Reads the prompt again."""
-        self.state = self.prefill.run()[0]
-
-    def run_step(self) -> jax.Array:
-        """Logits [B, V] after one more token."""
-        self.state, logits = self.step(self.state, self.token)
-        return logits
+    state_bytes: int
 
 
 def bench_decode(
@@ -104,30 +97,24 @@ def bench_decode(
 
 
 def build(config: LanguageModelConfig, context: int, batch: int, n_new: int) -> Decoder:
-    """The two programs for prompts of context - n_new tokens."""
+    """The programs for prompts of context - n_new tokens."""
     model = models.build(config)
     prompt = example_inputs(config, batch, context - n_new)
     params = jax.jit(model.init)(jax.random.key(1), prompt[:1, :1])["params"]
 
     def prefill(params: dict, prompt: jax.Array) -> tuple[Any, jax.Array]:
-        bound = model.bind({"params": params})
-        state, logits = bound.prefill(bound.init_state(batch, context), prompt)
-        return state, logits[:, -1]
+        state = decoding.empty_state(model, params, batch, context)
+        return model.apply({"params": params}, state, prompt, None, True, method="prefill")
 
-    def step(state: Any, params: dict, token: jax.Array) -> tuple[Any, jax.Array]:
-        return model.apply({"params": params}, state, token, method="step")
+    def proceed() -> list[Piece]:
+        return list(decoding.proceed(model, params, prompted, decoding.Request(n_new)))
 
-    token = prompt[:, 0]
-    state = jax.eval_shape(prefill, params, prompt)[0]
-    # Donated, or every step would copy the whole state.
-    compiled = compile_program(step, state, params, token, donate=(0,))
-    n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+    prompted = decoding.prefill(model, params, np.asarray(prompt), context=context)
     return Decoder(
         prefill=jit_program(prefill, params, prompt),
-        step=lambda state, token: compiled.executable(state, params, token),
-        step_compile_seconds=compiled.seconds,
-        token=token,
-        n_params=n_params,
+        proceed=proceed,
+        n_params=sum(leaf.size for leaf in jax.tree.leaves(params)),
+        state_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(prompted.state)),
     )
 
 
@@ -135,22 +122,22 @@ def _measure(
     decoders: dict[str, Decoder], context: int, batch: int, n_new: int, effort: Effort
 ) -> list[DecodeRow]:
     prefills = measure({name: decoder.prefill for name, decoder in decoders.items()}, effort)
-    for decoder in decoders.values():
-        decoder.start()
-        jax.block_until_ready(decoder.run_step())  # the warm-up
-    # All the steps that the context has room for, and no more.
-    steps = interleave({name: decoder.run_step for name, decoder in decoders.items()}, 0.0, n_new - 1)
-    return [
-        DecodeRow(
+    first = {name: time_once(decoder.proceed) for name, decoder in decoders.items()}
+    runs = {name: decoder.proceed for name, decoder in decoders.items()}
+    whole = interleave(runs, effort.budget, effort.least_runs)
+    rows = []
+    for name, decoder in decoders.items():
+        step = Timing(*(value / n_new for value in whole[name][:4]), whole[name].runs)
+        row = DecodeRow(
             method=name,
             context=context,
             batch=batch,
             n_params=decoder.n_params,
             prefill=prefills[name],
-            step=steps[name],
-            step_compile_seconds=decoder.step_compile_seconds,
-            tokens_per_second=batch / steps[name].mean,
-            state_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(decoder.state)),
+            step=step,
+            step_compile_seconds=max(0.0, first[name] - whole[name].median),
+            tokens_per_second=batch / step.median,
+            state_bytes=decoder.state_bytes,
         )
-        for name, decoder in decoders.items()
-    ]
+        rows.append(row)
+    return rows

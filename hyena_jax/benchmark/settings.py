@@ -94,7 +94,7 @@ class Model(Common):
 
 @dataclass(frozen=True)
 class Decode(Common):
-    """Time the prefill of a context, and then single steps, of language models of one mixer each."""
+    """Time the prefill of a prompt, and then the decoding loop, of language models of one mixer each."""
 
     mixers: tuple[str, ...] = ("hyena", "hawk", "attention")
     """Names of mixers; `all` is every one."""
@@ -102,8 +102,8 @@ class Decode(Common):
     """Tokens of the whole sequence, prompt and new ones."""
     batch: tuple[int, ...] = (1, 8)
     """Sequences at once."""
-    n_new: int = 64
-    """New tokens, one step each, after a prompt of the rest of the context."""
+    n_new: int = 256
+    """New tokens, after a prompt of the rest of the context."""
     d_model: int = 256
     """Channels."""
     n_layers: int = 2

@@ -76,12 +76,13 @@ def run(command: Generate, note: Callable[[str], None]) -> int:
     request = _request(command, run.encoding)
     prompts = [_encode(run.encoding, prompt, "prompt") for prompt in command.prompt]
     model = models.build(run.experiment.model)
-    step, params = load_params(run, model, command.run.step, note)
+    _, params = load_params(run, model, command.run.step, note)
     if command.load_state is None and command.save_state is None:
-        require(len(prompts) >= 1, "prompt", command.prompt, "at least one text")
+        if not prompts:
+            raise UserError("prompt must be given, or load_state")
         shown, pieces = prompts, generate(model, params, prompts, request)
     else:
-        prompted = _read(command, run, model, params, step, prompts)
+        prompted = _read(command, run, model, params, prompts)
         shown, pieces = prompted.read, proceed(model, params, prompted, request)
     if len(shown) * request.n_samples == 1 and command.output is None:
         stream(run.encoding, shown[0], pieces)
@@ -140,7 +141,7 @@ def _encode(tokenizer: "Tokenizer", text: str, name: str) -> "np.ndarray":
 
 
 def _read(
-    command: Generate, run: "Run", model: object, params: dict, step: int, prompts: "list[np.ndarray]"
+    command: Generate, run: "Run", model: object, params: dict, prompts: "list[np.ndarray]"
 ) -> "Prompted":
     """What was saved, the prompts after it, and that saved in its turn."""
     from hyena_jax.generation import saved_state
@@ -150,10 +151,10 @@ def _read(
     before = None
     if command.load_state is not None:
         before = saved_state.load(command.load_state, model, params, origin)
-    if before is None or prompts:
-        prompted = prefill(model, params, prompts, before)
-    else:
-        prompted = before
+    reads = before is None or len(prompts) > 0
+    if reads and not prompts:
+        raise UserError("prompt must be given: there is nothing to read")
+    prompted = prefill(model, params, prompts, before) if reads else before
     if command.save_state is not None:
         saved_state.save(command.save_state, prompted, origin)
     return prompted

@@ -43,6 +43,8 @@ class Request:
     """A row ends after any of these ids."""
     n_symbols: int | None = None
     """The tokenizer's, where the model's vocabulary is padded beyond it; None draws from all."""
+    lazy: bool = False
+    """Run long convolutions by one product with the whole history a token: the reference for tiles."""
     on_full: OnFull = "slide"
     """When max_len tokens were read and the state has no more room: `slide` reads the newer half of them
     again, as if nothing had been before; `error` refuses beforehand. A state that does not grow goes on."""
@@ -227,7 +229,7 @@ def _pieces(
 ) -> Iterator[Piece]:
     """The host's side of the loop: it counts tokens, tiles and room."""
     n_prompts, left = len(prompted.read), request.n_tokens
-    drawing = Drawing(request.rule, request.n_symbols)
+    drawing = Drawing(request.rule, request.n_symbols, request.lazy)
     rows = Rows(
         jnp.tile(jnp.arange(request.n_samples, dtype=jnp.uint32) + np.uint32(request.seed), n_prompts),
         jnp.asarray(request.stop_tokens, jnp.int32),
@@ -255,7 +257,7 @@ def _pieces(
         cursor, piece = _next_tokens(model, drawing, params, rows, cursor, count)
         piece = Piece(*(array[:, :count] for array in piece))
         n_steps += count
-        if due_size(n_steps) and long_memory.has_history(cursor.state):
+        if due_size(n_steps) and long_memory.has_tiles(cursor.state):
             cursor = cursor._replace(state=_absorb(cursor.state, due_size(n_steps)))
 
 
@@ -271,6 +273,7 @@ class Drawing(NamedTuple):
 
     rule: SamplingRule
     n_symbols: int | None
+    lazy: bool
 
 
 @partial(jax.jit, static_argnames=("model", "batch_size", "context"))
@@ -292,7 +295,7 @@ def _read(
 def _first_token(drawing: Drawing, rows: Rows, cursor: Cursor, logits: jax.Array) -> tuple[Cursor, Piece]:
     """The token after what was read, and the state ready for the steps that follow."""
     cursor, drawn = _draw(drawing, rows, cursor, logits)
-    state = long_memory.open_tiles(cursor.state)
+    state = cursor.state if drawing.lazy else long_memory.open_tiles(cursor.state)
     return cursor._replace(state=state), jax.tree.map(lambda x: x[:, None], drawn)
 
 

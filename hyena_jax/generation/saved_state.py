@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import optax
 
-from hyena_jax import config
 from hyena_jax.config import LanguageModelConfig, UserError
 from hyena_jax.generation.decoding import Prompted, empty_state
 from hyena_jax.models import LanguageModel
@@ -21,7 +20,7 @@ FORMAT = 1
 
 def origin(model_config: LanguageModelConfig, params: optax.Params) -> str:
     """SHA-256 of model and parameters: a state belongs to these alone."""
-    digest = hashlib.sha256(json.dumps(config.encode(model_config), sort_keys=True).encode())
+    digest = hashlib.sha256(repr(model_config).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path).encode())
         digest.update(np.ascontiguousarray(leaf).tobytes())
@@ -53,6 +52,8 @@ def load(path: Path, model: LanguageModel, params: optax.Params, origin: str) ->
     Raises:
       UserError: if the file is none, or of another model or other parameters.
     """
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"load_state {str(path)!r} cannot be read: it is no saved state")
     try:
         with np.load(path, allow_pickle=False) as file:
             return _prompted(file, path, model, params, origin)

@@ -197,9 +197,10 @@ def close_tiles(state: Tree) -> Tree:
     return _map_histories(closed, state)
 
 
-def has_history(state: Tree) -> bool:
-    """Whether a mixer's or a model's state remembers the inputs of a long convolution."""
-    return any(map(_is_history, jax.tree.leaves(state, is_leaf=_is_history)))
+def has_tiles(state: Tree) -> bool:
+    """Whether tiles are open in a mixer's or a model's state."""
+    nodes = jax.tree.leaves(state, is_leaf=_is_history)
+    return any(_is_history(node) and node.later is not None for node in nodes)
 
 
 def _map_histories(function: Callable[[LongState], LongState], state: Tree) -> Tree:

@@ -93,6 +93,14 @@ def test_greedy_equals_the_parallel_form(name):
     assert len(set(continuation.tokens)) > 1
 
 
+def test_lazy_decoding_is_the_reference():
+    options = {"n_tokens": 200, "seed": 3, "n_samples": 2}
+    tiled, lazy = (drawn("mixed", [[3, 1, 4]], **options, lazy=lazy) for lazy in (False, True))
+    for ours, reference in zip(tiled, lazy, strict=True):
+        np.testing.assert_array_equal(ours.tokens, reference.tokens)
+        np.testing.assert_allclose(ours.log_probs, reference.log_probs, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 def test_prompts_of_different_lengths_equal_separate_runs(name):
     prompts = [[3], [1, 4, 1, 5, 9, 2, 6], [5, 3, 5]]

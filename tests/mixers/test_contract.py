@@ -13,7 +13,7 @@ from tolerances import DIFFERENCE_TOLERANCE, TOLERANCE, assert_close
 
 from hyena_jax import mixers
 from hyena_jax.config import MIXER_CONFIGS, UserError
-from hyena_jax.mixers.long_memory import absorb, close_tiles, has_history, open_tiles
+from hyena_jax.mixers.long_memory import absorb, close_tiles, has_tiles, open_tiles
 from hyena_jax.ops import long_conv, online_conv
 
 LENGTHS = (1, 7, 64, 127)
@@ -185,15 +185,14 @@ def check_decoding(name, length, splits):
         assert state.shared.position == length
 
 
-@over([name for name, case in CAUSAL.items() if hasattr(case.config, "filter")])
+@over_cases([name for name, case in CAUSAL.items() if hasattr(case.config, "filter")])
 def test_steps_with_tiles_equal_the_parallel_form(name, monkeypatch):
     """After a ragged prefill; with tiles of few steps, so that there are many sizes."""
     monkeypatch.setattr(online_conv, "TILE", 2)
     params, x, lengths = init(name), inputs(OPTION_LENGTH), [3, 5]
-    bound = build(EVERY[name]).bind({"params": params})
-    state, _ = bound.prefill(bound.init_state(2, OPTION_LENGTH), x[:, :5], jnp.array(lengths))
-    tiled = has_history(state)
-    state, outputs = open_tiles(state), []
+    empty = build(EVERY[name]).bind({"params": params}).init_state(2, OPTION_LENGTH)
+    state, _ = jitted(name, "prefill")(params, empty, x[:, :5], jnp.array(lengths))
+    state, outputs = jax.jit(open_tiles)(state), []
     step, absorb_tile = jitted(name, "step"), jax.jit(absorb, static_argnums=1)
     for n, t in enumerate(range(5, OPTION_LENGTH), start=1):
         state, y = step(params, state, x[:, t])
@@ -205,10 +204,9 @@ def test_steps_with_tiles_equal_the_parallel_form(name, monkeypatch):
         expected = jitted(name)(params, x[row : row + 1, 5 - length :])[0, length:]
         assert_close(outputs[row], expected)
     # Without tiles again: exact at any time, and room for a prefill.
-    if tiled:
+    if has_tiles(state):
         assert np.isnan(step(params, absorb(state, 2), x[:, 0])[1]).all()
-    closed = close_tiles(state)
-    assert jax.tree.structure(closed) == jax.tree.structure(bound.init_state(2, OPTION_LENGTH))
+    assert jax.tree.structure(close_tiles(state)) == jax.tree.structure(empty)
 
 
 @over([name for name, case in CASES.items() if case.resets is None])
