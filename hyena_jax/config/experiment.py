@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hyena_jax.config.checks import Checked, UserError, require, require_at_least
 from hyena_jax.config.data import DataConfig, TextConfig
@@ -110,14 +111,32 @@ class TrainingConfig(Checked):
 
 @dataclass(frozen=True)
 class ParallelConfig(Checked):
-    """How a step is spread over devices."""
+    """How a step is spread over devices and processes."""
 
+    strategy: Literal["pmap", "sharded"] = "pmap"
+    """`pmap`: every device holds all parameters. `sharded`: jit over a mesh (data, fsdp, sequence)."""
     devices: int | None = None
-    """Local devices that share a batch; None takes all."""
+    """Local devices of each process that share a batch; None takes all."""
+    data: int | None = None
+    """Mesh axis (sharded): groups that hold all parameters and divide the rows; None takes what is left."""
+    fsdp: int = 1
+    """Mesh axis (sharded): devices that divide rows, parameters and optimizer state among them."""
+    sequence: int = 1
+    """Mesh axis (sharded): devices that divide the length of the rows among them."""
+    heartbeat_timeout: int = 100
+    """Seconds after which several processes give up on one that does not answer."""
+    stop_every: int = 10
+    """Steps between two agreements of several processes on whether one was asked to stop."""
+    check_replicas_every: int | None = None
+    """Steps between comparisons, bit by bit, of the copies that devices hold; None does not compare."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "devices")
+        require_at_least(1, self, "devices", "data", "fsdp", "sequence")
+        require_at_least(1, self, "heartbeat_timeout", "stop_every", "check_replicas_every")
+        for name, without in (("data", None), ("fsdp", 1), ("sequence", 1)):
+            value, allowed = getattr(self, name), f"{without} unless strategy is 'sharded'"
+            require(self.strategy == "sharded" or value == without, name, value, allowed)
 
 
 @dataclass(frozen=True)

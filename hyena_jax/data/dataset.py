@@ -48,8 +48,13 @@ class Dataset(Protocol):
         """Fills in what the model takes from the data; UserError where the experiment contradicts it."""
         ...
 
-    def train_batches(self, batch_size: int, seed: int) -> "grain.MapDataset[Batch]":
-        """Endless batches of `inputs` [B, ...] and `targets`; element t is a pure function of (seed, t)."""
+    def train_batches(
+        self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
+    ) -> "grain.MapDataset[Batch]":
+        """Endless batches of `inputs` [B, ...] and `targets`; element t is a pure function of (seed, t).
+
+        Of `n_parts` equal parts of every batch's rows, they hold number `part`.
+        """
         ...
 
     def n_eval_rows(self, max_rows: int | None = None) -> int:

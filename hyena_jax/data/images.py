@@ -105,9 +105,12 @@ class ImageSet:
         model = replace(model, image_size=tuple(size), channels=channels, n_classes=n_classes)
         return replace(experiment, model=model)
 
-    def train_batches(self, batch_size: int, seed: int) -> "grain.MapDataset[loader.Batch]":
+    def train_batches(
+        self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
+    ) -> "grain.MapDataset[loader.Batch]":
         """`loader.shuffled_batches` of `inputs` float32 [B, H, W, C] and `targets` int32 [B]."""
-        return loader.shuffled_batches(self._read_train, len(self.train.images), batch_size, seed)
+        n_rows = len(self.train.images)
+        return loader.shuffled_batches(self._read_train, n_rows, batch_size, seed, part, n_parts)
 
     def _read_train(self, indices: np.ndarray) -> loader.Batch:
         return self._batch(self.train, indices)

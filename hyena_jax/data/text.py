@@ -76,9 +76,11 @@ class Corpus:
         require(len(ids) > 0, "logging.sample_prompt", text, "at least one token long")
         return ids
 
-    def train_batches(self, batch_size: int, seed: int) -> "grain.MapDataset[loader.Batch]":
+    def train_batches(
+        self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
+    ) -> "grain.MapDataset[loader.Batch]":
         """See `loader.train_batches`."""
-        return loader.train_batches(self.train, self.seq_len, batch_size, seed)
+        return loader.train_batches(self.train, self.seq_len, batch_size, seed, part, n_parts)
 
     def n_eval_rows(self, max_rows: int | None = None) -> int:
         """Windows that `eval_batches` covers."""

@@ -25,6 +25,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from hyena_jax.config import UserError
+from hyena_jax.training.distributed import from_first, is_first
 
 MANIFEST = "manifest.json"
 
@@ -40,7 +41,7 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run, for writing.
+    """The checkpoints of one run, for writing; several processes all make the same calls.
 
     Use as a context manager: leaving it waits for the save under way. `keep` latest checkpoints are kept,
     and beside them the one whose meta has the lowest `loss`.
@@ -69,25 +70,31 @@ class Checkpoints:
     def restore(self, targets: dict[str, Tree]) -> Restored | None:
         """The newest checkpoint that is whole, or None if there is none at all.
 
+        `targets` are trees of arrays, or of `jax.ShapeDtypeStruct`: those with a sharding are restored with
+        it, whatever the layout was when they were saved; each process reads only what its devices hold.
+
         Damaged ones on the way are renamed `<step>.damaged` and reported: left in place they would make
         Orbax skip the later save of the same step.
 
         Raises:
           UserError: if there were checkpoints and all are damaged.
         """
-        steps = saved_steps(self._folder)
+        steps = from_first(lambda: saved_steps(self._folder))
         for step in steps:
             restored = _try_restore(self._folder, step, targets, self._report)
             if restored is not None:
                 return restored
-            aside = _set_aside(self._folder / str(step))
-            self._report(f"checkpoint {step} is damaged: set aside as {aside.name}")
+            aside = from_first(lambda step=step: _set_aside(self._folder / str(step)).name)
+            self._report(f"checkpoint {step} is damaged: set aside as {aside}")
         if steps:
             raise UserError(f"every checkpoint in {self._folder} is damaged; start again in a new folder")
         return None
 
     def save(self, step: int, items: dict[str, Tree], meta: dict[str, Any]) -> None:
-        """Saves NumPy trees in the background; a save under way is finished first.
+        """Saves trees in the background; a save under way is finished first.
+
+        Leaves are NumPy arrays, or arrays over all devices of all processes, which then write them together.
+        They are copied from the devices before this returns.
 
         `meta` is JSON; its `loss` is the validation loss at this step, None where it was not evaluated.
         """
@@ -103,7 +110,8 @@ class Checkpoints:
     def _commit(self, manager: ocp.CheckpointManager, step: int) -> None:
         with _as_os_error(f"checkpoint {step} could not be written"):
             manager.wait_until_finished()
-            write_manifest(self._folder / str(step))
+            if is_first():
+                write_manifest(self._folder / str(step))
 
     def _finish(self) -> None:
         """Waits for the save under way; raises here what went wrong there."""
@@ -153,7 +161,7 @@ def restore_readonly(
     Raises:
       UserError: if there is none, or the one asked for is missing or damaged.
     """
-    steps = saved_steps(folder)
+    steps = from_first(lambda: saved_steps(folder))
     if step is not None:
         if step not in steps:
             raise UserError(f"step must be one of the saved {steps}, got {step}")
@@ -214,7 +222,7 @@ def _try_restore(
     folder: Path, step: int, targets: dict[str, Tree], report: Callable[[str], None]
 ) -> Restored | None:
     checkpoint = folder / str(step)
-    if is_damaged(checkpoint):
+    if from_first(lambda: is_damaged(checkpoint)):
         return None
     proven = (checkpoint / MANIFEST).exists()
     if not proven:

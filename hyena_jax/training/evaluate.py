@@ -1,40 +1,43 @@
 """Exact evaluation on held-out data."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import flax.linen as nn
-import jax
 import numpy as np
 import optax
 
-from hyena_jax.config import UserError, require
+from hyena_jax.config import ParallelConfig, UserError, require
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.training import parallel
 from hyena_jax.training.metrics import Values
 from hyena_jax.training.run_folder import Run
 from hyena_jax.training.step import make_eval_step
+from hyena_jax.training.strategy import Strategy
 
 
 def evaluate(
+    strategy: Strategy,
     eval_step: Callable,
     params: optax.Params,
     data: Dataset,
     batch_size: int,
-    devices: Sequence[jax.Device],
     max_rows: int | None = None,
 ) -> Values:
-    """The `metrics` of the data over its held-out part; `loss` is among them.
+    """The `metrics` of the data over its held-out part; `loss` is among them. All processes must call this.
 
     Everything held out counts once (or what is in `max_rows` rows of it). The sums of `make_eval_step` over
     rows are added up without rounding in between, so the result does not depend on how rows were batched,
     beyond the rounding inside a row.
+
+    Args:
+      eval_step: mapped by `strategy`, as `params` are placed by it.
     """
-    batch_size = parallel.round_up(min(batch_size, data.n_eval_rows(max_rows)), len(devices))
+    batch_size = parallel.round_up(min(batch_size, data.n_eval_rows(max_rows)), strategy.row_shards)
     rows: dict[str, list[np.ndarray]] = {}
     for batch in data.eval_batches(batch_size, max_rows):
-        sums = eval_step(params, parallel.split_batch(batch, len(devices)))
+        sums = eval_step(params, strategy.place_batch(strategy.rows.of(batch)))
         for name, values in sums.items():
             rows.setdefault(name, []).append(np.asarray(values, np.float64).ravel())
     return data.metrics({name: math.fsum(np.concatenate(values)) for name, values in rows.items()})
@@ -59,7 +62,7 @@ def evaluate_run(
             " name one with --path"
         )
     data.complete(run.experiment)
-    devices = parallel.local_devices(None)
-    eval_step = parallel.map_eval_step(make_eval_step(model), devices)
-    values = evaluate(eval_step, parallel.replicate(params, devices), data, batch_size, devices)
+    strategy = parallel.make_strategy(ParallelConfig())
+    eval_step = strategy.map_eval_step(make_eval_step(model))
+    values = evaluate(strategy, eval_step, strategy.place(params), data, batch_size)
     return {**values, f"{data.unit}s": data.n_held_out}

@@ -3,28 +3,30 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
 from rich.console import Console
 
-from hyena_jax import models
+from hyena_jax import config, models
 from hyena_jax.config import Experiment, require
 from hyena_jax.data import loader
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.training import parallel
 from hyena_jax.training.checkpoint import Checkpoints, best
+from hyena_jax.training.distributed import first_request, from_first, is_first, require_equal
 from hyena_jax.training.evaluate import evaluate
-from hyena_jax.training.metrics import MetricsLog, draw_learning_curves
+from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
 from hyena_jax.training.optimizer import global_norm, make_optimizer, make_schedule
 from hyena_jax.training.profiling import Profile
 from hyena_jax.training.progress import Progress, parameter_table
+from hyena_jax.training.replicas import check_replicas
 from hyena_jax.training.run_folder import CHECKPOINTS, locked, open_run
 from hyena_jax.training.signals import StopRequest, stop_requests
 from hyena_jax.training.step import (
@@ -36,6 +38,7 @@ from hyena_jax.training.step import (
     make_eval_step,
     make_train_step,
 )
+from hyena_jax.training.strategy import Strategy
 
 
 class Diverged(Exception):
@@ -47,17 +50,20 @@ class Interrupted(Exception):
 
 
 class Result(NamedTuple):
-    """What a finished run leaves in memory."""
+    """What a finished run leaves in memory of every process."""
 
     model: nn.Module
     params: optax.Params
+    """NumPy arrays."""
     data: Dataset
 
 
 def train(experiment: Experiment, workdir: Path, console: Console, profile: Path | None = None) -> Result:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `workdir` if there is one.
 
-    All that can be wrong with the input is checked before `workdir` is touched.
+    All that can be wrong with the input is checked before `workdir` is touched. Of several processes all
+    call this with the same arguments; each reads its own rows of every batch, and the first alone prints and
+    writes.
 
     Args:
       profile: folder for a `jax.profiler` trace of a few steps.
@@ -67,47 +73,50 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
       Diverged: if the loss or a gradient is not finite.
       Interrupted: after SIGINT or SIGTERM.
     """
-    require(jax.process_count() == 1, "processes", jax.process_count(), "1: several are not supported yet")
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
     data = load(experiment.data)
     experiment = data.complete(experiment)
-    devices = parallel.local_devices(experiment.parallel.devices)
-    parallel.check_batch(experiment.data.batch_size, len(devices), experiment.optimizer.accumulation_steps)
+    require_equal("the experiment and its data", [config.encode(experiment), data.fingerprint])
+    strategy = parallel.make_strategy(experiment.parallel)
+    accumulation_steps = experiment.optimizer.accumulation_steps
+    parallel.check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
+    strategy.check_batch(data.train_batches(1, experiment.seed)[0])
     model = models.build(experiment.model)
-    params = init_params(model, experiment.seed)
+    params = jax.eval_shape(lambda: init_params(model, experiment.seed))
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
-    changes = open_run(workdir, experiment, data)
-    _announce(console, experiment, params, data, devices, changes)
+    console = console if is_first() else Console(quiet=True)
+    changes = from_first(lambda: open_run(workdir, experiment, data))
+    _announce(console, experiment, params, data, strategy.devices, changes)
     with ExitStack() as stack:
-        stack.enter_context(locked(workdir))
+        stack.enter_context(locked(workdir) if is_first() else nullcontext())
         folder = workdir / CHECKPOINTS
         checkpoints = stack.enter_context(
             Checkpoints(folder, experiment.training.keep_checkpoints, console.print)
         )
-        state = _restore(checkpoints, init_state(params, optimizer))
+        state = _restore_or_make(checkpoints, strategy, model, optimizer, experiment.seed)
         start = int(state.step)
         if start >= experiment.training.steps:
             console.print(f"already trained to step {start}; a larger --training.steps goes on")
-            draw_learning_curves(workdir, data.curves)
-            return Result(model, state.params, data)
+            _draw_curves(workdir, data)
+            return Result(model, strategy.host_copy(state.params), data)
         if start:
             console.print(f"continuing after step {start}")
         trainer = Trainer(
             experiment=experiment,
             data=data,
-            devices=devices,
-            train_step=_mapped_train_step(model, optimizer, experiment, devices),
-            eval_step=parallel.map_eval_step(make_eval_step(model), devices),
+            strategy=strategy,
+            train_step=_mapped_train_step(model, optimizer, experiment, strategy, state),
+            eval_step=strategy.map_eval_step(make_eval_step(model)),
             checkpoints=checkpoints,
-            log=stack.enter_context(MetricsLog(workdir, start, experiment.logging.tensorboard)),
+            log=stack.enter_context(_metrics_log(workdir, start, experiment)),
             progress=stack.enter_context(Progress(console, start, experiment.training.steps, data.unit)),
-            best_loss=best(folder).loss,
+            best_loss=from_first(lambda: best(folder).loss),
         )
         stop = stack.enter_context(stop_requests())
         step, params = trainer.run(
             state, start, stop, stack.enter_context(Profile(profile, start, experiment.training.steps))
         )
-    draw_learning_curves(workdir, data.curves)
+    _draw_curves(workdir, data)
     if step < experiment.training.steps:
         raise Interrupted(f"stopped by {stop.name} and saved; the same command continues")
     return Result(model, params, data)
@@ -119,11 +128,11 @@ class Trainer:
 
     experiment: Experiment
     data: Dataset
-    devices: Sequence[jax.Device]
+    strategy: Strategy
     train_step: Callable
     eval_step: Callable
     checkpoints: Checkpoints
-    log: MetricsLog
+    log: MetricsLog | NoLog
     progress: Progress
     best_loss: float
     clock: "Clock" = field(init=False)
@@ -138,30 +147,41 @@ class Trainer:
     ) -> tuple[int, optax.Params]:
         """Trains from step `start` on; returns the last step and the parameters after it."""
         training = self.experiment.training
-        dataset = self.data.train_batches(self.experiment.data.batch_size, self.experiment.seed)
+        rows, batch_size = self.strategy.rows, self.experiment.data.batch_size
+        dataset = self.data.train_batches(batch_size, self.experiment.seed, *rows)
+        check_every = self.experiment.parallel.check_replicas_every
         step, stopping = start, False
-        state = parallel.replicate(state, self.devices)
         with closing(loader.iterate(dataset, start)) as batches:
             while step < training.steps and not stopping:
                 t, batch = next(batches)
                 profile.before_step(t)
-                state, metrics = self.train_step(state, parallel.split_batch(batch, len(self.devices)))
+                state, metrics = self.train_step(state, self.strategy.place_batch(batch))
                 step = t + 1
                 if step == start + 1:
                     jax.block_until_ready(state)  # keep compilation out of the speed that is reported
                     self.clock.restart(step)
                 is_last = step == training.steps
+                if check_every is not None and step % check_every == 0:
+                    check_replicas(self.strategy.to_global(state), step)
                 if step % training.log_every == 0 or is_last:
                     self._log_training(step, state, metrics)
                 loss = None
                 if step % training.eval_every == 0 or is_last:
                     loss = self._evaluate(step, state)
                 is_best = loss is not None and loss < self.best_loss
-                stopping = stop.is_set  # read once: a signal that comes later waits for the next step
+                stopping = self._is_stopping(step, stop)  # read once: a signal that comes later waits
                 if step % training.checkpoint_every == 0 or is_best or is_last or stopping:
                     self._save(step, state, metrics, loss)
                 self.progress.advance(step)
-        return step, parallel.host_copy(state.params)
+        return step, self.strategy.host_copy(state.params)
+
+    def _is_stopping(self, step: int, stop: StopRequest) -> bool:
+        """Whether to stop after this step: of several processes all, if one was asked to."""
+        if jax.process_count() > 1:
+            agree = step % self.experiment.parallel.stop_every == 0
+            stop.name = first_request(stop.name) if agree else stop.name
+            return agree and stop.is_set
+        return stop.is_set
 
     def _log_training(self, step: int, state: TrainState, metrics: Metrics) -> None:
         values = {name: value.item() for name, value in metrics.items()}
@@ -182,11 +202,11 @@ class Trainer:
         jax.block_until_ready(state)  # the steps still under way are training time
         with self.clock.paused():
             values = evaluate(
+                self.strategy,
                 self.eval_step,
                 state.params,
                 self.data,
                 training.eval_batch_size,
-                self.devices,
                 training.eval_windows,
             )
         if not math.isfinite(values["loss"]):
@@ -200,11 +220,11 @@ class Trainer:
         jax.block_until_ready(state)
         with self.clock.paused():
             self._check_finite(metrics["bad_step"].item())
-            host = parallel.host_copy(state)
-            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(host.params)):
+            if not all_finite(state.params):
                 raise _diverged(f"a parameter is not finite after step {step}")
             self.log.sync()
-            self.checkpoints.save(step, _items(host), {"step": step, "loss": loss})
+            items = _items(self.strategy.to_global(state))
+            self.checkpoints.save(step, items, {"step": step, "loss": loss})
         if loss is not None:
             self.best_loss = min(loss, self.best_loss)
 
@@ -222,6 +242,12 @@ def _diverged(what: str) -> Diverged:
 
 # Apart from the step: only the steps that are logged need it.
 param_norm = jax.jit(global_norm)
+
+
+@jax.jit
+def all_finite(params: optax.Params) -> jax.Array:
+    """Whether every entry is finite, bool []."""
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]).all()
 
 
 class Clock:
@@ -263,7 +289,9 @@ def _announce(
     """What is about to be trained, on what, and what is different from the last start."""
     console.print(parameter_table(params, experiment.optimizer))
     console.print(f"data      {data.source}")
-    console.print(f"devices   {len(devices)} x {devices[0].device_kind}")
+    processes = jax.process_count()
+    among = f" in {processes} processes" if processes > 1 else ""
+    console.print(f"devices   {len(devices)} x {devices[0].device_kind}{among}")
     for change in changes:
         console.print(f"changed since the last start: {change}")
         if change.startswith("training.steps") and experiment.optimizer.decay_steps is None:
@@ -276,11 +304,23 @@ def _mapped_train_step(
     model: nn.Module,
     optimizer: optax.GradientTransformation,
     experiment: Experiment,
-    devices: Sequence[jax.Device],
+    strategy: Strategy,
+    state: TrainState,
 ) -> Callable:
     parts = experiment.optimizer.accumulation_steps
-    step = make_train_step(model, optimizer, experiment.seed, parallel.AXIS, parts)
-    return parallel.map_train_step(step, devices)
+    step = make_train_step(model, optimizer, experiment.seed, strategy.axis_name, parts)
+    return strategy.map_train_step(step, jax.eval_shape(lambda: state))
+
+
+def _metrics_log(workdir: Path, step: int, experiment: Experiment) -> AbstractContextManager:
+    if is_first():
+        return MetricsLog(workdir, step, experiment.logging.tensorboard)
+    return nullcontext(NoLog())
+
+
+def _draw_curves(workdir: Path, data: Dataset) -> None:
+    if is_first():
+        draw_learning_curves(workdir, data.curves)
 
 
 def _items(state: TrainState) -> dict[str, optax.Params]:
@@ -289,8 +329,20 @@ def _items(state: TrainState) -> dict[str, optax.Params]:
     return {"params": state.params, "train_state": rest}
 
 
-def _restore(checkpoints: Checkpoints, state: TrainState) -> TrainState:
-    restored = checkpoints.restore(_items(jax.device_get(state)))
+def _restore_or_make(
+    checkpoints: Checkpoints,
+    strategy: Strategy,
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+) -> TrainState:
+    """The placed state of the newest checkpoint, or the one before the first step."""
+
+    def make() -> TrainState:
+        return init_state(init_params(model, seed), optimizer)
+
+    restored = checkpoints.restore(_items(strategy.restore_target(jax.eval_shape(make))))
     if restored is None:
-        return state
-    return TrainState(params=restored.items["params"], **restored.items["train_state"])
+        return strategy.make_state(make)
+    state = TrainState(params=restored.items["params"], **restored.items["train_state"])
+    return strategy.from_global(state)

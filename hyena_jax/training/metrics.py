@@ -56,6 +56,16 @@ class MetricsLog:
             self._writer.flush()
 
 
+class NoLog:
+    """A `MetricsLog` that writes nothing: that of every process but the first."""
+
+    def write(self, step: int, values: Values) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
+        """Nothing."""
+
+
 def read_rows(path: Path) -> list[dict]:
     """All rows of a metrics file; none where there is no file. A last line cut short by a kill is dropped.
 

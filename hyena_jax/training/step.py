@@ -81,7 +81,7 @@ def make_train_step(
     def loss_and_grads(params: optax.Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, optax.Params]:
         if accumulation_steps == 1:
             return jax.value_and_grad(loss_fn)(params, batch, key)
-        parts = jax.tree.map(lambda x: x.reshape(accumulation_steps, -1, *x.shape[1:]), batch)
+        parts = jax.tree.map(cut, batch)
 
         def add_part(total: tuple, part: tuple[Batch, jax.Array]) -> tuple[tuple, None]:
             return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_fn)(params, *part)), None
@@ -89,6 +89,10 @@ def make_train_step(
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
         total, _ = jax.lax.scan(add_part, zero, (parts, jax.random.split(key, accumulation_steps)))
         return jax.tree.map(lambda x: x / accumulation_steps, total)
+
+    def cut(x: jax.Array) -> jax.Array:
+        # Part i holds the rows i, i + parts, ...: rows that lie on different devices stay where they are.
+        return jnp.moveaxis(x.reshape(-1, accumulation_steps, *x.shape[1:]), 1, 0)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)

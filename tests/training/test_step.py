@@ -9,7 +9,14 @@ import optax
 import pytest
 
 from hyena_jax import models
-from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig, OptimizerConfig, UserError
+from hyena_jax.config import (
+    AttentionConfig,
+    HyenaConfig,
+    LanguageModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    UserError,
+)
 from hyena_jax.data.text import Corpus
 from hyena_jax.data.tokenizers import BytesTokenizer
 from hyena_jax.training import parallel
@@ -138,9 +145,9 @@ def test_the_first_step_that_is_not_finite_is_remembered():
 def test_evaluation_is_exact_and_independent_of_batches_and_devices(n_devices, rows):
     tokens = np.random.default_rng(0).integers(0, 13, 7 * 11 + 1, dtype=np.uint8)
     corpus = Corpus(BytesTokenizer(), tokens, tokens, 2 * len(tokens), fingerprint="", source="", seq_len=11)
-    devices = parallel.local_devices(n_devices)
-    step = parallel.map_eval_step(make_eval_step(MODEL), devices)
-    values = evaluate(step, parallel.replicate(PARAMS, devices), corpus, rows, devices)
+    strategy = parallel.make_strategy(ParallelConfig(devices=n_devices))
+    step = strategy.map_eval_step(make_eval_step(MODEL))
+    values = evaluate(strategy, step, strategy.place(PARAMS), corpus, rows)
     inputs, targets = tokens[:-1].reshape(7, 11).astype(int), tokens[1:].reshape(7, 11).astype(int)
     logits = np.float64(MODEL.apply({"params": PARAMS}, inputs))
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))

@@ -1,0 +1,159 @@
+"""The `sharded` strategy: jit over a mesh (data, fsdp, sequence), where XLA inserts the communication.
+
+The rows of a batch are divided over data and fsdp together, their length over sequence. Parameters and
+optimizer state are divided over fsdp (Rajbhandari et al. 2020, arXiv:1910.02054, stage 3): each device holds
+1/fsdp of them, gathers a layer where it is used, and sums only its own part of the gradient. Knows pytrees,
+not models.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from hyena_jax.config import ParallelConfig, UserError, require
+from hyena_jax.training.strategy import Rows, Strategy, all_devices
+
+DATA, FSDP, SEQUENCE = AXES = ("data", "fsdp", "sequence")
+# Leaves of fewer elements stay whole: dividing them saves nothing, and gathering them costs a message each.
+SMALL = 1024
+
+Tree = Any
+
+
+def leaf_spec(shape: Sequence[int], fsdp: int) -> PartitionSpec:
+    """Divides the longest axis that fsdp divides, the first of equals; else, or if it is small, nothing."""
+    divisible = [axis for axis, size in enumerate(shape) if size % fsdp == 0]
+    if fsdp == 1 or math.prod(shape) < SMALL or not divisible:
+        return PartitionSpec()
+    longest = max(divisible, key=lambda axis: shape[axis])
+    return PartitionSpec(*[None] * longest, FSDP)
+
+
+def batch_spec(n_dims: int) -> PartitionSpec:
+    """Rows over data and fsdp; the second axis, where there is one, over sequence."""
+    return PartitionSpec((DATA, FSDP), *[SEQUENCE][: n_dims - 1])
+
+
+def make_mesh(config: ParallelConfig) -> Mesh:
+    """The mesh of `config` over all devices, those of a process side by side, sequence innermost.
+
+    Raises:
+      UserError: if its size is not the number of devices, or a process' devices are not whole rows of it.
+    """
+    devices = all_devices(config.devices)
+    inner = config.fsdp * config.sequence
+    data = config.data or max(1, len(devices) // inner)
+    sizes = f"parallel.data x fsdp x sequence = {data} x {config.fsdp} x {config.sequence}"
+    if data * inner != len(devices):
+        raise UserError(f"{sizes} must be the {len(devices)} devices")
+    local = len(devices) // jax.process_count()
+    whole = local % config.sequence == 0 or config.sequence % local == 0
+    must = f"a divisor or a multiple of the {local} devices of a process"
+    require(whole, "parallel.sequence", config.sequence, must)
+    return Mesh(np.array(devices).reshape(data, config.fsdp, config.sequence), AXES)
+
+
+def sharded_strategy(config: ParallelConfig) -> Strategy:
+    """See the module."""
+    mesh = make_mesh(config)
+    rows = _rows(mesh)
+    return Strategy(
+        devices=tuple(mesh.devices.flat),
+        axis_name=None,
+        row_shards=mesh.shape[DATA] * mesh.shape[FSDP],
+        rows=rows,
+        check_batch=partial(_check_batch, mesh),
+        make_state=partial(_make_state, mesh),
+        place=lambda tree: jax.tree.map(_place_leaf, tree, _shardings(mesh, tree)),
+        place_batch=partial(_place_batch, mesh, rows),
+        map_train_step=partial(_map_train_step, mesh),
+        map_eval_step=partial(_map_eval_step, mesh),
+        host_copy=partial(_host_copy, mesh),
+        to_global=lambda tree: tree,
+        from_global=lambda tree: tree,
+        restore_target=partial(_restore_target, mesh),
+    )
+
+
+def _rows(mesh: Mesh) -> Rows:
+    """Processes whose devices share rows, and divide only the length, read the same ones."""
+    local = mesh.devices.size // jax.process_count()
+    first = jax.process_index() * local // mesh.shape[SEQUENCE]
+    per_process = max(1, local // mesh.shape[SEQUENCE])
+    return Rows(first // per_process, mesh.shape[DATA] * mesh.shape[FSDP] // per_process)
+
+
+def _shardings(mesh: Mesh, shapes: Tree) -> Tree:
+    fsdp = mesh.shape[FSDP]
+    return jax.tree.map(lambda leaf: NamedSharding(mesh, leaf_spec(np.shape(leaf), fsdp)), shapes)
+
+
+def _check_batch(mesh: Mesh, batch: Tree) -> None:
+    for leaf in jax.tree.leaves(batch):
+        if leaf.ndim > 1 and leaf.shape[1] % mesh.shape[SEQUENCE]:
+            of = f"a divisor of the rows' length {leaf.shape[1]}"
+            raise UserError(f"parallel.sequence must be {of}, got {mesh.shape[SEQUENCE]}")
+
+
+def _make_state(mesh: Mesh, make: Callable[[], Tree]) -> Tree:
+    """Each device computes and holds its part alone: the whole need not fit on one."""
+    with jax.set_mesh(mesh):
+        return jax.jit(make, out_shardings=_shardings(mesh, jax.eval_shape(make)))()
+
+
+def _place_leaf(leaf: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    leaf = np.asarray(leaf)
+    return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+
+
+def _place_batch(mesh: Mesh, rows: Rows, batch: Tree) -> Tree:
+    def place(ours: np.ndarray) -> jax.Array:
+        first = rows.index * len(ours)
+        total = rows.count * len(ours)
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            start, stop, _ = index[0].indices(total)
+            return ours[(slice(start - first, stop - first), *index[1:])]
+
+        sharding = NamedSharding(mesh, batch_spec(ours.ndim))
+        return jax.make_array_from_callback((total, *ours.shape[1:]), sharding, part)
+
+    return jax.tree.map(place, batch)
+
+
+def _map_train_step(mesh: Mesh, train_step: Callable, shapes: Tree) -> Callable:
+    shardings = (_shardings(mesh, shapes), NamedSharding(mesh, PartitionSpec()))
+    return _within(mesh, jax.jit(train_step, donate_argnums=0, out_shardings=shardings))
+
+
+def _map_eval_step(mesh: Mesh, eval_step: Callable) -> Callable:
+    return _within(mesh, jax.jit(eval_step, out_shardings=NamedSharding(mesh, PartitionSpec())))
+
+
+def _within(mesh: Mesh, step: Callable) -> Callable:
+    """The mesh is ambient while `step` is traced, for mixers that map themselves over it."""
+
+    def mapped(*args: Tree) -> Tree:
+        with jax.set_mesh(mesh):
+            return step(*args)
+
+    return mapped
+
+
+def _host_copy(mesh: Mesh, tree: Tree) -> Tree:
+    """Leaf by leaf, so that no device ever holds more than one whole leaf."""
+    gather = jax.jit(lambda leaf: leaf, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    return jax.tree.map(lambda leaf: np.array(gather(leaf)), tree)
+
+
+def _restore_target(mesh: Mesh, shapes: Tree) -> Tree:
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        _shardings(mesh, shapes),
+    )
