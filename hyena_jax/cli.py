@@ -1,8 +1,8 @@
-"""`hyena-jax train | eval | generate | bench`: arguments in, a function of the library called, results out.
+"""The commands: arguments in, a function of the library called, results out.
 
 Exit codes: 0 done; 1 what was to be timed differs from its oracle; 2 wrong input; 3 the machine failed us
-(disk full, no permission); 4 the run diverged; 130 stopped by SIGINT or SIGTERM, a training after saving.
-Heavy packages are imported by the command that needs them.
+(disk full, no permission, another process lost); 4 the run diverged; 130 stopped by SIGINT or SIGTERM, a
+training after saving. Heavy packages are imported by the command that needs them.
 """
 
 import ctypes
@@ -19,8 +19,9 @@ import tyro
 
 from hyena_jax import config
 from hyena_jax.benchmark.command import Bench
-from hyena_jax.config import Experiment, ImagesConfig, UserError
+from hyena_jax.config import Cluster, Experiment, ImagesConfig, UserError, require
 from hyena_jax.generation.command import Generate, RunSelection
+from hyena_jax.launch import launch
 
 if TYPE_CHECKING:
     from hyena_jax.training.loop import Result
@@ -38,7 +39,24 @@ class Train:
     """Folder of the run; made if missing, continued if it holds this experiment."""
     profile: Path | None
     """Write a jax.profiler trace of ten steps to this folder."""
+    init_from: Path | None
+    """File of parameters, as `export` writes them, that a new run starts from."""
+    cluster: Annotated[Cluster, Section]
     experiment: Annotated[Experiment, Section]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Run `hyena-jax launch [options] -- train ...` in several processes on this machine."""
+
+    num_processes: int
+    """Processes that train together; their devices share every batch."""
+    grace: float = 10.0
+    """Seconds that the others have to end by themselves after one failed."""
+
+    def __post_init__(self) -> None:
+        require(self.num_processes >= 1, "num_processes", self.num_processes, "at least 1")
+        require(self.grace >= 0, "grace", self.grace, "at least 0")
 
 
 @dataclass(frozen=True)
@@ -52,14 +70,24 @@ class Evaluate:
     """Sequences or images at once; does not change the result."""
 
 
+@dataclass(frozen=True)
+class Export:
+    """Write a run's parameters to a safetensors file, and its config beside it."""
+
+    run: Annotated[RunSelection, Section]
+    output: Path
+    """File to write, such as model.safetensors."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a sample may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="replace")
     try:
-        command = tyro.cli(_commands(arguments), prog="hyena-jax", args=arguments, config=TYRO)
-        return _run(command, arguments)
+        ours, launched = _split_launch(arguments)
+        command = tyro.cli(_commands(ours), prog="hyena-jax", args=ours, config=TYRO)
+        return _run(command, launched if isinstance(command, Launch) else arguments)
     except UserError as error:
         return _fail(error, 2)
     except BrokenPipeError:  # the reader of our output closed it, as `head` does
@@ -82,26 +110,41 @@ def _commands(arguments: Sequence[str]) -> type:
         if arguments[1].startswith("-"):
             raise UserError(f"CONFIG must come first after train, got {arguments[1]!r}")
         experiment = config.load(arguments[1])
-    defaults = Train(tyro.MISSING, tyro.MISSING, None, experiment)
+    defaults = Train(tyro.MISSING, tyro.MISSING, None, None, Cluster(), experiment)
     return (
         Annotated[Train, tyro.conf.subcommand("train", default=defaults)]
+        | Annotated[Launch, tyro.conf.subcommand("launch")]
         | Annotated[Evaluate, tyro.conf.subcommand("eval")]
         | Annotated[Generate, tyro.conf.subcommand("generate")]
+        | Annotated[Export, tyro.conf.subcommand("export")]
         | Annotated[Bench, tyro.conf.subcommand("bench")]
     )
 
 
-def _run(command: Train | Evaluate | Generate | Bench, arguments: Sequence[str]) -> int:
+def _split_launch(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What is before and after the `--` of `launch`; other commands are all before."""
+    if arguments[:1] != ["launch"] or "--" not in arguments:
+        return arguments, []
+    cut = arguments.index("--")
+    return arguments[:cut], arguments[cut + 1 :]
+
+
+def _run(command: Train | Launch | Evaluate | Generate | Export | Bench, arguments: Sequence[str]) -> int:
     _quiet_libraries()
     match command:
         case Train():
             return _train(command)
+        case Launch():
+            require(arguments[:1] == ["train"], "the command after --", " ".join(arguments), "train ...")
+            return launch(arguments, command.num_processes, command.grace, _note)
         case Evaluate():
             return _evaluate(command)
         case Generate():
             from hyena_jax.generation.command import run
 
             return run(command, _note)
+        case Export():
+            return _export(command)
         case Bench():
             return _bench(command, arguments)
 
@@ -109,16 +152,23 @@ def _run(command: Train | Evaluate | Generate | Bench, arguments: Sequence[str])
 def _train(command: Train) -> int:
     from rich.console import Console
 
+    from hyena_jax.training import distributed
     from hyena_jax.training.loop import Diverged, Interrupted, train
 
     keep_freed_memory()
     experiment, workdir = command.experiment, command.workdir
+    distributed.join(command.cluster, experiment.parallel.heartbeat_timeout)
+    console = Console(highlight=False, markup=False)
     try:
-        result = train(experiment, workdir, Console(highlight=False, markup=False), command.profile)
-    except Diverged as error:
-        return _fail(error, 4)
-    except Interrupted as error:
-        return _fail(error, 130)
+        with distributed.leaving_on_failure(_fail):
+            result = train(experiment, workdir, console, command.profile, command.init_from)
+            is_first = distributed.is_first()
+            distributed.part()
+    except (Diverged, Interrupted) as error:
+        code = 4 if isinstance(error, Diverged) else 130
+        return _fail(error, code) if distributed.is_first() else code
+    if not is_first:
+        return 0
     if isinstance(experiment.data, ImagesConfig):
         _show_predictions(experiment, workdir, result)
     else:
@@ -172,6 +222,18 @@ def _evaluate(command: Evaluate) -> int:
     for name, value in values.items():
         table.add_row(name, f"{value:,.6g}")
     Console(highlight=False).print(table)
+    return 0
+
+
+def _export(command: Export) -> int:
+    from hyena_jax import models
+    from hyena_jax.training import export
+    from hyena_jax.training.run_folder import load_params, read_run
+
+    run = read_run(command.run.workdir)
+    step, params = load_params(run, models.build(run.experiment.model), command.run.step, _note)
+    export.write(command.output, params, config.encode(run.experiment), step)
+    print(f"step {step} written to {command.output}, its config to {command.output.with_suffix('.json')}")
     return 0
 
 

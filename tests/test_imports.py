@@ -22,10 +22,13 @@ ALLOWED = {
     "training": {"config", "data", "models"},
     "generation": {"config", "mixers", "models", "ops", "training"},
     "benchmark": {"config", "filters", "generation", "mixers", "models", "ops", "reference", "training"},
-    "cli": {"benchmark", "config", "data", "models", "training", "generation"},
+    "launch": set(),
+    "cli": {"benchmark", "config", "data", "launch", "models", "training", "generation"},
 }
 # The parts of training that know pytrees, not models.
-TREES_ONLY = ("checkpoint", "optimizer", "parallel")
+TREES_ONLY = (
+    "checkpoint", "distributed", "export", "optimizer", "parallel", "replicas", "sharded", "strategy",
+)  # fmt: skip
 
 
 def imports(path: Path) -> set[str]:

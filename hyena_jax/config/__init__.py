@@ -5,6 +5,7 @@ resumed; every other field of `model`, `data`, `optimizer` and `seed` is the exp
 """
 
 from hyena_jax.config.checks import UserError, choose, require
+from hyena_jax.config.cluster import Cluster
 from hyena_jax.config.data import DATA_CONFIGS, DataConfig, ImagesConfig, TextConfig
 from hyena_jax.config.experiment import (
     HYENA_GROUPS,

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from hyena_jax.ops.broadcasting import sum_to
 
@@ -176,7 +177,22 @@ def _right_angle(length: int, n: int, dtype: jnp.dtype) -> tuple[np.ndarray, np.
     return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
 
 
-FFT = Transform(jnp.fft.fft, jnp.fft.ifft)
+def _row_major(x: jax.Array) -> jax.Array:
+    """x, in the layout that the CPU's FFT needs: an XLA that divides arrays by itself may choose another."""
+    if not jax.sharding.get_abstract_mesh().auto_axes:
+        return x
+    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+
+
+def _fft(x: jax.Array) -> jax.Array:
+    return _row_major(jnp.fft.fft(_row_major(x)))
+
+
+def _ifft(x: jax.Array) -> jax.Array:
+    return _row_major(jnp.fft.ifft(_row_major(x)))
+
+
+FFT = Transform(_fft, _ifft)
 
 
 def _matmul_fft(x: jax.Array, shape: tuple[int, int]) -> jax.Array:

@@ -25,7 +25,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from hyena_jax.config import UserError
-from hyena_jax.training.distributed import from_first, is_first
+from hyena_jax.training.distributed import from_first, is_first, lost_another
 
 MANIFEST = "manifest.json"
 
@@ -59,6 +59,9 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if lost_another(error):  # a save under way waits for it: it cannot end
+            self._committer.shutdown(wait=False)
+            return
         try:
             self._finish()
         finally:

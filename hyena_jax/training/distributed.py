@@ -6,42 +6,16 @@ Everything here also holds for one process, where it costs nothing.
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
 
-from hyena_jax.config import UserError, require
+from hyena_jax.config import Cluster, UserError
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """How this process finds the others."""
-
-    distributed: bool = False
-    """Join the other processes that the cluster's environment names (Slurm, Open MPI, Kubernetes, TPU)."""
-    coordinator: str | None = None
-    """HOST:PORT of process 0, where nothing in the environment says it."""
-    num_processes: int | None = None
-    """Processes in all; with coordinator."""
-    process_id: int | None = None
-    """Number of this process, from 0; with coordinator."""
-
-    def __post_init__(self) -> None:
-        explicit = {"num_processes": self.num_processes, "process_id": self.process_id}
-        for name, value in explicit.items():
-            together = "given with coordinator, and absent without it"
-            require((value is None) == (self.coordinator is None), name, value, together)
-        if self.coordinator is not None:
-            host, _, port = self.coordinator.rpartition(":")
-            require(bool(host) and port.isdecimal(), "coordinator", self.coordinator, "HOST:PORT")
-            require(self.num_processes >= 1, "num_processes", self.num_processes, "at least 1")
-            most = f"in 0..{self.num_processes - 1}"
-            require(0 <= self.process_id < self.num_processes, "process_id", self.process_id, most)
 
 
 def join(cluster: Cluster, heartbeat_timeout: int) -> None:
@@ -79,14 +53,38 @@ def join(cluster: Cluster, heartbeat_timeout: int) -> None:
         raise OSError(f"the other processes cannot be reached: {error}") from error
 
 
-def leave_at_once(code: int) -> NoReturn:
-    """Ends this process without the farewell of `jax.distributed`, for which others would be waited for.
+def part() -> None:
+    """Parts from the other processes; what follows is computed alone. Waits until all call this."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
 
-    They may be in the middle of a computation that needs this process: they learn of its end from this.
-    """
+
+def leave_at_once(code: int) -> NoReturn:
+    """Ends this process without waiting for the others, which may wait for it and now see that it ended."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def lost_another(error: BaseException | None) -> bool:
+    """Whether an error means that of several processes another, or this one, cannot go on.
+
+    Errors that all raise (wrong input, a stop, a loss that is not finite) are not of this kind.
+    """
+    return jax.process_count() > 1 and isinstance(error, OSError | jax.errors.JaxRuntimeError)
+
+
+@contextmanager
+def leaving_on_failure(report: Callable[[object, int], int]) -> Iterator[None]:
+    """Reports an error after which several processes cannot go on, and ends this one at once with code 3."""
+    try:
+        yield
+    except (OSError, jax.errors.JaxRuntimeError) as error:
+        if not lost_another(error):
+            raise
+        is_ours = isinstance(error, OSError)
+        report(error if is_ours else f"another process is lost: {str(error).splitlines()[0]}", 3)
+        leave_at_once(3)
 
 
 def is_first() -> bool:
@@ -109,23 +107,28 @@ def gather(value: T) -> list[T]:
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def from_first(make: Callable[[], T]) -> T:
-    """What `make` returns (a JSON value) on process 0, given to all; so is the UserError that it raises.
+def together(make: Callable[[], T]) -> T:
+    """What `make` returns here. Where it raises in one process, all raise, and none waits for another.
 
-    Every process must call this; `make` runs on process 0 alone.
+    Every process must call this. The UserError or OSError is that of the first process that had one.
     """
     if jax.process_count() == 1:
         return make()
-    outcome: dict[str, Any] = {}
-    if is_first():
-        try:
-            outcome = {"value": make()}
-        except UserError as error:
-            outcome = {"error": str(error)}
-    outcome = gather(outcome)[0]
-    if "error" in outcome:
-        raise UserError(outcome["error"])
-    return outcome["value"]
+    value, error = None, None
+    try:
+        value = make()
+    except (UserError, OSError) as raised:
+        error = raised
+    for i, found in enumerate(gather(None if error is None else [isinstance(error, UserError), str(error)])):
+        if found is not None:
+            is_user_error, text = found
+            raise (UserError if is_user_error else OSError)(f"in process {i}: {text}") from error
+    return value
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """What `make` returns (a JSON value) on process 0, which alone runs it; all get it, or its error."""
+    return gather(together(lambda: make() if is_first() else None))[0]
 
 
 def require_equal(what: str, value: Any) -> None:

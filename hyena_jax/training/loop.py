@@ -18,9 +18,9 @@ from hyena_jax import config, models
 from hyena_jax.config import Experiment, require
 from hyena_jax.data import loader
 from hyena_jax.data.dataset import Dataset, load
-from hyena_jax.training import parallel
+from hyena_jax.training import export, parallel
 from hyena_jax.training.checkpoint import Checkpoints, best
-from hyena_jax.training.distributed import first_request, from_first, is_first, require_equal
+from hyena_jax.training.distributed import first_request, from_first, is_first, require_equal, together
 from hyena_jax.training.evaluate import evaluate
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
 from hyena_jax.training.optimizer import global_norm, make_optimizer, make_schedule
@@ -58,7 +58,13 @@ class Result(NamedTuple):
     data: Dataset
 
 
-def train(experiment: Experiment, workdir: Path, console: Console, profile: Path | None = None) -> Result:
+def train(
+    experiment: Experiment,
+    workdir: Path,
+    console: Console,
+    profile: Path | None = None,
+    init_from: Path | None = None,
+) -> Result:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `workdir` if there is one.
 
     All that can be wrong with the input is checked before `workdir` is touched. Of several processes all
@@ -67,6 +73,7 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
 
     Args:
       profile: folder for a `jax.profiler` trace of a few steps.
+      init_from: file of parameters (see `export`) that a new run starts from.
 
     Raises:
       UserError: see `load`, `Dataset.complete`, `make_optimizer`, `open_run` and `Checkpoints.restore`.
@@ -74,7 +81,7 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
       Interrupted: after SIGINT or SIGTERM.
     """
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
-    data = load(experiment.data)
+    data = together(lambda: load(experiment.data))
     experiment = data.complete(experiment)
     require_equal("the experiment and its data", [config.encode(experiment), data.fingerprint])
     strategy = parallel.make_strategy(experiment.parallel)
@@ -85,6 +92,7 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
     params = jax.eval_shape(lambda: init_params(model, experiment.seed))
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
     console = console if is_first() else Console(quiet=True)
+    given = None if init_from is None else together(lambda: export.read(init_from, params, console.print))
     changes = from_first(lambda: open_run(workdir, experiment, data))
     _announce(console, experiment, params, data, strategy.devices, changes)
     with ExitStack() as stack:
@@ -93,7 +101,7 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
         checkpoints = stack.enter_context(
             Checkpoints(folder, experiment.training.keep_checkpoints, console.print)
         )
-        state = _restore_or_make(checkpoints, strategy, model, optimizer, experiment.seed)
+        state = _restore_or_make(checkpoints, strategy, model, optimizer, experiment.seed, given)
         start = int(state.step)
         if start >= experiment.training.steps:
             console.print(f"already trained to step {start}; a larger --training.steps goes on")
@@ -113,9 +121,9 @@ def train(experiment: Experiment, workdir: Path, console: Console, profile: Path
             best_loss=from_first(lambda: best(folder).loss),
         )
         stop = stack.enter_context(stop_requests())
-        step, params = trainer.run(
-            state, start, stop, stack.enter_context(Profile(profile, start, experiment.training.steps))
-        )
+        folder = profile if is_first() else None
+        traced = stack.enter_context(Profile(folder, start, experiment.training.steps))
+        step, params = trainer.run(state, start, stop, traced)
     _draw_curves(workdir, data)
     if step < experiment.training.steps:
         raise Interrupted(f"stopped by {stop.name} and saved; the same command continues")
@@ -335,14 +343,16 @@ def _restore_or_make(
     model: nn.Module,
     optimizer: optax.GradientTransformation,
     seed: int,
+    given: optax.Params | None,
 ) -> TrainState:
-    """The placed state of the newest checkpoint, or the one before the first step."""
+    """The placed state of the newest checkpoint; or that before the first step, with the parameters given."""
 
     def make() -> TrainState:
         return init_state(init_params(model, seed), optimizer)
 
     restored = checkpoints.restore(_items(strategy.restore_target(jax.eval_shape(make))))
     if restored is None:
-        return strategy.make_state(make)
+        state = strategy.make_state(make)
+        return state if given is None else state._replace(params=strategy.place(given))
     state = TrainState(params=restored.items["params"], **restored.items["train_state"])
     return strategy.from_global(state)

@@ -1,0 +1,240 @@
+"""The sharded strategy: what is divided how, and that no layout changes what is computed."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from hyena_jax import models
+from hyena_jax.config import (
+    AttentionConfig,
+    HyenaConfig,
+    LanguageModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    UserError,
+)
+from hyena_jax.training import parallel
+from hyena_jax.training.checkpoint import Checkpoints
+from hyena_jax.training.loop import train
+from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.replicas import check_replicas
+from hyena_jax.training.sharded import batch_spec, leaf_spec
+from hyena_jax.training.step import init_params, init_state, make_train_step
+from hyena_jax.training.strategy import bytes_on_one_device
+
+CONFIG = LanguageModelConfig(
+    pattern=(HyenaConfig(), AttentionConfig(2)), n_layers=2, d_model=32, d_ff=64, max_len=16, vocab_size=64
+)
+MODEL = models.build(CONFIG)
+
+
+def sharded(data: int, fsdp: int, sequence: int) -> ParallelConfig:
+    return ParallelConfig(
+        strategy="sharded", devices=data * fsdp * sequence, data=data, fsdp=fsdp, sequence=sequence
+    )
+
+
+def batch(t: int) -> dict[str, np.ndarray]:
+    windows = np.random.default_rng(t).integers(0, 64, (8, 17), dtype=np.int32)
+    return {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
+
+
+def losses(config: ParallelConfig, accumulation_steps: int = 1) -> list[float]:
+    """Five steps from the same start."""
+    strategy = parallel.make_strategy(config)
+    params = jax.eval_shape(lambda: init_params(MODEL, 0))
+    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0), params, 20)
+
+    def make():
+        return init_state(init_params(MODEL, 0), optimizer)
+
+    step = make_train_step(MODEL, optimizer, 0, strategy.axis_name, accumulation_steps)
+    step, state, found = strategy.map_train_step(step, jax.eval_shape(make)), strategy.make_state(make), []
+    for t in range(5):
+        state, metrics = step(state, strategy.place_batch(strategy.rows.of(batch(t))))
+        found.append(float(metrics["loss"]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "fsdp", "spec"),
+    [
+        ((64, 256), 4, (None, "fsdp")),
+        ((256, 64), 4, ("fsdp",)),
+        ((64, 64), 4, ("fsdp",)),
+        ((66, 64), 4, (None, "fsdp")),
+        ((65, 67), 4, ()),
+        ((256, 64), 1, ()),
+        ((8, 8), 4, ()),
+        ((2, 3, 1000), 8, (None, None, "fsdp")),
+        ((), 4, ()),
+    ],
+)
+def test_the_longest_axis_that_can_be_is_divided(shape, fsdp, spec):
+    assert leaf_spec(shape, fsdp) == PartitionSpec(*spec)
+
+
+def test_rows_and_length_of_a_batch_are_divided():
+    assert batch_spec(1) == PartitionSpec(("data", "fsdp"))
+    assert batch_spec(4) == PartitionSpec(("data", "fsdp"), "sequence")
+
+
+def test_every_mesh_trains_as_pmap_does():
+    expected = losses(ParallelConfig(devices=4))
+    for mesh, accumulation_steps in (((2, 2, 1), 2), ((1, 2, 2), 1)):
+        found = losses(sharded(*mesh), accumulation_steps)
+        np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=str(mesh))
+
+
+def test_parameters_and_optimizer_state_fall_as_one_over_fsdp():
+    def make():
+        params = init_params(MODEL, 0)
+        return init_state(params, make_optimizer(OptimizerConfig(), params, 20))
+
+    shapes, held = jax.eval_shape(make), {}
+    for fsdp in (1, 2, 4):
+        strategy = parallel.make_strategy(sharded(4 // fsdp, fsdp, 1))
+        held[fsdp] = bytes_on_one_device(
+            strategy.place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes))
+        )
+    small = sum(
+        leaf.size * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(shapes)
+        if leaf_spec(leaf.shape, 4) == PartitionSpec()
+    )
+    assert held[1] > 8 * small
+    for fsdp in (2, 4):
+        assert held[fsdp] - small == (held[1] - small) / fsdp
+
+
+LAYOUTS = {
+    "pmap 4": ParallelConfig(devices=4),
+    "pmap 1": ParallelConfig(devices=1),
+    "fsdp 4": sharded(1, 4, 1),
+    "data 2, fsdp 2": sharded(2, 2, 1),
+    "fsdp 2": sharded(1, 2, 1),
+}
+
+
+@pytest.mark.parametrize("saved", ["pmap 4", "fsdp 4", "pmap 1"])
+def test_a_checkpoint_is_restored_in_every_layout(tmp_path, saved):
+    values = {"w": np.random.default_rng(0).standard_normal((64, 48)).astype(np.float32), "n": np.int32(3)}
+    strategy = parallel.make_strategy(LAYOUTS[saved])
+    with Checkpoints(tmp_path, 1, print) as checkpoints:
+        placed = strategy.to_global(strategy.place(values))
+        checkpoints.save(3, {"params": placed}, {"step": 3, "loss": None})
+    for layout in LAYOUTS.values():
+        strategy = parallel.make_strategy(layout)
+        target = strategy.restore_target(jax.eval_shape(lambda: values))
+        with Checkpoints(tmp_path, 1, print) as checkpoints:
+            found = strategy.from_global(checkpoints.restore({"params": target}).items["params"])
+        assert found["w"].sharding == strategy.place(values)["w"].sharding
+        jax.tree.map(np.testing.assert_array_equal, strategy.host_copy(found), values)
+
+
+@pytest.mark.parametrize("layout", ["pmap 4", "data 2, fsdp 2"])
+def test_a_save_under_way_is_not_changed_by_later_steps(tmp_path, layout):
+    strategy = parallel.make_strategy(LAYOUTS[layout])
+    values = {"w": np.zeros((256, 256), np.float32)}
+    step = strategy.map_train_step(
+        lambda state, batch: (jax.tree.map(lambda x: x + 1, state), {}), jax.eval_shape(lambda: values)
+    )
+    state = strategy.place(values)
+    ones = strategy.place_batch({"x": np.ones((4, 1), np.float32)})
+    with Checkpoints(tmp_path, 1, print) as checkpoints:
+        state, _ = step(state, ones)
+        checkpoints.save(1, {"params": strategy.to_global(state)}, {"step": 1, "loss": None})
+        for _ in range(20):
+            state, _ = step(state, ones)
+        jax.block_until_ready(state)
+    with Checkpoints(tmp_path, 1, print) as checkpoints:
+        restored = checkpoints.restore({"params": values})
+    np.testing.assert_array_equal(restored.items["params"]["w"], 1)
+
+
+def test_a_run_goes_on_in_another_layout(experiment, tmp_path, console):
+    dry = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, dropout=0.0))
+
+    def run(workdir, steps, layout):
+        longer = dataclasses.replace(dry.training, steps=steps)
+        optimizer = dataclasses.replace(dry.optimizer, decay_steps=12)
+        changed = dataclasses.replace(dry, training=longer, optimizer=optimizer, parallel=layout)
+        return train(changed, tmp_path / workdir, console).params
+
+    alone = run("whole", 8, ParallelConfig(devices=1))
+    run("moved", 3, dataclasses.replace(sharded(1, 2, 2), check_replicas_every=2))
+    moved = run("moved", 8, ParallelConfig(devices=2))
+    assert "continuing after step 3" in console.file.getvalue()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), alone, moved)
+    found, expected = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("moved", "whole"))
+    last = [[row["train/loss"] for row in rows if "train/loss" in row][-1] for rows in (found, expected)]
+    assert last[0] == pytest.approx(last[1], abs=1e-5)
+
+
+def test_copies_that_differ_in_a_bit_are_found():
+    strategy = parallel.make_strategy(LAYOUTS["data 2, fsdp 2"])
+    tree = {"a": {"w": np.ones((64, 64), np.float32)}, "step": np.int32(1)}
+    placed = strategy.place(tree)
+    check_replicas(placed, 7)
+    w = placed["a"]["w"]
+    copies = [shard.data for shard in w.addressable_shards]
+    copies[3] = copies[3].at[5, 5].set(np.nextafter(np.float32(1), np.float32(2)))
+    placed["a"]["w"] = jax.make_array_from_single_device_arrays(w.shape, w.sharding, copies)
+    with pytest.raises(OSError, match=r"after step 7 the copies of a/w\[32:64, :\] on device 1 and device 3"):
+        check_replicas(placed, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fsdp": 2}, "fsdp must be 1 unless strategy is 'sharded', got 2"),
+        ({"data": 2}, "data must be None unless strategy is 'sharded', got 2"),
+        ({"strategy": "shraded"}, "did you mean 'sharded'"),
+        ({"strategy": "sharded", "fsdp": 3}, "= 1 x 3 x 1 must be the 4 devices"),
+        ({"strategy": "sharded", "data": 1, "fsdp": 2}, "= 1 x 2 x 1 must be the 4 devices"),
+        ({"strategy": "sharded", "devices": 5}, "parallel.devices must be at most 4"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        parallel.make_strategy(ParallelConfig(**options))
+
+
+def test_a_length_that_cannot_be_divided_is_refused():
+    strategy = parallel.make_strategy(sharded(1, 1, 4))
+    with pytest.raises(UserError, match="parallel.sequence must be a divisor of the rows' length 6, got 4"):
+        strategy.check_batch({"inputs": jnp.zeros((2, 6))})
+
+
+EIGHT = """
+import itertools, json
+from hyena_jax.config import ParallelConfig
+from test_sharded import losses, sharded
+found = {"pmap": losses(ParallelConfig())}
+for mesh in itertools.product((1, 2, 4, 8), repeat=3):
+    if mesh[0] * mesh[1] * mesh[2] == 8:
+        found[str(mesh)] = losses(sharded(*mesh))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.scale
+def test_all_meshes_of_eight_devices_train_alike():
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    paths = os.pathsep.join(sys.path)
+    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": f"{os.path.dirname(__file__)}:{paths}"}
+    command = [sys.executable, "-c", EIGHT]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 11
+    for mesh, values in found.items():
+        np.testing.assert_allclose(values, found["pmap"], atol=1e-5, err_msg=mesh)
