@@ -178,7 +178,7 @@ def _right_angle(length: int, n: int, dtype: jnp.dtype) -> tuple[np.ndarray, np.
 
 
 def _row_major(x: jax.Array) -> jax.Array:
-    """x, in the layout that the CPU's FFT needs: an XLA that divides arrays by itself may choose another."""
+    """x, in the layout that the CPU's FFT needs: where XLA divides arrays itself, it may choose another."""
     if not jax.sharding.get_abstract_mesh().auto_axes:
         return x
     return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))

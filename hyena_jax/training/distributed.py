@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -61,8 +61,9 @@ def part() -> None:
 
 def leave_at_once(code: int) -> NoReturn:
     """Ends this process without waiting for the others, which may wait for it and now see that it ended."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 
@@ -83,7 +84,8 @@ def leaving_on_failure(report: Callable[[object, int], int]) -> Iterator[None]:
         if not lost_another(error):
             raise
         is_ours = isinstance(error, OSError)
-        report(error if is_ours else f"another process is lost: {str(error).splitlines()[0]}", 3)
+        with suppress(OSError):  # the reader of our output may be gone
+            report(error if is_ours else f"another process is lost: {str(error).splitlines()[0]}", 3)
         leave_at_once(3)
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,7 +93,8 @@ def train(
     params = jax.eval_shape(lambda: init_params(model, experiment.seed))
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
     console = console if is_first() else Console(quiet=True)
-    given = None if init_from is None else together(lambda: export.read(init_from, params, console.print))
+    report = partial(console.print, soft_wrap=True)
+    given = None if init_from is None else together(lambda: export.read(init_from, params, report))
     changes = from_first(lambda: open_run(workdir, experiment, data))
     _announce(console, experiment, params, data, strategy.devices, changes)
     with ExitStack() as stack:

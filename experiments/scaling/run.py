@@ -1,0 +1,149 @@
+"""Weak scaling on one machine: the same rows for every device, on more fake CPU devices and more processes.
+
+python experiments/scaling/run.py [--steps 30] [--rows 4]
+
+Writes results.json and the table of README.md beside this file. Devices that share cores cannot be faster than
+the cores: what the table shows is how much work the spreading itself adds, as the ratio of the time of a step
+to that of one device doing all the rows of that step alone.
+"""
+
+import argparse
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# (processes, devices of each, strategy, fsdp)
+LAYOUTS = [
+    *((1, n, "pmap", 1) for n in (1, 2, 4, 8)),
+    *((1, n, "sharded", n) for n in (2, 4, 8)),
+    *((n, 2, "pmap", 1) for n in (1, 2, 4)),
+]
+FLAG = "--xla_force_host_platform_device_count="
+
+
+def measure(strategy: str, fsdp: int, rows: int, steps: int) -> float:
+    """Median seconds of a step, without its compilation."""
+    import jax
+    import numpy as np
+
+    from hyena_jax import models
+    from hyena_jax.config import HyenaConfig, LanguageModelConfig, OptimizerConfig, ParallelConfig
+    from hyena_jax.training import parallel
+    from hyena_jax.training.optimizer import make_optimizer
+    from hyena_jax.training.step import init_params, init_state, make_train_step
+
+    config = LanguageModelConfig(
+        pattern=(HyenaConfig(),), n_layers=4, d_model=128, d_ff=512, max_len=256, vocab_size=256
+    )
+    model = models.build(config)
+    spread = parallel.make_strategy(ParallelConfig(strategy=strategy, fsdp=fsdp))
+    params = jax.eval_shape(lambda: init_params(model, 0))
+    optimizer = make_optimizer(OptimizerConfig(), params, 1000)
+
+    def make():
+        return init_state(init_params(model, 0), optimizer)
+
+    step = make_train_step(model, optimizer, 0, spread.axis_name)
+    step, state = spread.map_train_step(step, jax.eval_shape(make)), spread.make_state(make)
+    windows = np.random.default_rng(0).integers(0, 256, (rows, 257), dtype=np.int32)
+    batch = spread.rows.of({"inputs": windows[:, :-1], "targets": windows[:, 1:]})
+    seconds = []
+    for _ in range(steps + 3):
+        began = time.perf_counter()
+        state, metrics = step(state, spread.place_batch(batch))
+        metrics["loss"].item()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[3:])
+
+
+def worker(arguments: argparse.Namespace) -> None:
+    """One process of a layout; the first prints its time."""
+    from hyena_jax.config import Cluster
+    from hyena_jax.training import distributed
+
+    if arguments.processes > 1:
+        address = f"127.0.0.1:{arguments.port}"
+        distributed.join(Cluster(False, address, arguments.processes, arguments.process_id), 100)
+    seconds = measure(arguments.strategy, arguments.fsdp, arguments.rows, arguments.steps)
+    if distributed.is_first():
+        print(json.dumps(seconds))
+    distributed.part()
+
+
+def run_layout(processes: int, devices: int, strategy: str, fsdp: int, rows: int, steps: int) -> float:
+    """Seconds of a step of `rows` rows in all."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{FLAG}{devices}"}
+    options = {"rows": rows, "steps": steps, "processes": processes, "strategy": strategy, "fsdp": fsdp}
+    command = [sys.executable, __file__, "--worker", "True", "--port", str(port)]
+    command += [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    numbered = [[*command, "--process-id", str(i)] for i in range(processes)]
+    started = [
+        subprocess.Popen(each, stdout=subprocess.PIPE, text=True, env=environment) for each in numbered
+    ]
+    outputs = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise RuntimeError(f"{processes} processes of {devices} devices, {strategy}: failed")
+    return float(json.loads(outputs[0].splitlines()[-1]))
+
+
+def table(results: dict) -> str:
+    lines = [
+        "| strategy | processes | devices in all | rows | ms a step | ms on one device | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        alone = results["alone"][str(row["rows"])]
+        name = "pmap" if row["strategy"] == "pmap" else f"sharded, fsdp {row['fsdp']}"
+        lines.append(
+            f"| {name} | {row['processes']} | {row['devices']} | {row['rows']} | {1e3 * row['seconds']:.0f} | "
+            f"{1e3 * alone:.0f} | {row['seconds'] / alone:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--rows", type=int, default=4, help="rows for each device")
+    for name, default in (("worker", ""), ("strategy", "pmap")):
+        parser.add_argument(f"--{name}", default=default, help=argparse.SUPPRESS)
+    for name, default in (("port", 0), ("processes", 1), ("process-id", 0), ("fsdp", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(arguments)
+        return
+    rows = []
+    for processes, devices, strategy, fsdp in LAYOUTS:
+        total = processes * devices
+        seconds = run_layout(processes, devices, strategy, fsdp, arguments.rows * total, arguments.steps)
+        row = {"strategy": strategy, "fsdp": fsdp, "processes": processes, "devices": total}
+        rows.append({**row, "rows": arguments.rows * total, "seconds": seconds})
+        print(rows[-1], flush=True)
+    alone = {n: run_layout(1, 1, "pmap", 1, n, arguments.steps) for n in sorted({r["rows"] for r in rows})}
+    import jax
+
+    machine = {"cores": os.cpu_count(), "jax": jax.__version__, "python": platform.python_version()}
+    results = {"machine": machine, "steps": arguments.steps, "rows": rows, "alone": alone}
+    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    results = json.loads((HERE / "results.json").read_text())
+    readme = HERE / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    before, after = text.index("<!-- table -->"), text.index("<!-- end -->")
+    header = f"{machine['cores']} cores, JAX {machine['jax']}, Python {machine['python']}, "
+    body = f"<!-- table -->\n{header}{arguments.steps} steps a layout.\n\n{table(results)}\n"
+    readme.write_text(text[:before] + body + text[after:], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

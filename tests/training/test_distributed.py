@@ -1,0 +1,194 @@
+"""Several processes on this machine, as `hyena-jax launch` starts them; two devices each."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from hyena_jax import cli
+from hyena_jax.config import Cluster, UserError
+from hyena_jax.training.checkpoint import is_damaged, saved_steps
+from hyena_jax.training.distributed import from_first, gather, require_equal, together
+from hyena_jax.training.metrics import read_rows
+
+SMALL = """
+    --model.n-layers 1 --model.d-model 16 --model.d-ff 8 --model.max-len 16 --model.pattern.0.filter.width 4
+    --data.seq-len 16 --data.batch-size 8 --optimizer.decay-steps 100 --logging.sample-tokens 0
+    --training.log-every 1 --training.eval-every 4 --training.checkpoint-every 2 --logging.tensorboard False
+""".split()
+
+
+def arguments(text, workdir, steps, *more):
+    place = ["train", "quickstart", "--workdir", str(workdir), "--data.path", str(text)]
+    return [*place, *SMALL, "--training.steps", str(steps), *map(str, more)]
+
+
+@contextmanager
+def launched(n_processes, command, grace=60):
+    """The launcher, whose standard error goes where its standard output goes."""
+    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    ours = [sys.executable, "-u", "-m", "hyena_jax.cli", "launch", "--num-processes", str(n_processes)]
+    with subprocess.Popen(
+        [*ours, "--grace", str(grace), "--", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, "XLA_FLAGS": flags},
+    ) as launcher:
+        try:
+            yield launcher
+        finally:
+            launcher.terminate()
+            launcher.communicate()
+
+
+def until(launcher, text):
+    """Reads on until a line holds `text`; returns what was read."""
+    lines = []
+    for line in launcher.stdout:
+        lines.append(line)
+        if text in line:
+            return lines
+    raise AssertionError("".join(lines))
+
+
+def pid_of(launcher, process_id):
+    command = ["ps", "-ww", "--ppid", str(launcher.pid), "-o", "pid=,args="]
+    children = subprocess.run(command, capture_output=True, text=True, check=True)
+    ending = f"--process-id {process_id}"
+    line = next(line for line in children.stdout.splitlines() if line.endswith(ending))
+    return int(line.split()[0])
+
+
+def losses(workdir, part="train", most=100):
+    rows = read_rows(workdir / "metrics.jsonl")
+    return [row[f"{part}/loss"] for row in rows if f"{part}/loss" in row and row["step"] <= most]
+
+
+def assert_like_one_process(text, tmp_path, workdir, steps):
+    assert cli.main(arguments(text, tmp_path / "one", steps)) == 0
+    assert losses(workdir, most=steps) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+    found = losses(workdir, "validation", most=steps)
+    assert found == pytest.approx(losses(tmp_path / "one", "validation"), abs=1e-5)
+
+
+def test_two_processes_train_as_one_and_a_killed_one_ends_both(text, tmp_path):
+    workdir = tmp_path / "two"
+    with launched(2, arguments(text, workdir, 100_000), grace=2) as launcher:
+        until(launcher, "step      4   validation loss")
+        os.kill(pid_of(launcher, 1), signal.SIGKILL)
+        rest = launcher.stdout.readlines()
+        assert launcher.wait() == 128 + signal.SIGKILL
+    assert rest[-1] == "hyena-jax: process 1 of 2 was ended by SIGKILL; the others were ended too\n"
+    assert_like_one_process(text, tmp_path, workdir, 4)
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("layout", [[], ["--parallel.strategy", "sharded", "--parallel.fsdp", 2],
+                                    ["--parallel.strategy", "sharded", "--parallel.sequence", 4]])  # fmt: skip
+def test_four_processes_train_as_one_and_save_together(text, tmp_path, layout):
+    workdir = tmp_path / "four"
+    command = arguments(text, workdir, 8, *layout, "--parallel.check-replicas-every", 4)
+    with launched(4, command) as launcher:
+        output = launcher.stdout.read()
+        assert launcher.wait() == 0, output
+    assert "8 x cpu in 4 processes" in output
+    assert output.count("run folder") == 1
+    assert not is_damaged(workdir / "checkpoints" / "8")
+    assert (workdir / "checkpoints" / "8" / "manifest.json").exists()
+    assert_like_one_process(text, tmp_path, workdir, 8)
+    assert cli.main(arguments(text, workdir, 9)) == 0
+
+
+@pytest.mark.scale
+def test_a_run_of_one_process_goes_on_in_two_and_back(text, tmp_path):
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    assert cli.main(arguments(text, whole, 6)) == 0
+    assert cli.main(arguments(text, moved, 2)) == 0
+    sharded = ["--parallel.strategy", "sharded", "--parallel.fsdp", 4]
+    with launched(2, arguments(text, moved, 4, *sharded)) as launcher:
+        until(launcher, "continuing after step 2")
+        launcher.stdout.read()
+        assert launcher.wait() == 0
+    assert cli.main(arguments(text, moved, 6)) == 0
+    assert losses(moved) == pytest.approx(losses(whole), abs=1e-5)
+
+
+@pytest.mark.scale
+def test_a_signal_to_one_stops_all_at_one_step(text, tmp_path):
+    workdir = tmp_path / "two"
+    with launched(2, arguments(text, workdir, 100_000)) as launcher:
+        until(launcher, "step      4   validation loss")
+        os.kill(pid_of(launcher, 1), signal.SIGTERM)
+        output = launcher.stdout.read()
+        assert launcher.wait() == 130
+    assert output.count("stopped by SIGTERM and saved") == 1
+    assert saved_steps(workdir / "checkpoints")[0] % 10 == 0
+
+
+@pytest.mark.scale
+def test_a_process_that_does_not_answer_is_given_up(text, tmp_path):
+    with launched(
+        2, arguments(text, tmp_path / "two", 100_000, "--parallel.heartbeat-timeout", 5), grace=1
+    ) as launcher:
+        until(launcher, "step      4   validation loss")
+        os.kill(pid_of(launcher, 1), signal.SIGSTOP)
+        rest = launcher.stdout.readlines()
+        assert launcher.wait() != 0
+    assert "process 0 of 2" in rest[-1]
+
+
+@pytest.mark.scale
+def test_what_is_wrong_in_one_process_ends_all(text, tmp_path):
+    with launched(2, arguments(tmp_path / "nothing", tmp_path / "run", 4), grace=20) as launcher:
+        output = launcher.stdout.read()
+        assert launcher.wait() == 2
+    assert "path must be an existing" in output
+    assert "Traceback" not in output
+
+
+def test_alone_everything_is_agreed():
+    assert gather({"a": 1}) == [{"a": 1}]
+    assert from_first(lambda: [1, 2]) == [1, 2]
+    require_equal("it", 3)
+    with pytest.raises(UserError, match="wrong"):
+        together(lambda: (_ for _ in ()).throw(UserError("wrong")))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_processes": 2}, "num_processes must be given with coordinator, and only then, got 2"),
+        ({"coordinator": "a:1"}, "num_processes must be given with coordinator"),
+        ({"coordinator": "a", "num_processes": 2, "process_id": 0}, "coordinator must be HOST:PORT"),
+        ({"coordinator": "a:1", "num_processes": 2, "process_id": 2}, r"process_id must be in 0..1, got 2"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        Cluster(**options)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("launch --num-processes 0 -- train quickstart", "num_processes must be at least 1, got 0"),
+        (
+            "launch --num-processes 2 -- generate x",
+            "the command after -- must be train ..., got 'generate x'",
+        ),
+        ("train quickstart --workdir x --process-id 1", "process_id must be given with coordinator"),
+    ],
+)
+def test_wrong_flags_are_one_line(command, message, capsys):
+    try:
+        code = cli.main(command.split())
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    captured = capsys.readouterr()
+    assert message in " ".join((captured.out + captured.err).replace("│", " ").split())
