@@ -50,7 +50,7 @@ def model(d_model: int, n_layers: int, pattern: tuple, **options) -> LanguageMod
         final_norm="rms",
         init="griffin",
         dtype="bfloat16",
-        remat=True,
+        remat="block",
         **options,
     )
 

@@ -20,11 +20,11 @@ from hyena_jax.config import (
     choose,
 )
 
-# name: (layers, width, hidden width of the feed-forward parts, learning rate, recompute activations)
+# name: (layers, width, hidden width of the feed-forward parts, learning rate, remat)
 VARIANTS = {
-    "153m": (18, 864, 1728, 6e-4, False),
-    "355m": (36, 1024, 2048, 3e-4, False),
-    "1p3b": (36, 2048, 4096, 2e-4, True),
+    "153m": (18, 864, 1728, 6e-4, "none"),
+    "355m": (36, 1024, 2048, 3e-4, "none"),
+    "1p3b": (36, 2048, 4096, 2e-4, "block"),
 }
 
 

@@ -180,12 +180,12 @@ def test_identity_and_runtime_differences():
     changed = dataclasses.replace(
         MIXED,
         seed=3,
-        model=dataclasses.replace(MIXED.model, remat=True),
+        model=dataclasses.replace(MIXED.model, remat="block"),
         training=dataclasses.replace(MIXED.training, steps=7),
     )
     assert config.identity_differences(changed, MIXED) == ["seed: 0 -> 3"]
     assert config.runtime_differences(changed, MIXED) == [
-        "model.remat: False -> True",
+        "model.remat: 'none' -> 'block'",
         "training.steps: 2000 -> 7",
     ]
     other = dataclasses.replace(MIXED, model=dataclasses.replace(MIXED.model, pattern=(AttentionConfig(2),)))

@@ -2,9 +2,9 @@
 
 python experiments/scaling/run.py [--steps 30] [--rows 4]
 
-Writes results.json and the table of README.md beside this file. Devices that share cores cannot be faster than
-the cores: what the table shows is how much work the spreading itself adds, as the ratio of the time of a step
-to that of one device doing all the rows of that step alone.
+Writes results.json and the table of README.md beside this file. Devices that share cores cannot be faster
+than the cores: the table shows how much work the spreading itself adds, as the ratio of the time of a step to
+that of one device doing all the rows of that step alone.
 """
 
 import argparse
@@ -105,8 +105,8 @@ def table(results: dict) -> str:
         alone = results["alone"][str(row["rows"])]
         name = "pmap" if row["strategy"] == "pmap" else f"sharded, fsdp {row['fsdp']}"
         lines.append(
-            f"| {name} | {row['processes']} | {row['devices']} | {row['rows']} | {1e3 * row['seconds']:.0f} | "
-            f"{1e3 * alone:.0f} | {row['seconds'] / alone:.2f} |"
+            f"| {name} | {row['processes']} | {row['devices']} | {row['rows']} "
+            f"| {1e3 * row['seconds']:.0f} | {1e3 * alone:.0f} | {row['seconds'] / alone:.2f} |"
         )
     return "\n".join(lines)
 

@@ -19,8 +19,9 @@ from hyena_jax.benchmark.timing import Compiled, time_once
 from hyena_jax.benchmark.verify import example_inputs
 from hyena_jax.config import Experiment, ImagesConfig, require
 from hyena_jax.training import parallel
+from hyena_jax.training.loss import cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.step import cross_entropy, init_params, init_state, make_train_step
+from hyena_jax.training.step import init_params, init_state, make_train_step
 
 FORWARD, GRADIENT, STEP = "forward", "loss_and_gradient", "train_step"
 # Height and width, colours and classes of the known images.

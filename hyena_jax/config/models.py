@@ -40,8 +40,11 @@ class BackboneConfig(Checked):
     """Initialisation of embeddings, feed-forward parts and head, named after who uses it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Activations; parameters, FFTs, norms and the loss stay in float32."""
-    remat: bool = field(default=False, metadata=RUNTIME)
-    """Recompute each block in the backward pass instead of storing its activations."""
+    remat: Literal["none", "block", "filters", "dots", "dots_no_batch"] = field(
+        default="none", metadata=RUNTIME
+    )
+    """What the backward pass recomputes of each block: nothing, all of it, all but the long filters, all but
+    matrix products, or all but those without batch axes (JAX's `checkpoint_policies` of these names)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,10 +78,13 @@ class LanguageModelConfig(BackboneConfig):
     """Bias of an untied head."""
     soft_cap: float | None = None
     """Bound c of the logits: c tanh(logits / c)."""
+    loss_chunk: int | None = field(default=None, metadata=RUNTIME)
+    """Tokens of each row whose logits the loss has in memory at a time; None takes all of them up to 2^26
+    logits, and as many as fit into that beyond."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "max_len")
+        require_at_least(1, self, "max_len", "loss_chunk")
         require_at_least(2, self, "vocab_size")
         require(not (self.tied_head and self.head_bias), "head_bias", self.head_bias, "False with tied_head")
         require(self.soft_cap is None or self.soft_cap > 0, "soft_cap", self.soft_cap, "above 0")

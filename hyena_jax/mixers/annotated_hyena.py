@@ -28,6 +28,7 @@ class AnnotatedHyena(nn.Module):
       config: see `AnnotatedHyenaConfig`.
       n_layers: of no effect: the published initialisation does not depend on the depth.
       dtype: of the activations; None follows the input. Filters, FFTs, norms and states stay in float32.
+      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
 
     Parameters:
       in_proj/kernel [D, (N+1)*D]: columns are x_1 .. x_N, v, D each.
@@ -45,6 +46,7 @@ class AnnotatedHyena(nn.Module):
     config: AnnotatedHyenaConfig = AnnotatedHyenaConfig()
     n_layers: int = 1
     dtype: jnp.dtype | None = None
+    sequence_axis: str | None = None
 
     def setup(self) -> None:
         config, width = self.config, self.d_model
@@ -70,7 +72,7 @@ class AnnotatedHyena(nn.Module):
         """
         check_input(x, self.d_model, self.max_len)
         refuse_segments(segment_ids)
-        convolve = long_memory.parallel(self.filter(x.shape[1]), self.skip)
+        convolve = long_memory.parallel(self.filter(x.shape[1]), self.skip, sequence_axis=self.sequence_axis)
         return self._mix(x, None, None, convolve, deterministic)[0]
 
     def init_state(self, batch_size: int, max_len: int) -> LongState:
@@ -101,7 +103,7 @@ class AnnotatedHyena(nn.Module):
     ) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array | None, ...]]:
         """The operator around its long convolutions: y, and the memories after x [B, T, D]."""
         (*gates, v), short_history = short_filtered(
-            self.in_proj(x), self.short_taps, self.short_bias, short_history, real
+            self.in_proj(x), self.short_taps, self.short_bias, short_history, real, self.sequence_axis
         )
         v = v + x.transpose(2, 0, 1).astype(v.dtype)
         if real is not None:

@@ -19,7 +19,9 @@ from hyena_jax.mixers.inputs import (
     check_state_length,
     documents,
 )
+from hyena_jax.ops import sequence_parallel
 from hyena_jax.ops.attention import rotary, same_segment, softmax_attention, visible_until
+from hyena_jax.ops.sequence_shards import over_shards
 
 
 class AttentionState(NamedTuple):
@@ -43,6 +45,7 @@ class Attention(nn.Module):
       config: see `AttentionConfig`.
       n_layers: depth of the residual stack; scales the initial output projection.
       dtype: of the activations; None follows the input. The softmax stays in float32.
+      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
 
     Parameters:
       qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
@@ -56,6 +59,7 @@ class Attention(nn.Module):
     config: AttentionConfig = AttentionConfig()
     n_layers: int = 1
     dtype: jnp.dtype | None = None
+    sequence_axis: str | None = None
 
     def setup(self) -> None:
         self.config.check(self.d_model, self.max_len)
@@ -71,7 +75,10 @@ class Attention(nn.Module):
         """
         check_input(x, self.d_model, self.max_len, segment_ids)
         q, k, v = heads(self.qkv_proj(x), self.config, jnp.zeros((), jnp.int32))
-        mask = None if segment_ids is None else same_segment(documents(segment_ids))
+        segment_ids = None if segment_ids is None else documents(segment_ids)
+        if self.sequence_axis is not None:
+            return self._output(self._over_devices(q, k, v, segment_ids))
+        mask = None if segment_ids is None else same_segment(segment_ids)
         return self._output(softmax_attention(q, k, v, mask, is_causal=self.config.causal))
 
     def init_state(self, batch_size: int, max_len: int) -> AttentionState:
@@ -102,6 +109,17 @@ class Attention(nn.Module):
         """The next token x [B, D], against the cache: O(max_len)."""
         state, y = self.prefill(state, x[:, None])
         return state, y[:, 0]
+
+    def _over_devices(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None
+    ) -> jax.Array:
+        """The attention of all tokens, whose length is shared out over the sequence axis."""
+        axis, is_causal = self.sequence_axis, self.config.causal
+
+        def local(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None) -> jax.Array:
+            return sequence_parallel.softmax_attention(q, k, v, ids, is_causal, axis)
+
+        return over_shards(local, axis, ("BLHd", "BLGd", "BLGd", "BL"), "BLHd")(q, k, v, segment_ids)
 
     def _output(self, o: jax.Array) -> jax.Array:
         return self.out_proj(o.reshape(*o.shape[:2], self.d_model))

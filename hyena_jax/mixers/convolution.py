@@ -25,6 +25,7 @@ class FIR(nn.Module):
       config: see `FIRConfig`.
       n_layers: depth of the residual stack; scales the initial output projection by 1/sqrt(2 n_layers).
       dtype: of the activations; None follows the input. Filters, FFTs and states stay in float32.
+      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
 
     Parameters:
       in_proj/kernel [D, D]:
@@ -40,6 +41,7 @@ class FIR(nn.Module):
     config: FIRConfig | S4DConfig = FIRConfig()
     n_layers: int = 1
     dtype: jnp.dtype | None = None
+    sequence_axis: str | None = None
 
     def setup(self) -> None:
         self._set_up_convolution()
@@ -58,7 +60,7 @@ class FIR(nn.Module):
         """
         check_input(x, self.d_model, self.max_len)
         refuse_segments(segment_ids)
-        convolve = long_memory.parallel(self.filter(x.shape[1]), self.skip)
+        convolve = long_memory.parallel(self.filter(x.shape[1]), self.skip, sequence_axis=self.sequence_axis)
         return self._mix(x, None, None, convolve, deterministic)[0]
 
     def init_state(self, batch_size: int, max_len: int) -> LongState:

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import FastmaxConfig
+from hyena_jax.config import FastmaxConfig, require
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers.inputs import (
     Shared,
@@ -18,8 +18,9 @@ from hyena_jax.mixers.inputs import (
     is_real,
     sums_dtype,
 )
-from hyena_jax.ops import fastmax
+from hyena_jax.ops import fastmax, sequence_parallel
 from hyena_jax.ops.attention import same_segment
+from hyena_jax.ops.sequence_shards import over_shards
 
 
 class FastmaxState(NamedTuple):
@@ -44,6 +45,7 @@ class Fastmax(nn.Module):
       config: see `FastmaxConfig`.
       n_layers: depth of the residual stack; initialisers of the output projection may depend on it.
       dtype: of the activations; None follows the input. Kernel, sums and states stay in float32.
+      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
 
     Parameters:
       qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each, head after head.
@@ -57,6 +59,7 @@ class Fastmax(nn.Module):
     config: FastmaxConfig = FastmaxConfig()
     n_layers: int = 1
     dtype: jnp.dtype | None = None
+    sequence_axis: str | None = None
 
     def setup(self) -> None:
         config = self.config
@@ -87,7 +90,9 @@ class Fastmax(nn.Module):
         """
         check_input(x, self.d_model, self.max_len, segment_ids)
         config, (q, k, v) = self.config, self._qkv(x)
-        if segment_ids is not None or not config.factorized:
+        if self.sequence_axis is not None:
+            o = self._over_devices(q, k, v, segment_ids)
+        elif segment_ids is not None or not config.factorized:
             o = fastmax.fastmax_quadratic(q, k, v, config.p, self._mask(x.shape[1], segment_ids))
         elif config.causal:
             o = fastmax.fastmax_causal(q, k, v, config.p, fastmax.no_sums(k, config.p))[0]
@@ -132,6 +137,23 @@ class Fastmax(nn.Module):
             q, k = fastmax.standardize(q), fastmax.standardize(k)
         scale = q.shape[-1] ** -0.5 if config.scale is None else config.scale
         return q * scale**0.5, k * scale**0.5, v
+
+    def _over_devices(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None
+    ) -> jax.Array:
+        """The factorized form of all tokens, whose length is shared out over the sequence axis."""
+        config, axis = self.config, self.sequence_axis
+        require(config.factorized, "factorized", config.factorized, "True with a sequence_axis")
+        given = None if segment_ids is None else segment_ids.shape
+        require(segment_ids is None, "segment_ids", given, "None with a sequence_axis")
+        attend = (
+            sequence_parallel.fastmax_causal if config.causal else sequence_parallel.fastmax_bidirectional
+        )
+
+        def local(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return attend(q, k, v, config.p, axis)
+
+        return over_shards(local, axis, ("BLHd", "BLHd", "BLHd"), "BLHd")(q, k, v)
 
     def _mask(self, length: int, segment_ids: jax.Array | None) -> jax.Array:
         mask = jnp.ones((length, length), bool)

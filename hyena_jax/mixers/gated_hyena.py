@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import GatedHyenaConfig
+from hyena_jax.config import GatedHyenaConfig, require
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers import long_memory
@@ -33,6 +33,7 @@ class GatedHyena(nn.Module):
       config: see `GatedHyenaConfig`.
       n_layers: of no effect: the published initialisation does not depend on the depth.
       dtype: of the activations; None follows the input. Filters, FFTs and states stay in float32.
+      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
 
     Parameters:
       in_proj/kernel [D, 2*D]: columns are v, then g.
@@ -49,6 +50,7 @@ class GatedHyena(nn.Module):
     config: GatedHyenaConfig = GatedHyenaConfig()
     n_layers: int = 1
     dtype: jnp.dtype | None = None
+    sequence_axis: str | None = None
 
     def setup(self) -> None:
         config, width = self.config, self.d_model
@@ -72,7 +74,9 @@ class GatedHyena(nn.Module):
         """
         check_input(x, self.d_model, self.max_len)
         refuse_segments(segment_ids)
-        convolve = long_memory.parallel(self.filter(x.shape[1]), None)
+        causal = self.config.causal or self.sequence_axis is None
+        require(causal, "causal", self.config.causal, "True with a sequence_axis")
+        convolve = long_memory.parallel(self.filter(x.shape[1]), None, sequence_axis=self.sequence_axis)
         return self._mix(x, None, None, convolve, deterministic)[0]
 
     def init_state(self, batch_size: int, max_len: int) -> LongState:
@@ -112,7 +116,7 @@ class GatedHyena(nn.Module):
         ahead = 0 if self.config.causal else (self.config.short_filter_len - 1) // 2
         padded = jnp.pad(u, [(0, 0), (0, 0), (0, ahead)])
         (short,), short_history = short_filtered(
-            [padded], self.short_taps, self.short_bias, short_history, real
+            [padded], self.short_taps, self.short_bias, short_history, real, self.sequence_axis
         )
         y = self.out_proj(long * gate + short[..., ahead:] * (1 - gate))
         return y, short_history, (memory,)

@@ -26,6 +26,7 @@ class H3(nn.Module):
       config: see `H3Config`.
       n_layers: depth of the residual stack; scales the initial output projection by 1/sqrt(2 n_layers).
       dtype: of the activations; None follows the input. Filters, FFTs and states stay in float32.
+      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
 
     Parameters:
       qkv_proj/kernel [D, 3*D]: columns are q, k, v, D each; head h has channels h*d .. (h+1)*d - 1.
@@ -44,6 +45,7 @@ class H3(nn.Module):
     config: H3Config = H3Config()
     n_layers: int = 1
     dtype: jnp.dtype | None = None
+    sequence_axis: str | None = None
 
     def setup(self) -> None:
         config, width = self.config, self.d_model
@@ -69,7 +71,9 @@ class H3(nn.Module):
         """
         check_input(x, self.d_model, self.max_len)
         refuse_segments(segment_ids)
-        convolve = long_memory.parallel(self.filter(x.shape[1]), self.skip[None])
+        convolve = long_memory.parallel(
+            self.filter(x.shape[1]), self.skip[None], sequence_axis=self.sequence_axis
+        )
         return self._mix(x, None, None, convolve, deterministic)[0]
 
     def init_state(self, batch_size: int, max_len: int) -> LongState:
@@ -103,7 +107,7 @@ class H3(nn.Module):
         if real is not None:
             v = jnp.where(real, v, 0)
         (shifted,), short_history = short_filtered(
-            [k], self._shift_taps(), jnp.zeros_like(self.shift_skip), short_history, real
+            [k], self._shift_taps(), jnp.zeros_like(self.shift_skip), short_history, real, self.sequence_axis
         )
         q, shifted, values = (self._heads(part) for part in (q, shifted, v))
         # [d, d, H, B, T]: the head last among the channels, which share a filter across it.

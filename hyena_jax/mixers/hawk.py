@@ -18,6 +18,8 @@ from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state
 from hyena_jax.mixers.projections import SplitDense
 from hyena_jax.ops.dense import block_dense
 from hyena_jax.ops.rg_lru import RATE_SCALE, rg_lru
+from hyena_jax.ops.sequence_parallel import linear_recurrence, short_convolution
+from hyena_jax.ops.sequence_shards import over_shards
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
 
@@ -48,6 +50,7 @@ class Hawk(nn.Module):
       n_layers: depth of the residual stack; scales the initial output projection by sqrt(2 / n_layers).
       dtype: of the activations and the dense layers, those of the gates among them; None follows the input.
         From the gates' sigmoids on, recurrence and state stay in float32.
+      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
 
     Parameters:
       in_proj/kernel [D, 2*W]: columns are the GELU branch (W_g), the recurrent branch (W_r), W each.
@@ -68,6 +71,7 @@ class Hawk(nn.Module):
     config: HawkConfig = HawkConfig()
     n_layers: int = 1
     dtype: jnp.dtype | None = None
+    sequence_axis: str | None = None
 
     def setup(self) -> None:
         config, width = self.config, self.width
@@ -158,17 +162,56 @@ class Hawk(nn.Module):
         ids = None if segment_ids is None else segment_ids[..., None]
         taps, bias = self._blocks(self.short_taps.T[:, None, None]), self._blocks(self.short_bias[None, None])
         history = advance_history(before, u, 2)
-        u = short_conv(u, taps.swapaxes(0, 1), bias, 2, before, ids)
+        u = self._fir(u, taps.swapaxes(0, 1), bias, before, ids)
         if real is not None:  # the FIR's bias got into the padding
             u = jnp.where(real[..., None], u, 0)
         gates = (self.recurrence_gate(u), self.input_gate(u))
         r, i = (jax.nn.sigmoid(z.astype(self.rate.dtype)) for z in gates)
         h0 = None if state.h is None else self._blocks(state.h)
-        h, h_last = rg_lru(u, r, i, self._blocks(self.rate[None, None]), h0, starts)
+        h, h_last = self._rg_lru(u, r, i, self._blocks(self.rate[None, None]), h0, starts)
         y = self.out_proj(jax.nn.gelu(gate, approximate=self.config.gelu == "tanh") * _join(h))
         if history is not None:
             history, h_last = _join(history).swapaxes(1, 2), _join(h_last)
         return HawkState(Shared(state.shared.position + x.shape[1]), state.first, history, h_last), y
+
+    def _fir(
+        self,
+        u: jax.Array,
+        taps: jax.Array,
+        bias: jax.Array,
+        before: jax.Array | None,
+        ids: jax.Array | None,
+    ) -> jax.Array:
+        """The FIR of u [H, B, T, I], after nothing on all devices of the sequence axis."""
+        axis = self.sequence_axis
+        if axis is None or before is not None:
+            return short_conv(u, taps, bias, 2, before, ids)
+
+        def local(u: jax.Array, taps: jax.Array, bias: jax.Array, ids: jax.Array | None) -> jax.Array:
+            return short_convolution(u, taps, bias, ids, -2, axis)
+
+        in_axes = ("HBLI", "KH11I", "H11I", "BL1")
+        return over_shards(local, axis, in_axes, "HBLI")(u, taps, bias, ids)
+
+    def _rg_lru(
+        self,
+        u: jax.Array,
+        r: jax.Array,
+        i: jax.Array,
+        rate: jax.Array,
+        h0: jax.Array | None,
+        starts: jax.Array,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """`rg_lru`, from nothing on all devices of the sequence axis."""
+        axis = self.sequence_axis
+        if axis is None or h0 is not None:
+            return rg_lru(u, r, i, rate, h0, starts)
+
+        def local(u: jax.Array, r: jax.Array, i: jax.Array, rate: jax.Array, starts: jax.Array) -> jax.Array:
+            return rg_lru(u, r, i, rate, None, starts, linear_recurrence(axis))[0]
+
+        in_axes = ("HBLI", "HBLI", "HBLI", "H11I", "BL")
+        return over_shards(local, axis, in_axes, "HBLI")(u, r, i, rate, starts), None
 
     def _blocks(self, x: jax.Array) -> jax.Array:
         """x [..., W] as [H, ..., I]."""

@@ -122,7 +122,7 @@ def blockwise(
     h: jax.Array,
     skip: jax.Array | None = None,
     block_len: int | None = None,
-    convolution: Callable = long_conv,
+    future: jax.Array | None = None,
 ) -> jax.Array:
     """y [W, B, L] of u [W, B, L] and h [w, >= L]; each block of `block_len` steps is convolved alone."""
     width, batch, length = u.shape
@@ -130,7 +130,9 @@ def blockwise(
     n_blocks = -(-length // taps)
     u = jnp.pad(u, [(0, 0), (0, 0), (0, n_blocks * taps - length)])
     u = u.reshape(-1, len(h), batch * n_blocks, taps)
-    y = convolution(u, h[:, None, :taps], None if skip is None else skip[:, None])
+    y = long_conv(u, h[:, None, :taps], None if skip is None else skip[:, None])
+    if future is not None:
+        y = y + long_conv(u[..., ::-1], future[:, None, :taps])[..., ::-1]
     return y.reshape(width, batch, -1)[..., :length]
 
 

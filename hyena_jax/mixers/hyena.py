@@ -55,6 +55,7 @@ class Hyena(nn.Module):
       config: see `HyenaConfig`.
       n_layers: depth of the residual stack; scales the initial output projection, see `initializers`.
       dtype: of the activations; None follows the input. Filters, FFTs and states stay in float32.
+      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
 
     Parameters:
       in_proj/kernel [D, (N+1)*W]: columns are the gates in ascending order, then v, W each.
@@ -76,6 +77,7 @@ class Hyena(nn.Module):
     config: HyenaConfig = HyenaConfig()
     n_layers: int = 1
     dtype: jnp.dtype | None = None
+    sequence_axis: str | None = None
 
     def setup(self) -> None:
         config = self.config
@@ -124,7 +126,9 @@ class Hyena(nn.Module):
         refuse_segments(segment_ids)
         h = self.filter(x.shape[1])
         future = h[self.n_filters :] if self.config.bidirectional else None
-        convolve = long_memory.parallel(h[: self.n_filters], self.skip, self.block_len, future)
+        convolve = long_memory.parallel(
+            h[: self.n_filters], self.skip, self.block_len, future, self.sequence_axis
+        )
         return self._mix(x, None, None, convolve, deterministic)[0]
 
     def init_state(self, batch_size: int, max_len: int) -> LongState:
@@ -156,7 +160,7 @@ class Hyena(nn.Module):
     ) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array | None, ...]]:
         """The operator around its long convolutions: y, and the memories after x [B, T, D]."""
         (*gates, v), short_history = short_filtered(
-            self.in_proj(x), self.short_taps, self.short_bias, short_history, real
+            self.in_proj(x), self.short_taps, self.short_bias, short_history, real, self.sequence_axis
         )
         if real is not None:
             v = jnp.where(real, v, 0)

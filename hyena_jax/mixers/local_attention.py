@@ -20,7 +20,9 @@ from hyena_jax.mixers.inputs import (
     check_token,
     documents,
 )
+from hyena_jax.ops import sequence_parallel
 from hyena_jax.ops.attention import local_attention, softmax_attention
+from hyena_jax.ops.sequence_shards import over_shards
 
 
 class LocalAttentionState(NamedTuple):
@@ -44,6 +46,7 @@ class LocalAttention(nn.Module):
       config: see `LocalAttentionConfig`.
       n_layers: depth of the residual stack; scales the initial output projection.
       dtype: of the activations; None follows the input. The softmax stays in float32.
+      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
 
     Parameters:
       qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
@@ -57,6 +60,7 @@ class LocalAttention(nn.Module):
     config: LocalAttentionConfig = LocalAttentionConfig()
     n_layers: int = 1
     dtype: jnp.dtype | None = None
+    sequence_axis: str | None = None
 
     def setup(self) -> None:
         self.config.check(self.d_model, self.max_len)
@@ -74,6 +78,8 @@ class LocalAttention(nn.Module):
         if segment_ids is not None:
             segment_ids = documents(segment_ids)
         q, k, v = heads(self.qkv_proj(x), self.config, jnp.zeros((), jnp.int32))
+        if self.sequence_axis is not None:
+            return self._output(self._over_devices(q, k, v, segment_ids))
         return self._output(local_attention(q, k, v, self.config.window, segment_ids=segment_ids))
 
     def init_state(self, batch_size: int, max_len: int) -> LocalAttentionState:
@@ -118,6 +124,17 @@ class LocalAttention(nn.Module):
         mask = position - age >= state.first[:, None]
         y = self._output(softmax_attention(q, keys, values, mask[:, None, None]))
         return LocalAttentionState(Shared(position + 1), keys, values, state.first), y[:, 0]
+
+    def _over_devices(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None
+    ) -> jax.Array:
+        """The attention of all tokens, whose length is shared out over the sequence axis."""
+        axis, window = self.sequence_axis, self.config.window
+
+        def local(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None) -> jax.Array:
+            return sequence_parallel.local_attention(q, k, v, ids, window, axis)
+
+        return over_shards(local, axis, ("BLHd", "BLGd", "BLGd", "BL"), "BLHd")(q, k, v, segment_ids)
 
     def _output(self, o: jax.Array) -> jax.Array:
         return self.out_proj(o.reshape(*o.shape[:2], self.d_model))

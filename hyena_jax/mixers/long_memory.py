@@ -21,14 +21,19 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from hyena_jax.config import require
 from hyena_jax.filters.state_space import Modes, modes_of
 from hyena_jax.mixers import history, modal_memory
 from hyena_jax.mixers.history import Taps
 from hyena_jax.mixers.inputs import is_real
-from hyena_jax.ops.long_conv import long_conv
+from hyena_jax.ops.sequence_parallel import on_whole_length
+from hyena_jax.ops.sequence_shards import over_shards, share_out
 from hyena_jax.ops.short_conv import empty_history
+
+# What `jax.checkpoint` knows the filters of a parallel form by.
+FILTER = "filter"
 
 
 class Shared(NamedTuple):
@@ -60,25 +65,50 @@ Mix = Callable[..., tuple[jax.Array, jax.Array | None, tuple[jax.Array | None, .
 
 
 def parallel(
-    h: jax.Array, skip: jax.Array | None, block_len: int | None = None, future: jax.Array | None = None
+    h: jax.Array,
+    skip: jax.Array | None,
+    block_len: int | None = None,
+    future: jax.Array | None = None,
+    sequence_axis: str | None = None,
 ) -> Convolve:
     """Convolution of a whole sequence with h [F, w, L] and skips [F, w], in blocks of `block_len` alone.
 
-    With `future` [F, w, L] also of the sequence turned round, so that lag 0 counts in both.
+    With `future` [F, w, L] also of the sequence turned round, so that lag 0 counts in both. With
+    `sequence_axis` on the devices along it, each of which has the whole length for w / n channels of a group.
     """
 
+    h = checkpoint_name(h, FILTER)
+
     def convolve(u: jax.Array, o: int) -> tuple[jax.Array, None]:
-        y = history.blockwise(u, h[o], None if skip is None else skip[o], block_len)
-        if future is not None:
-            y = y + history.blockwise(u, future[o], None, block_len, long_conv_reversed)
-        return y, None
+        own, ahead = (None if x is None else x[o] for x in (skip, future))
+        if sequence_axis is None:
+            return history.blockwise(u, h[o], own, block_len, ahead), None
+        return _over_devices(u, h[o], own, ahead, block_len, sequence_axis), None
 
     return convolve
 
 
-def long_conv_reversed(u: jax.Array, h: jax.Array, skip: jax.Array | None = None) -> jax.Array:
-    """`long_conv` of the sequence turned round: y_t = sum_s h_s u_{t+s}."""
-    return long_conv(u[..., ::-1], h, skip)[..., ::-1]
+def _over_devices(
+    u: jax.Array,
+    h: jax.Array,
+    skip: jax.Array | None,
+    future: jax.Array | None,
+    block_len: int | None,
+    sequence_axis: str,
+) -> jax.Array:
+    """`history.blockwise` of u [W, B, L] whose length the devices along `sequence_axis` share."""
+
+    def local(u: jax.Array, h: jax.Array, skip: jax.Array | None, future: jax.Array | None) -> jax.Array:
+        def convolve(u: jax.Array) -> jax.Array:
+            rows = u.reshape(-1, *u.shape[2:])
+            return history.blockwise(rows, h, skip, block_len, future).reshape(u.shape)
+
+        return on_whole_length(convolve, u, sequence_axis)
+
+    # The network of a filter works on one part of the lags on each device; then channels replace lags.
+    h, future = (x if x is None else share_out(x, sequence_axis, -1) for x in (h, future))
+    on_devices = over_shards(local, sequence_axis, ("GWBL", "CT", "C", "CT"), "GWBL")
+    return on_devices(u.reshape(-1, len(h), *u.shape[1:]), h, skip, future).reshape(u.shape)
 
 
 def init_state(

@@ -1,16 +1,26 @@
 """The residual block, for every model. Axes: B batch, L length, T new tokens, D channels."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig
+from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig, require
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers import mixer_class
+from hyena_jax.mixers import long_memory, mixer_class
 from hyena_jax.models.norms import make_norm
 from hyena_jax.ops.dense import dense_dot_general
+
+# What the backward pass finds stored beside the inputs of mixers and feed-forward parts; it computes the rest
+# again.
+REMAT_POLICIES = {
+    "block": jax.checkpoint_policies.nothing_saveable,
+    "filters": jax.checkpoint_policies.save_only_these_names(long_memory.FILTER),
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
 
 
 class MLP(nn.Module):
@@ -62,6 +72,7 @@ class Block(nn.Module):
       mixer_config: which mixer.
       model: the config of the model that the block is part of.
       dtype: of the activations; None follows the input.
+      sequence_axis: mesh axis over which L is shared out in the parallel form; None: no device shares it.
 
     Parameters:
       mixer_norm/scale [D]: of LayerNorm the factor, of RMSNorm the factor less 1.
@@ -80,12 +91,15 @@ class Block(nn.Module):
     mixer_config: MixerConfig
     model: ModelConfig
     dtype: jnp.dtype | None = None
+    sequence_axis: str | None = None
 
     def setup(self) -> None:
         model = self.model
         self.mixer_norm = make_norm(model.norm, self.dtype)
+        # Parameters do not depend on the layout, and are made before there is a mesh.
+        layout = {} if self.is_initializing() else sequence_layout(self.mixer_config, self.sequence_axis)
         self.mixer = mixer_class(self.mixer_config)(
-            model.d_model, model.max_len, self.mixer_config, model.n_layers, self.dtype
+            model.d_model, model.max_len, self.mixer_config, model.n_layers, self.dtype, **layout
         )
         if model.ffn != "none":
             self.mlp_norm = make_norm(model.norm, self.dtype)
@@ -96,8 +110,17 @@ class Block(nn.Module):
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
     ) -> jax.Array:
         """y [B, L, D] of x [B, L, D]."""
-        y = self.mixer(self.mixer_norm(x), segment_ids, deterministic)
-        return self._after_mixer(x, y, deterministic)
+        return self.feed_forward(self.mix(x, segment_ids, deterministic), deterministic)
+
+    def mix(self, x: jax.Array, segment_ids: jax.Array | None, deterministic: bool) -> jax.Array:
+        """The first half: x + mixer(norm(x)), or mixer(x)."""
+        return self._add(x, self.mixer(self.mixer_norm(x), segment_ids, deterministic), deterministic)
+
+    def feed_forward(self, x: jax.Array, deterministic: bool) -> jax.Array:
+        """The second half: x + mlp(norm(x)), or x."""
+        if self.model.ffn == "none":
+            return x
+        return self._add(x, self.mlp(self.mlp_norm(x)), deterministic)
 
     def init_state(self, batch_size: int, max_len: int) -> Any:
         """The mixer's state before the first token."""
@@ -113,21 +136,81 @@ class Block(nn.Module):
         state, y = self.mixer.step(state, self.mixer_norm(x))
         return state, self._after_mixer(x, y)
 
-    def _after_mixer(self, x: jax.Array, y: jax.Array, deterministic: bool = True) -> jax.Array:
+    def _after_mixer(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """The block's output, given its input x and the mixer's output y."""
-        if not self.model.residual:
-            return y
-        x = x + self.dropout(y, deterministic)
-        if self.model.ffn == "none":
-            return x
-        return x + self.dropout(self.mlp(self.mlp_norm(x)), deterministic)
+        return self.feed_forward(self._add(x, y, True), True)
+
+    def _add(self, x: jax.Array, y: jax.Array, deterministic: bool) -> jax.Array:
+        """The residual path's sum; y where there is no such path."""
+        return x + self.dropout(y, deterministic) if self.model.residual else y
 
 
-def make_blocks(config: ModelConfig, dtype: jnp.dtype | None) -> list[Block]:
+def sequence_layout(config: MixerConfig, sequence_axis: str | None) -> dict[str, str]:
+    """The field of a mixer's module that shares the length out, where it has one.
+
+    Raises:
+      ValueError: for a mixer that has not, if there is a sequence axis.
+    """
+    if sequence_axis is None:
+        return {}
+    module = mixer_class(config)
+    can = "sequence_axis" in module.__dataclass_fields__
+    require(can, "pattern", type(config).__name__, "of mixers that can share a sequence out over devices")
+    return {"sequence_axis": sequence_axis}
+
+
+def make_blocks(
+    config: ModelConfig, dtype: jnp.dtype | None, sequence_axis: str | None = None
+) -> list[Block]:
     """The n_layers blocks of a model; the pattern of mixers repeats."""
-    # The module itself is argument 0, so argument 3 is `deterministic`, a Python bool.
-    block = nn.remat(Block, static_argnums=(3,)) if config.remat else Block
-    return [block(config.pattern[i % len(config.pattern)], config, dtype) for i in range(config.n_layers)]
+    mixers = (config.pattern[i % len(config.pattern)] for i in range(config.n_layers))
+    return [Block(mixer, config, dtype, sequence_axis) for mixer in mixers]
+
+
+def apply_blocks(
+    blocks: list[Block], x: jax.Array, segment_ids: jax.Array | None, deterministic: bool
+) -> jax.Array:
+    """The blocks, one after the other; what is to be recomputed, in halves: mixers and feed-forward parts."""
+
+    def mix(block: Block, x: jax.Array) -> jax.Array:
+        return block.mix(x, segment_ids, deterministic)
+
+    def feed_forward(block: Block, x: jax.Array) -> jax.Array:
+        return block.feed_forward(x, deterministic)
+
+    for block in blocks:
+        for half in (mix, feed_forward):
+            is_plain = block.model.remat == "none" or block.is_initializing()
+            x = half(block, x) if is_plain else _recomputed(half, block, x)
+    return x
+
+
+def _recomputed(half: Callable[[Block, jax.Array], jax.Array], block: Block, x: jax.Array) -> jax.Array:
+    """half(block, x), of which little is stored for the derivative.
+
+    It is computed again when its derivative by its output is there, and passes on that by its input when
+    those by its parameters are: of no two halves is everything in memory at once.
+    """
+
+    def forward(block: Block, x: jax.Array) -> tuple[jax.Array, Callable]:
+        return nn.vjp(nn.remat(half, policy=REMAT_POLICIES[block.model.remat]), block, x)
+
+    def backward(pull_back: Callable, y_bar: jax.Array) -> tuple[Any, jax.Array]:
+        params_bar, x_bar = jax.tree.map(lambda kept: wait_for(y_bar, kept), pull_back)(y_bar)
+        return params_bar, wait_for(params_bar, x_bar)
+
+    return nn.custom_vjp(half, forward, backward)(block, x)
+
+
+def wait_for(tree: Any, x: jax.Array) -> jax.Array:
+    """x, which cannot be had before the tree; of floats not a number if the tree has one that is not.
+
+    An `optimization_barrier` would not do: XLA for CPUs drops it before it orders the operations.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    total = sum(leaf.sum() for leaf in jax.tree.leaves(tree))
+    return jnp.where(jnp.isnan(total), jnp.nan, x)
 
 
 def activation_dtype(config: BackboneConfig) -> jnp.dtype | None:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from hyena_jax.config import ImageClassifierConfig, require
 from hyena_jax.initializers import initializers
-from hyena_jax.models.blocks import activation_dtype, make_blocks
+from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.models.norms import make_norm
 
 
@@ -70,8 +70,7 @@ class ImageClassifier(nn.Module):
         if self.config.learned_positions:
             x = x + self.positions.astype(x.dtype)
         x = self.dropout(x, deterministic)
-        for block in self.blocks:
-            x = block(x, None, deterministic)
+        x = apply_blocks(self.blocks, x, None, deterministic)
         x = self.final_norm(x)
         if self.config.head == "average_pool":
             x = x.mean(axis=1)

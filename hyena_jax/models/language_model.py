@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from hyena_jax.config import LanguageModelConfig, require
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers.inputs import Shared
-from hyena_jax.models.blocks import activation_dtype, make_blocks
+from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.models.norms import make_norm
+from hyena_jax.ops.sequence_shards import axis_size
 
 
 class LanguageModelState(NamedTuple):
@@ -28,6 +29,7 @@ class LanguageModel(nn.Module):
 
     Attributes:
       config: see `LanguageModelConfig`; vocab_size V must be known.
+      sequence_axis: axis of the ambient mesh over whose devices `__call__` and `hidden` share L out, or None.
 
     Parameters:
       embedding/embedding [V, D]: row i is token i; also the head, transposed, with tied_head.
@@ -40,6 +42,12 @@ class LanguageModel(nn.Module):
     """
 
     config: LanguageModelConfig
+    sequence_axis: str | None = None
+
+    @property
+    def n_parts(self) -> int:
+        """Devices that share the length out."""
+        return 1 if self.sequence_axis is None else axis_size(self.sequence_axis)
 
     def setup(self) -> None:
         config = self.config
@@ -51,7 +59,7 @@ class LanguageModel(nn.Module):
         if config.learned_positions:
             self.positions = self.param("positions", init.embedding, (config.max_len, config.d_model))
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(config, dtype)
+        self.blocks = make_blocks(config, dtype, self.sequence_axis)
         self.final_norm = make_norm(config.final_norm, dtype)
         if not config.tied_head:
             self.head = nn.Dense(
@@ -65,7 +73,13 @@ class LanguageModel(nn.Module):
     def __call__(
         self, tokens: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
     ) -> jax.Array:
-        """Logits float32 [B, L, V] of tokens int [B, L]; logits t depend on tokens 0..t.
+        """Logits float32 [B, L, V] of tokens int [B, L]; logits t depend on tokens 0..t."""
+        return self.logits(self.hidden(tokens, segment_ids, deterministic))
+
+    def hidden(
+        self, tokens: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
+    ) -> jax.Array:
+        """What the last block leaves [B, L, D] of tokens int [B, L].
 
         Args:
           segment_ids: None, or integers [B, L], for mixers that can: each run of equal ids is a document, and
@@ -85,9 +99,7 @@ class LanguageModel(nn.Module):
             positions = positions - jax.lax.cummax(jnp.where(starts, positions, 0), axis=1)
         x = self._embed(tokens, positions)
         x = self.dropout(x, deterministic)
-        for block in self.blocks:
-            x = block(x, segment_ids, deterministic)
-        return self._logits(x)
+        return apply_blocks(self.blocks, x, segment_ids, deterministic)
 
     def init_state(self, batch_size: int, max_len: int) -> LanguageModelState:
         """The state before the first token of sequences of at most `max_len` tokens."""
@@ -114,7 +126,7 @@ class LanguageModel(nn.Module):
         for block, block_state in zip(self.blocks, state.blocks, strict=True):
             block_state, x = block.prefill(block_state, x, lengths)
             blocks.append(block_state)
-        logits = self._logits(x[:, -1:] if last_only else x)
+        logits = self.logits(x[:, -1:] if last_only else x)
         return LanguageModelState(Shared(position + n_tokens), first, tuple(blocks)), logits
 
     def step(self, state: LanguageModelState, token: jax.Array) -> tuple[LanguageModelState, jax.Array]:
@@ -126,7 +138,7 @@ class LanguageModel(nn.Module):
         for block, block_state in zip(self.blocks, state.blocks, strict=True):
             block_state, x = block.step(block_state, x)
             blocks.append(block_state)
-        return LanguageModelState(Shared(position + 1), state.first, tuple(blocks)), self._logits(x)
+        return LanguageModelState(Shared(position + 1), state.first, tuple(blocks)), self.logits(x)
 
     def _check(self, tokens: jax.Array, rank: int) -> None:
         axes = "[B, L]" if rank == 2 else "[B]"
@@ -142,7 +154,8 @@ class LanguageModel(nn.Module):
             x = x + self.positions[positions].astype(x.dtype)
         return x
 
-    def _logits(self, x: jax.Array) -> jax.Array:
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Logits float32 [..., V] of what the last block leaves, x [..., D]."""
         x = self.final_norm(x)
         logits = self.embedding.attend(x) if self.config.tied_head else self.head(x)
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

@@ -101,6 +101,11 @@ def fastmax_quadratic(
 
 def fastmax_bidirectional(q: jax.Array, k: jax.Array, v: jax.Array, p: int) -> jax.Array:
     """o [B, T, H, d] over all keys, by their sums."""
+    return attend_to_sums(q, key_sums(k, v, p), p)
+
+
+def key_sums(k: jax.Array, v: jax.Array, p: int) -> jax.Array:
+    """Sums over all keys of features ⊗ (values, 1) [B, H, M, d+1]."""
 
     @jax.checkpoint
     def add_keys(sums: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -109,7 +114,12 @@ def fastmax_bidirectional(q: jax.Array, k: jax.Array, v: jax.Array, p: int) -> j
 
     sums = no_sums(k, p)
     rows = sums.reshape(-1, *sums.shape[2:])
-    rows = jax.lax.scan(add_keys, rows, (_chunks(k), _chunks(_counted(v))))[0]
+    return jax.lax.scan(add_keys, rows, (_chunks(k), _chunks(_counted(v))))[0].reshape(sums.shape)
+
+
+def attend_to_sums(q: jax.Array, sums: jax.Array, p: int) -> jax.Array:
+    """o [B, T, H, d] over the keys in the sums [B, H, M, d+1], whatever their number."""
+    rows = sums.reshape(-1, *sums.shape[2:])
     o = jax.lax.map(jax.checkpoint(lambda q: features(q, p) @ rows), _chunks(q))
     return _divide(_join_chunks(o, q.shape))
 
@@ -136,7 +146,7 @@ def fastmax_causal(
 def no_sums(k: jax.Array, p: int) -> jax.Array:
     """Sums over nothing of features ⊗ (values, 1) [B, H, M, d+1], for keys and values like k [B, L, H, d]."""
     batch, _, heads, width = k.shape
-    return jnp.zeros((batch, heads, comb(width + p, p), width + 1), k.dtype)
+    return jnp.zeros_like(k, shape=(batch, heads, comb(width + p, p), width + 1))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from hyena_jax.data.images import ImageSet
-from hyena_jax.training.step import answers
+from hyena_jax.training.loss import answers
 
 RIGHT, WRONG = "#333333", "#c8442d"
 COLUMNS = 8

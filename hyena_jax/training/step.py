@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from hyena_jax.config import ImageClassifierConfig, ModelConfig
+from hyena_jax.training.loss import answers, cross_entropy, scored
 from hyena_jax.training.optimizer import global_norm
 
 Batch = dict[str, jax.Array]
@@ -62,7 +63,7 @@ def make_train_step(
     """One pure `train_step(state, batch) -> (state, metrics)`.
 
     Args:
-      model: `model.apply({"params": params}, inputs, None, deterministic)` gives logits; see `cross_entropy`.
+      model: `model.apply({"params": params}, inputs, None, deterministic)` gives logits; see `scored`.
       optimizer: any optax transformation.
       seed: root of the dropout keys; each step and device folds in its own index.
       axis_name: the mapped axis over which gradients and metrics are averaged, or None under plain jit,
@@ -75,8 +76,7 @@ def make_train_step(
     """
 
     def loss_fn(params: optax.Params, batch: Batch, key: jax.Array) -> jax.Array:
-        logits = model.apply({"params": params}, batch["inputs"], None, False, rngs={"dropout": key})
-        return cross_entropy(logits, batch["targets"]).mean()
+        return scored(cross_entropy, model, params, batch, False, {"dropout": key}).mean()
 
     def loss_and_grads(params: optax.Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, optax.Params]:
         if accumulation_steps == 1:
@@ -120,39 +120,18 @@ def make_eval_step(model: nn.Module) -> Callable[[optax.Params, Batch], Metrics]
     the batch, so that adding them up on the host does not depend on how rows were grouped.
     """
 
+    def score(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return cross_entropy(logits, targets), answers(logits, targets.ndim) == targets
+
     def eval_step(params: optax.Params, batch: Batch) -> Metrics:
-        logits = model.apply({"params": params}, batch["inputs"])
-        targets, weights = batch["targets"], batch["weights"]
-        nats = cross_entropy(logits, targets)
+        weights = batch["weights"]
+        nats, correct = scored(score, model, params, batch)
         sums = {
             "count": weights,
             "nats": weights * nats,
-            "correct": weights * (answers(logits, targets.ndim) == targets),
+            "correct": weights * correct,
             "probability": weights * jnp.exp(-nats),
         }
         return {name: values.reshape(len(values), -1).sum(-1) for name, values in sums.items()}
 
     return eval_step
-
-
-def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Nats at each target, float32, of the shape of `targets`.
-
-    Logits are [B, L, V] for targets [B, L], [B, V] for targets [B]; or [B, L, V] for targets [B] where a
-    model answers once a patch of an image: the label is then every patch's target, and the mean counts.
-    """
-    if logits.ndim == targets.ndim + 2:
-        labels = jnp.broadcast_to(targets[:, None], logits.shape[:2])
-        return cross_entropy(logits, labels).mean(axis=1)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-
-
-def answers(logits: jax.Array, n_dims: int) -> jax.Array:
-    """The most probable answer to each target; `n_dims` is the rank of the targets.
-
-    Where a model answers once a patch, the mean over patches of their log-probabilities decides. The mean of
-    the logits orders answers alike: in each patch the two differ by one number.
-    """
-    if logits.ndim == n_dims + 2:
-        logits = logits.mean(axis=1)
-    return logits.argmax(-1)

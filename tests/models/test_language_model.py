@@ -10,6 +10,7 @@ from tolerances import assert_close
 
 from hyena_jax import models
 from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig, UserError
+from hyena_jax.models.blocks import REMAT_POLICIES
 from hyena_jax.reference import models as reference
 
 CONFIG = LanguageModelConfig(
@@ -146,9 +147,10 @@ def test_initial_deviations(name, embedding, hidden, out):
         assert leaf.std() == pytest.approx(deviation, rel=0.15), what
 
 
-def test_remat_changes_nothing_but_memory():
+@pytest.mark.parametrize("policy", REMAT_POLICIES)
+def test_remat_changes_nothing_but_memory(policy):
     params = init()
-    remat = dataclasses.replace(CONFIG, remat=True)
+    remat = dataclasses.replace(CONFIG, remat=policy)
 
     def loss(params, config):
         return (logits_of(params, TOKENS, config) ** 2).mean()
@@ -182,7 +184,7 @@ def test_float64_stays_float64(name):
     assert_close(narrow, logits)
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", ["none", "block"])
 def test_dropout_needs_its_key_and_is_off_when_deterministic(remat):
     config = dataclasses.replace(CONFIG, dropout=0.5, remat=remat)
     params = init()

@@ -20,6 +20,8 @@ SMALL = """
     --training.log-every 1 --training.eval-every 4 --training.checkpoint-every 2 --logging.tensorboard False
 """.split()
 
+SHARDED = ["--parallel.strategy", "sharded"]
+
 
 def arguments(text, workdir, steps, *more):
     place = ["train", "quickstart", "--workdir", str(workdir), "--data.path", str(text)]
@@ -88,8 +90,9 @@ def test_two_processes_train_as_one_and_a_killed_one_ends_both(text, tmp_path):
 
 
 @pytest.mark.scale
-@pytest.mark.parametrize("layout", [[], ["--parallel.strategy", "sharded", "--parallel.fsdp", 2],
-                                    ["--parallel.strategy", "sharded", "--parallel.sequence", 4]])  # fmt: skip
+@pytest.mark.parametrize(
+    "layout", [[], [*SHARDED, "--parallel.fsdp", 2], [*SHARDED, "--parallel.sequence", 4]]
+)
 def test_four_processes_train_as_one_and_save_together(text, tmp_path, layout):
     workdir = tmp_path / "four"
     command = arguments(text, workdir, 8, *layout, "--parallel.check-replicas-every", 4)

@@ -21,11 +21,10 @@ from hyena_jax.data.text import Corpus
 from hyena_jax.data.tokenizers import BytesTokenizer
 from hyena_jax.training import parallel
 from hyena_jax.training.evaluate import evaluate
+from hyena_jax.training.loss import answers, cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import (
     FINITE,
-    answers,
-    cross_entropy,
     init_params,
     init_state,
     make_eval_step,

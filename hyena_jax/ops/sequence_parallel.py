@@ -1,0 +1,213 @@
+"""Sequence parallelism: the operators on a sequence of which each device holds one part.
+
+Axes: B batch, L length, l = L / n the part of it on one of n devices, T queries, C channels, D channels of a
+recurrence, H heads, G heads of keys and values, d head_dim, K taps. The parts follow one another in the order
+of the devices along the mesh axis `axis_name`.
+
+Each function runs inside `shard_map` (`sequence_shards.over_shards` calls it there): it reads and returns the
+local part, and talks to the other devices by collectives over `axis_name`. What goes between devices:
+
+    long_conv           everything, twice: length for channels by all-to-all, and back
+    linear_recurrence   the product of the factors and the last state, [B, D] each
+    short_conv          the last K - 1 inputs
+    local_attention     the last `window` keys and values
+    attention           all keys and values
+    fastmax             sums of features over keys
+    aft_simple          running sums of the last key
+
+Arrays that are alike on all devices (taps, for instance) must have been cast to vary over `axis_name`: the
+sum of their derivatives over the devices is the derivative of that cast.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.ops import aft, attention, fastmax, short_conv
+from hyena_jax.ops.linear_recurrence import Recurrence, default_method
+
+
+def on_whole_length(f: Callable[[jax.Array], jax.Array], u: jax.Array, axis_name: str) -> jax.Array:
+    """f [G, C/n, B, L] -> [G, C/n, B, L], applied to u [G, C, B, l]: channels are shared out in place of L.
+
+    Two all-to-all collectives; device i gets channels i C/n .. (i+1) C/n - 1 of each of the G groups.
+    """
+    whole = jax.lax.all_to_all(u, axis_name, split_axis=1, concat_axis=3, tiled=True)
+    return jax.lax.all_to_all(f(whole), axis_name, split_axis=3, concat_axis=1, tiled=True)
+
+
+def before(x: jax.Array, n: int, axis: int, axis_name: str) -> jax.Array:
+    """The n entries along `axis` that precede this device's x, oldest first: zeros where the sequence starts.
+
+    From as many devices as it takes, one step of the ring each.
+    """
+    length, n_devices = x.shape[axis], jax.lax.axis_size(axis_name)
+    parts = []
+    for hop in range(1, -(-n // length) + 1):
+        # A device that nobody sends to receives zeros.
+        ring = [(i, i + hop) for i in range(n_devices - hop)]
+        size = min(length, n - (hop - 1) * length)
+        last = jax.lax.slice_in_dim(x, length - size, length, axis=axis)
+        parts.insert(0, jax.lax.ppermute(last, axis_name, ring))
+    return jnp.concatenate(parts, axis) if parts else jax.lax.slice_in_dim(x, 0, 0, axis=axis)
+
+
+def short_convolution(
+    x: jax.Array,
+    taps: jax.Array,
+    bias: jax.Array,
+    segment_ids: jax.Array | None,
+    axis: int,
+    axis_name: str,
+) -> jax.Array:
+    """`ops.short_conv.short_conv` of the whole sequence: x and, at axes counted alike, segment_ids are local.
+
+    Args:
+      taps: [K, ...], each broadcast against x.
+      bias: broadcast against x.
+      segment_ids: integers broadcast against x, or None.
+      axis: which axis of x is time, counted from the last: negative.
+    """
+    n = len(taps) - 1
+    seen = jnp.concatenate([before(x, n, axis, axis_name), x], axis)
+    if segment_ids is not None:
+        segment_ids = jnp.concatenate([before(segment_ids, n, axis, axis_name), segment_ids], axis)
+    y = short_conv.short_conv(seen, taps, bias, axis, None, segment_ids)
+    return jax.lax.slice_in_dim(y, n, y.shape[axis], axis=axis)
+
+
+def linear_recurrence(axis_name: str) -> Recurrence:
+    """A form of `ops.linear_recurrence`: a, x and h are local, h0 is the state before the whole sequence.
+
+    Each device runs its part from 0, the products of factors and the last states of all parts give the state
+    before each, and the device runs its part again from there. h0 counts on the first device alone (the last
+    one, in reverse); the state returned is that after the local part.
+    """
+
+    def form(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
+        h = _recurrence(a, x, h0, reverse, axis_name)
+        return h, h[:, 0 if reverse else -1].astype(h0.dtype)
+
+    return form
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _recurrence(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str) -> jax.Array:
+    return _recurrence_forward(a, x, h0, reverse, axis_name)[0]
+
+
+def _recurrence_forward(
+    a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    run = default_method()
+    last = run(a, x, jnp.zeros_like(h0), reverse)[1]
+    start = _state_before(a.astype(h0.dtype).prod(axis=1), last, h0, reverse, axis_name)
+    h = run(a, x, start, reverse)[0]
+    return h, (a, h, start)
+
+
+def _recurrence_backward(
+    reverse: bool, axis_name: str, residuals: tuple[jax.Array, ...], h_bar: jax.Array
+) -> tuple[jax.Array, ...]:
+    """As of the local forms: with g_t the derivative by h_t, g_t = h_bar_t + a_{t+1} g_{t+1}."""
+    a, h, start = residuals
+    n_devices, first = jax.lax.axis_size(axis_name), -1 if reverse else 0
+    # The factor of the first step on the next device; what it multiplies at the very end is 0.
+    ring = [(i, i + 1) if reverse else (i + 1, i) for i in range(n_devices - 1)]
+    factor = jax.lax.ppermute(a[:, first, None], axis_name, ring)
+    rest = a[:, :-1] if reverse else a[:, 1:]
+    later = jnp.concatenate([factor, rest] if reverse else [rest, factor], axis=1)
+    g = _recurrence_forward(later, h_bar, jnp.zeros_like(start), not reverse, axis_name)[0]
+    h, wide = h.astype(start.dtype), g.astype(start.dtype)
+    earlier = [h[:, 1:], start[:, None]] if reverse else [start[:, None], h[:, :-1]]
+    a_bar = (wide * jnp.concatenate(earlier, axis=1)).astype(a.dtype)
+    is_first = jax.lax.axis_index(axis_name) == (n_devices - 1 if reverse else 0)
+    return a_bar, g, jnp.where(is_first, a[:, first].astype(start.dtype) * wide[:, first], 0)
+
+
+_recurrence.defvjp(_recurrence_forward, _recurrence_backward)
+
+
+def _state_before(
+    factor: jax.Array, last: jax.Array, h0: jax.Array, reverse: bool, axis_name: str
+) -> jax.Array:
+    """State [B, D] before this device's part, given each part's h -> factor h + last."""
+    parts = jax.lax.all_gather((factor, last), axis_name)
+
+    def advance(h: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return part[0] * h + part[1], h
+
+    starts = jax.lax.scan(advance, h0, parts, reverse=reverse)[1]
+    return jax.lax.dynamic_index_in_dim(starts, jax.lax.axis_index(axis_name), keepdims=False)
+
+
+def local_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, window: int, axis_name: str
+) -> jax.Array:
+    """`ops.attention.local_attention` of q [B, l, H, d] and keys and values [B, l, G, d] of all devices.
+
+    Args:
+      segment_ids: integers [B, l], or None; other documents must have other ids.
+    """
+    length = q.shape[1]
+    n = min(window, length * (jax.lax.axis_size(axis_name) - 1))
+    k, v = (jnp.concatenate([before(z, n, 1, axis_name), z], axis=1) for z in (k, v))
+    positions = jax.lax.axis_index(axis_name) * length - n + jnp.arange(n + length, dtype=jnp.int32)
+    if segment_ids is not None:
+        segment_ids = jnp.concatenate([before(segment_ids, n, 1, axis_name), segment_ids], axis=1)
+    return attention.local_attention(q, k, v, window, positions[None] >= 0, segment_ids)
+
+
+def softmax_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, is_causal: bool, axis_name: str
+) -> jax.Array:
+    """`ops.attention.softmax_attention` of q [B, l, H, d] over all keys and values, [B, l, G, d] here.
+
+    Every device holds all keys and values, and the weights of its own queries: memory is O(L l).
+    """
+    length = q.shape[1]
+    k, v = (jax.lax.all_gather(z, axis_name, axis=1, tiled=True) for z in (k, v))
+    start = jax.lax.axis_index(axis_name) * length
+    mask = None
+    if is_causal:
+        mask = attention.visible_until(start, length, k.shape[1], jnp.zeros_like(q, jnp.int32, (1,)))
+    if segment_ids is not None:
+        ids = jax.lax.all_gather(segment_ids, axis_name, axis=1, tiled=True)
+        same = (segment_ids[:, :, None] == ids[:, None])[:, None]
+        mask = same if mask is None else mask & same
+    return attention.softmax_attention(q, k, v, mask)
+
+
+def fastmax_causal(q: jax.Array, k: jax.Array, v: jax.Array, p: int, axis_name: str) -> jax.Array:
+    """`ops.fastmax.fastmax_causal` of q, k, v [B, l, H, d]: the sums of earlier parts are added up first."""
+    sums = jax.lax.all_gather(fastmax.key_sums(k, v, p), axis_name)
+    is_earlier = jnp.arange(len(sums)) < jax.lax.axis_index(axis_name)
+    earlier = jnp.where(is_earlier.reshape(-1, 1, 1, 1, 1), sums, 0).sum(axis=0)
+    return fastmax.fastmax_causal(q, k, v, p, earlier)[0]
+
+
+def fastmax_bidirectional(q: jax.Array, k: jax.Array, v: jax.Array, p: int, axis_name: str) -> jax.Array:
+    """`ops.fastmax.fastmax_bidirectional` of q, k, v [B, l, H, d]."""
+    return fastmax.attend_to_sums(q, jax.lax.psum(fastmax.key_sums(k, v, p), axis_name), p)
+
+
+def aft_simple(keys: jax.Array, values: jax.Array, documents: jax.Array, axis_name: str) -> aft.Sums:
+    """`ops.aft.running_sums` over the whole sequence: keys and values [B, l, ...], documents [B or 1, l].
+
+    Each part sums from nothing; then what came before it is merged in, as far as its document goes on.
+    """
+    sums = aft.running_sums(keys, values, aft.no_sums(keys, values), documents)
+    here = aft.Run(documents[..., None, None], sums)
+    last = jax.tree.map(lambda x: x[:, -1:], here)
+    parts = jax.lax.all_gather(last, axis_name)
+    nothing = aft.Run(last.document, aft.no_sums(keys, values))
+
+    def advance(run: aft.Run, part: aft.Run) -> tuple[aft.Run, aft.Run]:
+        return aft.join(run, part), run
+
+    starts = jax.lax.scan(advance, nothing, parts)[1]
+    index = jax.lax.axis_index(axis_name)
+    start = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), starts)
+    return aft.join(start, here).sums

@@ -1,0 +1,105 @@
+"""The loss, in parts of the length where the logits of all of it would be too many.
+
+Axes: B batch, L length, V answers to choose from (a vocabulary, or classes), n devices that share L out.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from hyena_jax.models import LanguageModel
+
+Tree = TypeVar("Tree")
+
+# Beyond this number [B, L, V] of logits, a language model's loss is computed in parts unless it says how.
+MOST_LOGITS = 2**26
+
+
+def scored(
+    score: Callable[[jax.Array, jax.Array], Tree],
+    model: nn.Module,
+    params: optax.Params,
+    batch: dict[str, jax.Array],
+    deterministic: bool = True,
+    rngs: dict[str, jax.Array] | None = None,
+) -> Tree:
+    """`score(logits, targets)` of a model at `inputs` and `targets` of a batch.
+
+    Args:
+      score: arrays of the shape of its targets, each entry from its own target and logits. A language model
+        may be asked for its logits part by part, and again for the derivative: see its config's `loss_chunk`.
+    """
+    variables, inputs, targets = {"params": params}, batch["inputs"], batch["targets"]
+    n_tokens = chunk_tokens(model, targets.shape)
+    if n_tokens is None:
+        return score(model.apply(variables, inputs, None, deterministic, rngs=rngs), targets)
+    hidden = model.apply(variables, inputs, None, deterministic, rngs=rngs, method="hidden")
+
+    def of_chunk(chunk: tuple[jax.Array, jax.Array]) -> Tree:
+        x, targets = chunk
+        return score(model.apply(variables, x, method="logits"), targets)
+
+    return _over_chunks(jax.checkpoint(of_chunk), (hidden, targets), n_tokens, model.n_parts)
+
+
+def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:
+    """Tokens of a row whose logits exist at a time, for targets of a shape [B, L]; None for all."""
+    if not isinstance(model, LanguageModel):
+        return None
+    batch, length = shape
+    chunk = model.config.loss_chunk or max(MOST_LOGITS // (batch * model.config.vocab_size), 1)
+    return chunk if chunk < length else None
+
+
+def _over_chunks(
+    f: Callable[[tuple[jax.Array, ...]], Tree],
+    arrays: tuple[jax.Array, ...],
+    n_tokens: int,
+    n_devices: int,
+) -> Tree:
+    """f of arrays [B, L, ...], in chunks [B, n, c, ...] one after the other; each result is like [B, L].
+
+    A chunk holds c <= n_tokens / n tokens of each device's part of the length, so that all devices take part.
+    """
+    batch, length = arrays[0].shape[:2]
+    part = length // n_devices
+    n_chunks = -(-part // max(n_tokens // n_devices, 1))
+    size = -(-part // n_chunks)
+
+    def cut(x: jax.Array) -> jax.Array:
+        x = x.reshape(batch, n_devices, part, *x.shape[2:])
+        x = jnp.pad(x, [(0, 0), (0, 0), (0, n_chunks * size - part)] + [(0, 0)] * (x.ndim - 3))
+        return jnp.moveaxis(x.reshape(batch, n_devices, n_chunks, size, *x.shape[3:]), 2, 0)
+
+    def join(y: jax.Array) -> jax.Array:
+        y = jnp.moveaxis(y, 0, 2).reshape(batch, n_devices, n_chunks * size)
+        return y[:, :, :part].reshape(batch, length)
+
+    return jax.tree.map(join, jax.lax.map(f, tuple(map(cut, arrays))))
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Nats at each target, float32, of the shape of `targets`.
+
+    Logits are [B, L, V] for targets [B, L], [B, V] for targets [B]; or [B, L, V] for targets [B] where a
+    model answers once a patch of an image: the label is then every patch's target, and the mean counts.
+    """
+    if logits.ndim == targets.ndim + 2:
+        labels = jnp.broadcast_to(targets[:, None], logits.shape[:2])
+        return cross_entropy(logits, labels).mean(axis=1)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+
+
+def answers(logits: jax.Array, n_dims: int) -> jax.Array:
+    """The most probable answer to each target; `n_dims` is the rank of the targets.
+
+    Where a model answers once a patch, the mean over patches of their log-probabilities decides. The mean of
+    the logits orders answers alike: in each patch the two differ by one number.
+    """
+    if logits.ndim == n_dims + 2:
+        logits = logits.mean(axis=1)
+    return logits.argmax(-1)

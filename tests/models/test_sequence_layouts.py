@@ -1,0 +1,174 @@
+"""Language models whose sequences four fake devices share out equal those on one, gradient by gradient."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from oracles import random_params
+from tolerances import assert_close
+
+from hyena_jax import models
+from hyena_jax.config import (
+    MIXER_CONFIGS,
+    AFTSimpleConfig,
+    AttentionConfig,
+    FastmaxConfig,
+    GatedHyenaConfig,
+    H3Config,
+    HawkConfig,
+    HyenaConfig,
+    ImageClassifierConfig,
+    ImplicitFilterConfig,
+    LanguageModelConfig,
+    LocalAttentionConfig,
+)
+from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
+
+AXES = ("data", "fsdp", "sequence")
+FILTER = ImplicitFilterConfig(emb_dim=3, width=4)
+CONFIG = LanguageModelConfig(
+    pattern=(
+        HyenaConfig(filter=FILTER),
+        HawkConfig(gate_blocks=2),
+        LocalAttentionConfig(n_heads=2, window=5),
+        FastmaxConfig(n_heads=2),
+        AFTSimpleConfig(),
+    ),
+    n_layers=5,
+    d_model=8,
+    d_ff=8,
+    max_len=16,
+    vocab_size=11,
+    learned_positions=True,
+)
+LONG_FILTERS = {
+    "hyena": HyenaConfig(order=3, gating="conv_first", num_heads=2, num_blocks=2, filter=FILTER),
+    "gated_hyena": GatedHyenaConfig(),
+    "h3": H3Config(head_dim=2, n_taps=5),
+    "s4d": MIXER_CONFIGS["s4d"](),
+    "fir": MIXER_CONFIGS["fir"](),
+    "annotated_hyena": MIXER_CONFIGS["annotated_hyena"](),
+    "attention": AttentionConfig(2, rotary_fraction=0.5),
+}
+
+
+def mesh_of(*shape: int) -> Mesh:
+    return Mesh(np.array(jax.devices()[: np.prod(shape)]).reshape(shape), AXES)
+
+
+def batch(rows: int, length: int = 16) -> dict[str, np.ndarray]:
+    windows = np.random.default_rng(rows).integers(0, 11, (rows, length + 1), dtype=np.int32)
+    return {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
+
+
+def logits_and_gradients(model, params, tokens):
+    def loss(params):
+        logits = model.apply({"params": params}, tokens)
+        weights = np.random.default_rng(1).standard_normal(logits.shape).astype(np.float32)
+        return (logits * weights).sum(), logits
+
+    (_, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    return logits, gradients
+
+
+def assert_layouts_agree(config: LanguageModelConfig, mesh: Mesh, rows: int) -> None:
+    tokens = batch(rows)["inputs"]
+    params = random_params(config, tokens)
+    expected = logits_and_gradients(models.build(config), params, tokens)
+    with jax.set_mesh(mesh):
+        tokens = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(None, "sequence")))
+        actual = logits_and_gradients(models.build(config, "sequence"), params, tokens)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert_close(a, b)
+
+
+@pytest.mark.sequence
+@pytest.mark.parametrize(("shape", "rows"), [((1, 1, 4), 1), ((1, 1, 4), 3), ((2, 1, 2), 2), ((1, 2, 2), 3)])
+def test_meshes_and_rows(shape, rows):
+    assert_layouts_agree(CONFIG, mesh_of(*shape), rows)
+
+
+@pytest.mark.sequence
+@pytest.mark.parametrize("mixer", LONG_FILTERS.values(), ids=LONG_FILTERS)
+def test_the_other_mixers(mixer):
+    assert_layouts_agree(dataclasses.replace(CONFIG, pattern=(mixer,), n_layers=1), mesh_of(1, 1, 4), rows=3)
+
+
+@pytest.mark.parametrize("n_mixers", [2, pytest.param(5, marks=pytest.mark.sequence)])
+def test_a_training_step_with_recomputed_blocks_and_a_loss_in_parts_is_the_same(n_mixers):
+    """On (data, fsdp, sequence) = (1, 1, 4), under jit, at an odd number of rows."""
+    config = dataclasses.replace(CONFIG, pattern=CONFIG.pattern[:n_mixers], n_layers=n_mixers)
+    params, optimizer, data = init_params(models.build(config), 0), optax.sgd(0.5), batch(3)
+    step = partial(make_train_step, optimizer=optimizer, seed=0)
+    expected, metrics = jax.jit(step(models.build(config)))(init_state(params, optimizer), data)
+    mesh = mesh_of(1, 1, 4)
+    with jax.set_mesh(mesh):
+        model = models.build(dataclasses.replace(config, remat="block", loss_chunk=6), "sequence")
+        data = jax.device_put(data, NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence")))
+        actual, ours = jax.jit(step(model))(init_state(params, optimizer), data)
+        sums = jax.jit(make_eval_step(model))(params, {**data, "weights": jnp.ones((3, 16))})
+    assert float(ours["loss"]) == pytest.approx(float(metrics["loss"]), rel=1e-6)
+    assert float(sums["nats"].sum() / 48) == pytest.approx(float(metrics["loss"]), rel=1e-6)
+    for a, b in zip(jax.tree.leaves(actual.params), jax.tree.leaves(expected.params), strict=True):
+        assert_close(a, b)
+
+
+def test_parameters_and_decoding_do_not_need_a_mesh():
+    config = dataclasses.replace(CONFIG, n_layers=2)
+    whole, shared = models.build(config), models.build(config, "sequence")
+    tokens = batch(2)["inputs"]
+    params = jax.jit(shared.init)(jax.random.key(0), tokens)["params"]
+    state = shared.bind({"params": params}).init_state(2, 16)
+    logits = shared.apply({"params": params}, state, tokens, method="prefill")[1]
+    assert_close(logits, whole.apply({"params": params}, tokens))
+
+
+@pytest.mark.parametrize("name", ["aft_full", "aft_local", "aft_conv"])
+def test_mixers_that_cannot_share_a_sequence_out_are_refused_by_name(name):
+    config = dataclasses.replace(CONFIG, pattern=(MIXER_CONFIGS[name](),))
+    with pytest.raises(ValueError, match=rf"pattern must be of mixers.*{MIXER_CONFIGS[name].__name__}"):
+        models.build(config, "sequence")
+
+
+def test_what_else_cannot_be_shared_out_is_refused():
+    images = ImageClassifierConfig(pattern=(AttentionConfig(),), image_size=(8, 8), channels=1, n_classes=2)
+    with pytest.raises(ValueError, match="sequence_axis must be None for an image classifier"):
+        models.build(images, "sequence")
+    quadratic = dataclasses.replace(CONFIG, pattern=(FastmaxConfig(n_heads=2, factorized=False),))
+    tokens = batch(1)["inputs"]
+    params = random_params(quadratic, tokens)
+    with jax.set_mesh(mesh_of(1, 1, 4)), pytest.raises(ValueError, match="factorized must be True"):
+        models.build(quadratic, "sequence").apply({"params": params}, tokens)
+    with pytest.raises(ValueError, match="sequence_axis must be an axis of the ambient mesh"):
+        models.build(CONFIG, "sequence").apply({"params": random_params(CONFIG, tokens)}, tokens)
+
+
+EIGHT_DEVICES = """
+import dataclasses, jax, test_sequence_layouts as ours
+assert len(jax.devices()) == 8
+config = dataclasses.replace(ours.CONFIG, max_len=65536, learned_positions=False, n_layers=1)
+config = dataclasses.replace(config, pattern=(ours.CONFIG.pattern[{i}],))
+ours.batch.__defaults__ = (65536,)
+ours.assert_layouts_agree(config, ours.mesh_of(1, 1, 8), rows={rows})
+"""
+
+
+@pytest.mark.sequence
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("mixer", range(5), ids=[type(mixer).__name__ for mixer in CONFIG.pattern])
+def test_65536_tokens_on_eight_devices(mixer, rows):
+    flags = re.sub(r"--xla_\S+", "", os.environ["XLA_FLAGS"]) + " --xla_force_host_platform_device_count=8"
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path}
+    code = EIGHT_DEVICES.format(i=mixer, rows=rows)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,198 @@
+"""Every operator over four fake devices that share the sequence out equals its form on one, and so does every
+gradient."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from tolerances import assert_close
+
+from hyena_jax.ops import aft, attention, fastmax, rg_lru, sequence_parallel, short_conv
+from hyena_jax.ops.linear_recurrence import linear_recurrence
+from hyena_jax.ops.long_conv import long_conv
+from hyena_jax.ops.sequence_shards import over_shards
+
+AXES = ("data", "fsdp", "sequence")
+AXIS = "sequence"
+BATCH, LENGTH = 3, 12
+IDS = np.array([[4] * 5 + [1] * 2 + [2] * 5, [0] * 12, [3] * 6 + [5] * 6], np.int32)
+
+
+def mesh_of(*shape: int) -> Mesh:
+    return Mesh(np.array(jax.devices()[: np.prod(shape)]).reshape(shape), AXES)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def check(whole, local, in_axes: tuple[str, ...], out_axes: str, *args, mesh: Mesh | None = None) -> None:
+    """`local` over the devices equals `whole` of the same arguments, as do the gradients by the floats."""
+    floats = tuple(i for i, x in enumerate(args) if x is not None and x.dtype.kind == "f")
+
+    def results(f):
+        def loss(*args):
+            y = f(*args)
+            return jnp.vdot(y, normal(*y.shape, seed=1).astype(y.dtype)), y
+
+        (_, y), gradients = jax.jit(jax.value_and_grad(loss, floats, has_aux=True))(*args)
+        return y, *gradients
+
+    expected = results(whole)
+    with jax.set_mesh(mesh or mesh_of(1, 1, 4)):
+        actual = results(over_shards(local, AXIS, in_axes, out_axes))
+    for a, b in zip(actual, expected, strict=True):
+        assert_close(a, b)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_long_conv(groups):
+    def on(u, h, skip):
+        rows = u.reshape(-1, *u.shape[2:])
+        y = long_conv(rows.reshape(groups, -1, *u.shape[2:]), h[:, None], skip[:, None])
+        return y.reshape(u.shape)
+
+    def local(u, h, skip):
+        return sequence_parallel.on_whole_length(lambda u: on(u, h, skip), u, AXIS)
+
+    u, h, skip = normal(groups, 8, BATCH, LENGTH), normal(8, LENGTH), normal(8)
+    check(on, local, ("GWBL", "CT", "C"), "GWBL", u, h, skip)
+
+
+@pytest.mark.parametrize("n_taps", [1, 3, 8])
+@pytest.mark.parametrize("ids", [None, IDS[:, None]], ids=["one_document", "documents"])
+def test_short_conv(n_taps, ids):
+    """Also with taps that reach back over more than one device, or over all."""
+
+    def whole(x, taps, bias, ids):
+        return short_conv.short_conv(x, taps, bias, 2, None, ids)
+
+    def local(x, taps, bias, ids):
+        return sequence_parallel.short_convolution(x, taps, bias, ids, -1, AXIS)
+
+    args = normal(BATCH, 2, LENGTH), normal(n_taps, 2, 1), normal(2, 1), ids
+    check(whole, local, ("BDL", "KD1", "D1", "B1L"), "BDL", *args)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("has_start", [False, True])
+def test_linear_recurrence(reverse, has_start):
+    def whole(a, x, h0):
+        return linear_recurrence(a, x, h0, reverse)[0]
+
+    def local(a, x, h0):
+        return linear_recurrence(a, x, h0, reverse, sequence_parallel.linear_recurrence(AXIS))[0]
+
+    a = np.tanh(normal(BATCH, LENGTH, 2))
+    a[0, 4] = 0  # a product of factors that is exactly 0
+    h0 = normal(BATCH, 2) if has_start else None
+    check(whole, local, ("BLD", "BLD", "BD"), "BLD", a, normal(BATCH, LENGTH, 2, seed=2), h0)
+
+
+def test_linear_recurrence_in_bfloat16_keeps_its_state_in_float32():
+    with jax.set_mesh(mesh_of(1, 1, 4)):
+
+        def local(a, x):
+            return linear_recurrence(a, x, method=sequence_parallel.linear_recurrence(AXIS))[0]
+
+        ones = jnp.ones((1, 1200, 1), jnp.bfloat16)
+        h = jax.jit(over_shards(local, AXIS, ("BLD", "BLD"), "BLD"))(ones, ones)
+    assert h.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(h[0, :, 0], jnp.arange(1, 1201).astype(jnp.bfloat16))
+
+
+def test_rg_lru_with_documents():
+    def whole(x, r, i, rate, starts):
+        return rg_lru.rg_lru(x, jax.nn.sigmoid(r), jax.nn.sigmoid(i), rate, None, starts)[0]
+
+    def local(x, r, i, rate, starts):
+        form = sequence_parallel.linear_recurrence(AXIS)
+        return rg_lru.rg_lru(x, jax.nn.sigmoid(r), jax.nn.sigmoid(i), rate, None, starts, form)[0]
+
+    starts = np.diff(IDS, axis=1, prepend=IDS[:, :1]) != 0
+    parts = (normal(BATCH, LENGTH, 2, seed=seed) for seed in range(3))
+    check(whole, local, ("BLD", "BLD", "BLD", "D", "BL"), "BLD", *parts, normal(2), starts)
+
+
+@pytest.mark.parametrize("window", [4, 20])
+@pytest.mark.parametrize("ids", [None, IDS], ids=["one_document", "documents"])
+def test_local_attention(window, ids):
+    """Also with windows over more than one device, or over all."""
+
+    def whole(q, k, v, ids):
+        return attention.local_attention(q, k, v, window, None, ids)
+
+    def local(q, k, v, ids):
+        return sequence_parallel.local_attention(q, k, v, ids, window, AXIS)
+
+    q, k, v = normal(BATCH, LENGTH, 4, 2), normal(BATCH, LENGTH, 2, 2, seed=1), normal(BATCH, LENGTH, 2, 2)
+    check(whole, local, ("BLHd", "BLGd", "BLGd", "BL"), "BLHd", q, k, v, ids)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("ids", [None, IDS], ids=["one_document", "documents"])
+def test_softmax_attention(is_causal, ids):
+    def whole(q, k, v, ids):
+        mask = None if ids is None else attention.same_segment(ids)
+        return attention.softmax_attention(q, k, v, mask, is_causal)
+
+    def local(q, k, v, ids):
+        return sequence_parallel.softmax_attention(q, k, v, ids, is_causal, AXIS)
+
+    q, k, v = normal(BATCH, LENGTH, 4, 2), normal(BATCH, LENGTH, 2, 2, seed=1), normal(BATCH, LENGTH, 2, 2)
+    check(whole, local, ("BLHd", "BLGd", "BLGd", "BL"), "BLHd", q, k, v, ids)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_fastmax(is_causal):
+    def whole(q, k, v):
+        if is_causal:
+            return fastmax.fastmax_causal(q, k, v, 2, fastmax.no_sums(k, 2))[0]
+        return fastmax.fastmax_bidirectional(q, k, v, 2)
+
+    form = sequence_parallel.fastmax_causal if is_causal else sequence_parallel.fastmax_bidirectional
+    parts = (normal(BATCH, LENGTH, 2, 3, seed=seed) for seed in range(3))
+    check(whole, lambda q, k, v: form(q, k, v, 2, AXIS), ("BLHd",) * 3, "BLHd", *parts)
+
+
+@pytest.mark.parametrize("spread", [1, 60])
+@pytest.mark.parametrize("ids", [None, IDS], ids=["one_document", "documents"])
+def test_aft_simple(spread, ids):
+    """Also where the exponents of one device vanish beside another's."""
+    documents = np.asarray(jnp.broadcast_to(aft.places(LENGTH, ids).document, (BATCH, LENGTH)))
+
+    def whole(keys, values, documents):
+        return aft.mean(aft.running_sums(keys, values, aft.no_sums(keys, values), documents))
+
+    def local(keys, values, documents):
+        return aft.mean(sequence_parallel.aft_simple(keys, values, documents, AXIS))
+
+    keys, values = spread * normal(BATCH, LENGTH, 1, 2), normal(BATCH, LENGTH, 1, 2, seed=1)
+    check(whole, local, ("BL1D", "BL1D", "BL"), "BL1D", keys, values, documents)
+
+
+@pytest.mark.parametrize(("shape", "batch"), [((2, 1, 2), 4), ((1, 2, 2), 2), ((2, 1, 2), 3), ((4, 1, 1), 4)])
+def test_rows_are_shared_out_over_the_other_axes_where_these_divide_them(shape, batch):
+    def whole(x, taps, bias):
+        return short_conv.short_conv(x, taps, bias, 2)
+
+    def local(x, taps, bias):
+        return sequence_parallel.short_convolution(x, taps, bias, None, -1, AXIS)
+
+    args = normal(batch, 2, 8), normal(3, 2, 1), normal(2, 1)
+    check(whole, local, ("BDL", "KD1", "D1"), "BDL", *args, mesh=mesh_of(*shape))
+
+
+def test_what_does_not_fit_is_refused():
+    def f(x, h):
+        return x
+
+    mapped = over_shards(f, AXIS, ("BL", "CT"), "BL")
+    with pytest.raises(ValueError, match=r"sequence_axis must be an axis of the ambient mesh"):
+        mapped(jnp.ones((1, 8)), jnp.ones((4, 8)))
+    with jax.set_mesh(mesh_of(1, 1, 4)):
+        with pytest.raises(ValueError, match="sequence length must be a multiple of the 4 devices.*got 6"):
+            mapped(jnp.ones((1, 6)), jnp.ones((4, 6)))
+        with pytest.raises(ValueError, match="channels of a filter must be a multiple of the 4 .*got 3"):
+            mapped(jnp.ones((1, 8)), jnp.ones((3, 8)))

@@ -1,0 +1,63 @@
+"""The loss in parts equals the loss at once."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+from hyena_jax import models
+from hyena_jax.config import AttentionConfig, LanguageModelConfig
+from hyena_jax.training import loss
+from hyena_jax.training.step import init_params, make_eval_step
+
+CONFIG = LanguageModelConfig(
+    pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=11, vocab_size=13, soft_cap=3.0
+)
+PARAMS = init_params(models.build(CONFIG), 0)
+WINDOWS = np.random.default_rng(0).integers(0, 13, (3, 12), dtype=np.int32)
+WEIGHTS = np.array([[1.0] * 11, [1.0] * 4 + [0.0] * 7, [0.0] * 11], np.float32)
+BATCH = {"inputs": WINDOWS[:, :-1], "targets": WINDOWS[:, 1:], "weights": WEIGHTS}
+
+
+def value_and_gradients(config):
+    def mean(params):
+        return loss.scored(loss.cross_entropy, models.build(config), params, BATCH).mean()
+
+    return jax.jit(jax.value_and_grad(mean))(PARAMS)
+
+
+@pytest.mark.parametrize("tied_head", [True, False])
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_in_parts_equals_at_once(chunk, tied_head, monkeypatch):
+    config = dataclasses.replace(CONFIG, tied_head=tied_head)
+    monkeypatch.setitem(globals(), "PARAMS", init_params(models.build(config), 1))
+    expected = value_and_gradients(config)
+    actual = value_and_gradients(dataclasses.replace(config, loss_chunk=chunk))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert_close(a, b)
+
+
+def test_evaluation_in_parts_equals_at_once():
+    parts = dataclasses.replace(CONFIG, loss_chunk=4)
+    expected, actual = (make_eval_step(models.build(config))(PARAMS, BATCH) for config in (CONFIG, parts))
+    for name, sums in expected.items():
+        assert_close(actual[name], sums)
+    np.testing.assert_array_equal(actual["count"], [11, 4, 0])
+
+
+def test_no_array_of_all_logits_exists():
+    config = dataclasses.replace(CONFIG, loss_chunk=4)
+    program = str(jax.make_jaxpr(lambda: value_and_gradients(config))())
+    assert "f32[3,11,13]" not in program
+    assert "f32[3,11,13]" in str(jax.make_jaxpr(lambda: value_and_gradients(CONFIG))())
+
+
+def test_parts_are_taken_where_the_logits_would_be_many(monkeypatch):
+    model = models.build(CONFIG)
+    assert loss.chunk_tokens(model, (3, 11)) is None
+    monkeypatch.setattr(loss, "MOST_LOGITS", 3 * 13 * 5)
+    assert loss.chunk_tokens(model, (3, 11)) == 5
+    assert loss.chunk_tokens(model, (1000, 11)) == 1
+    assert loss.chunk_tokens(models.build(dataclasses.replace(CONFIG, loss_chunk=11)), (3, 11)) is None
