@@ -1,8 +1,9 @@
 """The commands: arguments in, a function of the library called, results out.
 
 Exit codes: 0 done; 1 what was to be timed differs from its oracle; 2 wrong input; 3 the machine failed us
-(disk full, no permission, another process lost); 4 the run diverged; 130 stopped by SIGINT or SIGTERM, a
-training after saving. Heavy packages are imported by the command that needs them.
+(disk full, no permission, another process lost); 4 the run diverged; 75 a training was asked to stop (SIGINT,
+SIGTERM, SIGHUP) and saved: the same command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted
+otherwise. Heavy packages are imported by the command that needs them.
 """
 
 import ctypes
@@ -41,6 +42,8 @@ class Train:
     """Write a jax.profiler trace of ten steps to this folder."""
     init_from: Path | None
     """File of parameters, as `export` writes them, that a new run starts from."""
+    accept_changed_data: bool
+    """Continue the run although its data changed; they are read as before (same tokenizer)."""
     cluster: Annotated[Cluster, Section]
     experiment: Annotated[Experiment, Section]
 
@@ -110,7 +113,7 @@ def _commands(arguments: Sequence[str]) -> type:
         if arguments[1].startswith("-"):
             raise UserError(f"CONFIG must come first after train, got {arguments[1]!r}")
         experiment = config.load(arguments[1])
-    defaults = Train(tyro.MISSING, tyro.MISSING, None, None, Cluster(), experiment)
+    defaults = Train(tyro.MISSING, tyro.MISSING, None, None, False, Cluster(), experiment)
     return (
         Annotated[Train, tyro.conf.subcommand("train", default=defaults)]
         | Annotated[Launch, tyro.conf.subcommand("launch")]
@@ -153,7 +156,8 @@ def _train(command: Train) -> int:
     from rich.console import Console
 
     from hyena_jax.training import distributed
-    from hyena_jax.training.loop import Diverged, Interrupted, train
+    from hyena_jax.training.loop import Diverged, train
+    from hyena_jax.training.signals import Interrupted
 
     keep_freed_memory()
     experiment, workdir = command.experiment, command.workdir
@@ -161,12 +165,22 @@ def _train(command: Train) -> int:
     console = Console(highlight=False, markup=False)
     try:
         with distributed.leaving_on_failure(_fail):
-            result = train(experiment, workdir, console, command.profile, command.init_from)
+            result = train(
+                experiment,
+                workdir,
+                console,
+                command.profile,
+                command.init_from,
+                command.accept_changed_data,
+            )
             is_first = distributed.is_first()
             distributed.part()
     except (Diverged, Interrupted) as error:
-        code = 4 if isinstance(error, Diverged) else 130
+        code = 4 if isinstance(error, Diverged) else 75
         return _fail(error, code) if distributed.is_first() else code
+    except BrokenPipeError:
+        sys.stdout = None
+        return _fail("nobody reads the output any more; the same command continues", 3)
     if not is_first:
         return 0
     if isinstance(experiment.data, ImagesConfig):

@@ -12,7 +12,9 @@ reported as unverified.
 import hashlib
 import json
 import math
+import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +27,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from hyena_jax.config import UserError
+from hyena_jax.training import atomic
 from hyena_jax.training.distributed import from_first, is_first, lost_another
 
 MANIFEST = "manifest.json"
@@ -56,6 +59,7 @@ class Checkpoints:
         self._pending: Future[None] | None = None
 
     def __enter__(self) -> "Checkpoints":
+        self._usual_hook, threading.excepthook = threading.excepthook, self._on_thread_error
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -66,9 +70,20 @@ class Checkpoints:
             self._finish()
         finally:
             self._committer.shutdown()
-            if self._manager is not None:
-                with _as_os_error("the last checkpoint could not be written"):
-                    self._manager.close()
+            try:
+                self._close()
+            finally:
+                threading.excepthook = self._usual_hook
+
+    def _close(self) -> None:
+        if self._manager is not None:
+            with _as_os_error("the last checkpoint could not be written"):
+                self._manager.close()
+
+    def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
+        """Orbax's thread would print a traceback of what is raised again where we wait for it."""
+        if error.thread is None or error.thread.name != "save_finalize":
+            self._usual_hook(error)
 
     def restore(self, targets: dict[str, Tree]) -> Restored | None:
         """The newest checkpoint that is whole, or None if there is none at all.
@@ -76,19 +91,21 @@ class Checkpoints:
         `targets` are trees of arrays, or of `jax.ShapeDtypeStruct`: those with a sharding are restored with
         it, whatever the layout was when they were saved; each process reads only what its devices hold.
 
-        Damaged ones on the way are renamed `<step>.damaged` and reported: left in place they would make
+        Damaged ones that are newer are renamed `<step>.damaged` and reported: left in place they would make
         Orbax skip the later save of the same step.
 
         Raises:
-          UserError: if there were checkpoints and all are damaged.
+          UserError: if there were checkpoints and all are damaged; they stay where they are, so that the
+            next start is refused too.
         """
         steps = from_first(lambda: saved_steps(self._folder))
-        for step in steps:
+        for i, step in enumerate(steps):
             restored = _try_restore(self._folder, step, targets, self._report)
             if restored is not None:
+                for damaged in steps[:i]:
+                    aside = from_first(lambda step=damaged: _set_aside(self._folder / str(step)).name)
+                    self._report(f"checkpoint {damaged} is damaged: set aside as {aside}")
                 return restored
-            aside = from_first(lambda step=step: _set_aside(self._folder / str(step)).name)
-            self._report(f"checkpoint {step} is damaged: set aside as {aside}")
         if steps:
             raise UserError(f"every checkpoint in {self._folder} is damaged; start again in a new folder")
         return None
@@ -198,15 +215,14 @@ def saved_steps(folder: Path) -> list[int]:
     """Committed steps, newest first."""
     if not folder.is_dir():
         return []
-    return sorted((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), reverse=True)
+    steps = (int(path.name) for path in folder.iterdir() if re.fullmatch("0|[1-9][0-9]*", path.name))
+    return sorted(steps, reverse=True)
 
 
 def write_manifest(checkpoint: Path) -> None:
     """Writes the digests of all files of a committed checkpoint, in one rename."""
     digests = {str(path.relative_to(checkpoint)): _digest(path) for path in _files(checkpoint)}
-    draft = checkpoint / f"{MANIFEST}.draft"
-    draft.write_text(json.dumps(digests, indent=1))
-    draft.rename(checkpoint / MANIFEST)
+    atomic.write_text(checkpoint / MANIFEST, json.dumps(digests, indent=1))
 
 
 def is_damaged(checkpoint: Path) -> bool:

@@ -28,8 +28,8 @@ from hyena_jax.training.optimizer import global_norm, make_optimizer, make_sched
 from hyena_jax.training.profiling import Profile
 from hyena_jax.training.progress import Progress, parameter_table
 from hyena_jax.training.replicas import check_replicas
-from hyena_jax.training.run_folder import CHECKPOINTS, locked, open_run
-from hyena_jax.training.signals import StopRequest, stop_requests
+from hyena_jax.training.run_folder import CHECKPOINTS, Run, check_run, kept_encoding, locked, open_run
+from hyena_jax.training.signals import Interrupted, StopRequest, stop_requests
 from hyena_jax.training.step import (
     FINITE,
     Metrics,
@@ -44,10 +44,6 @@ from hyena_jax.training.strategy import Strategy
 
 class Diverged(Exception):
     """The loss or a gradient is not finite; nothing was saved since."""
-
-
-class Interrupted(Exception):
-    """The run was asked to stop, and saved first."""
 
 
 class Result(NamedTuple):
@@ -65,6 +61,7 @@ def train(
     console: Console,
     profile: Path | None = None,
     init_from: Path | None = None,
+    accept_changed_data: bool = False,
 ) -> Result:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `workdir` if there is one.
 
@@ -75,14 +72,34 @@ def train(
     Args:
       profile: folder for a `jax.profiler` trace of a few steps.
       init_from: file of parameters (see `export`) that a new run starts from.
+      accept_changed_data: continue although the data are not those that the run was started with; they are
+        read with the run's own tokenizer or normalization.
 
     Raises:
-      UserError: see `load`, `Dataset.complete`, `make_optimizer`, `open_run` and `Checkpoints.restore`.
+      UserError: see `load`, `Dataset.complete`, `make_optimizer`, `check_run` and `Checkpoints.restore`.
       Diverged: if the loss or a gradient is not finite.
-      Interrupted: after SIGINT or SIGTERM.
+      Interrupted: after one of `signals.STOPPING`.
     """
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
-    data = together(lambda: load(experiment.data))
+    with stop_requests() as stop:
+        if jax.process_count() > 1:
+            stop.defer()  # all must agree on where to stop
+        return _train(experiment, workdir, console, profile, init_from, accept_changed_data, stop)
+
+
+def _train(
+    experiment: Experiment,
+    workdir: Path,
+    console: Console,
+    profile: Path | None,
+    init_from: Path | None,
+    accept_changed_data: bool,
+    stop: StopRequest,
+) -> Result:
+    def read() -> Dataset:
+        return load(experiment.data, kept_encoding(workdir, experiment) if accept_changed_data else None)
+
+    data = together(read)
     experiment = data.complete(experiment)
     require_equal("the experiment and its data", [config.encode(experiment), data.fingerprint])
     strategy = parallel.make_strategy(experiment.parallel)
@@ -95,15 +112,22 @@ def train(
     console = console if is_first() else Console(quiet=True)
     report = partial(console.print, soft_wrap=True)
     given = None if init_from is None else together(lambda: export.read(init_from, params, report))
-    changes = from_first(lambda: open_run(workdir, experiment, data))
-    _announce(console, experiment, params, data, strategy.devices, changes)
+
+    def check() -> Run | None:
+        return check_run(workdir, experiment, data, accept_changed_data)
+
+    together(lambda: check() if is_first() else None)
     with ExitStack() as stack:
-        stack.enter_context(locked(workdir) if is_first() else nullcontext())
+        together(lambda: stack.enter_context(locked(workdir)) if is_first() else None)
+        # From here on nobody else changes it.
+        run = together(lambda: check() if is_first() else None)
         folder = workdir / CHECKPOINTS
         checkpoints = stack.enter_context(
             Checkpoints(folder, experiment.training.keep_checkpoints, console.print)
         )
         state = _restore_or_make(checkpoints, strategy, model, optimizer, experiment.seed, given)
+        changes = from_first(lambda: open_run(workdir, run, experiment, data))
+        _announce(console, experiment, params, data, strategy.devices, changes)
         start = int(state.step)
         if start >= experiment.training.steps:
             console.print(f"already trained to step {start}; a larger --training.steps goes on")
@@ -122,12 +146,13 @@ def train(
             progress=stack.enter_context(Progress(console, start, experiment.training.steps, data.unit)),
             best_loss=from_first(lambda: best(folder).loss),
         )
-        stop = stack.enter_context(stop_requests())
         folder = profile if is_first() else None
-        traced = stack.enter_context(Profile(folder, start, experiment.training.steps))
-        step, params = trainer.run(state, start, stop, traced)
+        trace = stack.enter_context(Profile(folder, start, experiment.training.steps))
+        stop.defer()
+        params = trainer.run(state, start, stop, trace)
+        stop.name = first_request(stop.name)  # one that came after the last step counts too
     _draw_curves(workdir, data)
-    if step < experiment.training.steps:
+    if stop.is_set:
         raise Interrupted(f"stopped by {stop.name} and saved; the same command continues")
     return Result(model, params, data)
 
@@ -152,10 +177,8 @@ class Trainer:
         self.clock = Clock(self.experiment.data.batch_size * self.data.units_per_row)
         self.schedule = make_schedule(self.experiment.optimizer, self.experiment.training.steps)
 
-    def run(
-        self, state: TrainState, start: int, stop: StopRequest, profile: Profile
-    ) -> tuple[int, optax.Params]:
-        """Trains from step `start` on; returns the last step and the parameters after it."""
+    def run(self, state: TrainState, start: int, stop: StopRequest, profile: Profile) -> optax.Params:
+        """Trains from step `start` on until done or asked to stop; returns the parameters then."""
         training = self.experiment.training
         rows, batch_size = self.strategy.rows, self.experiment.data.batch_size
         dataset = self.data.train_batches(batch_size, self.experiment.seed, *rows)
@@ -183,7 +206,7 @@ class Trainer:
                 if step % training.checkpoint_every == 0 or is_best or is_last or stopping:
                     self._save(step, state, metrics, loss)
                 self.progress.advance(step)
-        return step, self.strategy.host_copy(state.params)
+        return self.strategy.host_copy(state.params)
 
     def _is_stopping(self, step: int, stop: StopRequest) -> bool:
         """Whether to stop after this step: of several processes all, if one was asked to."""

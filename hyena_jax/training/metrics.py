@@ -1,12 +1,14 @@
 """Where the numbers of a run go: `metrics.jsonl`, TensorBoard event files, `learning_curves.png`."""
 
 import json
+import operator
 import os
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hyena_jax.config import UserError
+from hyena_jax.training import atomic
 
 if TYPE_CHECKING:
     import tensorboardX
@@ -27,9 +29,7 @@ class MetricsLog:
     def __init__(self, workdir: Path, step: int, tensorboard: bool):
         path = workdir / FILE
         kept = [json.dumps(row) + "\n" for row in read_rows(path) if row["step"] <= step]
-        draft = path.with_suffix(".draft")
-        draft.write_text("".join(kept))
-        draft.rename(path)
+        atomic.write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
         self._writer = _tensorboard_writer(workdir / "tensorboard", step + 1) if tensorboard else None
 
@@ -37,9 +37,11 @@ class MetricsLog:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
-        if self._writer is not None:
-            self._writer.close()
+        try:
+            self._file.close()
+        finally:
+            if self._writer is not None:
+                self._writer.close()
 
     def write(self, step: int, values: Values) -> None:
         """Adds a row; floats keep all their digits."""
@@ -79,9 +81,12 @@ def read_rows(path: Path) -> list[dict]:
     for number, line in enumerate(whole, start=1):
         try:
             row = json.loads(line)
-            rows.append({"step": row["step"], **row})
+            rows.append({"step": operator.index(row["step"]), **row})
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} line {number} is not a row of metrics: {line[:60]!r}") from error
+            raise UserError(
+                f"{path} line {number} is not a row of metrics: {line[:60]!r}; without that line, or without"
+                " the file, the run goes on"
+            ) from error
     return rows
 
 

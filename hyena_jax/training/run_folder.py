@@ -21,12 +21,14 @@ import optax
 from hyena_jax import config
 from hyena_jax.config import Experiment, UserError
 from hyena_jax.data.dataset import Dataset, Encoding, encoding_from_json
+from hyena_jax.training import atomic
 from hyena_jax.training.checkpoint import best, restore_readonly, saved_steps
 from hyena_jax.training.step import init_params
 
 CHECKPOINTS = "checkpoints"
+LOCK = ".lock"
 # What a kill while a run folder is made can leave behind; config.json comes last.
-UNFINISHED = {"data.draft", "data.json", "config.draft"}
+UNFINISHED = {LOCK, "data.json.draft", "data.json", "config.json.draft"}
 
 
 class Run(NamedTuple):
@@ -38,15 +40,20 @@ class Run(NamedTuple):
     checkpoints: Path
 
 
-def open_run(workdir: Path, experiment: Experiment, data: Dataset) -> list[str]:
-    """Makes `workdir` the folder of this experiment, or checks that it is already.
+def check_run(
+    workdir: Path, experiment: Experiment, data: Dataset, accept_changed_data: bool = False
+) -> Run | None:
+    """Whether `workdir` can be the folder of this experiment; changes nothing.
+
+    Args:
+      accept_changed_data: a run whose data were others may go on with these.
 
     Returns:
-      Runtime settings that differ from the last time, as readable lines.
+      The run that is there, or None where there is none yet.
 
     Raises:
       UserError: if workdir is no folder, holds other things, another experiment, or one whose data were
-        others; nothing is changed then.
+        others.
     """
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"workdir must be a folder, got the file {str(workdir)!r}")
@@ -55,33 +62,61 @@ def open_run(workdir: Path, experiment: Experiment, data: Dataset) -> list[str]:
             raise UserError(
                 f"workdir must be empty or a run's folder, but {str(workdir)!r} holds other files"
             )
-        try:
-            workdir.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise UserError(f"workdir {str(workdir)!r} cannot be made a folder: {error.strerror}") from error
-        _write_json(workdir / "data.json", data.to_json())
-        _write_json(workdir / "config.json", config.encode(experiment))
-        return []
+        return None
     run = read_run(workdir)
-    differences = config.identity_differences(experiment, run.experiment)
+    differences, faults = config.identity_differences(experiment, run.experiment), []
     if differences:
-        raise UserError(f"workdir {str(workdir)!r} holds a different experiment: {'; '.join(differences)}")
-    if run.fingerprint != data.fingerprint:
-        raise UserError(
-            f"the {data.kind} changed since workdir {str(workdir)!r} was started (its fingerprint differs)"
+        faults.append(f"workdir {str(workdir)!r} holds a different experiment: {'; '.join(differences)}")
+    if run.fingerprint != data.fingerprint and not accept_changed_data:
+        faults.append(
+            f"the {data.kind} changed since workdir {str(workdir)!r} was started (its fingerprint differs;"
+            f" --accept-changed-data True goes on with the {data.kind} of now)"
         )
-    _write_json(workdir / "config.json", config.encode(experiment))
-    return config.runtime_differences(experiment, run.experiment)
+    if faults:
+        raise UserError("; ".join(faults))
+    return run
+
+
+def open_run(workdir: Path, run: Run | None, experiment: Experiment, data: Dataset) -> list[str]:
+    """Makes `workdir`, which is locked, the folder of this experiment.
+
+    Args:
+      run: what `check_run` found.
+
+    Returns:
+      What differs from the last time, as readable lines.
+    """
+    changes = []
+    if run is None or run.fingerprint != data.fingerprint:
+        _write_json(workdir / "data.json", data.to_json())
+        if run is not None:
+            changes.append(f"{data.kind}: fingerprint {run.fingerprint[:12]} -> {data.fingerprint[:12]}")
+    if run is None or run.experiment != experiment:
+        _write_json(workdir / "config.json", config.encode(experiment))
+        changes += config.runtime_differences(experiment, run.experiment) if run else []
+    return changes
+
+
+def kept_encoding(workdir: Path, experiment: Experiment) -> Encoding | None:
+    """What the run in `workdir` reads its data with; None if there is no run, or one on another kind."""
+    if not (workdir / "config.json").exists():
+        return None
+    run = read_run(workdir)
+    return run.encoding if type(run.experiment.data) is type(experiment.data) else None
 
 
 @contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-    """Holds the run's folder for this process; the lock ends with the process, however that ends.
+    """Makes the folder if it is missing, and holds it; the lock ends with the process, however that ends.
 
     Raises:
-      UserError: if another process trains here.
+      UserError: if another process trains here, or a file is in the way.
     """
-    with (workdir / ".lock").open("w") as file:
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"workdir {str(workdir)!r} cannot be made a folder: {error.strerror}") from error
+    with (workdir / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -135,7 +170,4 @@ def load_params(
 
 
 def _write_json(path: Path, value: dict) -> None:
-    """In one rename, so that a kill leaves the old file or the new one."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    draft.rename(path)
+    atomic.write_text(path, json.dumps(value, indent=2) + "\n")

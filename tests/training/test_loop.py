@@ -14,10 +14,10 @@ import pytest
 from hyena_jax.config import ParallelConfig, UserError
 from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import best, saved_steps
-from hyena_jax.training.loop import Diverged, Interrupted, train
+from hyena_jax.training.loop import Diverged, train
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.run_folder import load_params, locked, read_run
-from hyena_jax.training.signals import stop_requests
+from hyena_jax.training.signals import Interrupted, stop_requests
 
 
 def with_training(experiment, **changes):

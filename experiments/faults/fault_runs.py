@@ -1,0 +1,219 @@
+"""Runs of `hyena-jax train` to do harm to, and how one is compared with the run that nothing happened to."""
+
+import hashlib
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.metrics import read_rows
+
+STEPS, HALF, EVERY = 60, 30, 5
+FLAGS = f"""
+    --model.n-layers 1 --model.d-model 32 --model.d-ff 32 --model.max-len 32 --model.dropout 0.1
+    --data.seq-len 32 --data.batch-size 4 --optimizer.decay-steps {STEPS} --optimizer.warmup-steps 10
+    --training.eval-every 10 --training.eval-windows 16 --training.eval-batch-size 16
+    --training.checkpoint-every {EVERY} --training.log-every 1 --parallel.devices 1 --logging.sample-tokens 0
+""".split()
+TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(999, 0, -1))
+LONGEST = 120.0
+"""Seconds after which a run hangs."""
+
+
+class NotSurvived(Exception):
+    """What was promised does not hold."""
+
+
+def demand(condition: object, what: str) -> None:
+    """Raises NotSurvived unless the condition holds."""
+    if not condition:
+        raise NotSurvived(what)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where runs are made: `text.txt`, a cache of compiled programs, and a folder for each run."""
+
+    root: Path
+    spec: str = "shakespeare_cpu"
+    flags: tuple[str, ...] = tuple(FLAGS)
+
+    def open(self) -> "Lab":
+        """Writes the text that all runs are trained on."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.text.write_text(TEXT)
+        return self
+
+    @property
+    def text(self) -> Path:
+        return self.root / "text.txt"
+
+    def environment(self) -> dict[str, str]:
+        cache = {
+            "JAX_COMPILATION_CACHE_DIR": str(self.root / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+        return {**os.environ, "JAX_PLATFORMS": "cpu", **cache}
+
+    def start(
+        self, workdir: Path, *flags: object, steps: int = STEPS, prefix: tuple[str, ...] = ()
+    ) -> "Started":
+        """Starts a training; a flag that is given twice counts the second time."""
+        arguments = ["train", self.spec, "--workdir", workdir, "--data.path", self.text]
+        arguments += [*self.flags, "--training.steps", steps, *flags]
+        return self.command(*arguments, prefix=prefix)
+
+    def command(self, *arguments: object, prefix: tuple[str, ...] = ()) -> "Started":
+        """Starts any `hyena-jax` command."""
+        line = [*prefix, sys.executable, "-m", "hyena_jax.cli", *map(str, arguments)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return Started(subprocess.Popen(line, env=self.environment(), **pipes))
+
+    def train(self, workdir: Path, *flags: object, steps: int = STEPS, code: int = 0) -> "Ended":
+        """Trains to the end, which must be that exit code."""
+        ended = self.start(workdir, *flags, steps=steps).wait()
+        ended.demand_code(code)
+        return ended
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        """All it printed, unfolded."""
+        return " ".join((self.out + " " + self.err).split())
+
+    def demand_code(self, code: int) -> None:
+        """The exit code, without traceback, and with one line of ours where something was wrong."""
+        demand(self.code == code, f"exit code {self.code} instead of {code}: {self.text[-600:]}")
+        demand("Traceback" not in self.text, f"a traceback: {self.text[-1500:]}")
+        if code:
+            lines = self.err.strip().splitlines()
+            errors = [line for line in lines if line.startswith("hyena-jax: error: ")]
+            demand(len(errors) == len(lines) == 1, f"not one line on the standard error: {self.err[-1500:]}")
+
+    def demand_text(self, pattern: str) -> str:
+        """What the pattern matches in the output."""
+        found = re.search(pattern, self.text)
+        demand(found, f"nothing like {pattern!r} was said: {self.text[-600:]}")
+        return found.group()
+
+
+@dataclass(frozen=True)
+class Started:
+    """A command under way."""
+
+    process: subprocess.Popen
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def wait(self) -> Ended:
+        """Waits for its end."""
+        try:
+            out, err = self.process.communicate(timeout=LONGEST)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+            raise NotSurvived(f"it hung for {LONGEST:.0f} s") from None
+        return Ended(self.process.returncode, out, err)
+
+    def kill(self) -> Ended:
+        """SIGKILL."""
+        self.process.send_signal(signal.SIGKILL)
+        return self.wait()
+
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """Waits until the condition holds; False if the command ended before."""
+        while self.is_running:
+            if condition():
+                return True
+            time.sleep(0.0002)
+        return False
+
+
+def last_row(workdir: Path) -> int:
+    """The step of the last whole row of metrics, 0 before the first."""
+    rows = read_rows(workdir / "metrics.jsonl")
+    return rows[-1]["step"] if rows else 0
+
+
+def newest(workdir: Path) -> int:
+    """The newest committed checkpoint, 0 before the first."""
+    return max(saved_steps(workdir / "checkpoints"), default=0)
+
+
+def rows_without_times(workdir: Path) -> list[dict]:
+    """The metrics without what depends on the clock."""
+    rows = read_rows(workdir / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not k.endswith("_per_second")} for row in rows]
+
+
+def state_digest(workdir: Path, step: int) -> str:
+    """SHA-256 of every leaf of a checkpoint: parameters, optimizer's state, step."""
+    arguments = {name: ocp.args.StandardRestore() for name in ("params", "train_state")}
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        folder = (workdir / "checkpoints" / str(step)).absolute()
+        found = checkpointer.restore(folder, args=ocp.args.Composite(**arguments))
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path({name: found[name] for name in arguments}):
+        digest.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
+        digest.update(jax.device_get(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def demand_same_end(workdir: Path, whole: Path) -> None:
+    """A run ended as the one that nothing happened to: state, metrics, TensorBoard, no remains."""
+    step = newest(workdir)
+    demand(step == newest(whole), f"it ended at step {step}")
+    demand(state_digest(workdir, step) == state_digest(whole, step), "other parameters or optimizer state")
+    rows, expected = rows_without_times(workdir), rows_without_times(whole)
+    trained = [row["step"] for row in rows if "train/loss" in row]
+    demand(trained == list(range(1, step + 1)), f"steps in metrics.jsonl: {trained}")
+    demand(rows == expected, "other metrics")
+    shown = tensorboard_steps(workdir / "tensorboard", "train/loss")
+    demand(shown == trained, f"steps in TensorBoard: {shown}")
+    remains = [path.name for path in workdir.rglob("*") if path.name.endswith((".draft", "-tmp"))]
+    demand(not remains, f"remains: {remains}")
+
+
+def tensorboard_steps(folder: Path, tag: str) -> list[int]:
+    """Steps of a scalar as TensorBoard shows them: a start takes back the steps from its own on."""
+    steps: list[int] = []
+    for file in sorted(folder.iterdir()):
+        for event in _events(file.read_bytes()):
+            if event.session_log.status == SessionLog.START:
+                steps = [step for step in steps if step < event.step]
+            steps += [event.step for value in event.summary.value if value.tag == tag]
+    return steps
+
+
+def _events(data: bytes) -> list[Event]:
+    """TFRecords: length, its checksum, event, its checksum; the last one may be cut short."""
+    events, at = [], 0
+    while at + 12 <= len(data):
+        (size,) = struct.unpack_from("<Q", data, at)
+        if at + 16 + size > len(data):
+            break
+        events.append(Event.FromString(data[at + 12 : at + 12 + size]))
+        at += 16 + size
+    return events

@@ -1,0 +1,167 @@
+"""Does harm to real training runs, and checks that they end as if nothing had happened.
+
+python experiments/faults/run.py [--kills 50] [--seed 0] [--workdir runs/faults]
+
+Every trial is a run of `shakespeare_cpu`, scaled down, as a process of its own. Writes results.json, and the
+table to the screen. Disks that are full or read-only are mounted in memory, which takes root on Linux;
+without that they are not tried, and the table says so.
+"""
+
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib.metadata import version
+from pathlib import Path
+
+import tyro
+from fault_kills import Stage, Trial, kills, stops
+from fault_runs import HALF, Lab, NotSurvived, demand_same_end
+from fault_storage import damages, data_and_rivals, disks, may_mount, permissions
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+HERE = Path(__file__).parent
+
+
+def main(
+    kills: int = 50,
+    stops: int = 12,
+    damages: int = 18,
+    full_disks: int = 12,
+    seed: int = 0,
+    jobs: int = 2,
+    workdir: Path = Path("runs/faults"),
+    out: Path = HERE,
+    only: str = "",
+) -> int:
+    """Tries every fault, then writes the results.
+
+    Args:
+      kills: how often a run is killed.
+      stops: how often one is asked to stop by a signal.
+      damages: how many checkpoints are damaged.
+      full_disks: how many disks run full.
+      seed: of the moments and places.
+      jobs: runs at once.
+      workdir: the runs; emptied first. That of a trial that is survived is deleted.
+      out: where results.json goes.
+      only: try the faults whose name holds this, and write nothing.
+    """
+    console, start = Console(highlight=False), time.perf_counter()
+    shutil.rmtree(workdir, ignore_errors=True)
+    stage = prepare(Lab(workdir.resolve()).open())
+    mounts = may_mount(stage.lab.root / "mount")
+    plan = [trial for trial in trials(stage, kills, stops, damages, full_disks, seed) if only in trial.fault]
+    tried = [trial for trial in plan if mounts or "disk" not in trial.fault]
+    results = list(try_all(stage, tried, jobs))
+    console.print(table(plan, results))
+    for result in results:
+        if not result["survived"]:
+            console.print(f"{result['fault']}, {result['trial']}: {result['error']}", soft_wrap=True)
+    seconds = time.perf_counter() - start
+    if not only:
+        report = {
+            "command": " ".join(["python", *sys.argv]),
+            "seconds": round(seconds),
+            "hardware": hardware(),
+            "versions": versions(),
+            "faults": summary(plan, results),
+            "trials": sorted(results, key=lambda result: (result["fault"], result["trial"])),
+        }
+        (out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if all(result["survived"] for result in results) else 1
+
+
+def prepare(lab: Lab) -> Stage:
+    """The runs to start from and to compare with; the second whole one is timed, and shows that they repeat."""
+    lab.train(lab.root / "whole")
+    start = time.perf_counter()
+    lab.train(lab.root / "again")
+    seconds = time.perf_counter() - start
+    demand_same_end(lab.root / "again", lab.root / "whole")
+    lab.train(lab.root / "half", steps=HALF)
+    return Stage(lab, lab.root / "whole", lab.root / "half", seconds)
+
+
+def trials(
+    stage: Stage, n_kills: int, n_stops: int, n_damages: int, n_disks: int, seed: int
+) -> Iterable[Trial]:
+    """All of them, in the order of the table."""
+    yield from kills(stage, n_kills, seed)
+    yield from stops(stage, n_stops, seed)
+    yield from damages(stage, n_damages, seed)
+    yield from disks(stage, n_disks, seed)
+    yield from permissions(stage)
+    yield from data_and_rivals(stage)
+
+
+def try_all(stage: Stage, plan: list[Trial], jobs: int) -> Iterable[dict]:
+    """Results as they come, under a bar."""
+    with Progress(console=Console(stderr=True)) as bar, ThreadPoolExecutor(jobs) as pool:
+        task = bar.add_task("faults", total=len(plan))
+        futures = [pool.submit(attempt, trial, stage.lab.root / f"trial_{i}") for i, trial in enumerate(plan)]
+        for future in as_completed(futures):
+            bar.advance(task)
+            yield future.result()
+
+
+def attempt(trial: Trial, workdir: Path) -> dict:
+    """One trial; whatever goes wrong in it counts against the run."""
+    start = time.perf_counter()
+    result = {"fault": trial.fault, "trial": trial.name, "survived": True}
+    try:
+        result |= {"notes": trial.run(workdir)}
+    except NotSurvived as error:
+        result |= {"survived": False, "error": str(error), "workdir": workdir.name}
+    except Exception as error:
+        result |= {"survived": False, "error": f"{type(error).__name__}: {error}", "workdir": workdir.name}
+    if result["survived"]:
+        shutil.rmtree(workdir, ignore_errors=True)
+    return result | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def summary(plan: list[Trial], results: list[dict]) -> dict[str, dict]:
+    """For each fault, how often it was tried and survived, and how often its moment was hit."""
+    faults = {}
+    for fault in dict.fromkeys(trial.fault for trial in plan):
+        found = [result for result in results if result["fault"] == fault]
+        faults[fault] = {"tried": len(found), "survived": sum(result["survived"] for result in found)}
+        hits = [result["notes"]["hit"] for result in found if "hit" in result.get("notes", {})]
+        if hits:
+            faults[fault]["hit"] = sum(hits)
+    return faults
+
+
+def table(plan: list[Trial], results: list[dict]) -> Table:
+    """`summary` for people."""
+    rows = Table("fault", "survived / tried", "moment hit", box=None)
+    for fault, counts in summary(plan, results).items():
+        ratio = f"{counts['survived']} / {counts['tried']}" if counts["tried"] else "not tried: needs a mount"
+        rows.add_row(fault, ratio, str(counts.get("hit", "")))
+    return rows
+
+
+def hardware() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    names = (
+        [line for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        if cpuinfo.exists()
+        else []
+    )
+    name = names[0].split(":")[1].strip() if names else platform.processor()
+    return f"{os.cpu_count()} x {name}"
+
+
+def versions() -> dict[str, str]:
+    names = ("jax", "flax", "orbax-checkpoint", "tensorboardX")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main))

@@ -1,0 +1,123 @@
+"""Generated command lines: flags of the commands with values of all kinds, in a folder with `run/`,
+`other/` and `text.txt`."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from fuzz.experiments import values
+from hypothesis import strategies as st
+
+from hyena_jax.benchmark.settings import Decode, Model, Operators
+from hyena_jax.config import Experiment, HyenaConfig, ImplicitFilterConfig, LanguageModelConfig, TextConfig
+
+VALUES = st.one_of(
+    st.sampled_from(
+        "0 1 2 3 4 8 16 17 64 -1 -0 1.5 1e-3 1e3 1e400 nan inf -inf None True False 2147483648"
+        " -9223372036854775809 100000000000000000000000000000 text.txt run other nowhere bytes characters"
+        " hyena hawk all float32 best latest x".split()
+    ),
+    st.sampled_from(
+        ["", " ", "\n", "ß", "--", "-", "-h", "a b", "/", ".", "..", "x" * 300, "\udcff", "[", "{}"]
+    ),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=6),
+)
+
+SMALL = Experiment(
+    model=LanguageModelConfig(pattern=(HyenaConfig(filter=ImplicitFilterConfig()),)), data=TextConfig()
+)
+RUN_SETTINGS = "--training.steps 2 --parallel.devices 1 --logging.sample-tokens 0".split()
+
+
+def flags_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The flags that tyro makes of the fields of a config, and the types of their values."""
+    hints = get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        child, name = getattr(value, field.name, None), f"{prefix}{field.name.replace('_', '-')}"
+        if dataclasses.is_dataclass(child):
+            yield from flags_of(child, f"{name}.")
+        elif isinstance(child, tuple) and child and dataclasses.is_dataclass(child[0]):
+            for i, element in enumerate(child):
+                yield from flags_of(element, f"{name}.{i}.")
+        elif field.name != "groups":
+            yield f"--{name}", hints[field.name]
+
+
+TRAIN_FLAGS = {
+    **dict(flags_of(SMALL)),
+    "--workdir": str,
+    "--profile": str,
+    "--accept-changed-data": bool,
+    "--optimizer.groups.0.pattern": str,
+}
+EVAL_FLAGS = {"--step": str, "--path": str, "--batch-size": int}
+GENERATE_FLAGS = {
+    "--step": int,
+    "--prompt": str,
+    "--max-new-tokens": int,
+    "--temperature": float,
+    "--top-k": int,
+    "--top-p": float,
+    "--greedy": bool,
+    "--seed": int,
+    "--num-samples": int,
+}
+BENCH_FLAGS = {
+    "operators": dict(flags_of(Operators())),
+    "model": {flag: hint for flag, hint in flags_of(Model(config="quickstart")) if flag != "--config"},
+    "decode": dict(flags_of(Decode())),
+}
+CONFIGS = [
+    "quickstart",
+    "quickstart",
+    "quickstart",
+    "images",
+    "shakespeare_cpu:hawk",
+    "griffin:x",
+    "text.txt",
+    "",
+]
+
+
+@st.composite
+def command_lines(draw: Callable) -> list[str]:
+    """One command with up to four flags, and now and then a word that does not belong there."""
+    command = draw(
+        st.sampled_from(["train"] * 5 + ["eval", "generate", "generate", "bench", "bench", "tarin"])
+    )
+    places = st.sampled_from(["run", "run", "run", "other", "nowhere", "text.txt", ""])
+    match command:
+        case "train":
+            line, flags = [command, draw(st.sampled_from(CONFIGS))], TRAIN_FLAGS
+            line += ["--workdir", draw(st.sampled_from(["run", "new", "new/er", "other", "text.txt"]))]
+            line += ["--data.path", draw(st.sampled_from(["text.txt"] * 6 + ["nowhere", "other", "run"]))]
+            line += RUN_SETTINGS
+        case "eval":
+            line, flags = [command, draw(places)], EVAL_FLAGS
+        case "generate":
+            prompt = draw(st.sampled_from(["the", "", "ß", "a" * 99]))
+            line, flags = [command, draw(places), "--prompt", prompt], GENERATE_FLAGS
+        case "bench":
+            kind = draw(st.sampled_from(sorted(BENCH_FLAGS)))
+            line, flags = [command, kind], BENCH_FLAGS[kind]
+            if kind == "model":
+                line.append(draw(st.sampled_from(CONFIGS)))
+        case _:
+            line, flags = [command], TRAIN_FLAGS
+    for flag in draw(st.lists(st.sampled_from(sorted(flags)), max_size=3)):
+        line += [flag, *draw(st.one_of(*[words(flags[flag])] * 4, VALUES.map(lambda value: [value])))]
+    if draw(st.integers(0, 19)) == 0:
+        line.insert(draw(st.integers(0, len(line))), draw(VALUES))
+    return line
+
+
+def words(hint: Any) -> st.SearchStrategy[list[str]]:
+    """What a person types for a value of that type."""
+    if hint in (Path, Path | None):
+        hint = str
+
+    def typed(value: Any) -> list[str]:
+        return [str(part).replace("\0", "") for part in (value if isinstance(value, tuple) else (value,))]
+
+    return values(hint).map(typed)

@@ -1,0 +1,210 @@
+"""1,000 generated configs and command lines: each builds, or is refused in a line. Run with -m fuzz."""
+
+import contextlib
+import io
+import signal
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fuzz.command_lines import command_lines
+from fuzz.experiments import experiments
+from hypothesis import HealthCheck, given, settings
+
+from hyena_jax import cli, models
+from hyena_jax.config import Experiment, ImageClassifierConfig, UserError, decode, encode
+from hyena_jax.training import loop
+from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.step import init_params, init_state, make_train_step
+
+pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
+
+CONFIGS, COMMANDS, STEPS = 600, 400, 100
+SECONDS = 60
+"""Longest that a case may take."""
+MOST_PARAMETERS = 200_000
+FUZZ = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class Hangs(BaseException):
+    """A case took too long. Nothing that it runs may handle this."""
+
+
+class Built(BaseException):
+    """A command came as far as its model."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise Hangs(f"more than {seconds} s")
+
+    usual = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+
+
+def assert_clear(message: str) -> None:
+    assert message.strip()
+    assert "Traceback" not in message
+    assert len(message) < 3000
+
+
+def shapes_of(experiment: Experiment) -> tuple:
+    """The shapes of parameters and logits of one batch."""
+    model = models.build(experiment.model)
+    params = jax.eval_shape(lambda: init_params(model, experiment.seed))
+    logits = jax.eval_shape(
+        lambda p, x: model.apply({"params": p}, x), params, batch_of(experiment)["inputs"]
+    )
+    return params, logits
+
+
+def batch_of(experiment: Experiment) -> dict:
+    """Two rows as a model of this experiment reads them, as shapes."""
+    config = experiment.model
+    if isinstance(config, ImageClassifierConfig):
+        inputs = jax.ShapeDtypeStruct((2, *config.image_size, config.channels), jnp.float32)
+        return {"inputs": inputs, "targets": jax.ShapeDtypeStruct((2,), jnp.int32)}
+    tokens = jax.ShapeDtypeStruct((2, experiment.data.seq_len), jnp.int32)
+    return {"inputs": tokens, "targets": tokens}
+
+
+def complete(experiment: Experiment) -> bool:
+    """Whether the model needs nothing of the data."""
+    config = experiment.model
+    if isinstance(config, ImageClassifierConfig):
+        return None not in (config.image_size, config.channels, config.n_classes)
+    return config.vocab_size is not None
+
+
+def train_one_step(experiment: Experiment) -> dict:
+    """The metrics of the first step on random data."""
+    model = models.build(experiment.model)
+    params = init_params(model, experiment.seed)
+    optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
+    generator = np.random.default_rng(0)
+    shapes = batch_of(experiment)
+    classes = getattr(experiment.model, "vocab_size", None) or experiment.model.n_classes
+    batch = {
+        name: generator.integers(0, classes, shape.shape).astype(np.int32)
+        if shape.dtype == jnp.int32
+        else generator.standard_normal(shape.shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    step = jax.jit(make_train_step(model, optimizer, experiment.seed))
+    return jax.device_get(step(init_state(params, optimizer), batch)[1])
+
+
+def test_configs():
+    trained, outcomes = [], {"built": 0, "refused": 0}
+
+    @settings(FUZZ, max_examples=CONFIGS)
+    @given(experiments())
+    def check(plan):
+        with time_limit(SECONDS):
+            try:
+                experiment = plan.make()
+                if not complete(experiment):
+                    outcomes["built"] += 1
+                    return
+                params, logits = shapes_of(experiment)
+            except UserError as error:
+                assert_clear(str(error))
+                outcomes["refused"] += 1
+                return
+            assert decode(encode(experiment)) == experiment
+            outcomes["built"] += 1
+            size = sum(leaf.size for leaf in jax.tree.leaves(params))
+            if len(trained) < STEPS and size < MOST_PARAMETERS and logits.size < MOST_PARAMETERS:
+                try:
+                    metrics = train_one_step(experiment)
+                except UserError as error:  # a group of the optimizer that matches nothing
+                    assert_clear(str(error))
+                    return
+                finite = {name: bool(np.isfinite(metrics[name])) for name in ("loss", "grad_norm")}
+                assert all(finite.values()), metrics
+                trained.append(experiment)
+                if len(trained) % 20 == 0:
+                    jax.clear_caches()
+
+    check()
+    assert len(trained) == STEPS, outcomes
+    assert min(outcomes.values()) > CONFIGS // 5, outcomes
+
+
+TRAIN = """
+    train quickstart --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16
+    --model.pattern.0.filter.width 4 --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
+    --training.steps 2 --logging.sample-tokens 4 --logging.tensorboard False
+""".split()
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A finished run, a text, a folder of something else, and what is to stay as it is."""
+    root = tmp_path_factory.mktemp("fuzz")
+    (root / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    (root / "other").mkdir()
+    (root / "other" / "thesis.tex").write_text("precious")
+    flags = ["--workdir", str(root / "run"), "--data.path", str(root / "text.txt")]
+    assert cli.main([*TRAIN, *flags]) == 0
+    return root
+
+
+def contents(root):
+    return {path: path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
+
+
+def test_command_lines(places, monkeypatch):
+    from hyena_jax import generation
+    from hyena_jax.benchmark import operators, verify
+
+    def build(model, seed):
+        jax.eval_shape(lambda: init_params(model, seed))
+        raise Built
+
+    def built(*_: object) -> None:
+        raise Built
+
+    monkeypatch.setattr(loop, "init_params", build)
+    monkeypatch.setattr(generation, "_tokens", lambda *_: iter(()))
+    for module, name in ((operators, "verify_method"), (verify, "verify_model"), (verify, "verify_mixer")):
+        monkeypatch.setattr(module, name, built)
+    monkeypatch.chdir(places)
+    before = contents(places)
+    outcomes = {"built": 0, 0: 0, 2: 0}
+
+    @settings(FUZZ, max_examples=COMMANDS)
+    @given(command_lines())
+    def check(arguments):
+        output = io.StringIO()
+        with time_limit(SECONDS), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            try:
+                code = cli.main(arguments)
+            except SystemExit as stop:
+                code = stop.code
+            except Built:
+                code = "built"
+        outcomes[code] += 1
+        assert "Traceback" not in output.getvalue()
+        ours = [line for line in output.getvalue().splitlines() if line.startswith("hyena-jax: error: ")]
+        if code == 2:
+            assert len(ours) <= 1
+            assert_clear(ours[0] if ours else output.getvalue()[:1000])  # the latter is a panel of tyro's
+        assert contents(places) == before
+
+    check()
+    assert min(outcomes.values()) > COMMANDS // 20, outcomes
