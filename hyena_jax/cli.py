@@ -1,9 +1,10 @@
 """The commands: arguments in, a function of the library called, results out.
 
-Exit codes: 0 done; 1 what was to be timed differs from its oracle; 2 wrong input; 3 the machine failed us
-(disk full, no permission, another process lost); 4 the run diverged; 75 a training was asked to stop (SIGINT,
-SIGTERM, SIGHUP) and saved: the same command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted
-otherwise. Heavy packages are imported by the command that needs them.
+Exit codes: 0 done; 1 what was to be timed differs from its oracle, or no state size keeps to the bound of a
+distillation; 2 wrong input; 3 the machine failed us (disk full, no permission, another process lost); 4 the
+run diverged; 75 a training was asked to stop (SIGINT, SIGTERM, SIGHUP) and saved: the same command continues,
+as EX_TEMPFAIL of sysexits.h says; 130 interrupted otherwise. Heavy packages are imported by the command that
+needs them.
 """
 
 import ctypes
@@ -21,10 +22,13 @@ import tyro
 from hyena_jax import config
 from hyena_jax.benchmark.command import Bench
 from hyena_jax.config import Cluster, Experiment, ImagesConfig, UserError, require
+from hyena_jax.distillation.command import Distill
 from hyena_jax.generation.command import Generate, RunSelection
 from hyena_jax.launch import launch
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from hyena_jax.training.loop import Result
 
 Section = tyro.conf.arg(name="")
@@ -120,6 +124,7 @@ def _commands(arguments: Sequence[str]) -> type:
         | Annotated[Evaluate, tyro.conf.subcommand("eval")]
         | Annotated[Generate, tyro.conf.subcommand("generate")]
         | Annotated[Export, tyro.conf.subcommand("export")]
+        | Annotated[Distill, tyro.conf.subcommand("distill")]
         | Annotated[Bench, tyro.conf.subcommand("bench")]
     )
 
@@ -132,7 +137,9 @@ def _split_launch(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:cut], arguments[cut + 1 :]
 
 
-def _run(command: Train | Launch | Evaluate | Generate | Export | Bench, arguments: Sequence[str]) -> int:
+def _run(
+    command: Train | Launch | Evaluate | Generate | Export | Distill | Bench, arguments: Sequence[str]
+) -> int:
     _quiet_libraries()
     match command:
         case Train():
@@ -148,6 +155,8 @@ def _run(command: Train | Launch | Evaluate | Generate | Export | Bench, argumen
             return run(command, _note)
         case Export():
             return _export(command)
+        case Distill():
+            return _distill(command, arguments)
         case Bench():
             return _bench(command, arguments)
 
@@ -251,20 +260,35 @@ def _export(command: Export) -> int:
     return 0
 
 
-def _bench(command: Bench, arguments: Sequence[str]) -> int:
-    from rich.console import Console
+def _distill(command: Distill, arguments: Sequence[str]) -> int:
+    from hyena_jax.distillation.command import NoSizeHolds, run
 
+    keep_freed_memory()
+    try:
+        run(command, _table_console(), ["hyena-jax", *arguments])
+    except NoSizeHolds as error:
+        return _fail(error, 1)
+    return 0
+
+
+def _bench(command: Bench, arguments: Sequence[str]) -> int:
     from hyena_jax.benchmark.command import run
     from hyena_jax.benchmark.verify import Mismatch
 
     keep_freed_memory()
-    # A table in a file is not folded to the width of some terminal.
-    width = None if sys.stdout.isatty() else 200
     try:
-        run(command.settings, Console(highlight=False, markup=False, width=width), ["hyena-jax", *arguments])
+        run(command.settings, _table_console(), ["hyena-jax", *arguments])
     except Mismatch as error:
         return _fail(error, 1)
     return 0
+
+
+def _table_console() -> "Console":
+    from rich.console import Console
+
+    # A table in a file is not folded to the width of some terminal.
+    width = None if sys.stdout.isatty() else 200
+    return Console(highlight=False, markup=False, width=width)
 
 
 def _quiet_libraries() -> None:

@@ -22,8 +22,9 @@ ALLOWED = {
     "training": {"config", "data", "models"},
     "generation": {"config", "mixers", "models", "ops", "training"},
     "benchmark": {"config", "filters", "generation", "mixers", "models", "ops", "reference", "training"},
+    "distillation": {"config", "data", "models", "training"},
     "launch": set(),
-    "cli": {"benchmark", "config", "data", "launch", "models", "training", "generation"},
+    "cli": {"benchmark", "config", "data", "distillation", "generation", "launch", "models", "training"},
 }
 # The parts of training that know pytrees, not models.
 TREES_ONLY = (

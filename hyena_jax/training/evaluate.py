@@ -25,7 +25,19 @@ def evaluate(
     batch_size: int,
     max_rows: int | None = None,
 ) -> Values:
-    """The `metrics` of the data over its held-out part; `loss` is among them. All processes must call this.
+    """The `metrics` of the data's held-out part, `loss` among them. All processes must call this."""
+    return data.metrics(sum_held_out(strategy, eval_step, params, data, batch_size, max_rows))
+
+
+def sum_held_out(
+    strategy: Strategy,
+    eval_step: Callable,
+    params: optax.Params,
+    data: Dataset,
+    batch_size: int,
+    max_rows: int | None = None,
+) -> dict[str, float]:
+    """What `eval_step(params, batch)` gives for each row [B], added up over the held-out part of the data.
 
     Everything held out counts once (or what is in `max_rows` rows of it). The sums of `make_eval_step` over
     rows are added up without rounding in between, so the result does not depend on how rows were batched,
@@ -40,7 +52,7 @@ def evaluate(
         sums = eval_step(params, strategy.place_batch(strategy.rows.of(batch)))
         for name, values in sums.items():
             rows.setdefault(name, []).append(np.asarray(values, np.float64).ravel())
-    return data.metrics({name: math.fsum(np.concatenate(values)) for name, values in rows.items()})
+    return {name: math.fsum(np.concatenate(values)) for name, values in rows.items()}
 
 
 def evaluate_run(
@@ -52,6 +64,19 @@ def evaluate_run(
       UserError: if the data cannot be had, does not fit the model, or is not what the run held out.
     """
     require(batch_size >= 1, "batch_size", batch_size, "at least 1")
+    data = load_data(run, path)
+    strategy = parallel.make_strategy(ParallelConfig())
+    eval_step = strategy.map_eval_step(make_eval_step(model))
+    values = evaluate(strategy, eval_step, strategy.place(params), data, batch_size)
+    return {**values, f"{data.unit}s": data.n_held_out}
+
+
+def load_data(run: Run, path: str | None = None) -> Dataset:
+    """The data of a run, or those at `path` with all of them held out.
+
+    Raises:
+      UserError: if they cannot be had, do not fit the model, or are not what the run was started with.
+    """
     config = run.experiment.data
     if path is not None:
         config = replace(config, path=path, validation_path=path)
@@ -62,7 +87,4 @@ def evaluate_run(
             " name one with --path"
         )
     data.complete(run.experiment)
-    strategy = parallel.make_strategy(ParallelConfig())
-    eval_step = strategy.map_eval_step(make_eval_step(model))
-    values = evaluate(strategy, eval_step, strategy.place(params), data, batch_size)
-    return {**values, f"{data.unit}s": data.n_held_out}
+    return data

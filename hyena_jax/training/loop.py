@@ -256,7 +256,7 @@ class Trainer:
             if not all_finite(state.params):
                 raise _diverged(f"a parameter is not finite after step {step}")
             self.log.sync()
-            items = _items(self.strategy.to_global(state))
+            items = checkpoint_items(self.strategy.to_global(state))
             self.checkpoints.save(step, items, {"step": step, "loss": loss})
         if loss is not None:
             self.best_loss = min(loss, self.best_loss)
@@ -356,7 +356,7 @@ def _draw_curves(workdir: Path, data: Dataset) -> None:
         draw_learning_curves(workdir, data.curves)
 
 
-def _items(state: TrainState) -> dict[str, optax.Params]:
+def checkpoint_items(state: TrainState) -> dict[str, optax.Params]:
     """The state as checkpoint items; those who only need parameters read `params` alone."""
     rest = {"step": state.step, "opt_state": state.opt_state, "bad_step": state.bad_step}
     return {"params": state.params, "train_state": rest}
@@ -375,7 +375,7 @@ def _restore_or_make(
     def make() -> TrainState:
         return init_state(init_params(model, seed), optimizer)
 
-    restored = checkpoints.restore(_items(strategy.restore_target(jax.eval_shape(make))))
+    restored = checkpoints.restore(checkpoint_items(strategy.restore_target(jax.eval_shape(make))))
     if restored is None:
         state = strategy.make_state(make)
         return state if given is None else state._replace(params=strategy.place(given))

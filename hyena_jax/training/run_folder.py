@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -103,6 +103,12 @@ def kept_encoding(workdir: Path, experiment: Experiment) -> Encoding | None:
         return None
     run = read_run(workdir)
     return run.encoding if type(run.experiment.data) is type(experiment.data) else None
+
+
+def write_description(workdir: Path, experiment: Experiment, data: dict[str, Any]) -> None:
+    """Makes an existing folder a run's, without checkpoint; `data` is what `Dataset.to_json` returned."""
+    _write_json(workdir / "data.json", data)
+    _write_json(workdir / "config.json", config.encode(experiment))
 
 
 @contextmanager

@@ -1,0 +1,150 @@
+"""`hyena-jax distill`: fit, measure, choose, print and write."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from hyena_jax.config import TextConfig, UserError, require
+from hyena_jax.config.checks import require_at_least
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hyena_jax.distillation.sizes import Source, Tried
+
+# What `auto` tries; a state of max_len numbers could as well be the last inputs themselves.
+AUTO_SIZES = (4, 8, 16, 32, 64, 128, 256)
+
+
+class NoSizeHolds(Exception):
+    """No state size keeps the loss within the bound; nothing was written."""
+
+
+@dataclass(frozen=True)
+class Distill:
+    """Replace the long filters of a run on text by small recurrences, in a new run folder."""
+
+    workdir: tyro.conf.Positional[Path]
+    """Folder of a run."""
+    output: Path
+    """Folder of the new run; must not exist, or be empty."""
+    state_size: Annotated[int | Literal["auto"], tyro.conf.arg(metavar="INT|auto")] = "auto"
+    """Real numbers of state of each channel, even: half as many complex modes. `auto` takes the smallest
+    power of two from 4 on that keeps to --max-loss-increase."""
+    step: str = "latest"
+    """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
+    max_loss_increase: float = 0.01
+    """Nats by which the validation loss may grow with state size `auto`."""
+    max_filter_error: float = 0.1
+    """Relative L2 error beyond which a filter is reported as one that does not compress."""
+    path: str | None = None
+    """Text file or folder to measure losses on, in place of what the run held out."""
+    batch_size: int = 64
+    """Sequences evaluated at once; does not change the result."""
+    seed: int = 0
+    """Seed of the random subspaces that the spectra of filters beyond 1,024 taps are found in."""
+
+    def check(self) -> None:
+        """Refuses values that fit no run."""
+        size = self.state_size
+        if size != "auto":
+            require(size >= 2 and size % 2 == 0, "state_size", size, "even and at least 2, or 'auto'")
+        require_at_least(0, self, "max_loss_increase", "max_filter_error", "seed")
+        require_at_least(1, self, "batch_size")
+        is_free = not self.output.exists() or (self.output.is_dir() and not any(self.output.iterdir()))
+        require(is_free, "output", str(self.output), "a new or an empty folder")
+
+
+def run(settings: Distill, console: "Console", command: Sequence[str] = ()) -> None:
+    """Does what the settings say; prints what was found, and writes the new run folder.
+
+    Args:
+      command: the command line, for the record.
+
+    Raises:
+      UserError: for settings or a run that cannot be distilled; nothing has been written then.
+      NoSizeHolds: if state size `auto` finds none; nothing has been written then.
+      OSError: if the folder cannot be written.
+    """
+    from hyena_jax.distillation import report, sizes, store
+
+    settings.check()
+    source = _load(settings, console.print)
+    chosen_sizes = _sizes(settings, source.max_len)
+    console.print(f"distilling {settings.workdir}, step {source.step}")
+    with _progress(1 + len(source.filters) * (1 + len(chosen_sizes)) + len(chosen_sizes)) as advance:
+        before = sizes.evaluate_source(source, settings.batch_size)
+        advance()
+        spectra = sizes.all_spectra(source, max(chosen_sizes), settings.seed, advance)
+        tried: list[Tried] = []
+        for size in chosen_sizes:
+            tried.append(sizes.distill(source, spectra, size, settings.batch_size, settings.seed, advance))
+            if tried[-1].values["loss"] - before["loss"] <= settings.max_loss_increase:
+                break
+    found = report.Found(source, before, spectra, tried, settings.max_filter_error)
+    for part in report.tables(found):
+        console.print(part)
+    for line in report.does_not_compress(found):
+        console.print(line, soft_wrap=True)
+    increase = tried[-1].values["loss"] - before["loss"]
+    if settings.state_size == "auto" and increase > settings.max_loss_increase:
+        raise NoSizeHolds(
+            f"no state size up to {tried[-1].size} keeps the loss within {settings.max_loss_increase:g} nats:"
+            f" it grows by {increase:.4f}; nothing was written"
+        )
+    results = {"command": " ".join(command), "workdir": str(settings.workdir)} | report.to_json(found)
+    with store.new_folder(settings.output) as draft:
+        store.write_run(draft, source, tried[-1])
+        (draft / "distillation.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        report.draw(found, draft / "distillation.png")
+    config_file = settings.output / store.CONFIG_FILE
+    console.print(f"run folder: {settings.output}   state size {tried[-1].size}", soft_wrap=True)
+    console.print(
+        f"to go on training: hyena-jax train {config_file} --workdir {settings.output}", soft_wrap=True
+    )
+
+
+def _load(settings: Distill, report: Callable[[str], None]) -> "Source":
+    from hyena_jax import models
+    from hyena_jax.distillation.model import check_distillable, long_filters
+    from hyena_jax.distillation.sizes import Source
+    from hyena_jax.training.evaluate import load_data
+    from hyena_jax.training.run_folder import load_params, read_run
+
+    run = read_run(settings.workdir)
+    is_text = isinstance(run.experiment.data, TextConfig)
+    require(is_text, "workdir", str(settings.workdir), "a run on text, which alone can be continued")
+    config = run.experiment.model
+    check_distillable(config)
+    _sizes(settings, config.max_len)
+    step, params = load_params(run, models.build(config), settings.step, report)
+    data = load_data(run, settings.path)
+    about_data = json.loads((settings.workdir / "data.json").read_text(encoding="utf-8"))
+    return Source(run.experiment, step, params, data, about_data, long_filters(config, params))
+
+
+def _sizes(settings: Distill, max_len: int) -> tuple[int, ...]:
+    """State sizes to try, in this order."""
+    if settings.state_size == "auto":
+        return tuple(size for size in AUTO_SIZES if size <= max(max_len, AUTO_SIZES[0]))
+    if settings.state_size > max_len:
+        raise UserError(f"state_size must be at most the run's max_len={max_len}, got {settings.state_size}")
+    return (settings.state_size,)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar with the time left on the standard error, which goes when it is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("distilling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,108 @@
+"""What distillation loses: in the filters, and in the model's predictions.
+
+Axes: B batch, L length, N filters of a mixer, D channels of a filter, C = N D.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hyena_jax.config import ParallelConfig
+from hyena_jax.data.text import Corpus
+from hyena_jax.distillation import hankel
+from hyena_jax.distillation.model import LongFilters
+from hyena_jax.training import parallel
+from hyena_jax.training.evaluate import sum_held_out
+from hyena_jax.training.metrics import Values
+from hyena_jax.training.step import Batch, Metrics, make_eval_step
+
+
+class Spectra(NamedTuple):
+    """Hankel spectra of one layer's filters: of the taps alone, and of the taps continued by zeros."""
+
+    alone: hankel.Spectrum
+    continued: hankel.Spectrum
+
+
+class FilterError(NamedTuple):
+    """How near a recurrence comes to one filter; L2 norms over all lags but 0, relative to the filter's.
+
+    `least` is what no recurrence of that size can go below, `balanced` what balanced truncation does not
+    exceed: see `hankel.least_error` and `hankel.balanced_bound`.
+    """
+
+    layer: int
+    filter: int
+    error: float
+    worst_channel: int
+    worst_error: float
+    least: float
+    balanced: float
+
+
+def spectra(filters: LongFilters, n_values: int, seed: int) -> Spectra:
+    """Singular values of every channel; at least `n_values` of them where there are as many."""
+    alone = hankel.spectrum(filters.later, n_values, seed)
+    return Spectra(alone, hankel.spectrum(hankel.continued(filters.later), n_values, seed))
+
+
+def filter_errors(before: LongFilters, after: LongFilters, spectra: Spectra, order: int) -> list[FilterError]:
+    """The errors of one layer, filter by filter."""
+    n_filters, width, length = before.taps.shape
+
+    def by_filter(norms: np.ndarray) -> np.ndarray:
+        return norms.reshape(n_filters, width)
+
+    norm = by_filter(np.linalg.norm(before.later, axis=1))
+    error = by_filter(np.linalg.norm(after.later - before.later, axis=1))
+    least = by_filter(hankel.least_error(spectra.alone, length - 1, order))
+    bound = by_filter(hankel.balanced_bound(spectra.continued, order))
+    # A filter that is 0 has no relative error.
+    scale = np.maximum(norm, np.finfo(np.float32).tiny)
+    total = np.linalg.norm(scale, axis=1)
+    worst = (error / scale).argmax(1)
+    return [
+        FilterError(
+            layer=before.layer,
+            filter=i,
+            error=float(np.linalg.norm(error[i]) / total[i]),
+            worst_channel=int(worst[i]),
+            worst_error=float((error / scale)[i, worst[i]]),
+            least=float(np.linalg.norm(least[i]) / total[i]),
+            balanced=float(np.linalg.norm(bound[i]) / total[i]),
+        )
+        for i in range(n_filters)
+    ]
+
+
+def make_comparison_step(model: nn.Module, other: nn.Module) -> Callable[[tuple, Batch], Metrics]:
+    """`step((params, other_params), batch)`: row by row the sums of `make_eval_step` for `other`, and `kl`.
+
+    kl [B] is the sum over a row's tokens of KL(model || other), nats, between next-token distributions.
+    """
+    eval_other = make_eval_step(other)
+
+    def step(params: tuple[optax.Params, optax.Params], batch: Batch) -> Metrics:
+        log_p, log_q = (
+            jax.nn.log_softmax(module.apply({"params": part}, batch["inputs"]))
+            for module, part in zip((model, other), params, strict=True)
+        )
+        kl = (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
+        return {**eval_other(params[1], batch), "kl": (batch["weights"] * kl).sum(-1)}
+
+    return step
+
+
+def compare(
+    models: Sequence[nn.Module], params: Sequence[optax.Params], data: Corpus, batch_size: int
+) -> Values:
+    """`metrics` of the second model on all held-out tokens, and `kl`: mean KL(first || second), nats."""
+    strategy = parallel.make_strategy(ParallelConfig())
+    step = strategy.map_eval_step(make_comparison_step(*models))
+    sums = sum_held_out(strategy, step, strategy.place(tuple(params)), data, batch_size)
+    return {**data.metrics(sums), "kl": sums["kl"] / sums["count"]}

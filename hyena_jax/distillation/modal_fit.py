@@ -1,0 +1,183 @@
+"""Impulse responses as sums of few decaying oscillations, in float64 NumPy on the host, all channels at once.
+
+    g_t ~ Re sum_{n<d} R_n lambda_n^t,  t = 0 .. T-1,  |lambda_n| < 1
+
+Axes: C channels, T taps, d modes. A mode is a complex number of state: d modes are 2d real ones.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hyena_jax.distillation import hankel
+from hyena_jax.distillation.channels import in_groups
+
+# Steps of the refinement; most of what it gains, it gains in the first ten.
+STEPS = 40
+# Least part of the squared error that a further step must gain in some channel.
+LEAST_GAIN = 1e-4
+# Ridge of the least squares, relative to the mean diagonal of the Gram matrix. Modes that nearly coincide
+# would take residues that cancel, of which float32 keeps little.
+RIDGE = 1e-10
+
+
+class Modes(NamedTuple):
+    """lambda = exp(-exp(log_decay) + i angle), both [C, d]; residues R complex [C, d]."""
+
+    log_decay: np.ndarray
+    angle: np.ndarray
+    residue: np.ndarray
+
+
+class _Point(NamedTuple):
+    """A set of modes with its best residues, and what follows from them."""
+
+    log_decay: np.ndarray  # [C, d]
+    angle: np.ndarray  # [C, d]
+    powers: np.ndarray  # lambda^t, complex [C, d, T]
+    basis: np.ndarray  # [Re, -Im] of the powers [C, 2d, T]
+    weights: np.ndarray  # [Re R, Im R], [C, 2d]
+    error: np.ndarray  # [C, T]
+    cost: np.ndarray  # squared norm of the error, and the ridge's part [C]
+
+
+def fit(taps: np.ndarray, n_modes: int, seed: int = 0) -> Modes:
+    """The modes of least L2 error that were found for taps [C, T], float64.
+
+    The start of each channel is the best of three: the recurrence of Ho and Kalman from the Hankel matrix of
+    the taps, the one of the taps continued by zeros (whose error balanced truncation bounds), and a ring.
+
+    Args:
+      seed: of the random subspace where filters are longer than dense Hankel matrices allow.
+    """
+    n_taps = taps.shape[1]
+    largest = 8 * max(4 * n_modes * n_taps, (4 * n_modes) ** 2, n_taps * min(n_taps, hankel.DENSE_ROWS))
+    return Modes(*in_groups(lambda group: _fit_group(group, n_modes, seed), taps, largest))
+
+
+def response(modes: Modes, n_taps: int) -> np.ndarray:
+    """Re sum_n R_n lambda_n^t, float64 [C, n_taps]."""
+    return (modes.residue[..., None] * _powers(modes.log_decay, modes.angle, n_taps)).real.sum(1)
+
+
+def ring(n_channels: int, n_modes: int, n_taps: int) -> tuple[np.ndarray, np.ndarray]:
+    """log_decay and angle [C, d] of modes at even angles that decay to exp(-3) over the taps."""
+    angle = np.pi * (np.arange(n_modes) + 0.5) / n_modes
+    return np.full((n_channels, n_modes), np.log(3 / n_taps)), np.tile(angle, (n_channels, 1))
+
+
+def ho_kalman(taps: np.ndarray, n_modes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """log_decay and angle [C, d] of the largest recurrence from `hankel.realization` that d modes hold.
+
+    A pair of conjugate eigenvalues is one mode and so is a real one, so that the largest has order 2d less
+    the number of its real eigenvalues. Modes that are left over are those of the ring.
+    """
+    a = hankel.realization(taps, 2 * n_modes, seed)
+    log_decay, angle = ring(len(taps), n_modes, taps.shape[1])
+    todo, order = np.arange(len(taps)), a.shape[1]
+    while len(todo) and order:
+        eigenvalues = np.linalg.eigvals(a[todo, :order, :order])
+        is_mode = eigenvalues.imag >= 0
+        fits = is_mode.sum(1) <= n_modes
+        for channel, values, chosen in zip(todo[fits], eigenvalues[fits], is_mode[fits], strict=True):
+            poles = values[chosen]
+            log_decay[channel, : len(poles)], angle[channel, : len(poles)] = _inside(poles, taps.shape[1])
+        todo, order = todo[~fits], order - 1
+    return log_decay, angle
+
+
+def refine(taps: np.ndarray, log_decay: np.ndarray, angle: np.ndarray, steps: int = STEPS) -> Modes:
+    """Levenberg's and Marquardt's descent on the L2 error, the residues always those of least squares.
+
+    This is variable projection in the form of Ruhe and Wedin (1980): a Gauss-Newton step in modes and
+    residues together, of which the residues' part is replaced by the least squares at the new modes. Each
+    channel has a damping of its own, and takes only steps that lower its error.
+    """
+    n_modes, n_taps = log_decay.shape[1], taps.shape[1]
+    damping = np.full(len(taps), 1e-2)
+    now = _evaluate(taps, log_decay, angle)
+    for _ in range(steps):
+        move = _gauss_newton(now, damping)
+        log_decay = now.log_decay + np.clip(move[:, :n_modes], -1, 1)
+        angle = now.angle + np.clip(move[:, n_modes:], -0.5, 0.5)
+        new = _evaluate(taps, np.clip(log_decay, *_decay_limits(n_taps)), angle)
+        better = new.cost < now.cost
+        gain = np.where(better, now.cost - new.cost, 0) > LEAST_GAIN * now.cost
+        now = _choose(better, new, now)
+        damping = np.clip(np.where(better, damping / 3, damping * 4), 1e-12, 1e8)
+        if not gain.any():
+            break
+    return Modes(now.log_decay, now.angle, now.weights[:, :n_modes] + 1j * now.weights[:, n_modes:])
+
+
+def _fit_group(taps: np.ndarray, n_modes: int, seed: int) -> Modes:
+    starts = [
+        ho_kalman(taps, n_modes, seed),
+        ho_kalman(hankel.continued(taps), n_modes, seed),
+        ring(*taps.shape[:1], n_modes, taps.shape[1]),
+    ]
+    best = _evaluate(taps, *starts[0])
+    for start in starts[1:]:
+        point = _evaluate(taps, *start)
+        best = _choose(point.cost < best.cost, point, best)
+    return refine(taps, best.log_decay, best.angle)
+
+
+def _evaluate(taps: np.ndarray, log_decay: np.ndarray, angle: np.ndarray) -> _Point:
+    powers = _powers(log_decay, angle, taps.shape[1])
+    basis = np.concatenate([powers.real, -powers.imag], axis=1)
+    gram = basis @ basis.swapaxes(1, 2)
+    diagonal = np.einsum("cii->ci", gram)
+    ridge = RIDGE * diagonal.mean(1)
+    gram = gram + ridge[:, None, None] * np.eye(gram.shape[1])
+    weights = np.linalg.solve(gram, basis @ taps[..., None])[..., 0]
+    error = taps - (weights[:, None] @ basis)[:, 0]
+    cost = np.square(error).sum(1) + ridge * np.square(weights).sum(1)
+    return _Point(log_decay, angle, powers, basis, weights, error, cost)
+
+
+def _gauss_newton(point: _Point, damping: np.ndarray) -> np.ndarray:
+    """The step in log_decay and angle [C, 2d]."""
+    n_modes, n_taps = point.powers.shape[1:]
+    residue = point.weights[:, :n_modes] + 1j * point.weights[:, n_modes:]
+    by_log_mode = residue[..., None] * point.powers * np.arange(n_taps)
+    by_decay = -np.exp(point.log_decay)[..., None] * by_log_mode.real
+    jacobian = np.concatenate([by_decay, -by_log_mode.imag, point.basis], axis=1)
+    gram = jacobian @ jacobian.swapaxes(1, 2)
+    diagonal = np.einsum("cii->ci", gram).copy()
+    of_modes, of_residues = np.split(diagonal, 2, axis=1)
+    # Modes without any effect must not make the equations singular.
+    of_modes = damping[:, None] * (of_modes + 1e-12 * of_modes.max(1, keepdims=True) + 1e-300)
+    of_residues = np.broadcast_to(RIDGE * of_residues.mean(1, keepdims=True), of_residues.shape)
+    on_diagonal = np.arange(4 * n_modes)
+    gram[:, on_diagonal, on_diagonal] += np.concatenate([of_modes, of_residues], axis=1)
+    return np.linalg.solve(gram, jacobian @ point.error[..., None])[:, : 2 * n_modes, 0]
+
+
+def _choose(of_first: np.ndarray, first: _Point, second: _Point) -> _Point:
+    """Channel by channel the first point or the second."""
+
+    def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.where(of_first.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    return _Point(*map(choose, first, second))
+
+
+def _powers(log_decay: np.ndarray, angle: np.ndarray, n_taps: int) -> np.ndarray:
+    return np.exp((-np.exp(log_decay) + 1j * angle)[..., None] * np.arange(n_taps))
+
+
+def _inside(poles: np.ndarray, n_taps: int) -> tuple[np.ndarray, np.ndarray]:
+    """log_decay and angle of poles, moved into the unit circle, and off the real axis by a hair.
+
+    A mode on the real axis would stay there: the error does not change to first order as it leaves.
+    """
+    slowest, fastest = _decay_limits(n_taps)
+    radius = np.clip(np.abs(poles), np.exp(-np.exp(fastest)), np.exp(-np.exp(slowest)))
+    least = 1e-2 / n_taps
+    return np.log(-np.log(radius)), np.clip(np.abs(np.angle(poles)), least, np.pi - least)
+
+
+def _decay_limits(n_taps: int) -> tuple[float, float]:
+    """Range of log_decay: from a loss of a thousandth over all taps to exp(-7) at the next tap."""
+    return np.log(1e-3 / n_taps), np.log(7.0)

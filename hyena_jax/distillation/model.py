@@ -1,0 +1,114 @@
+"""A language model whose long filters are modal, from one with any long filters.
+
+Axes: N filters of a mixer, D channels of a filter, C = N D, L = max_len, d modes.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from hyena_jax import models
+from hyena_jax.config import (
+    Experiment,
+    LanguageModelConfig,
+    MixerConfig,
+    ModalFilterConfig,
+    ParameterGroup,
+    UserError,
+    require,
+)
+from hyena_jax.distillation import modal_fit
+from hyena_jax.training.optimizer import path_name
+from hyena_jax.training.step import init_params
+
+# A matrix of one row is the smallest that has singular values to tell of.
+LEAST_LEN = 4
+# Neither poles nor residues are pulled to 0.
+FILTERS = ParameterGroup(r"/mixer/filter/", weight_decay=0.0)
+
+
+class LongFilters(NamedTuple):
+    """The filters h [N, D, L] of one layer, float64."""
+
+    layer: int
+    taps: np.ndarray
+
+    @property
+    def later(self) -> np.ndarray:
+        """h_1 .. h_{L-1} [C, L-1]: what a recurrence has to give, while h_0 is kept."""
+        return self.taps[..., 1:].reshape(-1, self.taps.shape[-1] - 1)
+
+
+def check_distillable(config: LanguageModelConfig) -> None:
+    """Raises UserError unless some mixer has a long filter, and each that has one is a plain convolution."""
+    with_filters = [mixer for mixer in config.pattern if _has_filter(mixer)]
+    names = ", ".join(dict.fromkeys(type(mixer).__name__ for mixer in config.pattern))
+    require(bool(with_filters), "workdir", names, "a run with a mixer that has a long filter")
+    for mixer in with_filters:
+        n_blocks = getattr(mixer, "num_blocks", 1)
+        if n_blocks != 1:
+            raise UserError(
+                f"num_blocks must be 1 to be distilled, got {n_blocks}: a recurrence runs on across blocks"
+            )
+    require(config.max_len >= LEAST_LEN, "max_len", config.max_len, f"at least {LEAST_LEN}")
+
+
+def long_filters(config: LanguageModelConfig, params: optax.Params) -> list[LongFilters]:
+    """The filters of every layer that has some, as the model evaluates them."""
+    # Each block wrapped for recomputation would hide its parts.
+    bound = models.build(replace(config, remat=False)).bind({"params": params})
+    return [
+        LongFilters(i, np.asarray(block.mixer.filter(config.max_len), np.float64))
+        for i, block in enumerate(bound.blocks)
+        if _has_filter(block.mixer_config)
+    ]
+
+
+def distilled_experiment(experiment: Experiment, n_modes: int) -> Experiment:
+    """The experiment with modal filters of d modes, and the groups of its optimizer that still apply."""
+    modal = ModalFilterConfig(n_modes=n_modes)
+    pattern = tuple(
+        replace(mixer, filter=modal) if _has_filter(mixer) else mixer for mixer in experiment.model.pattern
+    )
+    model = replace(experiment.model, pattern=pattern)
+    shapes = jax.eval_shape(lambda: init_params(models.build(model), experiment.seed))
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
+    groups = _used_groups((*experiment.optimizer.groups, FILTERS), names)
+    return replace(experiment, model=model, optimizer=replace(experiment.optimizer, groups=groups))
+
+
+def distilled_params(
+    params: optax.Params, filters: Sequence[LongFilters], fitted: Sequence[modal_fit.Modes]
+) -> optax.Params:
+    """The parameters with those of each layer's filters replaced; the rest is kept as it is."""
+    new = dict(params)
+    for (layer, taps), modes in zip(filters, fitted, strict=True):
+        block = dict(params[f"blocks_{layer}"])
+        block["mixer"] = {**block["mixer"], "filter": _modal_parameters(taps, modes)}
+        new[f"blocks_{layer}"] = block
+    return new
+
+
+def _modal_parameters(taps: np.ndarray, modes: modal_fit.Modes) -> Mapping[str, Any]:
+    """See `hyena_jax.filters.state_space.ModalFilter`."""
+    residue = np.stack([modes.residue.real, modes.residue.imag], axis=-1)
+    by_filter = {"log_decay": modes.log_decay, "angle": modes.angle, "residue": residue}
+    parameters = {name: part.reshape(*taps.shape[:2], *part.shape[1:]) for name, part in by_filter.items()}
+    return {name: part.astype(np.float32) for name, part in (parameters | {"lag_zero": taps[..., 0]}).items()}
+
+
+def _has_filter(mixer: MixerConfig) -> bool:
+    return hasattr(mixer, "filter")
+
+
+def _used_groups(groups: Sequence[ParameterGroup], names: Sequence[str]) -> tuple[ParameterGroup, ...]:
+    """The groups that are the first to match some name; the optimizer refuses others."""
+    firsts = {
+        next((i for i, group in enumerate(groups) if re.search(group.pattern, name)), None) for name in names
+    }
+    return tuple(group for i, group in enumerate(groups) if i in firsts)

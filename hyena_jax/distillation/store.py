@@ -1,0 +1,62 @@
+"""The new run folder: a run that starts, at step 0, from the distilled parameters."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+
+from hyena_jax.distillation.sizes import Source, Tried
+from hyena_jax.training.checkpoint import Checkpoints
+from hyena_jax.training.loop import checkpoint_items
+from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.run_folder import CHECKPOINTS, write_description
+from hyena_jax.training.step import init_state
+
+CONFIG_FILE = "config.py"
+CONFIG = '''"""This folder's experiment; to train on: hyena-jax train THIS_FILE --workdir THIS_FOLDER."""
+
+from pathlib import Path
+
+from hyena_jax import config
+
+
+def get_config():
+    return config.read(Path(__file__).with_name("config.json"))
+'''
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` that takes its place once it is whole; until then nothing is there."""
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield draft
+        draft.chmod(0o777 & ~_umask())
+        draft.replace(folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def write_run(folder: Path, source: Source, distilled: Tried) -> None:
+    """Writes config, data and one checkpoint with a fresh optimizer, as a run that is about to start."""
+    experiment, params = distilled.experiment, distilled.params
+    write_description(folder, experiment, source.about_data)
+    (folder / CONFIG_FILE).write_text(CONFIG, encoding="utf-8")
+    optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
+    state = jax.device_get(init_state(params, optimizer))
+    with Checkpoints(folder / CHECKPOINTS, experiment.training.keep_checkpoints, print) as checkpoints:
+        checkpoints.save(0, checkpoint_items(state), {"step": 0, "loss": distilled.values["loss"]})
+
+
+def _umask() -> int:
+    """The process's; temporary folders are for their owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
