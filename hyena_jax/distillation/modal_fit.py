@@ -14,8 +14,10 @@ from hyena_jax.distillation.channels import in_groups
 
 # Steps of the refinement; most of what it gains, it gains in the first ten.
 STEPS = 40
-# Least part of the squared error that a further step must gain in some channel.
+# A channel has arrived when a step gains no more than this part of its squared error.
 LEAST_GAIN = 1e-4
+# Of Levenberg and Marquardt; a channel that no damping moves has arrived, too.
+LEAST_DAMPING, MOST_DAMPING = 1e-12, 1e6
 # Ridge of the least squares, relative to the mean diagonal of the Gram matrix. Modes that nearly coincide
 # would take residues that cancel, of which float32 keeps little.
 RIDGE = 1e-10
@@ -94,18 +96,21 @@ def refine(taps: np.ndarray, log_decay: np.ndarray, angle: np.ndarray, steps: in
     channel has a damping of its own, and takes only steps that lower its error.
     """
     n_modes, n_taps = log_decay.shape[1], taps.shape[1]
-    damping = np.full(len(taps), 1e-2)
     now = _evaluate(taps, log_decay, angle)
+    damping = np.full(len(taps), 1e-2)
+    moving = np.arange(len(taps))
     for _ in range(steps):
-        move = _gauss_newton(now, damping)
-        log_decay = now.log_decay + np.clip(move[:, :n_modes], -1, 1)
-        angle = now.angle + np.clip(move[:, n_modes:], -0.5, 0.5)
-        new = _evaluate(taps, np.clip(log_decay, *_decay_limits(n_taps)), angle)
-        better = new.cost < now.cost
-        gain = np.where(better, now.cost - new.cost, 0) > LEAST_GAIN * now.cost
-        now = _choose(better, new, now)
-        damping = np.clip(np.where(better, damping / 3, damping * 4), 1e-12, 1e8)
-        if not gain.any():
+        old = _take(now, moving)
+        move = _gauss_newton(old, damping[moving])
+        log_decay = old.log_decay + np.clip(move[:, :n_modes], -1, 1)
+        angle = old.angle + np.clip(move[:, n_modes:], -0.5, 0.5)
+        new = _evaluate(taps[moving], np.clip(log_decay, *_decay_limits(n_taps)), angle)
+        better = new.cost < old.cost
+        _put(now, moving[better], _take(new, better))
+        damping[moving] = np.clip(damping[moving] * np.where(better, 1 / 3, 4), LEAST_DAMPING, None)
+        arrived = better & (old.cost - new.cost <= LEAST_GAIN * old.cost)
+        moving = moving[~arrived & (damping[moving] <= MOST_DAMPING)]
+        if not len(moving):
             break
     return Modes(now.log_decay, now.angle, now.weights[:, :n_modes] + 1j * now.weights[:, n_modes:])
 
@@ -119,7 +124,8 @@ def _fit_group(taps: np.ndarray, n_modes: int, seed: int) -> Modes:
     best = _evaluate(taps, *starts[0])
     for start in starts[1:]:
         point = _evaluate(taps, *start)
-        best = _choose(point.cost < best.cost, point, best)
+        better = point.cost < best.cost
+        _put(best, better, _take(point, better))
     return refine(taps, best.log_decay, best.angle)
 
 
@@ -154,13 +160,13 @@ def _gauss_newton(point: _Point, damping: np.ndarray) -> np.ndarray:
     return np.linalg.solve(gram, jacobian @ point.error[..., None])[:, : 2 * n_modes, 0]
 
 
-def _choose(of_first: np.ndarray, first: _Point, second: _Point) -> _Point:
-    """Channel by channel the first point or the second."""
+def _take(point: _Point, channels: np.ndarray) -> _Point:
+    return _Point(*(part[channels] for part in point))
 
-    def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.where(of_first.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
-    return _Point(*map(choose, first, second))
+def _put(point: _Point, channels: np.ndarray, values: _Point) -> None:
+    for part, value in zip(point, values, strict=True):
+        part[channels] = value
 
 
 def _powers(log_decay: np.ndarray, angle: np.ndarray, n_taps: int) -> np.ndarray:
@@ -179,5 +185,5 @@ def _inside(poles: np.ndarray, n_taps: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _decay_limits(n_taps: int) -> tuple[float, float]:
-    """Range of log_decay: from a loss of a thousandth over all taps to exp(-7) at the next tap."""
-    return np.log(1e-3 / n_taps), np.log(7.0)
+    """Range of log_decay: from a loss of a millionth over all taps to exp(-7) at the next tap."""
+    return np.log(1e-6 / n_taps), np.log(7.0)

@@ -1,0 +1,131 @@
+"""The command as a person types it, on a run of a second."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from hyena_jax import cli, config
+from hyena_jax.config import Experiment, HawkConfig, ImageClassifierConfig, ImagesConfig
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 60
+SMALL = """
+    --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16
+    --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
+    --training.steps 6 --training.eval-every 3 --training.checkpoint-every 3 --training.log-every 2
+    --logging.sample-tokens 0 --logging.tensorboard False
+""".split()
+
+
+def run(*arguments: object) -> int:
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return stop.code
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    width = ["--model.pattern.0.filter.width", 4]
+    assert run("train", "quickstart", "--workdir", folder, "--data.path", text, *SMALL, *width) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory, workdir):
+    """Folders of a run without long filters, and of one on images; nothing looks for their checkpoints."""
+    folder = tmp_path_factory.mktemp("others")
+    experiment = config.read(workdir / "config.json")
+    hawk = replace(experiment, model=replace(experiment.model, pattern=(HawkConfig(),)))
+    images = Experiment(model=ImageClassifierConfig(), data=ImagesConfig())
+    normalized = {"fingerprint": "", "normalization": {"mean": 0.5, "std": 0.5}}
+    text = json.loads((workdir / "data.json").read_text())
+    for name, experiment, data in (("hawk", hawk, text), ("images", images, normalized)):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config.encode(experiment)))
+        (folder / name / "data.json").write_text(json.dumps(data))
+    return folder
+
+
+def evaluated(folder, capsys) -> dict[str, float]:
+    capsys.readouterr()
+    assert run("eval", folder) == 0
+    words = capsys.readouterr().out.split()
+    return {name: float(words[words.index(name) + 1]) for name in ("loss", "accuracy")}
+
+
+def test_the_new_folder_is_a_run(workdir, tmp_path, capsys):
+    folder = tmp_path / "new" / "small"
+    assert run("distill", workdir, "--output", folder, "--state-size", 8, "--max-filter-error", 0) == 0
+    printed = capsys.readouterr().out
+    for words in ("Hankel singular values", "Validation loss and KL", "layer 0, filter 0", "state size 8"):
+        assert words in printed
+    assert "layer 0, filter 0 does not compress to state size 8: relative error" in printed
+    results = json.loads((folder / "distillation.json").read_text())
+    assert (results["state_size"], results["n_modes"], results["step"]) == (8, 4, 6)
+    assert results["command"].startswith(f"hyena-jax distill {workdir}")
+    assert results["after"]["kl"] >= 0
+    assert (folder / "distillation.png").stat().st_size > 1000
+    assert [path.name for path in folder.parent.iterdir()] == ["small"]  # no draft is left
+    for which, at in (("before", workdir), ("after", folder)):
+        assert evaluated(at, capsys)["loss"] == pytest.approx(results[which]["loss"], rel=1e-5)
+    assert run("generate", folder, "--prompt", "the", "--max-new-tokens", 20, "--greedy", "True") == 0
+    assert capsys.readouterr().out.startswith("the")
+    assert run("train", folder / "config.py", "--workdir", folder, "--training.steps", 2) == 0
+    assert "step      2   validation loss" in capsys.readouterr().out
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"0", "2"}
+
+
+def test_auto_takes_the_smallest_size_within_the_bound(workdir, tmp_path, capsys):
+    assert run("distill", workdir, "--output", tmp_path / "a", "--max-loss-increase", 10) == 0
+    assert json.loads((tmp_path / "a" / "distillation.json").read_text())["state_size"] == 4
+    command = ["distill", workdir, "--output", tmp_path / "b", "--max-loss-increase", 0, "--step", "best"]
+    code = run(*command)
+    captured = capsys.readouterr()
+    assert "Validation loss and KL" in captured.out
+    if code == 0:  # rounding may fall either way
+        assert (
+            json.loads((tmp_path / "b" / "distillation.json").read_text())["after"]["loss"]
+            <= (json.loads((tmp_path / "a" / "distillation.json").read_text())["before"]["loss"])
+        )
+    else:
+        assert code == 1
+        assert "no state size up to 16 keeps the loss within 0 nats" in captured.err
+        assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("{run} --output {new} --state-size 7", "state_size must be even and at least 2, or 'auto', got 7"),
+        ("{run} --output {new} --state-size 0", "state_size must be even and at least 2, or 'auto', got 0"),
+        ("{run} --output {new} --state-size 18", "state_size must be at most the run's max_len=16, got 18"),
+        ("{run} --output {new} --state-size few", "few"),
+        ("{run} --output {run}", "output must be a new or an empty folder"),
+        ("{run} --output {text}", "output must be a new or an empty folder"),
+        ("{run} --output {new} --step 5", "step must be one of the saved [6, 3], got 5"),
+        ("{run} --output {new} --max-loss-increase -1", "max_loss_increase must be at least 0, got -1.0"),
+        ("{run} --output {new} --path {new}", "path must be an existing"),
+        ("{tmp} --output {new}", "holds no run"),
+        ("{others}/images --output {new}", "a run on text"),
+        ("{others}/hawk --output {new}", "a run with a mixer that has a long filter, got 'HawkConfig'"),
+        ("{run}", "--output"),
+    ],
+)
+def test_wrong_input_is_one_line_and_code_2(arguments, message, workdir, others, text, tmp_path, capsys):
+    names = {"run": workdir, "others": others, "text": text, "new": tmp_path / "new", "tmp": tmp_path}
+    capsys.readouterr()
+    assert run("distill", *(argument.format(**names) for argument in arguments.split())) == 2
+    captured = capsys.readouterr()
+    output = " ".join((captured.out + captured.err).replace("│", " ").split())
+    assert message in output
+    assert "Traceback" not in output
+    assert list(tmp_path.iterdir()) == []

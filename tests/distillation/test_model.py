@@ -1,0 +1,141 @@
+"""Which parameters of which layers are replaced, and by what."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from distillation.systems import noise
+from tolerances import assert_close
+
+from hyena_jax import models
+from hyena_jax.config import (
+    HYENA_GROUPS,
+    Experiment,
+    FIRConfig,
+    H3Config,
+    HawkConfig,
+    HyenaConfig,
+    LanguageModelConfig,
+    ModalFilterConfig,
+    OptimizerConfig,
+    ParameterGroup,
+    S4DConfig,
+    TextConfig,
+    UserError,
+)
+from hyena_jax.distillation import measure, modal_fit
+from hyena_jax.distillation.model import (
+    LongFilters,
+    check_distillable,
+    distilled_experiment,
+    distilled_params,
+    long_filters,
+)
+from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.step import init_params
+
+L = 12
+
+
+def model_config(*pattern, n_layers=None, **fields) -> LanguageModelConfig:
+    sizes = {"d_model": 4, "d_ff": 4, "max_len": L, "vocab_size": 5}
+    return LanguageModelConfig(pattern=pattern, n_layers=n_layers or len(pattern), **{**sizes, **fields})
+
+
+def experiment_of(model: LanguageModelConfig, *groups: ParameterGroup) -> Experiment:
+    return Experiment(model=model, data=TextConfig(seq_len=L), optimizer=OptimizerConfig(groups=groups))
+
+
+def distilled(experiment: Experiment, params, n_modes: int):
+    filters = long_filters(experiment.model, params)
+    fitted = [modal_fit.fit(layer.later, n_modes) for layer in filters]
+    return distilled_experiment(experiment, n_modes), distilled_params(params, filters, fitted)
+
+
+def test_a_modal_model_distils_to_itself():
+    config = model_config(HyenaConfig(filter=ModalFilterConfig(n_modes=2)), remat=True)
+    params = init_params(models.build(config), 0)
+    experiment, new = distilled(experiment_of(config), params, 2)
+    tokens = jnp.arange(L)[None] % 5
+    before = models.build(config).apply({"params": params}, tokens)
+    after = models.build(experiment.model).apply({"params": new}, tokens)
+    assert_close(after, before)
+
+
+def test_every_kind_of_long_filter_is_found_and_nothing_else_is_touched():
+    config = model_config(
+        HyenaConfig(order=2, gating="conv_first"), HawkConfig(), H3Config(head_dim=2), FIRConfig(),
+    )  # fmt: skip
+    params = init_params(models.build(config), 0)
+    before = long_filters(config, params)
+    assert [(layer.layer, layer.taps.shape) for layer in before] == [
+        (0, (2, 4, L)), (2, (1, 2, L)), (3, (1, 4, L))
+    ]  # fmt: skip
+    # As many modes as taps: what little is left is the rounding of the parameters.
+    experiment, new = distilled(experiment_of(config), params, L)
+    after = long_filters(experiment.model, new)
+    for old, fitted in zip(before, after, strict=True):
+        np.testing.assert_array_equal(fitted.taps[..., 0], old.taps[..., 0])
+        np.testing.assert_allclose(fitted.taps, old.taps, atol=1e-4 * np.abs(old.taps).max())
+    shapes = jax.eval_shape(lambda: init_params(models.build(experiment.model), 0))
+    assert jax.tree.map(jnp.shape, new) == jax.tree.map(jnp.shape, shapes)
+    assert new["blocks_1"] is params["blocks_1"]
+    assert new["blocks_2"]["mixer"]["skip"] is params["blocks_2"]["mixer"]["skip"]
+
+
+def test_the_optimizer_keeps_the_groups_that_still_apply():
+    experiment = experiment_of(model_config(HyenaConfig()), *HYENA_GROUPS)
+    new = distilled_experiment(experiment, 2)
+    assert [group.pattern for group in new.optimizer.groups] == [
+        group.pattern for group in HYENA_GROUPS if "positions" not in group.pattern
+    ]
+    rate = ParameterGroup(r"/filter/(log_decay|frequency)$", learning_rate=1e-3)
+    new = distilled_experiment(experiment_of(model_config(S4DConfig()), rate), 2)
+    assert [group.weight_decay for group in new.optimizer.groups] == [None, 0.0]
+    make_optimizer(new.optimizer, init_params(models.build(new.model), 0), 10)  # accepts them
+
+
+def test_errors_are_relative_and_bounded():
+    before = LongFilters(3, noise(2 * 3, 32).reshape(2, 3, 32))
+    modes = modal_fit.fit(before.later, 4)
+    later = modal_fit.response(modes, 31).reshape(2, 3, 31)
+    after = LongFilters(3, np.concatenate([before.taps[..., :1], later], axis=-1))
+    errors = measure.filter_errors(before, after, measure.spectra(before, 16, 0), 8)
+    assert [(error.layer, error.filter) for error in errors] == [(3, 0), (3, 1)]
+    for error, old, new in zip(errors, before.taps, after.taps, strict=True):
+        expected = np.linalg.norm(new - old) / np.linalg.norm(old[:, 1:])
+        assert error.error == pytest.approx(expected)
+        by_channel = np.linalg.norm(new - old, axis=1) / np.linalg.norm(old[:, 1:], axis=1)
+        assert (error.worst_channel, error.worst_error) == (
+            by_channel.argmax(),
+            pytest.approx(by_channel.max()),
+        )
+        assert error.least <= error.error <= error.balanced
+
+
+def test_kl_against_its_definition():
+    p, q = np.random.default_rng(0).dirichlet(np.ones(7), (2, 50))
+    near = p * (1 + 1e-4 * noise(50, 7))
+    near /= near.sum(1, keepdims=True)
+    for other, tolerance in ((q, 1e-5), (near, 2e-2)):
+        expected = (p * np.log(p / other)).sum(-1)
+        found = measure.kl_divergence(*(jnp.asarray(np.log(x), jnp.float32) for x in (p, other)))
+        assert (found >= 0).all()
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * expected.mean())
+    extreme = jnp.array([0.0, -200.0]), jnp.array([-200.0, 0.0])
+    assert measure.kl_divergence(*extreme) == 200
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (model_config(HawkConfig()), "got 'HawkConfig'"),
+        (model_config(HyenaConfig(num_blocks=2)), "num_blocks must be 1 to be distilled, got 2"),
+        (replace(model_config(FIRConfig()), max_len=3), "max_len must be at least 4, got 3"),
+    ],
+)
+def test_what_cannot_be_distilled(config, message):
+    with pytest.raises(UserError, match=message):
+        check_distillable(config)
