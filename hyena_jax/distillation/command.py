@@ -48,7 +48,7 @@ class Distill:
     batch_size: int = 64
     """Sequences evaluated at once; does not change the result."""
     seed: int = 0
-    """Seed of the random subspaces that the spectra of filters beyond 1,024 taps are found in."""
+    """Seed of the random subspaces that the spectra of filters beyond 512 taps are found in."""
 
     def check(self) -> None:
         """Refuses values that fit no run."""
