@@ -1,8 +1,8 @@
 """Trains Hyena on Tiny Shakespeare, distils it to several sizes, and writes results.json and plot.png.
 
-python experiments/distillation/run.py --workdir DIR [--path input.txt] [--lengths 64 256] [--sizes 8 16 32]
+python experiments/distillation/run.py --workdir DIR [--path input.txt] [--lengths 64] [--sizes 8 32]
 
-The model is `shakespeare_cpu:hyena` (4 layers, width 128, 2,000 steps of 12 windows) with context 64, its own,
+The model is `shakespeare_cpu:hyena` (4 layers, width 128, 2,000 steps of 12 windows) with its context 64,
 and 256. What is finished in WORKDIR is read, not done again.
 """
 
@@ -26,7 +26,7 @@ def main(
     workdir: Path,
     path: str | None = None,
     lengths: tuple[int, ...] = (64, 256),
-    sizes: tuple[int, ...] = (8, 16, 32, 64),
+    sizes: tuple[int, ...] = (2, 4, 8, 16, 32, 64),
 ) -> None:
     """Trains and distils what is missing, then writes the results."""
     report = {"hardware": describe_machine(), "versions": versions(), "runs": []}
