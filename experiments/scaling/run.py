@@ -104,10 +104,9 @@ def table(results: dict) -> str:
     for row in results["rows"]:
         alone = results["alone"][str(row["rows"])]
         name = "pmap" if row["strategy"] == "pmap" else f"sharded, fsdp {row['fsdp']}"
-        lines.append(
-            f"| {name} | {row['processes']} | {row['devices']} | {row['rows']} "
-            f"| {1e3 * row['seconds']:.0f} | {1e3 * alone:.0f} | {row['seconds'] / alone:.2f} |"
-        )
+        sizes = f"{row['processes']} | {row['devices']} | {row['rows']}"
+        times = f"{1e3 * row['seconds']:.0f} | {1e3 * alone:.0f} | {row['seconds'] / alone:.2f}"
+        lines.append(f"| {name} | {sizes} | {times} |")
     return "\n".join(lines)
 
 

@@ -18,7 +18,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hyena_jax.ops.broadcasting import sum_to
 
@@ -177,22 +179,31 @@ def _right_angle(length: int, n: int, dtype: jnp.dtype) -> tuple[np.ndarray, np.
     return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
 
 
-def _row_major(x: jax.Array) -> jax.Array:
-    """x, in the layout that the CPU's FFT needs: where XLA divides arrays itself, it may choose another."""
-    if not jax.sharding.get_abstract_mesh().auto_axes:
-        return x
-    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+def _partitioned(transform: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """A transform of the last axis that keeps the other axes divided as they are, where XLA divides arrays.
+
+    XLA's own division of an FFT ends the process unless the square of the parts divides the length
+    (fft_handler.cc), and the layouts that it chooses are refused by the CPU's FFT (fft_thunk.cc).
+    """
+
+    def row_major(x: jax.Array) -> jax.Array:
+        return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+
+    def partition(mesh: Mesh, arguments: tuple, result: jax.ShapeDtypeStruct) -> tuple:
+        spec = (*arguments[0].sharding.spec, *[None] * arguments[0].ndim)[: arguments[0].ndim - 1]
+        sharding = NamedSharding(mesh, PartitionSpec(*spec, None))
+        return mesh, lambda x: row_major(transform(row_major(x))), sharding, (sharding,)
+
+    divided = custom_partitioning(lambda x: transform(x))  # not its other, static, arguments
+    divided.def_partition(partition, sharding_rule="... n -> ... n", need_replication_factors=("n",))
+
+    def apply(x: jax.Array) -> jax.Array:
+        return divided(x) if jax.sharding.get_abstract_mesh().auto_axes else transform(x)
+
+    return apply
 
 
-def _fft(x: jax.Array) -> jax.Array:
-    return _row_major(jnp.fft.fft(_row_major(x)))
-
-
-def _ifft(x: jax.Array) -> jax.Array:
-    return _row_major(jnp.fft.ifft(_row_major(x)))
-
-
-FFT = Transform(_fft, _ifft)
+FFT = Transform(_partitioned(jnp.fft.fft), _partitioned(jnp.fft.ifft))
 
 
 def _matmul_fft(x: jax.Array, shape: tuple[int, int]) -> jax.Array:

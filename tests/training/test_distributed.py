@@ -20,7 +20,8 @@ SMALL = """
     --training.log-every 1 --training.eval-every 4 --training.checkpoint-every 2 --logging.tensorboard False
 """.split()
 
-SHARDED = ["--parallel.strategy", "sharded"]
+
+CHECKED = ("--parallel.check-replicas-every", 4)
 
 
 def arguments(text, workdir, steps, *more):
@@ -90,12 +91,10 @@ def test_two_processes_train_as_one_and_a_killed_one_ends_both(text, tmp_path):
 
 
 @pytest.mark.scale
-@pytest.mark.parametrize(
-    "layout", [[], [*SHARDED, "--parallel.fsdp", 2], [*SHARDED, "--parallel.sequence", 4]]
-)
+@pytest.mark.parametrize("layout", ["pmap", "sharded --parallel.fsdp 2", "sharded --parallel.sequence 4"])
 def test_four_processes_train_as_one_and_save_together(text, tmp_path, layout):
     workdir = tmp_path / "four"
-    command = arguments(text, workdir, 8, *layout, "--parallel.check-replicas-every", 4)
+    command = arguments(text, workdir, 8, *f"--parallel.strategy {layout}".split(), *CHECKED)
     with launched(4, command) as launcher:
         output = launcher.stdout.read()
         assert launcher.wait() == 0, output
