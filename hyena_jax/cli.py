@@ -102,6 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         return _fail(error, 3)
+    except (MemoryError, RuntimeError) as error:  # the latter by XLA, for its devices and for the host
+        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return _fail(f"out of memory: {error}", 3)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
 

@@ -79,7 +79,7 @@ def main(
 
 
 def prepare(lab: Lab) -> Stage:
-    """The runs to start from and to compare with; the second whole one is timed and shows they repeat."""
+    """What to start from and to compare with; the second whole run is timed, and shows that runs repeat."""
     lab.train(lab.root / "whole")
     start = time.perf_counter()
     lab.train(lab.root / "again")

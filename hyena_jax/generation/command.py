@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from hyena_jax.training.run_folder import Run
 
 
+# They are computed at once, and printed when all are done.
+MOST_ROWS = 4096
+
+
 @dataclass(frozen=True)
 class RunSelection:
     """Which parameters of which run."""
@@ -119,6 +123,10 @@ def _request(command: Generate, tokenizer: "Tokenizer") -> "Request":
     from hyena_jax.generation.decoding import Request
     from hyena_jax.generation.sampling import SamplingRule
 
+    n_rows = max(1, len(command.prompt)) * command.num_samples
+    require(
+        n_rows <= MOST_ROWS, "num_samples", command.num_samples, f"such that there are at most {MOST_ROWS}"
+    )
     stops = [_encode(tokenizer, text, "stop") for text in command.stop]
     for text, ids in zip(command.stop, stops, strict=True):
         require(len(ids) == 1, "stop", text, f"one token of this run's tokenizer (it is {len(ids)})")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from fuzz.experiments import values
+from fuzz.experiments import mostly, values
 from hypothesis import strategies as st
 
 from hyena_jax.benchmark.settings import Decode, Model, Operators
@@ -46,8 +46,8 @@ def flags_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 TRAIN_FLAGS = {
     **dict(flags_of(SMALL)),
-    "--workdir": str,
-    "--profile": str,
+    "--workdir": Path,
+    "--profile": Path,
     "--accept-changed-data": bool,
     "--optimizer.groups.0.pattern": str,
 }
@@ -83,10 +83,8 @@ CONFIGS = [
 @st.composite
 def command_lines(draw: Callable) -> list[str]:
     """One command with up to four flags, and now and then a word that does not belong there."""
-    command = draw(
-        st.sampled_from(["train"] * 5 + ["eval", "generate", "generate", "bench", "bench", "tarin"])
-    )
-    places = st.sampled_from(["run", "run", "run", "other", "nowhere", "text.txt", ""])
+    command = draw(st.sampled_from(["train"] * 6 + ["eval", "generate"] * 2 + ["bench"] * 2 + ["tarin"]))
+    places = st.sampled_from(["run"] * 6 + ["other", "nowhere", "text.txt", ""])
     match command:
         case "train":
             line, flags = [command, draw(st.sampled_from(CONFIGS))], TRAIN_FLAGS
@@ -106,7 +104,7 @@ def command_lines(draw: Callable) -> list[str]:
         case _:
             line, flags = [command], TRAIN_FLAGS
     for flag in draw(st.lists(st.sampled_from(sorted(flags)), max_size=3)):
-        line += [flag, *draw(st.one_of(*[words(flags[flag])] * 4, VALUES.map(lambda value: [value])))]
+        line += [flag, *draw(words(flags[flag]))]
     if draw(st.integers(0, 19)) == 0:
         line.insert(draw(st.integers(0, len(line))), draw(VALUES))
     return line
@@ -120,4 +118,4 @@ def words(hint: Any) -> st.SearchStrategy[list[str]]:
     def typed(value: Any) -> list[str]:
         return [str(part).replace("\0", "") for part in (value if isinstance(value, tuple) else (value,))]
 
-    return values(hint).map(typed)
+    return mostly(values(hint).map(typed), VALUES.map(lambda value: [value]), 5)

@@ -1,0 +1,182 @@
+"""Faults to whole runs in this process; `-m faults` does them to processes, as experiments/faults/run.py."""
+
+import dataclasses
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyena_jax import cli
+from hyena_jax.config import UserError
+from hyena_jax.training import atomic, loop
+from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.loop import train
+from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.run_folder import locked, read_run
+from hyena_jax.training.signals import Interrupted, stop_requests
+
+PROGRAM = Path(__file__).parents[2] / "experiments" / "faults" / "run.py"
+
+
+def longer(experiment, steps=14, **changes):
+    training = dataclasses.replace(experiment.training, steps=steps, **changes)
+    return dataclasses.replace(experiment, training=training)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def run(experiment, tmp_path, console):
+    train(experiment, tmp_path / "run", console)
+    return tmp_path / "run"
+
+
+def test_a_second_training_changes_nothing(run, experiment, console):
+    before = contents(run)
+    with locked(run), pytest.raises(UserError, match="in use: another process trains there"):
+        train(longer(experiment, log_every=1), run, console)
+    assert contents(run) == before
+
+
+def test_all_checkpoints_damaged_is_refused_again_and_again(run, experiment, console):
+    for step in saved_steps(run / "checkpoints"):
+        shutil.rmtree(run / "checkpoints" / str(step) / "params")
+    before = contents(run)
+    for _ in range(2):
+        with pytest.raises(UserError, match="every checkpoint in .* is damaged"):
+            train(longer(experiment), run, console)
+        assert contents(run) == before
+
+
+def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp_path, console):
+    """Also where it has other symbols: the run's own tokenizer reads it."""
+    letters = dataclasses.replace(
+        experiment, data=dataclasses.replace(experiment.data, tokenizer="characters")
+    )
+    run = tmp_path / "run"
+    train(letters, run, console)
+    encoding, before = read_run(run).encoding.to_json(), contents(run)
+    text.write_text(text.read_text().replace("wall", "hall"))
+    with pytest.raises(UserError, match="fingerprint differs; --accept-changed-data True"):
+        train(longer(letters), run, console)
+    assert contents(run) == before
+    train(longer(letters), run, console, accept_changed_data=True)
+    output = " ".join(console.file.getvalue().split())
+    assert "changed since the last start: text: fingerprint" in output
+    assert "continuing after step 12" in output
+    assert read_run(run).encoding.to_json() == encoding
+    text.write_text(text.read_text() + "ß" * 100)
+    with pytest.raises(UserError, match="ß"):
+        train(longer(letters, 16), run, console, accept_changed_data=True)
+
+
+def test_what_a_kill_leaves_of_a_new_folder_is_continued(experiment, tmp_path, console):
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    for name in (".lock", "data.json", "config.json.draft"):
+        (workdir / name).write_text("{")
+    train(experiment, workdir, console)
+    assert saved_steps(workdir / "checkpoints")[0] == 12
+
+
+def test_a_half_deleted_old_checkpoint_does_no_harm(run, experiment, console):
+    oldest = run / "checkpoints" / str(saved_steps(run / "checkpoints")[-1])
+    for path in [oldest / "manifest.json", oldest / "_CHECKPOINT_METADATA"]:
+        path.unlink()
+    shutil.rmtree(oldest / "params")
+    train(longer(experiment), run, console)
+    assert saved_steps(run / "checkpoints")[0] == 14
+
+
+def test_a_torn_last_row_is_dropped(run, experiment, console):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 13, "train/loss": 1.0}\n{"step": 14, "tra')
+    train(longer(experiment, log_every=1), run, console)
+    assert [row["step"] for row in read_rows(run / "metrics.jsonl")][-3:] == [13, 14, 14]
+
+
+@pytest.mark.parametrize("line", ['{"step": "a"}', "[1]", "{}", "\0\0"])
+def test_a_line_that_is_no_row_is_named(run, experiment, console, line):
+    path = run / "metrics.jsonl"
+    path.write_text(line + "\n" + path.read_text())
+    with pytest.raises(UserError, match="line 1 is not a row of metrics.*without that line"):
+        train(longer(experiment), run, console)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError("full")
+
+    path = tmp_path / "a.json"
+    atomic.write_text(path, "old")
+    monkeypatch.setattr(atomic.os, "fsync", full)
+    with pytest.raises(OSError, match="full"):
+        atomic.write_text(path, "new")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+    assert path.read_text() == "old"
+
+
+def test_a_signal_while_it_starts_interrupts(experiment, tmp_path, console, monkeypatch):
+    usual = loop.init_params
+
+    def init_params(model, seed):
+        signal.raise_signal(signal.SIGTERM)
+        return usual(model, seed)
+
+    monkeypatch.setattr(loop, "init_params", init_params)
+    with pytest.raises(Interrupted, match="stopped by SIGTERM before the next step"):
+        train(experiment, tmp_path / "run", console)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_is_repeated_does_not_break_the_save(number):
+    with stop_requests() as request:
+        request.defer()
+        for _ in range(3):
+            signal.raise_signal(number)
+    assert request.name == number.name
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_nohup_stays():
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_requests() as request:
+            signal.raise_signal(signal.SIGHUP)
+        assert not request.is_set
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (Interrupted("stopped by SIGTERM and saved"), 75, "stopped by SIGTERM and saved"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (BrokenPipeError(), 3, "nobody reads the output"),
+        (MemoryError(), 3, "out of memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"), 3, "out of memory"),
+    ],
+)
+def test_each_end_has_its_exit_code(error, code, message, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(loop, "train", fail)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # a broken pipe takes it away
+    assert cli.main(["train", "quickstart", "--workdir", str(tmp_path)]) == code
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.faults
+def test_the_program_finds_nothing(tmp_path):
+    few = ["--kills", 8, "--stops", 4, "--damages", 9, "--full-disks", 4]
+    arguments = [*few, "--workdir", tmp_path / "runs", "--out", tmp_path]
+    done = subprocess.run([sys.executable, PROGRAM, *map(str, arguments)], check=False)
+    assert done.returncode == 0
