@@ -80,7 +80,7 @@ def kill_any_time(stage: Stage, fraction: float, workdir: Path) -> dict:
     """Between the start of the process and its expected end."""
     started = stage.lab.start(workdir)
     time.sleep(fraction * stage.seconds)
-    return _kill_and_finish(stage, started, workdir)
+    return _kill_and_finish(stage, started, workdir, lambda: True)
 
 
 def kill_thrice(stage: Stage, fraction: float, workdir: Path) -> dict:
@@ -104,7 +104,7 @@ def kill_in_write(stage: Stage, fraction: float, workdir: Path) -> dict:
     started = stage.lab.start(workdir)
     hit = started.wait_for(folder.exists)
     time.sleep(delay)
-    return _kill_and_finish(stage, started, workdir) | {"hit": hit and folder.exists()}
+    return _kill_and_finish(stage, started, workdir, lambda: hit and folder.exists())
 
 
 def kill_before_manifest(stage: Stage, fraction: float, workdir: Path) -> dict:
@@ -113,10 +113,8 @@ def kill_before_manifest(stage: Stage, fraction: float, workdir: Path) -> dict:
     folder = workdir / "checkpoints" / str(step)
     started = stage.lab.start(workdir)
     started.wait_for(folder.exists)
-    started.process.kill()
-    hit = not (folder / "manifest.json").exists()
-    text = _kill_and_finish(stage, started, workdir)
-    return text | {"hit": hit and folder.exists()}
+    manifest = folder / "manifest.json"
+    return _kill_and_finish(stage, started, workdir, lambda: folder.exists() and not manifest.exists())
 
 
 def kill_in_deletion(stage: Stage, fraction: float, workdir: Path) -> dict:
@@ -127,8 +125,7 @@ def kill_in_deletion(stage: Stage, fraction: float, workdir: Path) -> dict:
     started.wait_for((folder / "manifest.json").exists)
     names = [path for path in folder.rglob("*") if path.is_file()]
     started.wait_for(lambda: not all(path.exists() for path in names))
-    started.process.kill()
-    return _kill_and_finish(stage, started, workdir) | {"hit": folder.exists()}
+    return _kill_and_finish(stage, started, workdir, folder.exists)
 
 
 def kill_in_creation(stage: Stage, fraction: float, workdir: Path) -> dict:
@@ -136,18 +133,18 @@ def kill_in_creation(stage: Stage, fraction: float, workdir: Path) -> dict:
     started = stage.lab.start(workdir)
     started.wait_for(workdir.exists)
     time.sleep(0.003 * fraction)
-    started.process.kill()
-    return _kill_and_finish(stage, started, workdir) | {"hit": not (workdir / "config.json").exists()}
+    return _kill_and_finish(stage, started, workdir, lambda: not (workdir / "config.json").exists())
 
 
-def _kill_and_finish(stage: Stage, started: Started, workdir: Path) -> dict:
+def _kill_and_finish(stage: Stage, started: Started, workdir: Path, is_hit: Callable[[], bool]) -> dict:
     started.kill()
+    hit = is_hit()
     steps = saved_steps(workdir / "checkpoints")
     row = last_row(workdir)
     after = steps[0] if steps else 0
     demand(row - after <= 2 * EVERY + 1, f"step {row} was reached, but the newest checkpoint is {after}")
     text = stage.finish(workdir, after if after < STEPS else None)
-    return {"step": row, "checkpoint": after, "unverified": "is unverified" in text}
+    return {"step": row, "checkpoint": after, "unverified": "is unverified" in text, "hit": hit}
 
 
 def stops(stage: Stage, count: int, seed: int) -> Iterator[Trial]:

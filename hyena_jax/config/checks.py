@@ -40,6 +40,13 @@ def require_at_least(least: float, config: object, *names: str) -> None:
         require(value is None or value >= least, name, value, f"at least {least}")
 
 
+def require_at_most(most: float, config: object, *names: str) -> None:
+    """The same from above."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value <= most, name, value, f"at most {most}")
+
+
 def require_sizes(d_model: int, max_len: int) -> None:
     """Refuses a width or a length that no module can have."""
     for name, size in (("d_model", d_model), ("max_len", max_len)):

@@ -3,11 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hyena_jax.config.checks import Checked, require, require_at_least
+from hyena_jax.config.checks import Checked, require, require_at_least, require_at_most
 from hyena_jax.config.mixers import HyenaConfig, Init, MixerConfig, is_unbounded
 
 # Metadata of a field that may change between the runs of one experiment.
 RUNTIME = {"runtime": True}
+
+# Programs are written out for each layer, and windows of filters for each channel.
+MOST_LAYERS = 1024
+MOST_CHANNELS = 2**20
+MOST_SYMBOLS = 2**24
 
 Norm = Literal["none", "layer", "rms"]
 
@@ -50,6 +55,8 @@ class BackboneConfig(Checked):
         super().__post_init__()
         require(len(self.pattern) >= 1, "pattern", self.pattern, "at least one mixer")
         require_at_least(1, self, "n_layers", "d_model", "d_ff")
+        require_at_most(MOST_LAYERS, self, "n_layers")
+        require_at_most(MOST_CHANNELS, self, "d_model", "d_ff")
         allowed = f"{'None' if self.ffn == 'none' else 'a width'} with ffn {self.ffn!r}"
         require((self.d_ff is None) == (self.ffn == "none"), "d_ff", self.d_ff, allowed)
         bare = (self.norm, self.ffn) == ("none", "none")
@@ -86,6 +93,7 @@ class LanguageModelConfig(BackboneConfig):
         super().__post_init__()
         require_at_least(1, self, "max_len", "loss_chunk")
         require_at_least(2, self, "vocab_size")
+        require_at_most(MOST_SYMBOLS, self, "max_len", "vocab_size")
         require(not (self.tied_head and self.head_bias), "head_bias", self.head_bias, "False with tied_head")
         require(self.soft_cap is None or self.soft_cap > 0, "soft_cap", self.soft_cap, "above 0")
         for mixer in self.pattern:
