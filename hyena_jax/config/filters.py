@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal, Union
 
-from hyena_jax.config.checks import Checked, require, require_at_least
+from hyena_jax.config.checks import Checked, require, require_at_least, require_at_most
 
 NormAxis = Literal["none", "channels", "length"]
+# Programs are written out for each hidden layer; the sizes are beyond what a filter can be computed with.
+MOST_HIDDEN = 64
+MOST_FEATURES = 2**16
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class CKConvFilterConfig(Checked):
         require(self.emb_dim >= 3 and self.emb_dim % 2 == 1, "emb_dim", self.emb_dim, "odd and at least 3")
         require_at_least(1, self, "width")
         require_at_least(0, self, "n_hidden")
+        require_at_most(MOST_HIDDEN, self, "n_hidden")
+        require_at_most(MOST_FEATURES, self, "emb_dim", "width")
 
     def check(self, max_len: int) -> None:
         """Any length will do."""
@@ -148,6 +153,7 @@ class S4DFilterConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.n_state >= 2 and self.n_state % 2 == 0, "n_state", self.n_state, "even and at least 2")
+        require_at_most(MOST_FEATURES, self, "n_state")
         require(0 < self.dt_min <= self.dt_max, "dt_min", self.dt_min, f"in (0, dt_max={self.dt_max}]")
 
     def check(self, max_len: int) -> None:
@@ -168,6 +174,7 @@ class ModalFilterConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "n_modes")
+        require_at_most(MOST_FEATURES, self, "n_modes")
         most = f"in (0, max_radius={self.max_radius}]"
         require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
         require(self.max_radius < 1, "max_radius", self.max_radius, "below 1")
@@ -186,6 +193,7 @@ class LookupFilterConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "width")
+        require_at_most(MOST_FEATURES, self, "width")
 
     def check(self, max_len: int) -> None:
         """Any length will do."""

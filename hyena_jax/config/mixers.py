@@ -7,6 +7,7 @@ from hyena_jax.config.checks import (
     Checked,
     require,
     require_at_least,
+    require_at_most,
     require_divisor,
     require_sizes,
 )
@@ -26,6 +27,9 @@ MOST_GATES = 64
 MOST_TAPS = 1024
 # Filters that are the response of a small recurrence, which decoding runs instead.
 RECURRENT_FILTERS = (ModalFilterConfig, S4DFilterConfig)
+# Beyond these nothing can be computed, and sizes leave the range of their integers.
+MOST_CHANNELS = 2**20
+MOST_STEPS = 2**24
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class HyenaConfig(Checked):
         least = 2 if self.gating == "gate_first" else 1
         require(self.order >= least, "order", self.order, f"at least {least} with gating {self.gating!r}")
         require_at_least(1, self, "num_heads", "inner_factor", "num_blocks")
+        require_at_most(MOST_GATES, self, "inner_factor")
         _check_unrolled(self)
         require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
 
@@ -153,6 +158,7 @@ class HawkConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "width", "gate_blocks")
+        require_at_most(MOST_CHANNELS, self, "width")
         _check_unrolled(self)
         most = f"in (0, max_radius={self.max_radius}]"
         require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
@@ -228,6 +234,7 @@ class LocalAttentionConfig(_HeadsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "window")
+        require_at_most(MOST_STEPS, self, "window")
 
 
 @dataclass(frozen=True)
@@ -279,6 +286,7 @@ class AFTFullConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "rank")
+        require_at_most(MOST_CHANNELS, self, "rank")
 
     def check(self, d_model: int, max_len: int) -> None:
         """Any size will do."""
@@ -295,6 +303,7 @@ class AFTLocalConfig(AFTFullConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "window")
+        require_at_most(MOST_STEPS, self, "window")
 
 
 @dataclass(frozen=True)
@@ -327,6 +336,7 @@ class AFTConvConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "n_heads", "n_taps")
+        require_at_most(MOST_STEPS, self, "n_taps")
 
     def check(self, d_model: int, max_len: int) -> None:
         """Heads must divide the width."""
