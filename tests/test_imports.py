@@ -20,7 +20,7 @@ ALLOWED = {
     "mixers": {"config", "initializers", "ops", "filters"},
     "models": {"config", "initializers", "ops", "filters", "mixers"},
     "training": {"config", "data", "models"},
-    "generation": {"config", "mixers", "models", "ops", "training"},
+    "generation": {"config", "data", "mixers", "models", "ops", "training"},
     "benchmark": {"config", "filters", "generation", "mixers", "models", "ops", "reference", "training"},
     "distillation": {"config", "data", "models", "training"},
     "launch": set(),
