@@ -1,0 +1,175 @@
+"""Peak memory of one training step against the length of the sequence.
+
+python experiments/long_context/run.py [--output experiments/long_context] [--lengths 16384 ...] [--layouts]
+
+Each step runs in a process of its own, which compiles it, takes it twice on random bytes and reports the most
+memory it ever held resident (VmHWM). With `--layouts` also what XLA plans for each of 1, 2, 4 and 8 devices
+that share one sequence out: compiled on as many fake devices, not run. Writes results.json and plot.png.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+
+from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig, choose
+
+MIXERS = {"hyena": HyenaConfig(), "hawk": HawkConfig()}
+LENGTHS = tuple(2**k for k in range(14, 21))
+# Without recomputing and with all logits at once, for comparison, only up to here.
+LONGEST_PLAIN = 2**17
+LAYOUT_LEN, LAYOUTS = 2**15, (1, 2, 4, 8)
+AXES = ("data", "fsdp", "sequence")
+GIB = 2**30
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step: a mixer's name, the length, how it saves memory, and devices that share L out."""
+
+    mixer: str
+    length: int
+    remat: str = "block"
+    loss_chunk: int = 8192
+    n_devices: int = 1
+
+    def model(self) -> LanguageModelConfig:
+        """D = 64, 2 layers, a vocabulary of bytes."""
+        return LanguageModelConfig(
+            pattern=(choose("mixer", self.mixer, MIXERS),),
+            n_layers=2,
+            d_model=64,
+            d_ff=256,
+            max_len=self.length,
+            vocab_size=256,
+            remat=self.remat,
+            loss_chunk=self.loss_chunk,
+        )
+
+
+def compile_step(step: Step):
+    """The compiled step, its state and its batch; on a mesh if several devices share the length out."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from hyena_jax import models
+    from hyena_jax.config import OptimizerConfig
+    from hyena_jax.training.optimizer import make_optimizer
+    from hyena_jax.training.step import init_params, init_state, make_train_step
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[: step.n_devices]).reshape(1, 1, -1), AXES)
+    config = step.model()
+    params = init_params(models.build(config), seed=0)
+    optimizer = make_optimizer(OptimizerConfig(), params, total_steps=1000)
+    windows = np.random.default_rng(0).integers(0, 256, (1, step.length + 1), dtype=np.int32)
+    batch = {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
+    with jax.set_mesh(mesh):
+        state = jax.device_put(init_state(params, optimizer), NamedSharding(mesh, PartitionSpec()))
+        batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(None, "sequence")))
+        model = models.build(config, sequence_axis=None if step.n_devices == 1 else "sequence")
+        train_step = jax.jit(make_train_step(model, optimizer, seed=0), donate_argnums=0)
+        compiled = train_step.lower(state, batch).compile()
+    return compiled, state, jax.tree.map(jnp.asarray, batch)
+
+
+def measure(step: Step) -> dict:
+    """Planned memory, and, on one device, the peak and the seconds of the second of two steps."""
+    from hyena_jax.benchmark.memory import compiled_memory
+
+    compiled, state, batch = compile_step(step)
+    row = {**asdict(step), "planned_bytes": compiled_memory(compiled).total}
+    if step.n_devices == 1:
+        for _ in range(2):
+            start = time.perf_counter()
+            state, metrics = compiled(state, batch)
+            loss = float(metrics["loss"])
+            row |= {"loss": loss, "step_seconds": time.perf_counter() - start}
+        status = Path("/proc/self/status").read_text()
+        row["peak_bytes"] = 1024 * int(re.search(r"VmHWM:\s+(\d+)", status)[1])
+    return row
+
+
+def in_a_process(step: Step) -> dict | None:
+    """`measure` in a process of its own; None if that ends badly, for want of memory for instance."""
+    flags = f"--xla_force_host_platform_device_count={step.n_devices}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    command = [sys.executable, __file__, "--one", json.dumps(asdict(step))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        print(f"{step}: exit code {done.returncode}\n{done.stderr[-2000:]}", file=sys.stderr)
+        return None
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(
+    output: Path = FOLDER,
+    mixers: tuple[str, ...] = tuple(MIXERS),
+    lengths: tuple[int, ...] = LENGTHS,
+    layouts: bool = False,
+    one: str | None = None,
+) -> None:
+    """Measures, prints and writes; `one` is the JSON of a single step, which is printed alone."""
+    if one is not None:
+        print(json.dumps(measure(Step(**json.loads(one)))))
+        return
+    from hyena_jax.benchmark.machine import describe_machine, describe_versions
+
+    steps = []
+    for mixer in mixers:
+        steps += [Step(mixer, length) for length in lengths]
+        plain = [length for length in lengths if length <= LONGEST_PLAIN]
+        steps += [Step(mixer, length, "none", length) for length in plain]
+        if layouts:
+            steps += [Step(mixer, LAYOUT_LEN, n_devices=n) for n in LAYOUTS[1:]]
+    path, rows = output / "results.json", []
+    for step in steps:
+        row = in_a_process(step)
+        if row is None:
+            continue
+        rows.append(row)
+        print(
+            f"{step.mixer:6} L={step.length:8,} remat={step.remat:5} devices={step.n_devices} "
+            f"planned {row['planned_bytes'] / GIB:6.2f} GiB, peak {row.get('peak_bytes', 0) / GIB:6.2f} GiB",
+            flush=True,
+        )
+        report = describe_machine() | describe_versions(with_torch=False) | {"rows": rows}
+        path.write_text(json.dumps(report, indent=2) + "\n")
+    draw(rows, output / "plot.png")
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    """Peak memory against length, on logarithmic axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for mixer, colour in zip(MIXERS, ("#1f6f8b", "#c8442d"), strict=True):
+        for remat, line in (("block", "o-"), ("none", "o--")):
+            found = [r for r in rows if (r["mixer"], r["remat"]) == (mixer, remat) and "peak_bytes" in r]
+            what = "recomputed blocks, loss in parts" if remat == "block" else "plain"
+            x, y = [r["length"] for r in found], [r["peak_bytes"] / GIB for r in found]
+            axes.plot(x, y, line, color=colour, label=f"{mixer}, {what}", markersize=4)
+    axes.axhline(24, color="#999999", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlabel("length of the sequence, bytes")
+    axes.set_ylabel("peak memory of a training step, GiB")
+    axes.grid(True, color="#e5e5e5")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
