@@ -296,9 +296,12 @@ def _table_console() -> "Console":
 
 
 def _quiet_libraries() -> None:
-    """Libraries' own start-up messages would bury ours; an explicit setting of the user's wins."""
+    """Libraries' own start-up messages would bury ours; an explicit setting of the user's wins.
+
+    Orbax also logs, with a traceback, the errors that it raises.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 def keep_freed_memory() -> None:

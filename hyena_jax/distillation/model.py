@@ -61,7 +61,7 @@ def check_distillable(config: LanguageModelConfig) -> None:
 def long_filters(config: LanguageModelConfig, params: optax.Params) -> list[LongFilters]:
     """The filters of every layer that has some, as the model evaluates them."""
     # Each block wrapped for recomputation would hide its parts.
-    bound = models.build(replace(config, remat=False)).bind({"params": params})
+    bound = models.build(replace(config, remat="none")).bind({"params": params})
     return [
         LongFilters(i, np.asarray(block.mixer.filter(config.max_len), np.float64))
         for i, block in enumerate(bound.blocks)

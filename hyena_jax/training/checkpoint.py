@@ -155,7 +155,8 @@ def _as_os_error(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise OSError(f"{what}: {error}") from error
+        reason = str(error).partition(" [")[0]  # without TensorStore's specification of the array
+        raise OSError(f"{what}: {reason}") from error
 
 
 class _LatestAndBest:

@@ -16,7 +16,7 @@ import optax
 from rich.console import Console
 
 from hyena_jax import config, models
-from hyena_jax.config import Experiment, require
+from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.data import loader
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.training import export, parallel
@@ -96,10 +96,7 @@ def _train(
     accept_changed_data: bool,
     stop: StopRequest,
 ) -> Result:
-    def read() -> Dataset:
-        return load(experiment.data, kept_encoding(workdir, experiment) if accept_changed_data else None)
-
-    data = together(read)
+    data = together(lambda: _load(experiment, workdir, accept_changed_data))
     experiment = data.complete(experiment)
     require_equal("the experiment and its data", [config.encode(experiment), data.fingerprint])
     strategy = parallel.make_strategy(experiment.parallel)
@@ -155,6 +152,17 @@ def _train(
     if stop.is_set:
         raise Interrupted(f"stopped by {stop.name} and saved; the same command continues")
     return Result(model, params, data)
+
+
+def _load(experiment: Experiment, workdir: Path, accept_changed_data: bool) -> Dataset:
+    """The data, read as a run that is there reads them."""
+    encoding = kept_encoding(workdir, experiment)
+    try:
+        return load(experiment.data, encoding)
+    except UserError:
+        if encoding is None or accept_changed_data:
+            raise
+        return load(experiment.data)  # other symbols: `check_run` says that the data changed
 
 
 @dataclass

@@ -70,7 +70,10 @@ def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp
     assert "changed since the last start: text: fingerprint" in output
     assert "continuing after step 12" in output
     assert read_run(run).encoding.to_json() == encoding
+    train(longer(letters, 15), run, console)
     text.write_text(text.read_text() + "ß" * 100)
+    with pytest.raises(UserError, match="the text changed since"):
+        train(longer(letters, 16), run, console)
     with pytest.raises(UserError, match="ß"):
         train(longer(letters, 16), run, console, accept_changed_data=True)
 
