@@ -298,10 +298,11 @@ def _table_console() -> "Console":
 def _quiet_libraries() -> None:
     """Libraries' own start-up messages would bury ours; an explicit setting of the user's wins.
 
-    Orbax also logs, with a traceback, the errors that it raises.
+    Orbax and asyncio also log, with a traceback, the errors that Orbax raises.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def keep_freed_memory() -> None:

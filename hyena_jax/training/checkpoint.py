@@ -14,6 +14,7 @@ import json
 import math
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,7 +60,8 @@ class Checkpoints:
         self._pending: Future[None] | None = None
 
     def __enter__(self) -> "Checkpoints":
-        self._usual_hook, threading.excepthook = threading.excepthook, self._on_thread_error
+        self._usual_hooks = threading.excepthook, sys.unraisablehook
+        threading.excepthook, sys.unraisablehook = self._on_thread_error, self._on_unraisable
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -73,7 +75,7 @@ class Checkpoints:
             try:
                 self._close()
             finally:
-                threading.excepthook = self._usual_hook
+                threading.excepthook, sys.unraisablehook = self._usual_hooks
 
     def _close(self) -> None:
         if self._manager is not None:
@@ -83,7 +85,12 @@ class Checkpoints:
     def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
         """Orbax's thread would print a traceback of what is raised again where we wait for it."""
         if error.thread is None or error.thread.name != "save_finalize":
-            self._usual_hook(error)
+            self._usual_hooks[0](error)
+
+    def _on_unraisable(self, error: Any) -> None:
+        """TensorStore reports the writes under way to an event loop that the first failure closed."""
+        if str(error.exc_value) != "Event loop is closed":
+            self._usual_hooks[1](error)
 
     def restore(self, targets: dict[str, Tree]) -> Restored | None:
         """The newest checkpoint that is whole, or None if there is none at all.
