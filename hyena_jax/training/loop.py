@@ -16,7 +16,7 @@ import optax
 from rich.console import Console
 
 from hyena_jax import config, models
-from hyena_jax.config import Experiment, UserError, require
+from hyena_jax.config import Experiment, LanguageModelConfig, UserError, require
 from hyena_jax.data import loader
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.training import export, parallel
@@ -103,7 +103,8 @@ def _train(
     accumulation_steps = experiment.optimizer.accumulation_steps
     parallel.check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
     strategy.check_batch(data.train_batches(1, experiment.seed)[0])
-    model = models.build(experiment.model)
+    of_text = isinstance(experiment.model, LanguageModelConfig)
+    model = models.build(experiment.model, strategy.sequence_axis if of_text else None)
     params = jax.eval_shape(lambda: init_params(model, experiment.seed))
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
     console = console if is_first() else Console(quiet=True)

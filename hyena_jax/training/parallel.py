@@ -40,6 +40,7 @@ def pmap_strategy(config: ParallelConfig) -> Strategy:
     return Strategy(
         devices=devices,
         axis_name=AXIS,
+        sequence_axis=None,
         row_shards=len(devices),
         rows=Rows(jax.process_index(), jax.process_count()),
         check_batch=lambda batch: None,

@@ -65,6 +65,7 @@ def sharded_strategy(config: ParallelConfig) -> Strategy:
     return Strategy(
         devices=tuple(mesh.devices.flat),
         axis_name=None,
+        sequence_axis=SEQUENCE if config.sequence > 1 else None,
         row_shards=mesh.shape[DATA] * mesh.shape[FSDP],
         rows=rows,
         check_batch=partial(_check_batch, mesh),

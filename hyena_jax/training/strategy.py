@@ -33,6 +33,8 @@ class Strategy(NamedTuple):
     """All devices, of all processes."""
     axis_name: str | None
     """For `make_train_step`: the axis to average over, None where means are global already."""
+    sequence_axis: str | None
+    """For `models.build`: the mesh axis that shares out a language model's sequences; None: none does."""
     row_shards: int
     """Parts that the rows of a batch are cut into; a batch must be a multiple of it."""
     rows: Rows
