@@ -41,7 +41,7 @@ class MetricsLog:
             self._file.close()
         finally:
             if self._writer is not None:
-                self._writer.close()
+                _close(self._writer)
 
     def write(self, step: int, values: Values) -> None:
         """Adds a row; floats keep all their digits."""
@@ -125,6 +125,14 @@ def _draw_curves(axes: "Axes", rows: list[dict], name: str) -> None:
     axes.grid(alpha=0.25)
     if axes.lines:
         axes.legend(frameon=False)
+
+
+def _close(writer: "tensorboardX.SummaryWriter") -> None:
+    try:
+        writer.close()
+    except OSError:  # tensorboardX would try, and fail, once more when the process ends
+        writer.file_writer.event_writer.close = lambda: None
+        raise
 
 
 def _tensorboard_writer(folder: Path, purge_step: int) -> "tensorboardX.SummaryWriter":

@@ -14,7 +14,7 @@ from hyena_jax.config import UserError
 from hyena_jax.training import atomic, loop
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.loop import train
-from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.metrics import MetricsLog, read_rows
 from hyena_jax.training.run_folder import locked, read_run
 from hyena_jax.training.signals import Interrupted, stop_requests
 
@@ -122,6 +122,18 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path, monkeypat
         atomic.write_text(path, "new")
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
     assert path.read_text() == "old"
+
+
+def test_tensorboard_on_a_full_disk_fails_once(tmp_path, monkeypatch):
+    def full():
+        raise OSError("full")
+
+    log = MetricsLog(tmp_path, 0, tensorboard=True)
+    events = log._writer.file_writer.event_writer
+    monkeypatch.setattr(events, "flush", full)
+    with pytest.raises(OSError, match="full"), log:
+        pass
+    events.close()  # as when the process ends
 
 
 def test_a_signal_while_it_starts_interrupts(experiment, tmp_path, console, monkeypatch):
