@@ -130,10 +130,13 @@ def test_tensorboard_on_a_full_disk_fails_once(tmp_path, monkeypatch):
 
     log = MetricsLog(tmp_path, 0, tensorboard=True)
     events = log._writer.file_writer.event_writer
+    really_close = events.close
     monkeypatch.setattr(events, "flush", full)
     with pytest.raises(OSError, match="full"), log:
         pass
     events.close()  # as when the process ends
+    monkeypatch.undo()
+    really_close()
 
 
 def test_a_signal_while_it_starts_interrupts(experiment, tmp_path, console, monkeypatch):
