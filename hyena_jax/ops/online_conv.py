@@ -91,7 +91,10 @@ def _product(
     weights = jax.lax.dynamic_slice_in_dim(taps, last - (position - offset), size)
     counts = offset + jnp.arange(size, dtype=jnp.int32) >= jnp.broadcast_to(begin, (batch,))[:, None]
     inputs = jnp.where(counts[..., None], inputs, 0).reshape(batch, size, -1, weights.shape[-1])
-    return (inputs * weights[:, None]).sum(1).reshape(batch, width)
+    products = (inputs * weights[:, None]).reshape(batch, size, width)
+    # XLA for CPUs sums over an axis that is not the last 25 times slower than it multiplies by ones.
+    ones = jnp.ones((batch, 1, size), products.dtype)
+    return jnp.einsum("bos,bsw->bw", ones, products, precision="highest")
 
 
 def tile_sizes(length: int) -> tuple[int, ...]:
