@@ -3,11 +3,14 @@
     __call__(x [B, L, D], segment_ids, deterministic) -> y [B, L, D]   training and scoring
     init_state(batch_size, max_len)                   -> state         evaluates filters, once a generation
     prefill(state, x [B, T, D], lengths)              -> state, y      continues from any state by T tokens
-    step(state, x [B, D])                             -> state, y      one token
+    step(state, x [B, D])                             -> state, y      one token, exact from any state
 
 The state is a NamedTuple; each leaf starts with B, except those in its field `shared`, which the batch
 shares. `segment_ids` is None or [B, L]. `lengths` is None or [B]: row b of a fresh state's first prefill
 is then right-aligned, and only its last lengths[b] tokens are real.
+
+A decoding loop may call `long_memory.open_tiles` on a state, and `long_memory.absorb` after every
+`ops.online_conv.TILE` steps: steps of long filters then take O(log(L)^2), and no mixer needs to know.
 """
 
 import flax.linen as nn
