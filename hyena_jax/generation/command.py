@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from hyena_jax.data.tokenizers import Tokenizer
     from hyena_jax.generation.decoding import Continuation, Piece, Prompted, Request
+    from hyena_jax.generation.sampling import SamplingRule
     from hyena_jax.training.run_folder import Run
 
 
@@ -71,19 +72,19 @@ def run(command: Generate, note: Callable[[str], None]) -> int:
     """Generates and prints; returns the exit code."""
     from hyena_jax import models
     from hyena_jax.generation.decoding import continuations, generate, proceed
+    from hyena_jax.generation.sampling import SamplingRule
     from hyena_jax.training.run_folder import load_params, read_run
 
     _check_files(command)
+    rule = SamplingRule(command.greedy, command.temperature, command.top_k, command.top_p, command.min_p)
     run = read_run(command.run.workdir)
     is_text = isinstance(run.experiment.data, TextConfig)
     require(is_text, "workdir", str(command.run.workdir), "a run on text, which alone can be continued")
-    request = _request(command, run.encoding)
+    request = _request(command, rule, run.encoding)
     prompts = [_encode(run.encoding, prompt, "prompt") for prompt in command.prompt]
     model = models.build(run.experiment.model)
     _, params = load_params(run, model, command.run.step, note)
     if command.load_state is None and command.save_state is None:
-        if not prompts:
-            raise UserError("prompt must be given, or load_state")
         shown, pieces = prompts, generate(model, params, prompts, request)
     else:
         prompted = _read(command, run, model, params, prompts)
@@ -112,6 +113,10 @@ def stream(tokenizer: "Tokenizer", prompt: "np.ndarray", pieces: "Iterator[Piece
 
 
 def _check_files(command: Generate) -> None:
+    if not command.prompt and command.load_state is None:
+        raise UserError(
+            "prompt must be given, as --prompt TEXT, or a state to go on from, as --load-state FILE"
+        )
     for name in ("output", "save_state"):
         path = getattr(command, name)
         if path is not None:
@@ -119,9 +124,8 @@ def _check_files(command: Generate) -> None:
             require(path.parent.is_dir(), name, str(path), "in a folder that exists")
 
 
-def _request(command: Generate, tokenizer: "Tokenizer") -> "Request":
+def _request(command: Generate, rule: "SamplingRule", tokenizer: "Tokenizer") -> "Request":
     from hyena_jax.generation.decoding import Request
-    from hyena_jax.generation.sampling import SamplingRule
 
     n_rows = max(1, len(command.prompt)) * command.num_samples
     require(
@@ -132,7 +136,7 @@ def _request(command: Generate, tokenizer: "Tokenizer") -> "Request":
         require(len(ids) == 1, "stop", text, f"one token of this run's tokenizer (it is {len(ids)})")
     return Request(
         n_tokens=command.max_new_tokens,
-        rule=SamplingRule(command.greedy, command.temperature, command.top_k, command.top_p, command.min_p),
+        rule=rule,
         seed=command.seed,
         n_samples=command.num_samples,
         stop_tokens=tuple(int(ids[0]) for ids in stops),
@@ -160,8 +164,6 @@ def _read(
     if command.load_state is not None:
         before = saved_state.load(command.load_state, model, params, origin)
     reads = before is None or len(prompts) > 0
-    if reads and not prompts:
-        raise UserError("prompt must be given: there is nothing to read")
     prompted = prefill(model, params, prompts, before) if reads else before
     if command.save_state is not None:
         saved_state.save(command.save_state, prompted, origin)

@@ -55,7 +55,7 @@ def distilled(experiment: Experiment, params, n_modes: int):
 
 
 def test_a_modal_model_distils_to_itself():
-    config = model_config(HyenaConfig(filter=ModalFilterConfig(n_modes=2)), remat=True)
+    config = model_config(HyenaConfig(filter=ModalFilterConfig(n_modes=2)), remat="block")
     params = init_params(models.build(config), 0)
     experiment, new = distilled(experiment_of(config), params, 2)
     tokens = jnp.arange(L)[None] % 5

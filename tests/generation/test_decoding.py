@@ -169,7 +169,7 @@ def test_pieces_end_once_every_row_has_stopped():
     assert len(list(generate(module, params, [np.array([3])], request))) == 1
 
 
-@pytest.mark.parametrize("prompt", [[3], list(range(10)), [3] * 16, [3, 1, 4, 5] * 6])
+@pytest.mark.parametrize("prompt", [[3], [3, 1, 4, 5] * 6])
 def test_a_full_context_slides_by_half(prompt):
     """The definition: when 16 tokens were read, the last 8 are read again."""
     (ours,) = drawn("hyena", [prompt], max_len=16, n_tokens=40, rule=GREEDY)

@@ -103,7 +103,8 @@ def test_the_other_mixers(mixer):
     assert_layouts_agree(dataclasses.replace(CONFIG, pattern=(mixer,), n_layers=1), mesh_of(1, 1, 4), rows=3)
 
 
-@pytest.mark.parametrize("n_mixers", [2, pytest.param(5, marks=pytest.mark.sequence)])
+@pytest.mark.sequence
+@pytest.mark.parametrize("n_mixers", [2, 5])
 def test_a_training_step_with_recomputed_blocks_and_a_loss_in_parts_is_the_same(n_mixers):
     """On (data, fsdp, sequence) = (1, 1, 4), under jit, at an odd number of rows."""
     config = dataclasses.replace(CONFIG, pattern=CONFIG.pattern[:n_mixers], n_layers=n_mixers)

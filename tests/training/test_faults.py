@@ -53,6 +53,7 @@ def test_all_checkpoints_damaged_is_refused_again_and_again(run, experiment, con
         assert contents(run) == before
 
 
+@pytest.mark.faults
 def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp_path, console):
     """Also where it has other symbols: the run's own tokenizer reads it."""
     letters = dataclasses.replace(

@@ -163,6 +163,7 @@ def test_a_save_under_way_is_not_changed_by_later_steps(tmp_path, layout):
     np.testing.assert_array_equal(restored.items["params"]["w"], 1)
 
 
+@pytest.mark.scale
 def test_a_sharded_run_is_evaluated_by_pmap(experiment, tmp_path, console):
     training = dataclasses.replace(experiment.training, steps=2)
     layout = dataclasses.replace(sharded(1, 2, 2), check_replicas_every=2)
