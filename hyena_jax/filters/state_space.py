@@ -1,5 +1,7 @@
 """Filters that are the impulse response of a diagonal recurrence. Axes: L length, D channels, N filters."""
 
+from functools import partial
+from math import isqrt
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -137,17 +139,20 @@ def modal_taps(modes: Modes, length: int) -> jax.Array:
     return jnp.concatenate([modes.lag_zero[..., None], later], axis=-1)
 
 
-@jax.checkpoint
-def _response(log_modes: jax.Array, weights: jax.Array, time: jax.Array) -> jax.Array:
-    # As a product and a sum, which XLA fuses: the powers [..., n, L] are not written to memory, and thanks
-    # to the checkpoint not kept for the backward pass either.
-    exponents = jax.lax.complex(log_modes.real[..., None] * time, log_modes.imag[..., None] * time)
-    return (weights[..., None] * jnp.exp(exponents)).real.sum(-2)
-
-
 def modal_response(log_modes: jax.Array, weights: jax.Array, length: int) -> jax.Array:
-    """Re sum_n weights_n modes_n^t for t = 0 .. length-1: [..., length] of complex [..., n]."""
-    return _response(log_modes, weights, jnp.arange(length, dtype=log_modes.real.dtype))
+    """Re sum_n weights_n modes_n^t for t = 0 .. length-1: [..., length] of complex [..., n].
+
+    With t = K q + r, modes^t is modes^(K q) modes^r: 2 sqrt(L) exponentials a mode in place of L, and the
+    sum over n is a product of matrices.
+    """
+    step = isqrt(max(length - 1, 0)) + 1
+    n_steps = -(-length // step)
+    time = jnp.arange(max(step, n_steps)).astype(log_modes.dtype)
+    starts = weights[..., None] * jnp.exp(log_modes[..., None] * (step * time[:n_steps]))
+    within = jnp.exp(log_modes[..., None] * time[:step])
+    product = partial(jnp.einsum, "...nq,...nr->...qr", precision="highest")
+    taps = product(starts.real, within.real) - product(starts.imag, within.imag)
+    return taps.reshape(*taps.shape[:-2], n_steps * step)[..., :length]
 
 
 def initial_frequencies(config: S4DFilterConfig) -> np.ndarray:
