@@ -127,6 +127,13 @@ def test_json_round_trip():
     assert config.decode(values) == MIXED
 
 
+@pytest.mark.parametrize(("old", "new"), [(False, "none"), (True, "block")])
+def test_files_from_before_remat_had_names_are_read(old, new):
+    values = config.encode(Experiment())
+    values["model"]["remat"] = old
+    assert config.decode(values).model.remat == new
+
+
 @pytest.mark.parametrize("spec", COUNTS)
 def test_every_shipped_config_survives_json(spec):
     experiment = config.load(spec)

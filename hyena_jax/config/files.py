@@ -101,10 +101,11 @@ def encode(experiment: Experiment) -> dict[str, Any]:
 
 
 def decode(values: Mapping[str, Any]) -> Experiment:
-    """The inverse of `encode`. Unknown keys and wrong types raise UserError."""
+    """The inverse of `encode`, also of older files. Unknown keys and wrong types raise UserError."""
     import cattrs
 
     require(isinstance(values, Mapping), "an experiment", values, "a JSON object")
+    values = _renewed(values)
 
     def describe(error: BaseException, expected: type | None) -> str:
         return str(error) if isinstance(error, UserError) else cattrs.v.format_exception(error, expected)
@@ -113,6 +114,14 @@ def decode(values: Mapping[str, Any]) -> Experiment:
         return _converter().structure(values, Experiment)
     except cattrs.BaseValidationError as error:
         raise UserError("; ".join(cattrs.transform_error(error, format_exception=describe))) from error
+
+
+def _renewed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Values as they are written now: `remat` was a bool before there were several policies."""
+    model = values.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("remat"), bool):
+        values = {**values, "model": {**model, "remat": "block" if model["remat"] else "none"}}
+    return values
 
 
 def read(path: Path) -> Experiment:

@@ -1,0 +1,58 @@
+"""Tokens a second of every mixer, by the context that its state has room for.
+
+python experiments/generation/tokens.py [--output experiments/generation]
+
+Writes tokens.json and prints the table. Every model has 4 layers of 128 channels and reads a prompt of one
+token; 512 tokens are then drawn twice, and the second time counts. What a step costs depends on the room of
+the state alone, but for online convolutions, whose larger tiles come later: run.py times whole contexts.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import tyro
+from rich.progress import track
+from run import build
+
+from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.cli import keep_freed_memory
+from hyena_jax.config import MIXER_CONFIGS
+from hyena_jax.generation.decoding import Request, prefill, proceed
+from hyena_jax.generation.sampling import SamplingRule
+
+N_TOKENS = 512
+
+
+def tokens_per_second(name: str, context: int) -> float:
+    """Of one row, after the first time, which compiles."""
+    model, params = build(MIXER_CONFIGS[name](), context)
+    prompted = prefill(model, params, [np.array([1])])
+    request = Request(N_TOKENS, SamplingRule(greedy=True))
+    for _ in range(2):
+        start = time.perf_counter()
+        for _ in proceed(model, params, prompted, request):
+            pass
+        seconds = time.perf_counter() - start
+    return N_TOKENS / seconds
+
+
+def main(output: Path = Path(__file__).parent, contexts: tuple[int, ...] = (1024, 4096, 16_384)) -> None:
+    """Measures every mixer at every context; what is done so far is kept."""
+    keep_freed_memory()
+    report = {"command": " ".join(["python", *sys.argv]), **describe_machine()}
+    report |= describe_versions(with_torch=False) | {"tokens_per_second": {}}
+    for name in track(MIXER_CONFIGS, description="generating"):
+        row = report["tokens_per_second"][name] = {}
+        for context in contexts:
+            row[context] = tokens_per_second(name, context)
+            jax.clear_caches()
+        print(f"| `{name}` | " + " | ".join(f"{value:,.0f}" for value in row.values()) + " |", flush=True)
+        (output / "tokens.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
