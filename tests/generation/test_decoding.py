@@ -93,6 +93,12 @@ def test_greedy_equals_the_parallel_form(name):
     assert len(set(continuation.tokens)) > 1
 
 
+def test_greedy_equals_the_parallel_form_over_a_thousand_tokens():
+    (continuation,) = drawn("hyena", [[3, 1]], max_len=1002, n_tokens=1000, rule=GREEDY)
+    assert len(continuation.tokens) == 1000
+    check_greedy("hyena", [3, 1], continuation, max_len=1002)
+
+
 def test_lazy_decoding_is_the_reference():
     options = {"n_tokens": 200, "seed": 3, "n_samples": 2}
     tiled, lazy = (drawn("mixed", [[3, 1, 4]], **options, lazy=lazy) for lazy in (False, True))
