@@ -142,6 +142,7 @@ def test_a_model_of_text(config, tmp_path, capsys):
     assert "tokens/s" in capsys.readouterr().out
 
 
+@pytest.mark.grid
 def test_a_model_of_images(config, capsys):
     assert run("model", f"{config}:images", "--batch-size", 8, *QUICK) == 0
     assert "images/s" in capsys.readouterr().out

@@ -117,7 +117,8 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(
     assert_same_run(whole, workdir)
 
 
-@pytest.mark.parametrize("head", ["average_pool", pytest.param("per_token", marks=pytest.mark.grid)])
+@pytest.mark.grid
+@pytest.mark.parametrize("head", ["average_pool", "per_token"])
 def test_devices_and_accumulation_share_a_batch(experiment, tmp_path, console, head):
     model = dataclasses.replace(experiment.model, dropout=0.0, head=head)
     plain = dataclasses.replace(experiment, model=model)
