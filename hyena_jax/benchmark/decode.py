@@ -15,7 +15,7 @@ from hyena_jax.benchmark.timing import Timing, interleave, time_once
 from hyena_jax.benchmark.verify import example_inputs
 from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig
 from hyena_jax.generation import decoding
-from hyena_jax.generation.decoding import Piece
+from hyena_jax.generation.programs import Piece, empty_state
 
 VOCABULARY = 256
 
@@ -103,7 +103,7 @@ def build(config: LanguageModelConfig, context: int, batch: int, n_new: int) -> 
     params = jax.jit(model.init)(jax.random.key(1), prompt[:1, :1])["params"]
 
     def prefill(params: dict, prompt: jax.Array) -> tuple[Any, jax.Array]:
-        state = decoding.empty_state(model, params, batch, context)
+        state = empty_state(model, params, batch, context)
         return model.apply({"params": params}, state, prompt, None, True, method="prefill")
 
     def proceed() -> list[Piece]:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hyena_jax.data.tokenizers import Tokenizer
-    from hyena_jax.generation.decoding import Continuation, Piece, Prompted, Request
+    from hyena_jax.generation.decoding import Continuation, Prompted, Request
+    from hyena_jax.generation.programs import Piece
     from hyena_jax.generation.sampling import SamplingRule
     from hyena_jax.training.run_folder import Run
 

@@ -1,30 +1,30 @@
-"""The loop that continues prompts, and the programs it runs.
+"""The loop that continues prompts. The host only counts; `programs.py` is what the device runs.
 
 Axes: P prompts, R rows (each prompt's samples, one after the other), T tokens of the longest prompt, C tokens
 of a piece, V vocabulary.
 
-A prompt is read at once (`prefill`); then one program draws up to `TILE` tokens a call (`_next_tokens`),
-without a word to the host in between, and after each `TILE` tokens long convolutions absorb a finished tile
-(`hyena_jax.ops.online_conv`). The host only counts.
+A prompt is read at once (`prefill`); then one program draws up to `TILE` tokens a call, without a word to the
+host in between, and after each `TILE` tokens long convolutions absorb a finished tile
+(`hyena_jax.ops.online_conv`).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hyena_jax.config import LanguageModelConfig, UserError, choose, require
-from hyena_jax.generation.sampling import SamplingRule, sample
+from hyena_jax.config import LanguageModelConfig, choose, require
+from hyena_jax.generation import programs
+from hyena_jax.generation.programs import Cursor, Drawing, Piece, Rows
+from hyena_jax.generation.prompts import OnFull, check_prompts, right_aligned
+from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.mixers import long_memory
 from hyena_jax.models import LanguageModel
 from hyena_jax.ops.online_conv import TILE, due_size
-
-OnFull = Literal["slide", "error"]
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,6 @@ class Prompted(NamedTuple):
     logits: jax.Array
     read: tuple[np.ndarray, ...]
     room: int | None
-
-
-class Piece(NamedTuple):
-    """The next C tokens of all rows, NumPy arrays [R, C].
-
-    Log-probabilities are the model's, before temperature and restrictions. `is_new` is False where a row has
-    stopped; its token and log-probability there mean nothing.
-    """
-
-    tokens: np.ndarray
-    log_probs: np.ndarray
-    is_new: np.ndarray
 
 
 class Continuation(NamedTuple):
@@ -117,7 +105,9 @@ def prefill(
     tokens, lengths = right_aligned(prompts)
     if before is None:
         room = None if model.config.is_unbounded else context or model.config.max_len
-        state = empty_state(model, params, len(prompts), model.config.max_len if room is None else room)
+        state = programs.empty_state(
+            model, params, len(prompts), model.config.max_len if room is None else room
+        )
     else:
         state, room = before.state, before.room
         require(lengths is None, "prompt lengths", [*map(len, prompts)], "equal where a state goes on")
@@ -127,7 +117,7 @@ def prefill(
     require(
         room is None or n_read <= room, "prompt length", n_read, f"at most the {room} tokens of room left"
     )
-    state, logits = _read(model, params, state, tokens, lengths)
+    state, logits = programs.read(model, params, state, tokens, lengths)
     return Prompted(state, logits, tuple(prompts), None if room is None else room - n_read)
 
 
@@ -160,30 +150,6 @@ def continuations(pieces: Iterator[Piece]) -> list[Continuation]:
     return [Continuation(t[new], p[new]) for t, p, new in zip(tokens, log_probs, is_new, strict=True)]
 
 
-def check_prompts(
-    config: LanguageModelConfig, prompts: Sequence[np.ndarray], on_full: OnFull = "slide"
-) -> list[np.ndarray]:
-    """The prompts as int32 arrays; with `slide`, of longer ones than max_len only the end.
-
-    Raises:
-      UserError: if there are none, or one is empty, no list of ids, too long, or holds what is no token.
-    """
-    require(len(prompts) >= 1, "prompts", len(prompts), "at least one")
-    checked = []
-    for prompt in prompts:
-        ids = np.asarray(prompt)
-        if ids.size == 0:
-            raise UserError("prompt must hold at least one token, got an empty one")
-        is_list = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
-        require(is_list, "prompt", f"{ids.dtype} {ids.shape}", "integers [length]")
-        wrong = ids[(ids < 0) | (ids >= config.vocab_size)]
-        require(wrong.size == 0, "prompt token", wrong[:1].tolist(), f"in 0..{config.vocab_size - 1}")
-        most = f"at most max_len={config.max_len}"
-        require(on_full == "slide" or len(ids) <= config.max_len, "prompt length", len(ids), most)
-        checked.append(ids[-config.max_len :].astype(np.int32))
-    return checked
-
-
 def _check_request(request: Request, config: LanguageModelConfig) -> None:
     require(request.n_tokens >= 0, "max_new_tokens", request.n_tokens, "at least 0")
     require(request.n_samples >= 1, "num_samples", request.n_samples, "at least 1")
@@ -194,34 +160,6 @@ def _check_request(request: Request, config: LanguageModelConfig) -> None:
     require(within, "n_symbols", n_symbols, f"in 1..vocab_size={config.vocab_size}")
     for token in request.stop_tokens:
         require(0 <= token < config.vocab_size, "stop token", token, f"in 0..{config.vocab_size - 1}")
-
-
-def right_aligned(prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
-    """tokens int32 [P, T], each row's at the end, and lengths int32 [P], or None where all are T."""
-    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    tokens = np.zeros((len(prompts), lengths.max()), np.int32)
-    for row, prompt in zip(tokens, prompts, strict=True):
-        row[len(row) - len(prompt) :] = prompt
-    return tokens, None if (lengths == tokens.shape[1]).all() else lengths
-
-
-def repeat_rows(state: Any, count: int) -> Any:
-    """A state, or any tree of arrays that start with the rows, with each row `count` times in a row."""
-
-    def repeat(path: tuple, leaf: jax.Array) -> jax.Array:
-        is_shared = any(getattr(key, "name", None) == "shared" for key in path)
-        return leaf if is_shared else jnp.repeat(leaf, count, axis=0)
-
-    return state if count == 1 else jax.tree_util.tree_map_with_path(repeat, state)
-
-
-class Cursor(NamedTuple):
-    """What changes from token to token: state, last token [R], tokens drawn so far [], who stopped [R]."""
-
-    state: Any
-    token: jax.Array
-    index: jax.Array
-    stopped: jax.Array
 
 
 def _pieces(
@@ -235,10 +173,10 @@ def _pieces(
         jnp.asarray(request.stop_tokens, jnp.int32),
     )
     known = [row for row in prompted.read for _ in range(request.n_samples)]
-    state, logits = repeat_rows((prompted.state, prompted.logits), request.n_samples)
+    state, logits = programs.repeat_rows((prompted.state, prompted.logits), request.n_samples)
     room, unread = prompted.room, Cursor(None, None, jnp.zeros((), jnp.int32), jnp.zeros(len(known), bool))
     n_steps = 0
-    cursor, piece = _first_token(drawing, rows, unread._replace(state=state), logits)
+    cursor, piece = programs.first_token(drawing, rows, unread._replace(state=state), logits)
     while True:
         piece, stopped = jax.device_get((piece, cursor.stopped))
         left -= piece.tokens.shape[1]
@@ -250,93 +188,14 @@ def _pieces(
             known = [row[-max(1, model.config.max_len // 2) :] for row in known]
             again = prefill(model, params, known)
             room, n_steps = again.room, 0
-            cursor, piece = _first_token(drawing, rows, cursor._replace(state=again.state), again.logits)
+            cursor, piece = programs.first_token(
+                drawing, rows, cursor._replace(state=again.state), again.logits
+            )
             continue
         count = min(TILE - n_steps % TILE, left)
         count = count if room is None else min(count, room - n_steps)
-        cursor, piece = _next_tokens(model, drawing, params, rows, cursor, count)
+        cursor, piece = programs.next_tokens(model, drawing, params, rows, cursor, count)
         piece = Piece(*(array[:, :count] for array in piece))
         n_steps += count
         if due_size(n_steps) and long_memory.has_tiles(cursor.state):
-            cursor = cursor._replace(state=_absorb(cursor.state, due_size(n_steps)))
-
-
-class Rows(NamedTuple):
-    """What a row draws with: its seed, uint32 [R]; and the tokens that stop any row, int32 [n]."""
-
-    seeds: jax.Array
-    stop_tokens: jax.Array
-
-
-class Drawing(NamedTuple):
-    """What the programs are compiled for, of a `Request`."""
-
-    rule: SamplingRule
-    n_symbols: int | None
-    lazy: bool
-
-
-@partial(jax.jit, static_argnames=("model", "batch_size", "context"))
-def empty_state(model: LanguageModel, params: optax.Params, batch_size: int, context: int) -> Any:
-    """The state before the first token of sequences of at most `context` tokens."""
-    return model.apply({"params": params}, batch_size, context, method="init_state")
-
-
-@partial(jax.jit, static_argnames="model")
-def _read(
-    model: LanguageModel, params: optax.Params, state: Any, tokens: jax.Array, lengths: jax.Array | None
-) -> tuple[Any, jax.Array]:
-    """The state after tokens [P, T], and the logits [P, V] after the last of them."""
-    state, logits = model.apply({"params": params}, state, tokens, lengths, True, method="prefill")
-    return state, logits[:, -1]
-
-
-@partial(jax.jit, static_argnames="drawing")  # what was read stays good for another request
-def _first_token(drawing: Drawing, rows: Rows, cursor: Cursor, logits: jax.Array) -> tuple[Cursor, Piece]:
-    """The token after what was read, and the state ready for the steps that follow."""
-    cursor, drawn = _draw(drawing, rows, cursor, logits)
-    state = cursor.state if drawing.lazy else long_memory.open_tiles(cursor.state)
-    return cursor._replace(state=state), jax.tree.map(lambda x: x[:, None], drawn)
-
-
-@partial(jax.jit, static_argnames=("model", "drawing"), donate_argnames="cursor")
-def _next_tokens(
-    model: LanguageModel,
-    drawing: Drawing,
-    params: optax.Params,
-    rows: Rows,
-    cursor: Cursor,
-    count: jax.Array,
-) -> tuple[Cursor, Piece]:
-    """The next `count` <= TILE tokens, in the first columns of a piece; none once every row has stopped."""
-
-    def is_going(carry: tuple[jax.Array, Cursor, Piece]) -> jax.Array:
-        return (carry[0] < count) & ~carry[1].stopped.all()
-
-    def draw_one(carry: tuple[jax.Array, Cursor, Piece]) -> tuple[jax.Array, Cursor, Piece]:
-        i, cursor, piece = carry
-        state, logits = model.apply({"params": params}, cursor.state, cursor.token, method="step")
-        cursor, drawn = _draw(drawing, rows, cursor._replace(state=state), logits)
-        piece = jax.tree.map(lambda all, new: all.at[:, i].set(new), piece, drawn)
-        return i + 1, cursor, piece
-
-    shape = (len(rows.seeds), TILE)
-    empty = Piece(jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.zeros(shape, bool))
-    _, cursor, piece = jax.lax.while_loop(is_going, draw_one, (jnp.zeros((), jnp.int32), cursor, empty))
-    return cursor, piece
-
-
-@partial(jax.jit, static_argnames="size", donate_argnames="state")
-def _absorb(state: Any, size: int) -> Any:
-    return long_memory.absorb(state, size)
-
-
-def _draw(drawing: Drawing, rows: Rows, cursor: Cursor, logits: jax.Array) -> tuple[Cursor, Piece]:
-    """Draws from logits [R, V]; what is drawn is a piece without its second axis, [R]."""
-    logits = logits[:, : drawing.n_symbols]
-    keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), cursor.index))(rows.seeds)
-    token = sample(logits, keys, drawing.rule)
-    log_probs = jax.nn.log_softmax(logits)
-    log_prob = jnp.take_along_axis(log_probs, token[:, None], axis=1)[:, 0]
-    stopped = cursor.stopped | (token[:, None] == rows.stop_tokens).any(1)
-    return Cursor(cursor.state, token, cursor.index + 1, stopped), Piece(token, log_prob, ~cursor.stopped)
+            cursor = cursor._replace(state=programs.absorb(cursor.state, due_size(n_steps)))

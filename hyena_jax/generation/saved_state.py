@@ -12,7 +12,8 @@ import numpy as np
 import optax
 
 from hyena_jax.config import LanguageModelConfig, UserError
-from hyena_jax.generation.decoding import Prompted, empty_state
+from hyena_jax.generation.decoding import Prompted
+from hyena_jax.generation.programs import empty_state
 from hyena_jax.models import LanguageModel
 
 FORMAT = 1

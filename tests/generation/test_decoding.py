@@ -23,9 +23,9 @@ from hyena_jax.generation.decoding import (
     generate,
     prefill,
     proceed,
-    repeat_rows,
-    right_aligned,
 )
+from hyena_jax.generation.programs import repeat_rows
+from hyena_jax.generation.prompts import right_aligned
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.ops.online_conv import TILE
 

@@ -1,0 +1,131 @@
+"""What the decoding loop runs on the device: reading prompts, drawing tokens, absorbing tiles.
+
+Axes: P prompts, R rows (each prompt's samples, one after the other), T tokens of the longest prompt, C tokens
+of a piece, V vocabulary.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hyena_jax.generation.sampling import SamplingRule, sample
+from hyena_jax.mixers import long_memory
+from hyena_jax.models import LanguageModel
+from hyena_jax.ops.online_conv import TILE
+
+
+class Piece(NamedTuple):
+    """The next C tokens of all rows, NumPy arrays [R, C].
+
+    Log-probabilities are the model's, before temperature and restrictions. `is_new` is False where a row has
+    stopped; its token and log-probability there mean nothing.
+    """
+
+    tokens: np.ndarray
+    log_probs: np.ndarray
+    is_new: np.ndarray
+
+
+class Cursor(NamedTuple):
+    """What changes from token to token: state, last token [R], tokens drawn so far [], who stopped [R]."""
+
+    state: Any
+    token: jax.Array
+    index: jax.Array
+    stopped: jax.Array
+
+
+class Rows(NamedTuple):
+    """What a row draws with: its seed, uint32 [R]; and the tokens that stop any row, int32 [n]."""
+
+    seeds: jax.Array
+    stop_tokens: jax.Array
+
+
+class Drawing(NamedTuple):
+    """What the programs are compiled for, of a `Request`."""
+
+    rule: SamplingRule
+    n_symbols: int | None
+    lazy: bool
+
+
+def repeat_rows(state: Any, count: int) -> Any:
+    """A state, or any tree of arrays that start with the rows, with each row `count` times in a row."""
+
+    def repeat(path: tuple, leaf: jax.Array) -> jax.Array:
+        is_shared = any(getattr(key, "name", None) == "shared" for key in path)
+        return leaf if is_shared else jnp.repeat(leaf, count, axis=0)
+
+    return state if count == 1 else jax.tree_util.tree_map_with_path(repeat, state)
+
+
+@partial(jax.jit, static_argnames=("model", "batch_size", "context"))
+def empty_state(model: LanguageModel, params: optax.Params, batch_size: int, context: int) -> Any:
+    """The state before the first token of sequences of at most `context` tokens."""
+    return model.apply({"params": params}, batch_size, context, method="init_state")
+
+
+@partial(jax.jit, static_argnames="model")
+def read(
+    model: LanguageModel, params: optax.Params, state: Any, tokens: jax.Array, lengths: jax.Array | None
+) -> tuple[Any, jax.Array]:
+    """The state after tokens [P, T], and the logits [P, V] after the last of them."""
+    state, logits = model.apply({"params": params}, state, tokens, lengths, True, method="prefill")
+    return state, logits[:, -1]
+
+
+@partial(jax.jit, static_argnames="drawing")  # what was read stays good for another request
+def first_token(drawing: Drawing, rows: Rows, cursor: Cursor, logits: jax.Array) -> tuple[Cursor, Piece]:
+    """The token after what was read, and the state ready for the steps that follow."""
+    cursor, drawn = _draw(drawing, rows, cursor, logits)
+    state = cursor.state if drawing.lazy else long_memory.open_tiles(cursor.state)
+    return cursor._replace(state=state), jax.tree.map(lambda x: x[:, None], drawn)
+
+
+@partial(jax.jit, static_argnames=("model", "drawing"), donate_argnames="cursor")
+def next_tokens(
+    model: LanguageModel,
+    drawing: Drawing,
+    params: optax.Params,
+    rows: Rows,
+    cursor: Cursor,
+    count: jax.Array,
+) -> tuple[Cursor, Piece]:
+    """The next `count` <= TILE tokens, in the first columns of a piece; none once every row has stopped."""
+
+    def is_going(carry: tuple[jax.Array, Cursor, Piece]) -> jax.Array:
+        return (carry[0] < count) & ~carry[1].stopped.all()
+
+    def draw_one(carry: tuple[jax.Array, Cursor, Piece]) -> tuple[jax.Array, Cursor, Piece]:
+        i, cursor, piece = carry
+        state, logits = model.apply({"params": params}, cursor.state, cursor.token, method="step")
+        cursor, drawn = _draw(drawing, rows, cursor._replace(state=state), logits)
+        piece = jax.tree.map(lambda all, new: all.at[:, i].set(new), piece, drawn)
+        return i + 1, cursor, piece
+
+    shape = (len(rows.seeds), TILE)
+    empty = Piece(jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.zeros(shape, bool))
+    _, cursor, piece = jax.lax.while_loop(is_going, draw_one, (jnp.zeros((), jnp.int32), cursor, empty))
+    return cursor, piece
+
+
+@partial(jax.jit, static_argnames="size", donate_argnames="state")
+def absorb(state: Any, size: int) -> Any:
+    """The state with the tile of `size` that has come due absorbed by its long convolutions."""
+    return long_memory.absorb(state, size)
+
+
+def _draw(drawing: Drawing, rows: Rows, cursor: Cursor, logits: jax.Array) -> tuple[Cursor, Piece]:
+    """Draws from logits [R, V]; what is drawn is a piece without its second axis, [R]."""
+    logits = logits[:, : drawing.n_symbols]
+    keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), cursor.index))(rows.seeds)
+    token = sample(logits, keys, drawing.rule)
+    log_probs = jax.nn.log_softmax(logits)
+    log_prob = jnp.take_along_axis(log_probs, token[:, None], axis=1)[:, 0]
+    stopped = cursor.stopped | (token[:, None] == rows.stop_tokens).any(1)
+    return Cursor(cursor.state, token, cursor.index + 1, stopped), Piece(token, log_prob, ~cursor.stopped)

@@ -1,0 +1,46 @@
+"""Prompts: what may be one, and how several make a batch.
+
+Axes: P prompts, T tokens of the longest.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from hyena_jax.config import LanguageModelConfig, UserError, require
+
+OnFull = Literal["slide", "error"]
+
+
+def check_prompts(
+    config: LanguageModelConfig, prompts: Sequence[np.ndarray], on_full: OnFull = "slide"
+) -> list[np.ndarray]:
+    """The prompts as int32 arrays; with `slide`, of longer ones than max_len only the end.
+
+    Raises:
+      UserError: if there are none, or one is empty, no list of ids, too long, or holds what is no token.
+    """
+    require(len(prompts) >= 1, "prompts", len(prompts), "at least one")
+    checked = []
+    for prompt in prompts:
+        ids = np.asarray(prompt)
+        if ids.size == 0:
+            raise UserError("prompt must hold at least one token, got an empty one")
+        is_list = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
+        require(is_list, "prompt", f"{ids.dtype} {ids.shape}", "integers [length]")
+        wrong = ids[(ids < 0) | (ids >= config.vocab_size)]
+        require(wrong.size == 0, "prompt token", wrong[:1].tolist(), f"in 0..{config.vocab_size - 1}")
+        most = f"at most max_len={config.max_len}"
+        require(on_full == "slide" or len(ids) <= config.max_len, "prompt length", len(ids), most)
+        checked.append(ids[-config.max_len :].astype(np.int32))
+    return checked
+
+
+def right_aligned(prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+    """tokens int32 [P, T], each row's at the end, and lengths int32 [P], or None where all are T."""
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    tokens = np.zeros((len(prompts), lengths.max()), np.int32)
+    for row, prompt in zip(tokens, prompts, strict=True):
+        row[len(row) - len(prompt) :] = prompt
+    return tokens, None if (lengths == tokens.shape[1]).all() else lengths
