@@ -3,6 +3,8 @@
 Axes: B batch, L length, T new tokens, D channels, H heads, G heads of keys and values, d head_dim.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -77,7 +79,8 @@ class Attention(nn.Module):
         q, k, v = heads(self.qkv_proj(x), self.config, jnp.zeros((), jnp.int32))
         segment_ids = None if segment_ids is None else documents(segment_ids)
         if self.sequence_axis is not None:
-            return self._output(self._over_devices(q, k, v, segment_ids))
+            attend = partial(sequence_parallel.softmax_attention, is_causal=self.config.causal)
+            return self._output(over_devices(attend, self.sequence_axis, q, k, v, segment_ids))
         mask = None if segment_ids is None else same_segment(segment_ids)
         return self._output(softmax_attention(q, k, v, mask, is_causal=self.config.causal))
 
@@ -109,17 +112,6 @@ class Attention(nn.Module):
         """The next token x [B, D], against the cache: O(max_len)."""
         state, y = self.prefill(state, x[:, None])
         return state, y[:, 0]
-
-    def _over_devices(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None
-    ) -> jax.Array:
-        """The attention of all tokens, whose length is shared out over the sequence axis."""
-        axis, is_causal = self.sequence_axis, self.config.causal
-
-        def local(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None) -> jax.Array:
-            return sequence_parallel.softmax_attention(q, k, v, ids, is_causal, axis)
-
-        return over_shards(local, axis, ("BLHd", "BLGd", "BLGd", "BL"), "BLHd")(q, k, v, segment_ids)
 
     def _output(self, o: jax.Array) -> jax.Array:
         return self.out_proj(o.reshape(*o.shape[:2], self.d_model))
@@ -154,6 +146,19 @@ def heads(
         positions = position + jnp.arange(q.shape[1], dtype=jnp.int32)
         q, k = (rotary(z, positions, n_turned, config.rotary_base) for z in (q, k))
     return q, k, v
+
+
+def over_devices(
+    attend: Callable[..., jax.Array],
+    axis: str,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array | None,
+) -> jax.Array:
+    """`attend(q, k, v, segment_ids, axis_name)` of all tokens, whose length is shared out over `axis`."""
+    local = partial(attend, axis_name=axis)
+    return over_shards(local, axis, ("BLHd", "BLGd", "BLGd", "BL"), "BLHd")(q, k, v, segment_ids)
 
 
 def empty_cache(

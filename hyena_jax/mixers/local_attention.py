@@ -4,6 +4,7 @@ Axes: B batch, L length, T new tokens, D channels, H heads, G heads of keys and 
 remembered.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import LocalAttentionConfig
-from hyena_jax.mixers.attention import empty_cache, heads, projections
+from hyena_jax.mixers.attention import empty_cache, heads, over_devices, projections
 from hyena_jax.mixers.inputs import (
     Shared,
     check_input,
@@ -22,7 +23,6 @@ from hyena_jax.mixers.inputs import (
 )
 from hyena_jax.ops import sequence_parallel
 from hyena_jax.ops.attention import local_attention, softmax_attention
-from hyena_jax.ops.sequence_shards import over_shards
 
 
 class LocalAttentionState(NamedTuple):
@@ -79,7 +79,8 @@ class LocalAttention(nn.Module):
             segment_ids = documents(segment_ids)
         q, k, v = heads(self.qkv_proj(x), self.config, jnp.zeros((), jnp.int32))
         if self.sequence_axis is not None:
-            return self._output(self._over_devices(q, k, v, segment_ids))
+            attend = partial(sequence_parallel.local_attention, window=self.config.window)
+            return self._output(over_devices(attend, self.sequence_axis, q, k, v, segment_ids))
         return self._output(local_attention(q, k, v, self.config.window, segment_ids=segment_ids))
 
     def init_state(self, batch_size: int, max_len: int) -> LocalAttentionState:
@@ -124,17 +125,6 @@ class LocalAttention(nn.Module):
         mask = position - age >= state.first[:, None]
         y = self._output(softmax_attention(q, keys, values, mask[:, None, None]))
         return LocalAttentionState(Shared(position + 1), keys, values, state.first), y[:, 0]
-
-    def _over_devices(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None
-    ) -> jax.Array:
-        """The attention of all tokens, whose length is shared out over the sequence axis."""
-        axis, window = self.sequence_axis, self.config.window
-
-        def local(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None) -> jax.Array:
-            return sequence_parallel.local_attention(q, k, v, ids, window, axis)
-
-        return over_shards(local, axis, ("BLHd", "BLGd", "BLGd", "BL"), "BLHd")(q, k, v, segment_ids)
 
     def _output(self, o: jax.Array) -> jax.Array:
         return self.out_proj(o.reshape(*o.shape[:2], self.d_model))
