@@ -169,8 +169,9 @@ def _train(command: Train) -> int:
     from rich.console import Console
 
     from hyena_jax.training import distributed
-    from hyena_jax.training.loop import Diverged, train
+    from hyena_jax.training.loop import train
     from hyena_jax.training.signals import Interrupted
+    from hyena_jax.training.trainer import Diverged
 
     keep_freed_memory()
     experiment, workdir = command.experiment, command.workdir

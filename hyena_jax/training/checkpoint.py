@@ -1,7 +1,7 @@
 """Checkpoints: Orbax writes them, a SHA-256 manifest proves them. Knows pytrees, not models.
 
     checkpoints/<step>/{params,train_state,meta}/   one committed checkpoint
-    checkpoints/<step>/manifest.json                digest of its every file, written after the commit
+    checkpoints/<step>/manifest.json                see `manifest.py`; written after the commit
     checkpoints/<step>.damaged/                     set aside by a restore
 
 Orbax renames a checkpoint into place once it is whole, but does not notice a bit that flips later. A
@@ -9,7 +9,6 @@ checkpoint without a manifest is one whose process was killed between commit and
 reported as unverified.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -28,10 +27,8 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from hyena_jax.config import UserError
-from hyena_jax.training import atomic
 from hyena_jax.training.distributed import from_first, is_first, lost_another
-
-MANIFEST = "manifest.json"
+from hyena_jax.training.manifest import MANIFEST, is_damaged, write_manifest
 
 Tree = Any
 
@@ -227,24 +224,6 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(steps, reverse=True)
 
 
-def write_manifest(checkpoint: Path) -> None:
-    """Writes the digests of all files of a committed checkpoint, in one rename."""
-    digests = {str(path.relative_to(checkpoint)): _digest(path) for path in _files(checkpoint)}
-    atomic.write_text(checkpoint / MANIFEST, json.dumps(digests, indent=1))
-
-
-def is_damaged(checkpoint: Path) -> bool:
-    """Whether a file differs from the manifest, or is missing. False where there is no manifest."""
-    manifest = checkpoint / MANIFEST
-    if not manifest.exists():
-        return False
-    try:
-        digests = json.loads(manifest.read_text())
-        return any(_digest(checkpoint / name) != digest for name, digest in digests.items())
-    except (OSError, ValueError, AttributeError):
-        return True
-
-
 def _try_restore(
     folder: Path, step: int, targets: dict[str, Tree], report: Callable[[str], None]
 ) -> Restored | None:
@@ -281,19 +260,6 @@ def _set_aside(checkpoint: Path) -> Path:
     if aside.exists():
         shutil.rmtree(aside)
     return checkpoint.rename(aside)
-
-
-def _files(checkpoint: Path) -> Iterator[Path]:
-    return (
-        path
-        for path in sorted(checkpoint.rglob("*"))
-        if path.is_file() and not path.name.startswith(MANIFEST)
-    )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_json(path: Path) -> dict[str, Any]:

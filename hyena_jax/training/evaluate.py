@@ -17,18 +17,6 @@ from hyena_jax.training.step import make_eval_step
 from hyena_jax.training.strategy import Strategy
 
 
-def evaluate(
-    strategy: Strategy,
-    eval_step: Callable,
-    params: optax.Params,
-    data: Dataset,
-    batch_size: int,
-    max_rows: int | None = None,
-) -> Values:
-    """The `metrics` of the data's held-out part, `loss` among them. All processes must call this."""
-    return data.metrics(sum_held_out(strategy, eval_step, params, data, batch_size, max_rows))
-
-
 def sum_held_out(
     strategy: Strategy,
     eval_step: Callable,
@@ -41,7 +29,7 @@ def sum_held_out(
 
     Everything held out counts once (or what is in `max_rows` rows of it). The sums of `make_eval_step` over
     rows are added up without rounding in between, so the result does not depend on how rows were batched,
-    beyond the rounding inside a row.
+    beyond the rounding inside a row. All processes must call this.
 
     Args:
       eval_step: mapped by `strategy`, as `params` are placed by it.
@@ -58,7 +46,7 @@ def sum_held_out(
 def evaluate_run(
     run: Run, model: nn.Module, params: optax.Params, path: str | None, batch_size: int
 ) -> Values:
-    """`evaluate` on all that a run held out, or on all of the data at `path`; adds how many units that is.
+    """Metrics on all that a run held out, or on all of the data at `path`; and how many units that is.
 
     Raises:
       UserError: if the data cannot be had, does not fit the model, or is not what the run held out.
@@ -67,8 +55,8 @@ def evaluate_run(
     data = load_data(run, path)
     strategy = parallel.make_strategy(ParallelConfig())
     eval_step = strategy.map_eval_step(make_eval_step(model))
-    values = evaluate(strategy, eval_step, strategy.place(params), data, batch_size)
-    return {**values, f"{data.unit}s": data.n_held_out}
+    sums = sum_held_out(strategy, eval_step, strategy.place(params), data, batch_size)
+    return {**data.metrics(sums), f"{data.unit}s": data.n_held_out}
 
 
 def load_data(run: Run, path: str | None = None) -> Dataset:

@@ -1,49 +1,33 @@
-"""The training loop: restore, then step, log, evaluate, save until done or told to stop."""
+"""A run: its input checked, its folder locked, its state restored, then trained on."""
 
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import optax
 from rich.console import Console
 
 from hyena_jax import config, models
 from hyena_jax.config import Experiment, LanguageModelConfig, UserError, require
-from hyena_jax.data import loader
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.training import export, parallel
 from hyena_jax.training.checkpoint import Checkpoints, best
 from hyena_jax.training.distributed import first_request, from_first, is_first, require_equal, together
-from hyena_jax.training.evaluate import evaluate
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
-from hyena_jax.training.optimizer import global_norm, make_optimizer, make_schedule
+from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.profiling import Profile
 from hyena_jax.training.progress import Progress, parameter_table
-from hyena_jax.training.replicas import check_replicas
 from hyena_jax.training.run_folder import CHECKPOINTS, Run, check_run, kept_encoding, locked, open_run
 from hyena_jax.training.signals import Interrupted, StopRequest, stop_requests
-from hyena_jax.training.step import (
-    FINITE,
-    Metrics,
-    TrainState,
-    init_params,
-    init_state,
-    make_eval_step,
-    make_train_step,
-)
+from hyena_jax.training.step import TrainState, init_params, init_state, make_eval_step, make_train_step
 from hyena_jax.training.strategy import Strategy
+from hyena_jax.training.trainer import Trainer
 
-
-class Diverged(Exception):
-    """The loss or a gradient is not finite; nothing was saved since."""
+T = TypeVar("T")
 
 
 class Result(NamedTuple):
@@ -53,6 +37,21 @@ class Result(NamedTuple):
     params: optax.Params
     """NumPy arrays."""
     data: Dataset
+
+
+class Prepared(NamedTuple):
+    """All that a run is made of, before its folder is touched."""
+
+    experiment: Experiment
+    """With what the model takes from the data filled in."""
+    data: Dataset
+    strategy: Strategy
+    model: nn.Module
+    shapes: optax.Params
+    """Of the parameters."""
+    optimizer: optax.GradientTransformation
+    given: optax.Params | None
+    """What a new run starts from, where that is not drawn."""
 
 
 def train(
@@ -84,75 +83,47 @@ def train(
     with stop_requests() as stop:
         if jax.process_count() > 1:
             stop.defer()  # all must agree on where to stop
-        return _train(experiment, workdir, console, profile, init_from, accept_changed_data, stop)
+        console = console if is_first() else Console(quiet=True)
+        prepared = _prepare(experiment, workdir, console, init_from, accept_changed_data)
+
+        def check() -> Run | None:
+            return check_run(workdir, prepared.experiment, prepared.data, accept_changed_data)
+
+        _on_first(check)
+        with ExitStack() as stack:
+            _on_first(lambda: stack.enter_context(locked(workdir)))
+            run = _on_first(check)  # from here on nobody else changes it
+            params = _run(prepared, workdir, run, console, profile, stop)
+        stop.name = first_request(stop.name)  # one that came after the last step counts too
+    if is_first():
+        draw_learning_curves(workdir, prepared.data.curves)
+    if stop.is_set:
+        raise Interrupted(f"stopped by {stop.name} and saved; the same command continues")
+    return Result(prepared.model, params, prepared.data)
 
 
-def _train(
+def _prepare(
     experiment: Experiment,
     workdir: Path,
     console: Console,
-    profile: Path | None,
     init_from: Path | None,
     accept_changed_data: bool,
-    stop: StopRequest,
-) -> Result:
+) -> Prepared:
+    """Checks all that the folder does not decide."""
     data = together(lambda: _load(experiment, workdir, accept_changed_data))
     experiment = data.complete(experiment)
     require_equal("the experiment and its data", [config.encode(experiment), data.fingerprint])
     strategy = parallel.make_strategy(experiment.parallel)
     accumulation_steps = experiment.optimizer.accumulation_steps
     parallel.check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
-    strategy.check_batch(data.train_batches(1, experiment.seed)[0])
     of_text = isinstance(experiment.model, LanguageModelConfig)
     model = models.build(experiment.model, strategy.sequence_axis if of_text else None)
-    params = jax.eval_shape(lambda: init_params(model, experiment.seed))
-    optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
-    console = console if is_first() else Console(quiet=True)
+    shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
+    strategy.check(make_eval_step(model), shapes, next(data.eval_batches(strategy.row_shards, 1)))
+    optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
     report = partial(console.print, soft_wrap=True)
-    given = None if init_from is None else together(lambda: export.read(init_from, params, report))
-
-    def check() -> Run | None:
-        return check_run(workdir, experiment, data, accept_changed_data)
-
-    together(lambda: check() if is_first() else None)
-    with ExitStack() as stack:
-        together(lambda: stack.enter_context(locked(workdir)) if is_first() else None)
-        # From here on nobody else changes it.
-        run = together(lambda: check() if is_first() else None)
-        folder = workdir / CHECKPOINTS
-        checkpoints = stack.enter_context(
-            Checkpoints(folder, experiment.training.keep_checkpoints, console.print)
-        )
-        state = _restore_or_make(checkpoints, strategy, model, optimizer, experiment.seed, given)
-        changes = from_first(lambda: open_run(workdir, run, experiment, data))
-        _announce(console, experiment, params, data, strategy.devices, changes)
-        start = int(state.step)
-        if start >= experiment.training.steps:
-            console.print(f"already trained to step {start}; a larger --training.steps goes on")
-            _draw_curves(workdir, data)
-            return Result(model, strategy.host_copy(state.params), data)
-        if start:
-            console.print(f"continuing after step {start}")
-        trainer = Trainer(
-            experiment=experiment,
-            data=data,
-            strategy=strategy,
-            train_step=_mapped_train_step(model, optimizer, experiment, strategy, state),
-            eval_step=strategy.map_eval_step(make_eval_step(model)),
-            checkpoints=checkpoints,
-            log=stack.enter_context(_metrics_log(workdir, start, experiment)),
-            progress=stack.enter_context(Progress(console, start, experiment.training.steps, data.unit)),
-            best_loss=from_first(lambda: best(folder).loss),
-        )
-        folder = profile if is_first() else None
-        trace = stack.enter_context(Profile(folder, start, experiment.training.steps))
-        stop.defer()
-        params = trainer.run(state, start, stop, trace)
-        stop.name = first_request(stop.name)  # one that came after the last step counts too
-    _draw_curves(workdir, data)
-    if stop.is_set:
-        raise Interrupted(f"stopped by {stop.name} and saved; the same command continues")
-    return Result(model, params, data)
+    given = None if init_from is None else together(lambda: export.read(init_from, shapes, report))
+    return Prepared(experiment, data, strategy, model, shapes, optimizer, given)
 
 
 def _load(experiment: Experiment, workdir: Path, accept_changed_data: bool) -> Dataset:
@@ -166,172 +137,59 @@ def _load(experiment: Experiment, workdir: Path, accept_changed_data: bool) -> D
         return load(experiment.data)  # other symbols: `check_run` says that the data changed
 
 
-@dataclass
-class Trainer:
-    """The loop and what it writes to."""
-
-    experiment: Experiment
-    data: Dataset
-    strategy: Strategy
-    train_step: Callable
-    eval_step: Callable
-    checkpoints: Checkpoints
-    log: MetricsLog | NoLog
-    progress: Progress
-    best_loss: float
-    clock: "Clock" = field(init=False)
-    schedule: optax.Schedule = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.clock = Clock(self.experiment.data.batch_size * self.data.units_per_row)
-        self.schedule = make_schedule(self.experiment.optimizer, self.experiment.training.steps)
-
-    def run(self, state: TrainState, start: int, stop: StopRequest, profile: Profile) -> optax.Params:
-        """Trains from step `start` on until done or asked to stop; returns the parameters then."""
-        training = self.experiment.training
-        rows, batch_size = self.strategy.rows, self.experiment.data.batch_size
-        dataset = self.data.train_batches(batch_size, self.experiment.seed, *rows)
-        check_every = self.experiment.parallel.check_replicas_every
-        step, stopping = start, False
-        with closing(loader.iterate(dataset, start)) as batches:
-            while step < training.steps and not stopping:
-                t, batch = next(batches)
-                profile.before_step(t)
-                state, metrics = self.train_step(state, self.strategy.place_batch(batch))
-                step = t + 1
-                if step == start + 1:
-                    jax.block_until_ready(state)  # keep compilation out of the speed that is reported
-                    self.clock.restart(step)
-                is_last = step == training.steps
-                if check_every is not None and step % check_every == 0:
-                    check_replicas(self.strategy.to_global(state), step)
-                if step % training.log_every == 0 or is_last:
-                    self._log_training(step, state, metrics)
-                loss = None
-                if step % training.eval_every == 0 or is_last:
-                    loss = self._evaluate(step, state)
-                is_best = loss is not None and loss < self.best_loss
-                stopping = self._is_stopping(step, stop)  # read once: a signal that comes later waits
-                if step % training.checkpoint_every == 0 or is_best or is_last or stopping:
-                    self._save(step, state, metrics, loss)
-                self.progress.advance(step)
-        return self.strategy.host_copy(state.params)
-
-    def _is_stopping(self, step: int, stop: StopRequest) -> bool:
-        """Whether to stop after this step: of several processes all, if one was asked to."""
-        if jax.process_count() > 1:
-            agree = step % self.experiment.parallel.stop_every == 0
-            stop.name = first_request(stop.name) if agree else stop.name
-            return agree and stop.is_set
-        return stop.is_set
-
-    def _log_training(self, step: int, state: TrainState, metrics: Metrics) -> None:
-        values = {name: value.item() for name, value in metrics.items()}
-        self._check_finite(values.pop("bad_step"))
-        speed = self.clock.units_per_second(step)
-        row = {
-            **values,
-            **self.data.loss_metrics(values["loss"]),
-            "param_norm": param_norm(state.params).item(),
-            "learning_rate": float(self.schedule(step - 1)),
-            f"{self.data.unit}s_per_second": speed,
-        }
-        self.log.write(step, {f"train/{name}": value for name, value in row.items()})
-        self.progress.show(loss=values["loss"], speed=speed)
-
-    def _evaluate(self, step: int, state: TrainState) -> float:
-        training = self.experiment.training
-        jax.block_until_ready(state)  # the steps still under way are training time
-        with self.clock.paused():
-            values = evaluate(
-                self.strategy,
-                self.eval_step,
-                state.params,
-                self.data,
-                training.eval_batch_size,
-                training.eval_windows,
-            )
-        if not math.isfinite(values["loss"]):
-            raise _diverged(f"the validation loss at step {step} is {values['loss']}")
-        self.log.write(step, {f"validation/{name}": value for name, value in values.items()})
-        self.progress.show(validation_loss=values["loss"])
-        self.progress.line(f"step {step:6d}   validation loss {values['loss']:.4f}")
-        return values["loss"]
-
-    def _save(self, step: int, state: TrainState, metrics: Metrics, loss: float | None) -> None:
-        jax.block_until_ready(state)
-        with self.clock.paused():
-            self._check_finite(metrics["bad_step"].item())
-            if not all_finite(state.params):
-                raise _diverged(f"a parameter is not finite after step {step}")
-            self.log.sync()
-            items = checkpoint_items(self.strategy.to_global(state))
-            self.checkpoints.save(step, items, {"step": step, "loss": loss})
-        if loss is not None:
-            self.best_loss = min(loss, self.best_loss)
-
-    def _check_finite(self, bad_step: int) -> None:
-        if bad_step != FINITE:
-            raise _diverged(f"the loss or a gradient was not finite at step {bad_step}")
-
-
-def _diverged(what: str) -> Diverged:
-    return Diverged(
-        f"{what}; nothing was saved since. Try a lower optimizer.learning_rate, more optimizer.warmup_steps, "
-        "a smaller optimizer.clip_norm, or model.dtype float32, in a new workdir"
-    )
-
-
-# Apart from the step: only the steps that are logged need it.
-param_norm = jax.jit(global_norm)
-
-
-@jax.jit
-def all_finite(params: optax.Params) -> jax.Array:
-    """Whether every entry is finite, bool []."""
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]).all()
-
-
-class Clock:
-    """Training speed, without the time that evaluation and saving take."""
-
-    def __init__(self, units_per_step: int):
-        self._units_per_step = units_per_step
-        self.restart(0)
-
-    def restart(self, step: int) -> None:
-        """Begins a new interval after `step`."""
-        self._step, self._start = step, time.perf_counter()
-
-    def units_per_second(self, step: int) -> float:
-        """The speed since the interval began; begins a new one."""
-        units = (step - self._step) * self._units_per_step
-        speed = units / (time.perf_counter() - self._start)
-        self.restart(step)
-        return speed
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time in this context does not count."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._start += time.perf_counter() - began
-
-
-def _announce(
+def _run(
+    prepared: Prepared,
+    workdir: Path,
+    run: Run | None,
     console: Console,
-    experiment: Experiment,
-    params: optax.Params,
-    data: Dataset,
-    devices: Sequence[jax.Device],
-    changes: Sequence[str],
-) -> None:
+    profile: Path | None,
+    stop: StopRequest,
+) -> optax.Params:
+    """Trains in the folder that is locked, and was found to hold `run`; returns the parameters at the end."""
+    experiment, data, strategy = prepared.experiment, prepared.data, prepared.strategy
+    training, folder = experiment.training, workdir / CHECKPOINTS
+    with Checkpoints(folder, training.keep_checkpoints, console.print) as checkpoints:
+        state = _restore_or_make(checkpoints, prepared)
+        changes = from_first(lambda: open_run(workdir, run, experiment, data))
+        _announce(console, prepared, changes)
+        start = int(state.step)
+        if start >= training.steps:
+            console.print(f"already trained to step {start}; a larger --training.steps goes on")
+            return strategy.host_copy(state.params)
+        if start:
+            console.print(f"continuing after step {start}")
+        with (
+            _metrics_log(workdir, start, experiment) as log,
+            Progress(console, start, training.steps, data.unit) as progress,
+            Profile(profile if is_first() else None, start, training.steps) as trace,
+        ):
+            trainer = Trainer(
+                experiment=experiment,
+                data=data,
+                strategy=strategy,
+                train_step=_mapped_train_step(prepared, state),
+                eval_step=strategy.map_eval_step(make_eval_step(prepared.model)),
+                checkpoints=checkpoints,
+                log=log,
+                progress=progress,
+                best_loss=from_first(lambda: best(folder).loss),
+            )
+            stop.defer()
+            return trainer.run(state, start, stop, trace)
+
+
+def _mapped_train_step(prepared: Prepared, state: TrainState) -> Callable:
+    experiment, strategy = prepared.experiment, prepared.strategy
+    parts = experiment.optimizer.accumulation_steps
+    step = make_train_step(prepared.model, prepared.optimizer, experiment.seed, strategy.axis_name, parts)
+    return strategy.map_train_step(step, jax.eval_shape(lambda: state))
+
+
+def _announce(console: Console, prepared: Prepared, changes: Sequence[str]) -> None:
     """What is about to be trained, on what, and what is different from the last start."""
-    console.print(parameter_table(params, experiment.optimizer))
-    console.print(f"data      {data.source}")
-    processes = jax.process_count()
+    experiment, devices, processes = prepared.experiment, prepared.strategy.devices, jax.process_count()
+    console.print(parameter_table(prepared.shapes, experiment.optimizer))
+    console.print(f"data      {prepared.data.source}")
     among = f" in {processes} processes" if processes > 1 else ""
     console.print(f"devices   {len(devices)} x {devices[0].device_kind}{among}")
     for change in changes:
@@ -342,51 +200,27 @@ def _announce(
             )
 
 
-def _mapped_train_step(
-    model: nn.Module,
-    optimizer: optax.GradientTransformation,
-    experiment: Experiment,
-    strategy: Strategy,
-    state: TrainState,
-) -> Callable:
-    parts = experiment.optimizer.accumulation_steps
-    step = make_train_step(model, optimizer, experiment.seed, strategy.axis_name, parts)
-    return strategy.map_train_step(step, jax.eval_shape(lambda: state))
-
-
 def _metrics_log(workdir: Path, step: int, experiment: Experiment) -> AbstractContextManager:
     if is_first():
         return MetricsLog(workdir, step, experiment.logging.tensorboard)
     return nullcontext(NoLog())
 
 
-def _draw_curves(workdir: Path, data: Dataset) -> None:
-    if is_first():
-        draw_learning_curves(workdir, data.curves)
-
-
-def checkpoint_items(state: TrainState) -> dict[str, optax.Params]:
-    """The state as checkpoint items; those who only need parameters read `params` alone."""
-    rest = {"step": state.step, "opt_state": state.opt_state, "bad_step": state.bad_step}
-    return {"params": state.params, "train_state": rest}
-
-
-def _restore_or_make(
-    checkpoints: Checkpoints,
-    strategy: Strategy,
-    model: nn.Module,
-    optimizer: optax.GradientTransformation,
-    seed: int,
-    given: optax.Params | None,
-) -> TrainState:
+def _restore_or_make(checkpoints: Checkpoints, prepared: Prepared) -> TrainState:
     """The placed state of the newest checkpoint; or that before the first step, with the parameters given."""
+    strategy, given = prepared.strategy, prepared.given
 
     def make() -> TrainState:
-        return init_state(init_params(model, seed), optimizer)
+        params = init_params(prepared.model, prepared.experiment.seed)
+        return init_state(params, prepared.optimizer)
 
-    restored = checkpoints.restore(checkpoint_items(strategy.restore_target(jax.eval_shape(make))))
+    restored = checkpoints.restore(strategy.restore_target(jax.eval_shape(make)).to_items())
     if restored is None:
         state = strategy.make_state(make)
         return state if given is None else state._replace(params=strategy.place(given))
-    state = TrainState(params=restored.items["params"], **restored.items["train_state"])
-    return strategy.from_global(state)
+    return strategy.from_global(TrainState.from_items(restored.items))
+
+
+def _on_first(make: Callable[[], T]) -> T | None:
+    """What `make` returns on process 0, which alone runs it; None on the others. All get its error."""
+    return together(lambda: make() if is_first() else None)

@@ -43,7 +43,7 @@ def pmap_strategy(config: ParallelConfig) -> Strategy:
         sequence_axis=None,
         row_shards=len(devices),
         rows=Rows(jax.process_index(), jax.process_count()),
-        check_batch=lambda batch: None,
+        check=lambda eval_step, shapes, batch: None,
         make_state=lambda make: replicate(make(), ours),
         place=partial(replicate, devices=ours),
         place_batch=partial(split_batch, n_devices=len(ours)),

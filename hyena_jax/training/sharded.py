@@ -68,7 +68,7 @@ def sharded_strategy(config: ParallelConfig) -> Strategy:
         sequence_axis=SEQUENCE if config.sequence > 1 else None,
         row_shards=mesh.shape[DATA] * mesh.shape[FSDP],
         rows=rows,
-        check_batch=partial(_check_batch, mesh),
+        check=partial(_check, mesh),
         make_state=partial(_make_state, mesh),
         place=lambda tree: jax.tree.map(_place_leaf, tree, _shardings(mesh, tree)),
         place_batch=partial(_place_batch, mesh, rows),
@@ -94,11 +94,19 @@ def _shardings(mesh: Mesh, shapes: Tree) -> Tree:
     return jax.tree.map(lambda leaf: NamedSharding(mesh, leaf_spec(np.shape(leaf), fsdp)), shapes)
 
 
-def _check_batch(mesh: Mesh, batch: Tree) -> None:
+def _check(mesh: Mesh, eval_step: Callable, shapes: Tree, batch: Tree) -> None:
+    n_parts = mesh.shape[SEQUENCE]
+    if n_parts == 1:
+        return
     for leaf in jax.tree.leaves(batch):
-        if leaf.ndim > 1 and leaf.shape[1] % mesh.shape[SEQUENCE]:
+        if leaf.ndim > 1 and leaf.shape[1] % n_parts:
             of = f"a divisor of the rows' length {leaf.shape[1]}"
-            raise UserError(f"parallel.sequence must be {of}, got {mesh.shape[SEQUENCE]}")
+            raise UserError(f"parallel.sequence must be {of}, got {n_parts}")
+    try:  # what operators cannot share out shows when they are called
+        with jax.set_mesh(mesh):
+            jax.eval_shape(eval_step, shapes, batch)
+    except ValueError as error:
+        raise UserError(f"parallel.sequence={n_parts}: {error}") from error
 
 
 def _make_state(mesh: Mesh, make: Callable[[], Tree]) -> Tree:

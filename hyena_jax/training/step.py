@@ -33,6 +33,16 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
     bad_step: jax.Array
 
+    def to_items(self) -> dict[str, optax.Params]:
+        """The items of a checkpoint; who only needs parameters reads `params` alone."""
+        rest = {"step": self.step, "opt_state": self.opt_state, "bad_step": self.bad_step}
+        return {"params": self.params, "train_state": rest}
+
+    @classmethod
+    def from_items(cls, items: dict[str, optax.Params]) -> "TrainState":
+        """The inverse of `to_items`."""
+        return cls(params=items["params"], **items["train_state"])
+
 
 def init_params(model: nn.Module, seed: int) -> optax.Params:
     """The initial parameters that `seed` decides."""

@@ -39,8 +39,9 @@ class Strategy(NamedTuple):
     """Parts that the rows of a batch are cut into; a batch must be a multiple of it."""
     rows: Rows
     """What this process reads of a batch."""
-    check_batch: Callable[[Tree], None]
-    """Raises UserError if a batch of such arrays cannot be cut."""
+    check: Callable[[Callable, Tree, Tree], None]
+    """(`eval_step`, shapes of parameters, a batch): raises UserError if that batch, or what the model makes
+    of it, cannot be cut."""
     make_state: Callable[[Callable[[], Tree]], Tree]
     """The placed result of a function without arguments."""
     place: Callable[[Tree], Tree]

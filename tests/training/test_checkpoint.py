@@ -10,10 +10,10 @@ from hyena_jax.training.checkpoint import (
     Best,
     Checkpoints,
     best,
-    is_damaged,
     restore_readonly,
     saved_steps,
 )
+from hyena_jax.training.manifest import is_damaged
 
 
 def items(step: int) -> dict:

@@ -10,8 +10,9 @@ import pytest
 
 from hyena_jax import cli
 from hyena_jax.config import Cluster, UserError
-from hyena_jax.training.checkpoint import is_damaged, saved_steps
+from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.distributed import from_first, gather, require_equal, together
+from hyena_jax.training.manifest import is_damaged
 from hyena_jax.training.metrics import read_rows
 
 SMALL = """

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from hyena_jax.config import ParallelConfig, UserError
-from hyena_jax.training import loop
+from hyena_jax.training import loop, trainer
 from hyena_jax.training.checkpoint import best, saved_steps
-from hyena_jax.training.loop import Diverged, train
+from hyena_jax.training.loop import train
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.run_folder import load_params, locked, read_run
 from hyena_jax.training.signals import Interrupted, stop_requests
+from hyena_jax.training.trainer import Diverged
 
 
 def with_training(experiment, **changes):
@@ -82,7 +83,7 @@ def test_same_seed_same_run_and_another_seed_another(whole, experiment, tmp_path
 def test_a_stopped_run_continues_as_if_it_had_not_been(
     whole, experiment, tmp_path, console, monkeypatch, stop_after
 ):
-    workdir, usual = tmp_path / "stopped", loop.loader.iterate
+    workdir, usual = tmp_path / "stopped", trainer.loader.iterate
 
     def iterate(dataset, start):
         for t, batch in usual(dataset, start):
@@ -90,11 +91,11 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(
                 signal.raise_signal(signal.SIGTERM)
             yield t, batch
 
-    monkeypatch.setattr(loop.loader, "iterate", iterate)
+    monkeypatch.setattr(trainer.loader, "iterate", iterate)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(experiment, workdir, console)
     assert saved_steps(workdir / "checkpoints")[0] == stop_after
-    monkeypatch.setattr(loop.loader, "iterate", usual)
+    monkeypatch.setattr(trainer.loader, "iterate", usual)
     train(experiment, workdir, console)
     assert f"continuing after step {stop_after}" in console.file.getvalue()
     assert_same_run(whole, workdir)
@@ -136,14 +137,14 @@ import os, signal, sys
 from pathlib import Path
 from rich.console import Console
 from hyena_jax import config
-from hyena_jax.training import loop
-usual = loop.loader.iterate
+from hyena_jax.training import loop, trainer
+usual = trainer.loader.iterate
 def iterate(dataset, start):
     for t, batch in usual(dataset, start):
         if t == {step}:
             os.kill(os.getpid(), signal.SIGKILL)
         yield t, batch
-loop.loader.iterate = iterate
+trainer.loader.iterate = iterate
 loop.train(config.read(Path({config!r})), Path({workdir!r}), Console())
 """
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from hyena_jax import models
+from hyena_jax import config, models
 from hyena_jax.config import (
     AttentionConfig,
     HyenaConfig,
@@ -227,7 +227,15 @@ def test_a_layout_that_cannot_be_is_refused(options, message):
 def test_a_length_that_cannot_be_divided_is_refused():
     strategy = parallel.make_strategy(sharded(1, 1, 4))
     with pytest.raises(UserError, match="parallel.sequence must be a divisor of the rows' length 6, got 4"):
-        strategy.check_batch({"inputs": jnp.zeros((2, 6))})
+        strategy.check(lambda params, batch: None, {}, {"inputs": jnp.zeros((2, 6))})
+
+
+def test_channels_that_cannot_be_divided_are_refused_before_the_folder_is_made(experiment, tmp_path, console):
+    narrow = dataclasses.replace(experiment.model, d_model=6)
+    shared = dataclasses.replace(experiment, model=narrow, parallel=sharded(1, 1, 4))
+    with pytest.raises(UserError, match="parallel.sequence=4: channels of a filter must be a multiple of"):
+        train(shared, tmp_path / "run", console)
+    assert not (tmp_path / "run").exists()
 
 
 EIGHT = """
@@ -242,14 +250,72 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.scale
-def test_all_meshes_of_eight_devices_train_alike():
+def on_eight_devices(program: str) -> dict:
+    """The JSON in the last line that a program prints."""
     flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     paths = os.pathsep.join(sys.path)
     environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": f"{os.path.dirname(__file__)}:{paths}"}
-    command = [sys.executable, "-c", EIGHT]
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.scale
+def test_all_meshes_of_eight_devices_train_alike():
+    found = on_eight_devices(EIGHT)
     assert len(found) == 11
     for mesh, values in found.items():
         np.testing.assert_allclose(values, found["pmap"], atol=1e-5, err_msg=mesh)
+
+
+MOVED = """
+import dataclasses, io, itertools, json, shutil
+from pathlib import Path
+from rich.console import Console
+from hyena_jax import config
+from hyena_jax.config import ParallelConfig
+from hyena_jax.training.loop import train
+from hyena_jax.training.metrics import read_rows
+from test_sharded import sharded
+
+experiment, folder = config.read(Path({config!r})), Path({folder!r})
+layouts = {{
+    "pmap 8": ParallelConfig(devices=8), "2 x 2 x 2": sharded(2, 2, 2), "1 x 8 x 1": sharded(1, 8, 1),
+    "pmap 1": ParallelConfig(devices=1), "pmap 2": ParallelConfig(devices=2),
+    "pmap 4": ParallelConfig(devices=4), "1 x 2 x 1": sharded(1, 2, 1), "1 x 1 x 4": sharded(1, 1, 4),
+}}
+eight = list(layouts)[:3]
+
+def run(workdir, steps, layout):
+    training = dataclasses.replace(experiment.training, steps=steps)
+    console = Console(file=io.StringIO())
+    train(dataclasses.replace(experiment, training=training, parallel=layouts[layout]), workdir, console)
+    rows = read_rows(workdir / "metrics.jsonl")
+    return {{row["step"]: row["train/loss"] for row in rows if "train/loss" in row}}
+
+found = {{name: run(folder / name, 3, name) for name in layouts}}
+found["whole"] = run(folder / "whole", 8, "pmap 1")
+for one, other in itertools.product(layouts, repeat=2):
+    if (one in eight) != (other in eight):
+        workdir = folder / (one + " to " + other)
+        shutil.copytree(folder / one, workdir)
+        found[workdir.name] = run(workdir, 8, other)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.scale
+def test_runs_move_between_eight_devices_and_fewer(experiment, tmp_path):
+    experiment = dataclasses.replace(
+        experiment,
+        model=dataclasses.replace(experiment.model, dropout=0.0),
+        data=dataclasses.replace(experiment.data, batch_size=8),
+        optimizer=dataclasses.replace(experiment.optimizer, decay_steps=12),
+        training=dataclasses.replace(experiment.training, log_every=1),
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config.encode(experiment)))
+    found = on_eight_devices(MOVED.format(config=str(tmp_path / "config.json"), folder=str(tmp_path)))
+    assert len(found) == 8 + 1 + 2 * 3 * 5
+    for name, losses_of_run in found.items():
+        expected = {step: found["whole"][step] for step in losses_of_run}
+        assert losses_of_run == pytest.approx(expected, abs=1e-5), name
