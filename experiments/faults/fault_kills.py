@@ -36,6 +36,9 @@ class Stage:
     """The same one, trained to HALF."""
     seconds: float
     """Time of the whole command."""
+    together: Path
+    """The run of STEPS steps in two processes that nothing happened to."""
+    together_seconds: float
 
     def copy_half(self, workdir: Path) -> Path:
         """A run that waits to be continued."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
@@ -68,10 +69,20 @@ class Lab:
         return {**os.environ, "JAX_PLATFORMS": "cpu", **cache}
 
     def start(
-        self, workdir: Path, *flags: object, steps: int = STEPS, prefix: tuple[str, ...] = ()
+        self,
+        workdir: Path,
+        *flags: object,
+        steps: int = STEPS,
+        prefix: tuple[str, ...] = (),
+        launch: tuple[object, ...] | None = None,
     ) -> "Started":
-        """Starts a training; a flag that is given twice counts the second time."""
-        arguments = ["train", self.spec, "--workdir", workdir, "--data.path", self.text]
+        """Starts a training; a flag that is given twice counts the second time.
+
+        Args:
+          launch: flags of the launcher that starts it in several processes; None starts one, without.
+        """
+        arguments = [] if launch is None else ["launch", *launch, "--"]
+        arguments += ["train", self.spec, "--workdir", workdir, "--data.path", self.text]
         arguments += [*self.flags, "--training.steps", steps, *flags]
         return self.command(*arguments, prefix=prefix)
 
@@ -170,14 +181,23 @@ def rows_without_times(workdir: Path) -> list[dict]:
 
 def state_digest(workdir: Path, step: int) -> str:
     """SHA-256 of every leaf of a checkpoint: parameters, optimizer's state, step."""
-    arguments = {name: ocp.args.StandardRestore() for name in ("params", "train_state")}
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    names = ("params", "train_state")
+    handlers = {name: ocp.StandardCheckpointHandler() for name in names}
+    with ocp.Checkpointer(
+        ocp.CompositeCheckpointHandler(**handlers, meta=ocp.JsonCheckpointHandler())
+    ) as checkpointer:
         folder = (workdir / "checkpoints" / str(step)).absolute()
+        about = checkpointer.metadata(folder).item_metadata
+        # As NumPy arrays, on whatever devices the leaves were when they were saved.
+        targets = jax.tree.map(
+            lambda leaf: np.empty(leaf.shape, leaf.dtype), {name: about[name] for name in names}
+        )
+        arguments = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
         found = checkpointer.restore(folder, args=ocp.args.Composite(**arguments))
     digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path({name: found[name] for name in arguments}):
+    for path, leaf in jax.tree_util.tree_leaves_with_path({name: found[name] for name in names}):
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
-        digest.update(jax.device_get(leaf).tobytes())
+        digest.update(leaf.tobytes())
     return digest.hexdigest()
 
 

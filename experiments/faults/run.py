@@ -15,11 +15,14 @@ import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from fault_kills import Stage, Trial, kills, stops
+from fault_processes import processes
 from fault_runs import HALF, Lab, NotSurvived, demand_same_end
 from fault_storage import damages, data_and_rivals, disks, may_mount, permissions
 from rich.console import Console
@@ -29,11 +32,24 @@ from rich.table import Table
 HERE = Path(__file__).parent
 
 
+@dataclass(frozen=True)
+class Counts:
+    """How often each fault is tried."""
+
+    kills: int = 50
+    """How often a run is killed."""
+    stops: int = 12
+    """How often one is asked to stop by a signal."""
+    damages: int = 18
+    """How many checkpoints are damaged."""
+    full_disks: int = 12
+    """How many disks run full."""
+    processes: int = 8
+    """How often one of two processes is killed."""
+
+
 def main(
-    kills: int = 50,
-    stops: int = 12,
-    damages: int = 18,
-    full_disks: int = 12,
+    counts: Annotated[Counts, tyro.conf.arg(name="")] = Counts(),
     seed: int = 0,
     jobs: int = 2,
     workdir: Path = Path("runs/faults"),
@@ -43,10 +59,7 @@ def main(
     """Tries every fault, then writes the results.
 
     Args:
-      kills: how often a run is killed.
-      stops: how often one is asked to stop by a signal.
-      damages: how many checkpoints are damaged.
-      full_disks: how many disks run full.
+      counts: how often each.
       seed: of the moments and places.
       jobs: runs at once.
       workdir: the runs; emptied first. That of a trial that is survived is deleted.
@@ -57,7 +70,7 @@ def main(
     shutil.rmtree(workdir, ignore_errors=True)
     stage = prepare(Lab(workdir.resolve()).open())
     mounts = may_mount(stage.lab.root / "mount")
-    plan = [trial for trial in trials(stage, kills, stops, damages, full_disks, seed) if only in trial.fault]
+    plan = [trial for trial in trials(stage, counts, seed) if only in trial.fault]
     tried = [trial for trial in plan if mounts or "disk" not in trial.fault]
     results = list(try_all(stage, tried, jobs))
     console.print(table(plan, results))
@@ -81,24 +94,32 @@ def main(
 def prepare(lab: Lab) -> Stage:
     """What to start from and to compare with; the second whole run is timed, and shows that runs repeat."""
     lab.train(lab.root / "whole")
-    start = time.perf_counter()
-    lab.train(lab.root / "again")
-    seconds = time.perf_counter() - start
-    demand_same_end(lab.root / "again", lab.root / "whole")
+    seconds = time_again(lab, "whole", None)
     lab.train(lab.root / "half", steps=HALF)
-    return Stage(lab, lab.root / "whole", lab.root / "half", seconds)
+    pair = ("--num-processes", 2)
+    lab.start(lab.root / "together", launch=pair).wait().demand_code(0)
+    together_seconds = time_again(lab, "together", pair)
+    return Stage(lab, lab.root / "whole", lab.root / "half", seconds, lab.root / "together", together_seconds)
 
 
-def trials(
-    stage: Stage, n_kills: int, n_stops: int, n_damages: int, n_disks: int, seed: int
-) -> Iterable[Trial]:
+def time_again(lab: Lab, name: str, launch: tuple[object, ...] | None) -> float:
+    """Seconds of a run as `name` was, which must end alike."""
+    start, workdir = time.perf_counter(), lab.root / f"{name}_again"
+    lab.start(workdir, launch=launch).wait().demand_code(0)
+    seconds = time.perf_counter() - start
+    demand_same_end(workdir, lab.root / name)
+    return seconds
+
+
+def trials(stage: Stage, counts: Counts, seed: int) -> Iterable[Trial]:
     """All of them, in the order of the table."""
-    yield from kills(stage, n_kills, seed)
-    yield from stops(stage, n_stops, seed)
-    yield from damages(stage, n_damages, seed)
-    yield from disks(stage, n_disks, seed)
+    yield from kills(stage, counts.kills, seed)
+    yield from stops(stage, counts.stops, seed)
+    yield from damages(stage, counts.damages, seed)
+    yield from disks(stage, counts.full_disks, seed)
     yield from permissions(stage)
     yield from data_and_rivals(stage)
+    yield from processes(stage, counts.processes, seed)
 
 
 def try_all(stage: Stage, plan: list[Trial], jobs: int) -> Iterable[dict]:
