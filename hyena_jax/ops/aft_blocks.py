@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.ops.aft import EMPTY, Bias, Places, Sums, merge, pad_end, running_sums
+from hyena_jax.ops.broadcasting import sum_products, sum_to
 
 Tree = TypeVar("Tree")
 
@@ -43,6 +44,8 @@ def full_sums(
       own: index of the first query's own key, int32 []; those of the other queries follow it.
     """
     n_queries = queries.position.shape[1]
+    if n_queries == 1:  # products pay by queries that share them
+        return biased_sums(keys, values, _between(queries, seen, bias))
     block = min(QUERY_BLOCK, n_queries)
     rest = -n_queries % block
     tokens = _pad_tokens(_Tokens(keys, values, seen), rest)
@@ -112,12 +115,39 @@ def _block_sums(queries: Places, earlier: _Tokens, own: _Tokens, bias: Bias) -> 
     return merge(before, biased_sums(own.keys, own.values, _between(queries, own.places, bias)))
 
 
+@jax.custom_vjp
 def biased_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> Sums:
-    """Sums of each query over all keys, whose exponents are keys + bias; bias [B or 1, T, S, H or 1]."""
+    """Sums of each query over all keys, whose exponents are keys + bias; bias [B or 1, T, S, H or 1].
+
+    The derivative is written out for the order of its sums (see `sum_products`).
+    """
+    return _biased_sums(keys, values, bias)[0]
+
+
+def _biased_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> tuple[Sums, tuple]:
     exponents = keys[:, None] + bias[..., None]
-    largest = jax.lax.stop_gradient(exponents.max(axis=2, initial=EMPTY))
+    largest = exponents.max(axis=2, initial=EMPTY)
     weights = jnp.where(exponents > EMPTY / 2, jnp.exp(exponents - largest[:, :, None]), 0)
-    return Sums(largest, (weights * values[:, None]).sum(axis=2), weights.sum(axis=2))
+    if weights.shape[-1] == 1:
+        weighted = jnp.einsum("btsh,bshd->bthd", weights[..., 0], values)
+    else:
+        weighted = sum_products(weights * values[:, None], 2)
+    return Sums(largest, weighted, weights.sum(axis=2)), (weights, values, bias)
+
+
+def _biased_sums_backward(residuals: tuple, dsums: Sums) -> tuple[jax.Array, jax.Array, jax.Array]:
+    weights, values, bias = residuals
+    if weights.shape[-1] == 1:
+        dweights = jnp.einsum("bthd,bshd->btsh", dsums.weighted, values)[..., None]
+        dvalues = jnp.einsum("btsh,bthd->bshd", weights[..., 0], dsums.weighted)
+    else:
+        dweights = dsums.weighted[:, :, None] * values[:, None]
+        dvalues = sum_products(weights * dsums.weighted[:, :, None], 1)
+    dexponents = weights * (dweights + dsums.weights[:, :, None])
+    return sum_products(dexponents, 1), dvalues, sum_to(dexponents.sum(-1), bias.shape)
+
+
+biased_sums.defvjp(_biased_sums, _biased_sums_backward)
 
 
 def product_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> Sums:

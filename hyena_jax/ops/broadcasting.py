@@ -1,6 +1,9 @@
-"""What a derivative needs where arrays were broadcast."""
+"""Sums over axes, as a derivative needs them where arrays were broadcast."""
+
+import math
 
 import jax
+import jax.numpy as jnp
 
 
 def sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -9,3 +12,15 @@ def sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     # Also over axes of one entry: XLA for CPUs sums [C, 1, L] over both at once ten times faster than over L.
     axes = tuple(i for i, size in enumerate(aligned) if size == 1)
     return x.sum(axes, keepdims=True).reshape(shape)
+
+
+def sum_products(products: jax.Array, axis: int) -> jax.Array:
+    """Sums products over one axis that is not the last, by multiplying with ones.
+
+    XLA for CPUs fuses the products into the sum, and where an axis that is kept has one entry this takes up
+    to forty times as long as a matrix product.
+    """
+    before, n, after = products.shape[:axis], products.shape[axis], products.shape[axis + 1 :]
+    stacked = products.reshape(math.prod(before), n, math.prod(after))
+    ones = jnp.ones(n, products.dtype)
+    return jnp.einsum("n,bnw->bw", ones, stacked, precision="highest").reshape(*before, *after)
