@@ -5,6 +5,7 @@ Everything here also holds for one process, where it costs nothing.
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,9 @@ import numpy as np
 from hyena_jax.config import Cluster, UserError
 
 T = TypeVar("T")
+
+STATUS = "(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): "
+"""How messages of the runtime begin that are about another process."""
 
 
 def join(cluster: Cluster, heartbeat_timeout: int) -> None:
@@ -72,7 +76,13 @@ def lost_another(error: BaseException | None) -> bool:
 
     Errors that all raise (wrong input, a stop, a loss that is not finite) are not of this kind.
     """
-    return jax.process_count() > 1 and isinstance(error, OSError | jax.errors.JaxRuntimeError)
+    return jax.process_count() > 1 and (isinstance(error, OSError) or _in_communication(error))
+
+
+def _in_communication(error: BaseException | None) -> bool:
+    """Whether the runtime failed. What gloo has to say of a closed connection comes as a ValueError, too."""
+    is_status = isinstance(error, ValueError) and re.match(STATUS, str(error))
+    return isinstance(error, jax.errors.JaxRuntimeError) or bool(is_status)
 
 
 @contextmanager
@@ -80,7 +90,7 @@ def leaving_on_failure(report: Callable[[object, int], int]) -> Iterator[None]:
     """Reports an error after which several processes cannot go on, and ends this one at once with code 3."""
     try:
         yield
-    except (OSError, jax.errors.JaxRuntimeError) as error:
+    except Exception as error:
         if not lost_another(error):
             raise
         is_ours = isinstance(error, OSError)

@@ -11,7 +11,6 @@ from hyena_jax.config import UserError
 from hyena_jax.training import atomic
 
 if TYPE_CHECKING:
-    import tensorboardX
     from matplotlib.axes import Axes
 
 Values = dict[str, float]
@@ -31,7 +30,11 @@ class MetricsLog:
         kept = [json.dumps(row) + "\n" for row in read_rows(path) if row["step"] <= step]
         atomic.write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
-        self._writer = _tensorboard_writer(workdir / "tensorboard", step + 1) if tensorboard else None
+        self._events = None
+        if tensorboard:
+            from hyena_jax.training.tensorboard import EventFile
+
+            self._events = EventFile(workdir / "tensorboard", step + 1)
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -40,22 +43,21 @@ class MetricsLog:
         try:
             self._file.close()
         finally:
-            if self._writer is not None:
-                _close(self._writer)
+            if self._events is not None:
+                self._events.close()
 
     def write(self, step: int, values: Values) -> None:
         """Adds a row; floats keep all their digits."""
         self._file.write(json.dumps({"step": step, **values}) + "\n")
         self._file.flush()
-        if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
+        if self._events is not None:
+            self._events.write(step, values)
 
     def sync(self) -> None:
         """Makes what was written last through a crash of the machine."""
         os.fsync(self._file.fileno())
-        if self._writer is not None:
-            self._writer.flush()
+        if self._events is not None:
+            self._events.sync()
 
 
 class NoLog:
@@ -125,17 +127,3 @@ def _draw_curves(axes: "Axes", rows: list[dict], name: str) -> None:
     axes.grid(alpha=0.25)
     if axes.lines:
         axes.legend(frameon=False)
-
-
-def _close(writer: "tensorboardX.SummaryWriter") -> None:
-    try:
-        writer.close()
-    except OSError:  # tensorboardX would try, and fail, once more when the process ends
-        writer.file_writer.event_writer.close = lambda: None
-        raise
-
-
-def _tensorboard_writer(folder: Path, purge_step: int) -> "tensorboardX.SummaryWriter":
-    import tensorboardX
-
-    return tensorboardX.SummaryWriter(str(folder), purge_step=purge_step)

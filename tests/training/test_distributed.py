@@ -6,12 +6,13 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import jax
 import pytest
 
 from hyena_jax import cli
 from hyena_jax.config import Cluster, UserError
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.distributed import from_first, gather, require_equal, together
+from hyena_jax.training.distributed import from_first, gather, lost_another, require_equal, together
 from hyena_jax.training.manifest import is_damaged
 from hyena_jax.training.metrics import read_rows
 
@@ -152,6 +153,24 @@ def test_what_is_wrong_in_one_process_ends_all(text, tmp_path):
         assert launcher.wait() == 2
     assert "path must be an existing" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (OSError("no space"), True),
+        (ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer [127.0.0.1]:24738"), True),
+        (jax.errors.JaxRuntimeError("INTERNAL: Gloo all-reduce failed"), True),
+        (ValueError("sequence length must be at least 1"), False),
+        (UserError("CONFIG must come first after train"), False),
+        (None, False),
+    ],
+)
+def test_a_broken_connection_is_told_from_wrong_input(error, is_lost, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert lost_another(error) == is_lost
+    monkeypatch.undo()
+    assert not lost_another(error)
 
 
 def test_alone_everything_is_agreed():

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -125,19 +126,18 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path, monkeypat
     assert path.read_text() == "old"
 
 
-def test_tensorboard_on_a_full_disk_fails_once(tmp_path, monkeypatch):
+def test_tensorboard_on_a_full_disk_fails_where_it_is_written(tmp_path, monkeypatch):
     def full():
         raise OSError("full")
 
-    log = MetricsLog(tmp_path, 0, tensorboard=True)
-    events = log._writer.file_writer.event_writer
-    really_close = events.close
-    monkeypatch.setattr(events, "flush", full)
+    threads, log = threading.active_count(), MetricsLog(tmp_path, 0, tensorboard=True)
     with pytest.raises(OSError, match="full"), log:
-        pass
-    events.close()  # as when the process ends
+        monkeypatch.setattr(log._events._file, "flush", full)
+        log.write(1, {"train/loss": 1.0})
+        log.sync()
+    assert threading.active_count() == threads
     monkeypatch.undo()
-    really_close()
+    log._events.close()
 
 
 def test_a_signal_while_it_starts_interrupts(experiment, tmp_path, console, monkeypatch):

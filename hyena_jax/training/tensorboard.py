@@ -1,0 +1,47 @@
+"""Scalars for TensorBoard."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+
+FLUSH_EVERY = 30.0
+"""Seconds after which a row also writes out what waits in memory."""
+
+
+class EventFile:
+    """An event file of its own for each start of a run.
+
+    Rows are written where they are logged. The thread to which tensorboardX's SummaryWriter leaves this dies
+    of a full disk unnoticed, and its queue then blocks the training for ever.
+    """
+
+    def __init__(self, folder: Path, first_step: int):
+        """Makes the folder; TensorBoard forgets what its earlier files say from `first_step` on."""
+        folder.mkdir(exist_ok=True)
+        # Names tell seconds alone; two starts may share one.
+        self._file = EventsWriter(str(folder / "events"), f".{time.time_ns() % 10**9:09d}")
+        self._flushed = time.monotonic()
+        self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds a row of scalars."""
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step=step, summary=Summary(value=scalars))
+        if time.monotonic() - self._flushed > FLUSH_EVERY:
+            self.sync()
+
+    def sync(self) -> None:
+        """Makes what was written last through a crash of the machine."""
+        self._file.flush()
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Writes out the rest."""
+        self._file.close()
+
+    def _write(self, **content: object) -> None:
+        self._file.write_event(Event(wall_time=time.time(), **content))
