@@ -11,6 +11,7 @@ from hyena_jax.mixers import long_memory
 from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst, short_filtered
 from hyena_jax.mixers.inputs import check_input, check_next, check_state_length, check_token, refuse_segments
 from hyena_jax.mixers.long_memory import Convolve, LongState
+from hyena_jax.ops.broadcasting import sum_products
 
 # Least norm that a gate is divided by.
 EPSILON = 1e-12
@@ -116,8 +117,27 @@ class AnnotatedHyena(nn.Module):
         return v.transpose(1, 2, 0) + self.out_proj(v), short_history, tuple(memories)
 
 
+@jax.custom_vjp
 def normalized(gate: jax.Array) -> jax.Array:
-    """gate [D, B, L] divided by max(its norm over D, 1e-12); a gate of zeros has finite gradients."""
-    dtype = jnp.float64 if gate.dtype == jnp.float64 else jnp.float32
-    square = jnp.sum(gate.astype(dtype) ** 2, axis=0, keepdims=True)
-    return (gate.astype(dtype) * jax.lax.rsqrt(jnp.maximum(square, EPSILON**2))).astype(gate.dtype)
+    """gate [D, B, L] divided by max(its norm over D, 1e-12); a gate of zeros has finite gradients.
+
+    The derivative is written out for its sum over D (see `sum_products`).
+    """
+    return _normalized(gate)[0]
+
+
+def _normalized(gate: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    wide = gate.astype(jnp.float64 if gate.dtype == jnp.float64 else jnp.float32)
+    square = sum_products(wide**2, 0)
+    return (wide * jax.lax.rsqrt(jnp.maximum(square, EPSILON**2))).astype(gate.dtype), (gate, square)
+
+
+def _normalized_backward(residuals: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array]:
+    gate, square = residuals
+    factor = jax.lax.rsqrt(jnp.maximum(square, EPSILON**2))
+    y, wide_dy = gate.astype(square.dtype) * factor, dy.astype(square.dtype)
+    along = jnp.where(square > EPSILON**2, sum_products(y * wide_dy, 0), 0)
+    return ((factor * (wide_dy - y * along)).astype(gate.dtype),)
+
+
+normalized.defvjp(_normalized, _normalized_backward)
