@@ -258,10 +258,11 @@ def _export(command: Export) -> int:
     from hyena_jax.training import export
     from hyena_jax.training.run_folder import load_params, read_run
 
+    export.check_target(command.output)
     run = read_run(command.run.workdir)
     step, params = load_params(run, models.build(run.experiment.model), command.run.step, _note)
     export.write(command.output, params, config.encode(run.experiment), step)
-    print(f"step {step} written to {command.output}, its config to {command.output.with_suffix('.json')}")
+    print(f"step {step} written to {command.output}, its config to {export.config_beside(command.output)}")
     return 0
 
 

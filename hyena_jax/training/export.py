@@ -14,10 +14,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from hyena_jax.config import UserError
+from hyena_jax.config import UserError, require
+from hyena_jax.training import atomic
 from hyena_jax.training.optimizer import path_name
 
 Tree = Any
+
+
+def check_target(path: Path) -> None:
+    """Raises UserError unless `write` can make `path`, and what goes beside it, and overwrites nothing."""
+    require(path.suffix not in ("", ".json"), "output", str(path), "a file such as model.safetensors")
+    require(path.parent.is_dir(), "output", str(path), "in a folder that exists")
+    for file in (path, config_beside(path)):
+        require(not file.exists(), "output", str(path), f"a new file, but {file.name} is there")
+
+
+def config_beside(path: Path) -> Path:
+    """Where the config of the parameters in `path` is."""
+    return path.with_suffix(".json")
 
 
 def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> None:
@@ -26,16 +40,24 @@ def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> Non
     Args:
       params: arrays of any dtype that safetensors knows.
       config: the experiment as JSON values.
+
+    Raises:
+      OSError: if that fails; then `path` is as it was.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     tensors = {name: np.ascontiguousarray(leaf) for name, leaf in named(params).items()}
     metadata = {"config": json.dumps(config), "step": str(step)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.draft")
-    save_file(tensors, draft, metadata)
-    draft.rename(path)
-    path.with_suffix(".json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    draft = atomic.draft_of(path)
+    try:
+        save_file(tensors, draft, metadata)
+        atomic.write_text(config_beside(path), json.dumps(config, indent=2) + "\n")
+        draft.rename(path)
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def read(path: Path, shapes: Tree, report: Callable[[str], None]) -> Tree:

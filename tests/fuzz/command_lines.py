@@ -59,15 +59,23 @@ GENERATE_FLAGS = {
     "--temperature": float,
     "--top-k": int,
     "--top-p": float,
+    "--min-p": float,
     "--greedy": bool,
+    "--stop": str,
+    "--on-full": str,
+    "--load-state": Path,
     "--seed": int,
     "--num-samples": int,
 }
+EXPORT_FLAGS = {"--step": str}
+DISTILL_FLAGS = {"--step": str, "--state-size": str, "--max-loss-increase": float}
+LAUNCH_FLAGS = {"--num-processes": int, "--grace": float}
 BENCH_FLAGS = {
     "operators": dict(flags_of(Operators())),
     "model": {flag: hint for flag, hint in flags_of(Model(config="quickstart")) if flag != "--config"},
     "decode": dict(flags_of(Decode())),
 }
+COMMANDS = ["train"] * 6 + ["eval", "generate", "bench"] * 2 + ["export", "distill", "launch", "tarin"]
 CONFIGS = [
     "quickstart",
     "quickstart",
@@ -83,7 +91,7 @@ CONFIGS = [
 @st.composite
 def command_lines(draw: Callable) -> list[str]:
     """One command with up to four flags, and now and then a word that does not belong there."""
-    command = draw(st.sampled_from(["train"] * 6 + ["eval", "generate"] * 2 + ["bench"] * 2 + ["tarin"]))
+    command = draw(st.sampled_from(COMMANDS))
     places = st.sampled_from(["run"] * 6 + ["other", "nowhere", "text.txt", ""])
     match command:
         case "train":
@@ -96,6 +104,14 @@ def command_lines(draw: Callable) -> list[str]:
         case "generate":
             prompt = draw(st.sampled_from(["the", "", "ß", "a" * 99]))
             line, flags = [command, draw(places), "--prompt", prompt], GENERATE_FLAGS
+        case "export":
+            # Names that are taken, or cannot be: nothing is written.
+            output = draw(st.sampled_from(["text.txt", "other", "nowhere/a.safetensors", "run/config.json"]))
+            line, flags = [command, draw(places), "--output", output], EXPORT_FLAGS
+        case "distill":
+            line, flags = [command, draw(places), "--output", "other"], DISTILL_FLAGS
+        case "launch":
+            line, flags = [command], LAUNCH_FLAGS
         case "bench":
             kind = draw(st.sampled_from(sorted(BENCH_FLAGS)))
             line, flags = [command, kind], BENCH_FLAGS[kind]

@@ -169,8 +169,8 @@ def contents(root):
 
 
 def test_command_lines(places, monkeypatch):
-    from hyena_jax import generation
     from hyena_jax.benchmark import operators, verify
+    from hyena_jax.generation import decoding, programs
 
     def build(model, seed):
         jax.eval_shape(lambda: init_params(model, seed))
@@ -180,7 +180,9 @@ def test_command_lines(places, monkeypatch):
         raise Built
 
     monkeypatch.setattr(loop, "init_params", build)
-    monkeypatch.setattr(generation, "_tokens", lambda *_: iter(()))
+    monkeypatch.setattr(programs, "empty_state", lambda *_: None)
+    monkeypatch.setattr(programs, "read", lambda model, params, state, *_: (state, np.zeros((1, 1))))
+    monkeypatch.setattr(decoding, "_pieces", lambda *_: iter(()))
     for module, name in ((operators, "verify_method"), (verify, "verify_model"), (verify, "verify_mixer")):
         monkeypatch.setattr(module, name, built)
     monkeypatch.chdir(places)

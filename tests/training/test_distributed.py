@@ -109,6 +109,28 @@ def test_four_processes_train_as_one_and_save_together(text, tmp_path, layout):
 
 
 @pytest.mark.scale
+def test_slurm_tells_the_processes_where_they_meet(text, tmp_path):
+    workdir = tmp_path / "slurm"
+    command = arguments(text, workdir, 4, "--parallel.devices", 1, "--distributed", True)
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "hyena_jax.cli", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **job, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)},
+        )
+        for i in range(2)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "2 x cpu in 2 processes" in outputs[0]
+    assert outputs[1] == ""
+    assert_like_one_process(text, tmp_path, workdir, 4)
+
+
+@pytest.mark.scale
 def test_a_run_of_one_process_goes_on_in_two_and_back(text, tmp_path):
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     assert cli.main(arguments(text, whole, 6)) == 0

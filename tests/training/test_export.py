@@ -4,6 +4,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from hyena_jax import config, models
@@ -53,6 +54,34 @@ def test_every_name_that_does_not_fit_gets_a_line(file):
         "norm/scale (3,) is missing; the file has norm/scales",
         "norm/scales (3,) is unexpected: the model has no such parameter",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.safetensors", "a new file, but model.safetensors is there, got"),
+        ("model.npz", "a new file, but model.json is there"),
+        ("other.json", "a file such as model.safetensors"),
+        ("other", "a file such as model.safetensors"),
+        ("nowhere/other.safetensors", "in a folder that exists"),
+    ],
+)
+def test_nothing_is_overwritten(file, name, message):
+    with pytest.raises(UserError, match=message):
+        export.check_target(file.parent / name)
+    export.check_target(file.with_name("other.safetensors"))
+
+
+def test_a_full_disk_leaves_no_draft(file, monkeypatch):
+    def full(*_):
+        raise SafetensorError("No space left on device")
+
+    before = file.read_bytes()
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    with pytest.raises(OSError, match="could not be written: No space left"):
+        export.write(file, PARAMS, {"seed": 2}, step=8)
+    assert file.read_bytes() == before
+    assert {path.name for path in file.parent.iterdir()} == {"model.safetensors", "model.json"}
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a file of tensors"])

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from hyena_jax import config, models
 from hyena_jax.config import (
+    FILTER_CONFIGS,
     AttentionConfig,
     HyenaConfig,
     LanguageModelConfig,
@@ -95,6 +96,15 @@ def test_a_mesh_trains_as_pmap_does():
     """All meshes of eight devices: below."""
     found = losses(sharded(1, 2, 2), HYENA, accumulation_steps=2)
     np.testing.assert_allclose(found, losses(ParallelConfig(devices=1), HYENA), atol=1e-5)
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("name", FILTER_CONFIGS)
+def test_every_filter_trains_on_a_mesh_as_on_one_device(name):
+    pattern = (HyenaConfig(filter=FILTER_CONFIGS[name]()),)
+    model = models.build(dataclasses.replace(CONFIG, pattern=pattern, n_layers=1))
+    found = losses(sharded(1, 2, 2), model)
+    np.testing.assert_allclose(found, losses(ParallelConfig(devices=1), model), atol=1e-5)
 
 
 def test_parameters_and_optimizer_state_fall_as_one_over_fsdp():
