@@ -90,7 +90,7 @@ CONFIGS = [
 
 @st.composite
 def command_lines(draw: Callable) -> list[str]:
-    """One command with up to four flags, and now and then a word that does not belong there."""
+    """One command with up to three flags, and now and then a word that does not belong there."""
     command = draw(st.sampled_from(COMMANDS))
     places = st.sampled_from(["run"] * 6 + ["other", "nowhere", "text.txt", ""])
     match command:
@@ -119,9 +119,10 @@ def command_lines(draw: Callable) -> list[str]:
                 line.append(draw(st.sampled_from(CONFIGS)))
         case _:
             line, flags = [command], TRAIN_FLAGS
-    for flag in draw(st.lists(st.sampled_from(sorted(flags)), max_size=3)):
+    n_flags = draw(st.sampled_from([0, 1, 2, 3]))
+    for flag in draw(st.lists(st.sampled_from(sorted(flags)), min_size=n_flags, max_size=n_flags)):
         line += [flag, *draw(words(flags[flag]))]
-    if draw(st.integers(0, 19)) == 0:
+    if draw(st.integers(0, 19)) == 13:  # not 0, which Hypothesis draws more often than the others
         line.insert(draw(st.integers(0, len(line))), draw(VALUES))
     return line
 
