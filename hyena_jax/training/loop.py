@@ -116,8 +116,9 @@ def _prepare(
     strategy = parallel.make_strategy(experiment.parallel)
     accumulation_steps = experiment.optimizer.accumulation_steps
     parallel.check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
-    of_text = isinstance(experiment.model, LanguageModelConfig)
-    model = models.build(experiment.model, strategy.sequence_axis if of_text else None)
+    can_share = strategy.sequence_axis is None or isinstance(experiment.model, LanguageModelConfig)
+    require(can_share, "parallel.sequence", experiment.parallel.sequence, "1 for images")
+    model = models.build(experiment.model, strategy.sequence_axis)
     shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
     strategy.check(make_eval_step(model), shapes, next(data.eval_batches(strategy.row_shards, 1)))
     optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)

@@ -223,3 +223,10 @@ def test_predictions_are_drawn(whole, experiment, tmp_path):
 def test_the_seed_decides(whole, experiment, tmp_path, console):
     train(dataclasses.replace(experiment, seed=1), tmp_path / "other", console)
     assert not np.array_equal(params(whole)[1][0], params(tmp_path / "other")[1][0])
+
+
+def test_images_are_not_cut_into_parts(experiment, tmp_path, console):
+    layout = ParallelConfig(strategy="sharded", devices=2, sequence=2)
+    with pytest.raises(UserError, match="parallel.sequence must be 1 for images, got 2"):
+        train(dataclasses.replace(experiment, parallel=layout), tmp_path / "run", console)
+    assert not (tmp_path / "run").exists()

@@ -37,8 +37,7 @@ from hyena_jax.training.strategy import bytes_on_one_device
 CONFIG = LanguageModelConfig(
     pattern=(HyenaConfig(), AttentionConfig(2)), n_layers=2, d_model=32, d_ff=64, max_len=16, vocab_size=64
 )
-MODEL = models.build(CONFIG)
-HYENA = models.build(dataclasses.replace(CONFIG, pattern=(HyenaConfig(),), n_layers=1))
+HYENA = dataclasses.replace(CONFIG, pattern=(HyenaConfig(),), n_layers=1)
 
 
 def sharded(data: int, fsdp: int, sequence: int) -> ParallelConfig:
@@ -52,9 +51,10 @@ def batch(t: int) -> dict[str, np.ndarray]:
     return {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
 
 
-def losses(config: ParallelConfig, model=MODEL, accumulation_steps: int = 1) -> list[float]:
+def losses(config: ParallelConfig, model_config=CONFIG, accumulation_steps: int = 1) -> list[float]:
     """Five steps from the same start."""
     strategy = parallel.make_strategy(config)
+    model = models.build(model_config, strategy.sequence_axis)
     params = jax.eval_shape(lambda: init_params(model, 0))
     optimizer = make_optimizer(OptimizerConfig(warmup_steps=0), params, 20)
 
@@ -101,15 +101,16 @@ def test_a_mesh_trains_as_pmap_does():
 @pytest.mark.scale
 @pytest.mark.parametrize("name", FILTER_CONFIGS)
 def test_every_filter_trains_on_a_mesh_as_on_one_device(name):
-    pattern = (HyenaConfig(filter=FILTER_CONFIGS[name]()),)
-    model = models.build(dataclasses.replace(CONFIG, pattern=pattern, n_layers=1))
-    found = losses(sharded(1, 2, 2), model)
-    np.testing.assert_allclose(found, losses(ParallelConfig(devices=1), model), atol=1e-5)
+    options = {"transfer_function": {"n_state": 8}}.get(name, {})
+    pattern = (HyenaConfig(filter=FILTER_CONFIGS[name](**options)),)
+    model_config = dataclasses.replace(CONFIG, pattern=pattern, n_layers=1)
+    found = losses(sharded(1, 2, 2), model_config)
+    np.testing.assert_allclose(found, losses(ParallelConfig(devices=1), model_config), atol=1e-5)
 
 
 def test_parameters_and_optimizer_state_fall_as_one_over_fsdp():
     def make():
-        params = init_params(MODEL, 0)
+        params = init_params(models.build(CONFIG), 0)
         return init_state(params, make_optimizer(OptimizerConfig(), params, 20))
 
     shapes, held = jax.eval_shape(make), {}
