@@ -64,6 +64,7 @@ def test_a_modal_model_distils_to_itself():
     assert_close(after, before)
 
 
+@pytest.mark.grid
 def test_every_kind_of_long_filter_is_found_and_nothing_else_is_touched():
     config = model_config(
         HyenaConfig(order=2, gating="conv_first"), HawkConfig(), H3Config(head_dim=2), FIRConfig(),

@@ -147,7 +147,10 @@ def test_initial_deviations(name, embedding, hidden, out):
         assert leaf.std() == pytest.approx(deviation, rel=0.15), what
 
 
-@pytest.mark.parametrize("policy", REMAT_POLICIES)
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param(p, marks=pytest.mark.grid if p.startswith("dots") else ()) for p in REMAT_POLICIES],
+)
 def test_remat_changes_nothing_but_memory(policy):
     params = init()
     remat = dataclasses.replace(CONFIG, remat=policy)
