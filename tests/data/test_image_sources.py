@@ -99,6 +99,7 @@ def run_quietly(code):
     return done.stdout
 
 
+@pytest.mark.grid
 @needs_tensorflow
 def test_a_prepared_data_set_is_read_without_tensorflow(tmp_path):
     parts = {"train": random_images(12, 28, 28), "test": random_images(5, 28, 28, seed=1)}

@@ -120,7 +120,7 @@ def test_prompts_of_different_lengths_equal_separate_runs(name):
         check_greedy(name, prompt, continuation)
 
 
-@pytest.mark.parametrize("name", ["hyena", "griffin"])
+@pytest.mark.parametrize("name", ["hyena", pytest.param("griffin", marks=pytest.mark.grid)])
 def test_a_row_of_a_batch_equals_a_batch_of_one(name):
     prompts, options = [[3, 1], [4, 1], [5, 9]], {"n_tokens": 30, "seed": 5}
     together = drawn(name, prompts, **options)

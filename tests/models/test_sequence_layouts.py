@@ -123,6 +123,7 @@ def test_a_training_step_with_recomputed_blocks_and_a_loss_in_parts_is_the_same(
         assert_close(a, b)
 
 
+@pytest.mark.sequence
 def test_parameters_and_decoding_do_not_need_a_mesh():
     config = dataclasses.replace(CONFIG, n_layers=2)
     whole, shared = models.build(config), models.build(config, "sequence")

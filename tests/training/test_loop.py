@@ -182,6 +182,7 @@ def test_a_finished_run_can_grow(whole, experiment, console):
     assert saved_steps(whole / "checkpoints")[0] == 14
 
 
+@pytest.mark.scale
 def test_devices_share_a_batch(whole, experiment, tmp_path, console):
     """Dropout differs by device; without it, two devices train as one does."""
     dry = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, dropout=0.0))
