@@ -87,7 +87,8 @@ def main(
             "faults": summary(plan, results),
             "trials": sorted(results, key=lambda result: (result["fault"], result["trial"])),
         }
-        (out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
+        text = json.dumps(report, indent=1).replace(str(stage.lab.root), str(workdir))
+        (out / "results.json").write_text(text + "\n")
     return 0 if all(result["survived"] for result in results) else 1
 
 
