@@ -129,7 +129,7 @@ def _biased_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> tuple[S
     largest = exponents.max(axis=2, initial=EMPTY)
     weights = jnp.where(exponents > EMPTY / 2, jnp.exp(exponents - largest[:, :, None]), 0)
     if weights.shape[-1] == 1:
-        weighted = jnp.einsum("btsh,bshd->bthd", weights[..., 0], values)
+        weighted = jnp.einsum("btsh,bshd->bthd", weights[..., 0], values, precision="highest")
     else:
         weighted = sum_products(weights * values[:, None], 2)
     return Sums(largest, weighted, weights.sum(axis=2)), (weights, values, bias)
@@ -138,8 +138,8 @@ def _biased_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> tuple[S
 def _biased_sums_backward(residuals: tuple, dsums: Sums) -> tuple[jax.Array, jax.Array, jax.Array]:
     weights, values, bias = residuals
     if weights.shape[-1] == 1:
-        dweights = jnp.einsum("bthd,bshd->btsh", dsums.weighted, values)[..., None]
-        dvalues = jnp.einsum("btsh,bthd->bshd", weights[..., 0], dsums.weighted)
+        dweights = jnp.einsum("bthd,bshd->btsh", dsums.weighted, values, precision="highest")[..., None]
+        dvalues = jnp.einsum("btsh,bthd->bshd", weights[..., 0], dsums.weighted, precision="highest")
     else:
         dweights = dsums.weighted[:, :, None] * values[:, None]
         dvalues = sum_products(weights * dsums.weighted[:, :, None], 1)
