@@ -21,7 +21,8 @@ import tyro
 
 from hyena_jax import config
 from hyena_jax.benchmark.command import Bench
-from hyena_jax.config import Cluster, Experiment, ImagesConfig, UserError, require
+from hyena_jax.config import Cluster, Experiment, ImagesConfig, PluginFlags, UserError, require
+from hyena_jax.config.choices import describe
 from hyena_jax.distillation.command import Distill
 from hyena_jax.generation.command import Generate, RunSelection
 from hyena_jax.launch import launch
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hyena_jax.training.loop import Result
 
 Section = tyro.conf.arg(name="")
+PLUGINS = "HYENA_JAX_PLUGINS"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Train:
     """File of parameters, as `export` writes them, that a new run starts from."""
     accept_changed_data: bool
     """Continue the run although its data changed; they are read as before (same tokenizer)."""
+    plugins: Annotated[PluginFlags, Section]
     cluster: Annotated[Cluster, Section]
     experiment: Annotated[Experiment, Section]
 
@@ -93,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         ours, launched = _split_launch(arguments)
-        command = tyro.cli(_commands(ours), prog="hyena-jax", args=ours, config=TYRO)
+        commands, ours = _commands(_load_plugins(ours))
+        command = tyro.cli(commands, prog="hyena-jax", args=ours, config=TYRO)
         return _run(command, launched if isinstance(command, Launch) else arguments)
     except UserError as error:
         return _fail(error, 2)
@@ -114,16 +118,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 TYRO = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
 
 
-def _commands(arguments: Sequence[str]) -> type:
-    """The union of all commands; the config that `train` names gives the defaults of its flags."""
+def _commands(arguments: Sequence[str]) -> tuple[type, Sequence[str]]:
+    """The union of all commands, and the arguments that are left for their flags.
+
+    The config that `train` names, with the kinds that are chosen in it, gives the defaults of its flags.
+    """
     experiment = Experiment()
     if arguments[:1] == ["train"] and len(arguments) > 1 and arguments[1] not in ("-h", "--help"):
         if arguments[1].startswith("-"):
             raise UserError(f"CONFIG must come first after train, got {arguments[1]!r}")
-        experiment = config.load(arguments[1])
-    defaults = Train(tyro.MISSING, tyro.MISSING, None, None, False, Cluster(), experiment)
-    return (
-        Annotated[Train, tyro.conf.subcommand("train", default=defaults)]
+        experiment, arguments = config.choose_kinds(config.load(arguments[1]), arguments)
+    defaults = Train(tyro.MISSING, tyro.MISSING, None, None, False, PluginFlags(), Cluster(), experiment)
+    choices = f"\n\n{describe(experiment)}" if arguments[:1] == ["train"] else ""
+    union = (
+        Annotated[Train, tyro.conf.subcommand("train", default=defaults, description=Train.__doc__ + choices)]
         | Annotated[Launch, tyro.conf.subcommand("launch")]
         | Annotated[Evaluate, tyro.conf.subcommand("eval")]
         | Annotated[Generate, tyro.conf.subcommand("generate")]
@@ -131,6 +139,23 @@ def _commands(arguments: Sequence[str]) -> type:
         | Annotated[Distill, tyro.conf.subcommand("distill")]
         | Annotated[Bench, tyro.conf.subcommand("bench")]
     )
+    return union, arguments
+
+
+def _load_plugins(arguments: list[str]) -> list[str]:
+    """Imports the plugins that are named; returns the arguments with one flag for them all, at the end."""
+    given, rest, waiting = [], [], False
+    for argument in arguments:
+        if waiting or argument.startswith("--plugin="):
+            given.append(argument.removeprefix("--plugin="))
+        elif argument != "--plugin":
+            rest.append(argument)
+        waiting = argument == "--plugin" and not waiting
+    if waiting:
+        raise UserError("--plugin must be followed by a Python file or the name of a module")
+    for name in dict.fromkeys([*filter(None, os.environ.get(PLUGINS, "").split(os.pathsep)), *given]):
+        config.load_plugin(name, config.REGISTRIES)
+    return [*rest, "--plugin", *given] if given else rest
 
 
 def _split_launch(arguments: list[str]) -> tuple[list[str], list[str]]:

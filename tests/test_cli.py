@@ -182,7 +182,7 @@ WRONG = {
     "unknown images": ("train images --workdir {tmp}/new --data.name cifar11", "cifar11"),
     "prompt for images": (
         "train images --workdir {tmp}/new --logging.sample-prompt a",
-        "logging.sample_prompt must be None with images",
+        "logging.sample_prompt must be None with data that are not tokens",
     ),
     "wrong value": (f"{NEW} --model.pattern.0.order 1", "order must be at least 2"),
     "no run": ("eval {tmp}", "holds no run"),

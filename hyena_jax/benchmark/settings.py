@@ -1,12 +1,13 @@
 """What to measure: the flags of `hyena-jax bench`, checked by hand so that what is wrong is one line."""
 
 import importlib.util
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from hyena_jax.config import MIXER_CONFIGS, UserError, choose, require
+from hyena_jax.config import MIXER_CONFIGS, PluginFlags, UserError, choose, require
 
 DTYPES = {"float32": 4, "bfloat16": 2}
 BASELINES = {"torch": "plain PyTorch", "flax": "naive Flax"}
@@ -25,6 +26,7 @@ class Common:
     """A run that takes longer is not repeated, and nothing longer is run of that method."""
     output: Path | None = None
     """Folder for results.json and plot.png; new, empty, or of an earlier benchmark. Without it, no files."""
+    plugins: Annotated[PluginFlags, tyro.conf.arg(name="")] = field(default=PluginFlags())
 
     def check(self) -> None:
         """Raises UserError for what no benchmark can be run with."""
@@ -144,6 +146,7 @@ def check_output(folder: Path | None) -> None:
 def flags(settings: Settings) -> dict[str, object]:
     """The settings as JSON values."""
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    values |= {"plugins": settings.plugins.plugin}
     return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 

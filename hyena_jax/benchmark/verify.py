@@ -18,8 +18,7 @@ from hyena_jax.config import (
     ModelConfig,
     UserError,
 )
-from hyena_jax.mixers import mixer_class
-from hyena_jax.reference import mixers as mixer_oracles
+from hyena_jax.mixers import mixer_class, mixer_oracle
 from hyena_jax.reference import models as model_oracles
 
 # How far from the oracle is equal, relative to its largest magnitude.
@@ -58,7 +57,7 @@ def verify_mixer(name: str, config: MixerConfig, d_model: int, dtype: str) -> No
     x = jax.random.normal(jax.random.key(0), (BATCH, LENGTH, width)).astype(dtype)
     params = random_params(module, x)
     y = jax.jit(lambda params, x: module.apply({"params": params}, x))(params, x)
-    expected = mixer_oracles.mixer(config, jax.device_get(params), np.asarray(x, np.float64), MAX_LEN)
+    expected = mixer_oracle(config)(jax.device_get(params), np.asarray(x, np.float64), MAX_LEN)
     compare(name, y, expected, dtype)
 
 
@@ -158,7 +157,7 @@ def _width(config: MixerConfig, d_model: int) -> int:
 
 
 def _oracle(config: MixerConfig, max_len: int, params: dict, x: np.ndarray) -> np.ndarray:
-    return mixer_oracles.mixer(config, params, x, max_len)
+    return mixer_oracle(config)(params, x, max_len)
 
 
 def _small(config: ModelConfig) -> ModelConfig:

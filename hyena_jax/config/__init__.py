@@ -4,7 +4,8 @@ Nothing here imports JAX, so that `--help` is quick. A field marked RUNTIME may 
 resumed; every other field of `model`, `data`, `optimizer` and `seed` is the experiment's identity.
 """
 
-from hyena_jax.config.checks import UserError, choose, require
+from hyena_jax.config.checks import Checked, UserError, choose, require
+from hyena_jax.config.choices import choose_kinds
 from hyena_jax.config.cluster import Cluster
 from hyena_jax.config.data import DATA_CONFIGS, DataConfig, ImagesConfig, TextConfig
 from hyena_jax.config.experiment import (
@@ -18,6 +19,7 @@ from hyena_jax.config.experiment import (
     TrainingConfig,
 )
 from hyena_jax.config.files import (
+    REGISTRIES,
     config_files,
     decode,
     encode,
@@ -65,3 +67,5 @@ from hyena_jax.config.models import (
     LanguageModelConfig,
     ModelConfig,
 )
+from hyena_jax.config.plugins import PluginFlags, changed_plugins, load_plugin
+from hyena_jax.config.registry import Targets, register

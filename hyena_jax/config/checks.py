@@ -65,7 +65,7 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self)).items():
+        for name, hint in field_types(type(self)).items():
             value = getattr(self, name)
             if get_origin(hint) is Literal and isinstance(value, str):
                 choose(name, value, dict.fromkeys(get_args(hint)))
@@ -73,8 +73,12 @@ class Checked:
 
 
 @cache
-def _hints(config_class: type) -> dict[str, Any]:
-    hints = get_type_hints(config_class)
+def field_types(config_class: type) -> dict[str, Any]:
+    """The annotated type of each field of a config class, by name."""
+    try:
+        hints = get_type_hints(config_class)
+    except NameError as error:
+        raise UserError(f"an annotation of {config_class.__name__} cannot be read: {error}") from error
     return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
 
 

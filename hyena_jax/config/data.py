@@ -1,14 +1,39 @@
 """What a data set is."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hyena_jax.config.checks import Checked, require, require_at_least
 from hyena_jax.config.models import RUNTIME
+from hyena_jax.config.registry import Registry, register
 
 
 @dataclass(frozen=True)
-class TextConfig(Checked):
+class DataConfig(Checked):
+    """Base class of the configs of data.
+
+    Register a subclass, a frozen dataclass, with a function that loads the data it describes:
+
+        load(config, encoding) -> hyena_jax.data.Dataset
+
+    `encoding` is None for a new run; else what the run in the folder reads its data with.
+    """
+
+    registry: ClassVar[Registry] = Registry("data", is_module=False)
+
+    inputs: ClassVar[str] = "tokens"
+    """What a model reads of the data: `tokens`, `images`, or another word that the model's config has too."""
+
+    batch_size: int = field(default=16, kw_only=True)
+    """Rows in a step, over all devices and all accumulated parts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, self, "batch_size")
+
+
+@dataclass(frozen=True)
+class TextConfig(DataConfig):
     """Which text, as which tokens, in which batches."""
 
     name: str = "python_stdlib"
@@ -27,12 +52,10 @@ class TextConfig(Checked):
     """The `tokenizer.json` of a byte-pair tokenizer (tokenizer=bpe)."""
     seq_len: int = 256
     """Tokens L in a training sequence."""
-    batch_size: int = 16
-    """Sequences in a step, over all devices and all accumulated parts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "seq_len", "batch_size")
+        require_at_least(1, self, "seq_len")
         require(
             (self.tokenizer == "bpe") == (self.tokenizer_path is not None),
             "tokenizer_path",
@@ -43,8 +66,10 @@ class TextConfig(Checked):
 
 
 @dataclass(frozen=True)
-class ImagesConfig(Checked):
+class ImagesConfig(DataConfig):
     """Which labelled images, in which batches."""
+
+    inputs: ClassVar[str] = "images"
 
     name: Literal["digits", "mnist", "cifar10"] = "digits"
     """`digits` (8 x 8, bundled with scikit-learn, no download), or a data set of TensorFlow Datasets."""
@@ -56,12 +81,11 @@ class ImagesConfig(Checked):
     """Where TensorFlow Datasets keeps prepared data (its data_dir)."""
     manual_dir: str | None = field(default=None, metadata=RUNTIME)
     """Folder with already downloaded source files (the data set's manual_dir)."""
-    batch_size: int = 32
+    batch_size: int = field(default=32, kw_only=True)
     """Images in a step, over all devices and all accumulated parts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "batch_size")
         _check_validation_path(self)
 
 
@@ -70,5 +94,6 @@ def _check_validation_path(config: TextConfig | ImagesConfig) -> None:
     require(allowed, "validation_path", config.validation_path, "given only together with path")
 
 
-DataConfig = TextConfig | ImagesConfig
-DATA_CONFIGS: dict[str, type] = {"text": TextConfig, "images": ImagesConfig}
+DATA_CONFIGS = DataConfig.registry
+register("text", TextConfig, "hyena_jax.data.text:load_corpus")
+register("images", ImagesConfig, "hyena_jax.data.images:load_image_set")

@@ -173,15 +173,15 @@ class Experiment(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
-        of_text = isinstance(self.data, TextConfig)
-        if of_text != isinstance(self.model, LanguageModelConfig):
+        if self.data.inputs != self.model.inputs:
             names = type(self.model).__name__, type(self.data).__name__
             raise UserError(
-                f"data must be what the model reads (text or images), got {names[0]} and {names[1]}"
+                f"data must be what the model reads ({self.model.inputs}), got {names[0]} and {names[1]}"
+                f" ({self.data.inputs})"
             )
-        if of_text:
+        if self.data.inputs != "tokens":
+            prompt = self.logging.sample_prompt
+            require(prompt is None, "logging.sample_prompt", prompt, "None with data that are not tokens")
+        elif hasattr(self.data, "seq_len") and hasattr(self.model, "max_len"):
             most = f"at most model.max_len={self.model.max_len}"
             require(self.data.seq_len <= self.model.max_len, "data.seq_len", self.data.seq_len, most)
-        else:
-            prompt = self.logging.sample_prompt
-            require(prompt is None, "logging.sample_prompt", prompt, "None with images")

@@ -1,20 +1,19 @@
 """How an experiment is loaded from a config file, compared with another, saved and read again."""
 
 import dataclasses
-import importlib.util
 import inspect
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyena_jax.config.checks import UserError, choose, require
-from hyena_jax.config.data import DATA_CONFIGS, DataConfig
+from hyena_jax.config.data import DataConfig
 from hyena_jax.config.experiment import Experiment
-from hyena_jax.config.filters import FILTER_CONFIGS, FilterConfig
-from hyena_jax.config.mixers import MIXER_CONFIGS, MixerConfig
-from hyena_jax.config.models import MODEL_CONFIGS, ModelConfig
+from hyena_jax.config.filters import FilterConfig
+from hyena_jax.config.mixers import MixerConfig
+from hyena_jax.config.models import ModelConfig
+from hyena_jax.config.plugins import import_parts, plugins_in, require_plugins
 
 if TYPE_CHECKING:
     import cattrs
@@ -24,11 +23,8 @@ def load(spec: str) -> Experiment:
     """The experiment of `CONFIG` or `CONFIG:VARIANT`; CONFIG is a name in `configs/` or a Python file."""
     name, _, variant = spec.partition(":")
     path = _find_config(name)
-    module_spec = importlib.util.spec_from_file_location(f"hyena_jax_config_{path.stem}", path)
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # where dataclasses in the file look their annotations up
     try:
-        module_spec.loader.exec_module(module)
+        module = import_parts(str(path), REGISTRIES)
         if variant and not inspect.signature(module.get_config).parameters:
             raise UserError("it has no variants")
         experiment = module.get_config(variant) if variant else module.get_config()
@@ -60,52 +56,61 @@ def _find_config(name: str) -> Path:
     return choose("config", name, config_files())
 
 
-# Fields of these types carry a tag `type` in config.json: (what it is, union, its classes by tag).
-UNIONS = (
-    ("filter", FilterConfig, FILTER_CONFIGS),
-    ("mixer", MixerConfig, MIXER_CONFIGS),
-    ("model", ModelConfig, MODEL_CONFIGS),
-    ("data", DataConfig, DATA_CONFIGS),
-)
+# Fields of these kinds carry a tag `type` in config.json.
+KINDS = (FilterConfig, MixerConfig, ModelConfig, DataConfig)
+REGISTRIES = tuple(base.registry for base in KINDS)
 
 
 def _converter() -> "cattrs.Converter":
     import cattrs
 
     converter = cattrs.Converter(forbid_extra_keys=True)
-    for what, union, classes in UNIONS:
-        _tag(converter, what, union, classes)
+    for base in KINDS:
+        _tag(converter, base)
     return converter
 
 
-def _tag(converter: "cattrs.Converter", what: str, union: Any, classes: Mapping[str, type]) -> None:
-    """Makes `converter` write and read values of `union` with their tag."""
-    names = {config_class: name for name, config_class in classes.items()}
+def _tag(converter: "cattrs.Converter", base: type) -> None:
+    """Makes `converter` write and read values of a kind with their tag."""
+    registry = base.registry
 
     def write(value: Any) -> dict[str, Any]:
-        return {"type": names[type(value)], **converter.unstructure(value)}
+        return {"type": registry.part_of(type(value)).name, **converter.unstructure(value)}
 
     def read(value: Any, _: Any) -> Any:
         tagged = isinstance(value, Mapping) and isinstance(value.get("type"), str)
-        require(tagged, what, value, f"an object with a `type`, one of {', '.join(classes)}")
+        require(tagged, registry.kind, value, f"an object with a `type`, one of {', '.join(registry)}")
         rest = {key: inner for key, inner in value.items() if key != "type"}
-        return converter.structure(rest, choose(what, value["type"], classes))
+        return converter.structure(rest, choose(registry.kind, value["type"], registry))
 
-    converter.register_unstructure_hook(union, write)
-    converter.register_structure_hook(union, read)
+    def is_base(hint: Any) -> bool:
+        return hint is base  # not its subclasses, which are read and written by their fields
+
+    converter.register_unstructure_hook_func(is_base, write)
+    converter.register_structure_hook_func(is_base, read)
 
 
 def encode(experiment: Experiment) -> dict[str, Any]:
-    """The experiment as JSON values; what is one of several kinds carries a `type` tag."""
-    return _converter().unstructure(experiment, unstructure_as=Experiment)
+    """The experiment as JSON values; what is one of several kinds carries a `type` tag.
+
+    With parts that are not this package's, `plugins` says where they came from: see `plugins_in`.
+    """
+    plugins = plugins_in(experiment)
+    values = _converter().unstructure(experiment, unstructure_as=Experiment)
+    return values | {"plugins": plugins} if plugins else values
 
 
 def decode(values: Mapping[str, Any]) -> Experiment:
-    """The inverse of `encode`, also of older files. Unknown keys and wrong types raise UserError."""
+    """The inverse of `encode`, also of older files.
+
+    Raises:
+      UserError: for unknown keys and wrong types; and if a plugin is missing, with the flag to add.
+    """
     import cattrs
 
     require(isinstance(values, Mapping), "an experiment", values, "a JSON object")
-    values = _renewed(values)
+    require_plugins(values.get("plugins"), REGISTRIES)
+    values = _renewed({key: value for key, value in values.items() if key != "plugins"})
 
     def describe(error: BaseException, expected: type | None) -> str:
         return str(error) if isinstance(error, UserError) else cattrs.v.format_exception(error, expected)

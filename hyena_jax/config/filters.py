@@ -1,9 +1,10 @@
-"""What a long filter is. Every class has `check(max_len)`, which refuses what does not fit the length."""
+"""What a long filter is, and the filters of this package by name."""
 
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import ClassVar, Literal
 
 from hyena_jax.config.checks import Checked, require, require_at_least, require_at_most
+from hyena_jax.config.registry import Registry, register
 
 NormAxis = Literal["none", "channels", "length"]
 # Programs are written out for each hidden layer; the sizes are beyond what a filter can be computed with.
@@ -11,8 +12,27 @@ MOST_HIDDEN = 64
 MOST_FEATURES = 2**16
 
 
+class FilterConfig(Checked):
+    """Base class of the configs of long filters.
+
+    Register a subclass, a frozen dataclass, with the Linen module that it describes:
+
+        Module(n_filters, d_model, max_len, config)
+        __call__(length) -> h [N, D, length], for any length up to max_len: the first taps of h at max_len
+
+    A module with a method `recurrence() -> hyena_jax.filters.Modes` is the impulse response of a small
+    recurrence, and is decoded as that. An oracle is a function
+    (params, n_filters, length, max_len, config) of NumPy float64 arrays to h.
+    """
+
+    registry: ClassVar[Registry] = Registry("filter", is_module=True)
+
+    def check(self, max_len: int) -> None:
+        """Refuses a length that does not fit; this one refuses none."""
+
+
 @dataclass(frozen=True)
-class CKConvFilterConfig(Checked):
+class CKConvFilterConfig(FilterConfig):
     """A sine network of the time index, without a window (Romero et al. 2021, arXiv 2102.02611)."""
 
     emb_dim: int = 33
@@ -35,9 +55,6 @@ class CKConvFilterConfig(Checked):
         require_at_least(0, self, "n_hidden")
         require_at_most(MOST_HIDDEN, self, "n_hidden")
         require_at_most(MOST_FEATURES, self, "emb_dim", "width")
-
-    def check(self, max_len: int) -> None:
-        """Any length will do."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,7 @@ class ImplicitFilterConfig(CKConvFilterConfig):
 
 
 @dataclass(frozen=True)
-class WindowedFilterConfig(Checked):
+class WindowedFilterConfig(FilterConfig):
     """Free taps under a trainable window g ⊙ (exp(alpha t) + b), as in the annotated variant of Hyena."""
 
     fast_decay: float = 0.3
@@ -85,12 +102,9 @@ class WindowedFilterConfig(Checked):
         super().__post_init__()
         _check_window(self)
 
-    def check(self, max_len: int) -> None:
-        """Any length will do."""
-
 
 @dataclass(frozen=True)
-class ExplicitFilterConfig(Checked):
+class ExplicitFilterConfig(FilterConfig):
     """Free taps: the plain convolution."""
 
     n_taps: int | None = None
@@ -107,7 +121,7 @@ class ExplicitFilterConfig(Checked):
 
 
 @dataclass(frozen=True)
-class FNOFilterConfig(Checked):
+class FNOFilterConfig(FilterConfig):
     """The lowest modes of the filter's Fourier transform over max_len (Li et al. 2021, arXiv 2010.08895)."""
 
     n_modes: int = 64
@@ -117,12 +131,9 @@ class FNOFilterConfig(Checked):
         super().__post_init__()
         require_at_least(1, self, "n_modes")
 
-    def check(self, max_len: int) -> None:
-        """Any length will do."""
-
 
 @dataclass(frozen=True)
-class TransferFunctionFilterConfig(Checked):
+class TransferFunctionFilterConfig(FilterConfig):
     """A rational function of the delay, by FFT over max_len; it wraps round modulo max_len."""
 
     n_state: int = 32
@@ -138,7 +149,7 @@ class TransferFunctionFilterConfig(Checked):
 
 
 @dataclass(frozen=True)
-class S4DFilterConfig(Checked):
+class S4DFilterConfig(FilterConfig):
     """The impulse response of a diagonal state space (Gu et al. 2022, arXiv 2206.11893), bilinear."""
 
     n_state: int = 64
@@ -156,12 +167,9 @@ class S4DFilterConfig(Checked):
         require_at_most(MOST_FEATURES, self, "n_state")
         require(0 < self.dt_min <= self.dt_max, "dt_min", self.dt_min, f"in (0, dt_max={self.dt_max}]")
 
-    def check(self, max_len: int) -> None:
-        """Any length will do."""
-
 
 @dataclass(frozen=True)
-class ModalFilterConfig(Checked):
+class ModalFilterConfig(FilterConfig):
     """h_0 free, h_t = Re sum_n R_n lambda_n^(t-1): trained directly in recurrent form."""
 
     n_modes: int = 16
@@ -179,12 +187,9 @@ class ModalFilterConfig(Checked):
         require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
         require(self.max_radius < 1, "max_radius", self.max_radius, "below 1")
 
-    def check(self, max_len: int) -> None:
-        """Any length will do."""
-
 
 @dataclass(frozen=True)
-class LookupFilterConfig(Checked):
+class LookupFilterConfig(FilterConfig):
     """A learned table over time, mapped to the channels by a small MLP (the gated variant of Hyena)."""
 
     width: int = 64
@@ -195,26 +200,24 @@ class LookupFilterConfig(Checked):
         require_at_least(1, self, "width")
         require_at_most(MOST_FEATURES, self, "width")
 
-    def check(self, max_len: int) -> None:
-        """Any length will do."""
-
-
-FILTER_CONFIGS: dict[str, type] = {
-    "implicit": ImplicitFilterConfig,
-    "windowed": WindowedFilterConfig,
-    "explicit": ExplicitFilterConfig,
-    "ckconv": CKConvFilterConfig,
-    "fno": FNOFilterConfig,
-    "transfer_function": TransferFunctionFilterConfig,
-    "s4d": S4DFilterConfig,
-    "modal": ModalFilterConfig,
-    "lookup": LookupFilterConfig,
-}
-FilterConfig = Union[tuple(FILTER_CONFIGS.values())]  # noqa: UP007 - a union of what the table lists
-
 
 def _check_window(config: ImplicitFilterConfig | WindowedFilterConfig) -> None:
     slow, fast = config.slow_decay, config.fast_decay
     # A window of which nothing is left at lag 1 would be a product of infinity and 0.
     require(1e-6 <= fast <= slow, "fast_decay", fast, f"in [1e-6, slow_decay={slow}]")
     require(1e-30 <= config.decay_target < 1, "decay_target", config.decay_target, "in [1e-30, 1)")
+
+
+FILTER_CONFIGS = FilterConfig.registry
+for _name, _config_class, _module in (
+    ("implicit", ImplicitFilterConfig, "implicit:ImplicitFilter"),
+    ("windowed", WindowedFilterConfig, "explicit:WindowedFilter"),
+    ("explicit", ExplicitFilterConfig, "explicit:ExplicitFilter"),
+    ("ckconv", CKConvFilterConfig, "implicit:CKConvFilter"),
+    ("fno", FNOFilterConfig, "spectral:FNOFilter"),
+    ("transfer_function", TransferFunctionFilterConfig, "spectral:TransferFunctionFilter"),
+    ("s4d", S4DFilterConfig, "state_space:S4DFilter"),
+    ("modal", ModalFilterConfig, "state_space:ModalFilter"),
+    ("lookup", LookupFilterConfig, "lookup:LookupFilter"),
+):
+    register(_name, _config_class, f"hyena_jax.filters.{_module}", f"hyena_jax.reference.filters:{_name}")

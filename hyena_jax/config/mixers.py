@@ -1,7 +1,7 @@
-"""What a mixer is. Every class has `causal`, and `check(d_model, max_len)` that refuses what does not fit."""
+"""What a mixer is, and the mixers of this package by name."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Union
+from typing import ClassVar, Literal
 
 from hyena_jax.config.checks import (
     Checked,
@@ -16,24 +16,48 @@ from hyena_jax.config.filters import (
     FilterConfig,
     ImplicitFilterConfig,
     LookupFilterConfig,
-    ModalFilterConfig,
     S4DFilterConfig,
     WindowedFilterConfig,
 )
+from hyena_jax.config.registry import Registry, register
 
 Init = Literal["gpt2", "griffin", "torch", "xavier"]
 # Programs are written out for each gate and each tap of a short filter: more than this would never compile.
 MOST_GATES = 64
 MOST_TAPS = 1024
-# Filters that are the response of a small recurrence, which decoding runs instead.
-RECURRENT_FILTERS = (ModalFilterConfig, S4DFilterConfig)
 # Beyond these nothing can be computed, and sizes leave the range of their integers.
 MOST_CHANNELS = 2**20
 MOST_STEPS = 2**24
 
 
+class MixerConfig(Checked):
+    """Base class of the configs of mixers.
+
+    Register a subclass, a frozen dataclass, with the Linen module that it describes:
+
+        Module(d_model, max_len, config, n_layers, dtype)
+        __call__(x [B, L, D], segment_ids, deterministic) -> y [B, L, D]
+
+    `hyena_jax.mixers` says which methods a module adds to decode with a state, and which field to run with
+    its length sharded over devices. An oracle is a function (config, params, x, max_len, segment_ids) of
+    NumPy float64 arrays to y; where the config has a field `filter`, it is also given the filter's oracle by
+    the keyword `long_filter`.
+    """
+
+    registry: ClassVar[Registry] = Registry("mixer", is_module=True)
+
+    causal: ClassVar[bool] = True
+    """Whether an output depends on no later input; language models need mixers that are."""
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """Refuses a width or a length that does not fit; here, what the filter refuses, if there is one."""
+        require_sizes(d_model, max_len)
+        if hasattr(self, "filter"):
+            self.filter.check(max_len)
+
+
 @dataclass(frozen=True)
-class HyenaConfig(Checked):
+class HyenaConfig(MixerConfig):
     """Gated long convolutions (Poli et al. 2023, arXiv 2302.10866); options as in the published code."""
 
     order: int = 2
@@ -85,7 +109,7 @@ class HyenaConfig(Checked):
 
 
 @dataclass(frozen=True)
-class AnnotatedHyenaConfig(Checked):
+class AnnotatedHyenaConfig(MixerConfig):
     """Hyena with normalised gates and three residual paths inside, the annotated variant."""
 
     order: int = 2
@@ -94,20 +118,13 @@ class AnnotatedHyenaConfig(Checked):
     """Taps of the depthwise causal FIR on the projections."""
     filter: FilterConfig = WindowedFilterConfig()
 
-    causal: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_unrolled(self)
 
-    def check(self, d_model: int, max_len: int) -> None:
-        """The filter must fit."""
-        require_sizes(d_model, max_len)
-        self.filter.check(max_len)
-
 
 @dataclass(frozen=True)
-class GatedHyenaConfig(Checked):
+class GatedHyenaConfig(MixerConfig):
     """Hyena with a gate that interpolates between a long and a short convolution, the gated variant."""
 
     short_filter_len: int = 3
@@ -122,14 +139,9 @@ class GatedHyenaConfig(Checked):
         taps = self.short_filter_len
         require(self.causal or taps % 2 == 1, "short_filter_len", taps, "odd where causal is False")
 
-    def check(self, d_model: int, max_len: int) -> None:
-        """The filter must fit."""
-        require_sizes(d_model, max_len)
-        self.filter.check(max_len)
-
 
 @dataclass(frozen=True)
-class HawkConfig(Checked):
+class HawkConfig(MixerConfig):
     """The RG-LRU recurrent block of Hawk and Griffin (De et al. 2024, arXiv 2402.19427)."""
 
     width: int | None = None
@@ -153,8 +165,6 @@ class HawkConfig(Checked):
     gelu: Literal["erf", "tanh"] = "erf"
     """Form of the GELU on the gate branch; the released code's is `tanh`."""
 
-    causal: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "width", "gate_blocks")
@@ -171,7 +181,7 @@ class HawkConfig(Checked):
 
 
 @dataclass(frozen=True)
-class _HeadsConfig(Checked):
+class _HeadsConfig(MixerConfig):
     """What the attention mixers have in common."""
 
     n_heads: int = 4
@@ -229,8 +239,6 @@ class LocalAttentionConfig(_HeadsConfig):
     init: Init = "griffin"
     """Initialisation of the projections, named after who uses it."""
 
-    causal: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "window")
@@ -238,7 +246,7 @@ class LocalAttentionConfig(_HeadsConfig):
 
 
 @dataclass(frozen=True)
-class FastmaxConfig(Checked):
+class FastmaxConfig(MixerConfig):
     """Attention with the Taylor polynomial of exp in place of exp (Gerami et al. 2024, arXiv 2402.07901)."""
 
     n_heads: int = 4
@@ -273,7 +281,7 @@ class FastmaxConfig(Checked):
 
 
 @dataclass(frozen=True)
-class AFTFullConfig(Checked):
+class AFTFullConfig(MixerConfig):
     """Attention-free transformer with learned position biases (Zhai et al. 2021, arXiv 2105.14103)."""
 
     rank: int = 64
@@ -281,16 +289,10 @@ class AFTFullConfig(Checked):
     init: Init = "gpt2"
     """Initialisation of the projections, named after who uses it."""
 
-    causal: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "rank")
         require_at_most(MOST_CHANNELS, self, "rank")
-
-    def check(self, d_model: int, max_len: int) -> None:
-        """Any size will do."""
-        require_sizes(d_model, max_len)
 
 
 @dataclass(frozen=True)
@@ -307,21 +309,15 @@ class AFTLocalConfig(AFTFullConfig):
 
 
 @dataclass(frozen=True)
-class AFTSimpleConfig(Checked):
+class AFTSimpleConfig(MixerConfig):
     """AFT without position biases: a running, exponentially weighted mean of the values."""
 
     init: Init = "gpt2"
     """Initialisation of the projections, named after who uses it."""
 
-    causal: ClassVar[bool] = True
-
-    def check(self, d_model: int, max_len: int) -> None:
-        """Any size will do."""
-        require_sizes(d_model, max_len)
-
 
 @dataclass(frozen=True)
-class AFTConvConfig(Checked):
+class AFTConvConfig(MixerConfig):
     """AFT whose position biases are a short filter for each head, shared over time."""
 
     n_heads: int = 4
@@ -330,8 +326,6 @@ class AFTConvConfig(Checked):
     """Taps s of each filter."""
     init: Init = "gpt2"
     """Initialisation of the projections, named after who uses it."""
-
-    causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -345,7 +339,7 @@ class AFTConvConfig(Checked):
 
 
 @dataclass(frozen=True)
-class H3Config(Checked):
+class H3Config(MixerConfig):
     """Two state-space convolutions between three projections (Fu et al. 2023, arXiv 2212.14052)."""
 
     head_dim: int = 1
@@ -354,8 +348,6 @@ class H3Config(Checked):
     """Taps of the shift filter on the keys."""
     filter: FilterConfig = S4DFilterConfig()
     """The second filter, one for each head."""
-
-    causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -370,68 +362,40 @@ class H3Config(Checked):
 
 
 @dataclass(frozen=True)
-class S4DConfig(Checked):
+class S4DConfig(MixerConfig):
     """One diagonal state-space convolution, GELU and a gated output (Gu et al. 2022, arXiv 2206.11893)."""
 
     filter: FilterConfig = S4DFilterConfig()
 
-    causal: ClassVar[bool] = True
-
-    def check(self, d_model: int, max_len: int) -> None:
-        """The filter must fit."""
-        require_sizes(d_model, max_len)
-        self.filter.check(max_len)
-
 
 @dataclass(frozen=True)
-class FIRConfig(Checked):
+class FIRConfig(MixerConfig):
     """One long convolution between two projections, without gates: the plain convolution baseline."""
 
     filter: FilterConfig = ExplicitFilterConfig()
-
-    causal: ClassVar[bool] = True
-
-    def check(self, d_model: int, max_len: int) -> None:
-        """The filter must fit."""
-        require_sizes(d_model, max_len)
-        self.filter.check(max_len)
-
-
-MIXER_CONFIGS: dict[str, type] = {
-    "hyena": HyenaConfig,
-    "annotated_hyena": AnnotatedHyenaConfig,
-    "gated_hyena": GatedHyenaConfig,
-    "hawk": HawkConfig,
-    "attention": AttentionConfig,
-    "local_attention": LocalAttentionConfig,
-    "fastmax": FastmaxConfig,
-    "aft_full": AFTFullConfig,
-    "aft_local": AFTLocalConfig,
-    "aft_simple": AFTSimpleConfig,
-    "aft_conv": AFTConvConfig,
-    "h3": H3Config,
-    "s4d": S4DConfig,
-    "fir": FIRConfig,
-}
-MixerConfig = Union[tuple(MIXER_CONFIGS.values())]  # noqa: UP007 - a union of what the table lists
-
-
-def is_unbounded(config: MixerConfig) -> bool:
-    """Whether a sequence may go on beyond max_len while it is decoded.
-
-    The state must not grow with the sequence, and nothing may be a table over absolute positions.
-    """
-    match config:
-        case HawkConfig() | LocalAttentionConfig() | FastmaxConfig() | AFTSimpleConfig() | AFTConvConfig():
-            return True
-        case HyenaConfig(num_blocks=blocks, filter=long_filter):
-            return blocks == 1 and isinstance(long_filter, RECURRENT_FILTERS)
-        case AnnotatedHyenaConfig() | GatedHyenaConfig() | H3Config() | S4DConfig() | FIRConfig():
-            return isinstance(config.filter, RECURRENT_FILTERS)
-    return False
 
 
 def _check_unrolled(config: HyenaConfig | AnnotatedHyenaConfig | GatedHyenaConfig | HawkConfig) -> None:
     order, taps = getattr(config, "order", 1), config.short_filter_len
     require(1 <= order <= MOST_GATES, "order", order, f"in 1..{MOST_GATES}")
     require(1 <= taps <= MOST_TAPS, "short_filter_len", taps, f"in 1..{MOST_TAPS}")
+
+
+MIXER_CONFIGS = MixerConfig.registry
+for _name, _config_class, _module in (
+    ("hyena", HyenaConfig, "hyena:Hyena"),
+    ("annotated_hyena", AnnotatedHyenaConfig, "annotated_hyena:AnnotatedHyena"),
+    ("gated_hyena", GatedHyenaConfig, "gated_hyena:GatedHyena"),
+    ("hawk", HawkConfig, "hawk:Hawk"),
+    ("attention", AttentionConfig, "attention:Attention"),
+    ("local_attention", LocalAttentionConfig, "local_attention:LocalAttention"),
+    ("fastmax", FastmaxConfig, "fastmax:Fastmax"),
+    ("aft_full", AFTFullConfig, "aft:AFTFull"),
+    ("aft_local", AFTLocalConfig, "aft_windowed:AFTLocal"),
+    ("aft_simple", AFTSimpleConfig, "aft:AFTSimple"),
+    ("aft_conv", AFTConvConfig, "aft_windowed:AFTConv"),
+    ("h3", H3Config, "h3:H3"),
+    ("s4d", S4DConfig, "convolution:S4D"),
+    ("fir", FIRConfig, "convolution:FIR"),
+):
+    register(_name, _config_class, f"hyena_jax.mixers.{_module}", f"hyena_jax.reference.mixers:{_name}")

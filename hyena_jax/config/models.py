@@ -1,10 +1,11 @@
 """What a model is: a stack of blocks, and what stands before and after it."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from hyena_jax.config.checks import Checked, require, require_at_least, require_at_most
-from hyena_jax.config.mixers import HyenaConfig, Init, MixerConfig, is_unbounded
+from hyena_jax.config.checks import Checked, UserError, require, require_at_least, require_at_most
+from hyena_jax.config.mixers import HyenaConfig, Init, MixerConfig
+from hyena_jax.config.registry import Registry, register
 
 # Metadata of a field that may change between the runs of one experiment.
 RUNTIME = {"runtime": True}
@@ -17,8 +18,34 @@ MOST_SYMBOLS = 2**24
 Norm = Literal["none", "layer", "rms"]
 
 
+class ModelConfig(Checked):
+    """Base class of the configs of models.
+
+    Register a subclass, a frozen dataclass, with the Linen module that it describes:
+
+        Module(config)
+        __call__(inputs, segment_ids, deterministic) -> logits
+
+    with logits [B, L, V] of tokens int [B, L], or [B, classes] of images float [B, height, width, colours].
+    Fields `vocab_size`, `image_size`, `channels` and `n_classes` that are None are filled in by the data.
+    `hyena_jax.models` says what else a module may have.
+    """
+
+    registry: ClassVar[Registry] = Registry("model", is_module=True)
+
+    inputs: ClassVar[str] = "tokens"
+    """What the model reads: `tokens`, `images`, or another word that the config of its data says too."""
+
+    def input_row(self) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype of the longest row of inputs; here max_len token ids."""
+        if not hasattr(self, "max_len"):
+            name = type(self).__name__
+            raise UserError(f"{name} must have a field max_len, or a method input_row() -> (shape, dtype)")
+        return (self.max_len,), "int32"
+
+
 @dataclass(frozen=True)
-class BackboneConfig(Checked):
+class BackboneConfig(ModelConfig):
     """`n_layers` blocks: x <- x + mixer(norm(x)), then x <- x + ffn(norm(x))."""
 
     pattern: tuple[MixerConfig, ...] = (HyenaConfig(),)
@@ -101,15 +128,12 @@ class LanguageModelConfig(BackboneConfig):
             require(mixer.causal, "pattern", name, "of causal mixers: a language model predicts the future")
         self.check_mixers(self.max_len)
 
-    @property
-    def is_unbounded(self) -> bool:
-        """Whether decoding may go on beyond max_len, with a state that does not grow."""
-        return not self.learned_positions and all(map(is_unbounded, self.pattern))
-
 
 @dataclass(frozen=True)
 class ImageClassifierConfig(BackboneConfig):
     """Patches by a strided convolution, blocks of any mixers over them, final norm and head."""
+
+    inputs: ClassVar[str] = "images"
 
     learned_positions: bool = True
     """Add a learned position embedding, one for each patch."""
@@ -141,9 +165,11 @@ class ImageClassifierConfig(BackboneConfig):
         height, width = (n // p for n, p in zip(self.image_size, self.patch_size, strict=True))
         return height * width
 
+    def input_row(self) -> tuple[tuple[int, ...], str]:
+        """One image."""
+        return (*self.image_size, self.channels), "float32"
 
-ModelConfig = LanguageModelConfig | ImageClassifierConfig
-MODEL_CONFIGS: dict[str, type] = {
-    "language_model": LanguageModelConfig,
-    "image_classifier": ImageClassifierConfig,
-}
+
+MODEL_CONFIGS = ModelConfig.registry
+register("language_model", LanguageModelConfig, "hyena_jax.models.language_model:LanguageModel")
+register("image_classifier", ImageClassifierConfig, "hyena_jax.models.image_classifier:ImageClassifier")

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hyena_jax.config import DataConfig, Experiment, ImagesConfig
-from hyena_jax.data.images import ImageSet, Normalization, load_image_set
+from hyena_jax.config import DATA_CONFIGS, DataConfig, Experiment
+from hyena_jax.data.images import Normalization
 from hyena_jax.data.loader import Batch
-from hyena_jax.data.text import Corpus, load_corpus
 from hyena_jax.data.tokenizers import Tokenizer, tokenizer_from_json
 
 if TYPE_CHECKING:
@@ -78,11 +77,9 @@ class Dataset(Protocol):
         ...
 
 
-def load(config: DataConfig, encoding: Encoding | None = None) -> Corpus | ImageSet:
+def load(config: DataConfig, encoding: Encoding | None = None) -> Dataset:
     """The data of `config`, read with `encoding`, or with one made from the data itself."""
-    if isinstance(config, ImagesConfig):
-        return load_image_set(config, encoding)
-    return load_corpus(config, encoding)
+    return DATA_CONFIGS.target(type(config))(config, encoding)
 
 
 def encoding_from_json(values: Mapping[str, Any]) -> Encoding:

@@ -4,13 +4,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from hyena_jax.config import TextConfig, UserError, require
+from hyena_jax.config import PluginFlags, TextConfig, UserError, require
 from hyena_jax.config.checks import require_at_least
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Distill:
     """Sequences evaluated at once; does not change the result."""
     seed: int = 0
     """Seed of the random subspaces that the spectra of filters beyond 512 taps are found in."""
+    plugins: Annotated[PluginFlags, tyro.conf.arg(name="")] = field(default=PluginFlags())
 
     def check(self) -> None:
         """Refuses values that fit no run."""

@@ -2,30 +2,22 @@
 
     Filter(n_filters, d_model, max_len, config)(length) -> h [N, D, length]
 
-for any length up to max_len; h at a length is the first taps of h at max_len.
+for any length up to max_len; h at a length is the first taps of h at max_len. A module that is the impulse
+response of a small recurrence says so by a method `recurrence() -> Modes`, and is decoded as that recurrence.
 """
 
 import flax.linen as nn
 
-from hyena_jax.config import FILTER_CONFIGS, FilterConfig
+from hyena_jax.config import FILTER_CONFIGS, FilterConfig, Targets
 from hyena_jax.config.checks import require_sizes
 from hyena_jax.filters.explicit import ExplicitFilter, WindowedFilter
 from hyena_jax.filters.implicit import CKConvFilter, ImplicitFilter
 from hyena_jax.filters.lookup import LookupFilter
 from hyena_jax.filters.spectral import FNOFilter, TransferFunctionFilter
-from hyena_jax.filters.state_space import ModalFilter, S4DFilter
+from hyena_jax.filters.state_space import ModalFilter, Modes, S4DFilter
 
-FILTERS: dict[str, type[nn.Module]] = {
-    "implicit": ImplicitFilter,
-    "windowed": WindowedFilter,
-    "explicit": ExplicitFilter,
-    "ckconv": CKConvFilter,
-    "fno": FNOFilter,
-    "transfer_function": TransferFunctionFilter,
-    "s4d": S4DFilter,
-    "modal": ModalFilter,
-    "lookup": LookupFilter,
-}
+FILTERS = Targets(FILTER_CONFIGS)
+"""The modules of all registered filters, by name."""
 
 __all__ = [
     "FILTERS",
@@ -35,15 +27,27 @@ __all__ = [
     "ImplicitFilter",
     "LookupFilter",
     "ModalFilter",
+    "Modes",
     "S4DFilter",
     "TransferFunctionFilter",
     "WindowedFilter",
     "build_filter",
+    "filter_class",
+    "is_recurrent",
 ]
 
 
 def build_filter(n_filters: int, d_model: int, max_len: int, config: FilterConfig) -> nn.Module:
     """The module that a filter's config describes."""
     require_sizes(d_model, max_len)
-    by_config = {FILTER_CONFIGS[name]: module for name, module in FILTERS.items()}
-    return by_config[type(config)](n_filters, d_model, max_len, config)
+    return filter_class(config)(n_filters, d_model, max_len, config)
+
+
+def filter_class(config: FilterConfig) -> type[nn.Module]:
+    """The module of a filter's config. Raises UserError if the config's class is not registered."""
+    return FILTER_CONFIGS.target(type(config))
+
+
+def is_recurrent(config: FilterConfig) -> bool:
+    """Whether the filter is the impulse response of a small recurrence, which decoding runs instead."""
+    return callable(getattr(filter_class(config), "recurrence", None))

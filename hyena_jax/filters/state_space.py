@@ -67,7 +67,7 @@ class S4DFilter(nn.Module):
         check_length(length, self.max_len)
         return 2 * modal_response(*self._modes(), length)
 
-    def modes(self) -> Modes:
+    def recurrence(self) -> Modes:
         """The recurrence that the filter is the response of."""
         log_modes, weights = self._modes()
         return Modes(log_modes, 2 * weights * jnp.exp(log_modes), 2 * weights.real.sum(-1))
@@ -120,9 +120,9 @@ class ModalFilter(nn.Module):
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""
         check_length(length, self.max_len)
-        return modal_taps(self.modes(), length)
+        return modal_taps(self.recurrence(), length)
 
-    def modes(self) -> Modes:
+    def recurrence(self) -> Modes:
         """The recurrence that the filter is the response of."""
         log_modes = jax.lax.complex(-jnp.exp(self.log_decay), self.angle)
         return Modes(log_modes, _as_complex(self.residue), self.lag_zero)
@@ -130,7 +130,8 @@ class ModalFilter(nn.Module):
 
 def modes_of(filter_module: nn.Module) -> Modes | None:
     """The recurrence of a bound filter module; None if its filter is not the response of a small one."""
-    return filter_module.modes() if isinstance(filter_module, S4DFilter | ModalFilter) else None
+    recurrence = getattr(filter_module, "recurrence", None)
+    return None if recurrence is None else recurrence()
 
 
 def modal_taps(modes: Modes, length: int) -> jax.Array:

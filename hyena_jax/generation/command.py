@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from hyena_jax.config import TextConfig, UserError, require
+from hyena_jax.config import PluginFlags, TextConfig, UserError, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +32,7 @@ class RunSelection:
     """Folder of a run."""
     step: str = "latest"
     """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
+    plugins: Annotated[PluginFlags, tyro.conf.arg(name="")] = field(default=PluginFlags())
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hyena_jax import models
 from hyena_jax.config import LanguageModelConfig, choose, require
 from hyena_jax.generation import programs
 from hyena_jax.generation.programs import Cursor, Drawing, Piece, Rows
@@ -104,7 +105,7 @@ def prefill(
     prompts = check_prompts(model.config, prompts, "error")
     tokens, lengths = right_aligned(prompts)
     if before is None:
-        room = None if model.config.is_unbounded else context or model.config.max_len
+        room = None if models.is_unbounded(model) else context or model.config.max_len
         state = programs.empty_state(
             model, params, len(prompts), model.config.max_len if room is None else room
         )

@@ -9,13 +9,23 @@ The state is a NamedTuple; each leaf starts with B, except those in its field `s
 shares. `segment_ids` is None or [B, L]. `lengths` is None or [B]: row b of a fresh state's first prefill
 is then right-aligned, and only its last lengths[b] tokens are real.
 
+A module without `init_state`, `prefill` and `step` trains and scores, and decoding recomputes its context.
+Three more things may be said by a module:
+
+    sequence_axis: str | None = None    a field: the mesh axis over which __call__ has L sharded
+    is_unbounded(config) -> bool        a static method: whether decoding may continue beyond max_len
+    filter                              a submodule of `hyena_jax.filters`, which distillation can replace
+
 A decoding loop may call `long_memory.open_tiles` on a state, and `long_memory.absorb` after every
 `ops.online_conv.TILE` steps: steps of long filters then take O(log(L)^2), and no mixer needs to know.
 """
 
-import flax.linen as nn
+from collections.abc import Callable
 
-from hyena_jax.config import MIXER_CONFIGS, MixerConfig
+import flax.linen as nn
+import numpy as np
+
+from hyena_jax.config import FILTER_CONFIGS, MIXER_CONFIGS, MixerConfig, Targets
 from hyena_jax.mixers.aft import AFTFull, AFTSimple
 from hyena_jax.mixers.aft_windowed import AFTConv, AFTLocal
 from hyena_jax.mixers.annotated_hyena import AnnotatedHyena
@@ -28,22 +38,8 @@ from hyena_jax.mixers.hawk import Hawk
 from hyena_jax.mixers.hyena import Hyena
 from hyena_jax.mixers.local_attention import LocalAttention
 
-MIXERS: dict[str, type[nn.Module]] = {
-    "hyena": Hyena,
-    "annotated_hyena": AnnotatedHyena,
-    "gated_hyena": GatedHyena,
-    "hawk": Hawk,
-    "attention": Attention,
-    "local_attention": LocalAttention,
-    "fastmax": Fastmax,
-    "aft_full": AFTFull,
-    "aft_local": AFTLocal,
-    "aft_simple": AFTSimple,
-    "aft_conv": AFTConv,
-    "h3": H3,
-    "s4d": S4D,
-    "fir": FIR,
-}
+MIXERS = Targets(MIXER_CONFIGS)
+"""The modules of all registered mixers, by name."""
 
 __all__ = [
     "FIR",
@@ -61,11 +57,50 @@ __all__ = [
     "Hawk",
     "Hyena",
     "LocalAttention",
+    "decodes_by_state",
+    "is_unbounded",
     "mixer_class",
+    "mixer_oracle",
 ]
 
 
 def mixer_class(config: MixerConfig) -> type[nn.Module]:
-    """The module that a mixer's config describes; its fields are (d_model, max_len, config, ...)."""
-    by_config = {MIXER_CONFIGS[name]: module for name, module in MIXERS.items()}
-    return by_config[type(config)]
+    """The module that a mixer's config describes; its fields are (d_model, max_len, config, ...).
+
+    Raises:
+      UserError: if the config's class is not registered.
+    """
+    return MIXER_CONFIGS.target(type(config))
+
+
+def decodes_by_state(config: MixerConfig) -> bool:
+    """Whether the mixer's module has `init_state`, `prefill` and `step`."""
+    module = mixer_class(config)
+    return all(callable(getattr(module, name, None)) for name in ("init_state", "prefill", "step"))
+
+
+def is_unbounded(config: MixerConfig) -> bool:
+    """Whether a sequence may continue beyond max_len while it is decoded, as the module says.
+
+    The state must not grow with the sequence, and nothing may be a table over absolute positions.
+    """
+    says = getattr(mixer_class(config), "is_unbounded", None)
+    return says is not None and says(config)
+
+
+def mixer_oracle(config: MixerConfig) -> Callable[..., np.ndarray] | None:
+    """The mixer's float64 oracle (params, x, max_len, segment_ids=None) -> y; None if a part has none."""
+    oracle = MIXER_CONFIGS.oracle(type(config))
+    if oracle is None:
+        return None
+    options = {}
+    if hasattr(config, "filter"):
+        options["long_filter"] = FILTER_CONFIGS.oracle(type(config.filter))
+        if options["long_filter"] is None:
+            return None
+
+    def y(params: dict, x: np.ndarray, max_len: int, segment_ids: np.ndarray | None = None) -> np.ndarray:
+        ids = np.zeros(x.shape[:2]) if segment_ids is None else segment_ids
+        return oracle(config, params, x, max_len, ids, **options)
+
+    return y

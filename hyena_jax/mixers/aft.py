@@ -164,6 +164,11 @@ class AFTSimple(AFT):
     config: AFTSimpleConfig = AFTSimpleConfig()
     sequence_axis: str | None = None
 
+    @staticmethod
+    def is_unbounded(config: AFTSimpleConfig) -> bool:
+        """Decoding may continue beyond max_len: the state does not grow."""
+        return True
+
     def _parallel(self, keys: jax.Array, values: jax.Array, places: aft.Places) -> aft.Sums:
         axis = self.sequence_axis
         if axis is None:

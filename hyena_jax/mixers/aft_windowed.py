@@ -99,6 +99,11 @@ class AFTConv(WindowedAFT):
 
     config: AFTConvConfig = AFTConvConfig()
 
+    @staticmethod
+    def is_unbounded(config: AFTConvConfig) -> bool:
+        """Decoding may continue beyond max_len: the state does not grow."""
+        return True
+
     def setup(self) -> None:
         super().setup()
         self.position_taps = self.param("position_taps", position_init, (self.n_heads, self.window))

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import AnnotatedHyenaConfig
-from hyena_jax.filters import build_filter
+from hyena_jax.filters import build_filter, is_recurrent
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers import long_memory
 from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst, short_filtered
@@ -48,6 +48,11 @@ class AnnotatedHyena(nn.Module):
     n_layers: int = 1
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
+
+    @staticmethod
+    def is_unbounded(config: AnnotatedHyenaConfig) -> bool:
+        """Decoding may continue beyond max_len where the filter is decoded as a recurrence."""
+        return is_recurrent(config.filter)
 
     def setup(self) -> None:
         config, width = self.config, self.d_model

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import FIRConfig, S4DConfig
-from hyena_jax.filters import build_filter
+from hyena_jax.filters import build_filter, is_recurrent
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers import long_memory
 from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst
@@ -42,6 +42,11 @@ class FIR(nn.Module):
     n_layers: int = 1
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
+
+    @staticmethod
+    def is_unbounded(config: FIRConfig | S4DConfig) -> bool:
+        """Decoding may continue beyond max_len where the filter is decoded as a recurrence."""
+        return is_recurrent(config.filter)
 
     def setup(self) -> None:
         self._set_up_convolution()

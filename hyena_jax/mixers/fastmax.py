@@ -61,6 +61,11 @@ class Fastmax(nn.Module):
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
 
+    @staticmethod
+    def is_unbounded(config: FastmaxConfig) -> bool:
+        """Decoding may continue beyond max_len: the state does not grow."""
+        return True
+
     def setup(self) -> None:
         config = self.config
         config.check(self.d_model, self.max_len)

@@ -73,6 +73,11 @@ class Hawk(nn.Module):
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
 
+    @staticmethod
+    def is_unbounded(config: HawkConfig) -> bool:
+        """Decoding may continue beyond max_len: the state does not grow."""
+        return True
+
     def setup(self) -> None:
         config, width = self.config, self.width
         config.check(self.d_model, self.max_len)

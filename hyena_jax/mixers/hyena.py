@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import HyenaConfig
-from hyena_jax.filters import build_filter
+from hyena_jax.filters import build_filter, is_recurrent
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers import long_memory
 from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst, short_filtered
@@ -78,6 +78,11 @@ class Hyena(nn.Module):
     n_layers: int = 1
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
+
+    @staticmethod
+    def is_unbounded(config: HyenaConfig) -> bool:
+        """Decoding may continue beyond max_len where the filter is decoded as a recurrence."""
+        return config.num_blocks == 1 and is_recurrent(config.filter)
 
     def setup(self) -> None:
         config = self.config

@@ -62,6 +62,11 @@ class LocalAttention(nn.Module):
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
 
+    @staticmethod
+    def is_unbounded(config: LocalAttentionConfig) -> bool:
+        """Decoding may continue beyond max_len: the state does not grow."""
+        return True
+
     def setup(self) -> None:
         self.config.check(self.d_model, self.max_len)
         self.qkv_proj, self.out_proj = projections(self.config, self.d_model, self.n_layers, self.dtype)

@@ -1,38 +1,71 @@
-"""Models, and the one place where a config becomes a module."""
+"""Models, and the one place where a config becomes a module.
 
-from hyena_jax.config import ImageClassifierConfig, LanguageModelConfig, ModelConfig, require
+    Module(config)
+    __call__(inputs, segment_ids, deterministic) -> logits
+
+A module may have more; what it lacks is not used:
+
+    hidden(inputs, segment_ids, deterministic) -> x     } the loss then computes logits part by part
+    logits(x) -> logits                                 }
+    init_state, prefill, step                           the mixer contract, with tokens in and logits out:
+                                                        decoding by state, else the context is recomputed
+    is_unbounded                                        a property: decoding may continue beyond max_len
+    sequence_axis: str | None = None                    a field: the mesh axis over which L is sharded
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hyena_jax import mixers
+from hyena_jax.config import MODEL_CONFIGS, ModelConfig, require
 from hyena_jax.models.blocks import sequence_layout
 from hyena_jax.models.image_classifier import ImageClassifier
 from hyena_jax.models.language_model import LanguageModel
 
-__all__ = ["ImageClassifier", "LanguageModel", "build"]
+__all__ = ["ImageClassifier", "LanguageModel", "build", "decodes_by_state", "example_inputs", "is_unbounded"]
 
-# What a config may leave to the data, and must hold when a model is built.
-SIZES_OF_THE_DATA = {
-    LanguageModelConfig: ("vocab_size",),
-    ImageClassifierConfig: ("image_size", "channels", "n_classes"),
-}
+# Fields that a config may leave to the data, and that must be known when a model is built.
+SIZES_OF_THE_DATA = ("vocab_size", "image_size", "channels", "n_classes")
 
 
-def build(config: ModelConfig, sequence_axis: str | None = None) -> LanguageModel | ImageClassifier:
+def build(config: ModelConfig, sequence_axis: str | None = None) -> nn.Module:
     """The module that `config` describes.
 
     Args:
-      sequence_axis: axis of the ambient mesh (`jax.set_mesh`) over whose devices a language model's sequences
-        are shared out, when it is called; None shares out none. The parameters do not depend on it.
+      sequence_axis: axis of the ambient mesh (`jax.set_mesh`) over which the sequences of a language model
+        are sharded when it is called; None shards none. The parameters do not depend on it.
 
     Raises:
-      ValueError: if vocab_size, image_size, channels or n_classes is still None (training fills them in from
-        the data); or if a sequence axis is given for images, or for a mixer that cannot share out its length.
+      ValueError: if the config's class is not registered; if vocab_size, image_size, channels or n_classes is
+        still None (training fills them in from the data); or if a sequence axis is given for a model or a
+        mixer that cannot shard its length.
     """
-    known = " or ".join(config_class.__name__ for config_class in SIZES_OF_THE_DATA)
-    require(type(config) in SIZES_OF_THE_DATA, "config", config, f"a {known}")
-    for name in SIZES_OF_THE_DATA[type(config)]:
-        value = getattr(config, name)
-        require(value is not None, name, value, "known when a model is built")
-    if isinstance(config, LanguageModelConfig):
-        for mixer in config.pattern:
-            sequence_layout(mixer, sequence_axis)
-        return LanguageModel(config, sequence_axis)
-    require(sequence_axis is None, "sequence_axis", sequence_axis, "None for an image classifier")
-    return ImageClassifier(config)
+    require(isinstance(config, ModelConfig), "config", config, "a ModelConfig")
+    module = MODEL_CONFIGS.target(type(config))
+    for name in SIZES_OF_THE_DATA:
+        require(getattr(config, name, 0) is not None, name, None, "known when a model is built")
+    if sequence_axis is None:
+        return module(config)
+    can = "sequence_axis" in module.__dataclass_fields__
+    require(can, "sequence_axis", sequence_axis, f"None for a {type(config).__name__}")
+    for mixer in getattr(config, "pattern", ()):
+        sequence_layout(mixer, sequence_axis)
+    return module(config, sequence_axis=sequence_axis)
+
+
+def example_inputs(config: ModelConfig, batch_size: int = 1) -> jax.Array:
+    """Zeros of the longest shape that a model of `config` reads, [batch_size, ...]."""
+    shape, dtype = config.input_row()
+    return jnp.zeros((batch_size, *shape), dtype)
+
+
+def decodes_by_state(model: nn.Module) -> bool:
+    """Whether a model, and each of its mixers, has `init_state`, `prefill` and `step`."""
+    has = all(callable(getattr(model, name, None)) for name in ("init_state", "prefill", "step"))
+    return has and all(map(mixers.decodes_by_state, getattr(model.config, "pattern", ())))
+
+
+def is_unbounded(model: nn.Module) -> bool:
+    """Whether decoding by state may continue beyond max_len, with a state that does not grow."""
+    return decodes_by_state(model) and getattr(model, "is_unbounded", False)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from hyena_jax.config import LanguageModelConfig, require
 from hyena_jax.initializers import initializers
+from hyena_jax.mixers import is_unbounded
 from hyena_jax.mixers.inputs import Shared
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.models.norms import make_norm
@@ -48,6 +49,11 @@ class LanguageModel(nn.Module):
     def n_parts(self) -> int:
         """Devices that share the length out."""
         return 1 if self.sequence_axis is None else axis_size(self.sequence_axis)
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether decoding may continue beyond max_len, with a state that does not grow."""
+        return not self.config.learned_positions and all(map(is_unbounded, self.config.pattern))
 
     def setup(self) -> None:
         config = self.config

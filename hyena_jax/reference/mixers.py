@@ -1,129 +1,103 @@
-"""The oracle of every mixer: what its module computes, in NumPy float64, for its config and its parameters.
+"""The oracle of every mixer, by the mixer's name: what its module computes, in NumPy float64.
 
-Configs are known by the names of their classes and read by their fields alone. Axes: B batch, L length, D
-channels, N filters.
+Each gives y [B, L, D] for
+
+    config       of the mixer, read by its fields alone
+    params       nested dictionaries of the mixer's module, as NumPy arrays
+    x            [B, L, D]
+    max_len      Lmax, which long filters are defined by
+    segment_ids  [B, L], each document with its own id; mixers with long filters do not know documents
+    long_filter  the oracle of the filter in `config`, of mixers that have one
+
+Axes: B batch, L length, D channels, N filters.
 """
 
 import numpy as np
 
-from hyena_jax.reference import aft, attention, fastmax, filters, hyena, recurrence
+from hyena_jax.reference import aft as aft_forms
+from hyena_jax.reference import attention as attention_forms
+from hyena_jax.reference import fastmax as fastmax_forms
+from hyena_jax.reference import hyena as hyena_forms
+from hyena_jax.reference import recurrence
 
 # Constants of the definitions that are no options.
 AFT_TAPS_EPS = 1e-8
 FASTMAX_STANDARDIZE_EPS = 1e-5
 FASTMAX_LEAST_WEIGHT = 1e-3
 
-FILTERS = {
-    "ImplicitFilterConfig": filters.implicit,
-    "WindowedFilterConfig": filters.windowed,
-    "ExplicitFilterConfig": filters.explicit,
-    "CKConvFilterConfig": filters.ckconv,
-    "FNOFilterConfig": filters.fno,
-    "TransferFunctionFilterConfig": filters.transfer_function,
-    "S4DFilterConfig": filters.s4d,
-    "ModalFilterConfig": filters.modal,
-    "LookupFilterConfig": filters.lookup,
-}
+
+def hyena(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
+    """See `hyena_jax.reference.hyena.hyena`."""
+    count = (config.order - (config.gating == "gate_first")) * (1 + config.bidirectional)
+    h = long_filter(params["filter"], count, x.shape[1], max_len, config.filter)
+    return hyena_forms.hyena(params, x, h, config, max_len)
 
 
-def mixer(
-    config, params: dict, x: np.ndarray, max_len: int, segment_ids: np.ndarray | None = None
-) -> np.ndarray:
-    """y [B, L, D] of the mixer that `config` describes, for x [B, L, D].
-
-    Args:
-      config: any of `hyena_jax.config.MIXER_CONFIGS`.
-      params: nested dictionaries of the module of that config, as NumPy arrays.
-      max_len: Lmax, which long filters are defined by.
-      segment_ids: [B, L], each document with an id of its own; None is one document a row. Only mixers
-        without long filters know documents.
-    """
-    name = type(config).__name__
-    if name in WITH_LONG_FILTERS:
-        return WITH_LONG_FILTERS[name](config, params, x, max_len)
-    ids = np.zeros(x.shape[:2]) if segment_ids is None else segment_ids
-    return WITH_DOCUMENTS[name](config, params, x, ids)
+def annotated_hyena(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
+    """See `hyena_jax.reference.hyena.annotated_hyena`."""
+    h = long_filter(params["filter"], config.order, x.shape[1], max_len, config.filter)
+    return hyena_forms.annotated_hyena(params, x, h)
 
 
-def long_filter(config, params: dict, n_filters: int, length: int, max_len: int) -> np.ndarray:
-    """h [N, D, length] of the filter in a mixer's `config`."""
-    function = FILTERS[type(config.filter).__name__]
-    return function(params["filter"], n_filters, length, max_len, config.filter)
+def gated_hyena(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
+    """See `hyena_jax.reference.hyena.gated_hyena`."""
+    h = long_filter(params["filter"], 1, x.shape[1], max_len, config.filter)
+    return hyena_forms.gated_hyena(params, x, h, config.causal)
 
 
-def _hyena(config, params: dict, x: np.ndarray, max_len: int) -> np.ndarray:
-    count = config.order - (config.gating == "gate_first")
-    h = long_filter(config, params, count * (1 + config.bidirectional), x.shape[1], max_len)
-    return hyena.hyena(params, x, h, config, max_len)
+def h3(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
+    """See `hyena_jax.reference.hyena.h3`."""
+    h = long_filter(params["filter"], 1, x.shape[1], max_len, config.filter)
+    return hyena_forms.h3(params, x, h, config.head_dim)
 
 
-def _annotated_hyena(config, params: dict, x: np.ndarray, max_len: int) -> np.ndarray:
-    return hyena.annotated_hyena(params, x, long_filter(config, params, config.order, x.shape[1], max_len))
+def s4d(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
+    """See `hyena_jax.reference.hyena.s4d`."""
+    return hyena_forms.s4d(params, x, long_filter(params["filter"], 1, x.shape[1], max_len, config.filter))
 
 
-def _gated_hyena(config, params: dict, x: np.ndarray, max_len: int) -> np.ndarray:
-    return hyena.gated_hyena(params, x, long_filter(config, params, 1, x.shape[1], max_len), config.causal)
+def fir(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
+    """See `hyena_jax.reference.hyena.fir`."""
+    return hyena_forms.fir(params, x, long_filter(params["filter"], 1, x.shape[1], max_len, config.filter))
 
 
-def _h3(config, params: dict, x: np.ndarray, max_len: int) -> np.ndarray:
-    return hyena.h3(params, x, long_filter(config, params, 1, x.shape[1], max_len), config.head_dim)
+def hawk(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """See `hyena_jax.reference.recurrence.hawk`."""
+    return recurrence.hawk(params, x, config, segment_ids)
 
 
-def _s4d(config, params: dict, x: np.ndarray, max_len: int) -> np.ndarray:
-    return hyena.s4d(params, x, long_filter(config, params, 1, x.shape[1], max_len))
+def attention(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """See `hyena_jax.reference.attention.attention`."""
+    return attention_forms.attention(params, x, config, segment_ids)
 
 
-def _fir(config, params: dict, x: np.ndarray, max_len: int) -> np.ndarray:
-    return hyena.fir(params, x, long_filter(config, params, 1, x.shape[1], max_len))
+def local_attention(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """See `hyena_jax.reference.attention.attention`."""
+    return attention_forms.attention(params, x, config, segment_ids, config.window)
 
 
-def _hawk(config, params: dict, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return recurrence.hawk(params, x, config, ids)
+def fastmax(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """See `hyena_jax.reference.fastmax.attention`."""
+    constants = FASTMAX_STANDARDIZE_EPS, FASTMAX_LEAST_WEIGHT
+    return fastmax_forms.attention(params, x, config, segment_ids, *constants)
 
 
-def _attention(config, params: dict, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return attention.attention(params, x, config, ids)
+def aft_simple(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """See `hyena_jax.reference.aft.layer`; all position biases are 0."""
+    return aft_forms.layer(params, x, np.zeros((1, x.shape[1], x.shape[1])), segment_ids)
 
 
-def _local_attention(config, params: dict, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return attention.attention(params, x, config, ids, config.window)
+def aft_conv(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """See `hyena_jax.reference.aft.layer`."""
+    return aft_forms.layer(params, x, aft_forms.conv_biases(params, x.shape[1], AFT_TAPS_EPS), segment_ids)
 
 
-def _fastmax(config, params: dict, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return fastmax.attention(params, x, config, ids, FASTMAX_STANDARDIZE_EPS, FASTMAX_LEAST_WEIGHT)
+def aft_local(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """See `hyena_jax.reference.aft.layer`."""
+    biases = aft_forms.local_biases(params, x.shape[1], config.window)
+    return aft_forms.layer(params, x, biases[None], segment_ids)
 
 
-def _aft_simple(config, params: dict, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return aft.layer(params, x, np.zeros((1, x.shape[1], x.shape[1])), ids)
-
-
-def _aft_conv(config, params: dict, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return aft.layer(params, x, aft.conv_biases(params, x.shape[1], AFT_TAPS_EPS), ids)
-
-
-def _aft_local(config, params: dict, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return aft.layer(params, x, aft.local_biases(params, x.shape[1], config.window)[None], ids)
-
-
-def _aft_full(config, params: dict, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return aft.layer(params, x, aft.full_biases(params, x.shape[1])[None], ids)
-
-
-WITH_LONG_FILTERS = {
-    "HyenaConfig": _hyena,
-    "AnnotatedHyenaConfig": _annotated_hyena,
-    "GatedHyenaConfig": _gated_hyena,
-    "H3Config": _h3,
-    "S4DConfig": _s4d,
-    "FIRConfig": _fir,
-}
-WITH_DOCUMENTS = {
-    "HawkConfig": _hawk,
-    "AttentionConfig": _attention,
-    "LocalAttentionConfig": _local_attention,
-    "FastmaxConfig": _fastmax,
-    "AFTSimpleConfig": _aft_simple,
-    "AFTConvConfig": _aft_conv,
-    "AFTLocalConfig": _aft_local,
-    "AFTFullConfig": _aft_full,
-}
+def aft_full(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """See `hyena_jax.reference.aft.layer`."""
+    return aft_forms.layer(params, x, aft_forms.full_biases(params, x.shape[1])[None], segment_ids)

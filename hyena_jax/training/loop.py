@@ -12,7 +12,7 @@ import optax
 from rich.console import Console
 
 from hyena_jax import config, models
-from hyena_jax.config import Experiment, LanguageModelConfig, UserError, require
+from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.training import export, parallel
 from hyena_jax.training.checkpoint import Checkpoints, best
@@ -116,8 +116,9 @@ def _prepare(
     strategy = parallel.make_strategy(experiment.parallel)
     accumulation_steps = experiment.optimizer.accumulation_steps
     parallel.check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
-    can_share = strategy.sequence_axis is None or isinstance(experiment.model, LanguageModelConfig)
-    require(can_share, "parallel.sequence", experiment.parallel.sequence, "1 for images")
+    is_text = experiment.model.inputs == "tokens"
+    can_shard = strategy.sequence_axis is None or is_text
+    require(can_shard, "parallel.sequence", experiment.parallel.sequence, "1 unless the model reads tokens")
     model = models.build(experiment.model, strategy.sequence_axis)
     shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
     strategy.check(make_eval_step(model), shapes, next(data.eval_batches(strategy.row_shards, 1)))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hyena_jax.config import ImageClassifierConfig, ModelConfig
+from hyena_jax.models import example_inputs
 from hyena_jax.training.loss import answers, cross_entropy, scored
 from hyena_jax.training.optimizer import global_norm
 
@@ -47,13 +47,6 @@ class TrainState(NamedTuple):
 def init_params(model: nn.Module, seed: int) -> optax.Params:
     """The initial parameters that `seed` decides."""
     return jax.jit(model.init)(jax.random.key(seed), example_inputs(model.config))["params"]
-
-
-def example_inputs(config: ModelConfig) -> jax.Array:
-    """One row of zeros, of the longest shape that a model of `config` reads."""
-    if isinstance(config, ImageClassifierConfig):
-        return jnp.zeros((1, *config.image_size, config.channels), jnp.float32)
-    return jnp.zeros((1, config.max_len), jnp.int32)
 
 
 def init_state(params: optax.Params, optimizer: optax.GradientTransformation) -> TrainState:

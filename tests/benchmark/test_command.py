@@ -11,6 +11,7 @@ import pytest
 from hyena_jax.benchmark import memory, operators, report, roofline, verify
 from hyena_jax.cli import main
 from hyena_jax.config import MIXER_CONFIGS
+from hyena_jax.mixers import mixer_oracle
 
 QUICK = ["--seconds", "0.01", "--least-runs", "2"]
 CONFIG = """
@@ -88,8 +89,9 @@ def test_operators_write_a_table_numbers_and_a_plot(tmp_path, capsys):
 
 
 def test_no_speed_of_what_is_wrong(tmp_path, capsys, monkeypatch):
-    oracle = verify.mixer_oracles.mixer
-    monkeypatch.setattr(verify.mixer_oracles, "mixer", lambda *args: 1.001 * oracle(*args))
+    monkeypatch.setattr(
+        verify, "mixer_oracle", lambda config: lambda *args: 1.001 * mixer_oracle(config)(*args)
+    )
     arguments = ["--mixers", "attention", "--lengths", 16, "--d-model", 8, "--output", tmp_path / "new"]
     assert run("operators", *arguments, *QUICK) == 1
     captured = capsys.readouterr()

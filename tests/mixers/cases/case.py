@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hyena_jax.config import MixerConfig
-from hyena_jax.reference import mixers as reference
+from hyena_jax.mixers import mixer_oracle
 
 # Small, and with the odd Lmax that every length of the tests fits into.
 D, MAX_LEN = 8, 127
@@ -33,12 +33,12 @@ def make_case(config: MixerConfig, letters: dict[str, int], max_len: int = MAX_L
     """The case of a config, with its oracle; `special` are fields of `Case` about its arithmetic."""
 
     def oracle(params, x):
-        return reference.mixer(config, params, x, max_len)
+        return mixer_oracle(config)(params, x, max_len)
 
     def resets(params, x, segment_ids):
-        return reference.mixer(config, params, x, max_len, segment_ids)
+        return mixer_oracle(config)(params, x, max_len, segment_ids)
 
-    knows_documents = type(config).__name__ in reference.WITH_DOCUMENTS
+    knows_documents = not hasattr(config, "filter")
     return Case(
         config, oracle, letters, resets=resets if knows_documents else None, max_len=max_len, **special
     )

@@ -1,0 +1,118 @@
+"""Kinds chosen by name on the command line: `--optimizer lion`, `--model.pattern hawk,hawk,hyena`.
+
+The flags of an experiment's options follow from the kinds that it has, so these flags are read first.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, get_args
+
+from hyena_jax.config.checks import UserError, choose, field_types
+from hyena_jax.config.registry import is_kind
+
+
+class Choice(NamedTuple):
+    """A place in an experiment that takes a registered kind, or a list of them."""
+
+    path: tuple[str, ...]
+    base: type
+    """The base class of the kind, such as `MixerConfig`."""
+    is_list: bool
+
+    @property
+    def flag(self) -> str:
+        """As it is written on the command line."""
+        return "--" + ".".join(self.path).replace("_", "-")
+
+
+def choices(value: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
+    """All places in a config where a kind can be chosen, from the outside in."""
+    if not dataclasses.is_dataclass(value):
+        return
+    for name, hint in field_types(type(value)).items():
+        here, child = (*path, name), getattr(value, name)
+        if is_kind(hint):
+            yield Choice(here, hint, False)
+            yield from choices(child, here)
+        elif get_args(hint)[1:] == (Ellipsis,) and is_kind(get_args(hint)[0]):
+            yield Choice(here, get_args(hint)[0], True)
+            for i, element in enumerate(child):
+                yield Choice((*here, str(i)), get_args(hint)[0], False)
+                yield from choices(element, (*here, str(i)))
+        else:
+            yield from choices(child, here)
+
+
+def choose_kinds(experiment: Any, arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """The experiment with the kinds that flags name, and the arguments without those flags.
+
+    A kind that is chosen has its default options; those that the base class of its kind declares keep their
+    values. Outer flags act before inner ones, whatever their order.
+
+    Raises:
+      UserError: for an unknown name, with the nearest one.
+    """
+    rest, depth = list(arguments), 1
+    while any(len(choice.path) >= depth for choice in choices(experiment)):
+        named = {}
+        for choice in choices(experiment):
+            if len(choice.path) == depth:
+                names, rest = _take(choice.flag, rest)
+                named |= {} if names is None else {choice.path: (choice, names)}
+        experiment = _with(experiment, named) if named else experiment
+        depth += 1
+    return experiment, rest
+
+
+def _take(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The last value of a flag, given as `--flag value` or `--flag=value`, and the other arguments."""
+    value, rest, waiting = None, [], False
+    for argument in arguments:
+        normal = argument.partition("=")[0].replace("_", "-")
+        if waiting:
+            value, waiting = argument, False
+        elif argument.startswith("--") and normal == flag:
+            value = argument.partition("=")[2] if "=" in argument else None
+            waiting = "=" not in argument
+        else:
+            rest.append(argument)
+    if waiting:
+        raise UserError(f"{flag} must be followed by a name")
+    return value, rest
+
+
+def _with(value: Any, named: dict[tuple[str, ...], tuple[Choice, str]]) -> Any:
+    """The config with the kinds that are named by path; of one dataclass all at once, since they must fit."""
+    if () in named:
+        return _chosen(value, *named[()])
+    inner: dict[str, dict] = {}
+    for (name, *path), choice in named.items():
+        inner.setdefault(name, {})[tuple(path)] = choice
+    if isinstance(value, tuple):
+        return tuple(
+            _with(child, inner.get(str(i), {})) if str(i) in inner else child for i, child in enumerate(value)
+        )
+    return dataclasses.replace(
+        value, **{name: _with(getattr(value, name), below) for name, below in inner.items()}
+    )
+
+
+def _chosen(now: Any, choice: Choice, names: str) -> Any:
+    registry = choice.base.registry
+    if choice.is_list:
+        listed = [name.strip() for name in names.split(",")] if names.strip() else []
+        return tuple(choose(choice.flag, name, registry)() for name in listed)
+    config_class = choose(choice.flag, names, registry)
+    if type(now) is config_class:
+        return now
+    shared = dataclasses.fields(choice.base) if dataclasses.is_dataclass(choice.base) else ()
+    return config_class(**{field.name: getattr(now, field.name) for field in shared})
+
+
+def describe(experiment: Any) -> str:
+    """The flags that choose kinds, and the names that each takes, for `--help`."""
+    by_base: dict[type, list[str]] = {}
+    for choice in choices(experiment):
+        by_base.setdefault(choice.base, []).append(choice.flag + (" A,B,..." if choice.is_list else " NAME"))
+    lines = [f"{', '.join(flags)}: {', '.join(base.registry)}" for base, flags in by_base.items()]
+    return "\n".join(["Parts chosen by name:", *lines])

@@ -1,0 +1,150 @@
+"""Files and modules of the user's that register parts, and config files, which may do the same."""
+
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hyena_jax.config.checks import UserError
+from hyena_jax.config.registry import Plugin, Registry, parts_in
+
+ENTRY_POINTS = "hyena_jax.plugins"
+
+
+@dataclass(frozen=True)
+class PluginFlags:
+    """What every command takes, and reads before its other flags."""
+
+    plugin: tuple[str, ...] = ()
+    """Python file, module or entry point (group hyena_jax.plugins) that registers parts of your own; may be
+    given several times. The variable HYENA_JAX_PLUGINS holds more, separated by colons."""
+
+
+def load_plugin(name: str, registries: Iterable[Registry]) -> None:
+    """Imports a plugin, for the parts that it registers.
+
+    Args:
+      name: a Python file; a module on the path; or an entry point of the group `hyena_jax.plugins`.
+      registries: of all kinds.
+
+    Raises:
+      UserError: if there is no such file or module, or it fails when it is imported.
+    """
+    try:
+        import_parts(name, registries)
+    except UserError as error:
+        raise UserError(f"plugin {name!r}: {error}") from None
+    except (Exception, SystemExit) as error:  # a plugin is the user's own program: its faults are input
+        raise UserError(f"plugin {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def import_parts(name: str, registries: Iterable[Registry]) -> ModuleType:
+    """The module of a file, or of a name as `load_plugin` takes it; the parts it registers are its own."""
+    registries = tuple(registries)
+    before = {id(part) for registry in registries for part in registry.parts.values()}
+    module = run_file(Path(name)) if name.endswith(".py") else _import_module(name)
+    plugin = Plugin(str(Path(name).resolve()) if name.endswith(".py") else name, _digest(module))
+    for registry in registries:
+        for part in [part for part in registry.parts.values() if id(part) not in before]:
+            registry.add(part._replace(plugin=plugin))
+    return module
+
+
+def run_file(path: Path) -> ModuleType:
+    """Runs a Python file as a module whose name depends on its path alone.
+
+    Raises:
+      UserError: if there is no such file.
+    """
+    if not path.is_file():
+        raise UserError(f"{str(path)!r} is not a file")
+    path = path.resolve()
+    name = f"hyena_jax_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses in the file look their annotations up
+    spec.loader.exec_module(module)
+    return module
+
+
+def plugins_in(experiment: Any) -> dict[str, Any]:
+    """The parts of an experiment that are not this package's, as config.json names them, by plugin.
+
+    A part that a script or a notebook registered is known by the file of its config class, if it has one.
+    """
+    found: dict[Plugin, list[str]] = {}
+    for part in parts_in(experiment):
+        if part.config_class.__module__.split(".")[0] == "hyena_jax":
+            continue
+        plugin = part.plugin or _of_class(part.config_class)
+        found.setdefault(plugin, []).append(f"{part.config_class.registry.kind} {part.name}")
+    return {
+        plugin.name: {"sha256": plugin.sha256, "parts": list(dict.fromkeys(names))}
+        for plugin, names in found.items()
+    }
+
+
+def require_plugins(saved: Any, registries: Iterable[Registry]) -> None:
+    """Refuses what `plugins_in` once returned, if a part in it is not registered now; says how to have it.
+
+    What a run folder says is shown, never imported: it may come from a stranger.
+
+    Raises:
+      UserError: naming the parts that are missing and the flag to add.
+    """
+    registered = {f"{registry.kind} {name}" for registry in registries for name in registry}
+    for name, about in saved.items() if isinstance(saved, dict) else ():
+        parts = about.get("parts") if isinstance(about, dict) else None
+        missing = [part for part in parts if part not in registered] if isinstance(parts, list) else []
+        if missing:
+            flag = f"add --plugin {_quoted(name)}" if name else "register them first"
+            raise UserError(f"{', '.join(map(_quoted, missing))} not known here; {flag}")
+
+
+def changed_plugins(experiment: Any, saved: Any) -> list[str]:
+    """A line for each plugin of the experiment whose code is not what `saved` says."""
+    lines = []
+    for name, about in plugins_in(experiment).items():
+        before = saved.get(name) if isinstance(saved, dict) else None
+        digest = before.get("sha256") if isinstance(before, dict) else None
+        if digest != about["sha256"]:
+            lines.append(f"the code of plugin {_quoted(name)} (its SHA-256 differs)")
+    return lines
+
+
+def _import_module(name: str) -> ModuleType:
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
+        return importlib.import_module(entry_point.module)
+    return importlib.import_module(name)
+
+
+def _digest(module: ModuleType) -> str:
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return ""
+    path = Path(file)
+    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _of_class(config_class: type) -> Plugin:
+    module = sys.modules.get(config_class.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).is_file():
+        return Plugin("", "")
+    return Plugin(str(Path(file).resolve()), _digest(module))
+
+
+def _quoted(text: object) -> str:
+    """Between quotes for a shell, with what a terminal would obey taken out."""
+    shown = "".join(character for character in str(text) if character.isprintable())
+    return "'" + shown.replace("'", "'\\''") + "'"
