@@ -13,7 +13,7 @@ from hyena_jax.config.experiment import Experiment
 from hyena_jax.config.filters import FilterConfig
 from hyena_jax.config.mixers import MixerConfig
 from hyena_jax.config.models import ModelConfig
-from hyena_jax.config.plugins import import_parts, plugins_in, require_plugins
+from hyena_jax.config.plugins import MissingPlugin, import_parts, plugins_in, require_plugins
 
 if TYPE_CHECKING:
     import cattrs
@@ -132,7 +132,9 @@ def _renewed(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def read(path: Path) -> Experiment:
     """The experiment saved at `path`."""
     try:
-        return decode(json.loads(path.read_text()))
+        return decode(json.loads(path.read_text(encoding="utf-8")))
+    except MissingPlugin as error:
+        raise UserError(f"{path}: {error}") from error
     except (json.JSONDecodeError, UnicodeDecodeError, UserError) as error:
         raise UserError(f"{path} is not an experiment's config: {error}") from error
 

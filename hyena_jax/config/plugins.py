@@ -26,6 +26,10 @@ class PluginFlags:
     given several times. The variable HYENA_JAX_PLUGINS holds more, separated by colons."""
 
 
+class MissingPlugin(UserError):
+    """A part of a saved experiment is not registered here."""
+
+
 def load_plugin(name: str, registries: Iterable[Registry]) -> None:
     """Imports a plugin, for the parts that it registers.
 
@@ -96,15 +100,15 @@ def require_plugins(saved: Any, registries: Iterable[Registry]) -> None:
     What a run folder says is shown, never imported: it may come from a stranger.
 
     Raises:
-      UserError: naming the parts that are missing and the flag to add.
+      MissingPlugin: naming the parts that are missing and the flag to add.
     """
     registered = {f"{registry.kind} {name}" for registry in registries for name in registry}
     for name, about in saved.items() if isinstance(saved, dict) else ():
         parts = about.get("parts") if isinstance(about, dict) else None
         missing = [part for part in parts if part not in registered] if isinstance(parts, list) else []
         if missing:
-            flag = f"add --plugin {_quoted(name)}" if name else "register them first"
-            raise UserError(f"{', '.join(map(_quoted, missing))} not known here; {flag}")
+            how = f"add --plugin {_quoted(name)}" if name else "register it before the run is opened"
+            raise MissingPlugin(f"{', '.join(map(_printable, missing))} must be registered: {how}")
 
 
 def changed_plugins(experiment: Any, saved: Any) -> list[str]:
@@ -145,6 +149,10 @@ def _of_class(config_class: type) -> Plugin:
 
 
 def _quoted(text: object) -> str:
-    """Between quotes for a shell, with what a terminal would obey taken out."""
-    shown = "".join(character for character in str(text) if character.isprintable())
-    return "'" + shown.replace("'", "'\\''") + "'"
+    """In quotes, as a shell reads it."""
+    return "'" + _printable(text).replace("'", "'\\''") + "'"
+
+
+def _printable(text: object) -> str:
+    """Without what a terminal would obey."""
+    return "".join(character for character in str(text) if character.isprintable())

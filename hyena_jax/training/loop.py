@@ -112,7 +112,9 @@ def _prepare(
     """Checks all that the folder does not decide."""
     data = together(lambda: _load(experiment, workdir, accept_changed_data))
     experiment = data.complete(experiment)
-    require_equal("the experiment and its data", [config.encode(experiment), data.fingerprint])
+    digests = [plugin["sha256"] for plugin in config.plugins_in(experiment).values()]
+    encoded = {key: value for key, value in config.encode(experiment).items() if key != "plugins"}
+    require_equal("the experiment, its plugins and its data", [encoded, digests, data.fingerprint])
     strategy = parallel.make_strategy(experiment.parallel)
     accumulation_steps = experiment.optimizer.accumulation_steps
     parallel.check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
