@@ -23,6 +23,7 @@ A decoding loop may call `long_memory.open_tiles` on a state, and `long_memory.a
 from collections.abc import Callable
 
 import flax.linen as nn
+import jax
 import numpy as np
 
 from hyena_jax.config import FILTER_CONFIGS, MIXER_CONFIGS, MixerConfig, Targets
@@ -101,6 +102,7 @@ def mixer_oracle(config: MixerConfig) -> Callable[..., np.ndarray] | None:
 
     def y(params: dict, x: np.ndarray, max_len: int, segment_ids: np.ndarray | None = None) -> np.ndarray:
         ids = np.zeros(x.shape[:2]) if segment_ids is None else segment_ids
+        params, x = jax.tree.map(np.float64, (params, x))
         return oracle(config, params, x, max_len, ids, **options)
 
     return y

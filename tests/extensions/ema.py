@@ -51,7 +51,7 @@ class EMA(nn.Module):
 
 
 def oracle(config, params, x, max_len, segment_ids):
-    y, a = (1 - params["decay"].astype(float)) * x, params["decay"].astype(float)
+    y, a = (1 - params["decay"]) * x, params["decay"]
     for t in range(1, x.shape[1]):
         y[:, t] += a * y[:, t - 1]
     return y

@@ -20,6 +20,7 @@ LENGTHS = (1, 7, 64, 127)
 OPTION_LENGTH = 31
 EVERY = CASES | OPTIONS
 CAUSAL = {name: case for name, case in EVERY.items() if case.config.causal}
+DECODED = {name: case for name, case in CAUSAL.items() if mixers.decodes_by_state(case.config)}
 BIDIRECTIONAL = {name: case for name, case in EVERY.items() if not case.config.causal}
 
 
@@ -157,12 +158,12 @@ def test_what_reads_ahead_has_no_state(name):
         bound.init_state(1, 5)
 
 
-@over(CAUSAL)
+@over(DECODED)
 def test_prefill_and_steps_equal_the_parallel_form(name):
     check_decoding(name, 7, range(8) if name in CASES else (0, 3))
 
 
-@over_cases(CAUSAL)
+@over_cases(DECODED)
 def test_prefill_and_steps_equal_the_parallel_form_of_long_sequences(name):
     check_decoding(name, 127, (1, 63, 126))
 
@@ -184,7 +185,7 @@ def check_decoding(name, length, splits):
         assert state.shared.position == length
 
 
-@over_cases([name for name, case in CAUSAL.items() if hasattr(case.config, "filter")])
+@over_cases([name for name, case in DECODED.items() if hasattr(case.config, "filter")])
 def test_steps_with_tiles_equal_the_parallel_form(name, monkeypatch):
     """After a ragged prefill; with tiles of few steps, so that there are many sizes."""
     monkeypatch.setattr(online_conv, "TILE", 2)
@@ -226,7 +227,7 @@ def test_documents_equal_the_oracle_and_do_not_leak(name):
     np.testing.assert_array_equal(run(params, x.at[:, :6].set(9.0), jnp.asarray(ids))[:1, 6:], y[:1, 6:])
 
 
-@over_cases(CAUSAL)
+@over_cases(DECODED)
 def test_decoding_in_float64_keeps_its_digits(name):
     with jax.enable_x64(True):
         params, x = to_float64(init(name)), to_float64(inputs(7))
@@ -236,7 +237,7 @@ def test_decoding_in_float64_keeps_its_digits(name):
         assert_close(jnp.concatenate([y, last[:, None]], axis=1), jitted(name)(params, x))
 
 
-@over_cases(CAUSAL)
+@over_cases(DECODED)
 def test_rows_of_different_lengths_equal_separate_runs(name):
     """Also: a step after a ragged prefill, and a prefill after a step."""
     params, x, more = init(name), inputs(7), inputs(3, seed=5)
@@ -251,7 +252,7 @@ def test_rows_of_different_lengths_equal_separate_runs(name):
         assert_close(ours, jitted(name)(params, alone)[0])
 
 
-@over_cases(CAUSAL)
+@over_cases(DECODED)
 def test_state_leaves_start_with_the_batch(name):
     state = build(EVERY[name]).bind({"params": init(name)}).init_state(3, 11)
     assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves(state._replace(shared=None)))
@@ -274,7 +275,7 @@ def test_bfloat16_is_close_and_has_finite_gradients(name):
     assert all(np.isfinite(np.float32(leaf)).all() for leaf in jax.tree.leaves(grads))
 
 
-@over_cases(CAUSAL)
+@over_cases(DECODED)
 def test_bfloat16_decoding_keeps_its_state_types(name):
     params = init(name)
     state = build(EVERY[name], jnp.bfloat16).bind({"params": params}).init_state(2, 7)
@@ -310,14 +311,14 @@ def test_wrong_inputs_are_refused_by_name(name, shape, message):
         jax.eval_shape(build(EVERY[name]).init, jax.random.key(0), jnp.zeros(shape))
 
 
-@over([name for name in CASES if name in CAUSAL])
+@over([name for name in CASES if name in DECODED])
 def test_a_state_longer_than_the_model_is_refused(name):
     bound = build(EVERY[name]).bind({"params": init(name)})
     with pytest.raises(ValueError, match="max_len=127, got 128"):
         bound.init_state(1, 128)
 
 
-@over([name for name in CASES if name in CAUSAL])
+@over([name for name in CASES if name in DECODED])
 @pytest.mark.parametrize(
     ("method", "arguments", "message"),
     [
