@@ -259,7 +259,16 @@ def test_a_mixer_from_a_file_keeps_the_contract():
     """As its author would ask, in a process of its own."""
     environment = os.environ | {"HYENA_JAX_PLUGINS": os.pathsep.join(map(str, MIXERS))}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "tests/mixers/test_contract.py", "-k", "ema or token_shift"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "0",
+            "tests/mixers/test_contract.py",
+            "-k",
+            "ema or token_shift",
+        ],
         cwd=Path(__file__).parents[1],
         env={key: value for key, value in environment.items() if not key.startswith("PYTEST_")},
         capture_output=True,

@@ -67,5 +67,5 @@ from hyena_jax.config.models import (
     LanguageModelConfig,
     ModelConfig,
 )
-from hyena_jax.config.plugins import PluginFlags, changed_plugins, load_plugin, plugins_in
+from hyena_jax.config.plugins import PluginFlags, changed_plugins, describe_fault, load_plugin, plugins_in
 from hyena_jax.config.registry import Targets, register

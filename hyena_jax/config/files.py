@@ -13,7 +13,7 @@ from hyena_jax.config.experiment import Experiment
 from hyena_jax.config.filters import FilterConfig
 from hyena_jax.config.mixers import MixerConfig
 from hyena_jax.config.models import ModelConfig
-from hyena_jax.config.plugins import MissingPlugin, import_parts, plugins_in, require_plugins
+from hyena_jax.config.plugins import MissingPlugin, describe_fault, import_parts, plugins_in, require_plugins
 
 if TYPE_CHECKING:
     import cattrs
@@ -31,7 +31,7 @@ def load(spec: str) -> Experiment:
     except UserError as error:
         raise UserError(f"config {spec}: {error}") from None
     except (Exception, SystemExit) as error:  # a config is the user's own program: its faults are input
-        raise UserError(f"config {path} cannot be read: {type(error).__name__}: {error}") from error
+        raise UserError(f"config {path} cannot be read: {describe_fault(error)}") from error
     if not isinstance(experiment, Experiment):
         raise UserError(
             f"config {path}: get_config must return an Experiment, got {type(experiment).__name__}"

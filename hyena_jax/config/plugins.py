@@ -5,6 +5,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +47,7 @@ def load_plugin(name: str, registries: Iterable[Registry]) -> None:
     except UserError as error:
         raise UserError(f"plugin {name!r}: {error}") from None
     except (Exception, SystemExit) as error:  # a plugin is the user's own program: its faults are input
-        raise UserError(f"plugin {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UserError(f"plugin {name!r} cannot be imported: {describe_fault(error)}") from error
 
 
 def import_parts(name: str, registries: Iterable[Registry]) -> ModuleType:
@@ -156,3 +158,17 @@ def _quoted(text: object) -> str:
 def _printable(text: object) -> str:
     """Without what a terminal would obey."""
     return "".join(character for character in str(text) if character.isprintable())
+
+
+def describe_fault(error: BaseException) -> str:
+    """An error of the user's own code on one line: what it is, and where in that code it was raised."""
+    ours = str(Path(__file__).parents[1])
+    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, *installed, "<"))
+    ]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}{where}"

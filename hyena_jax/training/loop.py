@@ -1,7 +1,7 @@
 """A run: its input checked, its folder locked, its state restored, then trained on."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -121,13 +121,27 @@ def _prepare(
     is_text = experiment.model.inputs == "tokens"
     can_shard = strategy.sequence_axis is None or is_text
     require(can_shard, "parallel.sequence", experiment.parallel.sequence, "1 unless the model reads tokens")
-    model = models.build(experiment.model, strategy.sequence_axis)
-    shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
-    strategy.check(make_eval_step(model), shapes, next(data.eval_batches(strategy.row_shards, 1)))
-    optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
+    with _own_parts(experiment):
+        model = models.build(experiment.model, strategy.sequence_axis)
+        shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
+        strategy.check(make_eval_step(model), shapes, next(data.eval_batches(strategy.row_shards, 1)))
+        optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
     report = partial(console.print, soft_wrap=True)
     given = None if init_from is None else together(lambda: export.read(init_from, shapes, report))
     return Prepared(experiment, data, strategy, model, shapes, optimizer, given)
+
+
+@contextmanager
+def _own_parts(experiment: Experiment) -> Iterator[None]:
+    """Faults in parts of the user's own are wrong input; without such parts, an error keeps its traceback."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if not config.plugins_in(experiment):
+            raise
+        raise UserError(f"a part of your own failed: {config.describe_fault(error)}") from error
 
 
 def _load(experiment: Experiment, workdir: Path, accept_changed_data: bool) -> Dataset:
