@@ -25,6 +25,7 @@ from hyena_jax.config import Cluster, Experiment, ImagesConfig, UserError, requi
 from hyena_jax.distillation.command import Distill
 from hyena_jax.generation.command import Generate, RunSelection
 from hyena_jax.launch import launch
+from hyena_jax.startup import refuse_wrong_jaxlib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -145,6 +146,7 @@ def _run(
     command: Train | Launch | Evaluate | Generate | Export | Distill | Bench, arguments: Sequence[str]
 ) -> int:
     _quiet_libraries()
+    refuse_wrong_jaxlib()
     match command:
         case Train():
             return _train(command)
