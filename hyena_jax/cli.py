@@ -26,6 +26,7 @@ from hyena_jax.config.choices import describe
 from hyena_jax.distillation.command import Distill
 from hyena_jax.generation.command import Generate, RunSelection
 from hyena_jax.launch import launch
+from hyena_jax.startup import keep_compiled_programs, refuse_wrong_jaxlib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -170,6 +171,9 @@ def _run(
     command: Train | Launch | Evaluate | Generate | Export | Distill | Bench, arguments: Sequence[str]
 ) -> int:
     _quiet_libraries()
+    refuse_wrong_jaxlib()
+    if not isinstance(command, Launch | Bench):  # the first does not compute, the second times the compiler
+        keep_compiled_programs(_note)
     match command:
         case Train():
             return _train(command)

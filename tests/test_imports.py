@@ -24,7 +24,18 @@ ALLOWED = {
     "benchmark": {"config", "filters", "generation", "mixers", "models", "ops", "reference", "training"},
     "distillation": {"config", "data", "models", "training"},
     "launch": set(),
-    "cli": {"benchmark", "config", "data", "distillation", "generation", "launch", "models", "training"},
+    "startup": {"config"},
+    "cli": {
+        "benchmark",
+        "config",
+        "data",
+        "distillation",
+        "generation",
+        "launch",
+        "models",
+        "startup",
+        "training",
+    },
 }
 # The parts of training that know pytrees, not models.
 TREES_ONLY = (
