@@ -15,10 +15,11 @@ from jax.sharding import PartitionSpec
 from hyena_jax import config, models
 from hyena_jax.config import (
     FILTER_CONFIGS,
+    AdamWConfig,
     AttentionConfig,
+    CosineConfig,
     HyenaConfig,
     LanguageModelConfig,
-    OptimizerConfig,
     ParallelConfig,
     UserError,
 )
@@ -56,7 +57,7 @@ def losses(config: ParallelConfig, model_config=CONFIG, accumulation_steps: int 
     strategy = parallel.make_strategy(config)
     model = models.build(model_config, strategy.sequence_axis)
     params = jax.eval_shape(lambda: init_params(model, 0))
-    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0), params, 20)
+    optimizer = make_optimizer(AdamWConfig(schedule=CosineConfig(warmup_steps=0)), params, 20)
 
     def make():
         return init_state(init_params(model, 0), optimizer)
@@ -111,7 +112,7 @@ def test_every_filter_trains_on_a_mesh_as_on_one_device(name):
 def test_parameters_and_optimizer_state_fall_as_one_over_fsdp():
     def make():
         params = init_params(models.build(CONFIG), 0)
-        return init_state(params, make_optimizer(OptimizerConfig(), params, 20))
+        return init_state(params, make_optimizer(AdamWConfig(), params, 20))
 
     shapes, held = jax.eval_shape(make), {}
     for fsdp in (1, 2, 4):
@@ -192,7 +193,7 @@ def test_a_run_goes_on_in_another_layout(experiment, tmp_path, console):
 
     def run(workdir, steps, layout):
         longer = dataclasses.replace(dry.training, steps=steps)
-        optimizer = dataclasses.replace(dry.optimizer, decay_steps=12)
+        optimizer = dataclasses.replace(dry.optimizer, schedule=CosineConfig(warmup_steps=2, decay_steps=12))
         changed = dataclasses.replace(dry, training=longer, optimizer=optimizer, parallel=layout)
         return train(changed, tmp_path / workdir, console).params
 
@@ -321,7 +322,9 @@ def test_runs_move_between_eight_devices_and_fewer(experiment, tmp_path):
         experiment,
         model=dataclasses.replace(experiment.model, dropout=0.0),
         data=dataclasses.replace(experiment.data, batch_size=8),
-        optimizer=dataclasses.replace(experiment.optimizer, decay_steps=12),
+        optimizer=dataclasses.replace(
+            experiment.optimizer, schedule=CosineConfig(warmup_steps=2, decay_steps=12)
+        ),
         training=dataclasses.replace(experiment.training, log_every=1),
     )
     (tmp_path / "config.json").write_text(json.dumps(config.encode(experiment)))
