@@ -20,12 +20,14 @@ from typing import NamedTuple
 from hyena_jax.config import (
     HYENA_GROUPS,
     NO_DECAY,
+    AdamWConfig,
     AFTConvConfig,
     AFTFullConfig,
     AFTLocalConfig,
     AFTSimpleConfig,
     AnnotatedHyenaConfig,
     AttentionConfig,
+    CosineConfig,
     Experiment,
     FastmaxConfig,
     FIRConfig,
@@ -37,7 +39,6 @@ from hyena_jax.config import (
     LocalAttentionConfig,
     LoggingConfig,
     MixerConfig,
-    OptimizerConfig,
     ParameterGroup,
     S4DConfig,
     TextConfig,
@@ -46,12 +47,14 @@ from hyena_jax.config import (
 )
 
 EMBEDDINGS = ParameterGroup(r"^(embedding/|positions$)", weight_decay=0.0)
-FILTER = ParameterGroup(r"/filter/", weight_decay=0.0)
-RATE = ParameterGroup(r"/rate$", weight_decay=0.0)
-POSITION_BIASES = ParameterGroup(r"/position_", weight_decay=0.0)
-SHIFT = ParameterGroup(r"/shift_", weight_decay=0.0)
+FILTER = ParameterGroup(r"/filter/", weight_decay=0.0, optional=True)
+RATE = ParameterGroup(r"/rate$", weight_decay=0.0, optional=True)
+POSITION_BIASES = ParameterGroup(r"/position_", weight_decay=0.0, optional=True)
+SHIFT = ParameterGroup(r"/shift_", weight_decay=0.0, optional=True)
 # What decides where the modes of a state space lie; their output weights c are trained like any other.
-STATE_SPACE = ParameterGroup(r"/filter/(log_decay|frequency|log_dt|b)$", learning_rate=1e-3, weight_decay=0.0)
+STATE_SPACE = ParameterGroup(
+    r"/filter/(log_decay|frequency|log_dt|b)$", learning_rate=1e-3, weight_decay=0.0, optional=True
+)
 
 
 class Variant(NamedTuple):
@@ -99,10 +102,9 @@ def get_config(variant: str = "hyena") -> Experiment:
             learned_positions=learned_positions,
         ),
         data=TextConfig(name="tiny_shakespeare", tokenizer="characters", seq_len=64, batch_size=12),
-        optimizer=OptimizerConfig(
+        optimizer=AdamWConfig(
             learning_rate=2e-3,
-            final_learning_rate=2e-4,
-            warmup_steps=100,
+            schedule=CosineConfig(warmup_steps=100),
             b2=0.99,
             weight_decay=0.1,
             clip_norm=1.0,

@@ -134,6 +134,77 @@ def test_files_from_before_remat_had_names_are_read(old, new):
     assert config.decode(values).model.remat == new
 
 
+# What config.json said of the optimizer when it was always AdamW under a cosine.
+FLAT = {
+    "learning_rate": 2e-3, "final_learning_rate": 2e-4, "warmup_steps": 50, "decay_steps": None, "b1": 0.9,
+    "b2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0, "accumulation_steps": 1,
+    "groups": [
+        {"pattern": r"filter/positions$", "learning_rate": 1e-5, "weight_decay": 0.0},
+        {"pattern": r"/filter/", "learning_rate": None, "weight_decay": 0.0},
+        {"pattern": config.NO_DECAY.pattern, "learning_rate": None, "weight_decay": 0.0},
+    ],
+}  # fmt: skip
+PLAIN = {"groups": [], "clip_norm": None, "weight_decay": 0.01, "b2": 0.999, "warmup_steps": 0}
+FINAL_RATES = {
+    "quickstart": FLAT,
+    "wikitext103_hyena_125m": FLAT
+    | {"learning_rate": 6e-4, "final_learning_rate": 6e-5, "warmup_steps": 500, "b2": 0.98},
+    "pile_hyena:355m": FLAT
+    | {"learning_rate": 3e-4, "final_learning_rate": 3e-4 / 10, "warmup_steps": 300, "b2": 0.98},
+    "images:mnist_fastmax": FLAT | PLAIN | {"learning_rate": 1e-3, "final_learning_rate": 1e-3},
+    "images:fastmax": FLAT
+    | PLAIN
+    | {"learning_rate": 3e-3, "final_learning_rate": 1e-4, "warmup_steps": 50, "weight_decay": 0.3},
+}
+
+
+@pytest.mark.parametrize(("spec", "optimizer"), FINAL_RATES.items())
+def test_runs_from_before_there_were_several_optimizers_are_the_same_experiment(spec, optimizer):
+    now = config.load(spec)
+    before = config.decode(config.encode(now) | {"optimizer": optimizer})
+    assert config.identity_differences(now, before) == []
+
+
+def test_an_old_final_rate_is_kept_as_a_fraction():
+    old = config.decode({"optimizer": FLAT | {"learning_rate": 1e-3, "decay_steps": 70}}).optimizer
+    assert old.schedule == config.CosineConfig(warmup_steps=50, decay_steps=70, final_fraction=2e-4 / 1e-3)
+    with pytest.raises(
+        UserError, match=r"final_learning_rate must be in 0..learning_rate=0.0001, got 0.0002"
+    ):
+        config.decode({"optimizer": FLAT | {"learning_rate": 1e-4}})
+
+
+def test_an_optimizer_is_chosen_by_name_and_keeps_what_fits():
+    def chosen(*arguments: str) -> config.OptimizerConfig:
+        return config.choose_kinds(experiment, arguments)[0].optimizer
+
+    schedule = config.CosineConfig(warmup_steps=7, final_fraction=0.5)
+    adamw = config.AdamWConfig(1e-3, schedule, weight_decay=0.3, groups=config.HYENA_GROUPS, b2=0.5)
+    experiment = dataclasses.replace(MIXED, optimizer=adamw)
+    assert chosen("--optimizer", "muon") == config.MuonConfig(
+        1e-3, schedule, weight_decay=0.3, groups=config.HYENA_GROUPS
+    )
+    # Rates and decays of another kind of size are the chosen one's own.
+    assert chosen("--optimizer=lion") == config.LionConfig(schedule=schedule, groups=config.HYENA_GROUPS)
+    kept = config.WarmupStableDecayConfig(warmup_steps=7, final_fraction=0.5)
+    found = chosen("--optimizer.schedule", "warmup_stable_decay", "--optimizer", "sgd")
+    assert found == config.SGDConfig(schedule=kept, groups=config.HYENA_GROUPS)
+    with pytest.raises(UserError, match="--optimizer 'adam' is unknown .did you mean 'adamw'"):
+        chosen("--optimizer", "adam")
+    with pytest.raises(UserError, match="--optimizer.schedule 'cosin' is unknown .did you mean 'cosine'"):
+        chosen("--optimizer.schedule", "cosin")
+
+
+@pytest.mark.parametrize("name", config.OPTIMIZER_CONFIGS)
+@pytest.mark.parametrize("schedule", config.SCHEDULE_CONFIGS)
+def test_every_optimizer_and_schedule_survives_json(name, schedule):
+    optimizer = config.OPTIMIZER_CONFIGS[name](schedule=config.SCHEDULE_CONFIGS[schedule]())
+    experiment = Experiment(optimizer=optimizer)
+    values = json.loads(json.dumps(config.encode(experiment)))
+    assert (values["optimizer"]["type"], values["optimizer"]["schedule"]["type"]) == (name, schedule)
+    assert config.decode(values) == experiment
+
+
 @pytest.mark.parametrize("spec", COUNTS)
 def test_every_shipped_config_survives_json(spec):
     experiment = config.load(spec)
@@ -169,6 +240,12 @@ def with_pattern(*mixers: dict) -> dict:
             with_pattern({"type": "hyena", "filter": {"type": "implict"}}),
             "filter 'implict' is unknown .did you mean 'implicit'",
         ),
+        ({"optimizer": {"type": "admw"}}, "optimizer 'admw' is unknown .did you mean 'adamw'"),
+        (
+            {"optimizer": {"type": "lion", "schedule": {"type": "cosin"}}},
+            "schedule 'cosin' is unknown .did you mean 'cosine'",
+        ),
+        ({"optimizer": {"type": "lion", "b3": 1.0}}, "b3"),
         ([], "an experiment must be a JSON object, got"),
     ],
 )
@@ -258,22 +335,36 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         (lambda: LanguageModelConfig(max_len=10**30), "max_len must be at most 16777216"),
         (lambda: LanguageModelConfig(vocab_size=10**30), "vocab_size must be at most 16777216"),
         (lambda: LanguageModelConfig(dropout=1.0), "dropout must be in"),
-        (lambda: config.OptimizerConfig(learning_rate=0.0), "learning_rate must be above 0"),
+        (lambda: config.AdamWConfig(learning_rate=0.0), "learning_rate must be above 0"),
+        (lambda: config.SGDConfig(learning_rate=-0.1), "learning_rate must be above 0 and finite, got -0.1"),
+        (lambda: config.SGDConfig(momentum=1.0), "momentum must be in"),
+        (lambda: config.SGDConfig(momentum=0.0, nesterov=True), "nesterov must be False without momentum"),
+        (lambda: config.LionConfig(b1=-0.1), "b1 must be in"),
+        (lambda: config.MuonConfig(ns_steps=0), "ns_steps must be at least 1"),
+        (lambda: config.MuonConfig(consistent_rms=0.0), "consistent_rms must be above 0"),
+        (lambda: config.AdafactorConfig(decay_rate=0.0), "decay_rate must be above 0 and at most 1"),
+        (lambda: config.AdafactorConfig(clipping_threshold=0.5), "clipping_threshold must be at least 1"),
         (
-            lambda: config.OptimizerConfig(warmup_steps=10, decay_steps=10),
+            lambda: config.CosineConfig(warmup_steps=10, decay_steps=10),
             "decay_steps must be above warmup_steps=10",
         ),
+        (lambda: config.LinearConfig(warmup_steps=-1), "warmup_steps must be at least 0"),
+        (lambda: config.LinearConfig(final_fraction=1.5), "final_fraction must be in 0..1, got 1.5"),
+        (lambda: config.WarmupStableDecayConfig(final_fraction=-0.1), "final_fraction must be in 0..1"),
+        (lambda: config.WarmupStableDecayConfig(decay_fraction=0.0), "decay_fraction must be above 0"),
         (lambda: config.TextConfig(tokenizer="bpe"), "tokenizer_path must be given exactly when"),
         (
             lambda: config.TextConfig(validation_path="x"),
             "validation_path must be given only together with path",
         ),
         (
-            lambda: config.OptimizerConfig(learning_rate=1e-4),
+            lambda: config.AdamWConfig(
+                learning_rate=1e-4, schedule=config.CosineConfig(final_learning_rate=2e-4)
+            ),
             "final_learning_rate must be in 0..learning_rate=0.0001",
         ),
         (
-            lambda: config.OptimizerConfig(learning_rate=float("nan")),
+            lambda: config.AdamWConfig(learning_rate=float("nan")),
             "learning_rate must be a finite float, got nan",
         ),
         (

@@ -39,7 +39,8 @@ ALLOWED = {
 }
 # The parts of training that know pytrees, not models.
 TREES_ONLY = (
-    "checkpoint", "distributed", "export", "optimizer", "parallel", "replicas", "sharded", "strategy",
+    "algorithms", "checkpoint", "distributed", "export", "optimizer", "parallel", "replicas", "schedules",
+    "sharded", "strategy",
 )  # fmt: skip
 
 

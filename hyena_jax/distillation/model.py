@@ -3,18 +3,17 @@
 Axes: N filters of a mixer, D channels of a filter, C = N D, L = max_len, d modes.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import optax
 
 from hyena_jax import models
 from hyena_jax.config import (
     Experiment,
+    GroupedOptimizerConfig,
     LanguageModelConfig,
     MixerConfig,
     ModalFilterConfig,
@@ -23,8 +22,6 @@ from hyena_jax.config import (
     require,
 )
 from hyena_jax.distillation import modal_fit
-from hyena_jax.training.optimizer import path_name
-from hyena_jax.training.step import init_params
 
 # A matrix of one row is the smallest that has singular values to tell of.
 LEAST_LEN = 4
@@ -70,16 +67,19 @@ def long_filters(config: LanguageModelConfig, params: optax.Params) -> list[Long
 
 
 def distilled_experiment(experiment: Experiment, n_modes: int) -> Experiment:
-    """The experiment with modal filters of d modes, and the groups of its optimizer that still apply."""
+    """The experiment with modal filters of d modes, and an optimizer that does not decay them.
+
+    Groups of its optimizer that were for the filters before may match nothing now.
+    """
     modal = ModalFilterConfig(n_modes=n_modes)
     pattern = tuple(
         replace(mixer, filter=modal) if _has_filter(mixer) else mixer for mixer in experiment.model.pattern
     )
-    model = replace(experiment.model, pattern=pattern)
-    shapes = jax.eval_shape(lambda: init_params(models.build(model), experiment.seed))
-    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
-    groups = _used_groups((*experiment.optimizer.groups, FILTERS), names)
-    return replace(experiment, model=model, optimizer=replace(experiment.optimizer, groups=groups))
+    optimizer = experiment.optimizer
+    if isinstance(optimizer, GroupedOptimizerConfig):
+        groups = tuple(replace(group, optional=True) for group in (*optimizer.groups, FILTERS))
+        optimizer = replace(optimizer, groups=groups)
+    return replace(experiment, model=replace(experiment.model, pattern=pattern), optimizer=optimizer)
 
 
 def distilled_params(
@@ -104,11 +104,3 @@ def _modal_parameters(taps: np.ndarray, modes: modal_fit.Modes) -> Mapping[str, 
 
 def _has_filter(mixer: MixerConfig) -> bool:
     return hasattr(mixer, "filter")
-
-
-def _used_groups(groups: Sequence[ParameterGroup], names: Sequence[str]) -> tuple[ParameterGroup, ...]:
-    """The groups that are the first to match some name; the optimizer refuses others."""
-    firsts = {
-        next((i for i, group in enumerate(groups) if re.search(group.pattern, name)), None) for name in names
-    }
-    return tuple(group for i, group in enumerate(groups) if i in firsts)

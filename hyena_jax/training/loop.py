@@ -212,9 +212,10 @@ def _announce(console: Console, prepared: Prepared, changes: Sequence[str]) -> N
     console.print(f"devices   {len(devices)} x {devices[0].device_kind}{among}")
     for change in changes:
         console.print(f"changed since the last start: {change}")
-        if change.startswith("training.steps") and experiment.optimizer.decay_steps is None:
+        decay_steps = getattr(experiment.optimizer.schedule, "decay_steps", 0)
+        if change.startswith("training.steps") and decay_steps is None:
             console.print(
-                "the cosine of the learning rate now ends at the new last step (optimizer.decay_steps)"
+                "the learning rate now decays until the new last step (optimizer.schedule.decay_steps)"
             )
 
 

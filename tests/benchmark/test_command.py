@@ -25,7 +25,7 @@ def get_config(variant="text"):
         return Experiment(model=model, data=data, parallel=alone)
     return Experiment(
         model=LanguageModelConfig(**small, max_len=24), data=TextConfig(seq_len=24, batch_size=4),
-        optimizer=OptimizerConfig(groups=(NO_DECAY,)), parallel=alone,
+        optimizer=AdamWConfig(groups=(NO_DECAY,)), parallel=alone,
     )
 """
 

@@ -12,6 +12,7 @@ from tolerances import assert_close
 from hyena_jax import models
 from hyena_jax.config import (
     HYENA_GROUPS,
+    AdamWConfig,
     Experiment,
     FIRConfig,
     H3Config,
@@ -33,7 +34,7 @@ from hyena_jax.distillation.model import (
     distilled_params,
     long_filters,
 )
-from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.optimizer import complete_groups, label_parameters, make_optimizer
 from hyena_jax.training.step import init_params
 
 L = 12
@@ -45,7 +46,7 @@ def model_config(*pattern, n_layers=None, **fields) -> LanguageModelConfig:
 
 
 def experiment_of(model: LanguageModelConfig, *groups: ParameterGroup) -> Experiment:
-    return Experiment(model=model, data=TextConfig(seq_len=L), optimizer=OptimizerConfig(groups=groups))
+    return Experiment(model=model, data=TextConfig(seq_len=L), optimizer=AdamWConfig(groups=groups))
 
 
 def distilled(experiment: Experiment, params, n_modes: int):
@@ -86,16 +87,17 @@ def test_every_kind_of_long_filter_is_found_and_nothing_else_is_touched():
     assert new["blocks_2"]["mixer"]["skip"] is params["blocks_2"]["mixer"]["skip"]
 
 
-def test_the_optimizer_keeps_the_groups_that_still_apply():
-    experiment = experiment_of(model_config(HyenaConfig()), *HYENA_GROUPS)
-    new = distilled_experiment(experiment, 2)
-    assert [group.pattern for group in new.optimizer.groups] == [
-        group.pattern for group in HYENA_GROUPS if "positions" not in group.pattern
-    ]
+def test_the_optimizer_keeps_its_groups_and_does_not_decay_the_filters():
     rate = ParameterGroup(r"/filter/(log_decay|frequency)$", learning_rate=1e-3)
-    new = distilled_experiment(experiment_of(model_config(S4DConfig()), rate), 2)
-    assert [group.weight_decay for group in new.optimizer.groups] == [None, 0.0]
-    make_optimizer(new.optimizer, init_params(models.build(new.model), 0), 10)  # accepts them
+    new = distilled_experiment(experiment_of(model_config(S4DConfig()), rate, *HYENA_GROUPS), 2)
+    shapes = jax.eval_shape(lambda: init_params(models.build(new.model), 0))
+    make_optimizer(new.optimizer, shapes, 10)  # `frequency` and `positions` are gone
+    groups, labels = complete_groups(new.optimizer), label_parameters(new.optimizer.groups, shapes)
+    labels = labels["blocks_0"]["mixer"]["filter"]
+    assert groups[labels["log_decay"]].learning_rate == 1e-3
+    assert {groups[labels[name]].weight_decay for name in ("angle", "residue", "lag_zero")} == {0.0}
+    without_groups = OptimizerConfig()
+    assert distilled_experiment(replace(new, optimizer=without_groups), 2).optimizer == without_groups
 
 
 def test_errors_are_relative_and_bounded():

@@ -96,7 +96,7 @@ def test_what_is_no_such_file_is_refused(tmp_path, content):
 
 def test_a_run_starts_from_the_parameters_of_another(experiment, tmp_path, console):
     """With a learning rate too small to move them, it ends with them too; a wrong file changes nothing."""
-    optimizer = dataclasses.replace(experiment.optimizer, learning_rate=1e-30, final_learning_rate=0.0)
+    optimizer = dataclasses.replace(experiment.optimizer, learning_rate=1e-30)
     groups = tuple(dataclasses.replace(g, learning_rate=None, weight_decay=0.0) for g in optimizer.groups)
     still = dataclasses.replace(
         experiment,

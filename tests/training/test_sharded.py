@@ -16,11 +16,17 @@ from jax.sharding import PartitionSpec
 from hyena_jax import config, models
 from hyena_jax.config import (
     FILTER_CONFIGS,
+    NO_DECAY,
+    OPTIMIZER_CONFIGS,
+    AdamWConfig,
     AttentionConfig,
+    ConstantConfig,
+    CosineConfig,
     HyenaConfig,
     LanguageModelConfig,
     OptimizerConfig,
     ParallelConfig,
+    ParameterGroup,
     UserError,
 )
 from hyena_jax.training import parallel
@@ -39,6 +45,8 @@ CONFIG = LanguageModelConfig(
     pattern=(HyenaConfig(), AttentionConfig(2)), n_layers=2, d_model=32, d_ff=64, max_len=16, vocab_size=64
 )
 HYENA = dataclasses.replace(CONFIG, pattern=(HyenaConfig(),), n_layers=1)
+ATTENTION = dataclasses.replace(CONFIG, pattern=(AttentionConfig(2),), n_layers=1)
+ADAMW = AdamWConfig(schedule=CosineConfig(warmup_steps=0))
 
 
 def sharded(data: int, fsdp: int, sequence: int) -> ParallelConfig:
@@ -52,21 +60,30 @@ def batch(t: int) -> dict[str, np.ndarray]:
     return {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
 
 
-def losses(config: ParallelConfig, model_config=CONFIG, accumulation_steps: int = 1) -> list[float]:
-    """Five steps from the same start."""
+def losses(
+    config: ParallelConfig,
+    model_config=CONFIG,
+    accumulation_steps: int = 1,
+    optimizer_config: OptimizerConfig = ADAMW,
+    steps: int = 5,
+) -> list[float]:
+    """Some steps from the same start; the state stays sharded as its leaves' shapes say."""
     strategy = parallel.make_strategy(config)
     model = models.build(model_config, strategy.sequence_axis)
     params = jax.eval_shape(lambda: init_params(model, 0))
-    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0), params, 20)
+    optimizer = make_optimizer(optimizer_config, params, 20)
 
     def make():
         return init_state(init_params(model, 0), optimizer)
 
     step = make_train_step(model, optimizer, 0, strategy.axis_name, accumulation_steps)
     step, state, found = strategy.map_train_step(step, jax.eval_shape(make)), strategy.make_state(make), []
-    for t in range(5):
+    for t in range(steps):
         state, metrics = step(state, strategy.place_batch(strategy.rows.of(batch(t))))
         found.append(float(metrics["loss"]))
+    if config.strategy == "sharded":
+        for leaf in jax.tree.leaves(state):
+            assert leaf.sharding.spec == leaf_spec(leaf.shape, config.fsdp)
     return found
 
 
@@ -99,6 +116,23 @@ def test_a_mesh_trains_as_pmap_does():
     np.testing.assert_allclose(found, losses(ParallelConfig(devices=1), HYENA), atol=1e-5)
 
 
+MOST = ("adafactor", "muon")  # their states have leaves that are not shaped like a parameter
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in MOST else pytest.mark.scale) for name in OPTIMIZER_CONFIGS],
+)
+def test_every_optimizer_trains_on_a_mesh_as_on_one_device(name):
+    """The losses after the first update show it; Adafactor factors what is at least 16 x 16."""
+    options = {"min_dim_size_to_factor": 16} if name == "adafactor" else {}
+    groups = (ParameterGroup("mlp", learning_rate=1e-3), NO_DECAY)
+    optimizer = OPTIMIZER_CONFIGS[name](schedule=ConstantConfig(warmup_steps=0), groups=groups, **options)
+    found = losses(sharded(1, 2, 1), ATTENTION, 2, optimizer, steps=3)
+    expected = losses(ParallelConfig(devices=1), ATTENTION, 1, optimizer, steps=3)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @pytest.mark.scale
 @pytest.mark.parametrize("name", FILTER_CONFIGS)
 def test_every_filter_trains_on_a_mesh_as_on_one_device(name):
@@ -112,7 +146,7 @@ def test_every_filter_trains_on_a_mesh_as_on_one_device(name):
 def test_parameters_and_optimizer_state_fall_as_one_over_fsdp():
     def make():
         params = init_params(models.build(CONFIG), 0)
-        return init_state(params, make_optimizer(OptimizerConfig(), params, 20))
+        return init_state(params, make_optimizer(AdamWConfig(), params, 20))
 
     shapes, held = jax.eval_shape(make), {}
     for fsdp in (1, 2, 4):
@@ -193,7 +227,7 @@ def test_a_run_goes_on_in_another_layout(experiment, tmp_path, console):
 
     def run(workdir, steps, layout):
         longer = dataclasses.replace(dry.training, steps=steps)
-        optimizer = dataclasses.replace(dry.optimizer, decay_steps=12)
+        optimizer = dataclasses.replace(dry.optimizer, schedule=CosineConfig(warmup_steps=2, decay_steps=12))
         changed = dataclasses.replace(dry, training=longer, optimizer=optimizer, parallel=layout)
         return train(changed, tmp_path / workdir, console).params
 
@@ -322,7 +356,9 @@ def test_runs_move_between_eight_devices_and_fewer(experiment, tmp_path):
         experiment,
         model=dataclasses.replace(experiment.model, dropout=0.0),
         data=dataclasses.replace(experiment.data, batch_size=8),
-        optimizer=dataclasses.replace(experiment.optimizer, decay_steps=12),
+        optimizer=dataclasses.replace(
+            experiment.optimizer, schedule=CosineConfig(warmup_steps=2, decay_steps=12)
+        ),
         training=dataclasses.replace(experiment.training, log_every=1),
     )
     (tmp_path / "config.json").write_text(json.dumps(config.encode(experiment)))

@@ -11,10 +11,11 @@ import pytest
 
 from hyena_jax import models
 from hyena_jax.config import (
+    AdamWConfig,
     AttentionConfig,
+    CosineConfig,
     HyenaConfig,
     LanguageModelConfig,
-    OptimizerConfig,
     ParallelConfig,
     UserError,
 )
@@ -37,7 +38,7 @@ CONFIG = LanguageModelConfig(
 )
 MODEL = models.build(CONFIG)
 PARAMS = init_params(MODEL, 0)
-OPTIMIZER = make_optimizer(OptimizerConfig(warmup_steps=0, learning_rate=1e-2), PARAMS, 20)
+OPTIMIZER = make_optimizer(AdamWConfig(schedule=CosineConfig(warmup_steps=0), learning_rate=1e-2), PARAMS, 20)
 
 
 def batch(t: int, rows: int = 8) -> dict[str, np.ndarray]:
