@@ -59,6 +59,7 @@ __all__ = [
     "Hyena",
     "LocalAttention",
     "decodes_by_state",
+    "has_state",
     "is_unbounded",
     "mixer_class",
     "mixer_oracle",
@@ -76,7 +77,11 @@ def mixer_class(config: MixerConfig) -> type[nn.Module]:
 
 def decodes_by_state(config: MixerConfig) -> bool:
     """Whether the mixer's module has `init_state`, `prefill` and `step`."""
-    module = mixer_class(config)
+    return has_state(mixer_class(config))
+
+
+def has_state(module: type[nn.Module]) -> bool:
+    """Whether a module, a mixer's or a model's, has `init_state`, `prefill` and `step`."""
     return all(callable(getattr(module, name, None)) for name in ("init_state", "prefill", "step"))
 
 
