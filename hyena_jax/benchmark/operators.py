@@ -62,13 +62,13 @@ def methods(configs: Mapping[str, MixerConfig], baselines: tuple[str, ...]) -> l
     return found
 
 
-def verify_method(method: Method, d_model: int, dtype: str) -> None:
-    """Raises `verify.Mismatch` unless the method gives what the oracle does."""
+def verify_method(method: Method, d_model: int, dtype: str) -> bool:
+    """Raises `verify.Mismatch` unless the method gives what the oracle does; False without an oracle."""
     if method.source == "ours":
-        verify.verify_mixer(method.name, method.config, d_model, dtype)
-    else:
-        baseline = partial(_baseline(method.source).value_and_gradient, mixer=method.mixer)
-        verify.verify_baseline(method.name, method.mixer, baseline, d_model, dtype)
+        return verify.verify_mixer(method.name, method.config, d_model, dtype)
+    baseline = partial(_baseline(method.source).value_and_gradient, mixer=method.mixer)
+    verify.verify_baseline(method.name, method.mixer, baseline, d_model, dtype)
+    return True
 
 
 def bench_lengths(
@@ -136,7 +136,7 @@ def build(method: Method, sizes: Sizes) -> Built:
     module = mixer_class(config)(sizes.d_model, sizes.length, config, 1, dtype)
     shape = (sizes.batch, sizes.length, sizes.d_model)
     x, cotangent = (jax.random.normal(jax.random.key(i), shape).astype(dtype) for i in range(2))
-    params = jax.jit(module.init)(jax.random.key(2), x[:1, :1])["params"]
+    params = verify.initial_params(module, x[:1, :1], 2)
     n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
 
     def ours(params: dict, x: jax.Array) -> jax.Array:
