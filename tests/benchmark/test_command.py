@@ -11,7 +11,7 @@ import pytest
 from hyena_jax.benchmark import decode, memory, operators, report, roofline, verify
 from hyena_jax.benchmark.settings import Decode
 from hyena_jax.cli import main
-from hyena_jax.config import MIXER_CONFIGS, REGISTRIES
+from hyena_jax.config import MIXER_CONFIGS
 from hyena_jax.mixers import mixer_oracle
 
 QUICK = ["--seconds", "0.01", "--least-runs", "2"]
@@ -122,10 +122,8 @@ def config(tmp_path):
 
 
 @pytest.fixture
-def plugin(tmp_path, monkeypatch):
-    """A file that registers parts, which are forgotten after the test."""
-    for registry in REGISTRIES:
-        monkeypatch.setattr(registry, "_parts", dict(registry.parts))
+def plugin(tmp_path, own_parts):
+    """A file that registers parts."""
     path = tmp_path / "mine.py"
     path.write_text(PLUGIN)
     return path
