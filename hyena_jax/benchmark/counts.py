@@ -67,7 +67,17 @@ def _times(work: Work, rounds: float) -> Work:
 
 
 def _of_jaxpr(jaxpr: Jaxpr) -> Work:
-    return _add(map(_of_equation, jaxpr.eqns))
+    """The work of what results depend on: derivatives leave more behind, which XLA removes."""
+    works, needed = [], set(_variables(jaxpr.outvars))
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not needed.isdisjoint(_variables(equation.outvars)):
+            needed.update(_variables(equation.invars))
+            works.append(_of_equation(equation))
+    return _add(works)
+
+
+def _variables(atoms: Iterable[Any]) -> Iterator[Any]:
+    return (atom for atom in atoms if not isinstance(atom, Literal))
 
 
 def _of_equation(equation: Any) -> Work:
