@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hyena_jax import cli, config
+from hyena_jax import cli
 from hyena_jax.training.metrics import read_rows
 
 EXTENSIONS = Path(__file__).parent / "extensions"
+pytestmark = pytest.mark.usefixtures("own_parts")
 SMALL = """
     --data.seq-len 16 --data.batch-size 4 --training.steps 6 --training.eval-every 3 --training.eval-windows 4
     --training.checkpoint-every 2 --training.log-every 1 --logging.sample-tokens 0 --logging.tensorboard False
@@ -39,13 +40,6 @@ def write_or_die(self, step, values):
 MetricsLog.write = write_or_die
 cli.main(sys.argv[1:])
 """
-
-
-@pytest.fixture(autouse=True)
-def _own_registries(monkeypatch):
-    """What a test registers is gone after it."""
-    for registry in config.REGISTRIES:
-        monkeypatch.setattr(registry, "_parts", dict(registry._parts))
 
 
 def losses(run: Path) -> list[float]:

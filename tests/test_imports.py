@@ -21,7 +21,7 @@ ALLOWED = {
     "models": {"config", "initializers", "ops", "filters", "mixers"},
     "training": {"config", "data", "models"},
     "generation": {"config", "data", "mixers", "models", "ops", "training"},
-    "benchmark": {"config", "filters", "generation", "mixers", "models", "ops", "reference", "training"},
+    "benchmark": {"config", "data", "filters", "generation", "mixers", "models", "ops", "training"},
     "distillation": {"config", "data", "models", "training"},
     "api": {"config", "data", "generation", "models", "training"},
     "launch": set(),

@@ -26,14 +26,8 @@ from hyena_jax.config import (
 )
 
 EXTENSIONS = Path(__file__).parent / "extensions"
+pytestmark = pytest.mark.usefixtures("own_parts")
 MIXERS = EXTENSIONS / "ema.py", EXTENSIONS / "token_shift.py"
-
-
-@pytest.fixture(autouse=True)
-def _own_registries(monkeypatch):
-    """What a test registers is gone after it."""
-    for registry in config.REGISTRIES:
-        monkeypatch.setattr(registry, "_parts", dict(registry._parts))
 
 
 @dataclasses.dataclass(frozen=True)

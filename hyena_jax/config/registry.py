@@ -150,8 +150,8 @@ def register(name: str, config_class: type, target: Any, oracle: Any = None) -> 
         whose docstring says what the target must be.
       target: what is built from the config, a Linen module or a function; or "module:name", from where it is
         imported when it is first used.
-      oracle: the same computation in NumPy float64, where the kind has oracles (mixers and filters), for
-        benchmarks to check against; or "module:name".
+      oracle: the same computation in NumPy float64, where the kind has oracles (mixers, filters and models),
+        for benchmarks to check against; or "module:name".
 
     Raises:
       UserError: if an argument is not what it should be, or the name is taken.

@@ -33,4 +33,3 @@ CASES = {
     for name, part in MIXER_CONFIGS.parts.items()
     if part.plugin is not None and part.oracle is not None
 }
-OPTIONS = {}
