@@ -148,9 +148,9 @@ def blocked_attention(
     keys = _Tokens(jnp.arange(n_padded_keys, dtype=jnp.int32), _pad(real, n_padded_keys), key_ids)
     ranges = _key_ranges(visible, n_blocks, block_len, n_keys, most_ranges)
 
-    def attend(head: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+    def attend(head: tuple[jax.Array, jax.Array, jax.Array, tuple[_Tokens, _Tokens]]) -> jax.Array:
         """o [N, B, R, t, d] of q [N, B, R, t, d], and k and v [B, S, d]."""
-        q, k, v = head
+        q, k, v, (blocks, keys) = head
         parts = []
         for first, last, start, stop in ranges:
             read = _Tokens(*(None if x is None else x[..., start:stop] for x in keys))
@@ -161,7 +161,10 @@ def blocked_attention(
 
     q = _pad(q, n_padded).reshape(batch, n_blocks, block_len, n_kv_heads, n_shared, head_dim)
     k, v = (_pad(x, n_padded_keys).transpose(2, 0, 1, 3) for x in (k, v))
-    o = jax.lax.map(attend, (q.transpose(3, 1, 0, 4, 2, 5), k, v))
+    # One copy for each head: JAX, when it differentiates a loop, computes what no step changes before it,
+    # and would hold the masks of all blocks at once.
+    tokens = jax.tree.map(lambda x: jnp.broadcast_to(x, (n_kv_heads, *x.shape)), (blocks, keys))
+    o = jax.lax.map(attend, (q.transpose(3, 1, 0, 4, 2, 5), k, v, tokens))
     return o.transpose(2, 1, 4, 0, 3, 5).reshape(batch, n_padded, n_heads, head_dim)[:, :n_queries]
 
 

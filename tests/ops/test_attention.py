@@ -203,8 +203,9 @@ def test_derivatives_of_blocks_are_batched():
     assert_close(jax.jacfwd(f)(*each[0]), gradients[0])
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("form", "dtype"), [("plain", "float32"), ("blocks", "float32"), ("blocks", "bfloat16")]
+)
 def test_queries_that_see_nothing_are_finite(form, dtype):
     inputs = tuple(x.astype(dtype) for x in arrays(31, 2))
     f = objective(FORMS[form], Visible(**VISIBLE["nothing"]))
@@ -256,7 +257,7 @@ def test_blocks_take_memory_in_proportion_to_the_length(mode, window):
         x = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
         return jax.jit(run).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
 
-    assert temporary(2048) < 5 * temporary(512)
+    assert temporary(2048) < 4.2 * temporary(512)
 
 
 def test_local_attention_takes_any_form():
