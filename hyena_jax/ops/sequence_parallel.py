@@ -165,19 +165,15 @@ def softmax_attention(
 ) -> jax.Array:
     """`ops.attention.softmax_attention` of q [B, l, H, d] over all keys and values, [B, l, G, d] here.
 
-    Every device holds all keys and values, and the weights of its own queries: memory is O(L l).
+    Every device holds all keys and values.
     """
     length = q.shape[1]
     k, v = (jax.lax.all_gather(z, axis_name, axis=1, tiled=True) for z in (k, v))
     start = jax.lax.axis_index(axis_name) * length
-    mask = None
-    if is_causal:
-        mask = attention.visible_until(start, length, k.shape[1], jnp.zeros_like(q, jnp.int32, (1,)))
+    ids = None
     if segment_ids is not None:
-        ids = jax.lax.all_gather(segment_ids, axis_name, axis=1, tiled=True)
-        same = (segment_ids[:, :, None] == ids[:, None])[:, None]
-        mask = same if mask is None else mask & same
-    return attention.softmax_attention(q, k, v, mask)
+        ids = (segment_ids, jax.lax.all_gather(segment_ids, axis_name, axis=1, tiled=True))
+    return attention.softmax_attention(q, k, v, is_causal, start, segment_ids=ids)
 
 
 def fastmax_causal(q: jax.Array, k: jax.Array, v: jax.Array, p: int, axis_name: str) -> jax.Array:

@@ -134,8 +134,8 @@ def test_local_attention(window, ids):
 @pytest.mark.parametrize("ids", [None, IDS], ids=["one_document", "documents"])
 def test_softmax_attention(is_causal, ids):
     def whole(q, k, v, ids):
-        mask = None if ids is None else attention.same_segment(ids)
-        return attention.softmax_attention(q, k, v, mask, is_causal)
+        ids = None if ids is None else (ids, ids)
+        return attention.softmax_attention(q, k, v, is_causal, segment_ids=ids)
 
     def local(q, k, v, ids):
         return sequence_parallel.softmax_attention(q, k, v, ids, is_causal, AXIS)
