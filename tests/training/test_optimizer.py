@@ -389,7 +389,7 @@ def half(config, schedule, params):
         (failing, "optimizer 'mine' fails on these parameters: KeyError: 'no'"),
         (missing_part, "optimizer 'mine' fails on these parameters"),
         (needs_the_loss, "optimizer 'mine' fails on these parameters: TypeError"),
-        (half, "optimizer 'mine' must give updates and a new state of the shapes"),
+        (half, "optimizer 'mine' must give updates of the parameters' shapes"),
     ],
 )
 def test_a_function_that_makes_no_optimizer_is_refused(registered, make, message):
