@@ -47,9 +47,7 @@ def split_dense(x: jax.Array, kernel: jax.Array, n_parts: int) -> tuple[jax.Arra
     return own_derivative(partial(_split_dense, n_parts=n_parts), _split_pull_back)(x, kernel)
 
 
-def _split_dense(
-    x: jax.Array, kernel: jax.Array, n_parts: int
-) -> tuple[tuple[jax.Array, ...], Factors]:
+def _split_dense(x: jax.Array, kernel: jax.Array, n_parts: int) -> tuple[tuple[jax.Array, ...], Factors]:
     return tuple(x @ part for part in jnp.split(kernel, n_parts, axis=1)), (x, kernel)
 
 
