@@ -15,8 +15,8 @@ def check_modes(f: Callable[[Any], Any], args: Any, is_thorough: bool = False) -
     """Along a random direction, in float64 (inside `jax.enable_x64`):
 
     the tangent and the forward-over-reverse Hessian-vector product equal central differences of the value and
-    of the gradient, both computed under `vmap`. With `is_thorough` also: `linearize` equals `jvp`, reverse over
-    reverse equals forward over reverse, and what `vmap` computes at once equals that computed one at a time.
+    of the gradient, both computed under `vmap`. With `is_thorough` also: `linearize` equals `jvp`, reverse
+    over reverse equals forward over reverse, and what `vmap` computes equals that computed one at a time.
 
     Args:
       f: array or tree of arrays of the tree `args`.

@@ -2,10 +2,10 @@
 
 Axes: B batch, L length, D channels in, C channels out, N rows.
 
-The gradient with respect to a matrix needs one of its two factors transposed. XLA for CPUs moves what computed
-that factor into the transposing copy, which then runs over memory in the wrong order: several times slower
-than the product itself. So each function here transposes the factor that is cheap to compute, and says which.
-On accelerators, whose libraries read either order, nothing is lost. All are differentiable in both modes.
+The gradient with respect to a matrix needs one of its two factors transposed. XLA for CPUs moves what
+computed that factor into the transposing copy, which then runs over memory in the wrong order: several times
+slower than the product itself. So each function here transposes the factor that is cheap to compute, and says
+which. On accelerators, whose libraries read either order, nothing is lost.
 """
 
 from functools import partial

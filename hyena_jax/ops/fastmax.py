@@ -131,9 +131,9 @@ def fastmax_causal(
 ) -> tuple[jax.Array, jax.Array]:
     """o [B, L, H, d] over the keys up to each query, and the sums after them.
 
-    Chunk by chunk: the weights inside a chunk directly, all earlier keys by their sums. The backward pass goes
-    through the chunks in the other direction, with sums over later queries; only the sums before each chunk
-    are kept for it, and no features.
+    Chunk by chunk: the weights inside a chunk directly, all earlier keys by their sums. The backward pass
+    goes through the chunks in the other direction, with sums over later queries; only the sums before each
+    chunk are kept for it, and no features.
 
     Args:
       before: the sums over earlier keys; `no_sums` at the start.

@@ -61,9 +61,9 @@ def linear_recurrence(
 def default_method() -> Recurrence:
     """The form for the default backend, at any length.
 
-    On a CPU the loop: at lengths from 64 to 131072, with and without the backward pass, it takes 0.4 to 0.9 of
-    the scan's time and 0.2 to 0.6 of the parallel form's (two cores). On a GPU and a TPU the kernel, which is
-    not measured on either yet; under x64, which the kernels do not support, the parallel form.
+    On a CPU the loop: at lengths from 64 to 131072, with and without the backward pass, it takes 0.4 to 0.9
+    of the scan's time and 0.2 to 0.6 of the parallel form's (two cores). On a GPU and a TPU the kernel, which
+    is not measured on either yet; under x64, which the kernels do not support, the parallel form.
     """
     platform = jax.default_backend()
     if platform == "cpu":
@@ -94,8 +94,8 @@ def scan_recurrence(
 def _as_solution(form: Recurrence) -> Recurrence:
     """`form` as the solution of a linear equation, which is how JAX learns its derivatives in both modes.
 
-    The unknowns are h_{-1}, h and the last state: h_{-1} = h0, h_t - a_t h_{t-1} = x_t, last - h_{L-1} = 0. The
-    transposed equation is a recurrence too, g_t - a_{t+1} g_{t+1} = h_bar_t, in the other direction.
+    The unknowns are h_{-1}, h and the last state: h_{-1} = h0, h_t - a_t h_{t-1} = x_t, last - h_{L-1} = 0.
+    The transposed equation is a recurrence too, g_t - a_{t+1} g_{t+1} = h_bar_t, in the other direction.
     """
 
     @wraps(form)

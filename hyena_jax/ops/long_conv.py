@@ -58,8 +58,8 @@ def default_method(length: int) -> Convolution:
     """The form for the default backend.
 
     On a CPU `fft_conv` at every length: forward alone `toeplitz_conv` is faster up to 64 (0.6 to 0.8 of the
-    time), but with the backward pass slower from 32 on; `matmul_fft_conv` takes 2 to 4 times as long. On a TPU
-    the products, short sequences in one: not measured there yet.
+    time), but with the backward pass slower from 32 on; `matmul_fft_conv` takes 2 to 4 times as long. On a
+    TPU the products, short sequences in one: not measured there yet.
     """
     if jax.default_backend() != "tpu":
         return fft_conv

@@ -188,7 +188,7 @@ def softmax_attention(
 def fastmax_causal(q: jax.Array, k: jax.Array, v: jax.Array, p: int, axis_name: str) -> jax.Array:
     """`ops.fastmax.fastmax_causal` of q, k, v [B, l, H, d]: the sums of earlier parts are added up first."""
     sums = jax.lax.all_gather(fastmax.key_sums(k, v, p), axis_name)
-    is_earlier = jnp.arange(len(sums)) < jax.lax.axis_index(axis_name)
+    is_earlier = jnp.arange(len(sums), dtype=jnp.int32) < jax.lax.axis_index(axis_name)
     earlier = jnp.where(is_earlier.reshape(-1, 1, 1, 1, 1), sums, 0).sum(axis=0)
     return fastmax.fastmax_causal(q, k, v, p, earlier)[0]
 

@@ -123,22 +123,21 @@ def test_gradients_equal_central_differences_of_the_oracle(name):
             )
 
 
+def check_derivatives(name, length, is_thorough):
+    module, args = build(EVERY[name]), (init(name), inputs(length))
+    with jax.enable_x64(True):
+        check_modes(lambda args: module.apply({"params": args[0]}, args[1]), args, is_thorough)
+
+
 @over_cases(EVERY)
 def test_derivatives_in_both_modes(name):
-    with jax.enable_x64(True):
-        check_modes(
-            lambda args: build(EVERY[name]).apply({"params": args[0]}, args[1]), (init(name), inputs(7))
-        )
+    check_derivatives(name, 7, is_thorough=False)
 
 
 @pytest.mark.grid
 @over(EVERY)
 def test_derivatives_in_both_modes_of_long_sequences_and_many_at_once(name):
-    args = (init(name), inputs(OPTION_LENGTH))
-    with jax.enable_x64(True):
-        check_modes(
-            lambda args: build(EVERY[name]).apply({"params": args[0]}, args[1]), args, is_thorough=True
-        )
+    check_derivatives(name, OPTION_LENGTH, is_thorough=True)
 
 
 @pytest.mark.grid
