@@ -15,8 +15,8 @@ def check_modes(f: Callable[[Any], Any], args: Any, is_thorough: bool = False) -
     """Along a random direction, in float64 (inside `jax.enable_x64`):
 
     the tangent and the forward-over-reverse Hessian-vector product equal central differences of the value and
-    of the gradient, both computed under `vmap`. With `is_thorough` also: `linearize` equals `jvp`, reverse
-    over reverse equals forward over reverse, and what `vmap` computes equals that computed one at a time.
+    of the gradient, both computed under `vmap`. With `is_thorough` also: `linearize` equals `jvp`, the other
+    orders of the two modes give the same product, and what `vmap` computes equals that done one at a time.
 
     Args:
       f: array or tree of arrays of the tree `args`.
@@ -43,6 +43,9 @@ def check_modes(f: Callable[[Any], Any], args: Any, is_thorough: bool = False) -
 
         return jax.grad(slope)(args)
 
+    def reverse_over_forward(direction):
+        return jax.grad(lambda args: jax.jvp(loss, (args,), (direction,))[1])(args)
+
     def stacked(*factors):
         return jax.tree.map(lambda d: jnp.stack([factor * d for factor in factors]), direction)
 
@@ -61,6 +64,7 @@ def check_modes(f: Callable[[Any], Any], args: Any, is_thorough: bool = False) -
                 "mapped_values": jax.lax.map(f, moved),
                 "mapped_gradients": jax.lax.map(jax.grad(loss), moved),
                 "reverse_twice": reverse_twice(direction),
+                "reverse_over_forward": reverse_over_forward(direction),
                 "tangents": jax.vmap(tangent)(stacked(1, -2)),
                 "curvatures": jax.vmap(curvature)(stacked(1, -2)),
             }
@@ -81,6 +85,7 @@ def check_modes(f: Callable[[Any], Any], args: Any, is_thorough: bool = False) -
         assert_trees_close(found["mapped_values"], found["values"])
         assert_trees_close(found["mapped_gradients"], found["gradients"])
         assert_trees_close(found["reverse_twice"], found["curvature"])
+        assert_trees_close(found["reverse_over_forward"], found["curvature"])
         assert_trees_close(found["tangents"], twice(found["tangent"]))
         assert_trees_close(found["curvatures"], twice(found["curvature"]))
 

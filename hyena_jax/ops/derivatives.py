@@ -34,42 +34,74 @@ def own_derivative(
     def jvp(args: tuple, args_dot: tuple) -> tuple[Any, Any]:
         y, residuals = forward(*args)
 
-        def push_forward(args_dot: tuple) -> Any:
+        def push_forward(args: tuple, args_dot: tuple) -> Any:
             return jax.jvp(lambda *args: forward(*args)[0], args, args_dot)[1]
 
-        return y, linear_map(push_forward, partial(pull_back, residuals), args_dot)
+        return y, linear_map(push_forward, partial(pull_back, residuals), args, args_dot)
 
     return f
 
 
-def linear_map(f: Callable[[Tree], Any], transpose: Callable[[Any], Tree], x: Tree) -> Any:
-    """f(x), where f is linear, with `transpose` in place of JAX's own transpose of f.
+def linear_map(f: Callable[[Any, Tree], Any], transpose: Callable[[Any], Tree], params: Any, x: Tree) -> Any:
+    """f(params, x), linear in x, with `transpose` in place of JAX's own transpose of f.
 
     With A = [[1, 0], [-f, 1]], the solution of A (x', y) = (x, 0) is x' = x and y = f(x); that of the
     transposed equation A^T (x', y) = (0, y_bar) is x' = transpose(y_bar).
     """
 
-    def matvec(pair: tuple) -> tuple:
+    def matvec(params: Any, pair: tuple) -> tuple:
         x, y = pair
-        return x, jax.tree.map(jnp.subtract, y, f(x))
+        return x, jax.tree.map(jnp.subtract, y, f(params, x))
 
-    def solve(_: Callable, pair: tuple) -> tuple:
+    def solve(pair: tuple) -> tuple:
         x, y = pair
-        return x, jax.tree.map(jnp.add, y, f(x))
+        return x, jax.tree.map(jnp.add, y, f(params, x))
 
-    def transpose_solve(_: Callable, pair: tuple) -> tuple:
+    def transpose_solve(pair: tuple) -> tuple:
         x, y = pair
         return jax.tree.map(jnp.add, x, transpose(y)), y
 
-    zeros = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(f, x))
-    return tied(jax.lax.custom_linear_solve(matvec, tied((x, zeros)), solve, transpose_solve))[1]
+    zeros = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(f, params, x))
+    return linear_solve(matvec, solve, transpose_solve, params, (x, zeros))[1]
 
 
-def tied(tree: Tree) -> Tree:
-    """The tree, with every leaf made to depend on all of them: by a sum over nothing, which XLA drops.
+def linear_solve(
+    matvec: Callable[[Any, Tree], Tree],
+    solve: Callable[[Tree], Tree],
+    transpose_solve: Callable[[Tree], Tree],
+    params: Any,
+    b: Tree,
+) -> Tree:
+    """The solution x of matvec(params, x) = b, by `jax.lax.custom_linear_solve`, for x of several arrays.
 
-    `custom_linear_solve` is transposed only where all of its right-hand side has a tangent.
+    That is transposed only where all arrays of its right-hand side have a tangent, or none. So each array
+    here has one when any has, or the parameters: sums over no entries, which XLA drops, tie them together.
+
+    Args:
+      matvec: of arrays of floats, linear in x; JAX differentiates it for all but the first gradient.
+      solve: b -> x, given the parameters.
+      transpose_solve: the same of the transposed equation.
     """
-    leaves = jax.tree.leaves(tree)
-    nothing = sum(jax.lax.slice_in_dim(x.reshape(-1), 0, 0).sum().astype(jnp.float32) for x in leaves)
-    return jax.tree.map(lambda leaf: leaf + nothing.astype(leaf.dtype), tree)
+
+    def tied_matvec(x: Tree) -> Tree:
+        return _plus(matvec(params, x), _nothing(x) * _nothing(params))
+
+    x = jax.lax.custom_linear_solve(
+        tied_matvec,
+        _plus(b, _nothing((params, b))),
+        lambda _, b: solve(b),
+        lambda _, x_bar: transpose_solve(x_bar),
+    )
+    return _plus(x, _nothing(x))
+
+
+def _nothing(tree: Any) -> jax.Array:
+    """0, as a sum over no entry of any leaf."""
+    return sum(
+        jax.lax.slice_in_dim(leaf.reshape(-1), 0, 0).sum().astype(jnp.float32)
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _plus(tree: Tree, scalar: jax.Array) -> Tree:
+    return jax.tree.map(lambda leaf: leaf + scalar.astype(leaf.dtype), tree)

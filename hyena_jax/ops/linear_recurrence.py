@@ -10,7 +10,7 @@ from functools import wraps
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops.derivatives import tied
+from hyena_jax.ops.derivatives import linear_solve
 
 # One form of the recurrence: (a [B, L, D], x [B, L, D], h0 [B, D], reverse) -> h [B, L, D], last h [B, D].
 # a and x are of one dtype, which h gets; h0 and the last h are float32, or float64 where x is.
@@ -105,26 +105,25 @@ def _as_solution(form: Recurrence) -> Recurrence:
         first, final = (-1, 0) if reverse else (0, -1)
         rest = (0, x.shape[1] - 1)
 
-        def matvec(unknowns: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def matvec(a: jax.Array, unknowns: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             start, h, last = unknowns
             wide = h.astype(start.dtype)
             before = _delay(wide, 0, reverse)
             before += jnp.pad(start[:, None], ((0, 0), rest[::-1] if reverse else rest, (0, 0)))
             return start, (wide - a.astype(start.dtype) * before).astype(h.dtype), last - wide[:, final]
 
-        def solve(_: Callable, known: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def solve(known: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             start, x, last = known
             h, end = form(a, x, start, reverse)
             return start, h, last + end
 
-        def transpose_solve(_: Callable, known: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def transpose_solve(known: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             start_bar, h_bar, last_bar = known
             # The factor 1 lets the gradient of the last state in unchanged.
             g, g_first = form(_delay(a, 1, not reverse), h_bar, last_bar, not reverse)
             return start_bar + g_first * a[:, first].astype(h0.dtype), g, last_bar
 
-        known = tied((h0, x, jnp.zeros_like(h0)))
-        return tied(jax.lax.custom_linear_solve(matvec, known, solve, transpose_solve))[1:]
+        return linear_solve(matvec, solve, transpose_solve, a, (h0, x, jnp.zeros_like(h0)))[1:]
 
     return recurrence
 

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.ops import aft, attention, fastmax, short_conv
-from hyena_jax.ops.derivatives import tied
+from hyena_jax.ops.derivatives import linear_solve
 from hyena_jax.ops.linear_recurrence import Recurrence, default_method
 
 
@@ -104,18 +104,18 @@ def _recurrence(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_n
     def joined(edge: jax.Array, rest: jax.Array, edge_first: bool) -> jax.Array:
         return jnp.concatenate([edge, rest] if edge_first else [rest, edge], axis=1)
 
-    def matvec(unknowns: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def matvec(a: jax.Array, unknowns: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start, h = unknowns
         wide = h.astype(start.dtype)
         edge = jax.lax.ppermute(wide[:, final], axis_name, onward) + jnp.where(is_start, start, 0)
         before = joined(edge[:, None], wide[:, 1:] if reverse else wide[:, :-1], not reverse)
         return start, (wide - a.astype(start.dtype) * before).astype(h.dtype)
 
-    def solve(_: Callable, known: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def solve(known: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start, x = known
         return start, _run(a, x, start, reverse, axis_name)
 
-    def transpose_solve(_: Callable, known: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def transpose_solve(known: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start_bar, h_bar = known
         # The factor of the first step on the next device; what it multiplies at the very end is 0.
         edge = jax.lax.ppermute(a[:, first, None], axis_name, backward)
@@ -124,7 +124,7 @@ def _recurrence(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_n
         product = a[:, first].astype(start_bar.dtype) * g[:, first].astype(start_bar.dtype)
         return start_bar + jnp.where(is_start, product, 0), g
 
-    return tied(jax.lax.custom_linear_solve(matvec, tied((h0, x)), solve, transpose_solve))[1]
+    return linear_solve(matvec, solve, transpose_solve, a, (h0, x))[1]
 
 
 def _run(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str) -> jax.Array:
