@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cases import CASES, OPTIONS
 from cases.case import Case, D
+from derivative_modes import assert_trees_close, check_modes
 from tolerances import DIFFERENCE_TOLERANCE, TOLERANCE, assert_close
 
 from hyena_jax import mixers
@@ -20,6 +21,7 @@ from hyena_jax.ops import long_conv, online_conv
 LENGTHS = (1, 7, 64, 127)
 OPTION_LENGTH = 31
 EVERY = CASES | OPTIONS
+MODES = (jax.jacfwd, jax.jacrev)
 CAUSAL = {name: case for name, case in EVERY.items() if case.config.causal}
 DECODED = {name: case for name, case in CAUSAL.items() if mixers.decodes_by_state(case.config)}
 BIDIRECTIONAL = {name: case for name, case in EVERY.items() if not case.config.causal}
@@ -120,6 +122,32 @@ def test_gradients_equal_central_differences_of_the_oracle(name):
             assert np.sum(grad * direction) == pytest.approx(
                 expected, rel=DIFFERENCE_TOLERANCE, abs=DIFFERENCE_TOLERANCE
             )
+
+
+def check_derivatives(name, length, is_thorough):
+    module, args = build(EVERY[name]), (init(name), inputs(length))
+    with jax.enable_x64(True):
+        check_modes(lambda args: module.apply({"params": args[0]}, args[1]), args, is_thorough)
+
+
+@over_cases(EVERY)
+def test_derivatives_in_both_modes(name):
+    check_derivatives(name, 7, is_thorough=False)
+
+
+@pytest.mark.grid
+@over(EVERY)
+def test_derivatives_in_both_modes_of_long_sequences_and_many_at_once(name):
+    check_derivatives(name, OPTION_LENGTH, is_thorough=True)
+
+
+@pytest.mark.grid
+@over(CASES)
+def test_forward_jacobian_equals_the_reverse_one(name):
+    with jax.enable_x64(True):
+        params, x = to_float64(init(name)), to_float64(inputs(3, batch=1))
+        jacobians = jax.jit(lambda x: [mode(lambda x: jitted(name)(params, x))(x) for mode in MODES])(x)
+    assert_trees_close(*jacobians)
 
 
 @over([name for name, case in CASES.items() if not case.exactly_causal])
