@@ -3,9 +3,11 @@
     hyena-jax train shakespeare_cpu --workdir runs/shakespeare
     hyena-jax train shakespeare_cpu:attention --workdir runs/shakespeare_attention
 
-There is a variant for every causal mixer, by its name, and `griffin`, which alternates two. All have four
-layers of width 128 in the same residual blocks, and the same recipe; the width of the feed-forward parts
-makes up for the size of a mixer, so that every model has 0.8 to 0.9 million parameters.
+There is a variant for every registered causal mixer, by its name, and `griffin`, which alternates two. All
+have four layers of width 128 in the same residual blocks, and the same recipe; the width of the feed-forward
+parts makes up for the size of a mixer, so that every model in VARIANTS has 0.8 to 0.9 million parameters. A
+mixer that is not in VARIANTS, such as one of your own (`--plugin my.py shakespeare_cpu:my_mixer`), has its
+default options and no decay of biases and scales.
 
 The text comes from TensorFlow Datasets (`pip install 'hyena_jax[tfds]'`); where it cannot be downloaded, add
 `--data.path input.txt` or `--data.manual-dir FOLDER`. Two to three minutes each on two cores that
@@ -19,6 +21,7 @@ from typing import NamedTuple
 
 from hyena_jax.config import (
     HYENA_GROUPS,
+    MIXER_CONFIGS,
     NO_DECAY,
     AdamWConfig,
     AFTConvConfig,
@@ -91,7 +94,8 @@ VARIANTS = {
 
 def get_config(variant: str = "hyena") -> Experiment:
     """The experiment with the mixer that `variant` names."""
-    pattern, groups, learned_positions, d_ff = choose("variant", variant, VARIANTS)
+    defaults = {name: Variant((make(),), (NO_DECAY,)) for name, make in MIXER_CONFIGS.items()}
+    pattern, groups, learned_positions, d_ff = choose("variant", variant, defaults | VARIANTS)
     return Experiment(
         model=LanguageModelConfig(
             pattern=pattern,

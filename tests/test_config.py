@@ -67,6 +67,33 @@ COUNTS = {
     "wikitext103_hyena_125m:standard": 132_618_240,
     "wikitext103_hyena_125m:slim": 137_132_928,
 }
+MINE = """
+from dataclasses import dataclass
+
+import flax.linen as nn
+
+from hyena_jax.config import MixerConfig, register
+
+
+@dataclass(frozen=True)
+class MineConfig(MixerConfig):
+    pass
+
+
+class Mine(nn.Module):
+    d_model: int
+    max_len: int
+    config: MineConfig
+    n_layers: int
+    dtype: object
+
+    @nn.compact
+    def __call__(self, x, segment_ids, deterministic):
+        return nn.Dense(self.d_model, dtype=self.dtype)(x)
+
+
+register("mine", MineConfig, Mine)
+"""
 # What a config leaves to its data.
 SYMBOLS = {"bytes": 256, "characters": 65, "graphemes": 65}
 IMAGE_SIZES = {"digits": (8, 8), "mnist": (28, 28)}
@@ -98,10 +125,23 @@ def test_every_shipped_config_and_variant_is_counted():
     assert shipped == set(COUNTS)
 
 
-def test_shakespeare_cpu_has_every_causal_mixer_at_a_similar_size():
-    names = {spec.partition(":")[2] for spec in COUNTS if spec.startswith("shakespeare_cpu:")}
-    assert names == {*config.MIXER_CONFIGS, "griffin"}
-    assert all(8e5 <= COUNTS[f"shakespeare_cpu:{name}"] <= 9e5 for name in names)
+def test_shakespeare_cpu_has_every_causal_mixer_and_those_listed_at_a_similar_size():
+    for name, config_class in config.MIXER_CONFIGS.items():
+        pattern = config.load(f"shakespeare_cpu:{name}").model.pattern
+        assert [type(mixer) for mixer in pattern] == [config_class]
+    counts = [count for spec, count in COUNTS.items() if spec.startswith("shakespeare_cpu:")]
+    assert all(8e5 <= count <= 9e5 for count in counts)
+
+
+def test_shakespeare_cpu_takes_a_mixer_that_it_does_not_list(tmp_path, own_parts):
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    config.load_plugin(str(path), config.REGISTRIES)
+    experiment = config.load("shakespeare_cpu:mine")
+    assert experiment.model.pattern == (config.MIXER_CONFIGS["mine"](),)
+    model, inputs = with_sizes_of_the_data(experiment)
+    params = jax.eval_shape(models.build(model).init, jax.random.key(0), inputs)["params"]
+    label_parameters(experiment.optimizer.groups, params)
 
 
 def test_pile_count_by_hand():

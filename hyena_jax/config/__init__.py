@@ -84,5 +84,5 @@ from hyena_jax.config.optimizers import (
     WarmupScheduleConfig,
     WarmupStableDecayConfig,
 )
-from hyena_jax.config.plugins import PluginFlags, changed_plugins, load_plugin
+from hyena_jax.config.plugins import PluginFlags, changed_plugins, describe_fault, load_plugin, plugins_in
 from hyena_jax.config.registry import Targets, register

@@ -14,7 +14,7 @@ from hyena_jax.config.filters import FilterConfig
 from hyena_jax.config.mixers import MixerConfig
 from hyena_jax.config.models import ModelConfig
 from hyena_jax.config.optimizers import OptimizerConfig, ScheduleConfig
-from hyena_jax.config.plugins import import_parts, plugins_in, require_plugins
+from hyena_jax.config.plugins import MissingPlugin, describe_fault, import_parts, plugins_in, require_plugins
 
 if TYPE_CHECKING:
     import cattrs
@@ -32,7 +32,7 @@ def load(spec: str) -> Experiment:
     except UserError as error:
         raise UserError(f"config {spec}: {error}") from None
     except (Exception, SystemExit) as error:  # a config is the user's own program: its faults are input
-        raise UserError(f"config {path} cannot be read: {type(error).__name__}: {error}") from error
+        raise UserError(f"config {path} cannot be read: {describe_fault(error)}") from error
     if not isinstance(experiment, Experiment):
         raise UserError(
             f"config {path}: get_config must return an Experiment, got {type(experiment).__name__}"
@@ -152,7 +152,9 @@ def _renewed_optimizer(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 def read(path: Path) -> Experiment:
     """The experiment saved at `path`."""
     try:
-        return decode(json.loads(path.read_text()))
+        return decode(json.loads(path.read_text(encoding="utf-8")))
+    except MissingPlugin as error:
+        raise UserError(f"{path}: {error}") from error
     except (json.JSONDecodeError, UnicodeDecodeError, UserError) as error:
         raise UserError(f"{path} is not an experiment's config: {error}") from error
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,7 +186,7 @@ def test_a_checkpoint_is_restored_in_every_layout(tmp_path, saved):
         with Checkpoints(tmp_path, 1, print) as checkpoints:
             found = strategy.from_global(checkpoints.restore({"params": target}).items["params"])
         assert found["w"].sharding == strategy.place(values)["w"].sharding
-        jax.tree.map(np.testing.assert_array_equal, strategy.host_copy(found), values)
+        chex.assert_trees_all_equal(strategy.host_copy(found), values)
 
 
 @pytest.mark.parametrize("layout", ["pmap 4", "data 2, fsdp 2"])
@@ -234,7 +235,7 @@ def test_a_run_goes_on_in_another_layout(experiment, tmp_path, console):
     run("moved", 3, dataclasses.replace(sharded(1, 2, 2), check_replicas_every=2))
     moved = run("moved", 8, ParallelConfig(devices=2))
     assert "continuing after step 3" in console.file.getvalue()
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), alone, moved)
+    chex.assert_trees_all_close(alone, moved, atol=1e-4, rtol=1e-7)
     found, expected = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("moved", "whole"))
     last = [[row["train/loss"] for row in rows if "train/loss" in row][-1] for rows in (found, expected)]
     assert last[0] == pytest.approx(last[1], abs=1e-5)
