@@ -74,6 +74,7 @@ def run(command: Generate, note: Callable[[str], None]) -> int:
     """Generates and prints; returns the exit code."""
     from hyena_jax import models
     from hyena_jax.generation.decoding import continuations, generate, proceed
+    from hyena_jax.generation.recomputation import note_recomputation
     from hyena_jax.generation.sampling import SamplingRule
     from hyena_jax.training.run_folder import load_params, read_run
 
@@ -86,6 +87,7 @@ def run(command: Generate, note: Callable[[str], None]) -> int:
     prompts = [_encode(run.encoding, prompt, "prompt") for prompt in command.prompt]
     model = models.build(run.experiment.model)
     _, params = load_params(run, model, command.run.step, note)
+    note_recomputation(model, note)
     if command.load_state is None and command.save_state is None:
         shown, pieces = prompts, generate(model, params, prompts, request)
     else:

@@ -8,13 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from hyena_jax.config import LanguageModelConfig, UserError, require
+from hyena_jax.config import ModelConfig, UserError, require
 
 OnFull = Literal["slide", "error"]
 
 
 def check_prompts(
-    config: LanguageModelConfig, prompts: Sequence[np.ndarray], on_full: OnFull = "slide"
+    config: ModelConfig, prompts: Sequence[np.ndarray], on_full: OnFull = "slide"
 ) -> list[np.ndarray]:
     """The prompts as int32 arrays; with `slide`, of longer ones than max_len only the end.
 

@@ -58,7 +58,6 @@ __all__ = [
     "Hawk",
     "Hyena",
     "LocalAttention",
-    "decodes_by_state",
     "is_unbounded",
     "mixer_class",
     "mixer_oracle",
@@ -72,12 +71,6 @@ def mixer_class(config: MixerConfig) -> type[nn.Module]:
       UserError: if the config's class is not registered.
     """
     return MIXER_CONFIGS.target(type(config))
-
-
-def decodes_by_state(config: MixerConfig) -> bool:
-    """Whether the mixer's module has `init_state`, `prefill` and `step`."""
-    module = mixer_class(config)
-    return all(callable(getattr(module, name, None)) for name in ("init_state", "prefill", "step"))
 
 
 def is_unbounded(config: MixerConfig) -> bool:
