@@ -58,6 +58,8 @@ __all__ = [
     "Hawk",
     "Hyena",
     "LocalAttention",
+    "decodes_by_state",
+    "has_state",
     "is_unbounded",
     "mixer_class",
     "mixer_oracle",
@@ -71,6 +73,16 @@ def mixer_class(config: MixerConfig) -> type[nn.Module]:
       UserError: if the config's class is not registered.
     """
     return MIXER_CONFIGS.target(type(config))
+
+
+def decodes_by_state(config: MixerConfig) -> bool:
+    """Whether the mixer's module has `init_state`, `prefill` and `step`."""
+    return has_state(mixer_class(config))
+
+
+def has_state(module: type[nn.Module]) -> bool:
+    """Whether a module, a mixer's or a model's, has `init_state`, `prefill` and `step`."""
+    return all(callable(getattr(module, name, None)) for name in ("init_state", "prefill", "step"))
 
 
 def is_unbounded(config: MixerConfig) -> bool:

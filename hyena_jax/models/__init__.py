@@ -22,10 +22,11 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax import mixers
-from hyena_jax.config import MODEL_CONFIGS, ModelConfig, require
+from hyena_jax.config import MODEL_CONFIGS, MixerConfig, ModelConfig, require
 from hyena_jax.models.blocks import sequence_layout
 from hyena_jax.models.image_classifier import ImageClassifier
 from hyena_jax.models.language_model import LanguageModel
+from hyena_jax.ops.sequence_shards import axis_size
 
 __all__ = [
     "ImageClassifier",
@@ -36,6 +37,7 @@ __all__ = [
     "has_hidden",
     "is_unbounded",
     "lacks",
+    "n_length_shards",
     "without_state",
 ]
 
@@ -79,13 +81,15 @@ def has_hidden(model: nn.Module) -> bool:
     return all(callable(getattr(type(model), name, None)) for name in ("hidden", "logits"))
 
 
+def n_length_shards(model: nn.Module) -> int:
+    """Devices of the ambient mesh that the length of a model's sequences is sharded over."""
+    axis = getattr(model, "sequence_axis", None)
+    return 1 if axis is None else axis_size(axis)
+
+
 def without_state(model: nn.Module) -> tuple[str, ...]:
     """Names of the modules, the model's and its mixers', that lack `init_state`, `prefill` or `step`."""
-
-    def has_state(module: type[nn.Module]) -> bool:
-        return all(callable(getattr(module, name, None)) for name in ("init_state", "prefill", "step"))
-
-    return _modules_without(has_state, model)
+    return _modules_without(mixers.has_state, model)
 
 
 def decodes_by_state(model: nn.Module) -> bool:
@@ -112,5 +116,6 @@ def lacks(model: nn.Module) -> list[str]:
 
 def _modules_without(has: Callable[[type[nn.Module]], bool], model: nn.Module) -> tuple[str, ...]:
     """Names of the modules, the model's and its mixers', of which `has` is False."""
-    modules = [type(model), *map(mixers.mixer_class, getattr(model.config, "pattern", ()))]
+    pattern = [part for part in getattr(model.config, "pattern", ()) if isinstance(part, MixerConfig)]
+    modules = [type(model), *map(mixers.mixer_class, pattern)]
     return tuple(dict.fromkeys(module.__name__ for module in modules if not has(module)))

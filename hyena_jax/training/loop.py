@@ -207,6 +207,9 @@ def _announce(console: Console, prepared: Prepared, changes: Sequence[str]) -> N
     """What is about to be trained, on what, and what is different from the last start."""
     experiment, devices, processes = prepared.experiment, prepared.strategy.devices, jax.process_count()
     console.print(parameter_table(prepared.shapes, experiment.optimizer))
+    lacks = models.lacks(prepared.model) if experiment.model.inputs == "tokens" else []
+    if lacks:
+        console.print(f"this model has no {'; no '.join(lacks)}", soft_wrap=True)
     console.print(f"data      {prepared.data.source}")
     among = f" in {processes} processes" if processes > 1 else ""
     console.print(f"devices   {len(devices)} x {devices[0].device_kind}{among}")
