@@ -7,16 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import numpy as np
 import optax
 
 from hyena_jax import models
 from hyena_jax.config import (
     Experiment,
+    FilterConfig,
     GroupedOptimizerConfig,
     LanguageModelConfig,
     MixerConfig,
     ModalFilterConfig,
+    ModelConfig,
     ParameterGroup,
     UserError,
     require,
@@ -41,8 +44,10 @@ class LongFilters(NamedTuple):
         return self.taps[..., 1:].reshape(-1, self.taps.shape[-1] - 1)
 
 
-def check_distillable(config: LanguageModelConfig) -> None:
+def check_distillable(config: ModelConfig) -> None:
     """Raises UserError unless some mixer has a long filter, and each that has one is a plain convolution."""
+    kind = type(config).__name__
+    require(isinstance(config, LanguageModelConfig), "workdir", kind, "a run of a LanguageModelConfig")
     with_filters = [mixer for mixer in config.pattern if _has_filter(mixer)]
     names = ", ".join(dict.fromkeys(type(mixer).__name__ for mixer in config.pattern))
     require(bool(with_filters), "workdir", names, "a run with a mixer that has a long filter")
@@ -56,14 +61,31 @@ def check_distillable(config: LanguageModelConfig) -> None:
 
 
 def long_filters(config: LanguageModelConfig, params: optax.Params) -> list[LongFilters]:
-    """The filters of every layer that has some, as the model evaluates them."""
+    """The filters of every layer that has some, as the model evaluates them.
+
+    Raises:
+      UserError: if the module of a model has no `blocks`, or that of a mixer with a filter no `filter`.
+    """
     # Each block wrapped for recomputation would hide its parts.
     bound = models.build(replace(config, remat="none")).bind({"params": params})
+    name = type(bound).__name__
+    require(hasattr(bound, "blocks"), "model", name, "a module with `blocks`, as LanguageModel has them")
     return [
-        LongFilters(i, np.asarray(block.mixer.filter(config.max_len), np.float64))
+        LongFilters(i, _taps(block.mixer, config.max_len))
         for i, block in enumerate(bound.blocks)
         if _has_filter(block.mixer_config)
     ]
+
+
+def _taps(mixer: nn.Module, length: int) -> np.ndarray:
+    name = type(mixer).__name__
+    filter_module = getattr(mixer, "filter", None)
+    can = isinstance(filter_module, nn.Module)
+    require(can, "mixer", name, "a module whose long filter is its submodule `filter`, made in setup")
+    taps = np.asarray(filter_module(length), np.float64)
+    is_filter = taps.ndim == 3 and taps.shape[-1] == length
+    require(is_filter, f"the filter of mixer {name}", taps.shape, f"[N, D, {length}]")
+    return taps
 
 
 def distilled_experiment(experiment: Experiment, n_modes: int) -> Experiment:
@@ -103,4 +125,4 @@ def _modal_parameters(taps: np.ndarray, modes: modal_fit.Modes) -> Mapping[str, 
 
 
 def _has_filter(mixer: MixerConfig) -> bool:
-    return hasattr(mixer, "filter")
+    return isinstance(getattr(mixer, "filter", None), FilterConfig)
