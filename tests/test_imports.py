@@ -23,9 +23,11 @@ ALLOWED = {
     "generation": {"config", "data", "mixers", "models", "ops", "training"},
     "benchmark": {"config", "filters", "generation", "mixers", "models", "ops", "reference", "training"},
     "distillation": {"config", "data", "models", "training"},
+    "api": {"config", "data", "generation", "models", "startup", "training"},
     "launch": set(),
     "startup": {"config"},
     "cli": {
+        "api",
         "benchmark",
         "config",
         "data",
@@ -86,3 +88,14 @@ def test_light_modules_import_nothing_heavy(module):
     code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_public_names_need_nothing_heavy():
+    """Nothing of ours at all before a name is used; then only what that name needs."""
+    code = (
+        "import sys, hyena_jax; print([name for name in sys.modules if name.startswith('hyena_jax.')]);"
+        "hyena_jax.HyenaConfig, hyena_jax.register, hyena_jax.load_config('quickstart'), dir(hyena_jax);"
+        "print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\nFalse\n"

@@ -84,11 +84,14 @@ class Registry(Mapping[str, type]):
         """The part of a config class.
 
         Raises:
-          UserError: if the class is not registered.
+          UserError: if the class is not registered, or was when it was defined another time.
         """
         for part in self._parts.values():
             if part.config_class is config_class:
                 return part
+        if any(_qualified(part.config_class) == _qualified(config_class) for part in self._parts.values()):
+            name = config_class.__name__
+            raise UserError(f"{name} was defined again since this config was made; make the config again")
         what = "module" if self.is_module else "function"
         raise UserError(
             f"{config_class.__name__} is not a registered {self.kind}: call"
