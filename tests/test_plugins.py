@@ -27,13 +27,7 @@ from hyena_jax.config import (
 
 EXTENSIONS = Path(__file__).parent / "extensions"
 MIXERS = EXTENSIONS / "ema.py", EXTENSIONS / "token_shift.py"
-
-
-@pytest.fixture(autouse=True)
-def _own_registries(monkeypatch):
-    """What a test registers is gone after it."""
-    for registry in config.REGISTRIES:
-        monkeypatch.setattr(registry, "_parts", dict(registry._parts))
+pytestmark = pytest.mark.usefixtures("own_parts")
 
 
 @dataclasses.dataclass(frozen=True)
