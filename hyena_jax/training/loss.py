@@ -47,8 +47,8 @@ def scored(
 
 
 def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:
-    """Tokens of a row whose logits exist at a time, for targets of a shape [B, L]; None for all."""
-    if not isinstance(model, LanguageModel):
+    """Tokens of a row whose logits exist at a time, for targets of a shape [B, L] or [B]; None for all."""
+    if not isinstance(model, LanguageModel) or len(shape) != 2:
         return None
     batch, length = shape
     chunk = model.config.loss_chunk or max(MOST_LOGITS // (batch * model.config.vocab_size), 1)
