@@ -387,14 +387,10 @@ class Rows:
             experiment.data.inputs,
             f"{self.inputs!r}, as its load says",
         )
-        most, shape = getattr(experiment.model, "max_len", None), self.form["inputs"][0]
-        if self.inputs == "tokens" and most is not None:
-            require(
-                len(shape) == 1 and shape[0] <= most,
-                "inputs of a row",
-                shape,
-                f"at most model.max_len={most} tokens",
-            )
+        if self.inputs == "tokens" and hasattr(experiment.model, "max_len"):
+            most, shape = experiment.model.max_len, self.form["inputs"][0]
+            fits = len(shape) == 1 and shape[0] <= most
+            require(fits, "inputs of a row", shape, f"at most model.max_len={most} tokens")
         prompt = experiment.logging.sample_prompt
         if self.tokenizer is None:
             require(prompt is None, "logging.sample_prompt", prompt, "None with data without a tokenizer")
