@@ -21,7 +21,7 @@ import tyro
 
 from hyena_jax import config
 from hyena_jax.benchmark.command import Bench
-from hyena_jax.config import Cluster, Experiment, ImagesConfig, PluginFlags, UserError, require
+from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError, require
 from hyena_jax.config.choices import describe
 from hyena_jax.distillation.command import Distill
 from hyena_jax.generation.command import Generate, RunSelection
@@ -226,16 +226,17 @@ def _train(command: Train) -> int:
         return _fail("nobody reads the output any more; the same command continues", 3)
     if not is_first:
         return 0
-    if isinstance(experiment.data, ImagesConfig):
-        _show_predictions(experiment, workdir, result)
-    else:
+    inputs = experiment.data.inputs
+    if inputs == "tokens" and getattr(result.data, "tokenizer", None) is not None:
         _show_sample(experiment, workdir, result)
+    elif inputs == "images" and _has_labels(result):
+        _show_predictions(experiment, workdir, result)
     print(f"\nrun folder: {workdir}   curves: {workdir / 'learning_curves.png'}")
     return 0
 
 
 def _show_sample(experiment: Experiment, workdir: Path, result: "Result") -> None:
-    """Continues the prompt of a run on text, on the screen and in `sample.txt`."""
+    """Continues the prompt of a run on tokens, on the screen and in `sample.txt`."""
     from hyena_jax.generation.command import stream
     from hyena_jax.generation.decoding import Request, generate
 
@@ -248,6 +249,12 @@ def _show_sample(experiment: Experiment, workdir: Path, result: "Result") -> Non
     print("sample:\n")
     text = stream(tokenizer, prompt, pieces)
     (workdir / "sample.txt").write_text(text, encoding="utf-8")
+
+
+def _has_labels(result: "Result") -> bool:
+    """Whether each row of the data has one integer as target."""
+    targets = next(result.data.eval_batches(1, 1))["targets"]
+    return targets.ndim == 1 and targets.dtype.kind == "i"
 
 
 def _show_predictions(experiment: Experiment, workdir: Path, result: "Result") -> None:

@@ -7,7 +7,7 @@ resumed; every other field of `model`, `data`, `optimizer` and `seed` is the exp
 from hyena_jax.config.checks import Checked, UserError, choose, require
 from hyena_jax.config.choices import choose_kinds
 from hyena_jax.config.cluster import Cluster
-from hyena_jax.config.data import DATA_CONFIGS, DataConfig, ImagesConfig, TextConfig
+from hyena_jax.config.data import DATA_CONFIGS, DataConfig, ImagesConfig, TextConfig, TokensConfig
 from hyena_jax.config.experiment import (
     Experiment,
     LoggingConfig,
@@ -36,6 +36,13 @@ from hyena_jax.config.filters import (
     S4DFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
+)
+from hyena_jax.config.losses import (
+    AccuracyConfig,
+    CrossEntropyConfig,
+    LossConfig,
+    MetricConfig,
+    TopKAccuracyConfig,
 )
 from hyena_jax.config.mixers import (
     MIXER_CONFIGS,

@@ -5,6 +5,7 @@ from typing import Literal
 
 from hyena_jax.config.checks import Checked, UserError, require, require_at_least
 from hyena_jax.config.data import DataConfig, TextConfig
+from hyena_jax.config.losses import CrossEntropyConfig, LossConfig, MetricConfig
 from hyena_jax.config.models import RUNTIME, LanguageModelConfig, ModelConfig
 from hyena_jax.config.optimizers import AdamWConfig, OptimizerConfig
 
@@ -88,6 +89,9 @@ class Experiment(Checked):
 
     model: ModelConfig = LanguageModelConfig()
     data: DataConfig = TextConfig()
+    loss: LossConfig = CrossEntropyConfig()
+    metrics: tuple[MetricConfig, ...] = field(default=(), metadata=RUNTIME)
+    """Measured in training and evaluation, in addition to what the data give by themselves."""
     optimizer: OptimizerConfig = AdamWConfig()
     training: TrainingConfig = field(default=TrainingConfig(), metadata=RUNTIME)
     parallel: ParallelConfig = field(default=ParallelConfig(), metadata=RUNTIME)
@@ -98,6 +102,8 @@ class Experiment(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
+        labels = [metric.label for metric in self.metrics]
+        require(len({*labels}) == len(labels), "metrics", ", ".join(labels), "different from each other")
         if self.data.inputs != self.model.inputs:
             names = type(self.model).__name__, type(self.data).__name__
             raise UserError(

@@ -11,6 +11,7 @@ from hyena_jax.config.checks import UserError, choose, require
 from hyena_jax.config.data import DataConfig
 from hyena_jax.config.experiment import Experiment
 from hyena_jax.config.filters import FilterConfig
+from hyena_jax.config.losses import LossConfig, MetricConfig
 from hyena_jax.config.mixers import MixerConfig
 from hyena_jax.config.models import ModelConfig
 from hyena_jax.config.optimizers import OptimizerConfig, ScheduleConfig
@@ -58,7 +59,16 @@ def _find_config(name: str) -> Path:
 
 
 # Fields of these kinds carry a tag `type` in config.json.
-KINDS = (FilterConfig, MixerConfig, ModelConfig, DataConfig, ScheduleConfig, OptimizerConfig)
+KINDS = (
+    FilterConfig,
+    MixerConfig,
+    ModelConfig,
+    DataConfig,
+    LossConfig,
+    MetricConfig,
+    ScheduleConfig,
+    OptimizerConfig,
+)
 REGISTRIES = tuple(base.registry for base in KINDS)
 
 

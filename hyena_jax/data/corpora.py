@@ -49,6 +49,8 @@ def _from_path(config: TextConfig) -> Text:
 def _read(argument: str, path: str) -> str:
     """The text of a file, or of all files below a folder, one behind the other."""
     root = Path(path)
+    if root.suffix in (".npy", ".bin"):
+        raise UserError(f"{argument} {path!r} is a file of tokens, not of text; add --data tokens")
     try:
         if not root.is_file() and not root.is_dir():
             raise UserError(f"{argument} must be an existing text file or folder, got {path!r}")

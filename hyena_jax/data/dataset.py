@@ -1,18 +1,19 @@
 """What training and evaluation know of data, whatever its kind, and the one place that tells kinds apart."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hyena_jax.config import DATA_CONFIGS, DataConfig, Experiment
 from hyena_jax.data.images import Normalization
-from hyena_jax.data.loader import Batch
+from hyena_jax.data.loader import Batch, Stream
 from hyena_jax.data.tokenizers import Tokenizer, tokenizer_from_json
 
 if TYPE_CHECKING:
     import grain
 
-Encoding = Tokenizer | Normalization
-"""What turns raw data into what a model reads. A run keeps the one that it was trained with."""
+Encoding = Tokenizer | Normalization | Any
+"""What turns raw data into what a model reads; data of a user's may have any JSON value. A run keeps the one
+that it was trained with."""
 
 
 class Dataset(Protocol):
@@ -24,6 +25,8 @@ class Dataset(Protocol):
     """What is predicted and counted: `token`, `image`."""
     curves: Mapping[str, str]
     """The metrics that are drawn against the step, and what their axes say."""
+    scores: Mapping[str, Callable]
+    """Metrics of these data alone, score(logits, targets) -> values, by name: see `MetricConfig`."""
     fingerprint: str
     """SHA-256 of everything that a model sees of the data, in hexadecimal."""
     source: str
@@ -49,10 +52,11 @@ class Dataset(Protocol):
 
     def train_batches(
         self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
-    ) -> "grain.MapDataset[Batch]":
+    ) -> "grain.MapDataset[Batch] | Stream":
         """Endless batches of `inputs` [B, ...] and `targets`; element t is a pure function of (seed, t).
 
-        Of `n_parts` equal parts of every batch's rows, they hold number `part`.
+        They may hold `weights`, float32 of the shape of `targets`. Of `n_parts` equal parts of every batch's
+        rows, they hold number `part`. Rows that can only be read in their own order are a `Stream`.
         """
         ...
 
@@ -63,8 +67,8 @@ class Dataset(Protocol):
     def eval_batches(self, batch_size: int, max_rows: int | None = None) -> Iterator[Batch]:
         """Batches that judge every held-out unit once, or `max_rows` evenly spaced rows.
 
-        Beside `inputs` and `targets` they hold `weights`, float32 of the shape of `targets`: 1, or 0 where
-        a batch is padded.
+        In addition to `inputs` and `targets` they hold `weights`, float32 of the shape of `targets`: 1 or the
+        data's own, and 0 where a batch is padded.
         """
         ...
 
@@ -73,7 +77,10 @@ class Dataset(Protocol):
         ...
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """What the sums of `make_eval_step` over held-out units say; `loss`, nats a unit, among it."""
+        """What the sums of `make_eval_step` over held-out units say, in addition to the mean loss.
+
+        `nats`, `correct` and `probability` are among the sums where targets are classes.
+        """
         ...
 
 
@@ -86,4 +93,6 @@ def encoding_from_json(values: Mapping[str, Any]) -> Encoding:
     """The encoding in what `Dataset.to_json` returned. Raises UserError or KeyError where there is none."""
     if "normalization" in values:
         return Normalization.from_json(values["normalization"])
+    if "encoding" in values:
+        return values["encoding"]
     return tokenizer_from_json(values["tokenizer"])

@@ -6,14 +6,16 @@ Shapes: B batch, H height, W width, C colours, n images.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from hyena_jax.config import Experiment, ImagesConfig, UserError, require
 from hyena_jax.data import loader
+from hyena_jax.data.facts import fill_in
 from hyena_jax.data.image_sources import Labelled, load_images
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ class ImageSet:
     unit: ClassVar[str] = "image"
     units_per_row: ClassVar[int] = 1
     curves: ClassVar[Mapping[str, str]] = {"loss": "loss (nats per image)", "accuracy": "accuracy"}
+    scores: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     train: Labelled
     held_out: Labelled
@@ -95,15 +98,9 @@ class ImageSet:
 
     def complete(self, experiment: Experiment) -> Experiment:
         """Fills in image_size, channels and n_classes; refuses others, but for more classes."""
-        model, (*size, channels) = experiment.model, self.train.images.shape[1:]
-        for name, value in (("image_size", tuple(size)), ("channels", channels)):
-            ours = getattr(model, name)
-            require(ours in (None, value), f"model.{name}", ours, f"the data's {value}")
-        n_classes = model.n_classes or self.n_classes
-        least = f"at least the {self.n_classes} of the data"
-        require(n_classes >= self.n_classes, "model.n_classes", n_classes, least)
-        model = replace(model, image_size=tuple(size), channels=channels, n_classes=n_classes)
-        return replace(experiment, model=model)
+        *size, channels = self.train.images.shape[1:]
+        facts = {"image_size": tuple(size), "channels": channels, "n_classes": self.n_classes}
+        return fill_in(experiment, facts)
 
     def train_batches(
         self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
@@ -144,8 +141,8 @@ class ImageSet:
         return {}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Loss (nats an image) and accuracy."""
-        return {"loss": sums["nats"] / sums["count"], "accuracy": sums["correct"] / sums["count"]}
+        """Accuracy; none without `correct`."""
+        return {"accuracy": sums["correct"] / sums["count"]} if "correct" in sums else {}
 
 
 def load_image_set(config: ImagesConfig, normalization: Normalization | None = None) -> ImageSet:
@@ -153,11 +150,17 @@ def load_image_set(config: ImagesConfig, normalization: Normalization | None = N
 
     Raises UserError if the images cannot be had, or all pixels of the training part are equal.
     """
-    images = load_images(config)
+    return image_set(*load_images(config), normalization)
+
+
+def image_set(
+    train: Labelled, held_out: Labelled, source: str, normalization: Normalization | None = None
+) -> ImageSet:
+    """The two parts as a data set; a new normalization is that of the training part."""
     if normalization is None:
-        normalization = fit_normalization(images.train.images)
-    fingerprint = _fingerprint(normalization, images.train, images.held_out)
-    return ImageSet(images.train, images.held_out, normalization, fingerprint, images.source)
+        normalization = fit_normalization(train.images)
+    fingerprint = _fingerprint(normalization, train, held_out)
+    return ImageSet(train, held_out, normalization, fingerprint, source)
 
 
 def _fingerprint(normalization: Normalization, *parts: Labelled) -> str:

@@ -3,13 +3,15 @@
 Shapes: B batch, L length (`seq_len`), P processes.
 """
 
-from collections.abc import Callable, Iterator
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyena_jax.config import require
+from hyena_jax.config import UserError, require
 
 if TYPE_CHECKING:
     import grain
@@ -84,8 +86,65 @@ def train_batches(
     return shuffled_batches(read, len(tokens) - seq_len, batch_size, seed, process_index, process_count)
 
 
-def iterate(dataset: "grain.MapDataset[Batch]", start: int = 0) -> Iterator[tuple[int, Batch]]:
-    """Yields (t, element t) for t = start, start + 1, ...; a thread reads ahead until this is closed."""
+class DataEnded(UserError):
+    """The training data have no further batch."""
+
+
+class Stream:
+    """Batches of the rows of an iterator, in its order.
+
+    Nothing is read ahead: `state` is that of the iterator behind the last batch that was taken. Every process
+    reads all rows and keeps its own part, so that the state, and the batches, do not depend on their number.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        make_batch: Callable[[Sequence[Mapping[str, Any]]], Batch],
+        batch_size: int,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        """Batches of `batch_size` rows over all processes; `rows` has `get_state` and `set_state`."""
+        require(batch_size % process_count == 0, "batch_size", batch_size, f"a multiple of {process_count=}")
+        size = batch_size // process_count
+        self._rows, self._make_batch, self._batch_size = rows, make_batch, batch_size
+        self._ours = slice(process_index * size, (process_index + 1) * size)
+        self._state: str | None = None
+
+    def state(self) -> Any:
+        """JSON values; None before the first batch."""
+        return None if self._state is None else json.loads(self._state)
+
+    def restore(self, state: Any) -> None:
+        """Continues behind the batch whose state this is."""
+        if state is None:
+            raise UserError(
+                "the checkpoint holds no state of the iterator: the run began on data of another kind"
+            )
+        self._rows.set_state(state)
+        self._state = json.dumps(state)
+
+    def batch(self, t: int) -> Batch:
+        """The next batch, number t. Raises DataEnded where the iterator ends."""
+        rows = list(itertools.islice(self._rows, self._batch_size))
+        if len(rows) < self._batch_size:
+            raise DataEnded(f"the iterator of the training data ended after {t} batches")
+        try:  # text: the iterator may change what it returned
+            self._state = json.dumps(self._rows.get_state())
+        except (TypeError, ValueError) as error:
+            raise UserError(f"get_state() of the training data must return JSON values: {error}") from error
+        return self._make_batch(rows[self._ours])
+
+
+def iterate(dataset: "grain.MapDataset[Batch] | Stream", start: int = 0) -> Iterator[tuple[int, Batch]]:
+    """Yields (t, element t) for t = start, start + 1, ...
+
+    A thread reads ahead until this is closed; a `Stream`, which stands at batch `start`, is not read ahead.
+    """
+    if isinstance(dataset, Stream):
+        yield from ((t, dataset.batch(t)) for t in itertools.count(start))
+        return
     import grain
 
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)

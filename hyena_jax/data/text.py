@@ -4,7 +4,8 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,11 +13,14 @@ import numpy as np
 from hyena_jax.config import Experiment, TextConfig, UserError, require
 from hyena_jax.data import loader
 from hyena_jax.data.corpora import load_text
+from hyena_jax.data.facts import fill_in
 from hyena_jax.data.tokenizers import Tokenizer, build_tokenizer
 
 if TYPE_CHECKING:
     import grain
 
+HASHED_AT_ONCE = 2**24
+"""Tokens that are read into memory at a time, where they lie in a file."""
 PROMPT_TOKENS = 32
 """Length of the beginning of the held-out text that a sample continues by default."""
 
@@ -25,23 +29,25 @@ PROMPT_TOKENS = 32
 class Corpus:
     """Tokens to learn and tokens to judge by, and what they were made from: a `Dataset`."""
 
-    kind: ClassVar[str] = "text"
     unit: ClassVar[str] = "token"
     curves: ClassVar[Mapping[str, str]] = {"loss": "loss (nats per token)"}
+    scores: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     tokenizer: Tokenizer
     train: np.ndarray
     """[n], the smallest unsigned dtype that holds vocab_size - 1."""
     held_out: np.ndarray
     """[m], dtype as `train`."""
-    held_out_bytes: int
-    """UTF-8 bytes of the held-out text, for losses per byte."""
+    held_out_bytes: int | None
+    """UTF-8 bytes of the held-out text, for losses per byte; None where that is not known."""
     fingerprint: str
     """SHA-256 of the tokenizer and both token arrays, in hexadecimal."""
     source: str
     """Where the text came from, for people."""
     seq_len: int
     """Tokens L in a row of a batch."""
+    kind: str = "text"
+    """What it holds, for people."""
 
     @property
     def units_per_row(self) -> int:
@@ -59,22 +65,12 @@ class Corpus:
 
     def complete(self, experiment: Experiment) -> Experiment:
         """Fills in the vocabulary size; refuses one too small, and a sample prompt that cannot be encoded."""
-        size, tokens = experiment.model.vocab_size, self.tokenizer.vocab_size
-        if size is not None and size < tokens:
-            raise UserError(f"model.vocab_size must be at least the tokenizer's {tokens}, got {size}")
         self.prompt(experiment.logging.sample_prompt)
-        return replace(experiment, model=replace(experiment.model, vocab_size=size or tokens))
+        return fill_in(experiment, {"vocab_size": self.tokenizer.vocab_size})
 
     def prompt(self, text: str | None) -> np.ndarray:
         """The tokens [P], P >= 1, of logging.sample_prompt; None is the beginning of the held-out text."""
-        if text is None:
-            return self.held_out[:PROMPT_TOKENS]
-        try:
-            ids = self.tokenizer.encode(text)
-        except UserError as error:
-            raise UserError(f"logging.sample_prompt {text!r}: {error}") from error
-        require(len(ids) > 0, "logging.sample_prompt", text, "at least one token long")
-        return ids
+        return self.held_out[:PROMPT_TOKENS] if text is None else encode_prompt(self.tokenizer, text)
 
     def train_batches(
         self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
@@ -95,15 +91,33 @@ class Corpus:
         return {"perplexity": perplexity(loss)}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Loss (nats a token), perplexity, bits per byte, accuracy, mean probability of the true token."""
-        loss = sums["nats"] / sums["count"]
-        return {
-            "loss": loss,
-            **self.loss_metrics(loss),
-            "bits_per_byte": loss * len(self.held_out) / self.held_out_bytes / math.log(2),
-            "accuracy": sums["correct"] / sums["count"],
-            "probability": sums["probability"] / sums["count"],
-        }
+        """Perplexity, bits per byte, accuracy, mean probability of the true token; none without `nats`."""
+        if "nats" not in sums:
+            return {}
+        values, nats = token_metrics(sums), sums["nats"] / sums["count"]
+        if self.held_out_bytes is None:
+            return values
+        bits = nats * len(self.held_out) / self.held_out_bytes / math.log(2)
+        return {"perplexity": values["perplexity"], "bits_per_byte": bits, **values}
+
+
+def token_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Perplexity, accuracy and mean probability of the true token, from the sums of `make_eval_step`."""
+    return {
+        "perplexity": perplexity(sums["nats"] / sums["count"]),
+        "accuracy": sums["correct"] / sums["count"],
+        "probability": sums["probability"] / sums["count"],
+    }
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """The tokens [P], P >= 1, of logging.sample_prompt. Raises UserError where there are none."""
+    try:
+        ids = tokenizer.encode(text)
+    except UserError as error:
+        raise UserError(f"logging.sample_prompt {text!r}: {error}; None continues held-out data") from error
+    require(len(ids) > 0, "logging.sample_prompt", text, "at least one token long")
+    return ids
 
 
 def perplexity(loss: float) -> float:
@@ -123,27 +137,35 @@ def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpu
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
     train = tokenizer.encode(text.train).astype(dtype)
     held_out = tokenizer.encode(text.held_out).astype(dtype)
-    for part, tokens in (("training", train), ("held-out", held_out)):
-        if len(tokens) <= config.seq_len:
-            raise UserError(
-                f"the {part} text is too short: {len(tokens)} tokens,"
-                f" and seq_len={config.seq_len} needs at least {config.seq_len + 1}"
-            )
+    check_lengths("text", train, held_out, config.seq_len)
     return Corpus(
         tokenizer=tokenizer,
         train=train,
         held_out=held_out,
         held_out_bytes=len(text.held_out.encode()),
-        fingerprint=_fingerprint(tokenizer, train, held_out),
+        fingerprint=fingerprint(tokenizer, train, held_out),
         source=text.source,
         seq_len=config.seq_len,
     )
 
 
-def _fingerprint(tokenizer: Tokenizer, train: np.ndarray, held_out: np.ndarray) -> str:
+def check_lengths(kind: str, train: np.ndarray, held_out: np.ndarray, seq_len: int) -> None:
+    """Raises UserError unless both parts have a token to read and one to predict at each place of a row."""
+    for part, tokens in (("training", train), ("held-out", held_out)):
+        if len(tokens) <= seq_len:
+            raise UserError(
+                f"the {part} {kind} is too short: {len(tokens)} tokens,"
+                f" and seq_len={seq_len} needs at least {seq_len + 1}"
+            )
+
+
+def fingerprint(tokenizer: Tokenizer, train: np.ndarray, held_out: np.ndarray) -> str:
+    """SHA-256 of a tokenizer and both parts [n], [m], in hexadecimal."""
     # The length keeps the border between the two parts in the digest.
     header = [tokenizer.to_json(), len(train)]
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for tokens in (train, held_out):
-        digest.update(tokens.astype(tokens.dtype.newbyteorder("<")).tobytes())
+        for first in range(0, len(tokens), HASHED_AT_ONCE):
+            some = tokens[first : first + HASHED_AT_ONCE]
+            digest.update(some.astype(some.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()

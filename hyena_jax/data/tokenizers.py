@@ -5,6 +5,7 @@ reads, so that a run folder carries its own.
 """
 
 import codecs
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,7 +36,7 @@ class Tokenizer(Protocol):
 
     @property
     def kind(self) -> str:
-        """The tokenizer's name in `TextConfig.tokenizer`."""
+        """The tokenizer's name, in `TextConfig.tokenizer` and in data.json."""
         ...
 
     @property
@@ -234,6 +235,48 @@ class _PieceStream:
         return text[len(before) :]
 
 
+@dataclass(frozen=True)
+class IdsTokenizer:
+    """Ids as their own text: decimal numbers separated by spaces."""
+
+    kind: ClassVar[str] = "ids"
+    vocab_size: int
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the numbers in the text, int32 [n]; UserError if a word is not an id of the vocabulary."""
+        wrong = [word for word in text.split() if not (word.isascii() and word.isdecimal())]
+        if wrong:
+            raise UserError(f"text must be token ids such as '1 2 3', got {', '.join(map(repr, wrong[:5]))}")
+        return _checked([int(word) for word in text.split()], self.vocab_size).astype(np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the numbers, with a space between two."""
+        return " ".join(map(str, _checked(ids, self.vocab_size)))
+
+    def stream(self) -> StreamDecoder:
+        """Every id is certain at once; all but the first come after a space."""
+        is_first = True
+
+        def decode(ids: Sequence[int], final: bool = False) -> str:
+            nonlocal is_first
+            text = self.decode(ids)
+            if not text:
+                return ""
+            text, is_first = text if is_first else f" {text}", False
+            return text
+
+        return decode
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of this tokenizer."""
+        return {"kind": self.kind, "vocab_size": self.vocab_size}
+
+
+def is_tokenizer(encoding: Any) -> bool:
+    """Whether an encoding is a tokenizer, so that text can be written with it."""
+    return all(hasattr(encoding, name) for name in ("encode", "decode", "stream", "vocab_size"))
+
+
 def build_tokenizer(config: TextConfig, *texts: str) -> Tokenizer:
     """The tokenizer that `config.tokenizer` names; its vocabulary covers all `texts`.
 
@@ -245,10 +288,15 @@ def build_tokenizer(config: TextConfig, *texts: str) -> Tokenizer:
         return CharactersTokenizer("".join(sorted(set().union(*texts))))
     if config.tokenizer == "graphemes":
         return GraphemesTokenizer(tuple(sorted(set().union(*map(_graphemes, texts)))))
+    return read_bpe(config.tokenizer_path)
+
+
+def read_bpe(path: str) -> BpeTokenizer:
+    """The byte-pair tokenizer of a `tokenizer.json`. Raises UserError if it cannot be used."""
     try:
-        return BpeTokenizer(Path(config.tokenizer_path).read_text(encoding="utf-8"))
+        return BpeTokenizer(Path(path).read_text(encoding="utf-8"))
     except (OSError, UserError, UnicodeDecodeError) as error:
-        raise UserError(f"tokenizer_path {config.tokenizer_path!r} cannot be used: {error}") from error
+        raise UserError(f"tokenizer_path {path!r} cannot be used: {error}") from error
 
 
 def tokenizer_from_json(values: dict[str, Any]) -> Tokenizer:
@@ -258,6 +306,7 @@ def tokenizer_from_json(values: dict[str, Any]) -> Tokenizer:
         "characters": lambda: CharactersTokenizer(values["symbols"]),
         "graphemes": lambda: GraphemesTokenizer(tuple(values["symbols"])),
         "bpe": lambda: BpeTokenizer(values["definition"]),
+        "ids": lambda: IdsTokenizer(operator.index(values["vocab_size"])),
     }
     try:
         return choose("tokenizer", values["kind"], readers)()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from hyena_jax.config import PluginFlags, TextConfig, UserError, require
+from hyena_jax.config import PluginFlags, UserError, require
 from hyena_jax.config.checks import require_at_least
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ def _load(settings: Distill, report: Callable[[str], None]) -> "Source":
     from hyena_jax.training.run_folder import load_params, read_run
 
     run = read_run(settings.workdir)
-    is_text = isinstance(run.experiment.data, TextConfig)
-    require(is_text, "workdir", str(settings.workdir), "a run on text, which alone can be continued")
+    is_tokens = run.experiment.data.inputs == "tokens"
+    require(is_tokens, "workdir", str(settings.workdir), "a run on text or on other tokens")
     config = run.experiment.model
     check_distillable(config)
     _sizes(settings, config.max_len)

@@ -17,7 +17,7 @@ from hyena_jax.data.text import Corpus
 from hyena_jax.distillation import hankel
 from hyena_jax.distillation.model import LongFilters
 from hyena_jax.training import parallel
-from hyena_jax.training.evaluate import sum_held_out
+from hyena_jax.training.evaluate import held_out_values, sum_held_out
 from hyena_jax.training.metrics import Values
 from hyena_jax.training.step import Batch, Metrics, make_eval_step
 
@@ -114,8 +114,8 @@ def kl_divergence(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
 def compare(
     models: Sequence[nn.Module], params: Sequence[optax.Params], data: Corpus, batch_size: int
 ) -> Values:
-    """`metrics` of the second model on all held-out tokens, and `kl`: mean KL(first || second), nats."""
+    """Values of the second model on all held-out tokens, and `kl`: mean KL(first || second), nats."""
     strategy = parallel.make_strategy(ParallelConfig())
     step = strategy.map_eval_step(make_comparison_step(*models))
     sums = sum_held_out(strategy, step, strategy.place(tuple(params)), data, batch_size)
-    return {**data.metrics(sums), "kl": sums["kl"] / sums["count"]}
+    return held_out_values(data, sums)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from hyena_jax.config import PluginFlags, TextConfig, UserError, require
+from hyena_jax.config import PluginFlags, UserError, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,6 +73,7 @@ class Generate:
 def run(command: Generate, note: Callable[[str], None]) -> int:
     """Generates and prints; returns the exit code."""
     from hyena_jax import models
+    from hyena_jax.data.tokenizers import is_tokenizer
     from hyena_jax.generation.decoding import continuations, generate, proceed
     from hyena_jax.generation.prompts import encode
     from hyena_jax.generation.recomputation import note_recomputation
@@ -82,8 +83,9 @@ def run(command: Generate, note: Callable[[str], None]) -> int:
     _check_files(command)
     rule = SamplingRule(command.greedy, command.temperature, command.top_k, command.top_p, command.min_p)
     run = read_run(command.run.workdir)
-    is_text = isinstance(run.experiment.data, TextConfig)
-    require(is_text, "workdir", str(command.run.workdir), "a run on text, which alone can be continued")
+    is_text = run.experiment.data.inputs == "tokens" and is_tokenizer(run.encoding)
+    must = "a run on text, or on tokens with a tokenizer, which alone can be continued"
+    require(is_text, "workdir", str(command.run.workdir), must)
     request = _request(command, rule, run.encoding)
     prompts = [encode(run.encoding, prompt, "prompt") for prompt in command.prompt]
     model = models.build(run.experiment.model)

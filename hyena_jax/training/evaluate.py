@@ -1,8 +1,8 @@
 """Exact evaluation on held-out data."""
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 
 import flax.linen as nn
 import numpy as np
@@ -13,6 +13,7 @@ from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.training import parallel
 from hyena_jax.training.metrics import Values
 from hyena_jax.training.run_folder import Run
+from hyena_jax.training.scores import TAKEN, loss_function, metric_functions
 from hyena_jax.training.step import make_eval_step
 from hyena_jax.training.strategy import Strategy
 
@@ -43,6 +44,18 @@ def sum_held_out(
     return {name: math.fsum(np.concatenate(values)) for name, values in rows.items()}
 
 
+def held_out_values(data: Dataset, sums: Mapping[str, float]) -> Values:
+    """What sums over held-out targets say: the mean `loss`, `Dataset.metrics`, the means of further metrics.
+
+    Raises:
+      UserError: if no target has a weight.
+    """
+    count = sums["count"]
+    require(count > 0, "sum of the weights of held-out targets", count, "above 0")
+    means = {name: value / count for name, value in sums.items() if name not in TAKEN}
+    return {"loss": sums["loss"] / count, **data.metrics(sums), **means}
+
+
 def evaluate_run(
     run: Run, model: nn.Module, params: optax.Params, path: str | None, batch_size: int
 ) -> Values:
@@ -54,9 +67,10 @@ def evaluate_run(
     require(batch_size >= 1, "batch_size", batch_size, "at least 1")
     data = load_data(run, path)
     strategy = parallel.make_strategy(ParallelConfig())
-    eval_step = strategy.map_eval_step(make_eval_step(model))
+    scores = loss_function(run.experiment.loss), metric_functions(run.experiment, data)
+    eval_step = strategy.map_eval_step(make_eval_step(model, *scores))
     sums = sum_held_out(strategy, eval_step, strategy.place(params), data, batch_size)
-    return {**data.metrics(sums), f"{data.unit}s": data.n_held_out}
+    return {**held_out_values(data, sums), f"{data.unit}s": data.n_held_out}
 
 
 def load_data(run: Run, path: str | None = None) -> Dataset:
@@ -67,6 +81,9 @@ def load_data(run: Run, path: str | None = None) -> Dataset:
     """
     config = run.experiment.data
     if path is not None:
+        names = {field.name for field in fields(config)}
+        kind = type(config).__name__
+        require({"path", "validation_path"} <= names, "path", path, f"absent: {kind} reads no files named so")
         config = replace(config, path=path, validation_path=path)
     data = load(config, run.encoding)
     if path is None and data.fingerprint != run.fingerprint:

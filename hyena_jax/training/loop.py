@@ -22,6 +22,7 @@ from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.profiling import Profile
 from hyena_jax.training.progress import Progress, parameter_table
 from hyena_jax.training.run_folder import CHECKPOINTS, Run, check_run, kept_encoding, locked, open_run
+from hyena_jax.training.scores import Score, loss_function, metric_functions
 from hyena_jax.training.signals import Interrupted, StopRequest, stop_requests
 from hyena_jax.training.step import TrainState, init_params, init_state, make_eval_step, make_train_step
 from hyena_jax.training.strategy import Strategy
@@ -50,6 +51,9 @@ class Prepared(NamedTuple):
     shapes: optax.Params
     """Of the parameters."""
     optimizer: optax.GradientTransformation
+    loss: Score
+    metrics: dict[str, Score]
+    """In addition to what the data give by themselves."""
     given: optax.Params | None
     """What a new run starts from, where that is not drawn."""
 
@@ -96,7 +100,7 @@ def train(
             params = _run(prepared, workdir, run, console, profile, stop)
         stop.name = first_request(stop.name)  # one that came after the last step counts too
     if is_first():
-        draw_learning_curves(workdir, prepared.data.curves)
+        draw_learning_curves(workdir, _curves(prepared))
     if stop.is_set:
         raise Interrupted(f"stopped by {stop.name} and saved; the same command continues")
     return Result(prepared.model, params, prepared.data)
@@ -121,14 +125,19 @@ def _prepare(
     is_text = experiment.model.inputs == "tokens"
     can_shard = strategy.sequence_axis is None or is_text
     require(can_shard, "parallel.sequence", experiment.parallel.sequence, "1 unless the model reads tokens")
+    loss, metrics = loss_function(experiment.loss), metric_functions(experiment, data)
     with _own_parts(experiment):
         model = models.build(experiment.model, strategy.sequence_axis)
         shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
-        strategy.check(make_eval_step(model), shapes, next(data.eval_batches(strategy.row_shards, 1)))
+        batch = next(data.eval_batches(strategy.row_shards, 1))
+        if config.plugins_in(experiment):  # a loss of a wrong shape shows when it is traced
+            whole = models.build(experiment.model)
+            jax.eval_shape(make_eval_step(whole, loss, metrics), shapes, batch)
+        strategy.check(make_eval_step(model, loss, metrics), shapes, batch)
         optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
     report = partial(console.print, soft_wrap=True)
     given = None if init_from is None else together(lambda: export.read(init_from, shapes, report))
-    return Prepared(experiment, data, strategy, model, shapes, optimizer, given)
+    return Prepared(experiment, data, strategy, model, shapes, optimizer, loss, metrics, given)
 
 
 @contextmanager
@@ -167,7 +176,7 @@ def _run(
     experiment, data, strategy = prepared.experiment, prepared.data, prepared.strategy
     training, folder = experiment.training, workdir / CHECKPOINTS
     with Checkpoints(folder, training.keep_checkpoints, console.print) as checkpoints:
-        state = _restore_or_make(checkpoints, prepared)
+        state, data_state = _restore_or_make(checkpoints, prepared)
         changes = from_first(lambda: open_run(workdir, run, experiment, data))
         _announce(console, prepared, changes)
         start = int(state.step)
@@ -186,11 +195,14 @@ def _run(
                 data=data,
                 strategy=strategy,
                 train_step=_mapped_train_step(prepared, state),
-                eval_step=strategy.map_eval_step(make_eval_step(prepared.model)),
+                eval_step=strategy.map_eval_step(
+                    make_eval_step(prepared.model, prepared.loss, prepared.metrics)
+                ),
                 checkpoints=checkpoints,
                 log=log,
                 progress=progress,
                 best_loss=from_first(lambda: best(folder).loss),
+                data_state=data_state,
             )
             stop.defer()
             return trainer.run(state, start, stop, trace)
@@ -199,8 +211,22 @@ def _run(
 def _mapped_train_step(prepared: Prepared, state: TrainState) -> Callable:
     experiment, strategy = prepared.experiment, prepared.strategy
     parts = experiment.optimizer.accumulation_steps
-    step = make_train_step(prepared.model, prepared.optimizer, experiment.seed, strategy.axis_name, parts)
+    step = make_train_step(
+        prepared.model,
+        prepared.optimizer,
+        experiment.seed,
+        strategy.axis_name,
+        parts,
+        prepared.loss,
+        prepared.metrics,
+    )
     return strategy.map_train_step(step, jax.eval_shape(lambda: state))
+
+
+def _curves(prepared: Prepared) -> dict[str, str]:
+    """The metrics that are drawn against the step, and what their axes say."""
+    curves = {**prepared.data.curves, **{label: label for label in prepared.metrics}}
+    return curves if prepared.experiment.loss.in_nats else {**curves, "loss": "loss"}
 
 
 def _announce(console: Console, prepared: Prepared, changes: Sequence[str]) -> None:
@@ -228,8 +254,11 @@ def _metrics_log(workdir: Path, step: int, experiment: Experiment) -> AbstractCo
     return nullcontext(NoLog())
 
 
-def _restore_or_make(checkpoints: Checkpoints, prepared: Prepared) -> TrainState:
-    """The placed state of the newest checkpoint; or that before the first step, with the parameters given."""
+def _restore_or_make(checkpoints: Checkpoints, prepared: Prepared) -> tuple[TrainState, Any]:
+    """The placed state of the newest checkpoint; or that before the first step, with the parameters given.
+
+    And the state of the data, where the checkpoint holds one.
+    """
     strategy, given = prepared.strategy, prepared.given
 
     def make() -> TrainState:
@@ -239,8 +268,9 @@ def _restore_or_make(checkpoints: Checkpoints, prepared: Prepared) -> TrainState
     restored = checkpoints.restore(strategy.restore_target(jax.eval_shape(make)).to_items())
     if restored is None:
         state = strategy.make_state(make)
-        return state if given is None else state._replace(params=strategy.place(given))
-    return strategy.from_global(TrainState.from_items(restored.items))
+        return (state if given is None else state._replace(params=strategy.place(given))), None
+    state = strategy.from_global(TrainState.from_items(restored.items))
+    return state, restored.meta.get("data_state")
 
 
 def _on_first(make: Callable[[], T]) -> T | None:

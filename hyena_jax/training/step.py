@@ -3,7 +3,8 @@
 Axes: B batch, L length, V answers to choose from (a vocabulary, or classes).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -12,13 +13,15 @@ import jax.numpy as jnp
 import optax
 
 from hyena_jax.models import example_inputs
-from hyena_jax.training.loss import answers, cross_entropy, scored
+from hyena_jax.training.loss import cross_entropy, scored
 from hyena_jax.training.optimizer import global_norm
+from hyena_jax.training.scores import Score, eval_scores, train_scores, weighted
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 
 FINITE = -1
+NO_METRICS: Mapping[str, Score] = MappingProxyType({})
 
 
 class TrainState(NamedTuple):
@@ -62,6 +65,8 @@ def make_train_step(
     seed: int,
     axis_name: str | None = None,
     accumulation_steps: int = 1,
+    loss: Score = cross_entropy,
+    metrics: Mapping[str, Score] = NO_METRICS,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """One pure `train_step(state, batch) -> (state, metrics)`.
 
@@ -72,26 +77,53 @@ def make_train_step(
       axis_name: the mapped axis over which gradients and metrics are averaged, or None under plain jit,
         where a mean over the batch is already global.
       accumulation_steps: the batch is cut into this many equal parts, one after the other in memory.
+      loss: what is lowered, and
+      metrics: what else is measured, by name, at each target: see `scores`.
 
     Returns:
-      The step. `batch` holds `inputs` [B, ...] and `targets`, int32 [B, L] or [B]; metrics are float32
-      scalars `loss` (mean nats a target) and `grad_norm` (before clipping), and int32 `bad_step`.
+      The step. `batch` holds `inputs` [B, ...] and `targets`, int32 [B, L] or [B], and may hold `weights`,
+      float32 of their shape: means over targets are then sum(w x) / sum(w), with both sums over all devices
+      and parts, and 0 where all weights are 0. The step's metrics are float32 scalars: the mean `loss` and
+      those of `metrics`, `grad_norm` (before clipping), and int32 `bad_step`.
     """
+    score = train_scores(loss, metrics)
 
-    def loss_fn(params: optax.Params, batch: Batch, key: jax.Array) -> jax.Array:
-        return scored(cross_entropy, model, params, batch, False, {"dropout": key}).mean()
+    def over_devices(tree: Metrics | optax.Params, is_weighted: bool) -> Metrics | optax.Params:
+        if axis_name is None:
+            return tree
+        return (jax.lax.psum if is_weighted else jax.lax.pmean)(tree, axis_name)
 
-    def loss_and_grads(params: optax.Params, batch: Batch, key: jax.Array) -> tuple[jax.Array, optax.Params]:
+    def loss_fn(
+        params: optax.Params, batch: Batch, key: jax.Array, total: jax.Array | None
+    ) -> tuple[jax.Array, Metrics]:
+        """Means over the targets of `batch`; or its share of the means of all, of which `total` is sum(w)."""
+        values = scored(score, model, params, batch, False, {"dropout": key})
+        if total is None:
+            means = {name: x.mean() for name, x in values.items()}
+        else:
+            means = {name: weighted(x, batch["weights"]).sum() / total for name, x in values.items()}
+        return means["loss"], means
+
+    def means_and_grads(params: optax.Params, batch: Batch, key: jax.Array) -> tuple[Metrics, optax.Params]:
+        total = None
+        if "weights" in batch:
+            total = over_devices(batch["weights"].sum(), is_weighted=True)
+            total = jnp.where(total > 0, total, 1)
+        gradient = jax.grad(loss_fn, has_aux=True)
         if accumulation_steps == 1:
-            return jax.value_and_grad(loss_fn)(params, batch, key)
+            grads, means = gradient(params, batch, key, total)
+            return over_devices((means, grads), total is not None)
         parts = jax.tree.map(cut, batch)
 
-        def add_part(total: tuple, part: tuple[Batch, jax.Array]) -> tuple[tuple, None]:
-            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_fn)(params, *part)), None
+        def add_part(sums: tuple, part: tuple[Batch, jax.Array]) -> tuple[tuple, None]:
+            return jax.tree.map(jnp.add, sums, gradient(params, *part, total)), None
 
-        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-        total, _ = jax.lax.scan(add_part, zero, (parts, jax.random.split(key, accumulation_steps)))
-        return jax.tree.map(lambda x: x / accumulation_steps, total)
+        zero = (jax.tree.map(jnp.zeros_like, params), {name: jnp.zeros(()) for name in ("loss", *metrics)})
+        sums, _ = jax.lax.scan(add_part, zero, (parts, jax.random.split(key, accumulation_steps)))
+        if total is None:
+            sums = jax.tree.map(lambda x: x / accumulation_steps, sums)
+        grads, means = over_devices(sums, total is not None)
+        return means, grads
 
     def cut(x: jax.Array) -> jax.Array:
         # Part i holds the rows i, i + parts, ...: rows that lie on different devices stay where they are.
@@ -101,40 +133,35 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         if axis_name is not None:
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        loss, grads = loss_and_grads(state.params, batch, key)
-        if axis_name is not None:
-            loss, grads = jax.lax.pmean((loss, grads), axis_name)
+        means, grads = means_and_grads(state.params, batch, key)
         grad_norm = global_norm(grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         step = state.step + 1
-        is_bad = ~(jnp.isfinite(loss) & jnp.isfinite(grad_norm))
+        is_bad = ~(jnp.isfinite(means["loss"]) & jnp.isfinite(grad_norm))
         bad_step = jnp.where((state.bad_step == FINITE) & is_bad, step, state.bad_step)
-        metrics = {"loss": loss, "grad_norm": grad_norm, "bad_step": bad_step}
-        return TrainState(step, params, opt_state, bad_step), metrics
+        measured = {**means, "grad_norm": grad_norm, "bad_step": bad_step}
+        return TrainState(step, params, opt_state, bad_step), measured
 
     return train_step
 
 
-def make_eval_step(model: nn.Module) -> Callable[[optax.Params, Batch], Metrics]:
+def make_eval_step(
+    model: nn.Module, loss: Score = cross_entropy, metrics: Mapping[str, Score] = NO_METRICS
+) -> Callable[[optax.Params, Batch], Metrics]:
     """`eval_step(params, batch)`: for each row of the batch, sums over its targets, float32 [B].
 
-    `batch` also holds `weights` of the shape of `targets`, 0 where a target is padding. Sums by row, not over
-    the batch, so that adding them up on the host does not depend on how rows were grouped.
+    The sums are those of `loss` and `metrics`; `count` of the weights; and of targets that are classes `nats`
+    (negative log-likelihoods), `correct` and `probability`, whatever the loss. `batch` also holds `weights`
+    of the shape of `targets`, 0 where a target is padding. Sums by row, not over the batch, so that adding
+    them up on the host does not depend on how rows were grouped.
     """
-
-    def score(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return cross_entropy(logits, targets), answers(logits, targets.ndim) == targets
+    score = eval_scores(loss, metrics)
 
     def eval_step(params: optax.Params, batch: Batch) -> Metrics:
         weights = batch["weights"]
-        nats, correct = scored(score, model, params, batch)
-        sums = {
-            "count": weights,
-            "nats": weights * nats,
-            "correct": weights * correct,
-            "probability": weights * jnp.exp(-nats),
-        }
-        return {name: values.reshape(len(values), -1).sum(-1) for name, values in sums.items()}
+        values = scored(score, model, params, batch)
+        sums = {"count": weights, **{name: weighted(x, weights) for name, x in values.items()}}
+        return {name: x.reshape(len(x), -1).sum(-1) for name, x in sums.items()}
 
     return eval_step

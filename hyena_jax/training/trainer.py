@@ -5,17 +5,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from hyena_jax.config import Experiment
+from hyena_jax.config import Experiment, UserError
 from hyena_jax.data import loader
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.distributed import first_request
-from hyena_jax.training.evaluate import sum_held_out
+from hyena_jax.training.evaluate import held_out_values, sum_held_out
 from hyena_jax.training.metrics import MetricsLog, NoLog
 from hyena_jax.training.optimizer import global_norm
 from hyena_jax.training.profiling import Profile
@@ -44,6 +45,8 @@ class Trainer:
     log: MetricsLog | NoLog
     progress: Progress
     best_loss: float
+    data_state: Any
+    """Where the last checkpoint left data that are a `loader.Stream`; None where there is none."""
     clock: "Clock" = field(init=False)
     schedule: optax.Schedule = field(init=False)
 
@@ -56,11 +59,22 @@ class Trainer:
         training = self.experiment.training
         rows, batch_size = self.strategy.rows, self.experiment.data.batch_size
         dataset = self.data.train_batches(batch_size, self.experiment.seed, *rows)
+        stream = dataset if isinstance(dataset, loader.Stream) else None
+        if stream is not None and start > 0:
+            stream.restore(self.data_state)
         check_every = self.experiment.parallel.check_replicas_every
-        step, stopping = start, False
+        step, saved, stopping = start, start, False
         with closing(loader.iterate(dataset, start)) as batches:
             while step < training.steps and not stopping:
-                t, batch = next(batches)
+                try:
+                    t, batch = next(batches)
+                except loader.DataEnded as error:
+                    if step > saved:
+                        self._save(step, state, None, stream)
+                    raise UserError(
+                        f"{error}, before training.steps={training.steps}; what was trained is saved: lower"
+                        " training.steps, or give an iterator that begins again"
+                    ) from error
                 profile.before_step(t)
                 state, metrics = self.train_step(state, self.strategy.place_batch(batch))
                 step = t + 1
@@ -78,7 +92,8 @@ class Trainer:
                 is_best = loss is not None and loss < self.best_loss
                 stopping = self._is_stopping(step, stop)  # read once: a signal that comes later waits
                 if step % training.checkpoint_every == 0 or is_best or is_last or stopping:
-                    self._save(step, state, metrics, loss)
+                    self._save(step, state, loss, stream)
+                    saved = step
                 self.progress.advance(step)
         return self.strategy.host_copy(state.params)
 
@@ -96,7 +111,7 @@ class Trainer:
         speed = self.clock.units_per_second(step)
         row = {
             **values,
-            **self.data.loss_metrics(values["loss"]),
+            **(self.data.loss_metrics(values["loss"]) if self.experiment.loss.in_nats else {}),
             "param_norm": param_norm(state.params).item(),
             "learning_rate": float(self.schedule(step - 1)),
             f"{self.data.unit}s_per_second": speed,
@@ -116,7 +131,7 @@ class Trainer:
                 training.eval_batch_size,
                 training.eval_windows,
             )
-        values = self.data.metrics(sums)
+        values = held_out_values(self.data, sums)
         if not math.isfinite(values["loss"]):
             raise _diverged(f"the validation loss at step {step} is {values['loss']}")
         self.log.write(step, {f"validation/{name}": value for name, value in values.items()})
@@ -124,15 +139,24 @@ class Trainer:
         self.progress.line(f"step {step:6d}   validation loss {values['loss']:.4f}")
         return values["loss"]
 
-    def _save(self, step: int, state: TrainState, metrics: Metrics, loss: float | None) -> None:
+    def _save(
+        self,
+        step: int,
+        state: TrainState,
+        loss: float | None,
+        stream: loader.Stream | None,
+    ) -> None:
         jax.block_until_ready(state)
         with self.clock.paused():
-            self._check_finite(metrics["bad_step"].item())
+            self._check_finite(state.bad_step.item())
             if not all_finite(state.params):
                 raise _diverged(f"a parameter is not finite after step {step}")
             self.log.sync()
             items = self.strategy.to_global(state).to_items()
-            self.checkpoints.save(step, items, {"step": step, "loss": loss})
+            meta = {"step": step, "loss": loss}
+            if stream is not None:
+                meta["data_state"] = stream.state()
+            self.checkpoints.save(step, items, meta)
         if loss is not None:
             self.best_loss = min(loss, self.best_loss)
 

@@ -94,7 +94,7 @@ def test_the_model_takes_its_sizes_from_the_images(config, images):
     [
         ({"image_size": (5, 6)}, r"model.image_size must be the data's \(6, 5\), got \(5, 6\)"),
         ({"channels": 3}, "model.channels must be the data's 1, got 3"),
-        ({"n_classes": 2}, "model.n_classes must be at least the 3 of the data, got 2"),
+        ({"n_classes": 2}, "model.n_classes must be at least the data's 3, got 2"),
         ({"patch_size": (6, 6)}, r"patch_size must be at most image_size=\(6, 5\), got \(6, 6\)"),
     ],
 )
@@ -105,7 +105,8 @@ def test_a_model_that_contradicts_the_images(config, images, model, message):
 
 def test_metrics(images):
     sums = {"count": 4.0, "nats": 2.0, "correct": 3.0, "probability": 1.0}
-    assert images.metrics(sums) == {"loss": 0.5, "accuracy": 0.75}
+    assert images.metrics(sums) == {"accuracy": 0.75}
+    assert images.metrics({"count": 4.0}) == {}
     assert images.loss_metrics(0.5) == {}
 
 

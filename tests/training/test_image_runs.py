@@ -187,7 +187,7 @@ def test_patches_that_answer_each_are_judged_together(experiment, tmp_path, cons
     ("options", "message"),
     [
         ({"height": 7}, r"model.image_size must be the data's \(7, 5\), got \(6, 5\)"),
-        ({"n_classes": 4}, "model.n_classes must be at least the 4 of the data, got 3"),
+        ({"n_classes": 4}, "model.n_classes must be at least the data's 4, got 3"),
     ],
 )
 def test_other_images_must_fit_the_model(whole, tmp_path, options, message):

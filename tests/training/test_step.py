@@ -22,7 +22,7 @@ from hyena_jax.config import (
 from hyena_jax.data.text import Corpus
 from hyena_jax.data.tokenizers import BytesTokenizer
 from hyena_jax.training import parallel
-from hyena_jax.training.evaluate import sum_held_out
+from hyena_jax.training.evaluate import held_out_values, sum_held_out
 from hyena_jax.training.loss import answers, cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import (
@@ -141,7 +141,8 @@ def test_evaluation_is_exact_and_independent_of_batches_and_devices(n_devices, r
     corpus = Corpus(BytesTokenizer(), tokens, tokens, 2 * len(tokens), fingerprint="", source="", seq_len=11)
     strategy = parallel.make_strategy(ParallelConfig(devices=n_devices))
     step = strategy.map_eval_step(make_eval_step(MODEL))
-    values = corpus.metrics(sum_held_out(strategy, step, strategy.place(PARAMS), corpus, rows))
+    sums = sum_held_out(strategy, step, strategy.place(PARAMS), corpus, rows)
+    values = held_out_values(corpus, sums)
     inputs, targets = tokens[:-1].reshape(7, 11).astype(int), tokens[1:].reshape(7, 11).astype(int)
     logits = np.float64(MODEL.apply({"params": PARAMS}, inputs))
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))

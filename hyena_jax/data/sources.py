@@ -1,0 +1,475 @@
+"""Data of your own: from arrays, rows or an iterator to the `Dataset` that a registered `load` returns.
+
+    @dataclass(frozen=True)
+    class Mine(DataConfig):
+        seq_len: int = 64
+
+    def load(config, encoding):
+        return sources.from_tokens(np.load("tokens.npy", mmap_mode="r"), config.seq_len)
+
+    hyena_jax.register("mine", Mine, load)
+
+Three functions, for what there is: `from_tokens` (one long stream of tokens, read in windows as a text is),
+`from_images` (images with labels) and `from_rows` (anything else, with a weight for each target if you like).
+
+Shapes: n rows, L length, B batch.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyena_jax.config import Experiment, UserError, require
+from hyena_jax.data import loader
+from hyena_jax.data.facts import fill_in
+from hyena_jax.data.image_sources import Labelled
+from hyena_jax.data.images import ImageSet, Normalization, image_set
+from hyena_jax.data.text import PROMPT_TOKENS, Corpus, encode_prompt, perplexity, token_metrics
+from hyena_jax.data.token_files import as_tokens, token_corpus
+from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, is_tokenizer, tokenizer_from_json
+
+if TYPE_CHECKING:
+    import grain
+
+HASHED_ROWS = 32
+"""Rows of a source that its fingerprint knows, in addition to their number."""
+
+Row = Mapping[str, Any]
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def from_tokens(
+    tokens: np.ndarray,
+    seq_len: int,
+    held_out: np.ndarray | None = None,
+    tokenizer: Tokenizer | None = None,
+    source: str = "an array of tokens",
+) -> Corpus:
+    """One long stream of tokens, in windows at every offset as a text is.
+
+    Args:
+      tokens: integers [n], n > seq_len; may be memory-mapped, and is not copied.
+      seq_len: L, tokens in a row of a batch.
+      held_out: integers [m], m > seq_len; None holds out the last tenth of `tokens`.
+      tokenizer: what text they are; one of `hyena_jax.data.tokenizers`. None writes the ids as text.
+      source: where they came from, for people.
+
+    Raises:
+      UserError: if the tokens are not such integers, too few, or not in the tokenizer's vocabulary.
+    """
+    train = as_tokens("tokens", tokens)
+    if held_out is None:
+        cut = int(len(train) * 0.9)
+        train, held_out = train[:cut], train[cut:]
+    held_out = as_tokens("held_out", held_out)
+
+    def make_tokenizer(least_size: int) -> Tokenizer:
+        return IdsTokenizer(least_size) if tokenizer is None else _readable(tokenizer)
+
+    return token_corpus(train, held_out, seq_len, make_tokenizer, source)
+
+
+def from_images(
+    images: np.ndarray,
+    labels: np.ndarray,
+    held_out: tuple[np.ndarray, np.ndarray] | None = None,
+    normalization: Normalization | None = None,
+    source: str = "an array of images",
+) -> "ImageSet | Rows":
+    """Images with one label each, for a model that reads images.
+
+    Args:
+      images: uint8 [n, H, W, C] or [n, H, W], normalised to mean 0 and deviation 1; or floating point, read
+        as they are.
+      labels: integers [n], from 0.
+      held_out: such a pair to judge by; None holds out the last tenth.
+      normalization: the `encoding` that `load` is given; None makes one of the training part.
+      source: where they came from, for people.
+
+    Raises:
+      UserError: if the arrays are not such, or do not belong together.
+    """
+    train = _labelled("images", images, labels)
+    if held_out is None:
+        cut = len(train.images) * 9 // 10
+        require(cut > 0, "images", len(train.images), "at least 2, to hold one out")
+        train, held = (Labelled(*(x[part] for x in train)) for part in (slice(cut), slice(cut, None)))
+    else:
+        held = _labelled("held_out", *held_out)
+    shapes = train.images.shape[1:], held.images.shape[1:]
+    require(shapes[0] == shapes[1], "held_out images", shapes[1], f"of the others' shape {shapes[0]}")
+    dtypes = train.images.dtype, held.images.dtype
+    require(dtypes[0] == dtypes[1], "held_out images", dtypes[1].name, f"{dtypes[0].name} as the others")
+    if train.images.dtype == np.uint8:
+        return image_set(train, held, source, normalization)
+    arrays = ({"inputs": part.images, "targets": part.labels} for part in (train, held))
+    return from_rows(*arrays, inputs="images", source=source)
+
+
+def _labelled(argument: str, images: np.ndarray, labels: np.ndarray) -> Labelled:
+    images, labels = np.asarray(images), np.asarray(labels)
+    images = images[..., None] if images.ndim == 3 else images
+    must = "uint8 or floating point [n, H, W, C] or [n, H, W], not empty"
+    fits = images.ndim == 4 and images.size > 0
+    fits &= images.dtype == np.uint8 or np.issubdtype(images.dtype, np.floating)
+    require(fits, argument, _described(images), must)
+    is_label = labels.shape == images.shape[:1] and np.issubdtype(labels.dtype, np.integer)
+    require(is_label, f"labels of {argument}", _described(labels), f"integers [{len(images)}]")
+    require(labels.min() >= 0, f"labels of {argument}", int(labels.min()), "at least 0")
+    return Labelled(images, labels)
+
+
+def from_rows(
+    train: Any,
+    held_out: Any = None,
+    *,
+    inputs: str = "tokens",
+    encoding: Any = None,
+    sizes: Mapping[str, Any] = NONE,
+    scores: Mapping[str, Callable] = NONE,
+    unit: str | None = None,
+    source: str = "rows",
+) -> "Rows":
+    """Rows to learn and rows to judge by; a row has `inputs`, `targets` and, if you like, `weights`.
+
+    `weights` have the shape of `targets` and are at least 0: means over targets are sum(w x) / sum(w), in
+    training over the whole batch. A target of weight 0 may be any number.
+
+    Args:
+      train: one of
+        arrays by name, {"inputs": [n, ...], "targets": [n, ...]} and perhaps "weights";
+        a random-access source: `len(train)` rows, of which `train[i]` is such a dict without the axis n;
+        an iterator over such dicts that does not end, with `get_state()`, whose value is JSON, and
+        `set_state(state)`: it is read in its own order, by every process as a whole.
+      held_out: arrays or a random-access source; None holds out the last tenth of `train`.
+      inputs: what the model reads, as the config of the data says: integers are read as int32 for `tokens`,
+        as float32 for `images`.
+      encoding: what turns the raw data into `inputs`, and is kept with the run: a tokenizer of
+        `hyena_jax.data.tokenizers`, with which `generate` continues prompts; or any JSON value.
+      sizes: for fields of the model's config that are None, such as vocab_size; those that arrays or a
+        tokenizer tell need not be given.
+      scores: metrics of these data, score(logits, targets) -> values of the shape of targets, by name.
+      unit: what is counted, in the singular; None is `token`, `image` or `row`.
+      source: where the rows came from, for people.
+
+    The fingerprint, by which a resumed run knows its data, is the SHA-256 of arrays; of a source it knows the
+    number of rows, 32 of them, and an attribute `fingerprint` (str) if it has one; of an iterator that alone.
+
+    Raises:
+      UserError: if the rows are not such.
+    """
+    train = _Arrays(train) if isinstance(train, Mapping) else train
+    held_out = _Arrays(held_out) if isinstance(held_out, Mapping) else held_out
+    is_random_access = hasattr(train, "__len__") and hasattr(train, "__getitem__")
+    if not is_random_access:
+        _check_iterator(train)
+        require(held_out is not None, "held_out", None, "given with an iterator, which has no last tenth")
+    elif held_out is None:
+        cut = len(train) * 9 // 10
+        require(cut > 0, "train", len(train), "at least 2 rows, to hold one out")
+        train, held_out = _Part(train, 0, cut), _Part(train, cut, len(train))
+    is_random_access_too = hasattr(held_out, "__len__") and hasattr(held_out, "__getitem__")
+    require(is_random_access_too, "held_out", type(held_out).__name__, "arrays or a random-access source")
+    for name, part in (("train", train), ("held_out", held_out)):
+        if hasattr(part, "__len__"):
+            require(len(part) > 0, name, 0, "at least one row")
+    form = _form_of(held_out[0], inputs)
+    if is_random_access:
+        _check_form(_form_of(train[0], inputs), form)
+    if is_tokenizer(encoding):
+        encoding = _readable(encoding)
+    return Rows(
+        train=train,
+        held_out=held_out,
+        form=form,
+        inputs=inputs,
+        encoding=encoding,
+        facts={**_facts(train, held_out, form, inputs, encoding), **sizes},
+        scores=dict(scores),
+        unit=unit or {"tokens": "token", "images": "image"}.get(inputs, "row"),
+        source=source,
+        fingerprint=_fingerprint(train, held_out, encoding),
+    )
+
+
+class _Arrays:
+    """Arrays by name as a random-access source."""
+
+    def __init__(self, arrays: Mapping[str, Any]):
+        self.arrays = {name: np.asarray(values) for name, values in arrays.items()}
+        sizes = {name: len(values) if values.ndim else 0 for name, values in self.arrays.items()}
+        require(len(set(sizes.values())) == 1, "rows of the arrays", sizes, "as many in each")
+        weights = self.arrays.get("weights")
+        if weights is not None and weights.size:
+            fits = np.isfinite(weights).all() and weights.min() >= 0
+            require(bool(fits), "weights", float(weights.min()), "finite and at least 0")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def __getitem__(self, i: int) -> Row:
+        return {name: values[i] for name, values in self.arrays.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Rows `start` to `stop` of a random-access source."""
+
+    rows: Any
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, i: int) -> Row:
+        return self.rows[self.start + i]
+
+
+def _check_iterator(rows: Any) -> None:
+    has = all(hasattr(rows, name) for name in ("__next__", "get_state", "set_state"))
+    if not has:
+        raise UserError(
+            "train must be arrays, a random-access source (__len__ and __getitem__), or an iterator with"
+            f" get_state() and set_state(state), so that a run resumes exactly; got {type(rows).__name__}"
+        )
+
+
+class _Form(dict):
+    """Of a row: for each name the shape, and the dtype that a model reads."""
+
+
+def _form_of(row: Any, inputs: str) -> _Form:
+    """Raises UserError unless `row` is one."""
+    names = {"inputs", "targets"}
+    is_row = isinstance(row, Mapping) and names <= set(row) <= names | {"weights"}
+    shown = sorted(row) if isinstance(row, Mapping) else type(row).__name__
+    require(is_row, "a row", shown, "a dict with inputs, targets, and perhaps weights")
+    form = _Form()
+    for name, value in row.items():
+        value = np.asarray(value)
+        is_real = value.dtype.kind in "biuf"
+        require(is_real, f"{name} of a row", value.dtype.name, "integers or floating point numbers")
+        as_float = name == "weights" or value.dtype.kind == "f" or (name == "inputs" and inputs == "images")
+        form[name] = (value.shape, np.dtype(np.float32 if as_float else np.int32))
+    if inputs == "tokens":
+        dtype = np.asarray(row["inputs"]).dtype
+        require(dtype.kind in "iu", "inputs of a row", dtype.name, "integers, the ids of tokens")
+    if "weights" in row:
+        weights = np.asarray(row["weights"])
+        is_weight = bool(np.isfinite(weights).all() and (weights >= 0).all())
+        require(is_weight, "weights of a row", weights.min(), "finite and at least 0")
+    shape = form.get("weights", form["targets"])[0]
+    targets = form["targets"][0]
+    require(shape == targets, "weights of a row", shape, f"of the shape {targets} of its targets")
+    return form
+
+
+def _facts(train: Any, held_out: Any, form: _Form, inputs: str, encoding: Any) -> dict[str, Any]:
+    facts, (shape, _) = {}, form["inputs"]
+    if inputs == "images" and len(shape) == 3:
+        facts |= {"image_size": shape[:2], "channels": shape[2]}
+    if is_tokenizer(encoding):
+        facts["vocab_size"] = encoding.vocab_size
+    parts = [part.rows if isinstance(part, _Part) else part for part in (train, held_out)]
+    if not all(isinstance(part, _Arrays) for part in parts):
+        return facts
+    targets = [_of_weight(part.arrays) for part in parts]
+    least, most = min(x.min(initial=0) for x in targets), max(x.max(initial=0) for x in targets)
+    if form["targets"][1] == np.int32:
+        must = "at least 0 where they are integers and have a weight (numbers that are not classes as floats)"
+        require(least >= 0, "targets", int(least), must)
+    if form["targets"] == ((), np.int32):
+        facts["n_classes"] = max(2, int(most) + 1)
+    if inputs == "tokens":
+        read = [part.arrays["inputs"] for part in parts]
+        require(min(x.min() for x in read) >= 0, "inputs", int(min(x.min() for x in read)), "at least 0")
+        largest = max(int(x.max()) for x in read)
+        if form["targets"] == form["inputs"]:
+            largest = max(largest, int(most))
+        size = facts.setdefault("vocab_size", max(2, largest + 1))
+        require(largest < size, "inputs and targets", largest, f"ids below the vocabulary's size {size}")
+    return facts
+
+
+def _of_weight(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The targets whose weight is not 0."""
+    weights = arrays.get("weights")
+    return arrays["targets"] if weights is None else arrays["targets"][weights != 0]
+
+
+def _fingerprint(train: Any, held_out: Any, encoding: Any) -> str:
+    digest = hashlib.sha256(json.dumps(_encoding_json(encoding), sort_keys=True).encode())
+    for rows in (train, held_out):
+        part, rows = (rows, rows.rows) if isinstance(rows, _Part) else (rows, rows)
+        digest.update(f"rows {len(part) if hasattr(part, '__len__') else 'endless'}".encode())
+        digest.update(str(getattr(rows, "fingerprint", "")).encode())
+        if isinstance(rows, _Arrays):
+            if part is rows or part.start == 0:
+                for name, values in sorted(rows.arrays.items()):
+                    digest.update(f"{name} {values.dtype.str} {values.shape}".encode())
+                    digest.update(np.ascontiguousarray(values))
+        elif hasattr(part, "__len__"):
+            for i in loader.evenly_spaced(len(part), HASHED_ROWS):
+                for name, value in sorted(part[int(i)].items()):
+                    digest.update(f"{name} {np.asarray(value).dtype.str} {np.shape(value)}".encode())
+                    digest.update(np.ascontiguousarray(value))
+    return digest.hexdigest()
+
+
+def _encoding_json(encoding: Any) -> dict[str, Any]:
+    return {"tokenizer": encoding.to_json()} if is_tokenizer(encoding) else {"encoding": encoding}
+
+
+def _readable(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer as it is read from a run folder. Raises UserError for one that is not the package's."""
+    return tokenizer_from_json(tokenizer.to_json())
+
+
+def _described(x: np.ndarray) -> str:
+    return f"{x.dtype}[{', '.join(map(str, x.shape))}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows to learn and rows to judge by: a `Dataset`. See `from_rows`."""
+
+    train: Any
+    held_out: Any
+    form: _Form
+    inputs: str
+    encoding: Any
+    facts: Mapping[str, Any]
+    """What the model's config takes from these data."""
+    scores: Mapping[str, Callable]
+    unit: str
+    source: str
+    fingerprint: str
+    kind: str = field(default="rows", init=False)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The encoding, where that is one."""
+        return self.encoding if is_tokenizer(self.encoding) else None
+
+    @property
+    def curves(self) -> Mapping[str, str]:
+        """The loss."""
+        return {"loss": f"loss (nats per {self.unit})"}
+
+    @property
+    def units_per_row(self) -> int:
+        """Targets in a row."""
+        return math.prod(self.form["targets"][0])
+
+    @property
+    def n_held_out(self) -> int:
+        """Held-out targets that have a weight above 0."""
+        if "weights" not in self.form:
+            return len(self.held_out) * self.units_per_row
+        return sum(np.count_nonzero(self.held_out[i]["weights"]) for i in range(len(self.held_out)))
+
+    def to_json(self) -> dict[str, Any]:
+        """What a run folder keeps of the rows."""
+        return {"fingerprint": self.fingerprint, **_encoding_json(self.encoding)}
+
+    def complete(self, experiment: Experiment) -> Experiment:
+        """Fills in what the model takes from the data; refuses rows that are longer than it reads."""
+        require(
+            experiment.data.inputs == self.inputs,
+            f"inputs of {type(experiment.data).__name__}",
+            experiment.data.inputs,
+            f"{self.inputs!r}, as its load says",
+        )
+        if self.inputs == "tokens" and hasattr(experiment.model, "max_len"):
+            most, shape = experiment.model.max_len, self.form["inputs"][0]
+            fits = len(shape) == 1 and shape[0] <= most
+            require(fits, "inputs of a row", shape, f"at most model.max_len={most} tokens")
+        prompt = experiment.logging.sample_prompt
+        if self.tokenizer is None:
+            require(prompt is None, "logging.sample_prompt", prompt, "None with data without a tokenizer")
+        else:
+            self.prompt(prompt)
+        return fill_in(experiment, self.facts)
+
+    def prompt(self, text: str | None) -> np.ndarray:
+        """The tokens [P] of logging.sample_prompt; None is the beginning of the first held-out row."""
+        if text is None:
+            return np.asarray(self.held_out[0]["inputs"], np.int32)[:PROMPT_TOKENS]
+        return encode_prompt(self.tokenizer, text)
+
+    def train_batches(
+        self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
+    ) -> "grain.MapDataset[loader.Batch] | loader.Stream":
+        """`loader.shuffled_batches` of the rows; or those of an iterator, in its order."""
+        if hasattr(self.train, "__len__"):
+            n_rows = len(self.train)
+            return loader.shuffled_batches(self._read_train, n_rows, batch_size, seed, part, n_parts)
+        return loader.Stream(self.train, self._batch, batch_size, part, n_parts)
+
+    def _read_train(self, indices: np.ndarray) -> loader.Batch:
+        return self._read(self.train, indices)
+
+    def _read(self, rows: Any, indices: np.ndarray) -> loader.Batch:
+        """The rows with these indices, int [B]."""
+        if isinstance(rows, _Part):
+            rows, indices = rows.rows, rows.start + indices
+        if isinstance(rows, _Arrays):
+            return {name: rows.arrays[name][indices].astype(dtype) for name, (_, dtype) in self.form.items()}
+        return self._batch([rows[int(i)] for i in indices])
+
+    def _batch(self, rows: Sequence[Row]) -> loader.Batch:
+        """Rows one behind the other. Raises UserError where one is not like the others."""
+        for row in rows:
+            _check_form(_form_of(row, self.inputs), self.form)
+        return {
+            name: np.stack([np.asarray(row[name], dtype) for row in rows])
+            for name, (_, dtype) in self.form.items()
+        }
+
+    def n_eval_rows(self, max_rows: int | None = None) -> int:
+        """Rows that `eval_batches` covers."""
+        return len(loader.evenly_spaced(len(self.held_out), max_rows))
+
+    def eval_batches(self, batch_size: int, max_rows: int | None = None) -> Iterator[loader.Batch]:
+        """Every held-out row once, in order, or `max_rows` evenly spaced ones.
+
+        Yields:
+          `inputs` and `targets`, and `weights` float32: the rows', or 1; and 0 where the last batch is padded
+          (with the first row).
+        """
+        chosen = loader.evenly_spaced(len(self.held_out), max_rows)
+        for first in range(0, len(chosen), batch_size):
+            some = chosen[first : first + batch_size]
+            padded = np.pad(some, (0, batch_size - len(some)))
+            batch = self._read(self.held_out, padded)
+            weights = batch.get("weights", np.ones(batch["targets"].shape, np.float32))
+            inside = np.arange(batch_size) < len(some)
+            weights = weights * inside.reshape(-1, *[1] * (weights.ndim - 1))
+            yield {**batch, "weights": weights.astype(np.float32)}
+
+    def loss_metrics(self, loss: float) -> dict[str, float]:
+        """The loss, nats a token, as a perplexity; nothing of other units."""
+        return {"perplexity": perplexity(loss)} if self.inputs == "tokens" else {}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Of targets that are classes, accuracy; of tokens also perplexity and mean probability."""
+        if "nats" not in sums:
+            return {}
+        return (
+            token_metrics(sums) if self.inputs == "tokens" else {"accuracy": sums["correct"] / sums["count"]}
+        )
+
+
+def _check_form(form: _Form, first: _Form) -> None:
+    require(form == first, "a row", _shown(form), f"as the first held-out row, {_shown(first)}")
+
+
+def _shown(form: _Form) -> str:
+    return ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in form.items())

@@ -1,0 +1,113 @@
+"""Token ids in files: `.npy`, or `.bin` without a header; memory-mapped, never read as a whole.
+
+Shapes: n tokens.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from hyena_jax.config import TokensConfig, UserError, require
+from hyena_jax.config.models import MOST_SYMBOLS
+from hyena_jax.data.text import HASHED_AT_ONCE, Corpus, check_lengths, fingerprint
+from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe
+
+
+def load_tokens(config: TokensConfig, tokenizer: Tokenizer | None = None) -> Corpus:
+    """The tokens of `config`; `tokenizer` is that of the run in the folder.
+
+    Raises:
+      UserError: if a file cannot be had or is not one of tokens, an id is not in the vocabulary, or a part is
+        shorter than `config.seq_len` + 1.
+    """
+    require(config.path is not None, "data.path", None, "a .npy or .bin file of tokens")
+    train, source = _mapped("path", config.path, config.dtype), f"{config.path}"
+    if config.validation_path is None:
+        cut = int(len(train) * 0.9)
+        train, held_out, source = train[:cut], train[cut:], f"{source}, held out: its last 10%"
+    else:
+        held_out = _mapped("validation_path", config.validation_path, config.dtype)
+        source = f"{source}, held out: {config.validation_path}"
+
+    def make_tokenizer(least_size: int) -> Tokenizer:
+        if tokenizer is not None:
+            return tokenizer
+        if config.tokenizer_path is not None:
+            return read_bpe(config.tokenizer_path)
+        return IdsTokenizer(config.vocab_size or least_size)
+
+    return token_corpus(train, held_out, config.seq_len, make_tokenizer, source)
+
+
+def token_corpus(
+    train: np.ndarray,
+    held_out: np.ndarray,
+    seq_len: int,
+    make_tokenizer: Callable[[int], Tokenizer],
+    source: str,
+) -> Corpus:
+    """Tokens to learn [n] and to judge by [m] as a data set; both stay where they are.
+
+    Args:
+      make_tokenizer: what they are written with, for the least vocabulary size that holds them.
+
+    Raises:
+      UserError: if an id is negative or not in the vocabulary, or a part is too short.
+    """
+    largest = max(map(_largest_id, (train, held_out)))
+    require(largest < MOST_SYMBOLS, "tokens", largest, f"ids below {MOST_SYMBOLS}")
+    tokenizer = make_tokenizer(max(2, largest + 1))
+    size = tokenizer.vocab_size
+    require(largest < size, "tokens", largest, f"ids below the vocabulary's size {size}")
+    check_lengths("stream of tokens", train, held_out, seq_len)
+    return Corpus(
+        tokenizer=tokenizer,
+        train=train,
+        held_out=held_out,
+        held_out_bytes=None,
+        fingerprint=fingerprint(tokenizer, train, held_out),
+        source=source,
+        seq_len=seq_len,
+        kind="tokens",
+    )
+
+
+def _mapped(argument: str, path: str, dtype: str) -> np.ndarray:
+    """The tokens [n] of a file, mapped into memory."""
+    file = Path(path)
+    require(file.suffix in (".npy", ".bin"), argument, path, "a .npy or .bin file of tokens")
+    require(file.is_file(), argument, path, "an existing file")
+    try:
+        if file.suffix == ".npy":
+            return as_tokens(f"{argument} {path!r}", np.load(file, mmap_mode="r", allow_pickle=False))
+        size, item = file.stat().st_size, np.dtype(dtype).itemsize
+        fits = size > 0 and size % item == 0
+        require(fits, f"{argument} {path!r}", f"{size} bytes", f"{dtype} numbers, a multiple of {item} bytes")
+        return np.memmap(file, np.dtype(dtype).newbyteorder("<"), "r")
+    except UserError:
+        raise
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{argument} {path!r} is not a .npy file of integers: {error}") from error
+    except OSError as error:
+        raise UserError(f"{argument} {path!r} cannot be read: {error}") from error
+
+
+def as_tokens(argument: str, tokens: np.ndarray) -> np.ndarray:
+    """An array that can hold tokens, as it is. Raises UserError for other shapes and dtypes."""
+    tokens = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
+    found = f"{tokens.dtype}[{', '.join(map(str, tokens.shape))}]"
+    is_stream = tokens.ndim == 1 and tokens.dtype.kind in "iu"
+    require(is_stream, argument, found, "integers of one dimension, token ids one behind the other")
+    require(tokens.size > 0, argument, found, "not empty")
+    return tokens
+
+
+def _largest_id(tokens: np.ndarray) -> int:
+    """The largest of tokens [n], of which a part is in memory at a time; UserError if one is negative."""
+    least, largest = 0, 0
+    for first in range(0, len(tokens), HASHED_AT_ONCE):
+        some = tokens[first : first + HASHED_AT_ONCE]
+        least, largest = min(least, int(some.min())), max(largest, int(some.max()))
+    require(least >= 0, "tokens", least, "ids, at least 0")
+    return largest

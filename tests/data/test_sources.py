@@ -1,0 +1,284 @@
+"""Data of a user's own: arrays, rows, an iterator; their batches, facts, fingerprints and errors."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from hyena_jax.config import (
+    DataConfig,
+    Experiment,
+    ImageClassifierConfig,
+    LanguageModelConfig,
+    LoggingConfig,
+    UserError,
+)
+from hyena_jax.data import loader, sources
+from hyena_jax.data.dataset import encoding_from_json
+from hyena_jax.data.images import ImageSet
+from hyena_jax.data.tokenizers import CharactersTokenizer, IdsTokenizer
+
+RNG = np.random.default_rng(0)
+WINDOWS = RNG.integers(0, 9, (20, 6))
+WEIGHTS = (RNG.random((20, 5)) > 0.5).astype(float)
+ARRAYS = {"inputs": WINDOWS[:, :-1], "targets": WINDOWS[:, 1:], "weights": WEIGHTS}
+
+
+class Source:
+    """The same rows, one by one."""
+
+    def __init__(self, n: int = 20, **changes):
+        self.n, self.changes = n, changes
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        if not 0 <= i < self.n:
+            raise IndexError(i)
+        return {name: values[i] for name, values in ARRAYS.items()} | (self.changes if i == 7 else {})
+
+
+class Endless:
+    """Rows i, i + 3, ..., whose state is i."""
+
+    def __init__(self, stop=None):
+        self.i, self.stop = 0, stop
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.i == self.stop:
+            raise StopIteration
+        self.i += 1
+        return {name: values[3 * self.i % 20] for name, values in ARRAYS.items()}
+
+    def get_state(self):
+        return {"i": self.i}
+
+    def set_state(self, state):
+        self.i = state["i"]
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+def rows_in(batch):
+    return [tuple(row) for row in batch["inputs"]]
+
+
+def test_arrays_and_their_rows_one_by_one_are_the_same_batches():
+    arrays, rows = sources.from_rows(ARRAYS), sources.from_rows(Source())
+    for t in (0, 3, 50):
+        one = arrays.train_batches(4, seed=1)[t]
+        assert_same(one, rows.train_batches(4, seed=1)[t])
+        assert_same(one, arrays.train_batches(4, seed=1)[t])
+    assert {name: (x.dtype, x.shape) for name, x in one.items()} == {
+        "inputs": (np.int32, (4, 5)), "targets": (np.int32, (4, 5)), "weights": (np.float32, (4, 5))
+    }  # fmt: skip
+    assert any((one["inputs"] != arrays.train_batches(4, seed=2)[50]["inputs"]).ravel())
+    epoch = itertools.chain(*(rows_in(arrays.train_batches(6, seed=1)[t]) for t in range(3)))
+    assert sorted(epoch) == sorted(map(tuple, WINDOWS[:18, :-1]))
+
+
+@pytest.mark.parametrize("train", [ARRAYS, Source()])
+def test_processes_read_their_own_rows(train):
+    data = sources.from_rows(train)
+    whole = data.train_batches(4, seed=1)[2]
+    parts = [data.train_batches(4, 1, part, 2)[2] for part in range(2)]
+    assert_same(whole, {name: np.concatenate([part[name] for part in parts]) for name in whole})
+
+
+@pytest.mark.parametrize("train", [ARRAYS, Source()])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_held_out_rows_are_judged_once(train, batch_size):
+    data = sources.from_rows(train, train)
+    batches = list(data.eval_batches(batch_size))
+    inputs = np.concatenate([batch["inputs"] for batch in batches])[:20]
+    weights = np.concatenate([batch["weights"] for batch in batches])
+    np.testing.assert_array_equal(inputs, WINDOWS[:, :-1])
+    np.testing.assert_array_equal(weights[:20], WEIGHTS)
+    assert not weights[20:].any()
+    assert data.n_eval_rows() == 20
+    assert data.n_held_out == WEIGHTS.sum()
+    assert [len(batch["inputs"]) for batch in data.eval_batches(2, max_rows=3)] == [2, 2]
+
+
+def test_an_iterator_continues_where_its_state_says():
+    data = sources.from_rows(Endless(), ARRAYS)
+    whole = [batch for _, batch in itertools.islice(loader.iterate(data.train_batches(4, 0), 0), 6)]
+    stream = sources.from_rows(Endless(), ARRAYS).train_batches(4, 0)
+    batches = loader.iterate(stream, 0)
+    for _ in range(3):
+        next(batches)
+    state = stream.state()
+    next(batches)
+    assert state == {"i": 12}
+    again = sources.from_rows(Endless(), ARRAYS).train_batches(4, 0)
+    again.restore(state)
+    for (t, batch), expected in zip(loader.iterate(again, 3), whole[3:], strict=False):
+        assert_same(batch, expected)
+        if t == 5:
+            break
+    parts = [sources.from_rows(Endless(), ARRAYS).train_batches(4, 0, part, 2).batch(0) for part in range(2)]
+    assert_same(whole[0], {name: np.concatenate([part[name] for part in parts]) for name in whole[0]})
+
+
+def test_an_iterator_without_a_state_is_refused():
+    message = (
+        r"an iterator with get_state\(\) and set_state\(state\), so that a run resumes exactly; got generator"
+    )
+    with pytest.raises(UserError, match=message):
+        sources.from_rows((row for row in Source()), ARRAYS)
+    with pytest.raises(UserError, match="held_out must be given with an iterator"):
+        sources.from_rows(Endless())
+    with pytest.raises(loader.DataEnded, match="the iterator of the training data ended after 2 batches"):
+        list(
+            itertools.islice(
+                loader.iterate(sources.from_rows(Endless(stop=11), ARRAYS).train_batches(4, 0)), 3
+            )
+        )
+    stream = sources.from_rows(Endless(), ARRAYS).train_batches(4, 0)
+    with pytest.raises(UserError, match="holds no state of the iterator"):
+        stream.restore(None)
+
+
+LANGUAGE_MODEL = LanguageModelConfig(d_model=8, max_len=8)
+
+
+def experiment(model=LANGUAGE_MODEL, inputs="tokens", **options) -> Experiment:
+    config = dataclasses.dataclass(frozen=True)(type("Mine", (DataConfig,), {"inputs": inputs}))
+    return Experiment(model=model, data=config(), **options)
+
+
+def test_the_model_takes_its_sizes_from_the_data():
+    assert sources.from_rows(ARRAYS).complete(experiment()).model.vocab_size == 9
+    assert sources.from_rows(Source()).complete(experiment()).model.vocab_size is None
+    told = sources.from_rows(Source(), encoding=IdsTokenizer(12))
+    assert told.complete(experiment()).model.vocab_size == 12
+    assert sources.from_rows(Source(), sizes={"vocab_size": 10}).complete(experiment()).model.vocab_size == 10
+    with pytest.raises(UserError, match="model.vocab_size must be at least the data's 9, got 5"):
+        sources.from_rows(ARRAYS).complete(experiment(dataclasses.replace(LANGUAGE_MODEL, vocab_size=5)))
+    with pytest.raises(
+        UserError, match=r"inputs of a row must be at most model.max_len=4 tokens, got \(5,\)"
+    ):
+        sources.from_rows(ARRAYS).complete(experiment(dataclasses.replace(LANGUAGE_MODEL, max_len=4)))
+    with pytest.raises(UserError, match="logging.sample_prompt must be None with data without a tokenizer"):
+        sources.from_rows(ARRAYS).complete(experiment(logging=LoggingConfig(sample_prompt="1")))
+    with pytest.raises(UserError, match="inputs of Mine must be 'images', as its load says, got 'tokens'"):
+        sources.from_rows(ARRAYS, inputs="images").complete(experiment())
+
+
+def test_images_with_labels():
+    pixels, labels = RNG.integers(0, 256, (20, 6, 5), np.uint8), np.arange(20) % 3
+    data = sources.from_images(pixels, labels)
+    assert isinstance(data, ImageSet)
+    model = ImageClassifierConfig(d_model=8, patch_size=(2, 2))
+    full = data.complete(experiment(model, "images")).model
+    assert (full.image_size, full.channels, full.n_classes) == ((6, 5), 1, 3)
+    floats = np.float32(pixels) / 255
+    rows = sources.from_images(floats, labels)
+    assert rows.complete(experiment(model, "images")).model == full
+    batch = rows.train_batches(4, 0)[0]
+    assert (batch["inputs"].dtype, batch["inputs"].shape) == (np.float32, (4, 6, 5, 1))
+    assert (batch["targets"].dtype, batch["targets"].shape) == (np.int32, (4,))
+    np.testing.assert_array_equal(next(rows.eval_batches(2))["inputs"][..., 0], floats[18:])
+    for images, classes, message in (
+        (pixels[0], labels, r"images must be uint8 or floating point \[n, H, W, C\]"),
+        (pixels, labels[:3], r"labels of images must be integers \[20\], got 'int64\[3\]'"),
+        (pixels, labels - 1, "labels of images must be at least 0, got -1"),
+        (np.int32(pixels), labels, r"images must be uint8 or floating point .* got 'int32"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sources.from_images(images, classes)
+
+
+def test_tokens_in_windows():
+    tokens = np.arange(100) % 7
+    data = sources.from_tokens(tokens, 8)
+    assert (data.tokenizer, data.kind, data.n_held_out) == (IdsTokenizer(7), "tokens", 9)
+    batch = data.train_batches(3, 0)[0]
+    np.testing.assert_array_equal(batch["targets"], (batch["inputs"] + 1) % 7)
+    letters = sources.from_tokens(tokens, 8, tokenizer=CharactersTokenizer("abcdefg"))
+    assert letters.tokenizer.decode(letters.prompt(None)[:3]) == "gab"
+    sums = {"count": 2.0, "nats": 2.0, "correct": 1.0, "probability": 1.0}
+    assert data.metrics(sums) == {"perplexity": pytest.approx(np.e), "accuracy": 0.5, "probability": 0.5}
+    for wrong, options, message in (
+        (np.float32(tokens), {}, r"tokens must be integers of one dimension.* got 'float32\[100\]'"),
+        (tokens.reshape(10, 10), {}, r"tokens must be integers of one dimension"),
+        (tokens - 1, {}, "tokens must be ids, at least 0, got -1"),
+        (tokens[:20], {}, "the held-out stream of tokens is too short: 2 tokens, and seq_len=8"),
+        (tokens[:0], {}, "tokens must be not empty"),
+        (
+            tokens,
+            {"tokenizer": CharactersTokenizer("abc")},
+            "tokens must be ids below the vocabulary's size 3",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            sources.from_tokens(wrong, 8, **options)
+
+
+def test_fingerprints_tell_data_apart():
+    def of(train, **options):
+        return sources.from_rows(train, **options).fingerprint
+
+    changed = {**ARRAYS, "targets": ARRAYS["targets"] + (np.arange(20) == 11)[:, None]}
+    found = [
+        of(ARRAYS), of(changed), of(ARRAYS, held_out=ARRAYS), of(ARRAYS, encoding=IdsTokenizer(9)),
+        of(ARRAYS, encoding=[1]), of(Source()), of(Source(19)), of(Source(targets=np.zeros(5, int))),
+    ]  # fmt: skip
+    assert len({*found}) == len(found)
+    assert found[0] == of({name: values.copy() for name, values in ARRAYS.items()})
+    named = Source()
+    named.fingerprint = "mine, version 2"
+    assert of(named) != of(Source())
+    assert of(Endless(), held_out=ARRAYS) == of(Endless(), held_out=ARRAYS)
+
+
+@pytest.mark.parametrize("encoding", [None, IdsTokenizer(9), {"mean": 0.5}, [1, 2]])
+def test_a_run_keeps_the_encoding(encoding):
+    assert encoding_from_json(sources.from_rows(ARRAYS, encoding=encoding).to_json()) == encoding
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({**ARRAYS, "inputs": WINDOWS[:3]}, "rows of the arrays must be as many in each"),
+        (
+            {"inputs": WINDOWS},
+            r"a row must be a dict with inputs, targets, and .* got \['inputs'\]",
+        ),
+        ({**ARRAYS, "mask": WEIGHTS}, "a row must be a dict with inputs"),
+        (
+            {**ARRAYS, "weights": WEIGHTS[:, :2]},
+            r"weights of a row must be of the shape \(5,\)",
+        ),
+        ({**ARRAYS, "weights": WEIGHTS - 1}, "weights must be finite and at least 0, got -1.0"),
+        ({**ARRAYS, "weights": WEIGHTS * np.nan}, "weights must be finite"),
+        (
+            {**ARRAYS, "weights": WEIGHTS + 1, "targets": WINDOWS[:, 1:] - 1},
+            "targets must be at least 0",
+        ),
+        ({**ARRAYS, "inputs": WINDOWS[:, 1:] - 1}, "inputs must be at least 0, got -1"),
+        ({**ARRAYS, "inputs": WINDOWS[:, 1:] * 0.5}, "inputs of a row must be integers, the ids of tokens"),
+        ({**ARRAYS, "targets": WINDOWS.astype(str)}, "targets of a row must be integers or floating point"),
+        ({name: values[:1] for name, values in ARRAYS.items()}, "train must be at least 2 rows"),
+        (3, "train must be arrays, a random-access source"),
+    ],
+)
+def test_wrong_rows_are_refused(train, message):
+    with pytest.raises(UserError, match=message):
+        sources.from_rows(train)
+
+
+def test_a_row_unlike_the_others_is_refused():
+    data = sources.from_rows(Source(targets=np.zeros(4, int)), ARRAYS)
+    with pytest.raises(UserError, match="a row must be as the first|must be of the shape"):
+        [data.train_batches(20, 0)[0]]

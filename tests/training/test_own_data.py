@@ -1,0 +1,138 @@
+"""Runs on a user's own rows: they stop, continue and end as runs on text do."""
+
+import dataclasses
+import signal
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from test_loop import assert_same_run, rows
+
+from hyena_jax.config import (
+    CrossEntropyConfig,
+    DataConfig,
+    LossConfig,
+    TopKAccuracyConfig,
+    UserError,
+    register,
+)
+from hyena_jax.data import sources
+from hyena_jax.data.tokenizers import IdsTokenizer
+from hyena_jax.models import build
+from hyena_jax.training import trainer
+from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.evaluate import evaluate_run
+from hyena_jax.training.loop import train
+from hyena_jax.training.run_folder import load_params, read_run
+from hyena_jax.training.signals import Interrupted
+
+
+@dataclass(frozen=True)
+class OwnConfig(DataConfig):
+    form: str = "rows"
+    stop: int | None = None
+
+
+@dataclass(frozen=True)
+class MeanConfig(LossConfig):
+    pass
+
+
+class Drawn:
+    """Endless rows of a generator, whose state is the generator's."""
+
+    def __init__(self, stop):
+        self.rng, self.n, self.stop = np.random.default_rng(3), 0, stop
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.n == self.stop:
+            raise StopIteration
+        self.n += 1
+        return row_of(self.rng)
+
+    def get_state(self):
+        return {"rng": self.rng.bit_generator.state, "n": self.n}
+
+    def set_state(self, state):
+        self.rng.bit_generator.state, self.n = state["rng"], state["n"]
+
+
+def row_of(rng):
+    """Counting upwards from anywhere; the first half of the targets is not learnt."""
+    window = (np.arange(9) + rng.integers(7)) % 7
+    return {"inputs": window[:-1], "targets": window[1:], "weights": np.arange(8) >= 4}
+
+
+def load(config, encoding):
+    rng = np.random.default_rng(0)
+    held_out = [row_of(rng) for _ in range(6)]
+    train = [row_of(rng) for _ in range(30)] if config.form == "rows" else Drawn(config.stop)
+    return sources.from_rows(train, held_out, encoding=encoding or IdsTokenizer(7))
+
+
+register("test_own", OwnConfig, load)
+register("test_mean", MeanConfig, lambda config, logits, targets: logits.mean())
+
+
+@pytest.fixture
+def own(experiment):
+    def make(form: str, **options):
+        data = OwnConfig(form, options.pop("stop", None), batch_size=4)
+        return dataclasses.replace(experiment, data=data, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("form", [pytest.param("rows", marks=pytest.mark.grid), "iterator"])
+def test_a_stopped_run_continues_as_if_it_had_not_been(own, form, tmp_path, console, monkeypatch):
+    smooth = CrossEntropyConfig(label_smoothing=0.1)
+    experiment = own(form, loss=smooth, metrics=(TopKAccuracyConfig(2),))
+    train(experiment, tmp_path / "whole", console)
+    usual = trainer.loader.iterate
+
+    def iterate(dataset, start):
+        for t, batch in usual(dataset, start):
+            if t == 6:
+                signal.raise_signal(signal.SIGTERM)
+            yield t, batch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.loader, "iterate", iterate)
+        with pytest.raises(Interrupted):
+            train(experiment, tmp_path / "stopped", console)
+    assert saved_steps(tmp_path / "stopped" / "checkpoints")[0] == 7
+    train(experiment, tmp_path / "stopped", console)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    found = rows(tmp_path / "whole")
+    assert {"train/loss", "train/top_2_accuracy"} <= {*found[0]}
+    assert "train/perplexity" not in found[0]  # nats are not what is lowered
+    last = found[-1]
+    assert 0 < np.log(last["validation/perplexity"]) != last["validation/loss"]
+    assert last["validation/top_2_accuracy"] >= last["validation/accuracy"]
+    run = read_run(tmp_path / "whole")
+    _, params = load_params(run, build(run.experiment.model), "latest", print)
+    values = evaluate_run(run, build(run.experiment.model), params, None, 5)
+    assert values["tokens"] == 24
+    for name in ("loss", "perplexity", "top_2_accuracy"):
+        assert values[name] == pytest.approx(last[f"validation/{name}"], rel=1e-6)
+    with pytest.raises(UserError, match="path must be absent: OwnConfig reads no files named so"):
+        evaluate_run(run, build(run.experiment.model), params, "somewhere", 5)
+
+
+def test_an_iterator_that_ends_loses_nothing(own, tmp_path, console):
+    workdir = tmp_path / "run"
+    message = "ended after 7 batches, before training.steps=12; what was trained is saved"
+    for _ in range(2):  # the second continues, and has nothing to add
+        with pytest.raises(UserError, match=message):
+            train(own("iterator", stop=30), workdir, console)
+        assert saved_steps(workdir / "checkpoints")[0] == 7
+
+
+def test_a_loss_of_the_wrong_shape_is_refused_before_anything_is_written(experiment, tmp_path, console):
+    message = r"the loss 'test_mean' must be of the shape \(1, 16\) of the targets, .* got float32\[\]"
+    with pytest.raises(UserError, match=message):
+        train(dataclasses.replace(experiment, loss=MeanConfig()), tmp_path / "run", console)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,250 @@
+"""Losses and metrics against their formulas, in every layout, and what is refused of a user's."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hyena_jax import models
+from hyena_jax.config import (
+    AccuracyConfig,
+    AttentionConfig,
+    CrossEntropyConfig,
+    Experiment,
+    LanguageModelConfig,
+    LossConfig,
+    MetricConfig,
+    ParallelConfig,
+    TopKAccuracyConfig,
+    UserError,
+    decode,
+    encode,
+    identity_differences,
+    register,
+)
+from hyena_jax.training import parallel
+from hyena_jax.training.loss import cross_entropy, scored
+from hyena_jax.training.scores import are_classes, loss_function, metric_functions
+from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
+
+CONFIG = LanguageModelConfig(
+    pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=11, vocab_size=13
+)
+MODEL = models.build(CONFIG)
+PARAMS = init_params(MODEL, 0)
+RNG = np.random.default_rng(0)
+LOGITS = RNG.standard_normal((3, 5, 7)).astype(np.float32)
+TARGETS = RNG.integers(0, 7, (3, 5)).astype(np.int32)
+LOGP = np.float64(LOGITS) - np.log(np.exp(np.float64(LOGITS)).sum(-1, keepdims=True))
+TRUE = np.take_along_axis(LOGP, TARGETS[..., None], -1)[..., 0]
+
+
+@dataclass(frozen=True)
+class SquaredConfig(LossConfig):
+    wrong: str = "no"
+
+
+@dataclass(frozen=True)
+class DistanceConfig(MetricConfig):
+    pass
+
+
+def squared(config, logits, targets):
+    values = (logits.mean(-1) - targets) ** 2
+    wrong = {"shape": values.mean, "dtype": lambda: values > 1, "raises": lambda: values @ jnp.zeros((99, 1))}
+    return wrong.get(config.wrong, lambda: values)()
+
+
+register("test_squared", SquaredConfig, squared)
+register("test_distance", DistanceConfig, lambda config, logits, targets: abs(logits.argmax(-1) - targets))
+
+
+class Data:
+    scores = {"first": lambda logits, targets: targets == 0}  # noqa: RUF012
+
+
+def batch(t: int, rows: int = 8, masked: bool = True) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(t)
+    windows = rng.integers(0, 13, (rows, 12), dtype=np.int32)
+    # Rows of very different weight: a mean of the parts' means would be another number.
+    weights = (
+        rng.random((rows, 11)) * np.arange(rows)[:, None] ** 2 * (rng.random((rows, 11)) > 0.5)
+    ).astype("f")
+    targets = np.where(weights == 0, -100, windows[:, 1:]) if masked else windows[:, 1:]
+    return {"inputs": windows[:, :-1], "targets": targets, "weights": weights}
+
+
+def test_cross_entropy_is_what_it_was_and_smoothing_its_formula():
+    plain = loss_function(CrossEntropyConfig())(LOGITS, TARGETS)
+    np.testing.assert_array_equal(plain, cross_entropy(LOGITS, TARGETS))
+    smooth = loss_function(CrossEntropyConfig(label_smoothing=0.2))
+    np.testing.assert_allclose(smooth(LOGITS, TARGETS), -0.8 * TRUE - 0.2 * LOGP.mean(-1), rtol=1e-5)
+    once_a_patch = -0.8 * LOGP[np.arange(3), :, TARGETS[:, 0]].mean(1) - 0.2 * LOGP.mean((1, 2))
+    np.testing.assert_allclose(smooth(LOGITS, TARGETS[:, 0]), once_a_patch, rtol=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 99])
+def test_top_k_accuracy_counts_the_k_largest(k):
+    metrics = metric_functions(Experiment(metrics=(TopKAccuracyConfig(k), AccuracyConfig())), Data)
+    order = np.argsort(-LOGITS, -1, kind="stable")
+    expected = (order[..., :k] == TARGETS[..., None]).any(-1)
+    np.testing.assert_array_equal(metrics[f"top_{k}_accuracy"](LOGITS, TARGETS), expected)
+    if k == 1:
+        np.testing.assert_array_equal(metrics["accuracy"](LOGITS, TARGETS), expected)
+    ties = jnp.zeros((4, 7))
+    np.testing.assert_array_equal(metrics[f"top_{k}_accuracy"](ties, jnp.arange(4)), np.arange(4) < k)
+
+
+def trained(config: ParallelConfig, parts: int, batches, loss=cross_entropy, metrics=None, chunk=None):
+    """Metrics of each step, and the parameters at the end, under SGD: Adam would magnify rounding."""
+    strategy = parallel.make_strategy(config)
+    model = models.build(dataclasses.replace(CONFIG, loss_chunk=chunk))
+    optimizer = optax.sgd(0.3)
+
+    def make():
+        return init_state(init_params(model, 0), optimizer)
+
+    step = make_train_step(model, optimizer, 0, strategy.axis_name, parts, loss, metrics or {})
+    step = strategy.map_train_step(step, jax.eval_shape(make))
+    state, found = strategy.make_state(make), []
+    for one in batches:
+        state, values = step(state, strategy.place_batch(one))
+        found.append({name: np.asarray(value) for name, value in values.items()})
+    return found, strategy.host_copy(state.params)
+
+
+LAYOUTS = [
+    (ParallelConfig(devices=1), 4, None),
+    (ParallelConfig(devices=1), 1, 3),
+    (ParallelConfig(devices=4), 1, None),
+    pytest.param(ParallelConfig(devices=2), 4, None, marks=pytest.mark.grid),
+    (ParallelConfig(strategy="sharded", devices=4, data=2, fsdp=2), 2, None),
+]
+
+
+BATCHES = [batch(t) for t in range(3)]
+METRICS = {
+    "right": lambda logits, targets: logits.argmax(-1) == targets,
+    # Its derivative is not finite: no gradient may flow through a metric.
+    "root": lambda logits, targets: jnp.sqrt(logits[..., 0] - logits[..., 0]),
+}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """One device, the whole batch at once."""
+    return trained(ParallelConfig(devices=1), 1, BATCHES, metrics=METRICS)
+
+
+@pytest.mark.parametrize(("config", "parts", "chunk"), LAYOUTS)
+def test_a_weighted_mean_is_the_same_in_every_layout(config, parts, chunk, alone):
+    found, params = trained(config, parts, BATCHES, metrics=METRICS, chunk=chunk)
+    for name in ("loss", "grad_norm", "right", "root"):
+        expected = [values[name] for values in alone[0]]
+        np.testing.assert_allclose([values[name] for values in found], expected, rtol=1e-6, atol=1e-7)
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(alone[1]), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_a_weighted_mean_is_sum_of_w_x_over_sum_of_w(alone):
+    one, found = BATCHES[0], alone[0][0]
+    logits = np.float64(MODEL.apply({"params": PARAMS}, one["inputs"]))
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    nats = -np.take_along_axis(logp, np.maximum(one["targets"], 0)[..., None], -1)[..., 0]
+    right, w = logits.argmax(-1) == one["targets"], np.float64(one["weights"])
+    assert found["loss"] == pytest.approx((w * nats).sum() / w.sum(), rel=1e-6)
+    assert found["right"] == pytest.approx((w * right).sum() / w.sum(), rel=1e-6)
+
+
+@pytest.mark.grid
+def test_weights_of_one_change_nothing():
+    plain = batch(1, masked=False)
+    weights = np.ones_like(plain.pop("weights"))
+    (a,), params = trained(ParallelConfig(devices=1), 2, [plain])
+    (b,), others = trained(ParallelConfig(devices=1), 2, [{**plain, "weights": weights}])
+    assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
+    for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-6)
+
+
+def test_a_batch_without_any_weight_gives_zero():
+    one = batch(1) | {"weights": np.zeros((8, 11), np.float32)}
+    (found,), params = trained(ParallelConfig(devices=2), 2, [one])
+    assert found["loss"] == found["grad_norm"] == 0
+    for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(PARAMS), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_evaluation_with_another_loss_keeps_nats():
+    loss = loss_function(SquaredConfig())
+    metrics = metric_functions(Experiment(metrics=(DistanceConfig(),)), Data)
+    one = batch(3)
+    sums = make_eval_step(MODEL, loss, metrics)(PARAMS, one)
+    plain = make_eval_step(MODEL)(PARAMS, one)
+    for name in ("count", "nats", "correct", "probability"):
+        np.testing.assert_array_equal(sums[name], plain[name])
+    np.testing.assert_array_equal(plain["loss"], plain["nats"])
+    logits = MODEL.apply({"params": PARAMS}, one["inputs"])
+    expected = (one["weights"] * squared(SquaredConfig(), logits, one["targets"])).sum(-1)
+    np.testing.assert_allclose(sums["loss"], expected, rtol=1e-6)
+    distance = (one["weights"] * abs(np.argmax(logits, -1) - one["targets"])).sum(-1)
+    np.testing.assert_allclose(sums["test_distance"], distance, rtol=1e-6)
+    assert {*sums} == {"count", "loss", "nats", "correct", "probability", "test_distance", "first"}
+
+
+def test_targets_that_are_not_classes_have_no_nats():
+    assert are_classes(LOGITS, TARGETS)
+    assert are_classes(LOGITS, TARGETS[:, 0])
+    assert not are_classes(LOGITS, np.float32(TARGETS))
+    assert not are_classes(LOGITS[..., 0], TARGETS)
+    assert not are_classes(LOGITS[..., :1], TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            "shape",
+            r"the loss 'test_squared' must be of the shape \(8, 11\) of the targets, one value each, got"
+            r" float32\[\] of logits float32\[8, 11, 13\] and targets int32\[8, 11\]",
+        ),
+        ("dtype", "the loss 'test_squared' must be floating, got bool"),
+        ("raises", r"the loss 'test_squared' cannot be computed of logits .*: TypeError"),
+    ],
+)
+def test_a_wrong_loss_is_refused_when_it_is_traced(wrong, message):
+    def trace(params):
+        return scored(loss_function(SquaredConfig(wrong)), MODEL, params, batch(0))
+
+    with pytest.raises(UserError, match=message):
+        jax.eval_shape(trace, PARAMS)
+
+
+def test_names_of_metrics_differ():
+    with pytest.raises(UserError, match="metrics must be different from each other, got 'top_5_"):
+        Experiment(metrics=(TopKAccuracyConfig(), TopKAccuracyConfig()))
+    with pytest.raises(UserError, match="'accuracy' is given by the experiment and by its data"):
+        metric_functions(
+            Experiment(metrics=(AccuracyConfig(),)), type("Data", (), {"scores": {"accuracy": accuracy_of}})
+        )
+    with pytest.raises(UserError, match="the name 'loss' of a metric is taken"):
+        metric_functions(Experiment(), type("Data", (), {"scores": {"loss": accuracy_of}}))
+
+
+def accuracy_of(logits, targets):
+    return logits.argmax(-1) == targets
+
+
+def test_old_experiments_have_the_usual_loss():
+    values = encode(Experiment())
+    assert values["loss"] == {"type": "cross_entropy", "label_smoothing": 0.0}
+    old = {name: value for name, value in values.items() if name not in ("loss", "metrics")}
+    assert decode(old) == Experiment()
+    mine = Experiment(loss=SquaredConfig(), metrics=(TopKAccuracyConfig(3), DistanceConfig()))
+    assert decode(encode(mine)) == mine
+    assert identity_differences(mine, dataclasses.replace(mine, metrics=())) == []
+    assert any("loss.type" in line for line in identity_differences(mine, Experiment()))
