@@ -19,13 +19,14 @@ an epoch. Initialisation, betas and clipping of `attention` are not published; t
 from dataclasses import replace
 
 from hyena_jax.config import (
+    AdamWConfig,
     AnnotatedHyenaConfig,
     AttentionConfig,
+    ConstantConfig,
     Experiment,
     HyenaConfig,
     ImplicitFilterConfig,
     LanguageModelConfig,
-    OptimizerConfig,
     TextConfig,
     TrainingConfig,
     choose,
@@ -93,10 +94,9 @@ def get_config(variant: str = "hyena") -> Experiment:
     return Experiment(
         model=model,
         data=TextConfig(name="tiny_shakespeare", tokenizer="graphemes", seq_len=128, batch_size=64),
-        optimizer=OptimizerConfig(  # no groups: decay acts on biases, norms and embeddings, too
+        optimizer=AdamWConfig(  # no groups: decay acts on biases, norms and embeddings, too
             learning_rate=learning_rate,
-            final_learning_rate=learning_rate,
-            warmup_steps=0,
+            schedule=ConstantConfig(warmup_steps=0),
             b2=0.98,
             weight_decay=weight_decay,
             clip_norm=0.2,

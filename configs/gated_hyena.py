@@ -9,11 +9,12 @@ There is no published result; the recipe is the quickstart's. Time and loss of t
 
 from hyena_jax.config import (
     NO_DECAY,
+    AdamWConfig,
+    CosineConfig,
     Experiment,
     GatedHyenaConfig,
     LanguageModelConfig,
     LoggingConfig,
-    OptimizerConfig,
     ParameterGroup,
     TextConfig,
     TrainingConfig,
@@ -37,11 +38,10 @@ def get_config() -> Experiment:
             init="torch",
         ),
         data=TextConfig(name="python_stdlib", tokenizer="bytes", seq_len=256, batch_size=16),
-        optimizer=OptimizerConfig(
+        optimizer=AdamWConfig(
             learning_rate=2e-3,
-            final_learning_rate=2e-4,
-            warmup_steps=50,
-            groups=(ParameterGroup(r"/filter/", weight_decay=0.0), NO_DECAY),
+            schedule=CosineConfig(warmup_steps=50),
+            groups=(ParameterGroup(r"/filter/", weight_decay=0.0, optional=True), NO_DECAY),
         ),
         training=TrainingConfig(steps=600, eval_every=100, eval_windows=200, checkpoint_every=200),
         logging=LoggingConfig(sample_prompt="def ", sample_tokens=300),

@@ -14,11 +14,12 @@ yet.
 
 from hyena_jax.config import (
     NO_DECAY,
+    AdamWConfig,
+    CosineConfig,
     Experiment,
     HawkConfig,
     LanguageModelConfig,
     LocalAttentionConfig,
-    OptimizerConfig,
     ParameterGroup,
     TextConfig,
     TrainingConfig,
@@ -89,14 +90,13 @@ def get_config(variant: str = "griffin_1b") -> Experiment:
             seq_len=config.max_len,
             batch_size=256,
         ),
-        optimizer=OptimizerConfig(
+        optimizer=AdamWConfig(
             learning_rate=4e-4,
-            final_learning_rate=4e-5,
-            warmup_steps=1000,
+            schedule=CosineConfig(warmup_steps=1000),
             b2=0.95,
             weight_decay=0.1,
             clip_norm=1.0,
-            groups=(ParameterGroup(r"/rate$", weight_decay=0.0), NO_DECAY),
+            groups=(ParameterGroup(r"/rate$", weight_decay=0.0, optional=True), NO_DECAY),
         ),
         training=TrainingConfig(steps=100_000, eval_every=1000, checkpoint_every=1000, eval_windows=2000),
     )

@@ -20,7 +20,10 @@ from typing import NamedTuple
 
 from hyena_jax.config import (
     HYENA_GROUPS,
+    AdamWConfig,
     AttentionConfig,
+    ConstantConfig,
+    CosineConfig,
     Experiment,
     FastmaxConfig,
     GatedHyenaConfig,
@@ -29,7 +32,6 @@ from hyena_jax.config import (
     ImagesConfig,
     ImplicitFilterConfig,
     MixerConfig,
-    OptimizerConfig,
     ParameterGroup,
     TrainingConfig,
     choose,
@@ -65,10 +67,9 @@ MNIST = Experiment(
         n_layers=3, d_model=15, ffn="relu", d_ff=24, patch_size=(5, 5), init="xavier"
     ),
     data=ImagesConfig(name="mnist", batch_size=32),
-    optimizer=OptimizerConfig(
+    optimizer=AdamWConfig(
         learning_rate=1e-3,
-        final_learning_rate=1e-3,
-        warmup_steps=0,
+        schedule=ConstantConfig(warmup_steps=0),
         b2=0.999,
         weight_decay=0.01,
         clip_norm=None,
@@ -82,7 +83,10 @@ DIGITS = Experiment(
     model=replace(MNIST.model, d_model=30, d_ff=60, patch_size=(2, 2)),
     data=ImagesConfig(name="digits", batch_size=32),
     optimizer=replace(
-        MNIST.optimizer, learning_rate=3e-3, final_learning_rate=1e-4, warmup_steps=50, weight_decay=0.3
+        MNIST.optimizer,
+        learning_rate=3e-3,
+        schedule=CosineConfig(warmup_steps=50, final_fraction=1 / 30),
+        weight_decay=0.3,
     ),
     training=replace(MNIST.training, steps=1500, eval_every=150, checkpoint_every=500),
 )

@@ -11,10 +11,11 @@ accelerators; time and perplexity of this code: not measured yet.
 
 from hyena_jax.config import (
     HYENA_GROUPS,
+    AdamWConfig,
+    CosineConfig,
     Experiment,
     HyenaConfig,
     LanguageModelConfig,
-    OptimizerConfig,
     TextConfig,
     TrainingConfig,
     choose,
@@ -49,10 +50,9 @@ def get_config(variant: str = "153m") -> Experiment:
             seq_len=2048,
             batch_size=256,
         ),
-        optimizer=OptimizerConfig(
+        optimizer=AdamWConfig(
             learning_rate=learning_rate,
-            final_learning_rate=learning_rate / 10,
-            warmup_steps=300,
+            schedule=CosineConfig(warmup_steps=300),
             b2=0.98,
             weight_decay=0.1,
             clip_norm=1.0,

@@ -5,11 +5,12 @@ hyena-jax train quickstart --workdir runs/quickstart
 
 from hyena_jax.config import (
     HYENA_GROUPS,
+    AdamWConfig,
+    CosineConfig,
     Experiment,
     HyenaConfig,
     LanguageModelConfig,
     LoggingConfig,
-    OptimizerConfig,
     TextConfig,
     TrainingConfig,
 )
@@ -20,10 +21,9 @@ def get_config() -> Experiment:
     return Experiment(
         model=LanguageModelConfig(pattern=(HyenaConfig(),), n_layers=3, d_model=128, d_ff=512, max_len=128),
         data=TextConfig(name="python_stdlib", tokenizer="bytes", seq_len=128, batch_size=16),
-        optimizer=OptimizerConfig(
+        optimizer=AdamWConfig(
             learning_rate=2e-3,
-            final_learning_rate=2e-4,
-            warmup_steps=50,
+            schedule=CosineConfig(warmup_steps=50),
             groups=HYENA_GROUPS,
         ),
         training=TrainingConfig(steps=600, eval_every=100, eval_windows=200, checkpoint_every=200),

@@ -9,10 +9,11 @@ TPU; time and loss of this code: not measured yet.
 
 from hyena_jax.config import (
     HYENA_GROUPS,
+    AdamWConfig,
+    CosineConfig,
     Experiment,
     HyenaConfig,
     LanguageModelConfig,
-    OptimizerConfig,
     TextConfig,
     TrainingConfig,
 )
@@ -25,11 +26,9 @@ def get_config() -> Experiment:
             pattern=(HyenaConfig(order=3),), n_layers=6, d_model=128, d_ff=512, max_len=256, dropout=0.2
         ),
         data=TextConfig(name="tiny_shakespeare", tokenizer="characters", seq_len=256, batch_size=64),
-        optimizer=OptimizerConfig(
+        optimizer=AdamWConfig(
             learning_rate=1e-3,
-            final_learning_rate=1e-4,
-            warmup_steps=100,
-            decay_steps=5000,
+            schedule=CosineConfig(warmup_steps=100, decay_steps=5000),
             b2=0.99,
             weight_decay=0.1,
             clip_norm=1.0,

@@ -3,9 +3,11 @@
     hyena-jax train shakespeare_cpu --workdir runs/shakespeare
     hyena-jax train shakespeare_cpu:attention --workdir runs/shakespeare_attention
 
-There is a variant for every causal mixer, by its name, and `griffin`, which alternates two. All have four
-layers of width 128 in the same residual blocks, and the same recipe; the width of the feed-forward parts
-makes up for the size of a mixer, so that every model has 0.8 to 0.9 million parameters.
+There is a variant for every registered causal mixer, by its name, and `griffin`, which alternates two. All
+have four layers of width 128 in the same residual blocks, and the same recipe; the width of the feed-forward
+parts makes up for the size of a mixer, so that every model in VARIANTS has 0.8 to 0.9 million parameters. A
+mixer that is not in VARIANTS, such as one of your own (`--plugin my.py shakespeare_cpu:my_mixer`), has its
+default options and no decay of biases and scales.
 
 The text comes from TensorFlow Datasets (`pip install 'hyena_jax[tfds]'`); where it cannot be downloaded, add
 `--data.path input.txt` or `--data.manual-dir FOLDER`. Two to three minutes each on two cores that
@@ -19,13 +21,16 @@ from typing import NamedTuple
 
 from hyena_jax.config import (
     HYENA_GROUPS,
+    MIXER_CONFIGS,
     NO_DECAY,
+    AdamWConfig,
     AFTConvConfig,
     AFTFullConfig,
     AFTLocalConfig,
     AFTSimpleConfig,
     AnnotatedHyenaConfig,
     AttentionConfig,
+    CosineConfig,
     Experiment,
     FastmaxConfig,
     FIRConfig,
@@ -37,7 +42,6 @@ from hyena_jax.config import (
     LocalAttentionConfig,
     LoggingConfig,
     MixerConfig,
-    OptimizerConfig,
     ParameterGroup,
     S4DConfig,
     TextConfig,
@@ -46,12 +50,14 @@ from hyena_jax.config import (
 )
 
 EMBEDDINGS = ParameterGroup(r"^(embedding/|positions$)", weight_decay=0.0)
-FILTER = ParameterGroup(r"/filter/", weight_decay=0.0)
-RATE = ParameterGroup(r"/rate$", weight_decay=0.0)
-POSITION_BIASES = ParameterGroup(r"/position_", weight_decay=0.0)
-SHIFT = ParameterGroup(r"/shift_", weight_decay=0.0)
+FILTER = ParameterGroup(r"/filter/", weight_decay=0.0, optional=True)
+RATE = ParameterGroup(r"/rate$", weight_decay=0.0, optional=True)
+POSITION_BIASES = ParameterGroup(r"/position_", weight_decay=0.0, optional=True)
+SHIFT = ParameterGroup(r"/shift_", weight_decay=0.0, optional=True)
 # What decides where the modes of a state space lie; their output weights c are trained like any other.
-STATE_SPACE = ParameterGroup(r"/filter/(log_decay|frequency|log_dt|b)$", learning_rate=1e-3, weight_decay=0.0)
+STATE_SPACE = ParameterGroup(
+    r"/filter/(log_decay|frequency|log_dt|b)$", learning_rate=1e-3, weight_decay=0.0, optional=True
+)
 
 
 class Variant(NamedTuple):
@@ -88,7 +94,8 @@ VARIANTS = {
 
 def get_config(variant: str = "hyena") -> Experiment:
     """The experiment with the mixer that `variant` names."""
-    pattern, groups, learned_positions, d_ff = choose("variant", variant, VARIANTS)
+    defaults = {name: Variant((make(),), (NO_DECAY,)) for name, make in MIXER_CONFIGS.items()}
+    pattern, groups, learned_positions, d_ff = choose("variant", variant, defaults | VARIANTS)
     return Experiment(
         model=LanguageModelConfig(
             pattern=pattern,
@@ -99,10 +106,9 @@ def get_config(variant: str = "hyena") -> Experiment:
             learned_positions=learned_positions,
         ),
         data=TextConfig(name="tiny_shakespeare", tokenizer="characters", seq_len=64, batch_size=12),
-        optimizer=OptimizerConfig(
+        optimizer=AdamWConfig(
             learning_rate=2e-3,
-            final_learning_rate=2e-4,
-            warmup_steps=100,
+            schedule=CosineConfig(warmup_steps=100),
             b2=0.99,
             weight_decay=0.1,
             clip_norm=1.0,

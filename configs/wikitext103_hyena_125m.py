@@ -11,10 +11,11 @@ time and perplexity of this code: not measured yet.
 
 from hyena_jax.config import (
     HYENA_GROUPS,
+    AdamWConfig,
+    CosineConfig,
     Experiment,
     HyenaConfig,
     LanguageModelConfig,
-    OptimizerConfig,
     TextConfig,
     TrainingConfig,
     choose,
@@ -46,10 +47,9 @@ def get_config(variant: str = "standard") -> Experiment:
             seq_len=1024,
             batch_size=256,
         ),
-        optimizer=OptimizerConfig(
+        optimizer=AdamWConfig(
             learning_rate=6e-4,
-            final_learning_rate=6e-5,
-            warmup_steps=500,
+            schedule=CosineConfig(warmup_steps=500),
             b2=0.98,
             weight_decay=0.1,
             clip_norm=1.0,

@@ -1,1 +1,43 @@
-"""Sub-quadratic sequence models in JAX."""
+"""Sub-quadratic sequence models in JAX.
+
+Here is what a script or a notebook needs: `train`, `load_run`, `load_config`, `register`, and the classes and
+constants of `hyena_jax.config`. Nothing is imported before it is used, JAX least of all.
+"""
+
+import importlib
+from typing import Any
+
+_PLACES = {
+    "LoadedRun": "hyena_jax.api:LoadedRun",
+    "Request": "hyena_jax.generation.decoding:Request",
+    "SamplingRule": "hyena_jax.generation.sampling:SamplingRule",
+    "load_config": "hyena_jax.config:load",
+    "load_run": "hyena_jax.api:load_run",
+    "register": "hyena_jax.config:register",
+    "train": "hyena_jax.api:train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return _public()
+    if name in _PLACES:
+        module, _, attribute = _PLACES[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    if name[0].isupper() and name in _of_config():
+        return _of_config()[name]
+    raise AttributeError(f"module 'hyena_jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_public()})
+
+
+def _public() -> list[str]:
+    return sorted({*_PLACES, *_of_config()})
+
+
+def _of_config() -> dict[str, Any]:
+    """The classes and constants of `hyena_jax.config`: what starts with a capital letter."""
+    names = vars(importlib.import_module("hyena_jax.config"))
+    return {name: value for name, value in names.items() if name[0].isupper()}

@@ -26,6 +26,7 @@ from hyena_jax.config.choices import describe
 from hyena_jax.distillation.command import Distill
 from hyena_jax.generation.command import Generate, RunSelection
 from hyena_jax.launch import launch
+from hyena_jax.startup import keep_compiled_programs, refuse_wrong_jaxlib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -170,6 +171,9 @@ def _run(
     command: Train | Launch | Evaluate | Generate | Export | Distill | Bench, arguments: Sequence[str]
 ) -> int:
     _quiet_libraries()
+    refuse_wrong_jaxlib()
+    if not isinstance(command, Launch | Bench):  # the first does not compute, the second times the compiler
+        keep_compiled_programs(_note)
     match command:
         case Train():
             return _train(command)
@@ -270,15 +274,11 @@ def _evaluate(command: Evaluate) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from hyena_jax import models
-    from hyena_jax.training.evaluate import evaluate_run
-    from hyena_jax.training.run_folder import load_params, read_run
+    from hyena_jax.api import load_run
 
-    run = read_run(command.run.workdir)
-    model = models.build(run.experiment.model)
-    step, params = load_params(run, model, command.run.step, _note)
-    values = evaluate_run(run, model, params, command.path, command.batch_size)
-    table = Table("metric", "value", title=Text(f"{command.run.workdir}, step {step}"), box=None)
+    run = load_run(command.run.workdir, command.run.step)
+    values = run.evaluate(command.path, command.batch_size)
+    table = Table("metric", "value", title=Text(f"{run.workdir}, step {run.step}"), box=None)
     for name, value in values.items():
         table.add_row(name, f"{value:,.6g}")
     Console(highlight=False).print(table)
@@ -286,15 +286,14 @@ def _evaluate(command: Evaluate) -> int:
 
 
 def _export(command: Export) -> int:
-    from hyena_jax import models
+    from hyena_jax.api import load_run
     from hyena_jax.training import export
-    from hyena_jax.training.run_folder import load_params, read_run
 
     export.check_target(command.output)
-    run = read_run(command.run.workdir)
-    step, params = load_params(run, models.build(run.experiment.model), command.run.step, _note)
-    export.write(command.output, params, config.encode(run.experiment), step)
-    print(f"step {step} written to {command.output}, its config to {export.config_beside(command.output)}")
+    run = load_run(command.run.workdir, command.run.step)
+    export.write(command.output, run.params, config.encode(run.experiment), run.step)
+    beside = export.config_beside(command.output)
+    print(f"step {run.step} written to {command.output}, its config to {beside}")
     return 0
 
 

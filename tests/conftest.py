@@ -32,6 +32,15 @@ def shakespeare() -> Path:
     return SHAKESPEARE
 
 
+@pytest.fixture
+def own_parts(monkeypatch) -> None:
+    """What a test registers is forgotten after it."""
+    from hyena_jax.config import REGISTRIES
+
+    for registry in REGISTRIES:
+        monkeypatch.setattr(registry, "_parts", dict(registry.parts))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _free_compiled_programs():
     """Each program that JAX keeps takes memory maps, of which Linux grants a process 65,530.

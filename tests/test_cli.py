@@ -168,8 +168,8 @@ WRONG = {
     ),
     "beyond Lmax": (f"{NEW} --data.seq-len 129", "data.seq_len must be at most model.max_len=128, got 129"),
     "group that matches nothing": (
-        f"{NEW} --data.path {{tmp}}/text.txt --optimizer.groups.0.pattern filtr",
-        "optimizer.groups.0.pattern 'filtr' matches no parameter",
+        f"{NEW} --data.path {{tmp}}/text.txt --optimizer.groups.2.pattern filtr",
+        "optimizer.groups.2.pattern 'filtr' matches no parameter",
     ),
     "images in a text file": (
         "train images --workdir {tmp}/new --data.path {tmp}/text.txt",

@@ -67,6 +67,33 @@ COUNTS = {
     "wikitext103_hyena_125m:standard": 132_618_240,
     "wikitext103_hyena_125m:slim": 137_132_928,
 }
+MINE = """
+from dataclasses import dataclass
+
+import flax.linen as nn
+
+from hyena_jax.config import MixerConfig, register
+
+
+@dataclass(frozen=True)
+class MineConfig(MixerConfig):
+    pass
+
+
+class Mine(nn.Module):
+    d_model: int
+    max_len: int
+    config: MineConfig
+    n_layers: int
+    dtype: object
+
+    @nn.compact
+    def __call__(self, x, segment_ids, deterministic):
+        return nn.Dense(self.d_model, dtype=self.dtype)(x)
+
+
+register("mine", MineConfig, Mine)
+"""
 # What a config leaves to its data.
 SYMBOLS = {"bytes": 256, "characters": 65, "graphemes": 65}
 IMAGE_SIZES = {"digits": (8, 8), "mnist": (28, 28)}
@@ -98,10 +125,23 @@ def test_every_shipped_config_and_variant_is_counted():
     assert shipped == set(COUNTS)
 
 
-def test_shakespeare_cpu_has_every_causal_mixer_at_a_similar_size():
-    names = {spec.partition(":")[2] for spec in COUNTS if spec.startswith("shakespeare_cpu:")}
-    assert names == {*config.MIXER_CONFIGS, "griffin"}
-    assert all(8e5 <= COUNTS[f"shakespeare_cpu:{name}"] <= 9e5 for name in names)
+def test_shakespeare_cpu_has_every_causal_mixer_and_those_listed_at_a_similar_size():
+    for name, config_class in config.MIXER_CONFIGS.items():
+        pattern = config.load(f"shakespeare_cpu:{name}").model.pattern
+        assert [type(mixer) for mixer in pattern] == [config_class]
+    counts = [count for spec, count in COUNTS.items() if spec.startswith("shakespeare_cpu:")]
+    assert all(8e5 <= count <= 9e5 for count in counts)
+
+
+def test_shakespeare_cpu_takes_a_mixer_that_it_does_not_list(tmp_path, own_parts):
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    config.load_plugin(str(path), config.REGISTRIES)
+    experiment = config.load("shakespeare_cpu:mine")
+    assert experiment.model.pattern == (config.MIXER_CONFIGS["mine"](),)
+    model, inputs = with_sizes_of_the_data(experiment)
+    params = jax.eval_shape(models.build(model).init, jax.random.key(0), inputs)["params"]
+    label_parameters(experiment.optimizer.groups, params)
 
 
 def test_pile_count_by_hand():
@@ -132,6 +172,77 @@ def test_files_from_before_remat_had_names_are_read(old, new):
     values = config.encode(Experiment())
     values["model"]["remat"] = old
     assert config.decode(values).model.remat == new
+
+
+# What config.json said of the optimizer when it was always AdamW under a cosine.
+FLAT = {
+    "learning_rate": 2e-3, "final_learning_rate": 2e-4, "warmup_steps": 50, "decay_steps": None, "b1": 0.9,
+    "b2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0, "accumulation_steps": 1,
+    "groups": [
+        {"pattern": r"filter/positions$", "learning_rate": 1e-5, "weight_decay": 0.0},
+        {"pattern": r"/filter/", "learning_rate": None, "weight_decay": 0.0},
+        {"pattern": config.NO_DECAY.pattern, "learning_rate": None, "weight_decay": 0.0},
+    ],
+}  # fmt: skip
+PLAIN = {"groups": [], "clip_norm": None, "weight_decay": 0.01, "b2": 0.999, "warmup_steps": 0}
+FINAL_RATES = {
+    "quickstart": FLAT,
+    "wikitext103_hyena_125m": FLAT
+    | {"learning_rate": 6e-4, "final_learning_rate": 6e-5, "warmup_steps": 500, "b2": 0.98},
+    "pile_hyena:355m": FLAT
+    | {"learning_rate": 3e-4, "final_learning_rate": 3e-4 / 10, "warmup_steps": 300, "b2": 0.98},
+    "images:mnist_fastmax": FLAT | PLAIN | {"learning_rate": 1e-3, "final_learning_rate": 1e-3},
+    "images:fastmax": FLAT
+    | PLAIN
+    | {"learning_rate": 3e-3, "final_learning_rate": 1e-4, "warmup_steps": 50, "weight_decay": 0.3},
+}
+
+
+@pytest.mark.parametrize(("spec", "optimizer"), FINAL_RATES.items())
+def test_runs_from_before_there_were_several_optimizers_are_the_same_experiment(spec, optimizer):
+    now = config.load(spec)
+    before = config.decode(config.encode(now) | {"optimizer": optimizer})
+    assert config.identity_differences(now, before) == []
+
+
+def test_an_old_final_rate_is_kept_as_a_fraction():
+    old = config.decode({"optimizer": FLAT | {"learning_rate": 1e-3, "decay_steps": 70}}).optimizer
+    assert old.schedule == config.CosineConfig(warmup_steps=50, decay_steps=70, final_fraction=2e-4 / 1e-3)
+    with pytest.raises(
+        UserError, match=r"final_learning_rate must be in 0..learning_rate=0.0001, got 0.0002"
+    ):
+        config.decode({"optimizer": FLAT | {"learning_rate": 1e-4}})
+
+
+def test_an_optimizer_is_chosen_by_name_and_keeps_what_fits():
+    def chosen(*arguments: str) -> config.OptimizerConfig:
+        return config.choose_kinds(experiment, arguments)[0].optimizer
+
+    schedule = config.CosineConfig(warmup_steps=7, final_fraction=0.5)
+    adamw = config.AdamWConfig(1e-3, schedule, weight_decay=0.3, groups=config.HYENA_GROUPS, b2=0.5)
+    experiment = dataclasses.replace(MIXED, optimizer=adamw)
+    assert chosen("--optimizer", "muon") == config.MuonConfig(
+        1e-3, schedule, weight_decay=0.3, groups=config.HYENA_GROUPS
+    )
+    # Rates and decays of another kind of size are the chosen one's own.
+    assert chosen("--optimizer=lion") == config.LionConfig(schedule=schedule, groups=config.HYENA_GROUPS)
+    kept = config.WarmupStableDecayConfig(warmup_steps=7, final_fraction=0.5)
+    found = chosen("--optimizer.schedule", "warmup_stable_decay", "--optimizer", "sgd")
+    assert found == config.SGDConfig(schedule=kept, groups=config.HYENA_GROUPS)
+    with pytest.raises(UserError, match="--optimizer 'adam' is unknown .did you mean 'adamw'"):
+        chosen("--optimizer", "adam")
+    with pytest.raises(UserError, match="--optimizer.schedule 'cosin' is unknown .did you mean 'cosine'"):
+        chosen("--optimizer.schedule", "cosin")
+
+
+@pytest.mark.parametrize("name", config.OPTIMIZER_CONFIGS)
+@pytest.mark.parametrize("schedule", config.SCHEDULE_CONFIGS)
+def test_every_optimizer_and_schedule_survives_json(name, schedule):
+    optimizer = config.OPTIMIZER_CONFIGS[name](schedule=config.SCHEDULE_CONFIGS[schedule]())
+    experiment = Experiment(optimizer=optimizer)
+    values = json.loads(json.dumps(config.encode(experiment)))
+    assert (values["optimizer"]["type"], values["optimizer"]["schedule"]["type"]) == (name, schedule)
+    assert config.decode(values) == experiment
 
 
 @pytest.mark.parametrize("spec", COUNTS)
@@ -169,6 +280,12 @@ def with_pattern(*mixers: dict) -> dict:
             with_pattern({"type": "hyena", "filter": {"type": "implict"}}),
             "filter 'implict' is unknown .did you mean 'implicit'",
         ),
+        ({"optimizer": {"type": "admw"}}, "optimizer 'admw' is unknown .did you mean 'adamw'"),
+        (
+            {"optimizer": {"type": "lion", "schedule": {"type": "cosin"}}},
+            "schedule 'cosin' is unknown .did you mean 'cosine'",
+        ),
+        ({"optimizer": {"type": "lion", "b3": 1.0}}, "b3"),
         ([], "an experiment must be a JSON object, got"),
     ],
 )
@@ -258,22 +375,36 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         (lambda: LanguageModelConfig(max_len=10**30), "max_len must be at most 16777216"),
         (lambda: LanguageModelConfig(vocab_size=10**30), "vocab_size must be at most 16777216"),
         (lambda: LanguageModelConfig(dropout=1.0), "dropout must be in"),
-        (lambda: config.OptimizerConfig(learning_rate=0.0), "learning_rate must be above 0"),
+        (lambda: config.AdamWConfig(learning_rate=0.0), "learning_rate must be above 0"),
+        (lambda: config.SGDConfig(learning_rate=-0.1), "learning_rate must be above 0 and finite, got -0.1"),
+        (lambda: config.SGDConfig(momentum=1.0), "momentum must be in"),
+        (lambda: config.SGDConfig(momentum=0.0, nesterov=True), "nesterov must be False without momentum"),
+        (lambda: config.LionConfig(b1=-0.1), "b1 must be in"),
+        (lambda: config.MuonConfig(ns_steps=0), "ns_steps must be at least 1"),
+        (lambda: config.MuonConfig(consistent_rms=0.0), "consistent_rms must be above 0"),
+        (lambda: config.AdafactorConfig(decay_rate=0.0), "decay_rate must be above 0 and at most 1"),
+        (lambda: config.AdafactorConfig(clipping_threshold=0.5), "clipping_threshold must be at least 1"),
         (
-            lambda: config.OptimizerConfig(warmup_steps=10, decay_steps=10),
+            lambda: config.CosineConfig(warmup_steps=10, decay_steps=10),
             "decay_steps must be above warmup_steps=10",
         ),
+        (lambda: config.LinearConfig(warmup_steps=-1), "warmup_steps must be at least 0"),
+        (lambda: config.LinearConfig(final_fraction=1.5), "final_fraction must be in 0..1, got 1.5"),
+        (lambda: config.WarmupStableDecayConfig(final_fraction=-0.1), "final_fraction must be in 0..1"),
+        (lambda: config.WarmupStableDecayConfig(decay_fraction=0.0), "decay_fraction must be above 0"),
         (lambda: config.TextConfig(tokenizer="bpe"), "tokenizer_path must be given exactly when"),
         (
             lambda: config.TextConfig(validation_path="x"),
             "validation_path must be given only together with path",
         ),
         (
-            lambda: config.OptimizerConfig(learning_rate=1e-4),
+            lambda: config.AdamWConfig(
+                learning_rate=1e-4, schedule=config.CosineConfig(final_learning_rate=2e-4)
+            ),
             "final_learning_rate must be in 0..learning_rate=0.0001",
         ),
         (
-            lambda: config.OptimizerConfig(learning_rate=float("nan")),
+            lambda: config.AdamWConfig(learning_rate=float("nan")),
             "learning_rate must be a finite float, got nan",
         ),
         (

@@ -23,7 +23,8 @@ from hyena_jax.training.metrics import read_rows
 STEPS, HALF, EVERY = 60, 30, 5
 FLAGS = f"""
     --model.n-layers 1 --model.d-model 32 --model.d-ff 32 --model.max-len 32 --model.dropout 0.1
-    --data.seq-len 32 --data.batch-size 4 --optimizer.decay-steps {STEPS} --optimizer.warmup-steps 10
+    --data.seq-len 32 --data.batch-size 4
+    --optimizer.schedule.decay-steps {STEPS} --optimizer.schedule.warmup-steps 10
     --training.eval-every 10 --training.eval-windows 16 --training.eval-batch-size 16
     --training.checkpoint-every {EVERY} --training.log-every 1 --parallel.devices 1 --logging.sample-tokens 0
 """.split()

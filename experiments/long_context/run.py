@@ -62,14 +62,14 @@ def compile_step(step: Step):
     from jax.sharding import NamedSharding, PartitionSpec
 
     from hyena_jax import models
-    from hyena_jax.config import OptimizerConfig
+    from hyena_jax.config import AdamWConfig
     from hyena_jax.training.optimizer import make_optimizer
     from hyena_jax.training.step import init_params, init_state, make_train_step
 
     mesh = jax.sharding.Mesh(np.array(jax.devices()[: step.n_devices]).reshape(1, 1, -1), AXES)
     config = step.model()
     params = init_params(models.build(config), seed=0)
-    optimizer = make_optimizer(OptimizerConfig(), params, total_steps=1000)
+    optimizer = make_optimizer(AdamWConfig(), params, total_steps=1000)
     windows = np.random.default_rng(0).integers(0, 256, (1, step.length + 1), dtype=np.int32)
     batch = {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
     with jax.set_mesh(mesh):

@@ -34,7 +34,7 @@ def measure(strategy: str, fsdp: int, rows: int, steps: int) -> float:
     import numpy as np
 
     from hyena_jax import models
-    from hyena_jax.config import HyenaConfig, LanguageModelConfig, OptimizerConfig, ParallelConfig
+    from hyena_jax.config import AdamWConfig, HyenaConfig, LanguageModelConfig, ParallelConfig
     from hyena_jax.training import parallel
     from hyena_jax.training.optimizer import make_optimizer
     from hyena_jax.training.step import init_params, init_state, make_train_step
@@ -45,7 +45,7 @@ def measure(strategy: str, fsdp: int, rows: int, steps: int) -> float:
     model = models.build(config)
     spread = parallel.make_strategy(ParallelConfig(strategy=strategy, fsdp=fsdp))
     params = jax.eval_shape(lambda: init_params(model, 0))
-    optimizer = make_optimizer(OptimizerConfig(), params, 1000)
+    optimizer = make_optimizer(AdamWConfig(), params, 1000)
 
     def make():
         return init_state(init_params(model, 0), optimizer)

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import platform
+import runpy
 import statistics
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import tyro
 
+from hyena_jax.config import config_files
 from hyena_jax.training.metrics import read_rows
 
 HERE = Path(__file__).parent
@@ -27,19 +29,7 @@ TOKENS_PER_STEP = 12 * 64
 TIMED_STEPS = 300
 SEEDS = {"hyena": 3, "hawk": 3, "attention": 3}
 """Runs of a variant; one of the others."""
-VARIANTS = (
-    *(
-        "hyena",
-        "annotated_hyena",
-        "gated_hyena",
-        "hawk",
-        "griffin",
-        "attention",
-        "local_attention",
-        "fastmax",
-    ),
-    *("aft_full", "aft_local", "aft_simple", "aft_conv", "h3", "s4d", "fir"),
-)
+VARIANTS = tuple(runpy.run_path(str(config_files()["shakespeare_cpu"]))["VARIANTS"])
 NANOGPT = 1.8857
 """Validation loss of nanoGPT's CPU recipe, in nats."""
 

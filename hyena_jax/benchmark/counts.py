@@ -1,181 +1,196 @@
-"""How much work a mixer is, counted by hand from its equations, to be read beside what XLA counts.
+"""How much work a function is: its operations, counted in the jaxpr that JAX traces of it.
 
-The conventions are those of `work`. XLA's own count differs where it sees otherwise: of an FFT it counts
-nothing, or what a matrix product in its place takes; of a loop's body one round; and of causal attention all
-pairs of tokens, where here only those with key <= query count. Axes: B batch, L length, D channels, W inner
-width, F filters.
+A mixer or filter of the user's is counted like ours; nothing is registered for it. What is computed is
+counted, also products that a mask discards, and what a backward pass recomputes. The rules:
+
+- a multiply-add of a product is 2 FLOPs, a complex one 8;
+- a real transform of n points is 2.5 n log2 n FLOPs, a complex one 5 n log2 n;
+- any other operation is 1 FLOP for each element of its result (complex 2, a complex product 6), a sum 1 for
+  each element that it reads;
+- integers and booleans, which are positions and masks, count nothing, and neither does moving data;
+- the body of a loop counts once a round; of several branches, the one with the most FLOPs counts;
+- of a linear solve that functions define (`custom_linear_solve`), the function that solves counts.
+
+Bytes are those of the arguments, of the results, and of what products, transforms, sums and loops return: the
+least traffic of the program as it is written, if all other operations are fused with what reads their results
+and what one round of a loop makes stays in the cache.
 """
 
-from collections.abc import Callable
-from math import comb
+from collections.abc import Callable, Iterable, Iterator
+from math import ceil, log2, prod
+from typing import Any, NamedTuple
 
-from hyena_jax import config as configs
-from hyena_jax.benchmark.work import Work, dense, elementwise, long_conv, pairs, short_conv, transform
-from hyena_jax.config import FilterConfig, HawkConfig, MixerConfig
-from hyena_jax.ops.fastmax import CHUNK
-
-
-def count(config: MixerConfig, batch: int, length: int, d_model: int) -> Work:
-    """The work of one mixer on x [B, L, D], with Lmax = L; its long filter included."""
-    ends = Work(activations=2 * batch * length * d_model)
-    return ends + COUNTS[type(config)](config, batch, length, d_model)
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 
-def count_filter(config: FilterConfig, n_filters: int, channels: int, length: int) -> Work:
-    """The work of making h [F, W, L]."""
-    taps = n_filters * channels * length
-    made = Work(activations=taps)
-    match config:
-        case configs.CKConvFilterConfig():  # the implicit filter is one, under a window
-            hidden = length * config.width
-            inner = config.emb_dim + config.n_hidden * config.width
-            window = 4 * taps if isinstance(config, configs.ImplicitFilterConfig) else 0
-            sines = 2 * (config.n_hidden + 1) * hidden
-            return made + Work(products=2 * hidden * inner + 2 * config.width * taps, other=sines + window)
-        case configs.WindowedFilterConfig():
-            return made + Work(other=5 * taps)
-        case configs.ExplicitFilterConfig():
-            return made
-        case configs.FNOFilterConfig():
-            return made + Work(transforms=n_filters * channels * transform(length))
-        case configs.TransferFunctionFilterConfig():
-            spectra = 3 * n_filters * channels * transform(length)
-            return made + Work(transforms=spectra, other=4 * taps)
-        case configs.S4DFilterConfig() | configs.ModalFilterConfig():
-            modes = config.n_state // 2 if isinstance(config, configs.S4DFilterConfig) else config.n_modes
-            # lambda^t = exp(t log lambda), a complex product with the weight, and the sum over modes
-            return made + Work(other=11 * modes * taps)
-        case configs.LookupFilterConfig():
-            dense = 2 * length * config.width * channels + 2 * channels * taps
-            return made + Work(products=dense, other=8 * length * channels)
-    raise TypeError(f"no count for {type(config).__name__}")
+class Work(NamedTuple):
+    """FLOPs of a program by kind, and bytes that it has to read or write."""
+
+    products: float = 0.0
+    """FLOPs of matrix products and convolutions."""
+    transforms: float = 0.0
+    """FLOPs of FFTs."""
+    other: float = 0.0
+    """FLOPs of all else: element by element, and sums."""
+    bytes: float = 0.0
+    """Bytes of arguments, results and what is returned by products, transforms, sums and loops."""
+    open_loops: int = 0
+    """Loops whose rounds are not known before they run; each is counted as one round."""
+
+    @property
+    def flops(self) -> float:
+        """All FLOPs."""
+        return self.products + self.transforms + self.other
 
 
-def _hyena(config: configs.HyenaConfig, batch: int, length: int, d_model: int) -> Work:
-    n_tokens, width = batch * length, config.inner_factor * d_model
-    n_filters = config.order - (config.gating == "gate_first")
-    projected, head = (config.order + 1) * width, width // config.num_heads
-    work = dense(n_tokens, d_model, projected) + short_conv(n_tokens, projected, config.short_filter_len)
-    directions = 1 + config.bidirectional
-    work += count_filter(config.filter, directions * n_filters, head, length)
-    for _ in range(n_filters):
-        work += long_conv(batch, length, width, directions * head)
-        if config.post_order_ffn:
-            work += dense(n_tokens * head, config.num_heads, config.num_heads)
-    for _ in range(config.order):
-        work += elementwise(n_tokens, width)
-    return work + dense(n_tokens, width, d_model)
+def count(function: Callable, *args: Any) -> Work:
+    """The work of `function(*args)`; the arguments are pytrees of arrays or `jax.ShapeDtypeStruct`s."""
+    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+    ends = sum(_bytes(variable) for variable in (*jaxpr.invars, *jaxpr.outvars))
+    return _add([Work(bytes=ends), _of_jaxpr(jaxpr)])
 
 
-def _annotated_hyena(config: configs.AnnotatedHyenaConfig, batch: int, length: int, d_model: int) -> Work:
-    n_tokens, projected = batch * length, (config.order + 1) * d_model
-    work = dense(n_tokens, d_model, projected) + short_conv(n_tokens, projected, config.short_filter_len)
-    work += count_filter(config.filter, config.order, d_model, length)
-    for _ in range(config.order):  # each gate is normalised, multiplied and added
-        work += long_conv(batch, length, d_model, d_model) + elementwise(n_tokens, d_model, 5)
-    return work + dense(n_tokens, d_model, d_model)
+def _add(works: Iterable[Work]) -> Work:
+    return Work(*map(sum, zip(Work(), *works, strict=True)))
 
 
-def _gated_hyena(config: configs.GatedHyenaConfig, batch: int, length: int, d_model: int) -> Work:
-    n_tokens = batch * length
-    work = dense(n_tokens, d_model, 2 * d_model) + short_conv(n_tokens, d_model, config.short_filter_len)
-    work += count_filter(config.filter, 1, d_model, length) + long_conv(batch, length, d_model, d_model)
-    return work + elementwise(n_tokens, d_model, 4) + dense(n_tokens, d_model, d_model)
+def _times(work: Work, rounds: float) -> Work:
+    """The work of so many rounds; what a round makes stays in the cache."""
+    return work._replace(
+        products=rounds * work.products,
+        transforms=rounds * work.transforms,
+        other=rounds * work.other,
+        bytes=0.0,
+    )
 
 
-def _h3(config: configs.H3Config, batch: int, length: int, d_model: int) -> Work:
-    n_tokens, n_heads = batch * length, d_model // config.head_dim
-    outer = d_model * config.head_dim
-    work = dense(n_tokens, d_model, 3 * d_model) + short_conv(n_tokens, d_model, config.n_taps)
-    work += count_filter(config.filter, 1, n_heads, length)
-    work += elementwise(n_tokens, outer) + long_conv(batch, length, outer, n_heads)
-    return work + elementwise(n_tokens, d_model, 2 * config.head_dim) + dense(n_tokens, d_model, d_model)
+def _of_jaxpr(jaxpr: Jaxpr) -> Work:
+    """The work of what results depend on: derivatives leave more behind, which XLA removes."""
+    works, needed = [], set(_variables(jaxpr.outvars))
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not needed.isdisjoint(_variables(equation.outvars)):
+            needed.update(_variables(equation.invars))
+            works.append(_of_equation(equation))
+    return _add(works)
 
 
-def _s4d(config: configs.S4DConfig, batch: int, length: int, d_model: int) -> Work:
-    n_tokens = batch * length
-    work = count_filter(config.filter, 1, d_model, length) + long_conv(batch, length, d_model, d_model)
-    work += elementwise(n_tokens, d_model, 8) + dense(n_tokens, d_model, 2 * d_model)
-    return work + elementwise(n_tokens, d_model, 4)
+def _variables(atoms: Iterable[Any]) -> Iterator[Any]:
+    return (atom for atom in atoms if not isinstance(atom, Literal))
 
 
-def _fir(config: configs.FIRConfig, batch: int, length: int, d_model: int) -> Work:
-    ends = dense(batch * length, d_model, d_model) + dense(batch * length, d_model, d_model)
-    made = count_filter(config.filter, 1, d_model, length)
-    return ends + made + long_conv(batch, length, d_model, d_model)
+def _of_equation(equation: Any) -> Work:
+    """The work of one equation and of the functions that it calls."""
+    name, params = equation.primitive.name, equation.params
+    written = sum(map(_bytes, equation.outvars))
+    match name:
+        case "dot_general":
+            ((contracted, _), _) = params["dimension_numbers"]
+            terms = prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+            return Work(products=terms * _flops(equation.outvars[0], 2, 8), bytes=written)
+        case "conv_general_dilated":
+            taps = equation.invars[1].aval
+            terms = taps.size // taps.shape[params["dimension_numbers"].rhs_spec[0]]
+            return Work(products=terms * _flops(equation.outvars[0], 2, 8), bytes=written)
+        case "fft":
+            return Work(transforms=_transforms(equation), bytes=written)
+        case "scan":
+            return _times(_of_jaxpr(params["jaxpr"].jaxpr), params["length"])._replace(bytes=written)
+        case "while":
+            body, rounds = _of_jaxpr(params["body_jaxpr"].jaxpr), _rounds(equation)
+            if rounds is None:
+                return body._replace(bytes=written, open_loops=body.open_loops + 1)
+            return _times(body, rounds)._replace(bytes=written)
+        case "cond":
+            branches = [_of_jaxpr(branch.jaxpr) for branch in params["branches"]]
+            return max(branches, key=lambda work: work.flops)
+        case "custom_linear_solve":
+            return _of_jaxpr(params["jaxprs"].solve.jaxpr)
+        case "pallas_call":
+            programs = prod(n for n in params["grid_mapping"].grid if isinstance(n, int))
+            return _times(_of_jaxpr(params["jaxpr"]), programs)._replace(bytes=written)
+        case "shard_map":
+            shard, n_shards = _of_jaxpr(params["jaxpr"]), params["mesh"].size
+            return _times(shard, n_shards)._replace(bytes=n_shards * shard.bytes)
+    if name in MOVES:
+        return Work()
+    if name.startswith(SUMS):  # a scatter reads (operand, indices, updates)
+        read = equation.invars[2 if name.startswith("scatter") else 0]
+        return Work(other=_flops(read, 1, 2), bytes=written)
+    called = list(_jaxprs(params.values()))
+    if called:  # jit, remat, custom derivatives
+        return _add(map(_of_jaxpr, called))
+    of_complex = 6 if name in ("mul", "div") else 2
+    return Work(other=sum(_flops(result, 1, of_complex) for result in equation.outvars))
 
 
-def _hawk(config: HawkConfig, batch: int, length: int, d_model: int) -> Work:
-    n_tokens, width = batch * length, config.width or d_model
-    work = dense(n_tokens, d_model, 2 * width) + short_conv(n_tokens, width, config.short_filter_len)
-    for _ in range(2):
-        work += dense(n_tokens * config.gate_blocks, width // config.gate_blocks, width // config.gate_blocks)
-    # Two sigmoids, a and sqrt(1 - a^2), the input's two factors, the recurrence, a GELU and its product.
-    return work + elementwise(n_tokens, width, 26) + dense(n_tokens, width, d_model)
+# Primitives that move, select or compare elements, or read and write a kernel's references.
+MOVES = frozenset(
+    """
+    all_gather all_to_all argmax argmin bitcast_convert_type broadcast_in_dim complex concatenate conj
+    convert_element_type copy copy_p dynamic_slice dynamic_update_slice expand_dims gather get imag iota
+    optimization_barrier pad ppermute pvary real reduce_precision reshape rev scatter select_n
+    sharding_constraint slice split squeeze stop_gradient swap transpose
+    """.split()
+)
+# Beginnings of the names of those that read each element once: sums, maxima, running sums, added updates.
+SUMS = ("reduce", "cum", "scatter")
 
 
-def _attention(
-    config: configs.AttentionConfig | configs.LocalAttentionConfig, batch: int, length: int, d_model: int
-) -> Work:
-    n_tokens, head_dim = batch * length, d_model // config.n_heads
-    n_kv_heads = config.n_kv_heads or config.n_heads
-    work = dense(n_tokens, d_model, (config.n_heads + 2 * n_kv_heads) * head_dim)
-    n_pairs = batch * config.n_heads * pairs(length, config.causal, getattr(config, "window", None))
-    turned = 3 * config.rotary_fraction * n_tokens * (config.n_heads + n_kv_heads) * head_dim
-    attend = Work(products=4 * head_dim * n_pairs, other=5 * n_pairs + turned, activations=n_tokens * d_model)
-    return work + attend + dense(n_tokens, d_model, d_model)
+def _flops(variable: Any, real: int, of_complex: int) -> int:
+    """So many FLOPs for each element of an array, by its dtype."""
+    aval = variable.aval
+    if not hasattr(aval, "dtype") or not jnp.issubdtype(aval.dtype, jnp.inexact):
+        return 0
+    return aval.size * (of_complex if _is_complex(aval) else real)
 
 
-def _fastmax(config: configs.FastmaxConfig, batch: int, length: int, d_model: int) -> Work:
-    n_tokens, n_heads, head_dim = batch * length, config.n_heads, d_model // config.n_heads
-    n_features = comb(head_dim + config.p, config.p)
-    n_pairs, sums = n_heads * batch * pairs(length, config.causal), Work()
-    if config.factorized:
-        sums = Work(
-            products=4 * n_tokens * n_heads * n_features * (head_dim + 1),
-            other=4 * n_tokens * n_heads * n_features,
-        )
-        whole, rest = divmod(length, CHUNK)
-        in_chunks = whole * pairs(CHUNK) + pairs(rest) if config.causal else 0
-        n_pairs = n_heads * batch * in_chunks
-    direct = Work(products=4 * head_dim * n_pairs, other=2 * config.p * n_pairs)
-    ends = dense(n_tokens, d_model, 3 * d_model) + dense(n_tokens, d_model, d_model)
-    return ends + sums + direct + elementwise(n_tokens, d_model)
+def _transforms(equation: Any) -> float:
+    """5 n log2 n for each complex transform of n points, half of that for a real one."""
+    argument, result = equation.invars[0].aval, equation.outvars[0].aval
+    lengths = equation.params["fft_lengths"]
+    n = prod(lengths)
+    rows = prod(argument.shape[: argument.ndim - len(lengths)])
+    factor = 5.0 if _is_complex(argument) and _is_complex(result) else 2.5
+    return factor * rows * n * log2(max(n, 2))
 
 
-def _aft(config: MixerConfig, batch: int, length: int, d_model: int) -> Work:
-    n_tokens = batch * length
-    n_keys = config.n_heads if isinstance(config, configs.AFTConvConfig) else d_model
-    work = dense(n_tokens, d_model, 2 * d_model + n_keys) + dense(n_tokens, d_model, d_model)
-    running = Work(other=10 * n_tokens * d_model)  # the sums with w = 0, before the window
-    match config:
-        case configs.AFTConvConfig():
-            n_pairs = pairs(length, window=config.n_taps - 1)
-            mixed = running + Work(other=batch * n_pairs * (3 * n_keys + 2 * d_model))
-        case configs.AFTLocalConfig():
-            n_pairs = pairs(length, window=config.window - 1)
-            mixed = running + Work(products=2 * config.rank * n_pairs, other=6 * batch * n_pairs * d_model)
-        case configs.AFTFullConfig():
-            n_pairs = pairs(length)
-            mixed = Work(products=2 * config.rank * n_pairs + 4 * batch * n_pairs * d_model, other=n_pairs)
-        case _:
-            mixed = running
-    return work + mixed + elementwise(n_tokens, d_model, 4)
+def _rounds(loop: Any) -> int | None:
+    """The rounds of a `while` that counts up in constant steps from and to constants; None of any other."""
+    body, cond = loop.params["body_jaxpr"].jaxpr, loop.params["cond_jaxpr"].jaxpr
+    if [test.primitive.name for test in cond.eqns] != ["lt"]:
+        return None
+    counter, stop = cond.eqns[0].invars
+    if isinstance(counter, Literal) or not isinstance(stop, Literal):
+        return None
+    # Constants of the two functions come before what the loop carries.
+    i = cond.invars.index(counter) - loop.params["cond_nconsts"]
+    before = body.invars[loop.params["body_nconsts"] + i]
+    start = loop.invars[loop.params["cond_nconsts"] + loop.params["body_nconsts"] + i]
+    for update in body.eqns:
+        if update.outvars[0] is body.outvars[i] and update.primitive.name == "add":
+            counted, step = update.invars
+            if counted is before and isinstance(step, Literal) and isinstance(start, Literal):
+                return max(0, ceil((stop.val - start.val) / step.val))
+    return None
 
 
-COUNTS: dict[type, Callable[..., Work]] = {
-    configs.HyenaConfig: _hyena,
-    configs.AnnotatedHyenaConfig: _annotated_hyena,
-    configs.GatedHyenaConfig: _gated_hyena,
-    configs.HawkConfig: _hawk,
-    configs.AttentionConfig: _attention,
-    configs.LocalAttentionConfig: _attention,
-    configs.FastmaxConfig: _fastmax,
-    configs.AFTFullConfig: _aft,
-    configs.AFTLocalConfig: _aft,
-    configs.AFTSimpleConfig: _aft,
-    configs.AFTConvConfig: _aft,
-    configs.H3Config: _h3,
-    configs.S4DConfig: _s4d,
-    configs.FIRConfig: _fir,
-}
+def _jaxprs(values: Iterable[Any]) -> Iterator[Jaxpr]:
+    """The jaxprs among an equation's parameters."""
+    for value in values:
+        if isinstance(value, ClosedJaxpr):
+            yield value.jaxpr
+        elif isinstance(value, Jaxpr):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _jaxprs(value)
+
+
+def _bytes(variable: Any) -> int:
+    aval = variable.aval
+    return aval.size * aval.dtype.itemsize if hasattr(aval, "dtype") and hasattr(aval, "size") else 0
+
+
+def _is_complex(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.complexfloating)

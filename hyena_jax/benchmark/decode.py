@@ -13,9 +13,10 @@ from hyena_jax.benchmark.programs import Effort, Measured, Program, jit_program,
 from hyena_jax.benchmark.settings import Decode
 from hyena_jax.benchmark.timing import Timing, interleave, time_once
 from hyena_jax.benchmark.verify import example_inputs
-from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig
+from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig, UserError
 from hyena_jax.generation import decoding
 from hyena_jax.generation.programs import Piece, empty_state
+from hyena_jax.mixers import decodes_by_state
 
 VOCABULARY = 256
 
@@ -49,6 +50,27 @@ def model_config(mixer: str, settings: Decode, context: int) -> LanguageModelCon
         max_len=context,
         vocab_size=VOCABULARY,
     )
+
+
+def with_state(settings: Decode) -> tuple[list[str], list[str]]:
+    """The mixers that can be timed, and a note for each that `all` names and cannot.
+
+    Raises:
+      UserError: if a mixer cannot that is named by itself.
+    """
+    able, notes = [], []
+    for mixer in settings.chosen:
+        config = MIXER_CONFIGS[mixer]()
+        if config.causal and decodes_by_state(config):
+            able.append(mixer)
+        elif mixer in settings.mixers:
+            raise UserError(
+                "mixers must be causal and have init_state, prefill and step, which are timed;"
+                f" {mixer!r} is not such a mixer"
+            )
+        else:
+            notes.append(f"{mixer}: not causal, or without init_state, prefill and step")
+    return able, notes
 
 
 @dataclass

@@ -1,11 +1,12 @@
-"""A config's model as a whole, on random data: forward, loss and gradient, and the step that trains it.
+"""A config's model as a whole: forward, loss and gradient, and the step that trains it.
 
 Axes: B batch, L length.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,7 +18,8 @@ from hyena_jax.benchmark.programs import Effort, Measured, Program, describe, ji
 from hyena_jax.benchmark.settings import Model
 from hyena_jax.benchmark.timing import Compiled, time_once
 from hyena_jax.benchmark.verify import example_inputs
-from hyena_jax.config import Experiment, ImagesConfig, require
+from hyena_jax.config import Experiment, ImagesConfig, ModelConfig, TextConfig, require
+from hyena_jax.data.dataset import load
 from hyena_jax.training import parallel
 from hyena_jax.training.loss import cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
@@ -26,6 +28,9 @@ from hyena_jax.training.step import init_params, init_state, make_train_step
 FORWARD, GRADIENT, STEP = "forward", "loss_and_gradient", "train_step"
 # Height and width, colours and classes of the known images.
 IMAGES = {"digits": ((8, 8), 1, 10), "mnist": ((28, 28), 1, 10), "cifar10": ((32, 32), 3, 10)}
+
+
+Batch = dict[str, jax.Array]
 
 
 @dataclass(frozen=True)
@@ -40,68 +45,103 @@ class ModelRow:
     passes: dict[str, Measured]
 
 
-def complete(settings: Model) -> Experiment:
-    """The experiment of the settings, with all that it would take from its data filled in.
+class Subject(NamedTuple):
+    """What is measured: a config's model, at one or several lengths."""
+
+    experiment: Experiment
+    """With all that its model takes from its data."""
+    unit: str
+    """What is predicted and counted: `token`, `image`."""
+    batches: dict[int, Callable[[], Batch]]
+    """`inputs` and `targets` by length."""
+
+
+def subject(settings: Model) -> Subject:
+    """The model of the settings' config, with random text or images; other data are read.
 
     Raises:
-      UserError: if the config is unknown, or does not fit the settings.
+      UserError: if the config is unknown or does not fit the settings, or its data cannot be read.
     """
     experiment = config.load(settings.config)
     data = experiment.data
     if settings.batch_size is not None:
         data = replace(data, batch_size=settings.batch_size)
-    if isinstance(data, ImagesConfig):
-        require(not settings.seq_len, "seq_len", settings.seq_len, "absent with images")
-        image_size, channels, n_classes = IMAGES[data.name]
-        model = replace(experiment.model, image_size=image_size, channels=channels, n_classes=n_classes)
-    else:
-        vocab_size = experiment.model.vocab_size or settings.vocab_size
-        model = replace(experiment.model, vocab_size=vocab_size)
-        most = f"at most model.max_len={model.max_len}"
-        for length in settings.seq_len:
-            require(length <= model.max_len, "seq_len", length, most)
-    experiment = replace(experiment, model=model, data=data)
+    experiment = replace(experiment, data=data)
     n_devices = len(parallel.local_devices(experiment.parallel.devices))
     parallel.check_batch(data.batch_size, n_devices, experiment.optimizer.accumulation_steps)
-    return experiment
+    match data:
+        case TextConfig():
+            return _text(experiment, settings)
+        case ImagesConfig():
+            without = f"absent with {data.inputs}"
+            image_size, channels, n_classes = IMAGES[data.name]
+            sizes = {"image_size": image_size, "channels": channels, "n_classes": n_classes}
+            model = replace(experiment.model, **sizes)
+            batches = {model.max_len: partial(_images, model, data.batch_size)}
+            found = Subject(replace(experiment, model=model), "image", batches)
+        case _:
+            without = f"absent with {type(data).__name__}, which is read as it is"
+            found = _read(experiment)
+    require(not settings.seq_len, "seq_len", settings.seq_len, without)
+    return found
 
 
-def lengths(settings: Model, experiment: Experiment) -> tuple[int, ...]:
-    """Tokens of the sequences to measure, or the patches of an image."""
-    if isinstance(experiment.data, ImagesConfig):
-        return (experiment.model.max_len,)
-    return tuple(sorted(settings.seq_len)) or (experiment.data.seq_len,)
+def _text(experiment: Experiment, settings: Model) -> Subject:
+    """Random tokens, with the settings' number of symbols where the model leaves it to its text."""
+    model, batch_size = experiment.model, experiment.data.batch_size
+    if getattr(model, "vocab_size", 0) is None:
+        model = replace(model, vocab_size=settings.vocab_size)
+    longest = model.input_row()[0][0]
+    for length in settings.seq_len:
+        require(length <= longest, "seq_len", length, f"at most model.max_len={longest}")
+
+    def batch(length: int) -> Batch:
+        tokens = example_inputs(model, batch_size, length)
+        return {"inputs": tokens, "targets": tokens}
+
+    lengths = tuple(sorted(settings.seq_len)) or (experiment.data.seq_len,)
+    batches = {length: partial(batch, length) for length in lengths}
+    return Subject(replace(experiment, model=model), "token", batches)
+
+
+def _images(model: ModelConfig, batch_size: int) -> Batch:
+    """Random pixels of one class."""
+    inputs = example_inputs(model, batch_size, model.max_len)
+    return {"inputs": inputs, "targets": jnp.zeros(batch_size, jnp.int32)}
+
+
+def _read(experiment: Experiment) -> Subject:
+    """The first batch of the data."""
+    data = load(experiment.data)
+    experiment = data.complete(experiment)
+    batch = dict(data.train_batches(experiment.data.batch_size, experiment.seed)[0])
+    shape = batch["inputs"].shape
+    length = getattr(experiment.model, "max_len", shape[1] if len(shape) > 1 else 1)
+    return Subject(experiment, data.unit, {length: lambda: batch})
 
 
 def bench_model(
-    experiment: Experiment,
-    lengths: Sequence[int],
-    effort: Effort,
-    advance: Callable[[], None],
-    note: Callable[[str], None],
+    subject: Subject, effort: Effort, advance: Callable[[], None], note: Callable[[str], None]
 ) -> Iterator[ModelRow]:
     """One row a length; the three programs take turns.
 
     The step is mapped over the devices as training maps it; the two others run on the first alone.
     """
-    model, batch = models.build(experiment.model), experiment.data.batch_size
-    is_text = not isinstance(experiment.data, ImagesConfig)
-    for length in lengths:
-        params = init_params(model, experiment.seed)
-        inputs = example_inputs(experiment.model, batch, length)
-        targets = inputs if is_text else jnp.zeros(batch, jnp.int32)
+    experiment = subject.experiment
+    model = models.build(experiment.model)
+    for length, make_batch in subject.batches.items():
+        params, batch = init_params(model, experiment.seed), make_batch()
         programs = {
-            **_plain_programs(model, params, inputs, targets),
-            STEP: _train_step(model, params, {"inputs": inputs, "targets": targets}, experiment),
+            **_plain_programs(model, params, batch["inputs"], batch["targets"]),
+            STEP: _train_step(model, params, batch, experiment),
         }
         needed = max(program.memory.total for program in programs.values() if program.memory is not None)
         if not fits(needed):
             note(f"{needed / 2**30:,.1f} GiB at length {length} are more than is available; no longer")
             return
         n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-        units = batch * length if is_text else batch
         measured = measure(programs, effort)
-        yield ModelRow(length, batch, units, n_params, measured)
+        yield ModelRow(length, len(batch["inputs"]), batch["targets"].size, n_params, measured)
         advance()
         if max(m.seconds.median for m in measured.values()) > effort.max_seconds:
             note(f"a run at length {length} took over {effort.max_seconds:g} s; no longer")
@@ -116,7 +156,7 @@ def _plain_programs(model: nn.Module, params: dict, inputs: jax.Array, targets: 
         return cross_entropy(logits, targets).mean()
 
     def forward(params: dict, inputs: jax.Array) -> jax.Array:
-        return model.apply({"params": params}, inputs)
+        return model.apply({"params": params}, inputs, None, True)
 
     return {
         FORWARD: jit_program(forward, params, inputs),

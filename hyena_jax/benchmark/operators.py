@@ -9,12 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.benchmark import flax_baseline, verify
-from hyena_jax.benchmark.counts import count, count_filter
+from hyena_jax.benchmark.counts import Work, count
 from hyena_jax.benchmark.memory import fits
 from hyena_jax.benchmark.programs import Effort, Measured, Program, jit_program, measure
 from hyena_jax.benchmark.roofline import Roofline
-from hyena_jax.benchmark.settings import DTYPES
-from hyena_jax.benchmark.work import Work
 from hyena_jax.config import MIXER_CONFIGS, MixerConfig
 from hyena_jax.mixers import mixer_class
 
@@ -64,13 +62,13 @@ def methods(configs: Mapping[str, MixerConfig], baselines: tuple[str, ...]) -> l
     return found
 
 
-def verify_method(method: Method, d_model: int, dtype: str) -> None:
-    """Raises `verify.Mismatch` unless the method gives what the oracle does."""
+def verify_method(method: Method, d_model: int, dtype: str) -> bool:
+    """Raises `verify.Mismatch` unless the method gives what the oracle does; False without an oracle."""
     if method.source == "ours":
-        verify.verify_mixer(method.name, method.config, d_model, dtype)
-    else:
-        baseline = partial(_baseline(method.source).value_and_gradient, mixer=method.mixer)
-        verify.verify_baseline(method.name, method.mixer, baseline, d_model, dtype)
+        return verify.verify_mixer(method.name, method.config, d_model, dtype)
+    baseline = partial(_baseline(method.source).value_and_gradient, mixer=method.mixer)
+    verify.verify_baseline(method.name, method.mixer, baseline, d_model, dtype)
+    return True
 
 
 def bench_lengths(
@@ -92,22 +90,23 @@ def bench_lengths(
     remaining = list(chosen)
     for length in sorted(lengths):
         at_length = sizes._replace(length=length)
-        programs, n_params = {}, {}
+        programs, built = {}, {}
         for method in list(remaining):
-            built, params = build(method, at_length)
-            needed = _needed_bytes(method, built, at_length)
-            if fits(needed):
-                programs |= {(method.name, part): program for part, program in built.items()}
-                n_params[method.name] = params
+            candidate = build(method, at_length)
+            if fits(candidate.needed_bytes):
+                programs |= {(method.name, part): program for part, program in candidate.programs.items()}
+                built[method.name] = candidate
             else:
                 remaining.remove(method)
-                note(
-                    f"{method.name}: {needed / 2**30:,.1f} GiB at length {length} are more than is available"
-                )
+                needed = f"{candidate.needed_bytes / 2**30:,.1f} GiB at length {length}"
+                note(f"{method.name}: {needed} are more than is available")
         measured = measure(programs, effort)
-        for method in [m for m in remaining if m.name in n_params]:
+        for method in [m for m in remaining if m.name in built]:
             passes = {part: m for (name, part), m in measured.items() if name == method.name}
-            yield _row(method, at_length, n_params[method.name], passes, roofline)
+            yield _row(method, length, built[method.name], passes, roofline)
+            open_loops = built[method.name].works[BOTH].open_loops
+            if open_loops and length == min(lengths):
+                note(f"{method.name}: {open_loops} loops of unknown length are counted as one round each")
             if max(m.seconds.median for m in passes.values()) > effort.max_seconds:
                 remaining.remove(method)
                 note(f"{method.name}: a run at length {length} took over {effort.max_seconds:g} s; no longer")
@@ -115,44 +114,62 @@ def bench_lengths(
             advance()
 
 
-def build(method: Method, sizes: Sizes) -> tuple[dict[str, Program], int]:
-    """The programs of a method by pass, and how many parameters it has.
+class Built(NamedTuple):
+    """The programs of a method, and the work that our mixer is for the same results."""
 
-    The cotangent of y is given, and the second program returns y and the gradients of all parameters and x.
-    """
+    programs: dict[str, Program]
+    """By pass."""
+    works: dict[str, Work]
+    """By pass."""
+    n_params: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the largest program takes: as its compiler planned it, or without one by its work."""
+        planned = [program.memory.total for program in self.programs.values() if program.memory is not None]
+        return max(planned, default=int(KEPT_BY_AUTOGRAD * self.works[FORWARD].bytes))
+
+
+def build(method: Method, sizes: Sizes) -> Built:
+    """Compiles a method's passes."""
     config, dtype = method.config, jnp.dtype(sizes.dtype)
-    module = mixer_class(config)(sizes.d_model, sizes.length, config, dtype=dtype)
+    module = mixer_class(config)(sizes.d_model, sizes.length, config, 1, dtype)
     shape = (sizes.batch, sizes.length, sizes.d_model)
     x, cotangent = (jax.random.normal(jax.random.key(i), shape).astype(dtype) for i in range(2))
-    params = jax.jit(module.init)(jax.random.key(2), x[:1, :1])["params"]
+    params = verify.initial_params(module, x[:1, :1], 2)
     n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+
+    def ours(params: dict, x: jax.Array) -> jax.Array:
+        return module.apply({"params": params}, x, None, True)
+
+    def long_filter(params: dict) -> jax.Array:
+        return module.apply({"params": params}, method=lambda mixer: mixer.filter(sizes.length))
+
+    passes = _passes(ours, params, x, cotangent)
+    if callable(getattr(module.bind({"params": params}), "filter", None)):
+        passes[FILTER] = long_filter, (params,)
+    works = {part: count(function, *args) for part, (function, args) in passes.items()}
     if method.source == "torch":
         runs = _baseline("torch").programs(method.mixer, config, sizes.length, params, x, cotangent)
-        return {part: Program(run) for part, run in runs.items()}, n_params
-    programs = {}
-    if method.source == "ours" and hasattr(config, "filter"):
-        programs[FILTER] = _filter_program(module, params, sizes.length)
+        return Built({part: Program(run) for part, run in runs.items()}, works, n_params)
     if method.source == "flax":
-        module = flax_baseline.build(method.mixer, config, sizes.length, dtype)
+        naive = flax_baseline.build(method.mixer, config, sizes.length, dtype)
         params = flax_baseline.convert_params(params)
+        passes = _passes(lambda params, x: naive.apply({"params": params}, x), params, x, cotangent)
+    programs = {part: jit_program(function, *args) for part, (function, args) in passes.items()}
+    return Built(programs, works, n_params)
 
-    def forward(params: dict, x: jax.Array) -> jax.Array:
-        return module.apply({"params": params}, x)
+
+def _passes(
+    forward: Callable[[dict, jax.Array], jax.Array], params: dict, x: jax.Array, cotangent: jax.Array
+) -> dict[str, tuple[Callable, tuple]]:
+    """Functions and their arguments: y; and y with the gradients of all parameters and x."""
 
     def forward_backward(params: dict, x: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, Any]:
         y, pullback = jax.vjp(forward, params, x)
         return y, pullback(cotangent)
 
-    programs[FORWARD] = jit_program(forward, params, x)
-    programs[BOTH] = jit_program(forward_backward, params, x, cotangent)
-    return programs, n_params
-
-
-def _filter_program(module: Any, params: dict, length: int) -> Program:
-    """The long filter of a mixer by itself, h [N, D, L]."""
-    return jit_program(
-        lambda params: module.apply({"params": params}, method=lambda mixer: mixer.filter(length)), params
-    )
+    return {FORWARD: (forward, (params, x)), BOTH: (forward_backward, (params, x, cotangent))}
 
 
 def _baseline(source: str) -> Any:
@@ -163,40 +180,15 @@ def _baseline(source: str) -> Any:
     return torch_baseline
 
 
-def _needed_bytes(method: Method, programs: Mapping[str, Program], sizes: Sizes) -> int:
-    """What the largest program takes: as its compiler planned it, or without one by the analytic count."""
-    planned = [program.memory.total for program in programs.values() if program.memory is not None]
-    if planned:
-        return max(planned)
-    work = count(method.config, sizes.batch, sizes.length, sizes.d_model)
-    return int(KEPT_BY_AUTOGRAD * DTYPES["float32"] * work.activations)
-
-
 def _row(
-    method: Method, sizes: Sizes, n_params: int, passes: Mapping[str, Measured], roofline: Roofline
+    method: Method, length: int, built: Built, passes: Mapping[str, Measured], roofline: Roofline
 ) -> Row:
-    work = count(method.config, sizes.batch, sizes.length, sizes.d_model)
-    n_bytes = work.forward_bytes(n_params, DTYPES[sizes.dtype])
-    analytic = {FORWARD: (work.forward, n_bytes), BOTH: (work.forward_backward, 3 * n_bytes)}
-    if FILTER in passes:
-        made = filter_work(method.config, sizes)
-        analytic[FILTER] = (made.forward, made.forward_bytes(0, DTYPES["float32"]))
     with_counts = {}
     for part in (FORWARD, BOTH, FILTER):
         if part in passes:
-            flops, least_bytes = analytic[part]
-            share = roofline.least_seconds(flops, least_bytes) / passes[part].seconds.median
+            work = built.works[part]
+            share = roofline.least_seconds(work.flops, work.bytes) / passes[part].seconds.median
             with_counts[part] = replace(
-                passes[part], flops=flops, least_bytes=least_bytes, roofline_share=share
+                passes[part], flops=work.flops, least_bytes=work.bytes, roofline_share=share
             )
-    return Row(method.name, method.mixer, sizes.length, n_params, with_counts)
-
-
-def filter_work(config: MixerConfig, sizes: Sizes) -> Work:
-    """The work of the long filter in a mixer's config: as much as the parameters' shapes ask for."""
-    h = jax.eval_shape(
-        lambda: mixer_class(config)(sizes.d_model, sizes.length, config).init_with_output(
-            jax.random.key(0), method=lambda mixer: mixer.filter(sizes.length)
-        )[0]
-    )
-    return count_filter(config.filter, h.shape[0], h.shape[1], sizes.length)
+    return Row(method.name, method.mixer, length, built.n_params, with_counts)

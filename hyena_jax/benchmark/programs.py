@@ -49,11 +49,11 @@ class Measured:
     xla_bytes: float | None
     """Bytes accessed, likewise."""
     flops: float | None = None
-    """The analytic count."""
+    """As counted in the jaxpr of our mixer: see `counts`."""
     least_bytes: float | None = None
-    """The analytic least traffic."""
+    """The least traffic, likewise."""
     roofline_share: float | None = None
-    """Least time by the analytic count and the measured roofline, over the median."""
+    """Least time by these counts and the measured roofline, over the median."""
 
 
 def jit_program(function: Callable, *args: Any) -> Program:

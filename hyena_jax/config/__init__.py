@@ -9,13 +9,9 @@ from hyena_jax.config.choices import choose_kinds
 from hyena_jax.config.cluster import Cluster
 from hyena_jax.config.data import DATA_CONFIGS, DataConfig, ImagesConfig, TextConfig, TokensConfig
 from hyena_jax.config.experiment import (
-    HYENA_GROUPS,
-    NO_DECAY,
     Experiment,
     LoggingConfig,
-    OptimizerConfig,
     ParallelConfig,
-    ParameterGroup,
     TrainingConfig,
 )
 from hyena_jax.config.files import (
@@ -74,5 +70,26 @@ from hyena_jax.config.models import (
     LanguageModelConfig,
     ModelConfig,
 )
-from hyena_jax.config.plugins import PluginFlags, changed_plugins, load_plugin
+from hyena_jax.config.optimizers import (
+    HYENA_GROUPS,
+    NO_DECAY,
+    OPTIMIZER_CONFIGS,
+    SCHEDULE_CONFIGS,
+    AdafactorConfig,
+    AdamWConfig,
+    ConstantConfig,
+    CosineConfig,
+    DecayScheduleConfig,
+    GroupedOptimizerConfig,
+    LinearConfig,
+    LionConfig,
+    MuonConfig,
+    OptimizerConfig,
+    ParameterGroup,
+    ScheduleConfig,
+    SGDConfig,
+    WarmupScheduleConfig,
+    WarmupStableDecayConfig,
+)
+from hyena_jax.config.plugins import PluginFlags, changed_plugins, describe_fault, load_plugin, plugins_in
 from hyena_jax.config.registry import Targets, register

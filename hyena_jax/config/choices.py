@@ -46,8 +46,9 @@ def choices(value: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
 def choose_kinds(experiment: Any, arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The experiment with the kinds that flags name, and the arguments without those flags.
 
-    A kind that is chosen has its default options; those that a base class of both the old and the new kind
-    declares keep their values. Outer flags act before inner ones, whatever their order.
+    A kind that is chosen has its default options; those that a base class of both kinds declares keep their
+    values, unless the chosen one has another default. Outer flags act before inner ones, whatever their
+    order.
 
     Raises:
       UserError: for an unknown name, with the nearest one.
@@ -105,9 +106,15 @@ def _chosen(now: Any, choice: Choice, names: str) -> Any:
     config_class = choose(choice.flag, names, registry)
     if type(now) is config_class:
         return now
-    base = next(base for base in type(now).__mro__ if issubclass(config_class, base))
-    shared = dataclasses.fields(base) if dataclasses.is_dataclass(base) else ()
-    return config_class(**{field.name: getattr(now, field.name) for field in shared})
+    defaults = {field.name: field.default for field in dataclasses.fields(config_class)}
+    kept = {
+        field.name: getattr(now, field.name)
+        for base in config_class.__mro__
+        if dataclasses.is_dataclass(base) and isinstance(now, base)
+        for field in dataclasses.fields(base)
+        if field.default == defaults[field.name]
+    }
+    return config_class(**kept)
 
 
 def describe(experiment: Any) -> str:

@@ -1,6 +1,5 @@
 """What an experiment is: model, data, how to train, and what is written."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -8,81 +7,7 @@ from hyena_jax.config.checks import Checked, UserError, require, require_at_leas
 from hyena_jax.config.data import DataConfig, TextConfig
 from hyena_jax.config.losses import CrossEntropyConfig, LossConfig, MetricConfig
 from hyena_jax.config.models import RUNTIME, LanguageModelConfig, ModelConfig
-
-
-@dataclass(frozen=True)
-class ParameterGroup(Checked):
-    """Parameters whose path matches `pattern` get their own learning rate and decay."""
-
-    pattern: str
-    """Regular expression searched in a path such as `blocks_0/mixer/filter/dense_0/kernel`."""
-    learning_rate: float | None = None
-    """Peak learning rate, 0 for constants; None keeps the optimizer's."""
-    weight_decay: float | None = None
-    """Decoupled weight decay; None keeps the optimizer's."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("learning_rate", "weight_decay"):
-            value = getattr(self, name)
-            require(
-                value is None or 0 <= value < math.inf, f"{name} of a group", value, "at least 0, or None"
-            )
-
-
-# The groups of the published Hyena code: filters and positional features apart, no decay where it has no use.
-NO_DECAY = ParameterGroup(r"/(bias|scale|skip|short_taps|short_bias)$", weight_decay=0.0)
-HYENA_GROUPS = (
-    ParameterGroup(r"filter/positions$", learning_rate=1e-5, weight_decay=0.0),
-    ParameterGroup(r"/filter/", weight_decay=0.0),
-    NO_DECAY,
-)
-
-
-@dataclass(frozen=True)
-class OptimizerConfig(Checked):
-    """AdamW with warm-up, cosine decay, clipping by global norm and parameter groups."""
-
-    learning_rate: float = 2e-3
-    """Peak learning rate."""
-    final_learning_rate: float = 2e-4
-    """Learning rate at the end of the cosine."""
-    warmup_steps: int = 100
-    """Steps of linear warm-up from 0."""
-    decay_steps: int | None = None
-    """Step at which the cosine ends; None is training.steps."""
-    b1: float = 0.9
-    """Adam's decay of the first moment."""
-    b2: float = 0.99
-    """Adam's decay of the second moment."""
-    eps: float = 1e-8
-    """Adam's epsilon."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay of every parameter that no group names."""
-    clip_norm: float | None = 1.0
-    """Largest global gradient norm; None does not clip."""
-    accumulation_steps: int = 1
-    """Parts that a batch is cut into; gradients are averaged over them before the update."""
-    groups: tuple[ParameterGroup, ...] = ()
-    """The first group that matches wins; one that matches no parameter is an error."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.learning_rate < math.inf, "learning_rate", self.learning_rate, "above 0 and finite")
-        final, most = self.final_learning_rate, f"in 0..learning_rate={self.learning_rate}"
-        require(0 <= final <= self.learning_rate, "final_learning_rate", final, most)
-        require_at_least(0, self, "weight_decay", "warmup_steps")
-        for name in ("b1", "b2"):
-            require(0 <= getattr(self, name) < 1, name, getattr(self, name), "in [0, 1)")
-        require(self.eps > 0, "eps", self.eps, "above 0")
-        require(self.clip_norm is None or self.clip_norm > 0, "clip_norm", self.clip_norm, "above 0")
-        require_at_least(1, self, "accumulation_steps")
-        require(
-            self.decay_steps is None or self.decay_steps > self.warmup_steps,
-            "decay_steps",
-            self.decay_steps,
-            f"above warmup_steps={self.warmup_steps}",
-        )
+from hyena_jax.config.optimizers import AdamWConfig, OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -167,7 +92,7 @@ class Experiment(Checked):
     loss: LossConfig = CrossEntropyConfig()
     metrics: tuple[MetricConfig, ...] = field(default=(), metadata=RUNTIME)
     """Measured in training and evaluation, in addition to what the data give by themselves."""
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = AdamWConfig()
     training: TrainingConfig = field(default=TrainingConfig(), metadata=RUNTIME)
     parallel: ParallelConfig = field(default=ParallelConfig(), metadata=RUNTIME)
     logging: LoggingConfig = field(default=LoggingConfig(), metadata=RUNTIME)

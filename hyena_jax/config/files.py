@@ -14,7 +14,8 @@ from hyena_jax.config.filters import FilterConfig
 from hyena_jax.config.losses import LossConfig, MetricConfig
 from hyena_jax.config.mixers import MixerConfig
 from hyena_jax.config.models import ModelConfig
-from hyena_jax.config.plugins import import_parts, plugins_in, require_plugins
+from hyena_jax.config.optimizers import OptimizerConfig, ScheduleConfig
+from hyena_jax.config.plugins import MissingPlugin, describe_fault, import_parts, plugins_in, require_plugins
 
 if TYPE_CHECKING:
     import cattrs
@@ -32,7 +33,7 @@ def load(spec: str) -> Experiment:
     except UserError as error:
         raise UserError(f"config {spec}: {error}") from None
     except (Exception, SystemExit) as error:  # a config is the user's own program: its faults are input
-        raise UserError(f"config {path} cannot be read: {type(error).__name__}: {error}") from error
+        raise UserError(f"config {path} cannot be read: {describe_fault(error)}") from error
     if not isinstance(experiment, Experiment):
         raise UserError(
             f"config {path}: get_config must return an Experiment, got {type(experiment).__name__}"
@@ -58,7 +59,16 @@ def _find_config(name: str) -> Path:
 
 
 # Fields of these kinds carry a tag `type` in config.json.
-KINDS = (FilterConfig, MixerConfig, ModelConfig, DataConfig, LossConfig, MetricConfig)
+KINDS = (
+    FilterConfig,
+    MixerConfig,
+    ModelConfig,
+    DataConfig,
+    LossConfig,
+    MetricConfig,
+    ScheduleConfig,
+    OptimizerConfig,
+)
 REGISTRIES = tuple(base.registry for base in KINDS)
 
 
@@ -123,17 +133,38 @@ def decode(values: Mapping[str, Any]) -> Experiment:
 
 
 def _renewed(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Values as they are written now: `remat` was a bool before there were several policies."""
-    model = values.get("model")
+    """Values as they are written now.
+
+    `remat` was a bool before there were several policies. Every optimizer was AdamW under a cosine, whose
+    options it held itself, before there were several.
+    """
+    model, optimizer = values.get("model"), values.get("optimizer")
     if isinstance(model, Mapping) and isinstance(model.get("remat"), bool):
         values = {**values, "model": {**model, "remat": "block" if model["remat"] else "none"}}
+    if isinstance(optimizer, Mapping) and "type" not in optimizer and "schedule" not in optimizer:
+        values = {**values, "optimizer": _renewed_optimizer(optimizer)}
     return values
+
+
+def _renewed_optimizer(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("warmup_steps", "decay_steps", "final_learning_rate")
+    rest = {name: value for name, value in optimizer.items() if name not in names}
+    schedule = {"type": "cosine"} | {name: optimizer[name] for name in names if name in optimizer}
+    peak, final = optimizer.get("learning_rate"), optimizer.get("final_learning_rate")
+    if isinstance(peak, int | float) and isinstance(final, int | float) and 0 <= final <= peak > 0:
+        del schedule["final_learning_rate"]
+        schedule["final_fraction"] = final / peak  # the cosine knew its end by this ratio alone: same values
+        if final == peak:
+            schedule = {"type": "constant", "warmup_steps": optimizer.get("warmup_steps", 100)}
+    return {"type": "adamw", **rest, "schedule": schedule}
 
 
 def read(path: Path) -> Experiment:
     """The experiment saved at `path`."""
     try:
-        return decode(json.loads(path.read_text()))
+        return decode(json.loads(path.read_text(encoding="utf-8")))
+    except MissingPlugin as error:
+        raise UserError(f"{path}: {error}") from error
     except (json.JSONDecodeError, UnicodeDecodeError, UserError) as error:
         raise UserError(f"{path} is not an experiment's config: {error}") from error
 

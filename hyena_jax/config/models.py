@@ -28,7 +28,9 @@ class ModelConfig(Checked):
 
     with logits [B, L, V] of tokens int [B, L], or [B, classes] of images float [B, height, width, colours].
     Fields `vocab_size`, `image_size`, `channels` and `n_classes` that are None are filled in by the data.
-    `hyena_jax.models` says what else a module may have.
+    `hyena_jax.models` says what else a module may have. An oracle is a function (params, inputs, config,
+    mixers) of NumPy float64 arrays to logits; `mixers` are the oracles (params, x) -> y of the config's
+    pattern, if it has one.
     """
 
     registry: ClassVar[Registry] = Registry("model", is_module=True)
@@ -171,5 +173,8 @@ class ImageClassifierConfig(BackboneConfig):
 
 
 MODEL_CONFIGS = ModelConfig.registry
-register("language_model", LanguageModelConfig, "hyena_jax.models.language_model:LanguageModel")
-register("image_classifier", ImageClassifierConfig, "hyena_jax.models.image_classifier:ImageClassifier")
+for _name, _config_class, _module in (
+    ("language_model", LanguageModelConfig, "language_model:LanguageModel"),
+    ("image_classifier", ImageClassifierConfig, "image_classifier:ImageClassifier"),
+):
+    register(_name, _config_class, f"hyena_jax.models.{_module}", f"hyena_jax.reference.models:{_name}")

@@ -5,6 +5,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,10 @@ class PluginFlags:
     given several times. The variable HYENA_JAX_PLUGINS holds more, separated by colons."""
 
 
+class MissingPlugin(UserError):
+    """A part of a saved experiment is not registered here."""
+
+
 def load_plugin(name: str, registries: Iterable[Registry]) -> None:
     """Imports a plugin, for the parts that it registers.
 
@@ -41,7 +47,7 @@ def load_plugin(name: str, registries: Iterable[Registry]) -> None:
     except UserError as error:
         raise UserError(f"plugin {name!r}: {error}") from None
     except (Exception, SystemExit) as error:  # a plugin is the user's own program: its faults are input
-        raise UserError(f"plugin {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UserError(f"plugin {name!r} cannot be imported: {describe_fault(error)}") from error
 
 
 def import_parts(name: str, registries: Iterable[Registry]) -> ModuleType:
@@ -96,15 +102,15 @@ def require_plugins(saved: Any, registries: Iterable[Registry]) -> None:
     What a run folder says is shown, never imported: it may come from a stranger.
 
     Raises:
-      UserError: naming the parts that are missing and the flag to add.
+      MissingPlugin: naming the parts that are missing and the flag to add.
     """
     registered = {f"{registry.kind} {name}" for registry in registries for name in registry}
     for name, about in saved.items() if isinstance(saved, dict) else ():
         parts = about.get("parts") if isinstance(about, dict) else None
         missing = [part for part in parts if part not in registered] if isinstance(parts, list) else []
         if missing:
-            flag = f"add --plugin {_quoted(name)}" if name else "register them first"
-            raise UserError(f"{', '.join(map(_quoted, missing))} not known here; {flag}")
+            how = f"add --plugin {_quoted(name)}" if name else "register it before the run is opened"
+            raise MissingPlugin(f"{', '.join(map(_printable, missing))} must be registered: {how}")
 
 
 def changed_plugins(experiment: Any, saved: Any) -> list[str]:
@@ -145,6 +151,24 @@ def _of_class(config_class: type) -> Plugin:
 
 
 def _quoted(text: object) -> str:
-    """Between quotes for a shell, with what a terminal would obey taken out."""
-    shown = "".join(character for character in str(text) if character.isprintable())
-    return "'" + shown.replace("'", "'\\''") + "'"
+    """In quotes, as a shell reads it."""
+    return "'" + _printable(text).replace("'", "'\\''") + "'"
+
+
+def _printable(text: object) -> str:
+    """Without what a terminal would obey."""
+    return "".join(character for character in str(text) if character.isprintable())
+
+
+def describe_fault(error: BaseException) -> str:
+    """An error of the user's own code on one line: what it is, and where in that code it was raised."""
+    ours = str(Path(__file__).parents[1])
+    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, *installed, "<"))
+    ]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}{where}"

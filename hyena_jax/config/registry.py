@@ -84,11 +84,14 @@ class Registry(Mapping[str, type]):
         """The part of a config class.
 
         Raises:
-          UserError: if the class is not registered.
+          UserError: if the class is not registered, or was when it was defined another time.
         """
         for part in self._parts.values():
             if part.config_class is config_class:
                 return part
+        if any(_qualified(part.config_class) == _qualified(config_class) for part in self._parts.values()):
+            name = config_class.__name__
+            raise UserError(f"{name} was defined again since this config was made; make the config again")
         what = "module" if self.is_module else "function"
         raise UserError(
             f"{config_class.__name__} is not a registered {self.kind}: call"
@@ -147,8 +150,8 @@ def register(name: str, config_class: type, target: Any, oracle: Any = None) -> 
         whose docstring says what the target must be.
       target: what is built from the config, a Linen module or a function; or "module:name", from where it is
         imported when it is first used.
-      oracle: the same computation in NumPy float64, where the kind has oracles (mixers and filters), for
-        benchmarks to check against; or "module:name".
+      oracle: the same computation in NumPy float64, where the kind has oracles (mixers, filters and models),
+        for benchmarks to check against; or "module:name".
 
     Raises:
       UserError: if an argument is not what it should be, or the name is taken.

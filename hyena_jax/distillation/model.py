@@ -3,28 +3,28 @@
 Axes: N filters of a mixer, D channels of a filter, C = N D, L = max_len, d modes.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import jax
+import flax.linen as nn
 import numpy as np
 import optax
 
 from hyena_jax import models
 from hyena_jax.config import (
     Experiment,
+    FilterConfig,
+    GroupedOptimizerConfig,
     LanguageModelConfig,
     MixerConfig,
     ModalFilterConfig,
+    ModelConfig,
     ParameterGroup,
     UserError,
     require,
 )
 from hyena_jax.distillation import modal_fit
-from hyena_jax.training.optimizer import path_name
-from hyena_jax.training.step import init_params
 
 # A matrix of one row is the smallest that has singular values to tell of.
 LEAST_LEN = 4
@@ -44,8 +44,10 @@ class LongFilters(NamedTuple):
         return self.taps[..., 1:].reshape(-1, self.taps.shape[-1] - 1)
 
 
-def check_distillable(config: LanguageModelConfig) -> None:
+def check_distillable(config: ModelConfig) -> None:
     """Raises UserError unless some mixer has a long filter, and each that has one is a plain convolution."""
+    kind = type(config).__name__
+    require(isinstance(config, LanguageModelConfig), "workdir", kind, "a run of a LanguageModelConfig")
     with_filters = [mixer for mixer in config.pattern if _has_filter(mixer)]
     names = ", ".join(dict.fromkeys(type(mixer).__name__ for mixer in config.pattern))
     require(bool(with_filters), "workdir", names, "a run with a mixer that has a long filter")
@@ -59,27 +61,47 @@ def check_distillable(config: LanguageModelConfig) -> None:
 
 
 def long_filters(config: LanguageModelConfig, params: optax.Params) -> list[LongFilters]:
-    """The filters of every layer that has some, as the model evaluates them."""
+    """The filters of every layer that has some, as the model evaluates them.
+
+    Raises:
+      UserError: if the module of a model has no `blocks`, or that of a mixer with a filter no `filter`.
+    """
     # Each block wrapped for recomputation would hide its parts.
     bound = models.build(replace(config, remat="none")).bind({"params": params})
+    name = type(bound).__name__
+    require(hasattr(bound, "blocks"), "model", name, "a module with `blocks`, as LanguageModel has them")
     return [
-        LongFilters(i, np.asarray(block.mixer.filter(config.max_len), np.float64))
+        LongFilters(i, _taps(block.mixer, config.max_len))
         for i, block in enumerate(bound.blocks)
         if _has_filter(block.mixer_config)
     ]
 
 
+def _taps(mixer: nn.Module, length: int) -> np.ndarray:
+    name = type(mixer).__name__
+    filter_module = getattr(mixer, "filter", None)
+    can = isinstance(filter_module, nn.Module)
+    require(can, "mixer", name, "a module whose long filter is its submodule `filter`, made in setup")
+    taps = np.asarray(filter_module(length), np.float64)
+    is_filter = taps.ndim == 3 and taps.shape[-1] == length
+    require(is_filter, f"the filter of mixer {name}", taps.shape, f"[N, D, {length}]")
+    return taps
+
+
 def distilled_experiment(experiment: Experiment, n_modes: int) -> Experiment:
-    """The experiment with modal filters of d modes, and the groups of its optimizer that still apply."""
+    """The experiment with modal filters of d modes, and an optimizer that does not decay them.
+
+    Groups of its optimizer that were for the filters before may match nothing now.
+    """
     modal = ModalFilterConfig(n_modes=n_modes)
     pattern = tuple(
         replace(mixer, filter=modal) if _has_filter(mixer) else mixer for mixer in experiment.model.pattern
     )
-    model = replace(experiment.model, pattern=pattern)
-    shapes = jax.eval_shape(lambda: init_params(models.build(model), experiment.seed))
-    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
-    groups = _used_groups((*experiment.optimizer.groups, FILTERS), names)
-    return replace(experiment, model=model, optimizer=replace(experiment.optimizer, groups=groups))
+    optimizer = experiment.optimizer
+    if isinstance(optimizer, GroupedOptimizerConfig):
+        groups = tuple(replace(group, optional=True) for group in (*optimizer.groups, FILTERS))
+        optimizer = replace(optimizer, groups=groups)
+    return replace(experiment, model=replace(experiment.model, pattern=pattern), optimizer=optimizer)
 
 
 def distilled_params(
@@ -103,12 +125,4 @@ def _modal_parameters(taps: np.ndarray, modes: modal_fit.Modes) -> Mapping[str, 
 
 
 def _has_filter(mixer: MixerConfig) -> bool:
-    return hasattr(mixer, "filter")
-
-
-def _used_groups(groups: Sequence[ParameterGroup], names: Sequence[str]) -> tuple[ParameterGroup, ...]:
-    """The groups that are the first to match some name; the optimizer refuses others."""
-    firsts = {
-        next((i for i, group in enumerate(groups) if re.search(group.pattern, name)), None) for name in names
-    }
-    return tuple(group for i, group in enumerate(groups) if i in firsts)
+    return isinstance(getattr(mixer, "filter", None), FilterConfig)

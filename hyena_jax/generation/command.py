@@ -75,6 +75,8 @@ def run(command: Generate, note: Callable[[str], None]) -> int:
     from hyena_jax import models
     from hyena_jax.data.tokenizers import is_tokenizer
     from hyena_jax.generation.decoding import continuations, generate, proceed
+    from hyena_jax.generation.prompts import encode
+    from hyena_jax.generation.recomputation import note_recomputation
     from hyena_jax.generation.sampling import SamplingRule
     from hyena_jax.training.run_folder import load_params, read_run
 
@@ -85,9 +87,10 @@ def run(command: Generate, note: Callable[[str], None]) -> int:
     must = "a run on text, or on tokens with a tokenizer, which alone can be continued"
     require(is_text, "workdir", str(command.run.workdir), must)
     request = _request(command, rule, run.encoding)
-    prompts = [_encode(run.encoding, prompt, "prompt") for prompt in command.prompt]
+    prompts = [encode(run.encoding, prompt, "prompt") for prompt in command.prompt]
     model = models.build(run.experiment.model)
     _, params = load_params(run, model, command.run.step, note)
+    note_recomputation(model, note)
     if command.load_state is None and command.save_state is None:
         shown, pieces = prompts, generate(model, params, prompts, request)
     else:
@@ -130,30 +133,21 @@ def _check_files(command: Generate) -> None:
 
 def _request(command: Generate, rule: "SamplingRule", tokenizer: "Tokenizer") -> "Request":
     from hyena_jax.generation.decoding import Request
+    from hyena_jax.generation.prompts import stop_ids
 
     n_rows = max(1, len(command.prompt)) * command.num_samples
     require(
         n_rows <= MOST_ROWS, "num_samples", command.num_samples, f"such that there are at most {MOST_ROWS}"
     )
-    stops = [_encode(tokenizer, text, "stop") for text in command.stop]
-    for text, ids in zip(command.stop, stops, strict=True):
-        require(len(ids) == 1, "stop", text, f"one token of this run's tokenizer (it is {len(ids)})")
     return Request(
         n_tokens=command.max_new_tokens,
         rule=rule,
         seed=command.seed,
         n_samples=command.num_samples,
-        stop_tokens=tuple(int(ids[0]) for ids in stops),
+        stop_tokens=stop_ids(tokenizer, command.stop),
         n_symbols=tokenizer.vocab_size,
         on_full=command.on_full,
     )
-
-
-def _encode(tokenizer: "Tokenizer", text: str, name: str) -> "np.ndarray":
-    try:
-        return tokenizer.encode(text)
-    except UserError as error:
-        raise UserError(f"{name} {text!r}: {error}") from error
 
 
 def _read(

@@ -5,26 +5,27 @@ of a piece, V vocabulary.
 
 A prompt is read at once (`prefill`); then one program draws up to `TILE` tokens a call, without a word to the
 host in between, and after each `TILE` tokens long convolutions absorb a finished tile
-(`hyena_jax.ops.online_conv`).
+(`hyena_jax.ops.online_conv`). A model is any causal one with logits [B, L, V] of tokens int [B, L]; without
+methods that decode by state, or with a mixer that lacks them, it recomputes its context (`recomputation.py`).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from hyena_jax import models
-from hyena_jax.config import LanguageModelConfig, choose, require
+from hyena_jax.config import ModelConfig, choose, require
 from hyena_jax.generation import programs
 from hyena_jax.generation.programs import Cursor, Drawing, Piece, Rows
 from hyena_jax.generation.prompts import OnFull, check_prompts, right_aligned
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.mixers import long_memory
-from hyena_jax.models import LanguageModel
 from hyena_jax.ops.online_conv import TILE, due_size
 
 
@@ -71,7 +72,7 @@ class Continuation(NamedTuple):
 
 
 def generate(
-    model: LanguageModel, params: optax.Params, prompts: Sequence[np.ndarray], request: Request
+    model: nn.Module, params: optax.Params, prompts: Sequence[np.ndarray], request: Request
 ) -> Iterator[Piece]:
     """`proceed` after `prefill`, with as much room as the request needs; raises what they do.
 
@@ -86,7 +87,7 @@ def generate(
 
 
 def prefill(
-    model: LanguageModel,
+    model: nn.Module,
     params: optax.Params,
     prompts: Sequence[np.ndarray],
     before: Prompted | None = None,
@@ -122,9 +123,7 @@ def prefill(
     return Prompted(state, logits, tuple(prompts), None if room is None else room - n_read)
 
 
-def proceed(
-    model: LanguageModel, params: optax.Params, prompted: Prompted, request: Request
-) -> Iterator[Piece]:
+def proceed(model: nn.Module, params: optax.Params, prompted: Prompted, request: Request) -> Iterator[Piece]:
     """Continues what was read.
 
     Yields:
@@ -151,7 +150,9 @@ def continuations(pieces: Iterator[Piece]) -> list[Continuation]:
     return [Continuation(t[new], p[new]) for t, p, new in zip(tokens, log_probs, is_new, strict=True)]
 
 
-def _check_request(request: Request, config: LanguageModelConfig) -> None:
+def _check_request(request: Request, config: ModelConfig) -> None:
+    for name in ("max_len", "vocab_size"):
+        require(hasattr(config, name), "model", type(config).__name__, f"one whose config has {name}")
     require(request.n_tokens >= 0, "max_new_tokens", request.n_tokens, "at least 0")
     require(request.n_samples >= 1, "num_samples", request.n_samples, "at least 1")
     require(0 <= request.seed < 2**32, "seed", request.seed, "in [0, 2**32)")
@@ -163,9 +164,7 @@ def _check_request(request: Request, config: LanguageModelConfig) -> None:
         require(0 <= token < config.vocab_size, "stop token", token, f"in 0..{config.vocab_size - 1}")
 
 
-def _pieces(
-    model: LanguageModel, params: optax.Params, prompted: Prompted, request: Request
-) -> Iterator[Piece]:
+def _pieces(model: nn.Module, params: optax.Params, prompted: Prompted, request: Request) -> Iterator[Piece]:
     """The host's side of the loop: it counts tokens, tiles and room."""
     n_prompts, left = len(prompted.read), request.n_tokens
     drawing = Drawing(request.rule, request.n_symbols, request.lazy)

@@ -7,14 +7,15 @@ of a piece, V vocabulary.
 from functools import partial
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hyena_jax.generation.recomputation import with_state
 from hyena_jax.generation.sampling import SamplingRule, sample
 from hyena_jax.mixers import long_memory
-from hyena_jax.models import LanguageModel
 from hyena_jax.ops.online_conv import TILE
 
 
@@ -65,17 +66,19 @@ def repeat_rows(state: Any, count: int) -> Any:
 
 
 @partial(jax.jit, static_argnames=("model", "batch_size", "context"))
-def empty_state(model: LanguageModel, params: optax.Params, batch_size: int, context: int) -> Any:
+def empty_state(model: nn.Module, params: optax.Params, batch_size: int, context: int) -> Any:
     """The state before the first token of sequences of at most `context` tokens."""
-    return model.apply({"params": params}, batch_size, context, method="init_state")
+    return with_state(model).apply({"params": params}, batch_size, context, method="init_state")
 
 
 @partial(jax.jit, static_argnames="model")
 def read(
-    model: LanguageModel, params: optax.Params, state: Any, tokens: jax.Array, lengths: jax.Array | None
+    model: nn.Module, params: optax.Params, state: Any, tokens: jax.Array, lengths: jax.Array | None
 ) -> tuple[Any, jax.Array]:
     """The state after tokens [P, T], and the logits [P, V] after the last of them."""
-    state, logits = model.apply({"params": params}, state, tokens, lengths, True, method="prefill")
+    state, logits = with_state(model).apply(
+        {"params": params}, state, tokens, lengths, True, method="prefill"
+    )
     return state, logits[:, -1]
 
 
@@ -89,7 +92,7 @@ def first_token(drawing: Drawing, rows: Rows, cursor: Cursor, logits: jax.Array)
 
 @partial(jax.jit, static_argnames=("model", "drawing"), donate_argnames="cursor")
 def next_tokens(
-    model: LanguageModel,
+    model: nn.Module,
     drawing: Drawing,
     params: optax.Params,
     rows: Rows,
@@ -103,7 +106,7 @@ def next_tokens(
 
     def draw_one(carry: tuple[jax.Array, Cursor, Piece]) -> tuple[jax.Array, Cursor, Piece]:
         i, cursor, piece = carry
-        state, logits = model.apply({"params": params}, cursor.state, cursor.token, method="step")
+        state, logits = with_state(model).apply({"params": params}, cursor.state, cursor.token, method="step")
         cursor, drawn = _draw(drawing, rows, cursor._replace(state=state), logits)
         piece = jax.tree.map(lambda all, new: all.at[:, i].set(new), piece, drawn)
         return i + 1, cursor, piece

@@ -1,20 +1,39 @@
-"""Prompts: what may be one, and how several make a batch.
+"""Prompts and stops: what may be one, and how several prompts make a batch.
 
 Axes: P prompts, T tokens of the longest.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hyena_jax.config import LanguageModelConfig, UserError, require
+from hyena_jax.config import ModelConfig, UserError, require
+
+if TYPE_CHECKING:
+    from hyena_jax.data.tokenizers import Tokenizer
 
 OnFull = Literal["slide", "error"]
 
 
+def encode(tokenizer: "Tokenizer", text: str, name: str) -> np.ndarray:
+    """The ids of a text, int32 [n]. Raises UserError, which says `name`, if it cannot be encoded."""
+    try:
+        return tokenizer.encode(text)
+    except UserError as error:
+        raise UserError(f"{name} {text!r}: {error}") from error
+
+
+def stop_ids(tokenizer: "Tokenizer", stops: Sequence[str]) -> tuple[int, ...]:
+    """The ids of texts that end a continuation. Raises UserError unless each is one token."""
+    encoded = [encode(tokenizer, text, "stop") for text in stops]
+    for text, ids in zip(stops, encoded, strict=True):
+        require(len(ids) == 1, "stop", text, f"one token of this run's tokenizer (it is {len(ids)})")
+    return tuple(int(ids[0]) for ids in encoded)
+
+
 def check_prompts(
-    config: LanguageModelConfig, prompts: Sequence[np.ndarray], on_full: OnFull = "slide"
+    config: ModelConfig, prompts: Sequence[np.ndarray], on_full: OnFull = "slide"
 ) -> list[np.ndarray]:
     """The prompts as int32 arrays; with `slide`, of longer ones than max_len only the end.
 

@@ -7,19 +7,19 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
 
-from hyena_jax.config import LanguageModelConfig, UserError
+from hyena_jax.config import ModelConfig, UserError
 from hyena_jax.generation.decoding import Prompted
 from hyena_jax.generation.programs import empty_state
-from hyena_jax.models import LanguageModel
 
 FORMAT = 1
 
 
-def origin(model_config: LanguageModelConfig, params: optax.Params) -> str:
+def origin(model_config: ModelConfig, params: optax.Params) -> str:
     """SHA-256 of model and parameters: a state belongs to these alone."""
     digest = hashlib.sha256(repr(model_config).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -47,7 +47,7 @@ def save(path: Path, prompted: Prompted, origin: str) -> None:
     draft.rename(path)
 
 
-def load(path: Path, model: LanguageModel, params: optax.Params, origin: str) -> Prompted:
+def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prompted:
     """Reads what `save` wrote.
 
     Raises:
@@ -64,7 +64,7 @@ def load(path: Path, model: LanguageModel, params: optax.Params, origin: str) ->
         raise UserError(f"load_state {str(path)!r} cannot be read: {error}") from error
 
 
-def _prompted(file: Any, path: Path, model: LanguageModel, params: optax.Params, origin: str) -> Prompted:
+def _prompted(file: Any, path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prompted:
     about = json.loads(str(file["about"]))
     if about["format"] != FORMAT or about["origin"] != origin:
         raise UserError(f"load_state {str(path)!r} is of another model or checkpoint")

@@ -23,6 +23,7 @@ A decoding loop may call `long_memory.open_tiles` on a state, and `long_memory.a
 from collections.abc import Callable
 
 import flax.linen as nn
+import jax
 import numpy as np
 
 from hyena_jax.config import FILTER_CONFIGS, MIXER_CONFIGS, MixerConfig, Targets
@@ -58,6 +59,7 @@ __all__ = [
     "Hyena",
     "LocalAttention",
     "decodes_by_state",
+    "has_state",
     "is_unbounded",
     "mixer_class",
     "mixer_oracle",
@@ -75,7 +77,11 @@ def mixer_class(config: MixerConfig) -> type[nn.Module]:
 
 def decodes_by_state(config: MixerConfig) -> bool:
     """Whether the mixer's module has `init_state`, `prefill` and `step`."""
-    module = mixer_class(config)
+    return has_state(mixer_class(config))
+
+
+def has_state(module: type[nn.Module]) -> bool:
+    """Whether a module, a mixer's or a model's, has `init_state`, `prefill` and `step`."""
     return all(callable(getattr(module, name, None)) for name in ("init_state", "prefill", "step"))
 
 
@@ -101,6 +107,7 @@ def mixer_oracle(config: MixerConfig) -> Callable[..., np.ndarray] | None:
 
     def y(params: dict, x: np.ndarray, max_len: int, segment_ids: np.ndarray | None = None) -> np.ndarray:
         ids = np.zeros(x.shape[:2]) if segment_ids is None else segment_ids
+        params, x = jax.tree.map(np.float64, (params, x))
         return oracle(config, params, x, max_len, ids, **options)
 
     return y

@@ -22,7 +22,7 @@ from hyena_jax.mixers.inputs import (
     documents,
 )
 from hyena_jax.ops import sequence_parallel
-from hyena_jax.ops.attention import rotary, same_segment, softmax_attention, visible_until
+from hyena_jax.ops.attention import rotary, softmax_attention
 from hyena_jax.ops.sequence_shards import over_shards
 
 
@@ -81,8 +81,8 @@ class Attention(nn.Module):
         if self.sequence_axis is not None:
             attend = partial(sequence_parallel.softmax_attention, is_causal=self.config.causal)
             return self._output(over_devices(attend, self.sequence_axis, q, k, v, segment_ids))
-        mask = None if segment_ids is None else same_segment(segment_ids)
-        return self._output(softmax_attention(q, k, v, mask, is_causal=self.config.causal))
+        ids = None if segment_ids is None else (segment_ids, segment_ids)
+        return self._output(softmax_attention(q, k, v, self.config.causal, segment_ids=ids))
 
     def init_state(self, batch_size: int, max_len: int) -> AttentionState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
@@ -104,8 +104,8 @@ class Attention(nn.Module):
             state.values, v.astype(state.values.dtype), position, axis=1
         )
         first = state.first if lengths is None else n_tokens - lengths
-        mask = visible_until(position, n_tokens, keys.shape[1], first)
-        y = self._output(softmax_attention(q, keys, values, mask))
+        real = jnp.arange(keys.shape[1], dtype=jnp.int32) >= first[:, None]
+        y = self._output(softmax_attention(q, keys, values, True, position, real))
         return AttentionState(Shared(position + n_tokens), keys, values, first), y
 
     def step(self, state: AttentionState, x: jax.Array) -> tuple[AttentionState, jax.Array]:

@@ -62,6 +62,12 @@ def is_real(lengths: jax.Array | None, n_tokens: int) -> jax.Array | None:
     return jnp.arange(n_tokens) >= n_tokens - jnp.asarray(lengths)[:, None]
 
 
+def masked(x: jax.Array, lengths: jax.Array | None) -> jax.Array:
+    """x [B, T, D] with 0 in place of what is not real; see `is_real`."""
+    real = is_real(lengths, x.shape[1])
+    return x if real is None else jnp.where(real[..., None], x, 0)
+
+
 def check_causal(config: MixerConfig) -> None:
     """Raises ValueError for a mixer whose outputs depend on later inputs: it has no decoding state."""
     require(config.causal, "mixer", type(config).__name__, "causal to decode")
@@ -70,7 +76,12 @@ def check_causal(config: MixerConfig) -> None:
 def refuse_segments(segment_ids: jax.Array | None) -> None:
     """Raises ValueError for document boundaries, which a mixer would leak across."""
     given = None if segment_ids is None else segment_ids.shape
-    require(segment_ids is None, "segment_ids", given, "None: a long filter crosses document boundaries")
+    require(
+        segment_ids is None,
+        "segment_ids",
+        given,
+        "None: this mixer would mix across the boundaries of documents",
+    )
 
 
 def sums_dtype(dtype: jnp.dtype) -> jnp.dtype:

@@ -127,8 +127,8 @@ class LocalAttention(nn.Module):
             for ring, new in ((state.keys, k), (state.values, v))
         )
         age = (position - jnp.arange(n_slots, dtype=jnp.int32)) % n_slots
-        mask = position - age >= state.first[:, None]
-        y = self._output(softmax_attention(q, keys, values, mask[:, None, None]))
+        real = position - age >= state.first[:, None]
+        y = self._output(softmax_attention(q, keys, values, real=real))
         return LocalAttentionState(Shared(position + 1), keys, values, state.first), y[:, 0]
 
     def _output(self, o: jax.Array) -> jax.Array:

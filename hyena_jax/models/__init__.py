@@ -7,23 +7,39 @@ A module may have more; what it lacks is not used:
 
     hidden(inputs, segment_ids, deterministic) -> x     } the loss then computes logits part by part
     logits(x) -> logits                                 }
-    init_state, prefill, step                           the mixer contract, with tokens in and logits out:
-                                                        decoding by state, else the context is recomputed
+    init_state, prefill, step                           the mixer contract, with tokens in and logits out, and
+                                                        prefill(state, tokens, lengths, last_only), which may
+                                                        return the last logits alone if the last argument is
+                                                        True; else decoding recomputes the context
     is_unbounded                                        a property: decoding may continue beyond max_len
     sequence_axis: str | None = None                    a field: the mesh axis over which L is sharded
 """
+
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from hyena_jax import mixers
-from hyena_jax.config import MODEL_CONFIGS, ModelConfig, require
+from hyena_jax.config import MODEL_CONFIGS, MixerConfig, ModelConfig, require
 from hyena_jax.models.blocks import sequence_layout
 from hyena_jax.models.image_classifier import ImageClassifier
 from hyena_jax.models.language_model import LanguageModel
+from hyena_jax.ops.sequence_shards import axis_size
 
-__all__ = ["ImageClassifier", "LanguageModel", "build", "decodes_by_state", "example_inputs", "is_unbounded"]
+__all__ = [
+    "ImageClassifier",
+    "LanguageModel",
+    "build",
+    "decodes_by_state",
+    "example_inputs",
+    "has_hidden",
+    "is_unbounded",
+    "lacks",
+    "n_length_shards",
+    "without_state",
+]
 
 # Fields that a config may leave to the data, and that must be known when a model is built.
 SIZES_OF_THE_DATA = ("vocab_size", "image_size", "channels", "n_classes")
@@ -60,12 +76,46 @@ def example_inputs(config: ModelConfig, batch_size: int = 1) -> jax.Array:
     return jnp.zeros((batch_size, *shape), dtype)
 
 
+def has_hidden(model: nn.Module) -> bool:
+    """Whether a model has `hidden` and `logits`, which `__call__` applies one after the other."""
+    return all(callable(getattr(type(model), name, None)) for name in ("hidden", "logits"))
+
+
+def n_length_shards(model: nn.Module) -> int:
+    """Devices of the ambient mesh that the length of a model's sequences is sharded over."""
+    axis = getattr(model, "sequence_axis", None)
+    return 1 if axis is None else axis_size(axis)
+
+
+def without_state(model: nn.Module) -> tuple[str, ...]:
+    """Names of the modules, the model's and its mixers', that lack `init_state`, `prefill` or `step`."""
+    return _modules_without(mixers.has_state, model)
+
+
 def decodes_by_state(model: nn.Module) -> bool:
     """Whether a model, and each of its mixers, has `init_state`, `prefill` and `step`."""
-    has = all(callable(getattr(model, name, None)) for name in ("init_state", "prefill", "step"))
-    return has and all(map(mixers.decodes_by_state, getattr(model.config, "pattern", ())))
+    return not without_state(model)
 
 
 def is_unbounded(model: nn.Module) -> bool:
     """Whether decoding by state may continue beyond max_len, with a state that does not grow."""
     return decodes_by_state(model) and getattr(model, "is_unbounded", False)
+
+
+def lacks(model: nn.Module) -> list[str]:
+    """What a model of tokens may have and does not have, and what follows from that; see the module."""
+    found = []
+    if names := without_state(model):
+        found.append(f"decoding state ({', '.join(names)}): generate recomputes the context for every token")
+    if not has_hidden(model):
+        found.append("hidden and logits: the loss holds the logits of all targets at once")
+    if names := _modules_without(lambda module: "sequence_axis" in module.__dataclass_fields__, model):
+        found.append(f"sequence_axis ({', '.join(names)}): parallel.sequence must be 1")
+    return found
+
+
+def _modules_without(has: Callable[[type[nn.Module]], bool], model: nn.Module) -> tuple[str, ...]:
+    """Names of the modules, the model's and its mixers', of which `has` is False."""
+    pattern = [part for part in getattr(model.config, "pattern", ()) if isinstance(part, MixerConfig)]
+    modules = [type(model), *map(mixers.mixer_class, pattern)]
+    return tuple(dict.fromkeys(module.__name__ for module in modules if not has(module)))

@@ -114,7 +114,10 @@ class Block(nn.Module):
 
     def mix(self, x: jax.Array, segment_ids: jax.Array | None, deterministic: bool) -> jax.Array:
         """The first half: x + mixer(norm(x)), or mixer(x)."""
-        return self._add(x, self.mixer(self.mixer_norm(x), segment_ids, deterministic), deterministic)
+        y = self.mixer(self.mixer_norm(x), segment_ids, deterministic)
+        what = f"the output of mixer {type(self.mixer).__name__}"
+        require(y.shape == x.shape, what, y.shape, f"of the shape of its input, [B, L, D] = {x.shape}")
+        return self._add(x, y, deterministic)
 
     def feed_forward(self, x: jax.Array, deterministic: bool) -> jax.Array:
         """The second half: x + mlp(norm(x)), or x."""

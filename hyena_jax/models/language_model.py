@@ -12,7 +12,6 @@ from hyena_jax.mixers import is_unbounded
 from hyena_jax.mixers.inputs import Shared
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.models.norms import make_norm
-from hyena_jax.ops.sequence_shards import axis_size
 
 
 class LanguageModelState(NamedTuple):
@@ -44,11 +43,6 @@ class LanguageModel(nn.Module):
 
     config: LanguageModelConfig
     sequence_axis: str | None = None
-
-    @property
-    def n_parts(self) -> int:
-        """Devices that share the length out."""
-        return 1 if self.sequence_axis is None else axis_size(self.sequence_axis)
 
     @property
     def is_unbounded(self) -> bool:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from hyena_jax.ops.aft import EMPTY, Bias, Places, Sums, merge, pad_end, running_sums
 from hyena_jax.ops.broadcasting import sum_products, sum_to
+from hyena_jax.ops.derivatives import own_derivative
 
 Tree = TypeVar("Tree")
 
@@ -115,18 +116,17 @@ def _block_sums(queries: Places, earlier: _Tokens, own: _Tokens, bias: Bias) -> 
     return merge(before, biased_sums(own.keys, own.values, _between(queries, own.places, bias)))
 
 
-@jax.custom_vjp
 def biased_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> Sums:
     """Sums of each query over all keys, whose exponents are keys + bias; bias [B or 1, T, S, H or 1].
 
-    The derivative is written out for the order of its sums (see `sum_products`).
+    The backward pass is written by hand for the order of its sums (see `sum_products`).
     """
-    return _biased_sums(keys, values, bias)[0]
+    return own_derivative(_biased_sums, _biased_sums_pull_back)(keys, values, bias)
 
 
 def _biased_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> tuple[Sums, tuple]:
     exponents = keys[:, None] + bias[..., None]
-    largest = exponents.max(axis=2, initial=EMPTY)
+    largest = jax.lax.stop_gradient(exponents.max(axis=2, initial=EMPTY))
     weights = jnp.where(exponents > EMPTY / 2, jnp.exp(exponents - largest[:, :, None]), 0)
     if weights.shape[-1] == 1:
         weighted = jnp.einsum("btsh,bshd->bthd", weights[..., 0], values, precision="highest")
@@ -135,7 +135,7 @@ def _biased_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> tuple[S
     return Sums(largest, weighted, weights.sum(axis=2)), (weights, values, bias)
 
 
-def _biased_sums_backward(residuals: tuple, dsums: Sums) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _biased_sums_pull_back(residuals: tuple, dsums: Sums) -> tuple[jax.Array, jax.Array, jax.Array]:
     weights, values, bias = residuals
     if weights.shape[-1] == 1:
         dweights = jnp.einsum("bthd,bshd->btsh", dsums.weighted, values, precision="highest")[..., None]
@@ -145,9 +145,6 @@ def _biased_sums_backward(residuals: tuple, dsums: Sums) -> tuple[jax.Array, jax
         dvalues = sum_products(weights * dsums.weighted[:, :, None], 1)
     dexponents = weights * (dweights + dsums.weights[:, :, None])
     return sum_products(dexponents, 1), dvalues, sum_to(dexponents.sum(-1), bias.shape)
-
-
-biased_sums.defvjp(_biased_sums, _biased_sums_backward)
 
 
 def product_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> Sums:
@@ -190,7 +187,7 @@ def _cut(tree: Tree, start: jax.Array, size: int) -> Tree:
 def _over_blocks(of_block: Callable[[jax.Array], Sums], n_queries: int, block: int) -> Sums:
     """Sums [B, T, ...] from those of each block [B, block, ...], which is known by its first query.
 
-    A block is computed again for the derivative, so that the weights of one alone are in memory.
+    A block is recomputed in the backward pass, so that the weights of one alone are in memory.
     """
     starts = jnp.arange(0, n_queries, block, dtype=jnp.int32)
     sums = jax.lax.map(jax.checkpoint(of_block), starts)  # [n_blocks, B, block, ...]

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hyena_jax.ops.derivatives import own_derivative
+
 STANDARDIZE_EPS = 1e-5
 """Added to the variance of a query's or key's channels."""
 
@@ -129,9 +131,9 @@ def fastmax_causal(
 ) -> tuple[jax.Array, jax.Array]:
     """o [B, L, H, d] over the keys up to each query, and the sums after them.
 
-    Chunk by chunk: the weights inside a chunk directly, all earlier keys by their sums. Its derivative goes
-    through the chunks in the other direction, with sums over later queries; only the sums before each chunk
-    are kept for it, and no features. It serves reverse mode alone.
+    Chunk by chunk: the weights inside a chunk directly, all earlier keys by their sums. The backward pass
+    goes through the chunks in the other direction, with sums over later queries; only the sums before each
+    chunk are kept for it, and no features.
 
     Args:
       before: the sums over earlier keys; `no_sums` at the start.
@@ -139,7 +141,8 @@ def fastmax_causal(
     """
     values = _counted(v) if real is None else jnp.where(real[..., None, None], _counted(v), 0)
     rows = before.reshape(-1, *before.shape[2:])
-    o, after = _causal(_chunks(q), _chunks(k), _chunks(values), rows, p)
+    causal = own_derivative(partial(_causal, p=p), partial(_causal_pull_back, p=p))
+    o, after = causal(_chunks(q), _chunks(k), _chunks(values), rows)
     return _divide(_join_chunks(o, q.shape)), after.reshape(before.shape)
 
 
@@ -149,17 +152,14 @@ def no_sums(k: jax.Array, p: int) -> jax.Array:
     return jnp.zeros_like(k, shape=(batch, heads, comb(width + p, p), width + 1))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _causal(
     q: jax.Array, k: jax.Array, v: jax.Array, before: jax.Array, p: int
-) -> tuple[jax.Array, jax.Array]:
-    """Weighted sums of v [n, N, C, d+1] with q, k [n, N, C, d], and all sums [N, M, d+1] after them."""
-    return _causal_forward(q, k, v, before, p)[0]
-
-
-def _causal_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, before: jax.Array, p: int
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
+    """Weighted sums of v [n, N, C, d+1] with q, k [n, N, C, d], and all sums [N, M, d+1] after them.
+
+    Then what `_causal_pull_back` needs: also the sums [n, N, M, d+1] before each chunk.
+    """
+
     def of_chunk(sums: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple]:
         q, k, v = chunk
         o = jnp.tril(kernel(_products(q, k), p)) @ v + features(q, p) @ sums
@@ -169,10 +169,10 @@ def _causal_forward(
     return (o, after), (q, k, v, sums)
 
 
-def _causal_backward(
-    p: int, residuals: tuple[jax.Array, ...], bars: tuple[jax.Array, jax.Array]
+def _causal_pull_back(
+    residuals: tuple[jax.Array, ...], bars: tuple[jax.Array, jax.Array], p: int
 ) -> tuple[jax.Array, ...]:
-    """`later` is the derivative by the sums after a chunk: over later queries, phi(q) ⊗ o_bar."""
+    """`later` is the gradient of the sums after a chunk: over later queries, phi(q) ⊗ o_bar."""
 
     def of_chunk(later: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple]:
         q, k, v, sums, o_bar = chunk
@@ -188,9 +188,6 @@ def _causal_backward(
     o_bar, after_bar = bars
     before_bar, chunk_bars = jax.lax.scan(of_chunk, after_bar, (*residuals, o_bar), reverse=True)
     return *chunk_bars, before_bar
-
-
-_causal.defvjp(_causal_forward, _causal_backward)
 
 
 def _products(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -5,9 +5,12 @@ in float32 (float64 stays float64), whatever it reads and writes.
 """
 
 from collections.abc import Callable
+from functools import wraps
 
 import jax
 import jax.numpy as jnp
+
+from hyena_jax.ops.derivatives import linear_solve
 
 # One form of the recurrence: (a [B, L, D], x [B, L, D], h0 [B, D], reverse) -> h [B, L, D], last h [B, D].
 # a and x are of one dtype, which h gets; h0 and the last h are float32, or float64 where x is.
@@ -23,8 +26,9 @@ def linear_recurrence(
 ) -> tuple[jax.Array, jax.Array]:
     """h_t = a_t ⊙ h_{t-1} + x_t for t = 0..L-1, with h_{-1} = h0.
 
-    The derivative of every form but `scan_recurrence` is one recurrence in the other direction, for which
-    a, h and h0 are kept; it serves reverse mode alone. `scan_recurrence` serves forward mode as well.
+    The backward pass of every form but `scan_recurrence` is one recurrence in the other direction, for which
+    a, h and h0 are kept. All forms but the kernels, which have reverse mode alone, are differentiable in both
+    modes and any number of times.
 
     Args:
       a: factors [B, L, D].
@@ -57,9 +61,9 @@ def linear_recurrence(
 def default_method() -> Recurrence:
     """The form for the default backend, at any length.
 
-    On a CPU the loop: at lengths from 64 to 131072, with and without the derivative, it takes 0.4 to 0.9 of
-    the scan's time and 0.2 to 0.6 of the parallel form's (two cores). On a GPU and a TPU the kernel, which is
-    not measured on either yet; under x64, which the kernels do not support, the parallel form.
+    On a CPU the loop: at lengths from 64 to 131072, with and without the backward pass, it takes 0.4 to 0.9
+    of the scan's time and 0.2 to 0.6 of the parallel form's (two cores). On a GPU and a TPU the kernel, which
+    is not measured on either yet; under x64, which the kernels do not support, the parallel form.
     """
     platform = jax.default_backend()
     if platform == "cpu":
@@ -87,29 +91,40 @@ def scan_recurrence(
     return h.swapaxes(0, 1), last
 
 
-def _own_derivative(form: Recurrence) -> Recurrence:
-    """`form` with the derivative rule of the recurrence, computed by the same form in the other direction."""
-    recurrence = jax.custom_vjp(form, nondiff_argnums=(3,))
+def _as_solution(form: Recurrence) -> Recurrence:
+    """`form` as the solution of a linear equation, which is how JAX learns its derivatives in both modes.
 
-    def forward(
-        a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool
-    ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-        h, last = form(a, x, h0, reverse)
-        return (h, last), (a, h, h0)
+    The unknowns are h_{-1}, h and the last state: h_{-1} = h0, h_t - a_t h_{t-1} = x_t, last - h_{L-1} = 0.
+    The transposed equation is a recurrence too, g_t - a_{t+1} g_{t+1} = h_bar_t, in the other direction.
+    """
 
-    def backward(
-        reverse: bool, residuals: tuple[jax.Array, ...], h_bars: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, ...]:
-        """With g_t the derivative by h_t, all its uses counted: g_t = h_bar_t + a_{t+1} g_{t+1}."""
-        (a, h, h0), (h_bar, last_bar) = residuals, h_bars
-        # The factor 1 lets the derivative by the last state in unchanged.
-        g, g_first = form(_delay(a, 1, not reverse), h_bar, last_bar, not reverse)
-        first = -1 if reverse else 0
-        a_bar = g.astype(h0.dtype) * _delay(h, 0, reverse).astype(h0.dtype)
-        a_bar = a_bar.at[:, first].add(g_first * h0)
-        return a_bar.astype(a.dtype), g, g_first * a[:, first].astype(h0.dtype)
+    @wraps(form)
+    def recurrence(
+        a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        first, final = (-1, 0) if reverse else (0, -1)
+        rest = (0, x.shape[1] - 1)
 
-    recurrence.defvjp(forward, backward)
+        def matvec(a: jax.Array, unknowns: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            start, h, last = unknowns
+            wide = h.astype(start.dtype)
+            before = _delay(wide, 0, reverse)
+            before += jnp.pad(start[:, None], ((0, 0), rest[::-1] if reverse else rest, (0, 0)))
+            return start, (wide - a.astype(start.dtype) * before).astype(h.dtype), last - wide[:, final]
+
+        def solve(known: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            start, x, last = known
+            h, end = form(a, x, start, reverse)
+            return start, h, last + end
+
+        def transpose_solve(known: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            start_bar, h_bar, last_bar = known
+            # The factor 1 lets the gradient of the last state in unchanged.
+            g, g_first = form(_delay(a, 1, not reverse), h_bar, last_bar, not reverse)
+            return start_bar + g_first * a[:, first].astype(h0.dtype), g, last_bar
+
+        return linear_solve(matvec, solve, transpose_solve, a, (h0, x, jnp.zeros_like(h0)))[1:]
+
     return recurrence
 
 
@@ -123,7 +138,7 @@ def _delay(x: jax.Array, start: float, reverse: bool) -> jax.Array:
     return jnp.pad(x[:, :-1], ((0, 0), (1, 0), (0, 0)), constant_values=start)
 
 
-@_own_derivative
+@_as_solution
 def loop_recurrence(
     a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool = False
 ) -> tuple[jax.Array, jax.Array]:
@@ -144,7 +159,7 @@ def loop_recurrence(
     return h, last[:, 0]
 
 
-@_own_derivative
+@_as_solution
 def associative_recurrence(
     a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool = False
 ) -> tuple[jax.Array, jax.Array]:

@@ -12,17 +12,14 @@ convolution of Crandall and Fagin 1994, Discrete weighted transforms and large-i
 
 from collections.abc import Callable
 from functools import partial
-from math import isqrt
+from math import isqrt, prod
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-from hyena_jax.ops.broadcasting import sum_to
+from jax.sharding import PartitionSpec
 
 Convolution = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -61,8 +58,8 @@ def default_method(length: int) -> Convolution:
     """The form for the default backend.
 
     On a CPU `fft_conv` at every length: forward alone `toeplitz_conv` is faster up to 64 (0.6 to 0.8 of the
-    time), but with the derivative slower from 32 on; `matmul_fft_conv` takes 2 to 4 times as long. On a TPU
-    the products, short sequences in one: not measured there yet.
+    time), but with the backward pass slower from 32 on; `matmul_fft_conv` takes 2 to 4 times as long. On a
+    TPU the products, short sequences in one: not measured there yet.
     """
     if jax.default_backend() != "tpu":
         return fft_conv
@@ -70,7 +67,7 @@ def default_method(length: int) -> Convolution:
 
 
 def direct_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """The definition: one shifted product a lag, O(L^2). Differentiable in both modes."""
+    """The definition: one shifted product a lag, O(L^2)."""
     length = u.shape[-1]
     padded = jnp.pad(u, [(0, 0)] * (u.ndim - 1) + [(length - 1, 0)])
 
@@ -108,11 +105,7 @@ class Transform(NamedTuple):
 
 
 def fft_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """The same through FFTs, O(L log L), with its own derivative rule: three transforms, and two of h.
-
-    The rule serves reverse mode only; for forward mode or second derivatives use `direct_conv` or
-    `toeplitz_conv`.
-    """
+    """The same through FFTs, O(L log L): three transforms forward and three backward."""
     return _spectral_conv(u, h, FFT, fft_len(u.shape[-1]))
 
 
@@ -129,33 +122,9 @@ def matmul_fft_conv(u: jax.Array, h: jax.Array) -> jax.Array:
     return _spectral_conv(u, h, transform, n_rows * n_columns)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _spectral_conv(u: jax.Array, h: jax.Array, transform: Transform, n: int) -> jax.Array:
-    return _forward(u, h, transform, n)[0]
-
-
-def _forward(
-    u: jax.Array, h: jax.Array, transform: Transform, n: int
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    u_spectrum, h_spectrum = (_spectrum(x, transform, n) for x in (u, h))
-    return _signal(u_spectrum * h_spectrum, transform, u.shape[-1]), (u_spectrum, h_spectrum)
-
-
-def _backward(
-    transform: Transform, n: int, spectra: tuple[jax.Array, jax.Array], y_bar: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The transpose of a convolution with h multiplies by the conjugate spectrum between the same ends."""
-    u_spectrum, h_spectrum = spectra
-    y_spectrum = _spectrum(y_bar, transform, n)
-
-    def correlate(other: jax.Array, like: jax.Array) -> jax.Array:
-        product = sum_to(y_spectrum * jnp.conj(other), like.shape)
-        return _signal(product, transform, y_bar.shape[-1])
-
-    return correlate(h_spectrum, u_spectrum), correlate(u_spectrum, h_spectrum)
-
-
-_spectral_conv.defvjp(_forward, _backward)
+    product = _spectrum(u, transform, n) * _spectrum(h, transform, n)
+    return _signal(product, transform, u.shape[-1])
 
 
 def _spectrum(x: jax.Array, transform: Transform, n: int) -> jax.Array:
@@ -179,31 +148,34 @@ def _right_angle(length: int, n: int, dtype: jnp.dtype) -> tuple[np.ndarray, np.
     return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
 
 
-def _partitioned(transform: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """A transform of the last axis that keeps the other axes divided as they are, where XLA divides arrays.
+def _sharded(transform: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """A transform of the last axis, of which each device computes some rows, where XLA shards arrays.
 
-    XLA's own division of an FFT ends the process unless the square of the parts divides the length
+    XLA's own sharding of an FFT ends the process unless the square of the number of shards divides the length
     (fft_handler.cc), and the layouts that it chooses are refused by the CPU's FFT (fft_thunk.cc).
     """
 
     def row_major(x: jax.Array) -> jax.Array:
         return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
 
-    def partition(mesh: Mesh, arguments: tuple, result: jax.ShapeDtypeStruct) -> tuple:
-        spec = (*arguments[0].sharding.spec, *[None] * arguments[0].ndim)[: arguments[0].ndim - 1]
-        sharding = NamedSharding(mesh, PartitionSpec(*spec, None))
-        return mesh, lambda x: row_major(transform(row_major(x))), sharding, (sharding,)
-
-    divided = custom_partitioning(lambda x: transform(x))  # not its other, static, arguments
-    divided.def_partition(partition, sharding_rule="... n -> ... n", need_replication_factors=("n",))
-
     def apply(x: jax.Array) -> jax.Array:
-        return divided(x) if jax.sharding.get_abstract_mesh().auto_axes else transform(x)
+        mesh = jax.sharding.get_abstract_mesh()
+        axes = mesh.auto_axes
+        if not axes:
+            return transform(x)
+        n_devices = prod(mesh.shape[name] for name in axes)
+        # The axis before time is a batch, as the devices hold it, or has one entry: then channels.
+        candidates = [i for i in reversed(range(x.ndim - 1)) if x.shape[i] % n_devices == 0]
+        spec = PartitionSpec(*(axes if i in candidates[:1] else None for i in range(x.ndim)))
+        local = jax.shard_map(
+            lambda x: row_major(transform(row_major(x))), in_specs=spec, out_specs=spec, axis_names=set(axes)
+        )
+        return local(x)
 
     return apply
 
 
-FFT = Transform(_partitioned(jnp.fft.fft), _partitioned(jnp.fft.ifft))
+FFT = Transform(_sharded(jnp.fft.fft), _sharded(jnp.fft.ifft))
 
 
 def _matmul_fft(x: jax.Array, shape: tuple[int, int]) -> jax.Array:

@@ -3,6 +3,7 @@
 Axes: L length, D channels; before them whatever there is, a batch for instance.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -39,7 +40,13 @@ def rg_lru(
     Returns:
       h [..., L, D] in the dtype of x, and the state after the last step [..., D]. Both are computed in
       float32 (float64 stays float64).
+
+    Raises:
+      AssertionError: if x, r and i differ in shape, or h0 is not that of x without L.
     """
+    chex.assert_equal_shape([x, r, i])
+    if h0 is not None:
+        chex.assert_shape(h0, (*x.shape[:-2], x.shape[-1]))
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     x_dtype = x.dtype
     x, r, i, rate = (v.astype(dtype) for v in (x, r, i, rate))

@@ -16,16 +16,16 @@ local part, and talks to the other devices by collectives over `axis_name`. What
     aft_simple          running sums of the last key
 
 Arrays that are alike on all devices (taps, for instance) must have been cast to vary over `axis_name`: the
-sum of their derivatives over the devices is the derivative of that cast.
+sum of their gradients over the devices is the gradient of that cast.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from hyena_jax.ops import aft, attention, fastmax, short_conv
+from hyena_jax.ops.derivatives import linear_solve
 from hyena_jax.ops.linear_recurrence import Recurrence, default_method
 
 
@@ -93,41 +93,46 @@ def linear_recurrence(axis_name: str) -> Recurrence:
     return form
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _recurrence(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str) -> jax.Array:
-    return _recurrence_forward(a, x, h0, reverse, axis_name)[0]
+    """h, as the solution of a linear equation: see `ops.linear_recurrence`."""
+    n_devices = jax.lax.axis_size(axis_name)
+    first, final = (-1, 0) if reverse else (0, -1)
+    is_start = jax.lax.axis_index(axis_name) == (n_devices - 1 if reverse else 0)
+    onward = [(i + 1, i) if reverse else (i, i + 1) for i in range(n_devices - 1)]
+    backward = [(j, i) for i, j in onward]
+
+    def joined(edge: jax.Array, rest: jax.Array, edge_first: bool) -> jax.Array:
+        return jnp.concatenate([edge, rest] if edge_first else [rest, edge], axis=1)
+
+    def matvec(a: jax.Array, unknowns: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        start, h = unknowns
+        wide = h.astype(start.dtype)
+        edge = jax.lax.ppermute(wide[:, final], axis_name, onward) + jnp.where(is_start, start, 0)
+        before = joined(edge[:, None], wide[:, 1:] if reverse else wide[:, :-1], not reverse)
+        return start, (wide - a.astype(start.dtype) * before).astype(h.dtype)
+
+    def solve(known: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        start, x = known
+        return start, _run(a, x, start, reverse, axis_name)
+
+    def transpose_solve(known: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        start_bar, h_bar = known
+        # The factor of the first step on the next device; what it multiplies at the very end is 0.
+        edge = jax.lax.ppermute(a[:, first, None], axis_name, backward)
+        later = joined(edge, a[:, :-1] if reverse else a[:, 1:], reverse)
+        g = _run(later, h_bar, jnp.zeros_like(start_bar), not reverse, axis_name)
+        product = a[:, first].astype(start_bar.dtype) * g[:, first].astype(start_bar.dtype)
+        return start_bar + jnp.where(is_start, product, 0), g
+
+    return linear_solve(matvec, solve, transpose_solve, a, (h0, x))[1]
 
 
-def _recurrence_forward(
-    a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+def _run(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str) -> jax.Array:
+    """h, each device's part computed twice: from 0, and from the state before it."""
     run = default_method()
     last = run(a, x, jnp.zeros_like(h0), reverse)[1]
     start = _state_before(a.astype(h0.dtype).prod(axis=1), last, h0, reverse, axis_name)
-    h = run(a, x, start, reverse)[0]
-    return h, (a, h, start)
-
-
-def _recurrence_backward(
-    reverse: bool, axis_name: str, residuals: tuple[jax.Array, ...], h_bar: jax.Array
-) -> tuple[jax.Array, ...]:
-    """As of the local forms: with g_t the derivative by h_t, g_t = h_bar_t + a_{t+1} g_{t+1}."""
-    a, h, start = residuals
-    n_devices, first = jax.lax.axis_size(axis_name), -1 if reverse else 0
-    # The factor of the first step on the next device; what it multiplies at the very end is 0.
-    ring = [(i, i + 1) if reverse else (i + 1, i) for i in range(n_devices - 1)]
-    factor = jax.lax.ppermute(a[:, first, None], axis_name, ring)
-    rest = a[:, :-1] if reverse else a[:, 1:]
-    later = jnp.concatenate([factor, rest] if reverse else [rest, factor], axis=1)
-    g = _recurrence_forward(later, h_bar, jnp.zeros_like(start), not reverse, axis_name)[0]
-    h, wide = h.astype(start.dtype), g.astype(start.dtype)
-    earlier = [h[:, 1:], start[:, None]] if reverse else [start[:, None], h[:, :-1]]
-    a_bar = (wide * jnp.concatenate(earlier, axis=1)).astype(a.dtype)
-    is_first = jax.lax.axis_index(axis_name) == (n_devices - 1 if reverse else 0)
-    return a_bar, g, jnp.where(is_first, a[:, first].astype(start.dtype) * wide[:, first], 0)
-
-
-_recurrence.defvjp(_recurrence_forward, _recurrence_backward)
+    return run(a, x, start, reverse)[0]
 
 
 def _state_before(
@@ -165,25 +170,21 @@ def softmax_attention(
 ) -> jax.Array:
     """`ops.attention.softmax_attention` of q [B, l, H, d] over all keys and values, [B, l, G, d] here.
 
-    Every device holds all keys and values, and the weights of its own queries: memory is O(L l).
+    Every device holds all keys and values.
     """
     length = q.shape[1]
     k, v = (jax.lax.all_gather(z, axis_name, axis=1, tiled=True) for z in (k, v))
     start = jax.lax.axis_index(axis_name) * length
-    mask = None
-    if is_causal:
-        mask = attention.visible_until(start, length, k.shape[1], jnp.zeros_like(q, jnp.int32, (1,)))
+    ids = None
     if segment_ids is not None:
-        ids = jax.lax.all_gather(segment_ids, axis_name, axis=1, tiled=True)
-        same = (segment_ids[:, :, None] == ids[:, None])[:, None]
-        mask = same if mask is None else mask & same
-    return attention.softmax_attention(q, k, v, mask)
+        ids = (segment_ids, jax.lax.all_gather(segment_ids, axis_name, axis=1, tiled=True))
+    return attention.softmax_attention(q, k, v, is_causal, start, segment_ids=ids)
 
 
 def fastmax_causal(q: jax.Array, k: jax.Array, v: jax.Array, p: int, axis_name: str) -> jax.Array:
     """`ops.fastmax.fastmax_causal` of q, k, v [B, l, H, d]: the sums of earlier parts are added up first."""
     sums = jax.lax.all_gather(fastmax.key_sums(k, v, p), axis_name)
-    is_earlier = jnp.arange(len(sums)) < jax.lax.axis_index(axis_name)
+    is_earlier = jnp.arange(len(sums), dtype=jnp.int32) < jax.lax.axis_index(axis_name)
     earlier = jnp.where(is_earlier.reshape(-1, 1, 1, 1, 1), sums, 0).sum(axis=0)
     return fastmax.fastmax_causal(q, k, v, p, earlier)[0]
 

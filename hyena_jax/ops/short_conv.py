@@ -4,9 +4,9 @@ K taps. Any one axis of x is time; the others are for the caller to choose, and 
 against them. Tap 0 multiplies the current input, as in the long convolution; libraries that cross-correlate
 store the taps in the opposite order.
 
-Written as K shifted products, also in the derivative: on a CPU many times faster than a grouped convolution.
-A shift is a pad of a slice, which XLA fuses with what follows; a slice of what was padded, or JAX's own
-derivative of either, it does not.
+Written as K shifted products, also in the backward pass: on a CPU many times faster than a grouped
+convolution. A shift is a pad of a slice, which XLA fuses with what follows; a slice of what was padded, or
+JAX's own transpose of either, it does not.
 """
 
 from functools import partial
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.ops.broadcasting import sum_to
+from hyena_jax.ops.derivatives import own_derivative
 
 
 def short_conv(
@@ -33,7 +34,7 @@ def short_conv(
       bias: broadcast against x.
       axis: which axis of x is time.
       history: the K - 1 inputs before x, oldest first, along `axis`, else as x; None where nothing was
-        before, with the faster derivative.
+        before, with the faster backward pass.
       segment_ids: integers broadcast against x, L of them along `axis`. A tap counts only where its input
         carries the output's id.
 
@@ -43,7 +44,8 @@ def short_conv(
     taps, bias = taps.astype(x.dtype), bias.astype(x.dtype)
     if history is None:
         # Counted from the last axis, as broadcasting does: segment_ids may have fewer axes.
-        return _from_nothing(x, taps, bias, segment_ids, axis if axis < 0 else axis - x.ndim)
+        where = {"segment_ids": segment_ids, "axis": axis if axis < 0 else axis - x.ndim}
+        return own_derivative(partial(_from_nothing, **where), partial(_pull_back, **where))(x, taps, bias)
     if segment_ids is not None:
         raise ValueError("segment_ids must be None where a history is given")
     length, n_taps = x.shape[axis], len(taps)
@@ -67,29 +69,22 @@ def advance_history(history: jax.Array | None, x: jax.Array, axis: int) -> jax.A
     return jax.lax.slice_in_dim(seen, seen.shape[axis] - kept, None, axis=axis)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _from_nothing(
     x: jax.Array, taps: jax.Array, bias: jax.Array, segment_ids: jax.Array | None, axis: int
-) -> jax.Array:
-    return bias + sum(tap * _delay(x, k, axis, segment_ids) for k, tap in enumerate(taps))
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    y = bias + sum(tap * _delay(x, k, axis, segment_ids) for k, tap in enumerate(taps))
+    return y, (x, taps, bias)
 
 
-def _forward(
-    x: jax.Array, taps: jax.Array, bias: jax.Array, segment_ids: jax.Array | None, axis: int
-) -> tuple[jax.Array, tuple]:
-    return _from_nothing(x, taps, bias, segment_ids, axis), (x, taps, bias, segment_ids)
-
-
-def _backward(axis: int, residuals: tuple, y_bar: jax.Array) -> tuple[jax.Array | None, ...]:
-    x, taps, bias, segment_ids = residuals
+def _pull_back(
+    residuals: tuple[jax.Array, ...], y_bar: jax.Array, segment_ids: jax.Array | None, axis: int
+) -> tuple[jax.Array, ...]:
+    x, taps, bias = residuals
     # Both want y_bar moved; with the delayed x instead, the forward pass would write that to memory.
     advanced = [_advance(y_bar, k, axis, segment_ids) for k in range(len(taps))]
     x_bar = sum(tap * y_bar_k for tap, y_bar_k in zip(taps, advanced, strict=True))
     taps_bar = [sum_to(x * y_bar_k, taps.shape[1:]) for y_bar_k in advanced]
-    return x_bar, jnp.stack(taps_bar), sum_to(y_bar, bias.shape), None
-
-
-_from_nothing.defvjp(_forward, _backward)
+    return x_bar, jnp.stack(taps_bar), sum_to(y_bar, bias.shape)
 
 
 def _delay(x: jax.Array, k: int, axis: int, segment_ids: jax.Array | None) -> jax.Array:

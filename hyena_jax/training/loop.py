@@ -1,7 +1,7 @@
 """A run: its input checked, its folder locked, its state restored, then trained on."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -116,24 +116,40 @@ def _prepare(
     """Checks all that the folder does not decide."""
     data = together(lambda: _load(experiment, workdir, accept_changed_data))
     experiment = data.complete(experiment)
-    require_equal("the experiment and its data", [config.encode(experiment), data.fingerprint])
+    digests = [plugin["sha256"] for plugin in config.plugins_in(experiment).values()]
+    encoded = {key: value for key, value in config.encode(experiment).items() if key != "plugins"}
+    require_equal("the experiment, its plugins and its data", [encoded, digests, data.fingerprint])
     strategy = parallel.make_strategy(experiment.parallel)
     accumulation_steps = experiment.optimizer.accumulation_steps
     parallel.check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
     is_text = experiment.model.inputs == "tokens"
     can_shard = strategy.sequence_axis is None or is_text
     require(can_shard, "parallel.sequence", experiment.parallel.sequence, "1 unless the model reads tokens")
-    model = models.build(experiment.model, strategy.sequence_axis)
-    shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
-    loss, metrics = loss_function(experiment.loss), metric_functions(experiment, data)
-    batch = next(data.eval_batches(strategy.row_shards, 1))
-    # Without a sequence axis, which `check` deals with: losses of a wrong shape show when they are traced.
-    jax.eval_shape(make_eval_step(models.build(experiment.model), loss, metrics), shapes, batch)
-    strategy.check(make_eval_step(model, loss, metrics), shapes, batch)
-    optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
+    with _own_parts(experiment):
+        model = models.build(experiment.model, strategy.sequence_axis)
+        shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
+        loss, metrics = loss_function(experiment.loss), metric_functions(experiment, data)
+        batch = next(data.eval_batches(strategy.row_shards, 1))
+        if config.plugins_in(experiment):  # what does not fit shows when it is traced
+            jax.eval_shape(make_eval_step(models.build(experiment.model), loss, metrics), shapes, batch)
+        strategy.check(make_eval_step(model, loss, metrics), shapes, batch)
+        optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
     report = partial(console.print, soft_wrap=True)
     given = None if init_from is None else together(lambda: export.read(init_from, shapes, report))
     return Prepared(experiment, data, strategy, model, shapes, optimizer, loss, metrics, given)
+
+
+@contextmanager
+def _own_parts(experiment: Experiment) -> Iterator[None]:
+    """Faults in parts of the user's own are wrong input; without such parts, an error keeps its traceback."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if not config.plugins_in(experiment):
+            raise
+        raise UserError(f"a part of your own failed: {config.describe_fault(error)}") from error
 
 
 def _load(experiment: Experiment, workdir: Path, accept_changed_data: bool) -> Dataset:
@@ -216,14 +232,18 @@ def _announce(console: Console, prepared: Prepared, changes: Sequence[str]) -> N
     """What is about to be trained, on what, and what is different from the last start."""
     experiment, devices, processes = prepared.experiment, prepared.strategy.devices, jax.process_count()
     console.print(parameter_table(prepared.shapes, experiment.optimizer))
+    lacks = models.lacks(prepared.model) if experiment.model.inputs == "tokens" else []
+    if lacks:
+        console.print(f"this model has no {'; no '.join(lacks)}", soft_wrap=True)
     console.print(f"data      {prepared.data.source}")
     among = f" in {processes} processes" if processes > 1 else ""
     console.print(f"devices   {len(devices)} x {devices[0].device_kind}{among}")
     for change in changes:
         console.print(f"changed since the last start: {change}")
-        if change.startswith("training.steps") and experiment.optimizer.decay_steps is None:
+        decay_steps = getattr(experiment.optimizer.schedule, "decay_steps", 0)
+        if change.startswith("training.steps") and decay_steps is None:
             console.print(
-                "the cosine of the learning rate now ends at the new last step (optimizer.decay_steps)"
+                "the learning rate now decays until the new last step (optimizer.schedule.decay_steps)"
             )
 
 

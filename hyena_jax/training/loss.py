@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hyena_jax.models import LanguageModel
+from hyena_jax.models import has_hidden, n_length_shards
 
 Tree = TypeVar("Tree")
 
-# Beyond this number [B, L, V] of logits, a language model's loss is computed in parts unless it says how.
+# Beyond this number [B, L, V] of logits, the loss is computed in parts, unless the model's config says how.
 MOST_LOGITS = 2**26
 
 
@@ -30,8 +30,9 @@ def scored(
     """`score(logits, targets)` of a model at `inputs` and `targets` of a batch.
 
     Args:
-      score: arrays of the shape of its targets, each entry from its own target and logits. A language model
-        may be asked for its logits part by part, and again for the derivative: see its config's `loss_chunk`.
+      score: arrays of the shape of its targets, each entry from its own target and logits. A model with
+        `hidden` and `logits` may be asked for its logits part by part, and again for the derivative: see
+        `LanguageModelConfig.loss_chunk`.
     """
     variables, inputs, targets = {"params": params}, batch["inputs"], batch["targets"]
     n_tokens = chunk_tokens(model, targets.shape)
@@ -43,15 +44,20 @@ def scored(
         x, targets = chunk
         return score(model.apply(variables, x, method="logits"), targets)
 
-    return _over_chunks(jax.checkpoint(of_chunk), (hidden, targets), n_tokens, model.n_parts)
+    return _over_chunks(jax.checkpoint(of_chunk), (hidden, targets), n_tokens, n_length_shards(model))
 
 
 def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:
-    """Tokens of a row whose logits exist at a time, for targets of a shape [B, L] or [B]; None for all."""
-    if not isinstance(model, LanguageModel) or len(shape) != 2:
+    """Tokens of a row whose logits exist at a time, for targets of a shape [B, L] or [B]; None for all.
+
+    The model's config decides by `loss_chunk`, where it has one. A model without `hidden` and `logits`, or
+    without a vocabulary, computes all logits at once.
+    """
+    vocab_size = getattr(model.config, "vocab_size", None)
+    if not has_hidden(model) or vocab_size is None or len(shape) != 2:
         return None
     batch, length = shape
-    chunk = model.config.loss_chunk or max(MOST_LOGITS // (batch * model.config.vocab_size), 1)
+    chunk = getattr(model.config, "loss_chunk", None) or max(MOST_LOGITS // (batch * vocab_size), 1)
     return chunk if chunk < length else None
 
 

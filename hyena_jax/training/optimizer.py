@@ -1,4 +1,4 @@
-"""AdamW with parameter groups. Knows pytrees, not models."""
+"""An experiment's optimizer, and parameter groups for any direction. Knows pytrees, not models."""
 
 import math
 import re
@@ -8,39 +8,75 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hyena_jax.config import OptimizerConfig, ParameterGroup, UserError
-
-
-def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Linear warm-up from 0, cosine to `final_learning_rate`, then constant.
-
-    The cosine ends at `decay_steps`, or at `total_steps` where that is None: then a run that is prolonged
-    follows a different schedule than one that was long from the start.
-    """
-    end = max(config.decay_steps or total_steps, config.warmup_steps + 1)
-    return optax.warmup_cosine_decay_schedule(
-        init_value=0.0 if config.warmup_steps else config.learning_rate,
-        peak_value=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        decay_steps=end,
-        end_value=config.final_learning_rate,
-    )
+from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig, ParameterGroup, UserError
+from hyena_jax.training.schedules import make_schedule
 
 
 def make_optimizer(
     config: OptimizerConfig, params: optax.Params, total_steps: int
 ) -> optax.GradientTransformation:
-    """Clip by global norm, Adam moments, decoupled decay and learning rate for each group.
+    """The transformation of `config`, tried on the parameters' shapes unless it is this package's.
+
+    Args:
+      params: the parameters, or their shapes.
+
+    Raises:
+      UserError: if the config's class is not registered; if its function does not make a transformation, or
+        one that fails on these parameters; if a group matches no parameter; see also `make_schedule`.
+    """
+    part = OptimizerConfig.registry.part_of(type(config))
+    make, what = OptimizerConfig.registry.target(type(config)), f"optimizer {part.name!r}"
+    schedule = make_schedule(config, total_steps)
+    try:
+        optimizer = make(config, schedule, params)
+        if not isinstance(optimizer, optax.GradientTransformation):
+            raise UserError(f"{what} must be an optax.GradientTransformation, got {optimizer!r}")
+        if not part.config_class.__module__.startswith("hyena_jax."):  # tracing large models takes a second
+            _try(what, optimizer, params)
+    except UserError:
+        raise
+    except Exception as error:  # the function may be the user's: its faults are input
+        raise UserError(f"{what} fails on these parameters: {type(error).__name__}: {error}") from error
+    return optimizer
+
+
+def _try(what: str, optimizer: optax.GradientTransformation, params: optax.Params) -> None:
+    """Refuses an optimizer whose update changes the form of the parameters or of its state."""
+
+    def update() -> tuple:
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
+        state = optimizer.init(zeros)
+        updates, new = optimizer.update(zeros, state, zeros)
+        return (zeros, state), (optax.apply_updates(zeros, updates), new)
+
+    before, after = jax.eval_shape(update)
+    if _form(before) != _form(after):
+        raise UserError(f"{what} must give updates of the parameters' shapes, and a state like that before")
+
+
+def _form(tree: tuple) -> tuple:
+    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+def in_groups(
+    config: GroupedOptimizerConfig,
+    schedule: optax.Schedule,
+    params: optax.Params,
+    direction: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Clip by global norm, `direction`, then decoupled decay and learning rate for each group.
 
     A group's learning rate follows the schedule in proportion to its peak. Parameters of a group with
     learning rate 0 are constants: their gradients do not count in the global norm either.
+
+    Args:
+      direction: from gradients to what the learning rate multiplies, uphill: optax.scale_by_adam(), say.
 
     Raises:
       UserError: if a group matches no parameter, or its pattern is not a regular expression.
     """
     groups = complete_groups(config)
     labels = label_parameters(config.groups, params)
-    schedule = make_schedule(config, total_steps)
 
     def rule(group: ParameterGroup) -> optax.GradientTransformation:
         scale = -group.learning_rate / config.learning_rate
@@ -51,13 +87,13 @@ def make_optimizer(
     return optax.chain(
         optax.partition(trained | constant, labels),
         optax.clip_by_global_norm(config.clip_norm or math.inf),
-        optax.scale_by_adam(config.b1, config.b2, config.eps),
+        direction,
         optax.partition({i: rule(group) for i, group in enumerate(groups)}, labels),
         optax.scale_by_schedule(schedule),
     )
 
 
-def complete_groups(config: OptimizerConfig) -> list[ParameterGroup]:
+def complete_groups(config: GroupedOptimizerConfig) -> list[ParameterGroup]:
     """The groups with every learning rate and decay filled in; the last one takes what the others leave."""
     return [
         ParameterGroup(
@@ -74,7 +110,10 @@ def label_parameters(groups: Iterable[ParameterGroup], params: optax.Params) -> 
 
     Leaves that no group matches get the index after the last.
     """
-    patterns = [_compile(group.pattern) for group in groups]
+    groups = tuple(groups)
+    patterns = [
+        compile_pattern(f"optimizer.groups.{i}.pattern", group.pattern) for i, group in enumerate(groups)
+    ]
 
     def label(path: jax.tree_util.KeyPath, _: jax.Array) -> int:
         name = path_name(path)
@@ -82,12 +121,13 @@ def label_parameters(groups: Iterable[ParameterGroup], params: optax.Params) -> 
 
     labels = jax.tree_util.tree_map_with_path(label, params)
     used = set(jax.tree.leaves(labels))
-    for i, pattern in enumerate(patterns):
-        if i not in used:
+    for i, group in enumerate(groups):
+        if i not in used and not group.optional:
             names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
             raise UserError(
-                f"optimizer.groups.{i}.pattern {pattern.pattern!r} matches no parameter that earlier groups "
-                f"left; paths are like {names[0]!r} and {names[-1]!r}"
+                f"optimizer.groups.{i}.pattern {group.pattern!r} matches no parameter that earlier groups"
+                f" left: correct it, remove the group, or allow this by --optimizer.groups.{i}.optional True;"
+                f" paths are like {names[0]!r} and {names[-1]!r}"
             )
     return labels
 
@@ -97,13 +137,12 @@ def path_name(path: jax.tree_util.KeyPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
+def compile_pattern(what: str, pattern: str) -> re.Pattern[str]:
+    """A regular expression, or UserError where it is not one."""
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise UserError(
-            f"optimizer.groups pattern {pattern!r} is not a regular expression: {error}"
-        ) from error
+        raise UserError(f"{what} {pattern!r} is not a regular expression: {error}") from error
 
 
 def global_norm(tree: optax.Params) -> jax.Array:

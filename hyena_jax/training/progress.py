@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
-from hyena_jax.config import OptimizerConfig
+from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig
 from hyena_jax.training.optimizer import complete_groups, label_parameters, path_name
 
 
@@ -53,25 +53,38 @@ class Progress:
 
 
 def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:
-    """Every kind of parameter with shape, count, learning rate and decay; like blocks share a row."""
+    """Every kind of parameter with shape and count; like blocks share a row.
+
+    With groups also the learning rate and decay of each, and the optional groups that match nothing.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    rules, headers, caption = _rules(params, config)
     rows: dict[tuple, int] = {}
-    groups = complete_groups(config)
-    labels = jax.tree.leaves(label_parameters(config.groups, params))
-    for (path, leaf), label in zip(jax.tree_util.tree_leaves_with_path(params), labels, strict=True):
+    for (path, leaf), rule in zip(leaves, rules, strict=True):
         name = re.sub(r"blocks_\d+", "blocks_*", path_name(path))
-        key = (name, leaf.shape, groups[label].learning_rate, groups[label].weight_decay)
-        rows[key] = rows.get(key, 0) + 1
-    table = Table(box=None, header_style="bold")
+        rows[name, leaf.shape, rule] = rows.get((name, leaf.shape, rule), 0) + 1
+    table = Table(box=None, header_style="bold", caption=caption, caption_justify="left")
     table.add_column("parameter", overflow="fold")
-    for name in ("shape", "count", "peak lr", "decay"):
+    for name in ("shape", "count", *headers):
         table.add_column(name, justify="right", no_wrap=True)
     total = 0
-    for (name, shape, rate, decay), copies in rows.items():
+    for (name, shape, rule), copies in rows.items():
         count = copies * math.prod(shape)
         total += count
         size = " x ".join(map(str, shape))
-        table.add_row(
-            name, size if copies == 1 else f"{copies} of {size}", f"{count:,}", f"{rate:g}", f"{decay:g}"
-        )
+        size = size if copies == 1 else f"{copies} of {size}"
+        table.add_row(name, size, f"{count:,}", *(f"{value:g}" for value in rule))
     table.add_row("total", "", f"{total:,}", style="bold")
     return table
+
+
+def _rules(params: optax.Params, config: OptimizerConfig) -> tuple[list, tuple[str, ...], str | None]:
+    """What an optimizer does with each parameter, under which headers, and what to say below the table."""
+    if not isinstance(config, GroupedOptimizerConfig):
+        return [()] * len(jax.tree.leaves(params)), (), None
+    groups = complete_groups(config)
+    labels = jax.tree.leaves(label_parameters(config.groups, params))
+    rules = [(groups[label].learning_rate, groups[label].weight_decay) for label in labels]
+    unused = [repr(group.pattern) for i, group in enumerate(config.groups) if i not in labels]
+    caption = f"optimizer.groups that match no parameter: {', '.join(unused)}" if unused else None
+    return rules, ("peak lr", "decay"), caption

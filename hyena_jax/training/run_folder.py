@@ -8,7 +8,7 @@ checkpoints/         see `checkpoint.py`
 
 import fcntl
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +38,8 @@ class Run(NamedTuple):
     encoding: Encoding
     fingerprint: str
     checkpoints: Path
+    plugins: Mapping[str, Any]
+    """What the plugins were whose parts it uses: see `config.plugins_in`."""
 
 
 def check_run(
@@ -91,10 +93,11 @@ def open_run(workdir: Path, run: Run | None, experiment: Experiment, data: Datas
         _write_json(workdir / "data.json", data.to_json())
         if run is not None:
             changes.append(f"{data.kind}: fingerprint {run.fingerprint[:12]} -> {data.fingerprint[:12]}")
-    if run is None or run.experiment != experiment:
+    changed_code = [] if run is None else config.changed_plugins(experiment, run.plugins)
+    if run is None or run.experiment != experiment or changed_code:
         _write_json(workdir / "config.json", config.encode(experiment))
         changes += config.runtime_differences(experiment, run.experiment) if run else []
-    return changes
+    return changes + changed_code
 
 
 def kept_encoding(workdir: Path, experiment: Experiment) -> Encoding | None:
@@ -141,7 +144,9 @@ def read_run(workdir: Path) -> Run:
     experiment = config.read(workdir / "config.json")
     try:
         data = json.loads((workdir / "data.json").read_text(encoding="utf-8"))
-        return Run(experiment, encoding_from_json(data), data["fingerprint"], workdir / CHECKPOINTS)
+        plugins = json.loads((workdir / "config.json").read_text(encoding="utf-8")).get("plugins", {})
+        encoding = encoding_from_json(data)
+        return Run(experiment, encoding, data["fingerprint"], workdir / CHECKPOINTS, plugins)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{workdir / 'data.json'} cannot be read: {error}") from error
 

@@ -18,10 +18,11 @@ from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.distributed import first_request
 from hyena_jax.training.evaluate import held_out_values, sum_held_out
 from hyena_jax.training.metrics import MetricsLog, NoLog
-from hyena_jax.training.optimizer import global_norm, make_schedule
+from hyena_jax.training.optimizer import global_norm
 from hyena_jax.training.profiling import Profile
 from hyena_jax.training.progress import Progress
 from hyena_jax.training.replicas import check_replicas
+from hyena_jax.training.schedules import make_schedule
 from hyena_jax.training.signals import StopRequest
 from hyena_jax.training.step import FINITE, Metrics, TrainState
 from hyena_jax.training.strategy import Strategy
@@ -166,8 +167,8 @@ class Trainer:
 
 def _diverged(what: str) -> Diverged:
     return Diverged(
-        f"{what}; nothing was saved since. Try a lower optimizer.learning_rate, more optimizer.warmup_steps, "
-        "a smaller optimizer.clip_norm, or model.dtype float32, in a new workdir"
+        f"{what}; nothing was saved since. Try a lower optimizer.learning_rate, a longer warm-up, "
+        "gradients clipped at a lower norm, or model.dtype float32, in a new workdir"
     )
 
 

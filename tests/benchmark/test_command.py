@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hyena_jax.benchmark import memory, operators, report, roofline, verify
+from hyena_jax.benchmark import decode, memory, operators, report, roofline, verify
+from hyena_jax.benchmark.settings import Decode
 from hyena_jax.cli import main
 from hyena_jax.config import MIXER_CONFIGS
 from hyena_jax.mixers import mixer_oracle
@@ -25,8 +26,76 @@ def get_config(variant="text"):
         return Experiment(model=model, data=data, parallel=alone)
     return Experiment(
         model=LanguageModelConfig(**small, max_len=24), data=TextConfig(seq_len=24, batch_size=4),
-        optimizer=OptimizerConfig(groups=(NO_DECAY,)), parallel=alone,
+        optimizer=AdamWConfig(groups=(NO_DECAY,)), parallel=alone,
     )
+"""
+
+PLUGIN = """
+from dataclasses import dataclass
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from hyena_jax import config
+from hyena_jax.config import register
+
+
+@dataclass(frozen=True)
+class MeanConfig(config.MixerConfig):
+    eps: float = 0.0
+
+
+class Mean(nn.Module):
+    d_model: int
+    max_len: int
+    config: MeanConfig
+    n_layers: int
+    dtype: object
+
+    def __call__(self, x, segment_ids, deterministic):
+        return jnp.cumsum(x, axis=1) / (self.config.eps + jnp.arange(1, x.shape[1] + 1)[:, None])
+
+
+@dataclass(frozen=True)
+class SlopesConfig(config.DataConfig):
+    inputs = "points"
+
+
+class Slopes:
+    unit = "slope"
+
+    def complete(self, experiment):
+        return experiment
+
+    def train_batches(self, batch_size, seed, part=0, n_parts=1):
+        return [{"inputs": np.ones((batch_size, 5, 2), np.float32), "targets": np.ones(batch_size, np.int32)}]
+
+
+@dataclass(frozen=True)
+class PointsConfig(config.ModelConfig):
+    inputs = "points"
+
+    def input_row(self):
+        return (5, 2), "float32"
+
+
+class Points(nn.Module):
+    config: PointsConfig
+
+    @nn.compact
+    def __call__(self, inputs, segment_ids=None, deterministic=True):
+        return nn.Dense(3)(inputs.reshape(len(inputs), -1))
+
+
+register("mean", MeanConfig, Mean)
+register("slopes", SlopesConfig, lambda config, encoding: Slopes())
+register("points", PointsConfig, Points)
+
+
+def get_config():
+    parallel = config.ParallelConfig(devices=1)
+    return config.Experiment(PointsConfig(), SlopesConfig(batch_size=4), parallel=parallel)
 """
 
 
@@ -49,6 +118,14 @@ def _small_roofline(monkeypatch):
 def config(tmp_path):
     path = tmp_path / "small.py"
     path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def plugin(tmp_path, own_parts):
+    """A file that registers parts."""
+    path = tmp_path / "mine.py"
+    path.write_text(PLUGIN)
     return path
 
 
@@ -159,6 +236,39 @@ def test_decoding(tmp_path, capsys):
     assert all(row["step"]["runs"] >= 1 for row in rows)
     assert rows[0]["state_bytes"] == rows[1]["state_bytes"] > 0
     assert "ms/token" in capsys.readouterr().out
+
+
+def test_a_mixer_of_the_users_is_timed_and_said_not_to_be_checked(plugin, tmp_path, capsys):
+    folder = tmp_path / "new"
+    arguments = ["--mixers", "mean", "--lengths", 16, "--d-model", 8, "--plugin", plugin, "--output", folder]
+    assert run("operators", *arguments, *QUICK) == 0
+    assert "values not checked: mean has no oracle" in capsys.readouterr().out
+    (row,) = results_of(folder)["rows"]
+    # The running sum, and the division by counts that are made once.
+    assert row["passes"]["forward"]["flops"] == 2 * 16 * 8 + 16
+    assert row["passes"]["forward"]["roofline_share"] > 0
+
+
+def test_a_model_on_data_of_the_users_is_timed_on_its_first_batch(plugin, tmp_path, capsys):
+    folder = tmp_path / "new"
+    assert run("model", plugin, *QUICK, "--output", folder) == 0
+    out = capsys.readouterr().out
+    assert f"values not checked: {plugin} has no oracle" in out
+    assert "slopes/s" in out
+    (row,) = results_of(folder)["rows"]
+    assert (row["length"], row["batch"], row["units"], row["n_params"]) == (5, 4, 4, 10 * 3 + 3)
+    assert run("model", plugin, "--seq-len", 3) == 2
+    assert "seq_len must be absent with SlopesConfig" in capsys.readouterr().err
+
+
+def test_a_mixer_without_state_cannot_be_timed_decoding(plugin, capsys):
+    assert run("decode", "--mixers", "mean", "--plugin", plugin) == 2
+    error = capsys.readouterr().err
+    assert "mixers must be causal and have init_state, prefill and step, which are timed; 'mean'" in error
+    assert len(error.splitlines()) == 1
+    able, notes = decode.with_state(Decode(mixers=("all",)))
+    assert able == [name for name in MIXER_CONFIGS if name != "mean"]
+    assert notes == ["mean: not causal, or without init_state, prefill and step"]
 
 
 WRONG = {

@@ -1,7 +1,8 @@
 """Which parameters of which layers are replaced, and by what."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,18 +13,24 @@ from tolerances import assert_close
 from hyena_jax import models
 from hyena_jax.config import (
     HYENA_GROUPS,
+    AdamWConfig,
     Experiment,
+    FilterConfig,
     FIRConfig,
     H3Config,
     HawkConfig,
     HyenaConfig,
+    ImplicitFilterConfig,
     LanguageModelConfig,
+    MixerConfig,
     ModalFilterConfig,
+    ModelConfig,
     OptimizerConfig,
     ParameterGroup,
     S4DConfig,
     TextConfig,
     UserError,
+    register,
 )
 from hyena_jax.distillation import measure, modal_fit
 from hyena_jax.distillation.model import (
@@ -33,7 +40,8 @@ from hyena_jax.distillation.model import (
     distilled_params,
     long_filters,
 )
-from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.filters import build_filter
+from hyena_jax.training.optimizer import complete_groups, label_parameters, make_optimizer
 from hyena_jax.training.step import init_params
 
 L = 12
@@ -45,7 +53,7 @@ def model_config(*pattern, n_layers=None, **fields) -> LanguageModelConfig:
 
 
 def experiment_of(model: LanguageModelConfig, *groups: ParameterGroup) -> Experiment:
-    return Experiment(model=model, data=TextConfig(seq_len=L), optimizer=OptimizerConfig(groups=groups))
+    return Experiment(model=model, data=TextConfig(seq_len=L), optimizer=AdamWConfig(groups=groups))
 
 
 def distilled(experiment: Experiment, params, n_modes: int):
@@ -86,16 +94,74 @@ def test_every_kind_of_long_filter_is_found_and_nothing_else_is_touched():
     assert new["blocks_2"]["mixer"]["skip"] is params["blocks_2"]["mixer"]["skip"]
 
 
-def test_the_optimizer_keeps_the_groups_that_still_apply():
-    experiment = experiment_of(model_config(HyenaConfig()), *HYENA_GROUPS)
-    new = distilled_experiment(experiment, 2)
-    assert [group.pattern for group in new.optimizer.groups] == [
-        group.pattern for group in HYENA_GROUPS if "positions" not in group.pattern
-    ]
+def test_the_optimizer_keeps_its_groups_and_does_not_decay_the_filters():
     rate = ParameterGroup(r"/filter/(log_decay|frequency)$", learning_rate=1e-3)
-    new = distilled_experiment(experiment_of(model_config(S4DConfig()), rate), 2)
-    assert [group.weight_decay for group in new.optimizer.groups] == [None, 0.0]
-    make_optimizer(new.optimizer, init_params(models.build(new.model), 0), 10)  # accepts them
+    new = distilled_experiment(experiment_of(model_config(S4DConfig()), rate, *HYENA_GROUPS), 2)
+    shapes = jax.eval_shape(lambda: init_params(models.build(new.model), 0))
+    make_optimizer(new.optimizer, shapes, 10)  # `frequency` and `positions` are gone
+    groups, labels = complete_groups(new.optimizer), label_parameters(new.optimizer.groups, shapes)
+    labels = labels["blocks_0"]["mixer"]["filter"]
+    assert groups[labels["log_decay"]].learning_rate == 1e-3
+    assert {groups[labels[name]].weight_decay for name in ("angle", "residue", "lag_zero")} == {0.0}
+    without_groups = OptimizerConfig()
+    assert distilled_experiment(replace(new, optimizer=without_groups), 2).optimizer == without_groups
+
+
+@dataclass(frozen=True)
+class LongConfig(MixerConfig):
+    filter: FilterConfig = field(default=ImplicitFilterConfig(emb_dim=3, width=4))
+
+
+class Long(nn.Module):
+    """A mixer of one's own: one long convolution."""
+
+    d_model: int
+    max_len: int
+    config: LongConfig
+    n_layers: int = 1
+    dtype: jnp.dtype | None = None
+
+    def setup(self):
+        self.filter = build_filter(1, self.d_model, self.max_len, self.config.filter)
+
+    def __call__(self, x, segment_ids=None, deterministic=True):
+        h = self.filter(x.shape[1])[0]
+        lags = jnp.arange(x.shape[1])[:, None] - jnp.arange(x.shape[1])
+        return jnp.einsum("bsd,dts->btd", x, jnp.where(lags >= 0, h[:, jnp.maximum(lags, 0)], 0))
+
+
+class Hidden(Long):
+    """The same, but nobody can reach its filter."""
+
+    def setup(self):
+        self.long_filter = build_filter(1, self.d_model, self.max_len, self.config.filter)
+
+    def __call__(self, x, segment_ids=None, deterministic=True):
+        return x + self.long_filter(x.shape[1])[0].T
+
+
+def test_a_mixer_of_ones_own_is_distilled_by_its_filter(own_parts):
+    register("long", LongConfig, Long)
+    config = model_config(LongConfig())
+    check_distillable(config)
+    params = init_params(models.build(config), 0)
+    experiment, new = distilled(experiment_of(config), params, L)  # as many modes as taps
+    tokens = jnp.arange(L)[None] % 5
+    before = models.build(config).apply({"params": params}, tokens)
+    after = models.build(experiment.model).apply({"params": new}, tokens)
+    np.testing.assert_allclose(after, before, atol=1e-4 * np.abs(before).max())
+
+
+def test_a_filter_that_cannot_be_reached_is_refused(own_parts):
+    register("long", LongConfig, Hidden)
+    config = model_config(LongConfig())
+    with pytest.raises(UserError, match="mixer must be a module whose .* `filter`, .*, got 'Hidden'"):
+        long_filters(config, init_params(models.build(config), 0))
+
+
+@dataclass(frozen=True)
+class OwnModelConfig(ModelConfig):
+    max_len: int = L
 
 
 def test_errors_are_relative_and_bounded():
@@ -133,6 +199,7 @@ def test_kl_against_its_definition():
     ("config", "message"),
     [
         (model_config(HawkConfig()), "got 'HawkConfig'"),
+        (OwnModelConfig(), "workdir must be a run of a LanguageModelConfig, got 'OwnModelConfig'"),
         (model_config(HyenaConfig(num_blocks=2)), "num_blocks must be 1 to be distilled, got 2"),
         (replace(model_config(FIRConfig()), max_len=3), "max_len must be at least 4, got 3"),
     ],

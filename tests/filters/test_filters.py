@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivative_modes import check_modes
 from tolerances import DIFFERENCE_TOLERANCE, assert_close
 
 from hyena_jax.config import (
@@ -123,6 +124,21 @@ def test_equals_its_oracle_and_its_differences_in_float64(config):
         assert np.sum(np.asarray(grad) * direction) == pytest.approx(
             expected, rel=DIFFERENCE_TOLERANCE, abs=DIFFERENCE_TOLERANCE
         )
+
+
+@most_configs
+def test_derivatives_in_both_modes(config):
+    module, params = init(config)
+    with jax.enable_x64(True):
+        check_modes(lambda params: module.apply({"params": params}, 7), params)
+
+
+@pytest.mark.grid
+@all_configs
+def test_derivatives_in_both_modes_of_long_filters_and_many_at_once(config):
+    module, params = init(config)
+    with jax.enable_x64(True):
+        check_modes(lambda params: module.apply({"params": params}, MAX_LEN), params, is_thorough=True)
 
 
 @all_configs

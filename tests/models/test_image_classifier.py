@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivative_modes import check_modes
 from oracles import mixers_of, random_params
 from tolerances import assert_close
 
@@ -51,6 +52,16 @@ def test_equals_its_oracle(config):
     logits = logits_of(params, IMAGES, config)
     assert logits.shape == ((4, config.max_len, 5) if config.head == "per_token" else (4, 5))
     assert_close(logits, expected)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "average_pool" else pytest.mark.grid) for n in VARIANTS]
+)
+def test_derivatives_in_both_modes(name):
+    config = VARIANTS[name]
+    with jax.enable_x64(True):
+        model, args = models.build(config), (init(config), IMAGES)
+        check_modes(lambda args: model.apply({"params": args[0]}, args[1]), args, name != "average_pool")
 
 
 def test_pixels_that_fill_no_patch_do_not_count():

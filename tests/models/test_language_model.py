@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivative_modes import check_modes
 from oracles import mixers_of, random_params
 from tolerances import assert_close
 
@@ -76,6 +77,17 @@ def test_equals_its_oracle(config):
     params = init(config)
     expected = reference.language_model(params, np.asarray(TOKENS), config, mixers_of(config))
     assert_close(logits_of(params, TOKENS, config), expected)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "griffin" else pytest.mark.grid) for n in VARIANTS]
+)
+def test_derivatives_in_both_modes(name):
+    """With one mixer: each has its own test."""
+    config = dataclasses.replace(VARIANTS[name], pattern=CONFIG.pattern[1:], n_layers=1)
+    with jax.enable_x64(True):
+        model, tokens = models.build(config), TOKENS[:, :7]
+        check_modes(lambda params: model.apply({"params": params}, tokens), init(config), name != "griffin")
 
 
 @over_variants

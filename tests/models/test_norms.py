@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivative_modes import check_modes
 from tolerances import DIFFERENCE_TOLERANCE, assert_close
 
 from hyena_jax.models.norms import RMSNorm, make_norm
@@ -38,6 +39,17 @@ def test_rms_norm_gradients_equal_central_differences_of_the_oracle():
         grad = np.asarray(grad)
     expected = (oracle(X + 1e-6 * direction) - oracle(X - 1e-6 * direction)) / 2e-6
     assert np.sum(grad * direction) == pytest.approx(expected, rel=DIFFERENCE_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["layer", "rms", "none"])
+def test_derivatives_in_both_modes(name):
+    with jax.enable_x64(True):
+        norm = make_norm(name, None)
+        if name == "none":
+            check_modes(norm, X, is_thorough=True)
+        else:
+            params = norm.init(jax.random.key(0), X)
+            check_modes(lambda args: norm.apply(*args), (params, X), is_thorough=True)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e18])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivative_modes import check_modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -63,6 +64,20 @@ def expected(variant, keys, values, u, v, ids):
     keys, values = np.float64(keys), np.float64(values)
     # sigmoid(0) = 1/2 is the gate.
     return 2 * reference.aft(np.zeros_like(keys), keys, values, np.stack([w] * WIDTH), ids)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("ids", [ONE_DOCUMENT, pytest.param(TWO_DOCUMENTS, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("scale", [1, pytest.param(40, marks=pytest.mark.grid)])
+def test_derivatives_in_both_modes(variant, ids, scale):
+    """Over more than one block of queries, with keys that differ little, and more than products can take."""
+    thorough = scale > 1
+    rng = np.random.default_rng(0)
+    shapes = ((1, LENGTH, WIDTH), (1, LENGTH, WIDTH), (LENGTH, 1), (LENGTH, 1))
+    keys, values, u, v = (rng.standard_normal(shape) for shape in shapes)
+    with jax.enable_x64(True):
+        where = aft.places(LENGTH, jnp.asarray(ids, jnp.int32))
+        check_modes(lambda args: mean(variant, *args, where), (scale * keys, values, u, v), thorough)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

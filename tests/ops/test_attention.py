@@ -1,14 +1,24 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tolerances import assert_close
+from tolerances import DIFFERENCE_TOLERANCE, assert_close
 
 from hyena_jax.ops import attention as ops
-from hyena_jax.ops.attention import rotary, same_segment, softmax_attention, visible_until
+from hyena_jax.ops.attention import (
+    BLOCK_ROWS,
+    Visible,
+    blocked_attention,
+    default_method,
+    plain_attention,
+    rotary,
+    softmax_attention,
+)
 from hyena_jax.reference import attention
 
-local_attention = jax.jit(ops.local_attention, static_argnames="window")
+local_attention = jax.jit(ops.local_attention, static_argnames=("window", "method"))
 
 
 def arrays(length: int, n_kv_heads: int = 4):
@@ -43,7 +53,8 @@ def test_float64_stays_float64():
     with jax.enable_x64(True):
         q, k, v = map(jnp.float64, arrays(7, 2))
         segments = np.array([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
-        y = softmax_attention(q, k, v, same_segment(jnp.asarray(segments)), is_causal=True)
+        ids = jnp.asarray(segments)
+        y = softmax_attention(q, k, v, is_causal=True, segment_ids=(ids, ids))
         assert y.dtype == jnp.float64
         assert_close(y, attention.softmax_attention(q, k, v, segments))
 
@@ -51,14 +62,214 @@ def test_float64_stays_float64():
 def test_segments_do_not_see_each_other():
     q, k, v = arrays(7)
     segments = np.array([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
-    y = softmax_attention(q, k, v, same_segment(jnp.asarray(segments)), is_causal=True)
+    ids = jnp.asarray(segments)
+    y = softmax_attention(q, k, v, is_causal=True, segment_ids=(ids, ids))
     assert_close(y, attention.softmax_attention(q, k, v, segments))
 
 
-def test_a_cache_shows_what_came_before():
-    mask = visible_until(jnp.int32(2), n_queries=2, n_keys=5, first=jnp.array([0, 1]))
-    expected = [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], [[0, 1, 1, 0, 0], [0, 1, 1, 1, 0]]]
-    np.testing.assert_array_equal(mask[:, 0], np.array(expected, bool))
+def test_the_keys_before_the_queries_are_seen():
+    """As in a cache: all queries after `offset` keys, which may be known only when it runs."""
+    q, k, v = arrays(7)
+    expected = attention.softmax_attention(q, k, v, one_segment(7))[:, 3:5]
+    for offset in (3, jnp.int32(3)):
+        assert_close(softmax_attention(q[:, 3:5], k, v, True, offset), expected)
+
+
+FORMS = {"plain": plain_attention, "blocks": partial(blocked_attention, block_rows=8, most_ranges=3)}
+IDS = jnp.asarray(np.repeat([[7, 5, 0, -3], [1, 2, 0, 4]], [5, 1, 17, 8], axis=1))
+VISIBLE = {
+    "all": {},
+    "causal": {"is_causal": True},
+    "documents": {"is_causal": True, "segment_ids": (IDS, IDS)},
+    "documents, not causal": {"segment_ids": (IDS, IDS)},
+    "cache": {"is_causal": True, "offset": jnp.int32(4), "real": jnp.arange(31) >= jnp.array([[0], [6]])},
+    "cache at a number": {"is_causal": True, "offset": 4},
+    "window": {"is_causal": True, "window": 5},
+    "window of documents": {"is_causal": True, "window": 9, "segment_ids": (IDS, IDS)},
+    "nothing": {"real": jnp.zeros((1, 31), bool)},
+}
+
+
+def objective(form, visible):
+    """A scalar of q, k and v that weighs all outputs differently, without queries that see nothing."""
+
+    def weigh(q, k, v):
+        o = form(q, k, v, visible)
+        weights = jnp.cos(jnp.arange(o.size, dtype=o.dtype)).reshape(o.shape)
+        return (weights * o**2).sum()
+
+    return weigh
+
+
+@pytest.mark.parametrize(
+    ("case", "n_kv_heads"),
+    [
+        ("all", 4),
+        ("causal", 1),
+        ("documents", 2),
+        ("cache", 1),
+        ("window of documents", 2),
+        pytest.param("documents, not causal", 1, marks=pytest.mark.grid),
+        pytest.param("cache at a number", 4, marks=pytest.mark.grid),
+        pytest.param("window", 4, marks=pytest.mark.grid),
+    ],
+)
+def test_blocks_equal_the_plain_form(case, n_kv_heads):
+    """Values, and all gradients, at a prime length."""
+    visible = Visible(**VISIBLE[case])
+    q, k, v = arrays(31, n_kv_heads)
+    if case.startswith("cache"):
+        q = q[:, :23]
+    sees = np.ones(q.shape[:2], bool)
+    if case == "cache":  # query t is at position 4 + t; the second row starts at 6
+        sees[1, :2] = False
+    sees = sees[..., None, None]
+    values, gradients = {}, {}
+    for name, form in FORMS.items():
+
+        def weigh(q, k, v, form=form):
+            o = jnp.where(sees, form(q, k, v, visible), 0)
+            return (jnp.cos(jnp.arange(o.size, dtype=o.dtype)).reshape(o.shape) * o**2).sum(), o
+
+        gradients[name], values[name] = jax.jit(jax.grad(weigh, (0, 1, 2), has_aux=True))(q, k, v)
+    assert_close(values["blocks"], values["plain"])
+    for ours, expected in zip(gradients["blocks"], gradients["plain"], strict=True):
+        assert_close(ours, expected)
+
+
+@pytest.mark.parametrize(
+    ("length", "block_rows"),
+    [(1, 8), (7, 1), (7, 1000), (127, 32)]
+    + [pytest.param(length, 8, marks=pytest.mark.grid) for length in (2, 8, 9, 127)],
+)
+def test_blocks_equal_the_definition(length, block_rows):
+    q, k, v = arrays(length, 2)
+    form = partial(blocked_attention, block_rows=block_rows)
+    expected = attention.softmax_attention(q, k, v, one_segment(length))
+    assert_close(jax.jit(form, static_argnums=3)(q, k, v, Visible(is_causal=True)), expected)
+
+
+@pytest.mark.parametrize(
+    ("form", "case"),
+    [
+        ("blocks", "documents"),
+        ("blocks", "window"),
+        pytest.param("blocks", "all", marks=pytest.mark.grid),
+        pytest.param("plain", "documents", marks=pytest.mark.grid),
+    ],
+)
+def test_derivatives_in_both_modes_and_twice(form, case):
+    """Against central differences in float64: gradient, jvp, and both orders of Hessian-vector products."""
+    with jax.enable_x64(True):
+        inputs = tuple(map(jnp.float64, arrays(31, 2)))
+        f = jax.jit(objective(FORMS[form], Visible(**VISIBLE[case])))
+        tangents = tuple(jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for x in inputs)
+        gradient = jax.jit(jax.grad(f, (0, 1, 2)))
+
+        def along(x, t, step=1e-6):
+            return tuple(a + step * b for a, b in zip(x, t, strict=True))
+
+        def against_differences(actual, g):
+            back = along(inputs, tangents, -1e-6)
+            difference = jax.tree.map(lambda a, b: (a - b) / 2e-6, g(*along(inputs, tangents)), g(*back))
+            for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(difference), strict=True):
+                np.testing.assert_allclose(a, b, rtol=0, atol=DIFFERENCE_TOLERANCE * np.abs(b).max())
+
+        jvp = jax.jit(lambda x, t: jax.jvp(f, x, t)[1])
+        against_differences(jvp(inputs, tangents), f)
+        dot = sum((a * b).sum() for a, b in zip(gradient(*inputs), tangents, strict=True))
+        assert_close(dot, jvp(inputs, tangents))
+        forward_over_reverse = jax.jit(lambda x, t: jax.jvp(gradient, x, t)[1])(inputs, tangents)
+        against_differences(forward_over_reverse, gradient)
+        reverse_over_forward = jax.jit(jax.grad(lambda x: jax.jvp(f, x, tangents)[1]))(inputs)
+        for a, b in zip(reverse_over_forward, forward_over_reverse, strict=True):
+            assert_close(a, b)
+
+
+def test_derivatives_of_blocks_are_batched():
+    """`vmap` of a jvp and of a gradient, `linearize` and `jacfwd`."""
+    f = objective(FORMS["blocks"], Visible(is_causal=True))
+    rows = tuple(jnp.stack([x, x[::-1]]) for x in arrays(7, 2))
+    zeros = tuple(jnp.zeros_like(x) for x in rows[1:])
+    tangents = (jnp.cos(rows[0]), *zeros)
+    each = [tuple(x[i] for x in rows) for i in range(2)]
+    jvps = jax.jit(jax.vmap(lambda x, t: jax.jvp(f, x, t)[1]))(rows, tangents)
+    gradients = jax.jit(jax.vmap(jax.grad(f)))(*rows)
+    for i, x in enumerate(each):
+        assert_close(gradients[i], jax.grad(f)(*x))
+        assert_close(jvps[i], (jax.grad(f)(*x) * tangents[0][i]).sum())
+    linear = jax.linearize(lambda q: f(q, *each[0][1:]), each[0][0])[1]
+    assert_close(linear(tangents[0][0]), jvps[0])
+    assert_close(jax.jacfwd(f)(*each[0]), gradients[0])
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"), [("plain", "float32"), ("blocks", "float32"), ("blocks", "bfloat16")]
+)
+def test_queries_that_see_nothing_are_finite(form, dtype):
+    inputs = tuple(x.astype(dtype) for x in arrays(31, 2))
+    f = objective(FORMS[form], Visible(**VISIBLE["nothing"]))
+    value, gradients = jax.jit(jax.value_and_grad(f, (0, 1, 2)))(*inputs)
+    tangent = jax.jit(lambda x: jax.jvp(f, x, x)[1])(inputs)
+    for x in (value, tangent, *gradients):
+        assert jnp.isfinite(x).all()
+
+
+@pytest.mark.parametrize("case", ["causal", "all"])
+def test_large_logits_are_finite(case):
+    q, k, v = arrays(31, 2)
+    f = objective(FORMS["blocks"], Visible(**VISIBLE[case]))
+    value, gradients = jax.jit(jax.value_and_grad(f, (0, 1, 2)))(1e4 * q, k, v)
+    for x in (value, *gradients):
+        assert jnp.isfinite(x).all()
+
+
+def test_the_softmax_of_bfloat16_is_computed_in_float32():
+    q, k, v = (x.astype(jnp.bfloat16) for x in arrays(127, 2))
+    y = FORMS["blocks"](q, k, v, Visible(is_causal=True))
+    assert y.dtype == jnp.bfloat16
+    wide = (np.asarray(x, np.float64) for x in (q, k, v))
+    # 127 keys are added up: in bfloat16 that alone would miss by far more.
+    assert_close(y, attention.softmax_attention(*wide, one_segment(127)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "window"),
+    [
+        ("reverse", None),
+        ("forward", None),
+        pytest.param("reverse", 300, marks=pytest.mark.grid),
+        pytest.param("forward over reverse", None, marks=pytest.mark.grid),
+    ],
+)
+def test_blocks_take_memory_in_proportion_to_the_length(mode, window):
+    """Blocks and arrays [L, d] grow with L, four times here; weights of all queries would grow 16 times."""
+
+    def temporary(length):
+        visible = Visible(True, window)
+        f = objective(partial(blocked_attention, block_rows=32, most_ranges=2), visible)
+        gradient = jax.grad(f, (0, 1, 2))
+        run = {
+            "reverse": gradient,
+            "forward": lambda *x: jax.jvp(f, x, x),
+            "forward over reverse": lambda *x: jax.jvp(gradient, x, x),
+        }[mode]
+        x = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
+        return jax.jit(run).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(2048) < 4.2 * temporary(512)
+
+
+def test_local_attention_takes_any_form():
+    q, k, v = arrays(31, 2)
+    expected = attention.softmax_attention(q, k, v, one_segment(31), window=7)
+    for form in FORMS.values():
+        assert_close(local_attention(q, k, v, 7, method=form), expected)
+
+
+def test_many_queries_take_blocks_by_default():
+    assert default_method(BLOCK_ROWS) is plain_attention
+    assert default_method(BLOCK_ROWS + 1) is blocked_attention
 
 
 @pytest.mark.parametrize("attend", [softmax_attention, local_attention])

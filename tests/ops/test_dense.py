@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivative_modes import check_modes
 from tolerances import assert_close
 
 from hyena_jax.ops.dense import (
@@ -41,6 +42,14 @@ def test_equals_its_einsum_in_value_and_gradients(name):
         y_bar = jnp.asarray(rng.standard_normal(y.shape))
         for ours, theirs in zip(pull_back(y_bar), expected_pull_back(y_bar), strict=True):
             assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_derivatives_in_both_modes(name):
+    product, _, *shapes = PRODUCTS[name]
+    with jax.enable_x64(True):
+        args = tuple(np.random.default_rng(0).standard_normal(shape) for shape in shapes)
+        check_modes(lambda args: product(*args), args, is_thorough=True)
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivative_modes import check_modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import assert_close
@@ -46,6 +47,16 @@ def test_both_forms_equal_the_definition(p, causal, monkeypatch):
     expected = reference.fastmax(q, k, v, p, np.zeros((2, 13)), causal, fastmax.LEAST_WEIGHT)
     assert_close(quadratic(q, k, v, p, causal), expected)
     assert_close(factorized(q, k, v, p, causal), expected)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("p", [2, pytest.param(3, marks=pytest.mark.grid)])
+def test_derivatives_in_both_modes(p, causal, monkeypatch):
+    """Over several chunks, the last one not full."""
+    monkeypatch.setattr(fastmax, "CHUNK", 4)
+    with jax.enable_x64(True):
+        form = factorized.__wrapped__  # not what was compiled with other chunks
+        check_modes(lambda args: form(*args, p, causal), arrays(7, 0.4), is_thorough=p == 3)
 
 
 @properties

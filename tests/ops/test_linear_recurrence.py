@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivative_modes import check_modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import assert_close
@@ -85,14 +86,23 @@ def test_gradients_equal_plain_autodiff_of_the_loop(length, method, reverse):
             assert_close(a, b)
 
 
-def test_the_scan_serves_forward_mode():
+@DIRECTIONS
+@pytest.mark.parametrize("method", METHODS[:-1])
+@pytest.mark.parametrize("length", [1, 7])
+def test_derivatives_in_both_modes(length, method, reverse):
     with jax.enable_x64(True):
-        args = tuple(map(jnp.asarray, arrays(7)))
-        tangents = tuple(map(jnp.asarray, arrays(7, seed=1)))
-        ours = jax.jvp(lambda *args: linear_recurrence(*args, method=scan_recurrence), args, tangents)[1]
-        expected = jax.jvp(lambda *args: loop(*args, False), args, tangents)[1]
-        for a, b in zip(ours, expected, strict=True):
-            assert_close(a, b)
+        check_modes(lambda args: linear_recurrence(*args, reverse, method), arrays(length), is_thorough=True)
+
+
+@pytest.mark.parametrize("argument", [0, 1, 2])
+def test_one_argument_alone_may_be_differentiated(argument):
+    def f(moved):
+        args = [jnp.asarray(x) for x in arrays(7)]
+        args[argument] = moved
+        return linear_recurrence(*args)
+
+    with jax.enable_x64(True):
+        check_modes(f, arrays(7)[argument], is_thorough=True)
 
 
 @DIRECTIONS

@@ -2,8 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivative_modes import check_modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tolerances import assert_close
 
 from hyena_jax.ops.long_conv import (
@@ -90,10 +92,38 @@ def test_leading_axes_broadcast_and_gradients_have_the_shapes_of_the_arguments(m
             assert_close(a, b)
 
 
-def test_direct_form_differentiates_both_ways():
+@pytest.mark.parametrize("method", METHODS[:-1])
+@pytest.mark.parametrize("length", [1, 7])
+def test_derivatives_in_both_modes(length, method):
+    with jax.enable_x64(True):
+        check_modes(lambda args: long_conv(*args, method), arrays(length), is_thorough=True)
+
+
+@pytest.mark.parametrize("method", METHODS[:-1])
+def test_forward_jacobian_equals_the_reverse_one(method):
     with jax.enable_x64(True):
         u, h, _ = map(jnp.asarray, arrays(7, np.float64))
-        assert_close(jax.jacfwd(direct_conv, 1)(u, h), jax.jacrev(direct_conv, 1)(u, h))
+        assert_close(jax.jacfwd(method, 1)(u, h), jax.jacrev(method, 1)(u, h))
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 7), (4, 3, 7), (3, 1, 7), (7,)])
+def test_derivatives_in_both_modes_where_ffts_are_sharded(shape):
+    """Over rows, over the axis before them, and over nothing."""
+    rng = np.random.default_rng(0)
+    args = rng.standard_normal(shape), rng.standard_normal((*shape[:1], 1, 7)[-len(shape) :])
+    with jax.enable_x64(True), jax.set_mesh(jax.make_mesh((2, 2), ("a", "b"), (AxisType.Auto,) * 2)):
+        check_modes(lambda args: fft_conv(*args), args, is_thorough=True)
+
+
+def test_a_sharded_fft_moves_no_rows_between_devices():
+    with jax.set_mesh(jax.make_mesh((4,), ("a",), (AxisType.Auto,))):
+        rows = NamedSharding(jax.sharding.get_mesh(), PartitionSpec(None, "a"))
+        u = jax.device_put(np.ones((3, 4, 7), np.float32), rows)
+        h = jax.device_put(np.ones((4, 1, 7), np.float32), NamedSharding(rows.mesh, PartitionSpec()))
+        program = jax.jit(lambda u: fft_conv(u, h[:3]), out_shardings=rows).lower(u).compile().as_text()
+    assert "c64[3,1,8]" in program  # the spectrum of one row on each device
+    assert "all-to-all" not in program
+    assert "all-gather" not in program
 
 
 @pytest.mark.parametrize("method", [toeplitz_conv, direct_conv])

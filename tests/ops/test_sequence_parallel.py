@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivative_modes import check_modes
 from jax.sharding import Mesh
 from tolerances import assert_close
 
@@ -134,8 +135,8 @@ def test_local_attention(window, ids):
 @pytest.mark.parametrize("ids", [None, IDS], ids=["one_document", "documents"])
 def test_softmax_attention(is_causal, ids):
     def whole(q, k, v, ids):
-        mask = None if ids is None else attention.same_segment(ids)
-        return attention.softmax_attention(q, k, v, mask, is_causal)
+        ids = None if ids is None else (ids, ids)
+        return attention.softmax_attention(q, k, v, is_causal, segment_ids=ids)
 
     def local(q, k, v, ids):
         return sequence_parallel.softmax_attention(q, k, v, ids, is_causal, AXIS)
@@ -182,6 +183,47 @@ def test_rows_are_shared_out_over_the_other_axes_where_these_divide_them(shape, 
 
     args = normal(batch, 2, 8), normal(3, 2, 1), normal(2, 1)
     check(whole, local, ("BDL", "KD1", "D1"), "BDL", *args, mesh=mesh_of(*shape))
+
+
+def recurrence_over(a, x, h0):
+    return linear_recurrence(a, x, h0, False, sequence_parallel.linear_recurrence(AXIS))[0]
+
+
+def reverse_recurrence_over(a, x, h0):
+    return linear_recurrence(a, x, h0, True, sequence_parallel.linear_recurrence(AXIS))[0]
+
+
+def short_conv_over(x, taps, bias):
+    return sequence_parallel.short_convolution(x, taps, bias, None, -1, AXIS)
+
+
+def fastmax_over(q, k, v):
+    return sequence_parallel.fastmax_causal(q, k, v, 2, AXIS)
+
+
+def long_conv_over(u, h):
+    return sequence_parallel.on_whole_length(lambda u: long_conv(u, h[:, None]), u, AXIS)
+
+
+OPERATORS = {
+    "recurrence": (recurrence_over, ("BLD", "BLD", "BD"), "BLD", [(2, 8, 3), (2, 8, 3), (2, 3)]),
+    "reverse": (reverse_recurrence_over, ("BLD", "BLD", "BD"), "BLD", [(2, 8, 3), (2, 8, 3), (2, 3)]),
+    "short_conv": (short_conv_over, ("BDL", "KD1", "D1"), "BDL", [(2, 3, 8), (3, 3, 1), (3, 1)]),
+    "fastmax": (fastmax_over, ("BLHd",) * 3, "BLHd", [(2, 8, 1, 2)] * 3),
+    "long_conv": (long_conv_over, ("GWBL", "CT"), "GWBL", [(1, 4, 2, 8), (4, 8)]),
+}
+DEFAULT = ("recurrence", "long_conv")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in DEFAULT else pytest.mark.sequence) for n in OPERATORS]
+)
+def test_derivatives_in_both_modes(name):
+    local, in_axes, out_axes, shapes = OPERATORS[name]
+    args = tuple(np.tanh(normal(*shape, seed=i)) for i, shape in enumerate(shapes))
+    with jax.enable_x64(True), jax.set_mesh(mesh_of(1, 1, 4)):
+        mapped = over_shards(local, AXIS, in_axes, out_axes)
+        check_modes(lambda args: mapped(*args), args, is_thorough=name not in DEFAULT)
 
 
 def test_what_does_not_fit_is_refused():

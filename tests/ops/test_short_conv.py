@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivative_modes import check_modes
 from tolerances import assert_close
 
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
@@ -75,6 +76,27 @@ def test_gradients_equal_central_differences_of_the_definition(ids, length, layo
                 for step in steps
             ]
             assert np.sum(grad * direction) == pytest.approx((moved[0] - moved[1]) / 2e-6, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("ids", [None, [[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]]])
+def test_derivatives_in_both_modes(ids, layout):
+    with jax.enable_x64(True):
+        ids = None if ids is None else np.array(ids)
+        check_modes(
+            lambda args: filtered(*args, segment_ids=ids, layout=layout), arrays(7, 3), is_thorough=True
+        )
+
+
+def test_rows_with_their_own_documents_may_be_mapped():
+    x, taps, bias = map(jnp.asarray, arrays(7, 3))
+    ids = jnp.array([[[0, 0, 1, 1, 1, 2, 2]], [[0, 1, 1, 1, 1, 1, 1]]])
+
+    def gradient(x, ids):
+        return jax.grad(lambda x: (filtered(x, taps, bias, segment_ids=ids) ** 2).sum())(x)
+
+    together = jax.jit(jax.vmap(gradient))(x[:, None], ids)
+    np.testing.assert_allclose(together[:, 0], gradient(x, ids[:, 0]), rtol=1e-5, atol=1e-5)
 
 
 def test_future_inputs_have_exactly_no_gradient():

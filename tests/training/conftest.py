@@ -6,12 +6,13 @@ from rich.console import Console
 
 from hyena_jax.config import (
     HYENA_GROUPS,
+    AdamWConfig,
+    CosineConfig,
     Experiment,
     HyenaConfig,
     ImplicitFilterConfig,
     LanguageModelConfig,
     LoggingConfig,
-    OptimizerConfig,
     ParallelConfig,
     TextConfig,
     TrainingConfig,
@@ -40,7 +41,7 @@ def experiment(text) -> Experiment:
             dropout=0.1,
         ),
         data=TextConfig(path=str(text), seq_len=16, batch_size=4),
-        optimizer=OptimizerConfig(warmup_steps=2, groups=HYENA_GROUPS),
+        optimizer=AdamWConfig(schedule=CosineConfig(warmup_steps=2), groups=HYENA_GROUPS),
         training=TrainingConfig(steps=12, eval_every=4, eval_batch_size=8, checkpoint_every=5, log_every=3),
         parallel=ParallelConfig(devices=1),
         logging=LoggingConfig(tensorboard=False),

@@ -18,7 +18,7 @@ from hyena_jax.training.metrics import read_rows
 
 SMALL = """
     --model.n-layers 1 --model.d-model 16 --model.d-ff 8 --model.max-len 16 --model.pattern.0.filter.width 4
-    --data.seq-len 16 --data.batch-size 8 --optimizer.decay-steps 100 --logging.sample-tokens 0
+    --data.seq-len 16 --data.batch-size 8 --optimizer.schedule.decay-steps 100 --logging.sample-tokens 0
     --training.log-every 1 --training.eval-every 4 --training.checkpoint-every 2 --logging.tensorboard False
 """.split()
 

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def test_what_is_written_is_read_back_with_its_config(file):
 
     lines = []
     read = export.read(file, jax.eval_shape(lambda: PARAMS), lines.append)
-    jax.tree.map(np.testing.assert_array_equal, read, PARAMS)
+    chex.assert_trees_all_equal(read, PARAMS)
     assert lines == []
     assert set(load_file(file)) == {"blocks_0/mixer/kernel", "norm/scale", "norm/bias"}
     with safe_open(file, "numpy") as opened:
@@ -95,7 +96,7 @@ def test_what_is_no_such_file_is_refused(tmp_path, content):
 
 def test_a_run_starts_from_the_parameters_of_another(experiment, tmp_path, console):
     """With a learning rate too small to move them, it ends with them too; a wrong file changes nothing."""
-    optimizer = dataclasses.replace(experiment.optimizer, learning_rate=1e-30, final_learning_rate=0.0)
+    optimizer = dataclasses.replace(experiment.optimizer, learning_rate=1e-30)
     groups = tuple(dataclasses.replace(g, learning_rate=None, weight_decay=0.0) for g in optimizer.groups)
     still = dataclasses.replace(
         experiment,
@@ -107,7 +108,7 @@ def test_a_run_starts_from_the_parameters_of_another(experiment, tmp_path, conso
     export.write(file, given, config.encode(still), step=0)
     train(still, tmp_path / "run", console, init_from=file)
     run = read_run(tmp_path / "run")
-    jax.tree.map(np.testing.assert_array_equal, load_params(run, model, "latest", print)[1], given)
+    chex.assert_trees_all_equal(load_params(run, model, "latest", print)[1], given)
 
     wider = dataclasses.replace(still, model=dataclasses.replace(still.model, d_ff=9))
     with pytest.raises(UserError, match="does not fit the model: 3 parameters"):

@@ -13,13 +13,14 @@ from test_loop import assert_same_run, params, rows
 
 from hyena_jax import models
 from hyena_jax.config import (
+    AdamWConfig,
+    CosineConfig,
     Experiment,
     HyenaConfig,
     ImageClassifierConfig,
     ImagesConfig,
     ImplicitFilterConfig,
     LoggingConfig,
-    OptimizerConfig,
     ParallelConfig,
     TrainingConfig,
     UserError,
@@ -53,7 +54,7 @@ def experiment(folder):
             dropout=0.1,
         ),
         data=ImagesConfig(path=str(folder), batch_size=4),
-        optimizer=OptimizerConfig(learning_rate=2e-2, warmup_steps=2),
+        optimizer=AdamWConfig(learning_rate=2e-2, schedule=CosineConfig(warmup_steps=2)),
         training=TrainingConfig(steps=12, eval_every=4, eval_batch_size=3, checkpoint_every=5, log_every=3),
         parallel=ParallelConfig(devices=1),
         logging=LoggingConfig(tensorboard=False),

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from hyena_jax.config import ParallelConfig, UserError
+from hyena_jax.config import ConstantConfig, ParallelConfig, UserError
 from hyena_jax.training import loop, trainer
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.loop import train
@@ -197,7 +197,7 @@ def test_a_diverging_run_stops_and_keeps_good_checkpoints(experiment, tmp_path, 
     wild = dataclasses.replace(
         experiment,
         optimizer=dataclasses.replace(
-            experiment.optimizer, learning_rate=rate, final_learning_rate=rate, warmup_steps=3, clip_norm=None
+            experiment.optimizer, learning_rate=rate, schedule=ConstantConfig(warmup_steps=3), clip_norm=None
         ),
     )
     with pytest.raises(Diverged, match=r"finite.*step \d+.*optimizer.learning_rate"):

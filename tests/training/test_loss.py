@@ -1,7 +1,10 @@
 """The loss in parts equals the loss at once."""
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -37,6 +40,40 @@ def test_in_parts_equals_at_once(chunk, tied_head, monkeypatch):
     actual = value_and_gradients(dataclasses.replace(config, loss_chunk=chunk))
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert_close(a, b)
+
+
+class Plain(nn.Module):
+    """A model of one's own, which has nothing but `__call__`."""
+
+    config: Any
+
+    def setup(self):
+        self.embedding = nn.Embed(13, 8)
+
+    def __call__(self, tokens, segment_ids=None, deterministic=True):
+        return self.embedding.attend(self.embedding(tokens))
+
+
+class Split(Plain):
+    """The same with `hidden` and `logits`."""
+
+    def hidden(self, tokens, segment_ids=None, deterministic=True):
+        return self.embedding(tokens)
+
+    def logits(self, x):
+        return self.embedding.attend(x)
+
+
+def test_a_model_of_ones_own_is_scored_in_parts_where_it_has_hidden_and_logits(monkeypatch):
+    monkeypatch.setattr(loss, "MOST_LOGITS", 3 * 13 * 5)
+    config = SimpleNamespace(vocab_size=13)
+    plain, split = Plain(config), Split(config)
+    params = plain.init(jax.random.key(0), WINDOWS)["params"]
+    assert (loss.chunk_tokens(plain, (3, 11)), loss.chunk_tokens(split, (3, 11))) == (None, 5)
+    assert loss.chunk_tokens(split, (3,)) is None
+    assert loss.chunk_tokens(Split(SimpleNamespace()), (3, 11)) is None
+    at_once, in_parts = (loss.scored(loss.cross_entropy, model, params, BATCH) for model in (plain, split))
+    assert_close(in_parts, at_once)
 
 
 def test_evaluation_in_parts_equals_at_once():

@@ -1,11 +1,36 @@
+import dataclasses
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optax import contrib
 
-from hyena_jax.config import OptimizerConfig, ParameterGroup, UserError
-from hyena_jax.training.optimizer import global_norm, label_parameters, make_optimizer, make_schedule
+from hyena_jax import config
+from hyena_jax.config import (
+    OPTIMIZER_CONFIGS,
+    AdafactorConfig,
+    AdamWConfig,
+    ConstantConfig,
+    CosineConfig,
+    Experiment,
+    LinearConfig,
+    LionConfig,
+    MuonConfig,
+    OptimizerConfig,
+    ParameterGroup,
+    ScheduleConfig,
+    SGDConfig,
+    UserError,
+    WarmupStableDecayConfig,
+    register,
+)
+from hyena_jax.training.checkpoint import Checkpoints
+from hyena_jax.training.optimizer import global_norm, label_parameters, make_optimizer
+from hyena_jax.training.progress import parameter_table
+from hyena_jax.training.schedules import make_schedule
 
 PARAMS = {
     "dense": {"kernel": jnp.array([1.0, -2.0]), "bias": jnp.array([0.5])},
@@ -17,7 +42,7 @@ GRADS = {
 }
 
 
-def update(config: OptimizerConfig, steps: int = 1):
+def update(config: AdamWConfig, steps: int = 1):
     optimizer = make_optimizer(config, PARAMS, total_steps=10)
     params, state = PARAMS, optimizer.init(PARAMS)
     for _ in range(steps):
@@ -39,10 +64,9 @@ def adamw(value, grad, rates, decay, config):
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_equals_adamw_with_the_rate_and_decay_of_each_group(clip_norm):
-    config = OptimizerConfig(
+    config = AdamWConfig(
         learning_rate=0.1,
-        final_learning_rate=0.01,
-        warmup_steps=2,
+        schedule=CosineConfig(warmup_steps=2),
         clip_norm=clip_norm,
         groups=(ParameterGroup("filter/", learning_rate=0.02), ParameterGroup("bias$", weight_decay=0.0)),
     )
@@ -61,13 +85,15 @@ def test_equals_adamw_with_the_rate_and_decay_of_each_group(clip_norm):
 
 
 def test_a_group_with_learning_rate_0_is_constant_and_out_of_the_norm():
-    config = OptimizerConfig(
-        warmup_steps=0, clip_norm=1.3, groups=(ParameterGroup("filter", learning_rate=0.0),)
+    config = AdamWConfig(
+        schedule=CosineConfig(warmup_steps=0),
+        clip_norm=1.3,
+        groups=(ParameterGroup("filter", learning_rate=0.0),),
     )
     params = update(config)
     assert params["filter"]["z"] == PARAMS["filter"]["z"]
     # Without the 8.0 the norm is 1.3: nothing is clipped, and Adam's first step has length 1.
-    unclipped = update(OptimizerConfig(warmup_steps=0, clip_norm=None, groups=config.groups))
+    unclipped = update(dataclasses.replace(config, clip_norm=None))
     np.testing.assert_allclose(params["dense"]["kernel"], unclipped["dense"]["kernel"], rtol=1e-6)
 
 
@@ -90,16 +116,313 @@ def test_a_broken_pattern_is_an_error():
         label_parameters([ParameterGroup("(")], PARAMS)
 
 
-def test_schedule():
-    config = OptimizerConfig(learning_rate=1.0, final_learning_rate=0.1, warmup_steps=10)
-    schedule = make_schedule(config, 110)
-    assert [float(schedule(t)) for t in (0, 5, 10)] == pytest.approx([0.0, 0.5, 1.0])
-    assert float(schedule(60)) == pytest.approx(0.55)
-    assert float(schedule(110)) == float(schedule(500)) == pytest.approx(0.1)
+def test_an_optional_group_may_match_nothing():
+    group = ParameterGroup("rate", optional=True)
+    config = AdamWConfig(groups=(group,))
+    assert label_parameters(config.groups, PARAMS)["filter"] == {"z": 1}
+    assert "match no parameter: 'rate'" in parameter_table(PARAMS, config).caption
+    plain = AdamWConfig()
+    np.testing.assert_array_equal(update(config)["filter"]["z"], update(plain)["filter"]["z"])
 
 
-def test_without_warmup_the_first_step_has_the_peak_rate():
-    assert make_schedule(OptimizerConfig(learning_rate=0.5, warmup_steps=0), 10)(0) == 0.5
+def rates(schedule: ScheduleConfig, *steps: int, total_steps: int = 110) -> list[float]:
+    made = make_schedule(AdamWConfig(learning_rate=2.0, schedule=schedule), total_steps)
+    return [float(made(step)) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "by_step"),
+    [
+        (CosineConfig(10), {0: 0.0, 5: 1.0, 10: 2.0, 60: 1.1, 110: 0.2, 500: 0.2}),
+        (CosineConfig(0), {0: 2.0, 55: 1.1, 110: 0.2}),
+        (CosineConfig(10, decay_steps=30, final_learning_rate=1.0), {10: 2.0, 20: 1.5, 30: 1.0, 110: 1.0}),
+        (LinearConfig(10), {0: 0.0, 5: 1.0, 10: 2.0, 60: 1.1, 85: 0.65, 110: 0.2, 500: 0.2}),
+        (LinearConfig(0, final_fraction=0.0), {0: 2.0, 55: 1.0, 110: 0.0}),
+        (ConstantConfig(10), {0: 0.0, 5: 1.0, 10: 2.0, 500: 2.0}),
+        (ConstantConfig(0), {0: 2.0, 1: 2.0}),
+        (WarmupStableDecayConfig(10), {5: 1.0, 10: 2.0, 88: 2.0, 99: 1.1, 110: 0.2, 500: 0.2}),
+        (WarmupStableDecayConfig(10, decay_fraction=1.0), {10: 2.0, 60: 1.1, 110: 0.2}),
+        (WarmupStableDecayConfig(0, decay_steps=4, decay_fraction=0.5), {0: 2.0, 2: 2.0, 3: 1.1, 4: 0.2}),
+        (CosineConfig(200), {100: 1.0, 200: 2.0, 201: 0.2}),
+        (WarmupStableDecayConfig(200), {100: 1.0, 200: 2.0, 201: 0.2}),
+    ],
+)
+def test_schedules_at_their_corners(schedule, by_step):
+    assert rates(schedule, *by_step) == pytest.approx(list(by_step.values()), abs=1e-6)
+
+
+def test_the_cosine_is_the_one_of_optax_bit_by_bit():
+    for peak, final, warmup in ((6e-4, 6e-5, 7), (3e-3, 1e-4, 0), (2e-4, 2e-4 / 10, 3)):
+        options = AdamWConfig(
+            learning_rate=peak, schedule=CosineConfig(warmup_steps=warmup, final_fraction=final / peak)
+        )
+        theirs = optax.warmup_cosine_decay_schedule(0.0 if warmup else peak, peak, warmup, 50, final)
+        ours = make_schedule(options, 50)
+        assert [float(ours(jnp.int32(t))) for t in range(60)] == [
+            float(theirs(jnp.int32(t))) for t in range(60)
+        ]
+
+
+def draw(seed: int, *shapes: tuple[int, ...]) -> list[jax.Array]:
+    generator = np.random.default_rng(seed)
+    return [jnp.array(generator.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+def tree(seed: int) -> dict:
+    kernel, heads, taps, bias, embedding = draw(seed, (6, 8), (2, 4, 3), (5, 7), (8,), (9, 6))
+    mixer = {
+        "in_proj": {"kernel": kernel, "bias": bias},
+        "gate": {"kernel": heads},
+        "filter": {"kernel": taps},
+    }
+    return {"blocks_0": {"mixer": mixer}, "embedding": {"embedding": embedding}}
+
+
+FREE = {"clip_norm": None, "learning_rate": 0.01, "schedule": LinearConfig(warmup_steps=1)}
+RATE = make_schedule(AdamWConfig(**FREE), 10)
+MATRIX = contrib.MuonDimensionNumbers(-2, -1)
+MATRICES = {
+    "blocks_0": {
+        "mixer": {
+            "in_proj": {"kernel": MATRIX, "bias": None},
+            "gate": {"kernel": MATRIX},
+            "filter": {"kernel": None},
+        }
+    },
+    "embedding": {"embedding": None},
+}
+PLAIN = {
+    "adamw": (AdamWConfig(weight_decay=0.3, **FREE), optax.adamw(RATE, b2=0.99, weight_decay=0.3)),
+    "lion": (LionConfig(weight_decay=0.3, **FREE), optax.lion(RATE, weight_decay=0.3)),
+    "adafactor": (
+        AdafactorConfig(weight_decay=0.0, min_dim_size_to_factor=5, **FREE),
+        optax.adafactor(RATE, min_dim_size_to_factor=5),
+    ),
+    "sgd": (SGDConfig(weight_decay=0.0, nesterov=True, **FREE), optax.sgd(RATE, 0.9, nesterov=True)),
+    "muon": (
+        MuonConfig(weight_decay=0.3, nesterov=False, b2=0.999, **FREE),
+        contrib.muon(
+            RATE,
+            weight_decay=0.3,
+            adam_weight_decay=0.3,
+            nesterov=False,
+            consistent_rms=0.2,
+            muon_weight_dimension_numbers=MATRICES,
+        ),
+    ),
+}
+
+
+def train(optimizer: optax.GradientTransformation, steps: int = 3, scale: float = 1.0):
+    params = tree(0)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for t in range(steps):
+        grads = jax.tree.map(lambda g: scale * g, tree(t + 1))
+        updates, state = update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def test_every_optimizer_is_compared():
+    assert set(PLAIN) == set(OPTIMIZER_CONFIGS)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_values_are_those_of_optax(name):
+    options, theirs = PLAIN[name]
+    found, expected = train(make_optimizer(options, tree(0), 10)), train(theirs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_groups_decay_and_clipping_act_on_every_optimizer(name):
+    """Decay is decoupled, rates are in proportion, constants stay, the global norm is bounded."""
+    params, constant = tree(0), ParameterGroup("embedding", learning_rate=0.0)
+    schedule = ConstantConfig(warmup_steps=0)
+    plain = dataclasses.replace(PLAIN[name][0], schedule=schedule, weight_decay=0.0, groups=(constant,))
+    norm = float(global_norm(tree(1)["blocks_0"]))  # what is constant is not in the norm
+    changed = dataclasses.replace(
+        plain,
+        clip_norm=norm / 8,
+        groups=(constant, ParameterGroup("bias$", 0.03), ParameterGroup("gate", weight_decay=0.5)),
+    )
+    found, expected = (
+        jax.tree.map(
+            lambda a, b: np.asarray(a - b), train(make_optimizer(options, params, 10), 1, scale), params
+        )
+        for options, scale in ((changed, 1.0), (plain, 1 / 8))
+    )
+    assert not found["embedding"]["embedding"].any()
+    assert not expected["embedding"]["embedding"].any()
+    mixer, other = found["blocks_0"]["mixer"], expected["blocks_0"]["mixer"]
+    close = {"rtol": 1e-4, "atol": 1e-6}
+    np.testing.assert_allclose(mixer["in_proj"]["bias"], 3 * other["in_proj"]["bias"], **close)
+    np.testing.assert_allclose(mixer["in_proj"]["kernel"], other["in_proj"]["kernel"], **close)
+    decay = 0.01 * 0.5 * np.asarray(params["blocks_0"]["mixer"]["gate"]["kernel"])
+    np.testing.assert_allclose(mixer["gate"]["kernel"], other["gate"]["kernel"] - decay, **close)
+
+
+def test_muon_leaves_embeddings_filters_and_vectors_to_adam():
+    options = MuonConfig(weight_decay=0.0, **FREE | {"schedule": ConstantConfig(warmup_steps=0)})
+    before, after = tree(0), train(make_optimizer(options, tree(0), 10), steps=1)
+    steps = jax.tree.map(lambda a, b: np.asarray(a - b) / 0.01, after, before)
+    mixer = steps["blocks_0"]["mixer"]
+    for adams in (steps["embedding"]["embedding"], mixer["filter"]["kernel"], mixer["in_proj"]["bias"]):
+        np.testing.assert_allclose(np.abs(adams), 1, rtol=1e-3)  # Adam's first step
+    for matrix in (mixer["in_proj"]["kernel"], *mixer["gate"]["kernel"]):
+        values = np.linalg.svd(matrix / (0.2 * max(matrix.shape) ** 0.5), compute_uv=False)
+        assert (np.abs(values - 1) < 0.35).all(), values
+    with pytest.raises(UserError, match=r"optimizer.matrices 'nothing' must match a parameter with two axes"):
+        make_optimizer(MuonConfig(matrices="nothing"), before, 10)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_state_of_every_optimizer_is_saved_and_restored(tmp_path, name):
+    optimizer, params = make_optimizer(PLAIN[name][0], tree(0), 10), tree(0)
+    _, state = jax.jit(optimizer.update)(tree(1), optimizer.init(params), params)
+    with Checkpoints(tmp_path, 1, print) as checkpoints:
+        checkpoints.save(1, {"opt_state": state}, {"step": 1, "loss": None})
+    with Checkpoints(tmp_path, 1, print) as checkpoints:
+        found = checkpoints.restore({"opt_state": optimizer.init(params)}).items["opt_state"]
+    assert jax.tree.structure(found) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, found, state)
+
+
+def test_a_state_from_before_there_were_several_optimizers_is_restored(tmp_path):
+    """The transformation as it was written then, for one group and the rest."""
+    params = tree(0)
+    labels = jax.tree.map(lambda leaf: int(leaf.ndim > 1), params)
+
+    def rule(decay: float) -> optax.GradientTransformation:
+        return optax.chain(optax.add_decayed_weights(decay), optax.scale(-1.0))
+
+    old = optax.chain(
+        optax.partition({0: optax.identity(), 1: optax.identity()}, labels),
+        optax.clip_by_global_norm(1.0),
+        optax.scale_by_adam(0.9, 0.99, 1e-8),
+        optax.partition({0: rule(0.0), 1: rule(0.1)}, labels),
+        optax.scale_by_schedule(optax.warmup_cosine_decay_schedule(0.0, 2e-3, 100, 2000, 2e-4)),
+    )
+    values = {
+        "learning_rate": 2e-3, "final_learning_rate": 2e-4, "warmup_steps": 100, "decay_steps": None,
+        "b1": 0.9, "b2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0, "accumulation_steps": 1,
+        "groups": [{"pattern": "bias$", "learning_rate": None, "weight_decay": 0.0}],
+    }  # fmt: skip
+    new = make_optimizer(config.decode({"optimizer": values}).optimizer, params, 2000)
+    state = old.init(params)
+    for t in range(3):
+        _, state = jax.jit(old.update)(tree(t), state, params)
+    with Checkpoints(tmp_path, 1, print) as checkpoints:
+        checkpoints.save(3, {"opt_state": state}, {"step": 3, "loss": None})
+    with Checkpoints(tmp_path, 1, print) as checkpoints:
+        found = checkpoints.restore({"opt_state": new.init(params)}).items["opt_state"]
+    expected, _ = jax.jit(old.update)(tree(3), state, params)
+    updates, _ = jax.jit(new.update)(tree(3), found, params)
+    jax.tree.map(np.testing.assert_array_equal, updates, expected)
+
+
+@dataclasses.dataclass(frozen=True)
+class RMSPropConfig(OptimizerConfig):
+    """The one of a user: ten lines."""
+
+    decay: float = 0.9
+
+
+def rmsprop(config, schedule, params):
+    return optax.rmsprop(schedule, decay=config.decay)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepsConfig(ScheduleConfig):
+    every: int = 4
+
+
+def steps_down(config, peak, total_steps):
+    return lambda step: peak * 0.5 ** (step // config.every)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """A function that registers for this test alone."""
+    for registry in (OptimizerConfig.registry, ScheduleConfig.registry):
+        monkeypatch.setattr(registry, "_parts", dict(registry.parts))
+    return register
+
+
+def test_an_optimizer_and_a_schedule_of_a_user(registered):
+    registered("rmsprop", RMSPropConfig, rmsprop)
+    registered("steps", StepsConfig, steps_down)
+    options = RMSPropConfig(learning_rate=0.1, schedule=StepsConfig(every=2), decay=0.5)
+    found = train(make_optimizer(options, tree(0), 10))
+    expected = train(optax.rmsprop(lambda step: 0.1 * 0.5 ** (step // 2), decay=0.5))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
+    experiment = Experiment(optimizer=options)
+    assert config.decode(config.encode(experiment)) == experiment
+    assert [column.header for column in parameter_table(tree(0), options).columns] == [
+        "parameter", "shape", "count",
+    ]  # fmt: skip
+
+
+def missing_part(config, schedule, params):
+    return optax.masked(optax.adam(schedule), {"nothing": True})
+
+
+def failing(config, schedule, params):
+    return params["no"]
+
+
+def needs_the_loss(config, schedule, params):
+    return optax.polyak_sgd()
+
+
+def half(config, schedule, params):
+    return optax.GradientTransformation(lambda params: (), lambda grads, state, params: (grads, (1.0,)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda config, schedule, params: None,
+            "optimizer 'mine' must be an optax.GradientTransformation, got None",
+        ),
+        (failing, "optimizer 'mine' fails on these parameters: KeyError: 'no'"),
+        (missing_part, "optimizer 'mine' fails on these parameters"),
+        (needs_the_loss, "optimizer 'mine' fails on these parameters: TypeError"),
+        (half, "optimizer 'mine' must give updates of the parameters' shapes"),
+    ],
+)
+def test_a_function_that_makes_no_optimizer_is_refused(registered, make, message):
+    registered("mine", RMSPropConfig, make)
+    with pytest.raises(UserError, match=re.escape(message)):
+        make_optimizer(RMSPropConfig(), PARAMS, 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda config, peak, total_steps: peak, "schedule 'mine' fails: TypeError"),
+        (
+            lambda config, peak, total_steps: lambda step: jnp.ones(2),
+            "must give one learning rate for a step",
+        ),
+        (
+            lambda config, peak, total_steps: lambda step: None,
+            "must give one learning rate for a step, got None",
+        ),
+    ],
+)
+def test_a_function_that_makes_no_schedule_is_refused(registered, make, message):
+    registered("mine", StepsConfig, make)
+    with pytest.raises(UserError, match=message):
+        make_optimizer(AdamWConfig(schedule=StepsConfig()), PARAMS, 10)
+
+
+def test_an_optimizer_that_is_not_registered_is_refused():
+    with pytest.raises(
+        UserError, match="RMSPropConfig is not a registered optimizer: call hyena_jax.register"
+    ):
+        make_optimizer(RMSPropConfig(), PARAMS, 10)
 
 
 def test_global_norm_is_float32():

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +16,17 @@ from jax.sharding import PartitionSpec
 from hyena_jax import config, models
 from hyena_jax.config import (
     FILTER_CONFIGS,
+    NO_DECAY,
+    OPTIMIZER_CONFIGS,
+    AdamWConfig,
     AttentionConfig,
+    ConstantConfig,
+    CosineConfig,
     HyenaConfig,
     LanguageModelConfig,
     OptimizerConfig,
     ParallelConfig,
+    ParameterGroup,
     UserError,
 )
 from hyena_jax.training import parallel
@@ -38,6 +45,8 @@ CONFIG = LanguageModelConfig(
     pattern=(HyenaConfig(), AttentionConfig(2)), n_layers=2, d_model=32, d_ff=64, max_len=16, vocab_size=64
 )
 HYENA = dataclasses.replace(CONFIG, pattern=(HyenaConfig(),), n_layers=1)
+ATTENTION = dataclasses.replace(CONFIG, pattern=(AttentionConfig(2),), n_layers=1)
+ADAMW = AdamWConfig(schedule=CosineConfig(warmup_steps=0))
 
 
 def sharded(data: int, fsdp: int, sequence: int) -> ParallelConfig:
@@ -51,21 +60,30 @@ def batch(t: int) -> dict[str, np.ndarray]:
     return {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
 
 
-def losses(config: ParallelConfig, model_config=CONFIG, accumulation_steps: int = 1) -> list[float]:
-    """Five steps from the same start."""
+def losses(
+    config: ParallelConfig,
+    model_config=CONFIG,
+    accumulation_steps: int = 1,
+    optimizer_config: OptimizerConfig = ADAMW,
+    steps: int = 5,
+) -> list[float]:
+    """Some steps from the same start; the state stays sharded as its leaves' shapes say."""
     strategy = parallel.make_strategy(config)
     model = models.build(model_config, strategy.sequence_axis)
     params = jax.eval_shape(lambda: init_params(model, 0))
-    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0), params, 20)
+    optimizer = make_optimizer(optimizer_config, params, 20)
 
     def make():
         return init_state(init_params(model, 0), optimizer)
 
     step = make_train_step(model, optimizer, 0, strategy.axis_name, accumulation_steps)
     step, state, found = strategy.map_train_step(step, jax.eval_shape(make)), strategy.make_state(make), []
-    for t in range(5):
+    for t in range(steps):
         state, metrics = step(state, strategy.place_batch(strategy.rows.of(batch(t))))
         found.append(float(metrics["loss"]))
+    if config.strategy == "sharded":
+        for leaf in jax.tree.leaves(state):
+            assert leaf.sharding.spec == leaf_spec(leaf.shape, config.fsdp)
     return found
 
 
@@ -98,6 +116,23 @@ def test_a_mesh_trains_as_pmap_does():
     np.testing.assert_allclose(found, losses(ParallelConfig(devices=1), HYENA), atol=1e-5)
 
 
+MOST = ("adafactor", "muon")  # their states have leaves that are not shaped like a parameter
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in MOST else pytest.mark.scale) for name in OPTIMIZER_CONFIGS],
+)
+def test_every_optimizer_trains_on_a_mesh_as_on_one_device(name):
+    """The losses after the first update show it; Adafactor factors what is at least 16 x 16."""
+    options = {"min_dim_size_to_factor": 16} if name == "adafactor" else {}
+    groups = (ParameterGroup("mlp", learning_rate=1e-3), NO_DECAY)
+    optimizer = OPTIMIZER_CONFIGS[name](schedule=ConstantConfig(warmup_steps=0), groups=groups, **options)
+    found = losses(sharded(1, 2, 1), ATTENTION, 2, optimizer, steps=3)
+    expected = losses(ParallelConfig(devices=1), ATTENTION, 1, optimizer, steps=3)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @pytest.mark.scale
 @pytest.mark.parametrize("name", FILTER_CONFIGS)
 def test_every_filter_trains_on_a_mesh_as_on_one_device(name):
@@ -111,7 +146,7 @@ def test_every_filter_trains_on_a_mesh_as_on_one_device(name):
 def test_parameters_and_optimizer_state_fall_as_one_over_fsdp():
     def make():
         params = init_params(models.build(CONFIG), 0)
-        return init_state(params, make_optimizer(OptimizerConfig(), params, 20))
+        return init_state(params, make_optimizer(AdamWConfig(), params, 20))
 
     shapes, held = jax.eval_shape(make), {}
     for fsdp in (1, 2, 4):
@@ -151,7 +186,7 @@ def test_a_checkpoint_is_restored_in_every_layout(tmp_path, saved):
         with Checkpoints(tmp_path, 1, print) as checkpoints:
             found = strategy.from_global(checkpoints.restore({"params": target}).items["params"])
         assert found["w"].sharding == strategy.place(values)["w"].sharding
-        jax.tree.map(np.testing.assert_array_equal, strategy.host_copy(found), values)
+        chex.assert_trees_all_equal(strategy.host_copy(found), values)
 
 
 @pytest.mark.parametrize("layout", ["pmap 4", "data 2, fsdp 2"])
@@ -192,7 +227,7 @@ def test_a_run_goes_on_in_another_layout(experiment, tmp_path, console):
 
     def run(workdir, steps, layout):
         longer = dataclasses.replace(dry.training, steps=steps)
-        optimizer = dataclasses.replace(dry.optimizer, decay_steps=12)
+        optimizer = dataclasses.replace(dry.optimizer, schedule=CosineConfig(warmup_steps=2, decay_steps=12))
         changed = dataclasses.replace(dry, training=longer, optimizer=optimizer, parallel=layout)
         return train(changed, tmp_path / workdir, console).params
 
@@ -200,7 +235,7 @@ def test_a_run_goes_on_in_another_layout(experiment, tmp_path, console):
     run("moved", 3, dataclasses.replace(sharded(1, 2, 2), check_replicas_every=2))
     moved = run("moved", 8, ParallelConfig(devices=2))
     assert "continuing after step 3" in console.file.getvalue()
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), alone, moved)
+    chex.assert_trees_all_close(alone, moved, atol=1e-4, rtol=1e-7)
     found, expected = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("moved", "whole"))
     last = [[row["train/loss"] for row in rows if "train/loss" in row][-1] for rows in (found, expected)]
     assert last[0] == pytest.approx(last[1], abs=1e-5)
@@ -321,7 +356,9 @@ def test_runs_move_between_eight_devices_and_fewer(experiment, tmp_path):
         experiment,
         model=dataclasses.replace(experiment.model, dropout=0.0),
         data=dataclasses.replace(experiment.data, batch_size=8),
-        optimizer=dataclasses.replace(experiment.optimizer, decay_steps=12),
+        optimizer=dataclasses.replace(
+            experiment.optimizer, schedule=CosineConfig(warmup_steps=2, decay_steps=12)
+        ),
         training=dataclasses.replace(experiment.training, log_every=1),
     )
     (tmp_path / "config.json").write_text(json.dumps(config.encode(experiment)))

@@ -1,0 +1,90 @@
+"""Causal softmax attention, float32, B=1 with 4 heads of 64: both forms against PyTorch's.
+
+python experiments/benchmarks/attention.py [--lengths 1024 4096 8192] [--least-runs 5] [--no-plain]
+
+Prints a line for each program. Ratios are between medians of runs that took turns in this process; leave the
+machine alone meanwhile.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+
+from hyena_jax.benchmark.timing import compile_program, interleave
+from hyena_jax.cli import keep_freed_memory
+from hyena_jax.ops.attention import Attention, Visible, blocked_attention, plain_attention
+
+N_HEADS, HEAD_DIM = 4, 64
+N_THREADS = 2
+
+
+def main(
+    lengths: tuple[int, ...] = (1024, 4096, 8192),
+    seconds: float = 2.0,
+    least_runs: int = 5,
+    plain: bool = True,
+) -> None:
+    """Measures the forms length by length.
+
+    Args:
+      lengths: L.
+      seconds: of measuring for each program.
+      least_runs: of each program, however long they take.
+      plain: measure the form that holds all weights as well.
+    """
+    keep_freed_memory()
+    torch.set_num_threads(N_THREADS)
+    forms = {"plain": plain_attention} if plain else {}
+    forms |= {"blocks": blocked_attention}
+    for length in lengths:
+        shape = (1, length, N_HEADS, HEAD_DIM)
+        arrays = [jax.random.normal(jax.random.key(i), shape) for i in range(4)]
+        programs, megabytes = pytorch(arrays), {}
+        for name, form in forms.items():
+            for part, function in passes(form).items():
+                inputs = arrays if part == "both" else arrays[:3]
+                executable = compile_program(function, *inputs).executable
+                programs[name, part] = partial(executable, *inputs)
+                megabytes[name, part] = executable.memory_analysis().temp_size_in_bytes / 1e6
+        for run in programs.values():
+            jax.block_until_ready(run())
+        for (name, part), timing in (times := interleave(programs, seconds, least_runs)).items():
+            ratio = timing.median / times["PyTorch", part].median
+            low, median, high = (1e3 * t for t in (timing.lower, timing.median, timing.upper))
+            memory = f", {megabytes[name, part]:.0f} MB" if (name, part) in megabytes else ""
+            print(f"{length} {name} {part}: {median:.1f} ({low:.1f}-{high:.1f}) ms, {ratio:.2f}{memory}")
+
+
+def passes(form: Attention) -> dict[str, Callable]:
+    """`forward`, and `both`: o and the gradients of q, k and v for the last argument."""
+
+    def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return form(q, k, v, Visible(is_causal=True))
+
+    def both(q: jax.Array, k: jax.Array, v: jax.Array, cotangent: jax.Array) -> tuple:
+        o, pullback = jax.vjp(forward, q, k, v)
+        return o, pullback(cotangent)
+
+    return {"forward": forward, "both": both}
+
+
+def pytorch(arrays: list[jax.Array]) -> dict[tuple[str, str], Callable]:
+    """The same by `scaled_dot_product_attention`, on q, k, v and the cotangent [B, L, H, d]."""
+    tensors = [torch.tensor(np.asarray(x)).transpose(1, 2).contiguous() for x in arrays]
+    q, k, v = (x.requires_grad_() for x in tensors[:3])
+    attend = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+
+    def both() -> tuple:
+        o = attend()
+        return o, torch.autograd.grad(o, (q, k, v), tensors[3])
+
+    return {("PyTorch", "forward"): torch.no_grad()(attend), ("PyTorch", "both"): both}
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

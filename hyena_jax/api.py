@@ -1,0 +1,191 @@
+"""Commands as functions, for scripts and notebooks: `hyena_jax.train` and `hyena_jax.load_run`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+import optax
+from rich.console import Console
+
+from hyena_jax import models
+from hyena_jax.config import Experiment, require
+from hyena_jax.data.dataset import Dataset
+from hyena_jax.data.tokenizers import Tokenizer
+from hyena_jax.generation import decoding
+from hyena_jax.generation.decoding import Continuation, Request
+from hyena_jax.generation.prompts import OnFull, encode, stop_ids
+from hyena_jax.generation.recomputation import note_recomputation
+from hyena_jax.generation.sampling import SamplingRule
+from hyena_jax.training import loop, metrics
+from hyena_jax.training.evaluate import evaluate_run, load_data
+from hyena_jax.training.run_folder import Run, load_params, read_run
+
+Prompt = str | Sequence[int] | np.ndarray
+"""Text, where the data have a tokenizer, or token ids."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedRun:
+    """What a run folder holds: the experiment, and the model with the parameters of one checkpoint."""
+
+    workdir: Path
+    step: int
+    """The step of the checkpoint."""
+    model: nn.Module = field(repr=False)
+    """`model.apply({"params": params}, inputs)` gives logits."""
+    params: optax.Params = field(repr=False)
+    """NumPy arrays."""
+    folder: Run = field(repr=False)
+    """What the folder says of itself."""
+    note: Callable[[str], None] = field(repr=False)
+    """Told what a person should know, in lines."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """With what the model takes from the data filled in."""
+        return self.folder.experiment
+
+    @cached_property
+    def data(self) -> Dataset:
+        """The data of the run, read when they are first asked for; see `load_data` for errors."""
+        return load_data(self.folder)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What text is encoded with. Raises UserError if the run's data have no tokenizer."""
+        require(
+            self._has_tokenizer, "workdir", str(self.workdir), "a run on text, or on data with a tokenizer"
+        )
+        return self.folder.encoding
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl`: `step`, and values such as `train/loss` or `validation/loss`."""
+        return metrics.read_rows(self.workdir / metrics.FILE)
+
+    def evaluate(self, path: str | Path | None = None, batch_size: int = 64) -> dict[str, float]:
+        """Metrics on all that the run held out, or on all of the data at `path`.
+
+        Args:
+          batch_size: rows at once; does not change the result.
+
+        Raises:
+          UserError: if the data cannot be had, do not fit the model, or are not what the run held out.
+        """
+        path = None if path is None else str(path)
+        return evaluate_run(self.folder, self.model, self.params, path, batch_size)
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        max_new_tokens: int = 256,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        greedy: bool = False,
+        stop: str | Sequence[str] = (),
+        seed: int = 0,
+        num_samples: int = 1,
+        on_full: OnFull = "slide",
+    ) -> list[str]:
+        """The texts that follow one prompt or several, `num_samples` for each, one after the other.
+
+        The options are those of `hyena-jax generate`: see `SamplingRule` and `Request`. `stop` holds texts of
+        one token each.
+
+        Raises:
+          UserError: if an option is out of its range, a prompt or a stop cannot be encoded, or the run's data
+            have no tokenizer.
+        """
+        request = Request(
+            n_tokens=max_new_tokens,
+            rule=SamplingRule(greedy, temperature, top_k, top_p, min_p),
+            seed=seed,
+            n_samples=num_samples,
+            stop_tokens=stop_ids(self.tokenizer, [stop] if isinstance(stop, str) else stop),
+            on_full=on_full,
+        )
+        return [self.tokenizer.decode(row.tokens) for row in self.continuations(prompts, request)]
+
+    def continuations(self, prompts: str | Sequence[Prompt], request: Request) -> list[Continuation]:
+        """The tokens that follow the prompts, and their log-probabilities.
+
+        Symbols beyond the tokenizer's are never drawn, unless `request.n_symbols` is given.
+
+        Raises:
+          UserError: see `generate`, and `hyena_jax.generation.decoding.generate`.
+        """
+        require(request.n_tokens >= 1, "max_new_tokens", request.n_tokens, "at least 1")
+        if request.n_symbols is None and self._has_tokenizer:
+            request = replace(request, n_symbols=self.tokenizer.vocab_size)
+        ids = [
+            encode(self.tokenizer, prompt, "prompt") if isinstance(prompt, str) else np.asarray(prompt)
+            for prompt in ([prompts] if isinstance(prompts, str) else prompts)
+        ]
+        return decoding.continuations(decoding.generate(self._decoder, self.params, ids, request))
+
+    @property
+    def _has_tokenizer(self) -> bool:
+        return hasattr(self.folder.encoding, "decode")
+
+    @cached_property
+    def _decoder(self) -> nn.Module:
+        note_recomputation(self.model, self.note)  # once, however often it generates
+        return self.model
+
+
+def train(
+    experiment: Experiment,
+    workdir: str | Path,
+    *,
+    quiet: bool = False,
+    profile: str | Path | None = None,
+    init_from: str | Path | None = None,
+    accept_changed_data: bool = False,
+) -> LoadedRun:
+    """Trains, or continues the run in `workdir`, as `hyena-jax train` does; returns its newest checkpoint.
+
+    Args:
+      quiet: print neither progress nor notes.
+      profile: folder for a `jax.profiler` trace of a few steps.
+      init_from: file of parameters, as `hyena-jax export` writes them, that a new run starts from.
+      accept_changed_data: continue although the data are not those that the run was started with.
+
+    Raises:
+      UserError: if something of the experiment or the folder is wrong; nothing was written then.
+      Diverged: if the loss or a gradient is not finite.
+      Interrupted: a KeyboardInterrupt, after the run was saved; the same call continues it.
+    """
+    kind = type(experiment).__name__
+    require(isinstance(experiment, Experiment), "experiment", kind, "an Experiment; load_config gives one")
+    profile, init_from = (None if path is None else Path(path) for path in (profile, init_from))
+    console = Console(highlight=False, markup=False, quiet=quiet)
+    loop.train(experiment, Path(workdir), console, profile, init_from, accept_changed_data)
+    return load_run(workdir, quiet=quiet)
+
+
+def load_run(workdir: str | Path, step: str | int = "latest", *, quiet: bool = False) -> LoadedRun:
+    """The run in a folder, with the parameters of one of its checkpoints.
+
+    Args:
+      step: `latest`, `best` (lowest validation loss), or the number of a saved step.
+      quiet: do not print notes to the standard error, such as that a checkpoint is damaged.
+
+    Raises:
+      UserError: if workdir holds no run, a part of it is not registered, or there is no such checkpoint.
+    """
+
+    def note(text: str) -> None:
+        if not quiet:
+            print(f"hyena-jax: {text}", file=sys.stderr)
+
+    folder = read_run(Path(workdir))
+    model = models.build(folder.experiment.model)
+    number, params = load_params(folder, model, str(step), note)
+    return LoadedRun(Path(workdir), number, model, params, folder, note)

@@ -1,0 +1,312 @@
+"""What an optimizer and a schedule of its learning rate are, and those of this package by name."""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from hyena_jax.config.checks import Checked, require, require_at_least
+from hyena_jax.config.models import RUNTIME
+from hyena_jax.config.registry import Registry, register
+
+
+class ScheduleConfig(Checked):
+    """Base class of the configs of learning rate schedules.
+
+    Register a subclass, a frozen dataclass, with a function that makes the schedule it describes:
+
+        make(config, peak, total_steps) -> optax.Schedule
+
+    `peak` is `optimizer.learning_rate`, `total_steps` is `training.steps`; the schedule maps the number of
+    updates so far, int32 [], to the learning rate.
+    """
+
+    registry: ClassVar[Registry] = Registry("schedule", is_module=False)
+
+    def check(self, peak: float) -> None:
+        """Refuses a peak rate that does not fit; this one refuses none."""
+
+
+@dataclass(frozen=True)
+class WarmupScheduleConfig(ScheduleConfig):
+    """Base class of schedules that begin with a linear warm-up from 0 to the peak."""
+
+    warmup_steps: int = 100
+    """Steps of linear warm-up from 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(0, self, "warmup_steps")
+
+
+@dataclass(frozen=True)
+class DecayScheduleConfig(WarmupScheduleConfig):
+    """Base class of schedules that fall from the peak to a final rate, and stay there."""
+
+    decay_steps: int | None = None
+    """Step at which the decay ends; None is training.steps."""
+    final_fraction: float = 0.1
+    """Learning rate at the end, as a fraction of the peak."""
+    final_learning_rate: float | None = None
+    """Learning rate at the end, in place of `final_fraction`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        end = f"above warmup_steps={self.warmup_steps}"
+        require(
+            self.decay_steps is None or self.decay_steps > self.warmup_steps,
+            "decay_steps",
+            self.decay_steps,
+            end,
+        )
+        require(0 <= self.final_fraction <= 1, "final_fraction", self.final_fraction, "in 0..1")
+
+    def check(self, peak: float) -> None:
+        """Refuses a final rate above the peak."""
+        final = self.final_learning_rate
+        require(
+            final is None or 0 <= final <= peak, "final_learning_rate", final, f"in 0..learning_rate={peak}"
+        )
+
+
+@dataclass(frozen=True)
+class CosineConfig(DecayScheduleConfig):
+    """Half a period of a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983, equation 5)."""
+
+
+@dataclass(frozen=True)
+class LinearConfig(DecayScheduleConfig):
+    """A straight line."""
+
+
+@dataclass(frozen=True)
+class ConstantConfig(WarmupScheduleConfig):
+    """The peak, after the warm-up."""
+
+
+@dataclass(frozen=True)
+class WarmupStableDecayConfig(DecayScheduleConfig):
+    """The peak, then a straight line (Haegele et al. 2024, arXiv 2405.18392, section 3)."""
+
+    decay_fraction: float = 0.2
+    """Fraction of the steps up to `decay_steps` in which the rate falls."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.decay_fraction <= 1, "decay_fraction", self.decay_fraction, "above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(Checked):
+    """Base class of the configs of optimizers.
+
+    Register a subclass, a frozen dataclass, with a function that makes the optimizer it describes:
+
+        make(config, schedule, params) -> optax.GradientTransformation
+
+    `schedule` is the `optax.Schedule` of the learning rate; `params` are the parameters, or their shapes
+    (`jax.ShapeDtypeStruct`). The gradients that it gets are already averaged over devices and accumulated
+    parts. A function that calls `hyena_jax.training.optimizer.in_groups` has parameter groups, decay and
+    clipping as well; its config derives from `GroupedOptimizerConfig`.
+    """
+
+    registry: ClassVar[Registry] = Registry("optimizer", is_module=False)
+
+    learning_rate: float = 2e-3
+    """Peak learning rate."""
+    schedule: ScheduleConfig = CosineConfig()
+    """How the learning rate rises to the peak and falls."""
+    accumulation_steps: int = 1
+    """Parts that a batch is cut into; gradients are averaged over them before the update."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.learning_rate < math.inf, "learning_rate", self.learning_rate, "above 0 and finite")
+        require_at_least(1, self, "accumulation_steps")
+        self.schedule.check(self.learning_rate)
+
+
+@dataclass(frozen=True)
+class ParameterGroup(Checked):
+    """Parameters whose path matches `pattern` get their own learning rate and decay."""
+
+    pattern: str
+    """Regular expression searched in a path such as `blocks_0/mixer/filter/dense_0/kernel`."""
+    learning_rate: float | None = None
+    """Peak learning rate, 0 for constants; None keeps the optimizer's."""
+    weight_decay: float | None = None
+    """Decoupled weight decay; None keeps the optimizer's."""
+    optional: bool = field(default=False, metadata=RUNTIME)
+    """The group may match nothing: it is for parameters that only some mixers have."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            require(
+                value is None or 0 <= value < math.inf, f"{name} of a group", value, "at least 0, or None"
+            )
+
+
+# The groups of the published Hyena code: filters and positional features apart, no decay where it has no use.
+NO_DECAY = ParameterGroup(r"/(bias|scale|skip|short_taps|short_bias)$", weight_decay=0.0)
+HYENA_GROUPS = (
+    ParameterGroup(r"filter/positions$", learning_rate=1e-5, weight_decay=0.0, optional=True),
+    ParameterGroup(r"/filter/", weight_decay=0.0, optional=True),
+    NO_DECAY,
+)
+
+
+@dataclass(frozen=True)
+class GroupedOptimizerConfig(OptimizerConfig):
+    """Base class of optimizers with clipping, decoupled weight decay and parameter groups."""
+
+    clip_norm: float | None = 1.0
+    """Largest global gradient norm; None does not clip."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of every parameter that no group names; multiplied by the learning rate."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """The first group that matches wins; one that matches no parameter is an error, unless it is optional."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.clip_norm is None or self.clip_norm > 0, "clip_norm", self.clip_norm, "above 0")
+        require_at_least(0, self, "weight_decay")
+
+
+@dataclass(frozen=True)
+class AdamWConfig(GroupedOptimizerConfig):
+    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2)."""
+
+    b1: float = 0.9
+    """Decay of the first moment."""
+    b2: float = 0.99
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the square root of the second moment."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_decays(self, "b1", "b2")
+        require(self.eps > 0, "eps", self.eps, "above 0")
+
+
+@dataclass(frozen=True)
+class LionConfig(GroupedOptimizerConfig):
+    """Lion (Chen et al. 2023, arXiv 2302.06675): the sign of the momentum.
+
+    Section 5 there: a learning rate 3 to 10 times lower than AdamW's, and a decay as many times higher.
+    """
+
+    learning_rate: float = 2e-4
+    """Peak learning rate."""
+    weight_decay: float = 1.0
+    """Decoupled weight decay of every parameter that no group names; multiplied by the learning rate."""
+    b1: float = 0.9
+    """Weight of the momentum in the update."""
+    b2: float = 0.99
+    """Decay of the momentum."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_decays(self, "b1", "b2")
+
+
+@dataclass(frozen=True)
+class AdafactorConfig(GroupedOptimizerConfig):
+    """Adafactor (Shazeer and Stern 2018, arXiv 1804.04235) without momentum: small state."""
+
+    learning_rate: float = 1e-2
+    """Peak learning rate, relative to the size of each parameter with `multiply_by_parameter_scale`."""
+    weight_decay: float = 0.02
+    """Decoupled weight decay of every parameter that no group names; multiplied by the learning rate."""
+    decay_rate: float = 0.8
+    """Exponent c of the second moment's decay 1 - t^-c at step t (section 7.2)."""
+    clipping_threshold: float | None = 1.0
+    """Largest root mean square of a parameter's update (section 6); None does not clip."""
+    multiply_by_parameter_scale: bool = True
+    """Multiply each parameter's update by the parameter's root mean square, at least 1e-3 (section 8)."""
+    min_dim_size_to_factor: int = 128
+    """The second moment is factored where the second largest axis is at least this long."""
+    eps: float = 1e-30
+    """Added to squared gradients."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.decay_rate <= 1, "decay_rate", self.decay_rate, "above 0 and at most 1")
+        require_at_least(1, self, "clipping_threshold", "min_dim_size_to_factor")
+        require(self.eps > 0, "eps", self.eps, "above 0")
+
+
+@dataclass(frozen=True)
+class SGDConfig(GroupedOptimizerConfig):
+    """Gradient descent with momentum and decoupled decay (arXiv 1711.05101, algorithm 1)."""
+
+    learning_rate: float = 0.1
+    """Peak learning rate."""
+    weight_decay: float = 2e-3
+    """Decoupled weight decay of every parameter that no group names; multiplied by the learning rate."""
+    momentum: float = 0.9
+    """Decay of the sum of gradients; 0 keeps none."""
+    nesterov: bool = False
+    """Look ahead by one step of the momentum."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_decays(self, "momentum")
+        require(self.momentum > 0 or not self.nesterov, "nesterov", True, "False without momentum")
+
+
+@dataclass(frozen=True)
+class MuonConfig(GroupedOptimizerConfig):
+    """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for matrices, Adam for the rest.
+
+    Its authors orthogonalize the updates of hidden layers' matrices alone, and leave embeddings, heads, gains
+    and biases to Adam. So are filters here: their networks map a time index, not hidden states. A matrix that
+    computes several projections at once is orthogonalized as a whole.
+    """
+
+    matrices: str = r"blocks_\d+/(?!.*/filter/).*kernel$"
+    """Regular expression searched in paths: of what matches, arrays with two axes or more are Muon's.
+    The last two axes are the matrix [inputs, outputs]; those before them count matrices."""
+    beta: float = 0.95
+    """Decay of the momentum that is orthogonalized."""
+    nesterov: bool = True
+    """Look ahead by one step of the momentum."""
+    ns_steps: int = 5
+    """Newton-Schulz iterations."""
+    consistent_rms: float | None = 0.2
+    """Root mean square of a matrix's update, so near AdamW's that its learning rate and decay fit (Liu et al.
+    2025, arXiv 2502.16982, section 2.2); None multiplies by sqrt(max(1, outputs / inputs)) instead."""
+    b1: float = 0.9
+    """Adam's decay of the first moment."""
+    b2: float = 0.99
+    """Adam's decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the norm of a matrix, and to the square root of Adam's second moment."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_decays(self, "beta", "b1", "b2")
+        require_at_least(1, self, "ns_steps")
+        rms = self.consistent_rms
+        require(rms is None or rms > 0, "consistent_rms", rms, "above 0")
+        require(self.eps > 0, "eps", self.eps, "above 0")
+
+
+def _require_decays(config: OptimizerConfig, *names: str) -> None:
+    for name in names:
+        require(0 <= getattr(config, name) < 1, name, getattr(config, name), "in [0, 1)")
+
+
+SCHEDULE_CONFIGS = ScheduleConfig.registry
+register("cosine", CosineConfig, "hyena_jax.training.schedules:cosine")
+register("linear", LinearConfig, "hyena_jax.training.schedules:linear")
+register("constant", ConstantConfig, "hyena_jax.training.schedules:constant")
+register("warmup_stable_decay", WarmupStableDecayConfig, "hyena_jax.training.schedules:warmup_stable_decay")
+
+OPTIMIZER_CONFIGS = OptimizerConfig.registry
+register("adamw", AdamWConfig, "hyena_jax.training.algorithms:adamw")
+register("lion", LionConfig, "hyena_jax.training.algorithms:lion")
+register("adafactor", AdafactorConfig, "hyena_jax.training.algorithms:adafactor")
+register("sgd", SGDConfig, "hyena_jax.training.algorithms:sgd")
+register("muon", MuonConfig, "hyena_jax.training.algorithms:muon")

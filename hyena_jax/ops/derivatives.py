@@ -1,0 +1,107 @@
+"""Derivatives whose reverse mode is written by hand, and whose forward mode is not lost by that.
+
+`jax.custom_vjp` refuses forward mode. Here the tangent is a linear map with a transpose of its own, made with
+`jax.lax.custom_linear_solve`, which JAX differentiates any number of times in both modes, batches and shards.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+Tree = TypeVar("Tree")
+
+
+def own_derivative(
+    forward: Callable[..., tuple[Any, Any]], pull_back: Callable[[Any, Any], tuple]
+) -> Callable[..., Any]:
+    """f(*args) = forward(*args)[0], whose gradients are computed by `pull_back`.
+
+    Forward mode and derivatives of derivatives go through JAX's own derivative of `forward`.
+
+    Args:
+      forward: from arrays of floats to (y, residuals), differentiable in both modes.
+      pull_back: (residuals, gradient with respect to y) -> a gradient for each argument.
+    """
+
+    @jax.custom_jvp
+    def f(*args: Any) -> Any:
+        return forward(*args)[0]
+
+    @f.defjvp
+    def jvp(args: tuple, args_dot: tuple) -> tuple[Any, Any]:
+        y, residuals = forward(*args)
+
+        def push_forward(args: tuple, args_dot: tuple) -> Any:
+            return jax.jvp(lambda *args: forward(*args)[0], args, args_dot)[1]
+
+        return y, linear_map(push_forward, partial(pull_back, residuals), args, args_dot)
+
+    return f
+
+
+def linear_map(f: Callable[[Any, Tree], Any], transpose: Callable[[Any], Tree], params: Any, x: Tree) -> Any:
+    """f(params, x), linear in x, with `transpose` in place of JAX's own transpose of f.
+
+    With A = [[1, 0], [-f, 1]], the solution of A (x', y) = (x, 0) is x' = x and y = f(x); that of the
+    transposed equation A^T (x', y) = (0, y_bar) is x' = transpose(y_bar).
+    """
+
+    def matvec(params: Any, pair: tuple) -> tuple:
+        x, y = pair
+        return x, jax.tree.map(jnp.subtract, y, f(params, x))
+
+    def solve(pair: tuple) -> tuple:
+        x, y = pair
+        return x, jax.tree.map(jnp.add, y, f(params, x))
+
+    def transpose_solve(pair: tuple) -> tuple:
+        x, y = pair
+        return jax.tree.map(jnp.add, x, transpose(y)), y
+
+    zeros = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), jax.eval_shape(f, params, x))
+    return linear_solve(matvec, solve, transpose_solve, params, (x, zeros))[1]
+
+
+def linear_solve(
+    matvec: Callable[[Any, Tree], Tree],
+    solve: Callable[[Tree], Tree],
+    transpose_solve: Callable[[Tree], Tree],
+    params: Any,
+    b: Tree,
+) -> Tree:
+    """The solution x of matvec(params, x) = b, by `jax.lax.custom_linear_solve`, for x of several arrays.
+
+    That is transposed only where all arrays of its right-hand side have a tangent, or none. So each array
+    here has one when any has, or the parameters: sums over no entries, which XLA drops, tie them together.
+
+    Args:
+      matvec: of arrays of floats, linear in x; JAX differentiates it for all but the first gradient.
+      solve: b -> x, given the parameters.
+      transpose_solve: the same of the transposed equation.
+    """
+
+    def tied_matvec(x: Tree) -> Tree:
+        return _plus(matvec(params, x), _nothing(x) * _nothing(params))
+
+    x = jax.lax.custom_linear_solve(
+        tied_matvec,
+        _plus(b, _nothing((params, b))),
+        lambda _, b: solve(b),
+        lambda _, x_bar: transpose_solve(x_bar),
+    )
+    return _plus(x, _nothing(x))
+
+
+def _nothing(tree: Any) -> jax.Array:
+    """0, as a sum over no entry of any leaf."""
+    return sum(
+        jax.lax.slice_in_dim(leaf.reshape(-1), 0, 0).sum().astype(jnp.float32)
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _plus(tree: Tree, scalar: jax.Array) -> Tree:
+    return jax.tree.map(lambda leaf: leaf + scalar.astype(leaf.dtype), tree)

@@ -1,0 +1,35 @@
+"""Mixers from outside the package: HYENA_JAX_PLUGINS=my_mixer.py pytest tests/mixers/test_contract.py
+
+Each mixer that a plugin registers with an oracle goes through the whole contract with its default options.
+"""
+
+import os
+
+import jax
+import jax.numpy as jnp
+
+from cases.case import Case, D, make_case
+from hyena_jax import config
+from hyena_jax.config import MIXER_CONFIGS, MixerConfig, UserError
+from hyena_jax.mixers import mixer_class
+
+for _name in filter(None, os.environ.get("HYENA_JAX_PLUGINS", "").split(os.pathsep)):
+    config.load_plugin(_name, config.REGISTRIES)
+
+
+def _case(config: MixerConfig) -> Case:
+    """With the oracle of documents where the mixer does not refuse them."""
+    case = make_case(config, {})
+    x, ids = jnp.zeros((1, 2, D)), jnp.zeros((1, 2), jnp.int32)
+    try:
+        jax.eval_shape(mixer_class(config)(D, case.max_len, config).init, jax.random.key(0), x, ids)
+    except UserError:
+        return case._replace(resets=None)
+    return case
+
+
+CASES = {
+    name: _case(part.config_class())
+    for name, part in MIXER_CONFIGS.parts.items()
+    if part.plugin is not None and part.oracle is not None
+}

@@ -1,0 +1,91 @@
+"""Parts from outside the package train, are killed, continue and are evaluated by the same commands."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyena_jax import cli
+from hyena_jax.training.metrics import read_rows
+
+EXTENSIONS = Path(__file__).parent / "extensions"
+pytestmark = pytest.mark.usefixtures("own_parts")
+SMALL = """
+    --data.seq-len 16 --data.batch-size 4 --training.steps 6 --training.eval-every 3 --training.eval-windows 4
+    --training.checkpoint-every 2 --training.log-every 1 --logging.sample-tokens 0 --logging.tensorboard False
+""".split()
+NARROW = "--model.n-layers 2 --model.d-model 8 --model.d-ff 16 --model.max-len 16".split()
+# The flags that choose the part of each file.
+FLAGS = {
+    "token_shift": ["--model.pattern", "token_shift,hawk", *NARROW],
+    "ema": ["--model.pattern", "ema", "--model.pattern.0.decay", "0.8", *NARROW],
+    "power_law": ["--model.pattern.0.filter", "power_law", *NARROW],
+    "sign_descent": ["--optimizer", "sign_descent", "--optimizer.learning-rate", "1e-3", *NARROW],
+    "word_starts": ["--data", "word_starts", *NARROW],
+    "gru": ["--model", "gru", "--model.width", "8", "--model.max-len", "16"],
+}
+# As the command, but killed while the fourth step is logged: after a checkpoint of the second was begun.
+KILLED = """
+import os, signal, sys
+from hyena_jax import cli
+from hyena_jax.training.metrics import MetricsLog
+
+write = MetricsLog.write
+def write_or_die(self, step, values):
+    if step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, step, values)
+MetricsLog.write = write_or_die
+cli.main(sys.argv[1:])
+"""
+
+
+def losses(run: Path) -> list[float]:
+    return [row["train/loss"] for row in read_rows(run / "metrics.jsonl") if "train/loss" in row]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("ema", "sign_descent") else pytest.param(name, marks=pytest.mark.grid)
+        for name in FLAGS
+    ],
+)
+def test_a_part_trains_is_killed_continues_and_is_evaluated(name, tmp_path, capsys):
+    file = tmp_path / "my parts" / f"{name}.py"
+    file.parent.mkdir()
+    shutil.copy(EXTENSIONS / file.name, file)
+    text = tmp_path / "text.txt"
+    text.write_text("the wall is white and the hall is wide, said the owl. " * 40)
+    plugin = ["--plugin", str(file)]
+
+    def command(run: str) -> list[str]:
+        workdir = ["--workdir", str(tmp_path / run), "--data.path", str(text)]
+        return ["train", "quickstart", *plugin, *FLAGS[name], *SMALL, *workdir]
+
+    assert cli.main(command("whole")) == 0
+    killed = subprocess.run([sys.executable, "-c", KILLED, *command("killed")], capture_output=True)
+    assert killed.returncode == -9, killed.stderr.decode()
+    assert len(losses(tmp_path / "killed")) < 6
+    assert cli.main(command("killed")) == 0
+    assert "continuing after step 2" in capsys.readouterr().out
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    assert cli.main(["eval", str(tmp_path / "killed"), *plugin]) == 0
+    assert "loss" in capsys.readouterr().out
+
+    without = subprocess.run(
+        [sys.executable, "-m", "hyena_jax.cli", "eval", str(tmp_path / "killed")],
+        capture_output=True,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "HYENA_JAX_PLUGINS"},
+    )
+    assert without.returncode == 2
+    assert without.stderr.endswith(f"must be registered: add --plugin '{file}'\n")
+
+
+def test_each_file_is_short():
+    for file in EXTENSIONS.glob("*.py"):
+        assert len(file.read_text().splitlines()) <= 60, file

@@ -1,0 +1,272 @@
+"""Parts from files outside the package: registered, chosen by name, kept in config.json, refused by name."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import flax.linen as nn
+import pytest
+
+from hyena_jax import cli, config
+from hyena_jax.config import (
+    Experiment,
+    FilterConfig,
+    HawkConfig,
+    HyenaConfig,
+    LanguageModelConfig,
+    MixerConfig,
+    S4DFilterConfig,
+    UserError,
+    register,
+)
+
+EXTENSIONS = Path(__file__).parent / "extensions"
+pytestmark = pytest.mark.usefixtures("own_parts")
+MIXERS = EXTENSIONS / "ema.py", EXTENSIONS / "token_shift.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig(MixerConfig):
+    gain: float = 1.0
+
+
+class Own(nn.Module):
+    def __call__(self, x, segment_ids=None, deterministic=True):
+        return x
+
+
+class NotCallable(nn.Module):
+    pass
+
+
+def experiment(*pattern) -> Experiment:
+    return Experiment(model=LanguageModelConfig(pattern=pattern))
+
+
+def test_a_registered_part_survives_json_and_is_found():
+    register("own", OwnConfig, Own)
+    values = json.loads(json.dumps(config.encode(experiment(OwnConfig(gain=2.0)))))
+    assert values["model"]["pattern"] == [{"type": "own", "gain": 2.0}]
+    assert config.decode(values) == experiment(OwnConfig(gain=2.0))
+    assert config.MIXER_CONFIGS.target(OwnConfig) is Own
+    assert config.MIXER_CONFIGS.oracle(OwnConfig) is None
+
+
+def test_the_same_definition_may_be_registered_again_as_a_notebook_does():
+    cell = """
+import dataclasses
+from hyena_jax.config import MixerConfig, register
+@dataclasses.dataclass(frozen=True)
+class CellConfig(MixerConfig):
+    gain: float = 1.0
+class Cell:
+    def __call__(self, x): ...
+register("cell", CellConfig, Cell)
+"""
+    for _ in range(2):
+        names = {"__name__": "__main__"}
+        exec(cell, names)
+    assert config.MIXER_CONFIGS["cell"] is names["CellConfig"]
+
+
+@dataclasses.dataclass
+class NotFrozenConfig(MixerConfig):
+    gain: float = 1.0
+
+
+class UndecoratedConfig(MixerConfig):
+    gain: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RequiredConfig(MixerConfig):
+    gain: float
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("Own", OwnConfig, Own), "name must be like .*, got 'Own'"),
+        (("own,", OwnConfig, Own), "name must be like"),
+        (("hyena", OwnConfig, Own), "the name 'hyena' is taken by the mixer HyenaConfig"),
+        (("own", OwnConfig, NotCallable), "must be a Linen module with __call__, got 'NotCallable'"),
+        (("own", OwnConfig, lambda x: x), "must be a Linen module with __call__"),
+        (("own", OwnConfig, None), "must be a Linen module with __call__, got None"),
+        (("own", Own, Own), "must be a class derived from the base class of its kind"),
+        (("own", MixerConfig, Own), "must be a class derived from the base class of its kind"),
+        (("own", OwnConfig(), Own), "must be a class derived from the base class of its kind"),
+        (("own", UndecoratedConfig, Own), "UndecoratedConfig must be decorated with @dataclasses.dataclass"),
+        (("own", RequiredConfig, Own), "RequiredConfig.gain must have a default"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused_by_name(arguments, message):
+    with pytest.raises(UserError, match=message):
+        register(*arguments)
+    assert list(config.MIXER_CONFIGS)[-1] != "own"
+
+
+def test_one_class_has_one_name():
+    register("own", OwnConfig, Own)
+    with pytest.raises(UserError, match="OwnConfig is already registered as 'own'"):
+        register("other", OwnConfig, Own)
+
+
+def test_what_is_not_registered_cannot_be_saved_or_built():
+    message = r"OwnConfig is not a registered mixer: call hyena_jax.register\(name, OwnConfig, module\)"
+    with pytest.raises(UserError, match=message):
+        config.encode(experiment(OwnConfig()))
+    with pytest.raises(UserError, match=message):
+        config.MIXER_CONFIGS.target(OwnConfig)
+
+
+def test_a_module_named_by_a_string_is_imported_when_it_is_used():
+    register("own", OwnConfig, "no_such_module:Own")
+    with pytest.raises(UserError, match="'no_such_module:Own' cannot be imported: No module named"):
+        config.MIXER_CONFIGS.target(OwnConfig)
+
+
+def test_kinds_are_chosen_by_name_outer_ones_first():
+    arguments = ["--seed", "1", "--model.pattern.1.filter=s4d", "--model.pattern", "hawk,hyena"]
+    chosen, rest = config.choose_kinds(Experiment(), arguments)
+    assert chosen.model.pattern == (HawkConfig(), HyenaConfig(filter=S4DFilterConfig()))
+    assert rest == ["--seed", "1"]
+
+
+def test_the_kind_that_is_there_keeps_its_options():
+    ours = experiment(HyenaConfig(order=3))
+    assert config.choose_kinds(ours, ["--model.pattern.0", "hyena", "--model", "language_model"])[0] == ours
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.pattern", "hawk,hyaena"], "'hyaena' is unknown .did you mean 'hyena'"),
+        (["--model.pattern.0.filter", "s5d"], "'s5d' is unknown .did you mean 's4d'"),
+        (["--model.pattern"], "--model.pattern must be followed by a name"),
+        (["--model.pattern", ""], "pattern must be at least one mixer"),
+        (["--data", "images"], "data must be what the model reads"),
+    ],
+)
+def test_wrong_choices_are_refused_by_name(arguments, message):
+    with pytest.raises(UserError, match=message):
+        config.choose_kinds(Experiment(), arguments)
+
+
+def plugin(tmp_path, text: str) -> Path:
+    path = tmp_path / "my plugin.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("import no_such_package", "cannot be imported: ModuleNotFoundError"),
+        ("def f(:", "cannot be imported: SyntaxError"),
+        ("raise SystemExit(0)", "cannot be imported: SystemExit"),
+        ("from hyena_jax.config import *\nregister('x', MixerConfig, int)", "derived from the base class"),
+    ],
+)
+def test_a_plugin_that_fails_is_one_line_and_code_2(tmp_path, capsys, text, message):
+    new = tmp_path / "run"
+    arguments = ["train", "quickstart", "--plugin", str(plugin(tmp_path, text)), "--workdir", str(new)]
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not new.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--plugin", "no_file.py"], "plugin 'no_file.py': 'no_file.py' is not a file"),
+        (["--plugin", "no_such_module"], "plugin 'no_such_module' cannot be imported"),
+        (["--plugin"], "--plugin must be followed by"),
+    ],
+)
+def test_a_plugin_that_is_not_there_is_one_line_and_code_2(tmp_path, capsys, arguments, message):
+    assert cli.main(["train", "quickstart", "--workdir", str(tmp_path / "run"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_config_json_says_where_a_part_came_from_and_who_lacks_it_is_told(tmp_path):
+    file = tmp_path / "it's.py"
+    shutil.copy(EXTENSIONS / "power_law.py", file)
+    config.load_plugin(str(file), config.REGISTRIES)
+    own = config.FILTER_CONFIGS["power_law"]()
+    values = config.encode(experiment(HyenaConfig(filter=own)))
+    assert values["plugins"][str(file)]["parts"] == ["filter power_law"]
+    assert config.decode(values) == experiment(HyenaConfig(filter=own))
+    assert config.changed_plugins(experiment(HyenaConfig(filter=own)), values["plugins"]) == []
+    file.write_text(file.read_text() + "# changed\n")
+    config.load_plugin(str(file), config.REGISTRIES)
+    changed = experiment(HyenaConfig(filter=config.FILTER_CONFIGS["power_law"]()))
+    (line,) = config.changed_plugins(changed, values["plugins"])
+    assert "it'\\''s.py' (its SHA-256 differs)" in line
+    del config.FILTER_CONFIGS._parts["power_law"]
+    with pytest.raises(
+        UserError, match=r"filter power_law must be registered: add --plugin '/.*it'\\''s.py'$"
+    ):
+        config.decode(values)
+
+
+def test_what_a_run_folder_says_is_shown_without_control_characters_and_never_imported(tmp_path):
+    file = plugin(tmp_path, "raise RuntimeError('imported')")
+    values = config.encode(Experiment())
+    about = {"sha256": "", "parts": ["mixer \x1b[2Jown\n"]}
+    (tmp_path / "config.json").write_text(json.dumps(values | {"plugins": {f"{file}\x1b]0;x\x07": about}}))
+    with pytest.raises(UserError) as caught:
+        config.read(tmp_path / "config.json")
+    assert str(caught.value).isprintable()
+    assert f"mixer [2Jown must be registered: add --plugin '{file}]0;x'" in str(caught.value)
+
+
+@pytest.mark.parametrize("plugins", [[], 3, {"a": 1}, {"a": {"parts": 2}}, {"a": {}}])
+def test_malformed_plugins_of_a_run_folder_do_no_harm(plugins):
+    values = config.encode(Experiment())
+    assert config.decode(values | {"plugins": plugins}) == Experiment()
+    assert config.changed_plugins(Experiment(), plugins) == []
+
+
+def test_a_filter_of_ones_own_goes_into_every_long_convolution():
+    register(
+        "own",
+        dataclasses.make_dataclass("OwnFilter", [("a", int, 1)], bases=(FilterConfig,), frozen=True),
+        Own,
+    )
+    own = config.FILTER_CONFIGS["own"]()
+    for name, mixer in config.MIXER_CONFIGS.items():
+        if "filter" in mixer.__dataclass_fields__:
+            assert (
+                config.decode(config.encode(experiment(mixer(filter=own)))).model.pattern[0].filter == own
+            ), name
+
+
+def test_a_mixer_from_a_file_keeps_the_contract():
+    """As its author would ask, in a process of its own."""
+    environment = os.environ | {"HYENA_JAX_PLUGINS": os.pathsep.join(map(str, MIXERS))}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "0",
+            "tests/mixers/test_contract.py",
+            "-k",
+            "ema or token_shift",
+        ],
+        cwd=Path(__file__).parents[1],
+        env={key: value for key, value in environment.items() if not key.startswith("PYTEST_")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\b\d\d passed", done.stdout)
