@@ -24,6 +24,7 @@ FLAGS = {
     "ema": ["--model.pattern", "ema", "--model.pattern.0.decay", "0.8", *NARROW],
     "power_law": ["--model.pattern.0.filter", "power_law", *NARROW],
     "sign_descent": ["--optimizer", "sign_descent", "--optimizer.learning-rate", "1e-3", *NARROW],
+    "word_starts": ["--data", "word_starts", *NARROW],
     "gru": ["--model", "gru", "--model.width", "8", "--model.max-len", "16"],
 }
 # As the command, but killed while the fourth step is logged: after a checkpoint of the second was begun.

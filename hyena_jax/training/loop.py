@@ -125,14 +125,13 @@ def _prepare(
     is_text = experiment.model.inputs == "tokens"
     can_shard = strategy.sequence_axis is None or is_text
     require(can_shard, "parallel.sequence", experiment.parallel.sequence, "1 unless the model reads tokens")
-    loss, metrics = loss_function(experiment.loss), metric_functions(experiment, data)
     with _own_parts(experiment):
         model = models.build(experiment.model, strategy.sequence_axis)
         shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
+        loss, metrics = loss_function(experiment.loss), metric_functions(experiment, data)
         batch = next(data.eval_batches(strategy.row_shards, 1))
-        if config.plugins_in(experiment):  # a loss of a wrong shape shows when it is traced
-            whole = models.build(experiment.model)
-            jax.eval_shape(make_eval_step(whole, loss, metrics), shapes, batch)
+        if config.plugins_in(experiment):  # what does not fit shows when it is traced
+            jax.eval_shape(make_eval_step(models.build(experiment.model), loss, metrics), shapes, batch)
         strategy.check(make_eval_step(model, loss, metrics), shapes, batch)
         optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
     report = partial(console.print, soft_wrap=True)

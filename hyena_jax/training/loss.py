@@ -48,7 +48,7 @@ def scored(
 
 
 def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:
-    """Tokens of a row whose logits exist at a time, for targets of a shape [B, L]; None for all.
+    """Tokens of a row whose logits exist at a time, for targets of a shape [B, L] or [B]; None for all.
 
     The model's config decides by `loss_chunk`, where it has one. A model without `hidden` and `logits`, or
     without a vocabulary, computes all logits at once.

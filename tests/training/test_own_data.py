@@ -73,8 +73,10 @@ def load(config, encoding):
     return sources.from_rows(train, held_out, encoding=encoding or IdsTokenizer(7))
 
 
-register("test_own", OwnConfig, load)
-register("test_mean", MeanConfig, lambda config, logits, targets: logits.mean())
+@pytest.fixture(autouse=True)
+def _registered(own_parts):
+    register("test_own", OwnConfig, load)
+    register("test_mean", MeanConfig, lambda config, logits, targets: logits.mean())
 
 
 @pytest.fixture

@@ -59,8 +59,16 @@ def squared(config, logits, targets):
     return wrong.get(config.wrong, lambda: values)()
 
 
-register("test_squared", SquaredConfig, squared)
-register("test_distance", DistanceConfig, lambda config, logits, targets: abs(logits.argmax(-1) - targets))
+def distance(config, logits, targets):
+    return abs(logits.argmax(-1) - targets)
+
+
+@pytest.fixture(autouse=True)
+def _registered(own_parts):
+    register("test_squared", SquaredConfig, squared)
+    register(
+        "test_distance", DistanceConfig, lambda config, logits, targets: abs(logits.argmax(-1) - targets)
+    )
 
 
 class Data:
@@ -191,8 +199,8 @@ def test_evaluation_with_another_loss_keeps_nats():
     logits = MODEL.apply({"params": PARAMS}, one["inputs"])
     expected = (one["weights"] * squared(SquaredConfig(), logits, one["targets"])).sum(-1)
     np.testing.assert_allclose(sums["loss"], expected, rtol=1e-6)
-    distance = (one["weights"] * abs(np.argmax(logits, -1) - one["targets"])).sum(-1)
-    np.testing.assert_allclose(sums["test_distance"], distance, rtol=1e-6)
+    apart = (one["weights"] * abs(np.argmax(logits, -1) - one["targets"])).sum(-1)
+    np.testing.assert_allclose(sums["test_distance"], apart, rtol=1e-6)
     assert {*sums} == {"count", "loss", "nats", "correct", "probability", "test_distance", "first"}
 
 
