@@ -21,9 +21,6 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
-from hyena_jax.ops.broadcasting import sum_to
-from hyena_jax.ops.derivatives import own_derivative
-
 Convolution = Callable[[jax.Array, jax.Array], jax.Array]
 
 # On a TPU, up to which length one product with a matrix [L, L] is preferred: one tile of its matrix unit.
@@ -126,31 +123,8 @@ def matmul_fft_conv(u: jax.Array, h: jax.Array) -> jax.Array:
 
 
 def _spectral_conv(u: jax.Array, h: jax.Array, transform: Transform, n: int) -> jax.Array:
-    how = {"transform": transform, "n": n}
-    return own_derivative(partial(_forward, **how), partial(_pull_back, **how))(u, h)
-
-
-# The spectra of u and of h.
-Spectra = tuple[jax.Array, jax.Array]
-
-
-def _forward(u: jax.Array, h: jax.Array, transform: Transform, n: int) -> tuple[jax.Array, Spectra]:
-    u_spectrum, h_spectrum = (_spectrum(x, transform, n) for x in (u, h))
-    return _signal(u_spectrum * h_spectrum, transform, u.shape[-1]), (u_spectrum, h_spectrum)
-
-
-def _pull_back(
-    spectra: Spectra, y_bar: jax.Array, transform: Transform, n: int
-) -> tuple[jax.Array, jax.Array]:
-    """The transpose of a convolution with h multiplies by the conjugate spectrum between the same ends."""
-    u_spectrum, h_spectrum = spectra
-    y_spectrum = _spectrum(y_bar, transform, n)
-
-    def correlate(other: jax.Array, like: jax.Array) -> jax.Array:
-        product = sum_to(y_spectrum * jnp.conj(other), like.shape)
-        return _signal(product, transform, y_bar.shape[-1])
-
-    return correlate(h_spectrum, u_spectrum), correlate(u_spectrum, h_spectrum)
+    product = _spectrum(u, transform, n) * _spectrum(h, transform, n)
+    return _signal(product, transform, u.shape[-1])
 
 
 def _spectrum(x: jax.Array, transform: Transform, n: int) -> jax.Array:
