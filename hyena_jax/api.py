@@ -15,7 +15,7 @@ from rich.console import Console
 from hyena_jax import models
 from hyena_jax.config import Experiment, require
 from hyena_jax.data.dataset import Dataset
-from hyena_jax.data.tokenizers import Tokenizer
+from hyena_jax.data.tokenizers import Tokenizer, is_tokenizer
 from hyena_jax.generation import decoding
 from hyena_jax.generation.decoding import Continuation, Request
 from hyena_jax.generation.prompts import OnFull, encode, stop_ids
@@ -133,7 +133,7 @@ class LoadedRun:
 
     @property
     def _has_tokenizer(self) -> bool:
-        return hasattr(self.folder.encoding, "decode")
+        return is_tokenizer(self.folder.encoding)
 
     @cached_property
     def _decoder(self) -> nn.Module:
