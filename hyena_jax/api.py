@@ -15,12 +15,13 @@ from rich.console import Console
 from hyena_jax import models
 from hyena_jax.config import Experiment, require
 from hyena_jax.data.dataset import Dataset
-from hyena_jax.data.tokenizers import Tokenizer
+from hyena_jax.data.tokenizers import Tokenizer, is_tokenizer
 from hyena_jax.generation import decoding
 from hyena_jax.generation.decoding import Continuation, Request
 from hyena_jax.generation.prompts import OnFull, encode, stop_ids
 from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
+from hyena_jax.startup import refuse_wrong_jaxlib
 from hyena_jax.training import loop, metrics
 from hyena_jax.training.evaluate import evaluate_run, load_data
 from hyena_jax.training.run_folder import Run, load_params, read_run
@@ -132,7 +133,7 @@ class LoadedRun:
 
     @property
     def _has_tokenizer(self) -> bool:
-        return hasattr(self.folder.encoding, "decode")
+        return is_tokenizer(self.folder.encoding)
 
     @cached_property
     def _decoder(self) -> nn.Module:
@@ -162,6 +163,7 @@ def train(
       Diverged: if the loss or a gradient is not finite.
       Interrupted: a KeyboardInterrupt, after the run was saved; the same call continues it.
     """
+    refuse_wrong_jaxlib()
     kind = type(experiment).__name__
     require(isinstance(experiment, Experiment), "experiment", kind, "an Experiment; load_config gives one")
     profile, init_from = (None if path is None else Path(path) for path in (profile, init_from))
@@ -185,6 +187,7 @@ def load_run(workdir: str | Path, step: str | int = "latest", *, quiet: bool = F
         if not quiet:
             print(f"hyena-jax: {text}", file=sys.stderr)
 
+    refuse_wrong_jaxlib()
     folder = read_run(Path(workdir))
     model = models.build(folder.experiment.model)
     number, params = load_params(folder, model, str(step), note)

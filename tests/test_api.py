@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -117,7 +118,9 @@ def run(tmp_path_factory):
         parallel=hyena_jax.ParallelConfig(devices=1),
         logging=hyena_jax.LoggingConfig(tensorboard=False),
     )
-    return hyena_jax.train(experiment, str(folder / "run"), quiet=True)
+    # Not in the main thread, where alone signals can be handled: some notebooks are run like this.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(hyena_jax.train, experiment, str(folder / "run"), quiet=True).result()
 
 
 def test_a_run_is_quiet_when_asked_and_loads_by_step(run, capsys):

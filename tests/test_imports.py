@@ -23,7 +23,7 @@ ALLOWED = {
     "generation": {"config", "data", "mixers", "models", "ops", "training"},
     "benchmark": {"config", "data", "filters", "generation", "mixers", "models", "ops", "training"},
     "distillation": {"config", "data", "models", "training"},
-    "api": {"config", "data", "generation", "models", "training"},
+    "api": {"config", "data", "generation", "models", "startup", "training"},
     "launch": set(),
     "startup": {"config"},
     "cli": {

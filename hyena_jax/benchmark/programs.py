@@ -45,7 +45,7 @@ class Measured:
     live_bytes: int | None
     """See `live_memory`."""
     xla_flops: float | None
-    """Of XLA's cost analysis; see `counts` for what it leaves out."""
+    """Of XLA's cost analysis, which counts one round of a loop, and of an FFT nothing or a matrix product."""
     xla_bytes: float | None
     """Bytes accessed, likewise."""
     flops: float | None = None

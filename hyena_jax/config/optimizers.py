@@ -197,9 +197,9 @@ class LionConfig(GroupedOptimizerConfig):
     Section 5 there: a learning rate 3 to 10 times lower than AdamW's, and a decay as many times higher.
     """
 
-    learning_rate: float = 2e-4
+    learning_rate: float = 5e-4
     """Peak learning rate."""
-    weight_decay: float = 1.0
+    weight_decay: float = 0.4
     """Decoupled weight decay of every parameter that no group names; multiplied by the learning rate."""
     b1: float = 0.9
     """Weight of the momentum in the update."""

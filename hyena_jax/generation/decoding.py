@@ -78,8 +78,8 @@ def generate(
 
     Of a longer prompt than max_len only the end is read, unless `request.on_full` is `error`.
     """
-    _check_request(request, model.config)
     prompts = check_prompts(model.config, prompts, request.on_full)
+    _check_request(request, model.config)
     needed = max(map(len, prompts)) + max(request.n_tokens - 1, 0)
     # Powers of two: tiles fill them, and there are fewer programs.
     context = min(model.config.max_len, 1 << (needed - 1).bit_length())
@@ -151,8 +151,6 @@ def continuations(pieces: Iterator[Piece]) -> list[Continuation]:
 
 
 def _check_request(request: Request, config: ModelConfig) -> None:
-    for name in ("max_len", "vocab_size"):
-        require(hasattr(config, name), "model", type(config).__name__, f"one whose config has {name}")
     require(request.n_tokens >= 0, "max_new_tokens", request.n_tokens, "at least 0")
     require(request.n_samples >= 1, "num_samples", request.n_samples, "at least 1")
     require(0 <= request.seed < 2**32, "seed", request.seed, "in [0, 2**32)")

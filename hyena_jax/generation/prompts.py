@@ -38,8 +38,11 @@ def check_prompts(
     """The prompts as int32 arrays; with `slide`, of longer ones than max_len only the end.
 
     Raises:
-      UserError: if there are none, or one is empty, no list of ids, too long, or holds what is no token.
+      UserError: if there are none, or one is empty, not a list of ids, too long, or holds what is not a token
+        id; or if the model's config has no longest length or no vocabulary.
     """
+    for name in ("max_len", "vocab_size"):
+        require(hasattr(config, name), "model", type(config).__name__, f"one whose config has {name}")
     require(len(prompts) >= 1, "prompts", len(prompts), "at least one")
     checked = []
     for prompt in prompts:

@@ -189,10 +189,11 @@ def apply_blocks(
 
 
 def _recomputed(half: Callable[[Block, jax.Array], jax.Array], block: Block, x: jax.Array) -> jax.Array:
-    """half(block, x), of which little is stored for the derivative.
+    """half(block, x), of which little is stored for the backward pass.
 
-    It is computed again when its derivative by its output is there, and passes on that by its input when
-    those by its parameters are: of no two halves is everything in memory at once.
+    It is recomputed when the gradient with respect to its output is there, and passes on the gradient with
+    respect to its input when those of its parameters are: of no two halves is everything in memory at once.
+    Only reverse mode has use for that, and only reverse mode is served: for forward mode set `remat="none"`.
     """
 
     def forward(block: Block, x: jax.Array) -> tuple[jax.Array, Callable]:

@@ -2,8 +2,9 @@
 
 Axes: B batch, L length, D channels. Both are forms for `linear_recurrence`: from a and x [B, L, D], float32
 or bfloat16, and h0 [B, D] float32 to h [B, L, D] in the dtype of x and the last h [B, D] float32; sums are
-float32. Each reads a and x once and writes h once. The derivative, in reverse mode alone, is one pass in the
-other direction that reads a, h and h_bar once and writes a_bar and x_bar once.
+float32. Each reads a and x once and writes h once. The backward pass is one pass in the other direction that
+reads a, h and h_bar once and writes a_bar and x_bar once. They have reverse mode alone: for forward mode or
+second derivatives give `linear_recurrence` the method `associative_recurrence`.
 
 On a CPU they run with `interpret=True` alone. They compile for CUDA sm_90 and TPU v5e, and are not measured
 on a GPU or a TPU yet. x64 is not supported. XLA does not know how to divide a kernel: under `jit` with

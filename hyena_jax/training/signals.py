@@ -1,6 +1,7 @@
 """Stopping a run in good order."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -38,11 +39,13 @@ def stop_requests() -> Iterator[StopRequest]:
     """Signals set the request that is given out, or raise Interrupted until it is deferred.
 
     After the first one a second Ctrl-C acts as it always does; who insists otherwise sends SIGKILL. SIGHUP
-    stays ignored where it was (nohup).
+    stays ignored where it was (nohup). Python handles signals in the main thread alone: in another thread
+    the request is never set.
     """
     request = StopRequest()
-    usual = {number: signal.getsignal(number) for number in STOPPING}
-    if usual[signal.SIGHUP] == signal.SIG_IGN:
+    can_handle = threading.current_thread() is threading.main_thread()
+    usual = {number: signal.getsignal(number) for number in STOPPING if can_handle}
+    if usual.get(signal.SIGHUP) == signal.SIG_IGN:
         del usual[signal.SIGHUP]
 
     def note(number: int, _: FrameType | None) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hyena_jax.benchmark import decode, memory, operators, report, roofline, verify
 from hyena_jax.benchmark.settings import Decode
 from hyena_jax.cli import main
-from hyena_jax.config import MIXER_CONFIGS
+from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig
 from hyena_jax.mixers import mixer_oracle
 
 QUICK = ["--seconds", "0.01", "--least-runs", "2"]
@@ -247,6 +247,8 @@ def test_a_mixer_of_the_users_is_timed_and_said_not_to_be_checked(plugin, tmp_pa
     # The running sum, and the division by counts that are made once.
     assert row["passes"]["forward"]["flops"] == 2 * 16 * 8 + 16
     assert row["passes"]["forward"]["roofline_share"] > 0
+    model = LanguageModelConfig(pattern=(MIXER_CONFIGS["mean"](),), vocab_size=5)
+    assert not verify.verify_model("a model of it", model)
 
 
 def test_a_model_on_data_of_the_users_is_timed_on_its_first_batch(plugin, tmp_path, capsys):

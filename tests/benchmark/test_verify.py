@@ -73,3 +73,12 @@ def test_a_model_and_its_decoding_pass_and_a_wrong_one_does_not(monkeypatch):
     monkeypatch.setattr(reference, "norm", lambda params, x, kind: x)
     with pytest.raises(verify.Mismatch, match="small differs"):
         verify.verify_model("small", config)
+
+
+def test_a_small_model_is_as_wide_as_its_mixers_allow():
+    config = LanguageModelConfig(
+        pattern=(AttentionConfig(5),), n_layers=3, d_model=70, max_len=300, vocab_size=1000, dropout=0.5
+    )
+    small = verify._small(config)
+    assert (small.n_layers, small.d_model, small.max_len) == (1, 70, verify.MAX_LEN)
+    assert (small.vocab_size, small.dropout) == (verify.LARGEST_VOCABULARY, 0.0)

@@ -11,7 +11,6 @@ import pytest
 from hyena_jax import models
 from hyena_jax.config import (
     AttentionConfig,
-    FIRConfig,
     LanguageModelConfig,
     MixerConfig,
     ModelConfig,
@@ -82,7 +81,7 @@ def counts(own_parts):
 @pytest.fixture
 def mean(own_parts):
     register("mean", MeanConfig, Mean)
-    return language_model(MeanConfig(), FIRConfig())
+    return language_model(MeanConfig())
 
 
 def drawn(model, params, prompts, **options):
@@ -109,7 +108,7 @@ def naive(model, params, prompt, count):
 @pytest.mark.parametrize("rule", [SamplingRule(top_k=5), pytest.param(GREEDY, marks=pytest.mark.grid)])
 def test_recomputing_equals_the_state(rule):
     """Prompts of several lengths and samples, slides of the context, and rows that stop."""
-    model, params = language_model(FIRConfig(), AttentionConfig(n_heads=2))
+    model, params = language_model(AttentionConfig(n_heads=2))
     options = {"n_tokens": 30, "rule": rule, "seed": 5, "n_samples": 2, "stop_tokens": (10,)}
     expected = drawn(model, params, RAGGED, **options)
     assert_same(drawn(Recomputing(model), params, RAGGED, **options), expected)

@@ -153,7 +153,7 @@ def test_blocks_equal_the_definition(length, block_rows):
     ("form", "case"),
     [
         ("blocks", "documents"),
-        ("blocks", "window"),
+        pytest.param("blocks", "window", marks=pytest.mark.grid),
         pytest.param("blocks", "all", marks=pytest.mark.grid),
         pytest.param("plain", "documents", marks=pytest.mark.grid),
     ],

@@ -145,6 +145,20 @@ def test_softmax_attention(is_causal, ids):
     check(whole, local, ("BLHd", "BLGd", "BLGd", "BL"), "BLHd", q, k, v, ids)
 
 
+def test_softmax_attention_in_blocks():
+    """With more queries on a device than one block holds."""
+
+    def whole(q, k, v):
+        return attention.softmax_attention(q, k, v, True, method=attention.plain_attention)
+
+    def local(q, k, v):
+        return sequence_parallel.softmax_attention(q, k, v, None, True, AXIS)
+
+    length = 4 * (attention.BLOCK_ROWS + 1)
+    q, k, v = (normal(1, length, 1, 2, seed=seed) for seed in range(3))
+    check(whole, local, ("BLHd", "BLGd", "BLGd"), "BLHd", q, k, v)
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_fastmax(is_causal):
     def whole(q, k, v):
