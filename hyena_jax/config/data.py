@@ -14,8 +14,9 @@ class DataConfig(Checked):
 
     Register a subclass, a frozen dataclass, with a function that loads the data it describes:
 
-        load(config, encoding) -> hyena_jax.data.Dataset
+        load(config, encoding) -> hyena_jax.data.dataset.Dataset
 
+    which `hyena_jax.data.sources` makes of arrays, of any rows, or of an iterator with a state.
     `encoding` is None for a new run; else what the run in the folder reads its data with.
     """
 

@@ -15,6 +15,7 @@ from hyena_jax.config import (
     LanguageModelConfig,
     TextConfig,
 )
+from hyena_jax.config.registry import is_kind
 
 SMALL = (1, 2, 3, 4, 5, 7, 8, 16)
 WILD_INTS = (0, -1, -7, 17, 1000, 2**31 - 1, 2**31, -(2**63), 2**64, 10**30)
@@ -61,6 +62,8 @@ def _typed(hint: Any) -> st.SearchStrategy:
         if arguments[-1] is Ellipsis:
             return st.lists(_typed(arguments[0]), max_size=3).map(tuple)
         return st.tuples(*map(_typed, arguments))
+    if is_kind(hint):
+        return st.one_of(*map(plans, hint.registry.values()))
     if dataclasses.is_dataclass(hint):
         return plans(hint)
     edges = {

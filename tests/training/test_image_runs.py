@@ -228,6 +228,6 @@ def test_the_seed_decides(whole, experiment, tmp_path, console):
 
 def test_images_are_not_cut_into_parts(experiment, tmp_path, console):
     layout = ParallelConfig(strategy="sharded", devices=2, sequence=2)
-    with pytest.raises(UserError, match="parallel.sequence must be 1 for images, got 2"):
+    with pytest.raises(UserError, match="parallel.sequence must be 1 unless the model reads tokens, got 2"):
         train(dataclasses.replace(experiment, parallel=layout), tmp_path / "run", console)
     assert not (tmp_path / "run").exists()
