@@ -95,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a sample may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="replace")
+    _quiet_libraries()  # before a plugin imports them
     try:
         ours, launched = _split_launch(arguments)
         commands, ours = _commands(_load_plugins(ours))
@@ -170,7 +171,6 @@ def _split_launch(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _run(
     command: Train | Launch | Evaluate | Generate | Export | Distill | Bench, arguments: Sequence[str]
 ) -> int:
-    _quiet_libraries()
     refuse_wrong_jaxlib()
     if not isinstance(command, Launch | Bench):  # the first does not compute, the second times the compiler
         keep_compiled_programs(_note)

@@ -183,6 +183,14 @@ def test_a_plugin_that_fails_is_one_line_and_code_2(tmp_path, capsys, text, mess
     assert not new.exists()
 
 
+def test_libraries_are_quiet_before_a_plugin_imports_them(tmp_path, capsys, monkeypatch):
+    """XLA reads the variable when it is loaded, and complains of every program from the compilation cache."""
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    text = "import os\nraise ValueError(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+    assert cli.main(["train", "quickstart", "--plugin", str(plugin(tmp_path, text))]) == 2
+    assert "ValueError: 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
