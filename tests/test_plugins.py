@@ -225,6 +225,20 @@ def test_config_json_says_where_a_part_came_from_and_who_lacks_it_is_told(tmp_pa
         config.decode(values)
 
 
+def test_an_entry_point_is_imported_when_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copy(EXTENSIONS / "power_law.py", tmp_path / "own_filters.py")
+    about = tmp_path / "own_filters-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own_filters\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[hyena_jax.plugins]\nmine = own_filters\n")
+    assert "power_law" not in config.FILTER_CONFIGS
+    config.load_plugin("mine", config.REGISTRIES)
+    own = config.FILTER_CONFIGS["power_law"]()
+    assert list(config.encode(experiment(HyenaConfig(filter=own)))["plugins"]) == ["mine"]
+    sys.modules.pop("own_filters")
+
+
 def test_what_a_run_folder_says_is_shown_without_control_characters_and_never_imported(tmp_path):
     file = plugin(tmp_path, "raise RuntimeError('imported')")
     values = config.encode(Experiment())
