@@ -39,7 +39,8 @@ def own_derivative(
 
         return y, linear_map(push_forward, partial(pull_back, residuals), args, args_dot)
 
-    return f
+    # Under shard_map some arguments may vary with the device and others not: the sums make all of them vary.
+    return lambda *args: f(*_plus(args, _nothing(args)))
 
 
 def linear_map(f: Callable[[Any, Tree], Any], transpose: Callable[[Any], Tree], params: Any, x: Tree) -> Any:
@@ -76,6 +77,8 @@ def linear_solve(
 
     That is transposed only where all arrays of its right-hand side have a tangent, or none. So each array
     here has one when any has, or the parameters: sums over no entries, which XLA drops, tie them together.
+    `jax.jit` keeps the NumPy constants of a function inside it: as arguments of the solve they would be cast
+    twice to vary with the device under `jax.shard_map`, an error.
 
     Args:
       matvec: of arrays of floats, linear in x; JAX differentiates it for all but the first gradient.
@@ -84,13 +87,13 @@ def linear_solve(
     """
 
     def tied_matvec(x: Tree) -> Tree:
-        return _plus(matvec(params, x), _nothing(x) * _nothing(params))
+        return _plus(jax.jit(matvec)(params, x), _nothing(x) * _nothing(params))
 
     x = jax.lax.custom_linear_solve(
         tied_matvec,
         _plus(b, _nothing((params, b))),
-        lambda _, b: solve(b),
-        lambda _, x_bar: transpose_solve(x_bar),
+        lambda _, b: jax.jit(solve)(b),
+        lambda _, x_bar: jax.jit(transpose_solve)(x_bar),
     )
     return _plus(x, _nothing(x))
 

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
+from jax.sharding import AxisType, PartitionSpec
 
 from hyena_jax.ops.derivatives import linear_map, linear_solve, own_derivative
 
@@ -40,6 +41,25 @@ def test_gradients_are_those_of_the_rule():
     gradients = jax.grad(lambda *args: f(*args).sum(), (0, 1))(jnp.asarray(X), jnp.asarray(KERNEL))
     np.testing.assert_array_equal(gradients[0], np.full_like(X, 2.0))
     np.testing.assert_array_equal(gradients[1], np.full_like(KERNEL, 3.0))
+
+
+def test_inside_shard_map_with_constants_and_an_argument_that_all_devices_share():
+    scale = np.linspace(1, 2, KERNEL.shape[1])
+
+    def scaled_forward(x, kernel):
+        y, residuals = forward(x, kernel)
+        return y * scale, residuals
+
+    def gradients(x, kernel):
+        f = own_derivative(scaled_forward, lambda residuals, y_bar: pull_back(residuals, y_bar * scale))
+        return jax.grad(lambda *args: (f(*args) ** 2).sum(), (0, 1))(x, kernel)
+
+    rows, shared = PartitionSpec("rows"), PartitionSpec()
+    mesh = jax.make_mesh((2,), ("rows",), (AxisType.Auto,))
+    with jax.enable_x64(True):
+        sharded = jax.shard_map(gradients, mesh=mesh, in_specs=(rows, shared), out_specs=(rows, shared))
+        for found, expected in zip(jax.jit(sharded)(X[:6], KERNEL), gradients(X[:6], KERNEL), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_a_linear_map_of_a_tree_has_all_modes_also_by_what_it_is_made_of():
