@@ -64,7 +64,7 @@ def build(config: ModelConfig, sequence_axis: str | None = None) -> nn.Module:
     if sequence_axis is None:
         return module(config)
     can = "sequence_axis" in module.__dataclass_fields__
-    require(can, "sequence_axis", sequence_axis, f"None for a {type(config).__name__}")
+    require(can, "sequence_axis", sequence_axis, f"None for a model of {type(config).__name__}")
     for mixer in getattr(config, "pattern", ()):
         sequence_layout(mixer, sequence_axis)
     return module(config, sequence_axis=sequence_axis)

@@ -143,7 +143,7 @@ def test_mixers_that_cannot_share_a_sequence_out_are_refused_by_name(name):
 
 def test_what_else_cannot_be_shared_out_is_refused():
     images = ImageClassifierConfig(pattern=(AttentionConfig(),), image_size=(8, 8), channels=1, n_classes=2)
-    with pytest.raises(ValueError, match="sequence_axis must be None for an image classifier"):
+    with pytest.raises(ValueError, match="sequence_axis must be None for a model of ImageClassifierConfig"):
         models.build(images, "sequence")
     quadratic = dataclasses.replace(CONFIG, pattern=(FastmaxConfig(n_heads=2, factorized=False),))
     tokens = batch(1)["inputs"]
