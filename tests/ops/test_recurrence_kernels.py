@@ -105,6 +105,8 @@ def test_h0_may_be_left_out_and_half_continued(kernel):
 )
 def test_lowers_to_one_kernel_each_way(kernel, platform, call, dtype, reverse):
     """No device is needed to translate a kernel; what the device's compiler makes of it is not tested."""
+    if platform == "cuda" and jax.__version_info__ >= (0, 12):
+        pytest.skip("JAX 0.12 lowers Triton kernels, which it deprecates, only where there is a GPU")
     sequence = jax.ShapeDtypeStruct((2, 131, 37), dtype)
     state = jax.ShapeDtypeStruct((2, 37), jnp.float32)
 
