@@ -114,8 +114,9 @@ def _prepare(
     accept_changed_data: bool,
 ) -> Prepared:
     """Checks all that the folder does not decide."""
-    data = together(lambda: _load(experiment, workdir, accept_changed_data))
-    experiment = data.complete(experiment)
+    with _own_parts(experiment):
+        data = together(lambda: _load(experiment, workdir, accept_changed_data))
+        experiment = data.complete(experiment)
     digests = [plugin["sha256"] for plugin in config.plugins_in(experiment).values()]
     encoded = {key: value for key, value in config.encode(experiment).items() if key != "plugins"}
     require_equal("the experiment, its plugins and its data", [encoded, digests, data.fingerprint])
@@ -144,7 +145,7 @@ def _own_parts(experiment: Experiment) -> Iterator[None]:
     """Faults in parts of the user's own are wrong input; without such parts, an error keeps its traceback."""
     try:
         yield
-    except UserError:
+    except (UserError, OSError):
         raise
     except Exception as error:
         if not config.plugins_in(experiment):
