@@ -3,11 +3,13 @@
 Everything here also holds for one process, where it costs nothing.
 """
 
+import importlib.metadata
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
@@ -15,6 +17,7 @@ import jax
 import numpy as np
 
 from hyena_jax.config import Cluster, UserError
+from hyena_jax.training.roll_call import call_roll, must_be_same
 
 T = TypeVar("T")
 
@@ -30,31 +33,61 @@ def join(cluster: Cluster, heartbeat_timeout: int) -> None:
         others. A process that ended waits as long for the others to end.
 
     Raises:
-      UserError: if nothing says where the others are.
-      OSError: if they cannot be reached within that time, but at least a minute.
+      UserError: if nothing says where the others are, or they do not fit together (see `call_roll`), or have
+        different numbers of devices.
+      OSError: if they cannot be reached within `cluster.join_timeout` seconds.
     """
     if not cluster.distributed and cluster.coordinator is None:
         return
+    found = _from_environment(cluster) if cluster.distributed else cluster
+    packages = ("hyena_jax", "jax", "jaxlib")
+    card = {
+        "process_id": found.process_id,
+        "num_processes": found.num_processes,
+        "versions": {package: importlib.metadata.version(package) for package in packages},
+    }
+    bind_address = call_roll(found.coordinator, card, cluster.join_timeout)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # Its handler of SIGTERM would take the place of ours; the loop agrees on stopping by itself.
     jax.config.update("jax_enable_preemption_service", False)
+    # gRPC would ask a proxy for the other processes, even on this machine, and wait for it in vain.
+    os.environ.setdefault("no_grpc_proxy", found.coordinator.rpartition(":")[0].strip("[]"))
+    jax.config.update("jax_check_proxy_envs", False)
     try:
         jax.distributed.initialize(
-            cluster.coordinator,
-            cluster.num_processes,
-            cluster.process_id,
-            cluster_detection_method="deactivate" if cluster.coordinator else None,
+            found.coordinator,
+            found.num_processes,
+            found.process_id,
+            cluster_detection_method=None if cluster.distributed else "deactivate",
             initialization_timeout=max(60, heartbeat_timeout),
             heartbeat_timeout_seconds=heartbeat_timeout,
             shutdown_timeout_seconds=heartbeat_timeout,
+            coordinator_bind_address=bind_address,
         )
-    except ValueError as error:
+    except (RuntimeError, ValueError) as error:
+        raise OSError(f"the other processes cannot be reached: {error}") from error
+    devices = Counter(device.process_index for device in jax.devices())
+    if len(set(devices.values())) > 1:
+        part()
+        raise UserError(f"every process must have the same number of devices, got {dict(devices)}")
+
+
+def _from_environment(cluster: Cluster) -> Cluster:
+    """Where the others are, as the cluster's environment names them."""
+    from jax._src import clusters  # JAX offers this as a part of `initialize` alone, which is too late for us
+
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
+    try:
+        address, count, number, _ = detect(address, None, None, None, None, cluster.join_timeout)
+        if None in (address, count, number):
+            raise ValueError("nothing like Slurm, Open MPI, Kubernetes or a Cloud TPU was found")
+        return Cluster(coordinator=address, num_processes=count, process_id=number)
+    except (ValueError, KeyError, IndexError, RuntimeError) as error:
         raise UserError(
-            f"distributed: this environment names no other processes ({error}); give --coordinator, "
+            f"distributed: this environment does not name the processes ({error}); give --coordinator, "
             "--num-processes and --process-id"
         ) from error
-    except RuntimeError as error:
-        raise OSError(f"the other processes cannot be reached: {error}") from error
 
 
 def part() -> None:
@@ -143,12 +176,13 @@ def from_first(make: Callable[[], T]) -> T:
     return gather(together(lambda: make() if is_first() else None))[0]
 
 
-def require_equal(what: str, value: Any) -> None:
-    """Raises UserError, on all processes, unless all call this with the same JSON value."""
-    values = gather(value)
-    others = [i for i, other in enumerate(values) if other != values[0]]
-    if others:
-        raise UserError(f"{what} must be the same in all processes, but differs in process {others[0]}")
+def require_equal(values: Mapping[str, Any]) -> None:
+    """Raises UserError, on all processes, unless all call this with the same JSON values; names one."""
+    first, *others = gather(dict(values))
+    for i, other in enumerate(others, 1):
+        for name in first | other:
+            if name not in first or name not in other or first[name] != other[name]:
+                raise UserError(must_be_same(name, first.get(name), i, other.get(name)))
 
 
 def first_request(name: str | None) -> str | None:

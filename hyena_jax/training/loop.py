@@ -88,6 +88,8 @@ def train(
         if jax.process_count() > 1:
             stop.defer()  # all must agree on where to stop
         console = console if is_first() else Console(quiet=True)
+        given = {"init_from": str(init_from), "accept_changed_data": accept_changed_data}
+        require_equal({"workdir": str(workdir.absolute()), **given, **_settings(experiment)})
         prepared = _prepare(experiment, workdir, console, init_from, accept_changed_data)
 
         def check() -> Run | None:
@@ -117,9 +119,7 @@ def _prepare(
     with _own_parts(experiment):
         data = together(lambda: _load(experiment, workdir, accept_changed_data))
         experiment = data.complete(experiment)
-    digests = [plugin["sha256"] for plugin in config.plugins_in(experiment).values()]
-    encoded = {key: value for key, value in config.encode(experiment).items() if key != "plugins"}
-    require_equal("the experiment, its plugins and its data", [encoded, digests, data.fingerprint])
+    require_equal({"the data's fingerprint": data.fingerprint, **_settings(experiment)})
     strategy = parallel.make_strategy(experiment.parallel)
     accumulation_steps = experiment.optimizer.accumulation_steps
     parallel.check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
@@ -138,6 +138,15 @@ def _prepare(
     report = partial(console.print, soft_wrap=True)
     given = None if init_from is None else together(lambda: export.read(init_from, shapes, report))
     return Prepared(experiment, data, strategy, model, shapes, optimizer, loss, metrics, given)
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    """Every value of an experiment by its path, as its flag is named; of plugins, their code alone."""
+    encoded = config.encode(experiment)
+    digests = [plugin["sha256"] for plugin in encoded.pop("plugins", {}).values()]
+    leaves = jax.tree.leaves_with_path(encoded, is_leaf=lambda value: value is None)
+    names = {jax.tree_util.keystr(path, simple=True, separator="."): value for path, value in leaves}
+    return {"the plugins' SHA-256": digests, **names}
 
 
 @contextmanager
