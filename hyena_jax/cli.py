@@ -113,7 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"out of memory: {error}", 3)
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        _note("interrupted")
+        return 130
 
 
 # Unions take the class of their default; every flag is `--name value`, also for booleans.
@@ -218,9 +219,12 @@ def _train(command: Train) -> int:
             )
             is_first = distributed.is_first()
             distributed.part()
-    except (Diverged, Interrupted) as error:
-        code = 4 if isinstance(error, Diverged) else 75
-        return _fail(error, code) if distributed.is_first() else code
+    except Diverged as error:
+        return _fail(error, 4) if distributed.is_first() else 4
+    except Interrupted as error:
+        if distributed.is_first():
+            _note(str(error))
+        return 75
     except BrokenPipeError:
         sys.stdout = None
         return _fail("nobody reads the output any more; the same command continues", 3)
@@ -358,7 +362,3 @@ def _note(text: str) -> None:
 def _fail(reason: object, code: int) -> int:
     _note(f"error: {' '.join(str(reason).split())}")
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -89,7 +89,7 @@ class Lab:
 
     def command(self, *arguments: object, prefix: tuple[str, ...] = ()) -> "Started":
         """Starts any `hyena-jax` command."""
-        line = [*prefix, sys.executable, "-m", "hyena_jax.cli", *map(str, arguments)]
+        line = [*prefix, sys.executable, "-m", "hyena_jax", *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return Started(subprocess.Popen(line, env=self.environment(), **pipes))
 
