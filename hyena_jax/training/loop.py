@@ -85,8 +85,6 @@ def train(
     """
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
     with stop_requests() as stop:
-        if jax.process_count() > 1:
-            stop.defer()  # all must agree on where to stop
         console = console if is_first() else Console(quiet=True)
         given = {"init_from": str(init_from), "accept_changed_data": accept_changed_data}
         require_equal({"workdir": str(workdir.absolute()), **given, **_settings(experiment)})
