@@ -1,18 +1,22 @@
 """Several processes on this machine, as `hyena-jax launch` starts them; two devices each."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import jax
 import pytest
+from test_roll_call import free_port
 
 from hyena_jax import cli
 from hyena_jax.config import Cluster, UserError
+from hyena_jax.training import distributed
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.distributed import from_first, gather, lost_another, require_equal, together
+from hyena_jax.training.distributed import from_first, gather, join, lost_another, require_equal, together
 from hyena_jax.training.manifest import is_damaged
 from hyena_jax.training.metrics import read_rows
 
@@ -152,7 +156,7 @@ def test_a_signal_to_one_stops_all_at_one_step(text, tmp_path):
         os.kill(pid_of(launcher, 1), signal.SIGTERM)
         output = launcher.stdout.read()
         assert launcher.wait() == 75
-    assert output.count("stopped by SIGTERM and saved") == 1
+    assert output.count("stopped by SIGTERM; saved at step") == 1
     assert saved_steps(workdir / "checkpoints")[0] % 10 == 0
 
 
@@ -166,6 +170,50 @@ def test_a_process_that_does_not_answer_is_given_up(text, tmp_path):
         rest = launcher.stdout.readlines()
         assert launcher.wait() != 0
     assert "process 0 of 2" in rest[-1]
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize(
+    ("changes", "devices", "message"),
+    [
+        (["--workdir", "/nowhere/else"], 2, "workdir must be the same in all processes"),
+        (["--optimizer.learning-rate", "0.5"], 2, "optimizer.learning_rate must be the same .* and 0.5 in 1"),
+        (["--init-from", "x"], 2, "init_from must be the same in all processes, got 'None' in process 0"),
+        ([], 3, "every process must have the same number of devices, got {0: 2, 1: 3}"),
+        (["--num-processes", 3], 2, "num_processes must be the same in all processes"),
+    ],
+)
+def test_processes_that_do_not_fit_together_are_refused(text, tmp_path, changes, devices, message):
+    meeting = ["--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", 2, "--process-id"]
+    commands = [arguments(text, tmp_path / "run", 4, *meeting, i) for i in range(2)]
+    commands[1] += changes
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "hyena_jax", *map(str, command)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"},
+        )
+        for command, count in zip(commands, (2, devices), strict=True)
+    ]
+    for process in processes:
+        output = process.communicate(timeout=120)[0]
+        assert process.returncode == 2, output
+        assert len(re.findall(f"^hyena-jax: error: {message}", output, re.MULTILINE)) == 1, output
+        assert "Traceback" not in output
+    assert list(tmp_path.iterdir()) == [text]
+
+
+@pytest.mark.scale
+def test_processes_stop_and_save_when_their_launcher_is_killed(text, tmp_path):
+    workdir = tmp_path / "two"
+    with launched(2, arguments(text, workdir, 100_000)) as launcher:
+        until(launcher, "step      4   validation loss")
+        launcher.kill()
+        rest = launcher.stdout.read()  # to the end of the last process that writes to it
+    assert "stopped by SIGTERM; saved at step" in rest
+    assert saved_steps(workdir / "checkpoints")[0] % 10 == 0
 
 
 @pytest.mark.scale
@@ -198,7 +246,7 @@ def test_a_broken_connection_is_told_from_wrong_input(error, is_lost, monkeypatc
 def test_alone_everything_is_agreed():
     assert gather({"a": 1}) == [{"a": 1}]
     assert from_first(lambda: [1, 2]) == [1, 2]
-    require_equal("it", 3)
+    require_equal({"it": 3})
     with pytest.raises(UserError, match="wrong"):
         together(lambda: (_ for _ in ()).throw(UserError("wrong")))
 
@@ -210,11 +258,101 @@ def test_alone_everything_is_agreed():
         ({"coordinator": "a:1"}, "num_processes must be given with coordinator"),
         ({"coordinator": "a", "num_processes": 2, "process_id": 0}, "coordinator must be HOST:PORT"),
         ({"coordinator": "a:1", "num_processes": 2, "process_id": 2}, r"process_id must be in 0..1, got 2"),
+        ({"coordinator": "a:0", "num_processes": 2, "process_id": 1}, "a port in 1..65535, got 'a:0'"),
+        ({"coordinator": "::1:80", "num_processes": 2, "process_id": 1}, "coordinator must be HOST:PORT"),
+        (
+            {"coordinator": "a:1", "num_processes": 2, "process_id": 1, "distributed": True},
+            "distributed must be False where coordinator is given",
+        ),
+        ({"join_timeout": 0.0}, "join_timeout must be more than 0"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused(options, message):
     with pytest.raises(UserError, match=message):
         Cluster(**options)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"a": 1, "b": None}, None),
+        ({"a": 2, "b": None}, "a must be the same in all processes, got 1 in process 0 and 2 in 1"),
+        ({"a": 1}, "b must be the same"),
+        ({"a": 1, "b": None, "c": None}, "c must be the same"),
+    ],
+)
+def test_what_differs_between_processes_is_named(other, message, monkeypatch):
+    monkeypatch.setattr(distributed, "gather", lambda value: [value, other])
+    if message is None:
+        require_equal({"a": 1, "b": None})
+        return
+    with pytest.raises(UserError, match=message):
+        require_equal({"a": 1, "b": None})
+
+
+class Joined(Exception):
+    """All was found right before JAX is asked to connect."""
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """The arguments that JAX is given, in place of joining."""
+    found = {}
+
+    def initialize(*place, **options):
+        found.update(options, place=place)
+        raise Joined
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+    monkeypatch.setenv("no_grpc_proxy", "")
+    return found
+
+
+JOB = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_NTASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+}
+
+
+def test_a_coordinator_listens_on_its_own_address(joined, monkeypatch):
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Joined):
+        join(Cluster(distributed=True), 10)
+    assert joined["place"] == ("localhost:61447", 1, 0)
+    assert joined["coordinator_bind_address"] in ("127.0.0.1:61447", "[::1]:61447")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"SLURM_NTASKS": "two"}, "this environment does not name the processes .invalid literal for int"),
+        ({"SLURM_PROCID": "3"}, r"process_id must be in 0..0, got 3"),
+        ({"SLURM_STEP_NODELIST": ""}, "coordinator must be HOST:PORT, got ':61447'"),
+        ({"SLURM_JOB_ID": ""}, "invalid literal"),
+        ({"SLURM_NTASKS": "0"}, "num_processes must be at least 1, got 0"),
+        ({"SLURM_PROCID": None}, "nothing like Slurm, Open MPI, Kubernetes or a Cloud TPU was found"),
+    ],
+)
+def test_an_environment_that_names_no_processes(changes, message, joined, monkeypatch):
+    for name, value in {**JOB, **changes}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"distributed: .*{message}"):
+        join(Cluster(distributed=True), 10)
+
+
+def test_other_numbers_of_devices_are_refused(monkeypatch):
+    counts = [SimpleNamespace(process_index=i) for i in (0, 0, 1)]
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
+    monkeypatch.setattr(jax, "devices", lambda: counts)
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+    monkeypatch.setenv("no_grpc_proxy", "")
+    with pytest.raises(UserError, match="the same number of devices, got {0: 2, 1: 1}"):
+        join(Cluster(coordinator=f"127.0.0.1:{free_port()}", num_processes=1, process_id=0), 10)
 
 
 @pytest.mark.parametrize(
