@@ -34,9 +34,14 @@ class Cluster(Checked):
         if self.coordinator is None:
             return
         require(not self.distributed, "distributed", True, "False where coordinator is given")
-        require(bool(ADDRESS.fullmatch(self.coordinator)), "coordinator", self.coordinator, "HOST:PORT")
-        port = int(self.coordinator.rpartition(":")[2])
-        require(1 <= port <= 65535, "coordinator", self.coordinator, "HOST:PORT with a port in 1..65535")
+        require_address("coordinator", self.coordinator)
         require(self.num_processes >= 1, "num_processes", self.num_processes, "at least 1")
         inside = 0 <= self.process_id < self.num_processes
         require(inside, "process_id", self.process_id, f"in 0..{self.num_processes - 1}")
+
+
+def require_address(argument: str, value: str) -> None:
+    """Raises UserError unless the value is HOST:PORT."""
+    require(bool(ADDRESS.fullmatch(value)), argument, value, "HOST:PORT")
+    port = int(value.rpartition(":")[2])
+    require(1 <= port <= 65535, argument, value, "HOST:PORT with a port in 1..65535")

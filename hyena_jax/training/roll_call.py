@@ -18,7 +18,10 @@ from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 from hyena_jax.config import UserError, require
+from hyena_jax.config.cluster import require_address
 
+BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
+"""JAX's variable for where process 0 listens, if the others know it by another address."""
 GREETING = b"\x06"
 """One byte, unlike the first of HTTP/2, which JAX's coordinator sends."""
 RETRY_EVERY, RESOLVE_WITHIN, LINE_WITHIN = 0.1, 5.0, 5.0
@@ -61,7 +64,9 @@ def call_roll(coordinator: str, card: Card, timeout: float) -> str | None:
         fault = asyncio.run(_report(coordinator, card, timeout))
         address = None
     else:
-        address, listener = _listen(os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", coordinator))
+        place = os.environ.get(BIND_VARIABLE, coordinator)
+        require_address(BIND_VARIABLE, place)
+        address, listener = _listen(place)
         with closing(listener):
             fault = asyncio.run(_hear(listener, coordinator, card, timeout))
     if fault is not None:

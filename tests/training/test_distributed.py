@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -27,6 +28,7 @@ SMALL = """
 """.split()
 
 
+EXTENSIONS = Path(__file__).parents[1] / "extensions"
 CHECKED = ("--parallel.check-replicas-every", 4)
 
 
@@ -181,12 +183,20 @@ def test_a_process_that_does_not_answer_is_given_up(text, tmp_path):
         (["--init-from", "x"], 2, "init_from must be the same in all processes, got 'None' in process 0"),
         ([], 3, "every process must have the same number of devices, got {0: 2, 1: 3}"),
         (["--num-processes", 3], 2, "num_processes must be the same in all processes"),
+        (["--plugin", "changed.py"], 2, "the plugins' SHA-256 must be the same in all processes"),
     ],
 )
 def test_processes_that_do_not_fit_together_are_refused(text, tmp_path, changes, devices, message):
     meeting = ["--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", 2, "--process-id"]
     commands = [arguments(text, tmp_path / "run", 4, *meeting, i) for i in range(2)]
-    commands[1] += changes
+    if "--plugin" in changes:
+        original = EXTENSIONS / "sign_descent.py"
+        changed = tmp_path.parent / f"{tmp_path.name}_changed.py"
+        changed.write_text(original.read_text() + "# changed\n")
+        flags = ["--optimizer", "sign_descent", "--plugin"]
+        commands = [[*commands[0], *flags, original], [*commands[1], *flags, changed]]
+    else:
+        commands[1] += changes
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "hyena_jax", *map(str, command)],
@@ -203,6 +213,30 @@ def test_processes_that_do_not_fit_together_are_refused(text, tmp_path, changes,
         assert len(re.findall(f"^hyena-jax: error: {message}", output, re.MULTILINE)) == 1, output
         assert "Traceback" not in output
     assert list(tmp_path.iterdir()) == [text]
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("plugin", ["drawn_rows", "word_starts"])
+def test_rows_and_weights_of_the_users_own_train_in_two_processes_as_in_one(text, tmp_path, plugin):
+    """And continue: an iterator is read as a whole by each process, whose rows of a batch are its own."""
+    own = ["--plugin", EXTENSIONS / f"{plugin}.py", "--data", plugin, "--logging.sample-prompt", None]
+
+    def train(workdir, steps, n_processes):
+        command = [*arguments(text, workdir, steps), *map(str, own)]
+        if plugin == "drawn_rows":  # reads no file
+            at = command.index("--data.path")
+            del command[at : at + 2]
+        with launched(n_processes, command) as launcher:
+            output = launcher.stdout.read()
+            assert launcher.wait() == 0, output
+
+    train(tmp_path / "two", 3, 2)
+    train(tmp_path / "two", 6, 2)
+    train(tmp_path / "one", 6, 1)
+    assert len(losses(tmp_path / "two")) == 6
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+    found = losses(tmp_path / "two", "validation")
+    assert found[1:] == pytest.approx(losses(tmp_path / "one", "validation"), abs=1e-5)
 
 
 @pytest.mark.scale

@@ -180,6 +180,13 @@ def test_where_to_listen_may_be_told_apart_from_where_to_connect(coordinator, mo
     assert call_roll("203.0.113.1:1234", card(0, 1), SOON) == coordinator
 
 
+@pytest.mark.parametrize("place", ["", "x", "127.0.0.1", "127.0.0.1:0"])
+def test_a_wrong_place_to_listen_on_is_named(place, coordinator, monkeypatch):
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", place)
+    with pytest.raises(UserError, match="JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT"):
+        call_roll(coordinator, card(0, 1), SOON)
+
+
 def test_a_name_that_means_loopback_to_itself_is_listened_for_everywhere(coordinator, monkeypatch):
     port = int(coordinator.rpartition(":")[2])
     found = [Address(socket.AF_INET, "127.0.1.1", port)]

@@ -1,0 +1,246 @@
+"""Generated processes that do not fit together: each is refused in a line, soon. Run with -m fuzz."""
+
+import contextlib
+import io
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import pytest
+from fuzz.test_fuzz import FUZZ, assert_clear, time_limit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hyena_jax import cli
+from hyena_jax.config import UserError
+from hyena_jax.training import distributed, roll_call
+from hyena_jax.training.roll_call import call_roll
+
+pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
+
+FLAGS, JOBS, ROLLS, SETTINGS = 120, 120, 60, 60
+SECONDS = 10
+"""Longest that a case may take."""
+
+
+class Joined(BaseException):
+    """A process came as far as JAX's coordinator."""
+
+
+@pytest.fixture
+def unconnected(monkeypatch):
+    """Neither JAX's coordinator nor a name server is asked; a name is unknown at once."""
+
+    def initialize(*_, **__):
+        raise Joined
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(roll_call, "RESOLVE_WITHIN", 0.0)
+    monkeypatch.setenv("no_grpc_proxy", "")
+
+
+def outcome_of(command):
+    """The exit code of a command, or `joined`; it says why in a line of ours or a panel of tyro's."""
+    output = io.StringIO()
+    with time_limit(SECONDS), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            code = cli.main(command)
+        except SystemExit as stop:
+            code = stop.code
+        except Joined:
+            code = "joined"
+    text = output.getvalue()
+    if code != "joined":
+        ours = [line for line in text.splitlines() if line.startswith("hyena-jax: error: ")]
+        assert len(ours) <= 1, text
+        assert_clear(ours[0] if ours else text[:1000])
+    return code
+
+
+def free_ports():
+    return st.integers(20_000, 60_000)
+
+
+WRONG = {
+    "host": [
+        *[
+            "nowhere.invalid",
+            "203.0.113.9",
+            "[2001:db8::1]",
+            "",
+            " ",
+            "a b",
+            "::1",
+            "[::1",
+            "http://127.0.0.1",
+        ],
+        *["a" * 64, "host..name", "ä", "127.0.0.1,b", "$(id)", "\n"],
+    ],
+    "port": ["", "0", "-1", "65536", "99999999999", "http", "1e3", "１２３", " 80", "0x50"],
+    "count": ["0", "-1", "two", "", "2.5", "1e400", "9" * 30, "None", "nan", None],
+    "number": ["2", "-1", "two", "", "0.5", "1e400", "9" * 30, "None", "nan", None],
+}
+RIGHT = {"host": ["127.0.0.1", "localhost"], "count": ["2", "3"], "number": ["0", "1"]}
+
+
+@st.composite
+def meetings(draw):
+    """Flags of a process, at most two of which are wrong."""
+    wrong = draw(st.sets(st.sampled_from(sorted(WRONG)), max_size=2))
+    values = {
+        "port": str(draw(free_ports())),
+        **{name: draw(st.sampled_from(values)) for name, values in RIGHT.items()},
+        **{name: draw(st.sampled_from(WRONG[name])) for name in sorted(wrong)},
+    }
+    coordinator = f"{values['host']}:{values['port']}"
+    flags = {
+        "--coordinator": coordinator,
+        "--num-processes": values["count"],
+        "--process-id": values["number"],
+    }
+    more = ["--distributed", "True"] if draw(st.integers(0, 9)) == 0 else []
+    return [*more, *(word for pair in flags.items() if pair[1] is not None for word in pair)]
+
+
+def test_wrong_flags(unconnected, tmp_path):
+    """All have nobody to meet."""
+    outcomes = Counter()
+
+    @settings(FUZZ, max_examples=FLAGS)
+    @given(meetings())
+    def check(flags):
+        workdir = ["--workdir", str(tmp_path / "run"), "--join-timeout", "0.05"]
+        outcomes[outcome_of(["train", "quickstart", *workdir, *flags])] += 1
+        assert list(tmp_path.iterdir()) == []
+
+    check()
+    assert set(outcomes) == {2, 3}
+    assert min(outcomes.values()) > FLAGS // 20, outcomes
+
+
+SLURM = {
+    "SLURM_JOB_ID": ["7", "", "x", "-5", "9" * 40],
+    "SLURM_STEP_NODELIST": ["localhost", "", ",", "node[001-004]", "nowhere[", "[", "a b", "host,host2"],
+    "SLURM_NTASKS": ["1", "2", "0", "-3", "x", ""],
+    "SLURM_PROCID": ["0", "1", "5", "-1", "x", ""],
+    "SLURM_LOCALID": ["0", "x", ""],
+    "JAX_COORDINATOR_PORT": [None, "0", "70000", "x"],
+    "JAX_COORDINATOR_ADDRESS": [None, None, "localhost", ":", "nowhere.invalid:80"],
+    "JAX_COORDINATOR_BIND_ADDRESS": [None, None, "", "x", "127.0.0.1", "127.0.0.1:x", ":", "203.0.113.1:80"],
+}
+OPEN_MPI = {
+    "OMPI_MCA_orte_hnp_uri": [
+        "1531576320.0;tcp://127.0.0.1:34911",
+        "",
+        "x",
+        "1.0;tcp6://[::1]:1",
+        "1;tcp://",
+    ],
+    "OMPI_COMM_WORLD_SIZE": ["1", "2", "x", "0"],
+    "OMPI_COMM_WORLD_RANK": ["0", "1", "x", "9"],
+    "OMPI_COMM_WORLD_LOCAL_RANK": ["0", "x"],
+}
+
+
+def test_wrong_environments(unconnected, tmp_path):
+    outcomes = Counter()
+    jobs = st.one_of(
+        *(
+            st.fixed_dictionaries({name: st.sampled_from([None, *values]) for name, values in job.items()})
+            for job in (SLURM, SLURM, OPEN_MPI)
+        ),
+        # Mostly right: what is wrong in one variable shows.
+        *(
+            st.sampled_from(list(job)).flatmap(
+                lambda name, job=job: st.fixed_dictionaries(
+                    {key: st.sampled_from(job[key] if key == name else job[key][:1]) for key in job}
+                )
+            )
+            for job in (SLURM, OPEN_MPI)
+        ),
+    )
+
+    @settings(FUZZ, max_examples=JOBS)
+    @given(jobs)
+    def check(job):
+        with pytest.MonkeyPatch.context() as patch:
+            for name in [*SLURM, *OPEN_MPI]:
+                value = job.get(name)
+                patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
+            workdir = ["--workdir", str(tmp_path / "run"), "--join-timeout", "0.05"]
+            code = outcome_of(["train", "quickstart", *workdir, "--distributed", "True"])
+        assert code in (2, 3, "joined")
+        outcomes[code] += 1
+        assert list(tmp_path.iterdir()) == []
+
+    check()
+    assert outcomes[2] > JOBS // 4, outcomes
+
+
+def test_rolls():
+    """All of a call come through, or those that may not do not: never a part of them."""
+    outcomes = Counter()
+    cards = st.builds(
+        lambda number, count, version: {"number": number, "count": count, "version": version},
+        st.integers(0, 3),
+        st.sampled_from([3, 3, 3, 4]),
+        st.sampled_from(["1"] * 6 + ["2"]),
+    )
+    right = st.permutations([{"number": i, "count": 3, "version": "1"} for i in range(3)])
+
+    @settings(FUZZ, max_examples=ROLLS)
+    @given(port=free_ports(), roll=st.one_of(right, st.lists(cards, min_size=1, max_size=4)))
+    def check(port, roll):
+        roll = [card for card in roll if card["number"] < card["count"]]
+        said = [
+            {
+                "process_id": card["number"],
+                "num_processes": card["count"],
+                "versions": {"jax": card["version"]},
+            }
+            for card in roll
+        ]
+
+        def call(card):
+            try:
+                call_roll(f"127.0.0.1:{port}", card, 0.3)
+                return None
+            except (UserError, OSError) as error:
+                return error
+
+        if not said:
+            return
+        with time_limit(SECONDS), ThreadPoolExecutor(len(said)) as pool:
+            errors = list(pool.map(call, said))
+        passed = [card for card, error in zip(roll, errors, strict=True) if error is None]
+        for error in errors:
+            if error is not None:
+                assert_clear(str(error))
+        if passed:
+            assert len({(card["count"], card["version"]) for card in passed}) == 1
+            assert sorted(card["number"] for card in passed) == list(range(passed[0]["count"]))
+        outcomes[bool(passed)] += 1
+
+    check()
+    assert min(outcomes[True], outcomes[False]) > ROLLS // 10, outcomes
+
+
+def test_settings(monkeypatch):
+    """What processes were told differs anywhere, or nowhere."""
+    values = st.dictionaries(
+        st.sampled_from(["workdir", "seed", "model.d_model", "init_from"]),
+        st.one_of(st.none(), st.integers(0, 2), st.sampled_from(["", "a"]), st.just([1])),
+    )
+
+    @settings(FUZZ, max_examples=SETTINGS)
+    @given(st.lists(values, min_size=2, max_size=4))
+    def check(told):
+        monkeypatch.setattr(distributed, "gather", lambda value: told)
+        if all(value == told[0] for value in told):
+            distributed.require_equal(told[0])
+        else:
+            with pytest.raises(UserError, match="must be the same in all processes") as refused:
+                distributed.require_equal(told[0])
+            assert_clear(str(refused.value))
+
+    check()
