@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from hyena_jax.launched import STOPPING
-
+# What asks processes to stop, and is passed on to them.
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds between two looks at the processes.
 LOOK_EVERY = 0.05
 # The exit code of a training that was asked to stop and saved.

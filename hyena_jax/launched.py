@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What the launcher passes on, and blocks while it starts a process, which inherits that."""
+from hyena_jax.launch import STOPPING
+
 PATIENCE = 30.0
 """Seconds to stop and save for a process whose launcher is gone."""
 
@@ -19,7 +19,7 @@ def main() -> int:
     """Runs the command of the process's arguments, the first of which is the pipe that the launcher holds."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # for KeyboardInterrupt, the interpreter would be needed
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the launcher blocked them
     threading.Thread(target=_end_with_launcher, args=(int(sys.argv.pop(1)),), daemon=True).start()
     from hyena_jax import cli
 

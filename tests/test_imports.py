@@ -38,6 +38,7 @@ ALLOWED = {
         "startup",
         "training",
     },
+    "launched": {"cli", "launch"},
 }
 # The parts of training that know pytrees, not models.
 TREES_ONLY = (

@@ -1,8 +1,10 @@
-"""Harm to one of two processes that train together."""
+"""Harm to one of two processes that train together, to their launcher, and to how they meet."""
 
+import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -55,7 +57,7 @@ def stop_both(stage: Stage, workdir: Path) -> dict:
     started.process.terminate()
     ended = started.wait()
     demand(ended.code == 75, f"exit code {ended.code} instead of 75: {ended.text[-600:]}")
-    ended.demand_text("stopped by SIGTERM and saved; the same command continues")
+    ended.demand_text("stopped by SIGTERM; saved at step")
     _finish(stage, workdir, last_row(workdir))
     return {"saved after step": newest(workdir)}
 
@@ -103,3 +105,118 @@ def _pid(launcher: Started, process_id: int) -> int | None:
         if found:
             return int(found[0].split()[0])
     return None
+
+
+def meetings(stage: Stage) -> Iterator[Trial]:
+    """What keeps processes from meeting, or parts them from their launcher."""
+    for number in (signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT):
+        yield Trial("launcher of two processes ended", number.name, partial(end_launcher, stage, number))
+    yield Trial("launcher of two processes ended", "while they start", partial(end_launcher_early, stage))
+    for name, text in (
+        ("garbage", bytes(range(256)) * 40),
+        ("HTTP", b"GET / HTTP/1.1\r\n\r\n"),
+        ("silence", b""),
+    ):
+        yield Trial("a stranger at the coordinator's port", name, partial(connect, stage, text))
+    yield Trial("a process of a number that trains already", "", partial(come_late, stage))
+    cases = {
+        "port in use": (1, (0,), 3, "Address already in use"),
+        "two processes of one number": (3, (0, 1, 1), 2, "process_id must differ between processes"),
+        "process 1 does not come": (2, (0,), 3, "process 1 of 2 did not come"),
+        "process 0 does not come": (2, (1,), 3, "process 0 did not come"),
+    }
+    for fault, (count, numbers, code, line) in cases.items():
+        yield Trial(fault, "", partial(refuse, stage, count, numbers, code, line))
+
+
+def end_launcher(stage: Stage, number: signal.Signals, workdir: Path) -> dict:
+    """Its processes stop and save."""
+    started = _launch(stage, workdir)
+    demand(started.wait_for(lambda: last_row(workdir) >= 7), "it ended early")
+    begun = time.perf_counter()
+    started.process.send_signal(number)
+    ended = started.wait()  # until the last process has closed its output
+    seconds = time.perf_counter() - begun
+    code = 75 if number == signal.SIGHUP else -number
+    demand(ended.code == code, f"exit code {ended.code} instead of {code}: {ended.text[-600:]}")
+    demand("saved at step" in ended.text, f"nothing was saved: {ended.text[-1500:]}")
+    demand("Traceback" not in ended.text, f"a traceback: {ended.text[-1500:]}")
+    demand(seconds < PATIENCE, f"its processes ended after {seconds:.0f} s")
+    _finish(stage, workdir, newest(workdir))
+    return {"saved after step": newest(workdir), "seconds": round(seconds, 1)}
+
+
+def end_launcher_early(stage: Stage, workdir: Path) -> dict:
+    """Before they have anything to save: they end at once."""
+    started = _launch(stage, workdir)
+    demand(_pid(started, 1) is not None, "it ended early")
+    started.process.kill()
+    begun = time.perf_counter()
+    ended = started.wait()
+    seconds = time.perf_counter() - begun
+    demand(seconds < GRACE, f"its processes ended after {seconds:.0f} s")
+    demand("Traceback" not in ended.text, f"a traceback: {ended.text[-1500:]}")
+    _finish(stage, workdir, newest(workdir))
+    return {"seconds": round(seconds, 1)}
+
+
+def connect(stage: Stage, text: bytes, workdir: Path) -> dict:
+    """Before and after the processes have met; the training ends as one that was left alone."""
+    started = _launch(stage, workdir)
+    port = int(_arguments(started, 1).partition("--coordinator 127.0.0.1:")[2].split()[0])
+    talked, connections = 0, []
+    while started.is_running and last_row(workdir) < STEPS // 2:
+        with contextlib.suppress(OSError):
+            connections.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+            connections[-1].sendall(text)
+            talked += 1
+        for connection in connections[:-20]:
+            connection.close()
+        time.sleep(0.05)
+    ended = started.wait()
+    for connection in connections:
+        connection.close()
+    demand(ended.code == 0, f"exit code {ended.code} instead of 0: {ended.text[-1500:]}")
+    demand_same_end(workdir, stage.together)
+    return {"connections": talked, "hit": talked > 0}
+
+
+def come_late(stage: Stage, workdir: Path) -> dict:
+    """It is refused, and the training does not notice."""
+    started = _launch(stage, workdir)
+    place = _arguments(started, 1).partition("--coordinator ")[2].split()[0]
+    demand(started.wait_for(lambda: last_row(workdir) >= 7), "it ended early")
+    for number in (1, 0):
+        late = _process(stage, workdir, place, 2, number).wait()
+        late.demand_code(3)
+        late.demand_text("another training, listens on coordinator|Address already in use")
+    ended = started.wait()
+    demand(ended.code == 0, f"exit code {ended.code} instead of 0: {ended.text[-1500:]}")
+    demand_same_end(workdir, stage.together)
+    return {}
+
+
+def refuse(stage: Stage, count: int, numbers: tuple[int, ...], code: int, line: str, workdir: Path) -> dict:
+    """Each of the processes says so, and nothing is made."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        if "in use" not in line:
+            taken.close()
+        started = [_process(stage, workdir, place, count, number) for number in numbers]
+        for ended in [process.wait() for process in started]:
+            ended.demand_code(code)
+            ended.demand_text(line)
+    demand(not workdir.exists(), "the workdir was made")
+    return {}
+
+
+def _process(stage: Stage, workdir: Path, place: str, count: int, number: int) -> Started:
+    meeting = ("--coordinator", place, "--num-processes", count, "--process-id", number)
+    return stage.lab.start(workdir, *meeting, "--join-timeout", 8)
+
+
+def _arguments(launcher: Started, process_id: int) -> str:
+    """The command line of one of its processes."""
+    pid = _pid(launcher, process_id)
+    demand(pid is not None, "it ended early")
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()

@@ -22,7 +22,7 @@ from typing import Annotated
 
 import tyro
 from fault_kills import Stage, Trial, kills, stops
-from fault_processes import processes
+from fault_processes import meetings, processes
 from fault_runs import HALF, Lab, NotSurvived, demand_same_end
 from fault_storage import damages, data_and_rivals, disks, may_mount, permissions
 from rich.console import Console
@@ -121,6 +121,7 @@ def trials(stage: Stage, counts: Counts, seed: int) -> Iterable[Trial]:
     yield from permissions(stage)
     yield from data_and_rivals(stage)
     yield from processes(stage, counts.processes, seed)
+    yield from meetings(stage)
 
 
 def try_all(stage: Stage, plan: list[Trial], jobs: int) -> Iterable[dict]:
