@@ -142,8 +142,9 @@ def end_launcher(stage: Stage, number: signal.Signals, workdir: Path) -> dict:
     demand("saved at step" in ended.text, f"nothing was saved: {ended.text[-1500:]}")
     demand("Traceback" not in ended.text, f"a traceback: {ended.text[-1500:]}")
     demand(seconds < PATIENCE, f"its processes ended after {seconds:.0f} s")
-    _finish(stage, workdir, newest(workdir))
-    return {"saved after step": newest(workdir), "seconds": round(seconds, 1)}
+    saved = newest(workdir)
+    _finish(stage, workdir, saved)
+    return {"saved after step": saved, "seconds": round(seconds, 1)}
 
 
 def end_launcher_early(stage: Stage, workdir: Path) -> dict:

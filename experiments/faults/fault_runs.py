@@ -66,6 +66,8 @@ class Lab:
             "JAX_COMPILATION_CACHE_DIR": str(self.root / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            # JAX, which this program imports, sets it to 1, and what XLA logs would fill the pipes.
+            "TF_CPP_MIN_LOG_LEVEL": "3",
         }
         return {**os.environ, "JAX_PLATFORMS": "cpu", **cache}
 
