@@ -2,9 +2,9 @@
 
 Exit codes: 0 done; 1 what was to be timed differs from its oracle, or no state size keeps to the bound of a
 distillation; 2 wrong input; 3 the machine failed us (disk full, no permission, another process lost); 4 the
-run diverged; 75 a training was asked to stop (SIGINT, SIGTERM, SIGHUP) and saved: the same command continues,
-as EX_TEMPFAIL of sysexits.h says; 130 interrupted otherwise. Heavy packages are imported by the command that
-needs them.
+run diverged; 75 a training was asked to stop (SIGINT, SIGTERM, SIGHUP) and saved, or had nothing to save at
+SIGTERM or SIGHUP: the same command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT
+with nothing to save. Heavy packages are imported by the command that needs them.
 """
 
 import ctypes
