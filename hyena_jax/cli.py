@@ -2,9 +2,9 @@
 
 Exit codes: 0 done; 1 what was to be timed differs from its oracle, or no state size keeps to the bound of a
 distillation; 2 wrong input; 3 the machine failed us (disk full, no permission, another process lost); 4 the
-run diverged; 75 a training was asked to stop (SIGINT, SIGTERM, SIGHUP) and saved: the same command continues,
-as EX_TEMPFAIL of sysexits.h says; 130 interrupted otherwise. Heavy packages are imported by the command that
-needs them.
+run diverged; 75 a training was asked to stop (SIGINT, SIGTERM, SIGHUP) and saved, or had nothing to save at
+SIGTERM or SIGHUP: the same command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT
+with nothing to save. Heavy packages are imported by the command that needs them.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from hyena_jax.config.choices import describe
 from hyena_jax.distillation.command import Distill
 from hyena_jax.generation.command import Generate, RunSelection
 from hyena_jax.launch import launch
-from hyena_jax.startup import keep_compiled_programs, refuse_wrong_jaxlib
+from hyena_jax.startup import import_jax, keep_compiled_programs, refuse_wrong_jaxlib, start_devices
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -173,8 +173,12 @@ def _run(
     command: Train | Launch | Evaluate | Generate | Export | Distill | Bench, arguments: Sequence[str]
 ) -> int:
     refuse_wrong_jaxlib()
-    if not isinstance(command, Launch | Bench):  # the first does not compute, the second times the compiler
+    if not isinstance(command, Launch):  # it does not compute
+        import_jax()
+    if not isinstance(command, Launch | Bench):  # the second times the compiler
         keep_compiled_programs(_note)
+    if not isinstance(command, Launch | Train):  # a training may have to join other processes first
+        start_devices()
     match command:
         case Train():
             return _train(command)
@@ -206,6 +210,7 @@ def _train(command: Train) -> int:
     keep_freed_memory()
     experiment, workdir = command.experiment, command.workdir
     distributed.join(command.cluster, experiment.parallel.heartbeat_timeout)
+    start_devices()
     console = Console(highlight=False, markup=False)
     try:
         with distributed.leaving_on_failure(_fail):
@@ -338,6 +343,7 @@ def _quiet_libraries() -> None:
     Orbax and asyncio also log, with a traceback, the errors that Orbax raises.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ["MPLBACKEND"] = "agg"  # figures are only written to files
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 

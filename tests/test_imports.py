@@ -24,6 +24,8 @@ ALLOWED = {
     "benchmark": {"config", "data", "filters", "generation", "mixers", "models", "ops", "training"},
     "distillation": {"config", "data", "models", "training"},
     "api": {"config", "data", "generation", "models", "startup", "training"},
+    "__main__": {"cli", "interruption"},
+    "interruption": set(),
     "launch": set(),
     "startup": {"config"},
     "cli": {

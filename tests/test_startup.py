@@ -1,6 +1,7 @@
 """Which JAX may compute, and where commands keep the programs that it compiles."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,35 @@ def test_the_installed_jax_multiplies_and_sums_right():
     command = [sys.executable, "-c", PRODUCT_AND_SUM]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def command(tmp_path, **variables):
+    """`hyena-jax train` in this environment, in a process that has not started JAX."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", *variables)}
+    return subprocess.run(
+        [sys.executable, "-m", "hyena_jax", "train", "quickstart", "--workdir", str(tmp_path / "run")],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"JAX_PLATFORMS": "nonsense"}, "JAX cannot start its devices .*asks for JAX_PLATFORMS=nonsense"),
+        ({"JAX_NUM_CPU_DEVICES": "0"}, "JAX cannot start its devices .*JAX_NUM_CPU_DEVICES=0"),
+        ({"JAX_ENABLE_X64": "x"}, "JAX cannot be imported .*JAX_ENABLE_X64"),
+        ({"XLA_FLAGS": "--nonsense=1"}, "XLA_FLAGS must hold .*'--nonsense=1'.*Unknown flag"),
+        ({"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=x"}, "XLA_FLAGS must hold .*Couldn't interpret value x"),
+        ({"JAX_DISABLE_JIT": "1"}, "JAX_DISABLE_JIT=True is a setting for debugging"),
+    ],
+)
+def test_an_environment_that_jax_cannot_start_in_is_one_line(tmp_path, variables, message):
+    done = command(tmp_path, **variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"hyena-jax: error: {message}.*\n", done.stderr)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture

@@ -121,8 +121,9 @@ class Ended:
         demand("Traceback" not in self.text, f"a traceback: {self.text[-1500:]}")
         if code:
             lines = self.err.strip().splitlines()
-            errors = [line for line in lines if line.startswith("hyena-jax: error: ")]
-            demand(len(errors) == len(lines) == 1, f"not one line on the standard error: {self.err[-1500:]}")
+            start = "hyena-jax: " if code in (75, 130) else "hyena-jax: error: "
+            ours = [line for line in lines if line.startswith(start)]
+            demand(len(ours) == len(lines) == 1, f"not one line on the standard error: {self.err[-1500:]}")
 
     def demand_text(self, pattern: str) -> str:
         """What the pattern matches in the output."""

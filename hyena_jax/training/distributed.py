@@ -33,8 +33,7 @@ def join(cluster: Cluster, heartbeat_timeout: int) -> None:
         others. A process that ended waits as long for the others to end.
 
     Raises:
-      UserError: if nothing says where the others are, or they do not fit together (see `call_roll`), or have
-        different numbers of devices.
+      UserError: if nothing says where the others are, or they do not fit together: see `call_roll`.
       OSError: if they cannot be reached within `cluster.join_timeout` seconds.
     """
     if not cluster.distributed and cluster.coordinator is None:
@@ -66,10 +65,6 @@ def join(cluster: Cluster, heartbeat_timeout: int) -> None:
         )
     except (RuntimeError, ValueError) as error:
         raise OSError(f"the other processes cannot be reached: {error}") from error
-    devices = Counter(device.process_index for device in jax.devices())
-    if len(set(devices.values())) > 1:
-        part()
-        raise UserError(f"every process must have the same number of devices, got {dict(devices)}")
 
 
 def _from_environment(cluster: Cluster) -> Cluster:
@@ -174,6 +169,13 @@ def together(make: Callable[[], T]) -> T:
 def from_first(make: Callable[[], T]) -> T:
     """What `make` returns (a JSON value) on process 0, which alone runs it; all get it, or its error."""
     return gather(together(lambda: make() if is_first() else None))[0]
+
+
+def require_equal_devices() -> None:
+    """Raises UserError, on all processes, unless they have as many devices each, as all else here needs."""
+    counts = Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        raise UserError(f"every process must have the same number of devices, got {dict(counts)}")
 
 
 def require_equal(values: Mapping[str, Any]) -> None:

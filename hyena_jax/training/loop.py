@@ -16,7 +16,14 @@ from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.training import export, parallel
 from hyena_jax.training.checkpoint import Checkpoints, best, saved_steps
-from hyena_jax.training.distributed import first_request, from_first, is_first, require_equal, together
+from hyena_jax.training.distributed import (
+    first_request,
+    from_first,
+    is_first,
+    require_equal,
+    require_equal_devices,
+    together,
+)
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.profiling import Profile
@@ -86,6 +93,7 @@ def train(
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
     with stop_requests() as stop:
         console = console if is_first() else Console(quiet=True)
+        require_equal_devices()
         given = {"init_from": str(init_from), "accept_changed_data": accept_changed_data}
         require_equal({"workdir": str(workdir.absolute()), **given, **_settings(experiment)})
         prepared = _prepare(experiment, workdir, console, init_from, accept_changed_data)

@@ -17,7 +17,15 @@ from hyena_jax import cli
 from hyena_jax.config import Cluster, UserError
 from hyena_jax.training import distributed
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.distributed import from_first, gather, join, lost_another, require_equal, together
+from hyena_jax.training.distributed import (
+    from_first,
+    gather,
+    join,
+    lost_another,
+    require_equal,
+    require_equal_devices,
+    together,
+)
 from hyena_jax.training.manifest import is_damaged
 from hyena_jax.training.metrics import read_rows
 
@@ -380,13 +388,11 @@ def test_an_environment_that_names_no_processes(changes, message, joined, monkey
 
 
 def test_other_numbers_of_devices_are_refused(monkeypatch):
-    counts = [SimpleNamespace(process_index=i) for i in (0, 0, 1)]
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
-    monkeypatch.setattr(jax, "devices", lambda: counts)
-    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
-    monkeypatch.setenv("no_grpc_proxy", "")
+    require_equal_devices()
+    devices = [SimpleNamespace(process_index=i) for i in (0, 0, 1)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
     with pytest.raises(UserError, match="the same number of devices, got {0: 2, 1: 1}"):
-        join(Cluster(coordinator=f"127.0.0.1:{free_port()}", num_processes=1, process_id=0), 10)
+        require_equal_devices()
 
 
 @pytest.mark.parametrize(
