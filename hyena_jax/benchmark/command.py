@@ -3,10 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from hyena_jax.benchmark.settings import Decode, Model, Operators, Settings, flags
 from hyena_jax.config import MIXER_CONFIGS
@@ -16,19 +13,6 @@ if TYPE_CHECKING:
 
     from hyena_jax.benchmark.operators import Row
     from hyena_jax.benchmark.roofline import Roofline
-
-Kind = (
-    Annotated[Operators, tyro.conf.subcommand("operators", prefix_name=False)]
-    | Annotated[Model, tyro.conf.subcommand("model", prefix_name=False)]
-    | Annotated[Decode, tyro.conf.subcommand("decode", prefix_name=False)]
-)
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Measure time and memory of mixers, of a config's model, or of decoding; each is checked first."""
-
-    settings: Annotated[Kind, tyro.conf.arg(name="")]
 
 
 def run(settings: Settings, console: "Console", command: Sequence[str] = ()) -> None:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 from hyena_jax.config import PluginFlags, UserError, require
 from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.flags import FLAT, positional
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,11 +29,11 @@ class NoSizeHolds(Exception):
 class Distill:
     """Replace the long filters of a run on text by small recurrences, in a new run folder."""
 
-    workdir: tyro.conf.Positional[Path]
+    workdir: Path = field(metadata=positional("WORKDIR"))
     """Folder of a run."""
     output: Path
     """Folder of the new run; must not exist, or be empty."""
-    state_size: Annotated[int | Literal["auto"], tyro.conf.arg(metavar="INT|auto")] = "auto"
+    state_size: int | Literal["auto"] = "auto"
     """Real numbers of state of each channel, even: half as many complex modes. `auto` takes the smallest
     power of two from 4 on that keeps to --max-loss-increase."""
     step: str = "latest"
@@ -49,7 +48,7 @@ class Distill:
     """Sequences evaluated at once; does not change the result."""
     seed: int = 0
     """Seed of the random subspaces that the spectra of filters beyond 512 taps are found in."""
-    plugins: Annotated[PluginFlags, tyro.conf.arg(name="")] = field(default=PluginFlags())
+    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
     def check(self) -> None:
         """Refuses values that fit no run."""

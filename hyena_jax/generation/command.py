@@ -4,11 +4,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 from hyena_jax.config import PluginFlags, UserError, require
+from hyena_jax.config.flags import FLAT, positional
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,18 +27,18 @@ MOST_ROWS = 4096
 class RunSelection:
     """Which parameters of which run."""
 
-    workdir: tyro.conf.Positional[Path]
+    workdir: Path = field(metadata=positional("WORKDIR"))
     """Folder of a run."""
     step: str = "latest"
     """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
-    plugins: Annotated[PluginFlags, tyro.conf.arg(name="")] = field(default=PluginFlags())
+    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
 
 @dataclass(frozen=True)
 class Generate:
     """Continue prompts with a run's model."""
 
-    run: Annotated[RunSelection, tyro.conf.arg(name="")]
+    run: RunSelection = field(metadata=FLAT)
     prompt: tuple[str, ...] = ()
     """Texts to continue, all at once."""
     max_new_tokens: int = 256

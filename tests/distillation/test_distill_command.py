@@ -13,7 +13,7 @@ SMALL = """
     --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16
     --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
     --training.steps 6 --training.eval-every 3 --training.checkpoint-every 3 --training.log-every 2
-    --logging.sample-tokens 0 --logging.tensorboard False
+    --logging.sample-tokens 0 --no-logging.tensorboard
 """.split()
 
 
@@ -77,7 +77,7 @@ def test_the_new_folder_is_a_run(workdir, tmp_path, capsys):
     assert [path.name for path in folder.parent.iterdir()] == ["small"]  # no draft is left
     for which, at in (("before", workdir), ("after", folder)):
         assert evaluated(at, capsys)["loss"] == pytest.approx(results[which]["loss"], rel=1e-5)
-    assert run("generate", folder, "--prompt", "the", "--max-new-tokens", 20, "--greedy", "True") == 0
+    assert run("generate", folder, "--prompt", "the", "--max-new-tokens", 20, "--greedy") == 0
     assert capsys.readouterr().out.startswith("the")
     assert run("train", folder / "config.py", "--workdir", folder, "--training.steps", 2) == 0
     assert "step      2   validation loss" in capsys.readouterr().out

@@ -148,7 +148,7 @@ def test_configs():
 TRAIN = """
     train quickstart --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16
     --model.pattern.0.filter.width 4 --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
-    --training.steps 2 --logging.sample-tokens 4 --logging.tensorboard False
+    --training.steps 2 --logging.sample-tokens 4 --no-logging.tensorboard
 """.split()
 
 

@@ -19,7 +19,7 @@ from hyena_jax.training.metrics import read_rows
 SMALL = """
     --model.n-layers 1 --model.d-model 16 --model.d-ff 8 --model.max-len 16 --model.pattern.0.filter.width 4
     --data.seq-len 16 --data.batch-size 8 --optimizer.schedule.decay-steps 100 --logging.sample-tokens 0
-    --training.log-every 1 --training.eval-every 4 --training.checkpoint-every 2 --logging.tensorboard False
+    --training.log-every 1 --training.eval-every 4 --training.checkpoint-every 2 --no-logging.tensorboard
 """.split()
 
 
@@ -111,7 +111,7 @@ def test_four_processes_train_as_one_and_save_together(text, tmp_path, layout):
 @pytest.mark.scale
 def test_slurm_tells_the_processes_where_they_meet(text, tmp_path):
     workdir = tmp_path / "slurm"
-    command = arguments(text, workdir, 4, "--parallel.devices", 1, "--distributed", True)
+    command = arguments(text, workdir, 4, "--parallel.devices", 1, "--distributed")
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
     processes = [
         subprocess.Popen(
