@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.startup import refuse_wrong_jaxlib
 from hyena_jax.training import loop, metrics
 from hyena_jax.training.evaluate import evaluate_run, load_data
+from hyena_jax.training.progress import watched
 from hyena_jax.training.run_folder import Run, load_params, read_run
 
 Prompt = str | Sequence[int] | np.ndarray
@@ -68,17 +69,21 @@ class LoadedRun:
         """The rows of `metrics.jsonl`: `step`, and values such as `train/loss` or `validation/loss`."""
         return metrics.read_rows(self.workdir / metrics.FILE)
 
-    def evaluate(self, path: str | Path | None = None, batch_size: int = 64) -> dict[str, float]:
+    def evaluate(
+        self, path: str | Path | None = None, batch_size: int = 64, *, progress: bool = False
+    ) -> dict[str, float]:
         """Metrics on all that the run held out, or on all of the data at `path`.
 
         Args:
           batch_size: rows at once; does not change the result.
+          progress: show a bar with the time left, where the standard error is a terminal.
 
         Raises:
           UserError: if the data cannot be had, do not fit the model, or are not what the run held out.
         """
         path = None if path is None else str(path)
-        return evaluate_run(self.folder, self.model, self.params, path, batch_size)
+        watch = partial(watched, "evaluating") if progress else None
+        return evaluate_run(self.folder, self.model, self.params, path, batch_size, watch)
 
     def generate(
         self,

@@ -328,7 +328,7 @@ def _evaluate(command: Evaluate) -> int:
     from hyena_jax.api import load_run
 
     run = load_run(command.run.workdir, command.run.step)
-    values = run.evaluate(command.path, command.batch_size)
+    values = run.evaluate(command.path, command.batch_size, progress=True)
     table = Table("metric", "value", title=Text(f"{run.workdir}, step {run.step}"), box=None)
     for name, value in values.items():
         table.add_row(name, f"{value:,.6g}")
