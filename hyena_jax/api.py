@@ -18,9 +18,10 @@ from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer, is_tokenizer
 from hyena_jax.generation import decoding
 from hyena_jax.generation.decoding import Continuation, Request
-from hyena_jax.generation.prompts import OnFull, encode, stop_ids
+from hyena_jax.generation.prompts import OnFull, encode
 from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
+from hyena_jax.generation.stopping import stops
 from hyena_jax.startup import refuse_wrong_jaxlib
 from hyena_jax.training import loop, metrics
 from hyena_jax.training.evaluate import evaluate_run, load_data
@@ -102,19 +103,21 @@ class LoadedRun:
     ) -> list[str]:
         """The texts that follow one prompt or several, `num_samples` for each, one after the other.
 
-        The options are those of `hyena-jax generate`: see `SamplingRule` and `Request`. `stop` holds texts of
-        one token each.
+        The options are those of `hyena-jax generate`: see `SamplingRule` and `Request`. A text ends after
+        any of those in `stop`, whichever tokens spell it.
 
         Raises:
           UserError: if an option is out of its range, a prompt or a stop cannot be encoded, or the run's data
             have no tokenizer.
         """
+        stop_tokens, stop_texts = stops(self.tokenizer, [stop] if isinstance(stop, str) else stop)
         request = Request(
             n_tokens=max_new_tokens,
             rule=SamplingRule(greedy, temperature, top_k, top_p, min_p),
             seed=seed,
             n_samples=num_samples,
-            stop_tokens=stop_ids(self.tokenizer, [stop] if isinstance(stop, str) else stop),
+            stop_tokens=stop_tokens,
+            stop_texts=stop_texts,
             on_full=on_full,
         )
         return [self.tokenizer.decode(row.tokens) for row in self.continuations(prompts, request)]

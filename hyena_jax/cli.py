@@ -360,7 +360,7 @@ def _distill(command: Distill, arguments: Sequence[str]) -> int:
 
 
 def _bench(settings: Settings, arguments: Sequence[str]) -> int:
-    from hyena_jax.benchmark.command import run
+    from hyena_jax.benchmark.command import Interrupted, run
     from hyena_jax.benchmark.verify import Mismatch
 
     keep_freed_memory()
@@ -368,6 +368,9 @@ def _bench(settings: Settings, arguments: Sequence[str]) -> int:
         run(settings, _table_console(), ["hyena-jax", *arguments])
     except Mismatch as error:
         return _fail(error, 1)
+    except Interrupted as stop:
+        _note(str(stop))
+        return 130
     return 0
 
 

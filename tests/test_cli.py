@@ -76,12 +76,19 @@ def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):
     options += ["--stop", stop, "--output", stopped]
     assert run("generate", workdir, "--load-state", state, *options) == 0
     assert json.loads(stopped.read_text())["tokens"] == lines[0]["tokens"][:count]
+    stopped.unlink()
+    two = bytes(lines[0]["tokens"]).decode(errors="replace")[2:4]
+    both = ["--stop", two.replace("\\", "\\\\").replace("\n", "\\n"), "--stop", "\\n\\n\\n"]
+    assert run("generate", workdir, "--load-state", state, *options[:4], *both, "--output", stopped) == 0
+    text = json.loads(stopped.read_text())["text"]
+    assert text.endswith(two)
+    assert lines[0]["text"].startswith(text)
     capsys.readouterr()
     before = output.read_text()
     for arguments, message in (
         (["--prompt", "the", "--output", output], "output must be a new file"),
         (["--prompt", "the", "--save-state", tmp_path / "no" / "state"], "in a folder that exists"),
-        (["--prompt", "the", "--stop", "th"], "--stop must be one token"),
+        (["--prompt", "the", "--stop", ""], "--stop must be at least one character, got ''"),
         (
             ["--prompt", "the", "--on-full", "error", "--max-new-tokens", 10**6],
             "--max-new-tokens must be at most",

@@ -97,8 +97,11 @@ class Progress:
 
 
 @contextmanager
-def bar(what: str, total: int, console: Console | None = None) -> Iterator[Callable[[], None]]:
-    """A bar with the time left, on a terminal alone, which goes when it is done; yields what moves it by one.
+def bar(what: str, total: int, console: Console | None = None) -> Iterator[Callable[..., None]]:
+    """A bar with the time left, on a terminal alone, which goes when it is done.
+
+    Yields:
+      advance(by=1), which moves it.
 
     Args:
       console: where lines are printed meanwhile; the bar is on the standard error if that is not a terminal.
@@ -110,7 +113,7 @@ def bar(what: str, total: int, console: Console | None = None) -> Iterator[Calla
         *columns, console=console, transient=True, disable=hidden, redirect_stdout=False
     ) as live:
         task = live.add_task("", total=total)
-        yield lambda: live.advance(task)
+        yield lambda by=1: live.advance(task, by)
 
 
 def watched(what: str, items: Iterable[T], total: int) -> Iterator[T]:

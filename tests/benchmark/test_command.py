@@ -162,6 +162,37 @@ def test_operators_write_a_table_numbers_and_a_plot(tmp_path, capsys):
     assert "GFLOP/s in a matrix product" in captured.out
 
 
+def test_rows_are_kept_when_a_benchmark_is_interrupted(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "new" / "er"
+    kept = []
+
+    def interrupt(programs, effort):
+        if kept:
+            raise KeyboardInterrupt
+        kept.append(operators_measure(programs, effort))
+        return kept[0]
+
+    operators_measure = operators.measure
+    monkeypatch.setattr(operators, "measure", interrupt)
+    arguments = ["--mixers", "fir", "--lengths", 16, 32, "--d-model", 8]
+    assert run("operators", *arguments, *QUICK, "--output", folder) == 130
+    captured = capsys.readouterr()
+    header, row = captured.out.splitlines()
+    assert header.split()[:2] == ["method", "length"]
+    assert row.split()[:2] == ["fir", "16"]
+    assert captured.err == f"hyena-jax: interrupted; the row measured so far is in {folder}\n"
+    assert [row["length"] for row in results_of(folder)["rows"]] == [16]
+    assert run("operators", *arguments, *QUICK) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(operators, "verify_method", lambda *_: pytest.fail("measured"))
+    assert run("operators", "--mixers", "fir", "--output", tmp_path / "file" / "inner") == 3
+    assert "Not a directory" in capsys.readouterr().err
+
+
 def test_no_speed_of_what_is_wrong(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         verify, "mixer_oracle", lambda config: lambda *args: 1.001 * mixer_oracle(config)(*args)

@@ -68,8 +68,13 @@ def test_the_new_folder_is_a_run(workdir, tmp_path, capsys):
     printed = capsys.readouterr().out
     for words in ("Hankel singular values", "Validation loss and KL", "layer 0, filter 0", "state size 8"):
         assert words in printed
-    assert "layer 0, filter 0 does not compress to state size 8: relative error" in printed
+    assert "state size 8 keeps to the bound: the loss changes by" in printed
+    assert (
+        "1 of 1 filter is off by more than 0 (the model hardly uses what is lost): layer 0, filter 0"
+        in printed
+    )
     results = json.loads((folder / "distillation.json").read_text())
+    assert results["keeps_to_the_bound"]
     assert (results["state_size"], results["n_modes"], results["step"]) == (8, 4, 6)
     assert results["command"].startswith(f"hyena-jax distill {workdir}")
     assert results["after"]["kl"] >= 0
@@ -105,15 +110,15 @@ def test_auto_takes_the_smallest_size_within_the_bound(workdir, tmp_path, capsys
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("{run} --output {new} --state-size 7", "state_size must be even and at least 2, or 'auto', got 7"),
-        ("{run} --output {new} --state-size 0", "state_size must be even and at least 2, or 'auto', got 0"),
-        ("{run} --output {new} --state-size 18", "state_size must be at most the run's max_len=16, got 18"),
+        ("{run} --output {new} --state-size 7", "--state-size must be even and at least 2, or 'auto', got 7"),
+        ("{run} --output {new} --state-size 0", "--state-size must be even and at least 2, or 'auto', got 0"),
+        ("{run} --output {new} --state-size 18", "--state-size must be at most the run's max_len=16, got 18"),
         ("{run} --output {new} --state-size few", "few"),
-        ("{run} --output {run}", "output must be a new or an empty folder"),
-        ("{run} --output {text}", "output must be a new or an empty folder"),
-        ("{run} --output {new} --step 5", "step must be one of the saved [6, 3], got 5"),
-        ("{run} --output {new} --max-loss-increase -1", "max_loss_increase must be at least 0, got -1.0"),
-        ("{run} --output {new} --path {new}", "path must be an existing"),
+        ("{run} --output {run}", "--output must be a new or an empty folder"),
+        ("{run} --output {text}", "--output must be a new or an empty folder"),
+        ("{run} --output {new} --step 5", "--step must be one of the saved [6, 3], got 5"),
+        ("{run} --output {new} --max-loss-increase -1", "--max-loss-increase must be at least 0, got -1.0"),
+        ("{run} --output {new} --path {new}", "--path must be an existing"),
         ("{tmp} --output {new}", "holds no run"),
         ("{others}/images --output {new}", "a run on text"),
         ("{others}/hawk --output {new}", "a run with a mixer that has a long filter, got 'HawkConfig'"),
