@@ -183,7 +183,7 @@ def _describe(called: str, kind: type, defaults: dict[str, Any]) -> str:
     """The help of a command; for `train` without a config, that of its own flags alone."""
     from hyena_jax.config.flag_help import command_help
 
-    flags, notes = list(flags_of(kind, defaults)), []
+    flags, notes = flags_of(kind, defaults), []
     if kind is Train and defaults:
         notes.append(describe_choices(defaults["experiment"]))
     elif kind is Train:

@@ -109,7 +109,7 @@ def describe(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(map(describe, arguments))
     if origin is Literal:
-        return f"one of {', '.join(arguments)}"
+        return f"one of {', '.join(arguments)}" if len(arguments) > 1 else repr(arguments[0])
     if origin is tuple:
         inner = describe(arguments[0])
         count = "any number" if arguments[-1] is Ellipsis else str(len(arguments))

@@ -76,11 +76,11 @@ def _columns() -> int:
 
 
 def _invocation(flag: Flag) -> str:
-    """A flag with what follows it."""
+    """A flag with what follows it; of a boolean the one that changes something."""
     if flag.is_positional:
         return flag.name
     if flag.hint is bool:
-        return f"--[no-]{flag.name[2:]}"
+        return f"--no-{flag.name[2:]}" if flag.default is True else flag.name
     count = n_values(flag.hint)
     word = _metavar(flag.hint)
     return f"{flag.name} {word + ' ...' if count is None else ' '.join([word] * count)}"
@@ -105,13 +105,13 @@ def _text(flag: Flag) -> str:
 
 
 def _default(value: Any, about: str) -> str:
-    """A default in brackets; nothing of None, unless the text says what None does."""
-    if value == () or (value is None and "None" not in about):
+    """A default in brackets; nothing where a flag is off, or None unless the text says what None does."""
+    if value is False or value == () or (value is None and "None" not in about):
         return ""
     if isinstance(value, tuple):
         shown = " ".join(map(str, value))
-    elif isinstance(value, bool):
-        shown = "on" if value else "off"
+    elif value is True:
+        shown = "on"
     else:
         shown = repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)
     return f"(default: {shown})"

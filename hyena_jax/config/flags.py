@@ -54,23 +54,13 @@ class Flag(NamedTuple):
         return not self.name.startswith("--")
 
 
-def flags_of(
-    command: type, defaults: Mapping[str, Any] | None = None, path: tuple[str, ...] = (), prefix: str = "--"
-) -> Iterator[Flag]:
+def flags_of(command: type, defaults: Mapping[str, Any] | None = None) -> list[Flag]:
     """All flags of a dataclass, in the order of its fields, those of nested dataclasses last.
 
     Args:
       defaults: values of fields that take the place of the fields' own defaults.
     """
-    nested = []
-    for field, hint, value in _fields(command, defaults or {}):
-        here, name = (*path, field.name), prefix + field.name.replace("_", "-")
-        if inner := list(_inside(field, here, hint, value, prefix)):
-            for section in inner:
-                nested += flags_of(section.kind, section.values, section.path, section.prefix)
-        elif not _holds_dataclasses(hint):
-            yield Flag(here, field.metadata.get("positional", name), hint, value, command)
-    yield from nested
+    return list(_flags(_Section(command, dict(defaults or {}), (), "--")))
 
 
 def read(
@@ -90,7 +80,7 @@ def read(
     Raises:
       UserError: naming the flag that is unknown, missing, or has a wrong value.
     """
-    flags = list(flags_of(command, defaults))
+    flags = flags_of(command, defaults)
     names = {flag.path: flag.name for flag in flags}
     values = _parse(flags, called, arguments, others)
     for flag in flags:
@@ -121,6 +111,19 @@ def n_values(hint: Any) -> int | None:
         return 0
     elements = _elements(hint)
     return 1 if elements is None else None if elements[-1] is Ellipsis else len(elements)
+
+
+def _flags(section: "_Section") -> Iterator[Flag]:
+    nested = []
+    for field, hint, value in _fields(section):
+        path = (*section.path, field.name)
+        if inner := list(_inside(section, field, hint, value)):
+            nested += inner
+        elif not _holds_dataclasses(hint):
+            name = field.metadata.get("positional", section.prefix + field.name.replace("_", "-"))
+            yield Flag(path, name, hint, value, section.kind)
+    for inner in nested:
+        yield from _flags(inner)
 
 
 def _parse(
@@ -236,37 +239,37 @@ def _shown(text: str) -> str:
     return shorten.repr(text)
 
 
-def _fields(command: type, defaults: Mapping[str, Any]) -> Iterator[tuple[dataclasses.Field, Any, Any]]:
-    """Each field with its type and its value."""
-    for field in dataclasses.fields(command):
-        own = field.default if field.default_factory is MISSING else field.default_factory()
-        if field.init:
-            yield field, field_types(command)[field.name], defaults.get(field.name, own)
-
-
 class _Section(NamedTuple):
-    """A dataclass inside another."""
+    """A dataclass that is to be made: the command's own, or one inside it."""
 
     kind: type
     values: dict[str, Any]
+    """Of fields, in place of their own defaults."""
     path: tuple[str, ...]
     prefix: str
     """What the names of its flags begin with: `--model.`"""
 
 
-def _inside(
-    field: dataclasses.Field, path: tuple[str, ...], hint: Any, value: Any, prefix: str
-) -> Iterator[_Section]:
-    """The dataclasses that a field at `path` holds."""
-    name = "" if field.metadata.get("flat") else field.name.replace("_", "-") + "."
+def _fields(section: _Section) -> Iterator[tuple[dataclasses.Field, Any, Any]]:
+    """Each field with its type, and its value or MISSING."""
+    for field in dataclasses.fields(section.kind):
+        own = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.init:
+            yield field, field_types(section.kind)[field.name], section.values.get(field.name, own)
+
+
+def _inside(section: _Section, field: dataclasses.Field, hint: Any, value: Any) -> Iterator[_Section]:
+    """The dataclasses that a field holds."""
+    path = (*section.path, field.name)
+    prefix = section.prefix + ("" if field.metadata.get("flat") else field.name.replace("_", "-") + ".")
     if value is MISSING and dataclasses.is_dataclass(hint):
-        yield _Section(hint, {}, path, prefix + name)
+        yield _Section(hint, {}, path, prefix)
     elif dataclasses.is_dataclass(value):
-        yield _Section(type(value), _values(value), path, prefix + name)
+        yield _Section(type(value), _values(value), path, prefix)
     elif isinstance(value, tuple):
         for i, element in enumerate(value):
             if dataclasses.is_dataclass(element):
-                yield _Section(type(element), _values(element), (*path, str(i)), f"{prefix}{name}{i}.")
+                yield _Section(type(element), _values(element), (*path, str(i)), f"{prefix}{i}.")
 
 
 def _holds_dataclasses(hint: Any) -> bool:
@@ -282,13 +285,12 @@ def _build(
 ) -> Any:
     """The dataclass with the values that are given, from the inside out."""
     options = {}
-    for field, hint, value in _fields(section.kind, section.values):
-        here = (*section.path, field.name)
-        inner = [_build(part, values, names) for part in _inside(field, here, hint, value, section.prefix)]
+    for field, hint, value in _fields(section):
+        inner = [_build(part, values, names) for part in _inside(section, field, hint, value)]
         if inner:
             options[field.name] = tuple(inner) if isinstance(value, tuple) else inner[0]
         else:
-            options[field.name] = values.get(here, value)
+            options[field.name] = values.get((*section.path, field.name), value)
     try:
         return section.kind(**options)
     except UserError as error:

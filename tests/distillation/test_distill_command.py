@@ -18,10 +18,7 @@ SMALL = """
 
 
 def run(*arguments: object) -> int:
-    try:
-        return cli.main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        return stop.code
+    return cli.main([str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +127,7 @@ def test_wrong_input_is_one_line_and_code_2(arguments, message, workdir, others,
     capsys.readouterr()
     assert run("distill", *(argument.format(**names) for argument in arguments.split())) == 2
     captured = capsys.readouterr()
-    output = " ".join((captured.out + captured.err).replace("│", " ").split())
+    output = " ".join((captured.out + captured.err).split())
     assert message in output
     assert "Traceback" not in output
     assert list(tmp_path.iterdir()) == []
