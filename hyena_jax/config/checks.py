@@ -117,5 +117,5 @@ def describe(hint: Any) -> str:
     if hint is type(None):
         return "None"
     if hint is Path:
-        return "a path"
+        return "a path that the system allows"
     return "a finite float" if hint is float else f"{'an' if hint is int else 'a'} {hint.__name__}"

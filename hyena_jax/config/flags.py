@@ -7,7 +7,9 @@ that is given again, the last value counts.
 
 import dataclasses
 import difflib
+import errno
 import math
+import os
 import re
 import reprlib
 import types
@@ -217,12 +219,21 @@ def _value(hint: Any, text: str) -> Any:
         if hint is type(None) and text == "None":
             return None
         raise ValueError
-    if hint is Path and not text:
+    if hint is Path and not _is_path(text):
         raise ValueError
     value = hint(text)
     if hint is float and not math.isfinite(value):
         raise ValueError
     return value
+
+
+def _is_path(text: str) -> bool:
+    """Whether there could be a file of that name."""
+    try:
+        os.lstat(text)
+    except OSError as error:
+        return text != "" and error.errno != errno.ENAMETOOLONG
+    return True
 
 
 def _elements(hint: Any) -> tuple | None:

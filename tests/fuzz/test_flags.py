@@ -23,7 +23,11 @@ COMMANDS = {
     "bench decode": [],
     "launch": ["--num-processes", "2"],
 }
-WRONG = {int: ("x", "1.5", "1e3", "0x10", ""), float: ("x", "nan", "-inf", "1,5", ""), Path: ("",)}
+WRONG = {
+    int: ("x", "1.5", "1e3", "0x10", ""),
+    float: ("x", "nan", "-inf", "1,5", ""),
+    Path: ("", "x" * 300, "x/" * 3000, "a\0b"),
+}
 
 
 def keyword_flags(command: str) -> list[Flag]:
