@@ -5,7 +5,6 @@ constants of `hyena_jax.config`. Nothing is imported before it is used, JAX leas
 """
 
 import importlib
-from typing import Any
 
 _PLACES = {
     "LoadedRun": "hyena_jax.api:LoadedRun",
@@ -18,7 +17,7 @@ _PLACES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__all__":
         return _public()
     if name in _PLACES:
@@ -37,7 +36,7 @@ def _public() -> list[str]:
     return sorted({*_PLACES, *_of_config()})
 
 
-def _of_config() -> dict[str, Any]:
+def _of_config() -> dict[str, object]:
     """The classes and constants of `hyena_jax.config`: what starts with a capital letter."""
     names = vars(importlib.import_module("hyena_jax.config"))
     return {name: value for name, value in names.items() if name[0].isupper()}

@@ -2,9 +2,9 @@
 
 Exit codes: 0 done; 1 what was to be timed differs from its oracle, or no state size keeps to the bound of a
 distillation; 2 wrong input; 3 the machine failed us (disk full, no permission, another process lost); 4 the
-run diverged; 75 a training was asked to stop (SIGINT, SIGTERM, SIGHUP) and saved: the same command continues,
-as EX_TEMPFAIL of sysexits.h says; 130 interrupted otherwise. Heavy packages are imported by the command that
-needs them.
+run diverged; 75 a training was asked to stop (SIGINT, SIGTERM, SIGHUP) and saved, or had nothing to save at
+SIGTERM or SIGHUP: the same command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT
+with nothing to save. Heavy packages are imported by the command that needs them.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from hyena_jax.config.flags import FLAT, as_flag, flags_of, positional, read
 from hyena_jax.distillation.command import Distill
 from hyena_jax.generation.command import Generate, RunSelection
 from hyena_jax.launch import launch
-from hyena_jax.startup import keep_compiled_programs, refuse_wrong_jaxlib
+from hyena_jax.startup import import_jax, keep_compiled_programs, refuse_wrong_jaxlib, start_devices
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,7 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"out of memory: {error}", 3)
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        _note("interrupted")
+        return 130
 
 
 # A command of two words is a table of those that its first word can be followed by.
@@ -221,10 +222,12 @@ def _run(
     command: Train | Launch | Evaluate | Generate | Export | Distill | Settings, arguments: Sequence[str]
 ) -> int:
     refuse_wrong_jaxlib()
-    if not isinstance(
-        command, Launch | Settings
-    ):  # the first does not compute, the second times the compiler
+    if not isinstance(command, Launch):  # it does not compute
+        import_jax()
+    if not isinstance(command, Launch | Settings):  # a benchmark times the compiler
         keep_compiled_programs(_note)
+    if not isinstance(command, Launch | Train):  # a training may have to join other processes first
+        start_devices()
     match command:
         case Train():
             return _train(command)
@@ -256,6 +259,7 @@ def _train(command: Train) -> int:
     keep_freed_memory()
     experiment, workdir = command.experiment, command.workdir
     distributed.join(command.cluster, experiment.parallel.heartbeat_timeout)
+    start_devices()
     console = Console(highlight=False, markup=False)
     try:
         with distributed.leaving_on_failure(_fail):
@@ -269,9 +273,12 @@ def _train(command: Train) -> int:
             )
             is_first = distributed.is_first()
             distributed.part()
-    except (Diverged, Interrupted) as error:
-        code = 4 if isinstance(error, Diverged) else 75
-        return _fail(error, code) if distributed.is_first() else code
+    except Diverged as error:
+        return _fail(error, 4) if distributed.is_first() else 4
+    except Interrupted as error:
+        if distributed.is_first():
+            _note(str(error))
+        return 75
     except BrokenPipeError:
         sys.stdout = None
         return _fail("nobody reads the output any more; the same command continues", 3)
@@ -360,7 +367,7 @@ def _distill(command: Distill, arguments: Sequence[str]) -> int:
 
 
 def _bench(settings: Settings, arguments: Sequence[str]) -> int:
-    from hyena_jax.benchmark.command import Interrupted, run
+    from hyena_jax.benchmark.command import run
     from hyena_jax.benchmark.verify import Mismatch
 
     keep_freed_memory()
@@ -368,9 +375,6 @@ def _bench(settings: Settings, arguments: Sequence[str]) -> int:
         run(settings, _table_console(), ["hyena-jax", *arguments])
     except Mismatch as error:
         return _fail(error, 1)
-    except Interrupted as stop:
-        _note(str(stop))
-        return 130
     return 0
 
 
@@ -388,6 +392,7 @@ def _quiet_libraries() -> None:
     Orbax and asyncio also log, with a traceback, the errors that Orbax raises.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ["MPLBACKEND"] = "agg"  # figures are only written to files
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
@@ -412,7 +417,3 @@ def _note(text: str) -> None:
 def _fail(reason: object, code: int) -> int:
     _note(f"error: {' '.join(str(reason).split())}")
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

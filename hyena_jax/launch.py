@@ -28,7 +28,7 @@ def launch(command: Sequence[str], n_processes: int, grace: float, report: Calla
     try:
         with _forwarded(processes) as forwarded:
             for i in range(n_processes):
-                ours = [sys.executable, "-m", "hyena_jax.cli", *command, *meeting, "--process-id", str(i)]
+                ours = [sys.executable, "-m", "hyena_jax", *command, *meeting, "--process-id", str(i)]
                 # In a group of their own, or Ctrl-C would reach them twice: from the terminal and from here.
                 processes.append(subprocess.Popen(ours, process_group=0))
             return _watch(processes, grace, report, forwarded)

@@ -1,13 +1,17 @@
-"""What a command does before it computes: refuse a JAX that is wrong, and keep compiled programs on disk."""
+"""What a command does before it computes: start JAX, or say why not, and keep compiled programs on disk."""
 
 import importlib.metadata
 import os
+import re
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 from hyena_jax.config.checks import UserError
+from hyena_jax.config.plugins import describe_fault
 
 # The fault is XLA's, so jaxlib's: under jax 0.10.2, jaxlib 0.10.1 is right.
 MISCOMPILES_ON_CPUS = "0.10.2"
@@ -18,6 +22,57 @@ CACHE_SETTINGS = {
     "jax_compilation_cache_max_size": 256 * 2**20,  # bytes; the least recently used go first
     "jax_persistent_cache_min_compile_time_secs": 0.1,
 }
+# Under other values than these, Flax, Optax or Orbax fail, or a run would take days.
+NOT_FOR_DEBUGGING = {
+    "jax_disable_jit": (False,),
+    "jax_no_tracing": (False,),
+    "jax_numpy_dtype_promotion": ("standard",),
+    "jax_numpy_rank_promotion": ("allow", "warn"),
+    "jax_transfer_guard": (None, "allow", "log"),
+}
+CHOOSE_DEVICES = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES")
+
+
+def import_jax() -> None:
+    """Imports JAX; raises UserError if an environment variable keeps it from starting, or from working."""
+    if "XLA_FLAGS" in os.environ and "jax" not in sys.modules:
+        _try_xla_flags(os.environ["XLA_FLAGS"])
+    try:
+        import jax
+    except Exception as error:
+        reason = describe_fault(error)
+        raise UserError(
+            f"JAX cannot be imported ({reason}); check the environment variables JAX_*"
+        ) from error
+    for name, usual in NOT_FOR_DEBUGGING.items():
+        value = getattr(jax.config, name)
+        if value not in usual:
+            raise UserError(f"{name.upper()}={value} is a setting for debugging that no command works with")
+
+
+def _try_xla_flags(flags: str) -> None:
+    """Lets another process start XLA with them: XLA ends the process if they are wrong."""
+    code = "import contextlib\nwith contextlib.suppress(Exception): import jax; jax.devices('cpu')"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "0"}
+    tried = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, errors="replace"
+    )
+    if tried.returncode != 0:
+        lines = re.findall(r"^[EF]\d{4} [^]]*\] (.*)", tried.stderr, re.MULTILINE)  # errors in Abseil's log
+        reason = lines[0] if lines else f"XLA ended with code {tried.returncode}"
+        raise UserError(f"XLA_FLAGS must hold flags that this XLA knows, got {flags!r}: {reason}")
+
+
+def start_devices() -> None:
+    """Starts JAX's devices, once all processes have joined; raises UserError if they cannot start."""
+    import jax
+
+    try:
+        jax.devices()
+    except Exception as error:  # of several kinds, by what is missing
+        asked = [f"{name}={os.environ[name]}" for name in CHOOSE_DEVICES if name in os.environ]
+        where = f"the environment asks for {', '.join(asked)}" if asked else "look at the drivers"
+        raise UserError(f"JAX cannot start its devices ({describe_fault(error)}); {where}") from error
 
 
 def refuse_wrong_jaxlib() -> None:

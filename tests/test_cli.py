@@ -130,7 +130,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(workdir):
     losses = []
     for size in (1, 7, 64):
         done = subprocess.run(
-            [sys.executable, "-m", "hyena_jax.cli", "eval", str(workdir), "--batch-size", str(size)],
+            [sys.executable, "-m", "hyena_jax", "eval", str(workdir), "--batch-size", str(size)],
             capture_output=True,
             text=True,
             check=True,
@@ -276,7 +276,7 @@ def test_a_full_disk_is_code_3(tmp_path, text, capsys, monkeypatch):
 def test_help_is_quick_and_complete(arguments):
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "hyena_jax.cli", *arguments], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "hyena_jax", *arguments], capture_output=True, text=True, check=True
     )
     assert time.perf_counter() - start < 2
     if arguments[:2] == ["train", "quickstart"]:

@@ -77,7 +77,7 @@ def test_a_part_trains_is_killed_continues_and_is_evaluated(name, tmp_path, caps
     assert "loss" in capsys.readouterr().out
 
     without = subprocess.run(
-        [sys.executable, "-m", "hyena_jax.cli", "eval", str(tmp_path / "killed")],
+        [sys.executable, "-m", "hyena_jax", "eval", str(tmp_path / "killed")],
         capture_output=True,
         text=True,
         env={name: value for name, value in os.environ.items() if name != "HYENA_JAX_PLUGINS"},

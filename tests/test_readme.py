@@ -47,7 +47,7 @@ def test_the_flags_of_the_commands_exist(command):
         line for line in README.splitlines() if line.startswith(f"hyena-jax {command} ") and "[" in line
     )
     done = subprocess.run(
-        [sys.executable, "-m", "hyena_jax.cli", command, "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "hyena_jax", command, "--help"], capture_output=True, text=True, check=True
     )
     for flag in re.findall(r"--[a-z][a-z-]+", line):
         assert flag in done.stdout or flag == "--section"

@@ -47,7 +47,7 @@ def main(
 
 
 def command(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "hyena_jax.cli", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "hyena_jax", *arguments], check=True)
 
 
 def draw(runs: list[dict]) -> None:

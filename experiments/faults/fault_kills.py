@@ -158,8 +158,17 @@ def stops(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
         number = signals[i % len(signals)]
         step, delay = generator.randrange(1, STEPS - 10), generator.uniform(0, 0.1)
         yield Trial(number.name, f"after step {step}", partial(stop, stage, number, step, delay))
-    yield Trial("SIGTERM before the first step", "", partial(stop_early, stage))
     yield Trial("SIGTERM twice", "", partial(stop_twice, stage))
+
+
+def starts(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
+    """Signals at any moment of a start, new or continued."""
+    generator = random.Random(f"starts {seed}")
+    for i in range(count):
+        number = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[i % 3]
+        delay = generator.uniform(0.1, 0.5 * stage.seconds)
+        trial = partial(stop_start, stage, number, delay, i % 2 == 1)
+        yield Trial(f"{number.name} while it starts", f"after {delay:.2f} s", trial)
 
 
 def stop(stage: Stage, number: signal.Signals, step: int, delay: float, workdir: Path) -> dict:
@@ -172,7 +181,7 @@ def stop(stage: Stage, number: signal.Signals, step: int, delay: float, workdir:
     ended = started.wait()
     seconds = time.perf_counter() - start
     ended.demand_code(75)
-    ended.demand_text(f"stopped by {number.name} and saved; the same command continues")
+    ended.demand_text(f"stopped by {number.name}; saved at step")
     saved = newest(workdir)
     # A row may be written after we looked; then the step under way is finished.
     demand(before <= saved <= before + 2, f"asked after step {before}, saved after step {saved}")
@@ -181,15 +190,21 @@ def stop(stage: Stage, number: signal.Signals, step: int, delay: float, workdir:
     return {"asked after step": before, "saved after step": saved, "seconds": round(seconds, 2)}
 
 
-def stop_early(stage: Stage, workdir: Path) -> dict:
-    """While it starts: nothing to save, the same exit code."""
+def stop_start(stage: Stage, number: signal.Signals, delay: float, is_continued: bool, workdir: Path) -> dict:
+    """One line, and 130 or 75: 75 where a step was saved, or where a scheduler asked."""
+    if is_continued:
+        shutil.copytree(stage.half, workdir)
     started = stage.lab.start(workdir)
-    demand(started.wait_for((workdir / "config.json").exists), "it ended early")
-    started.process.send_signal(signal.SIGTERM)
+    time.sleep(delay)
+    before, start = newest(workdir), time.perf_counter()
+    started.process.send_signal(number)
     ended = started.wait()
-    ended.demand_code(75)
-    stage.finish(workdir, newest(workdir))
-    return {"steps": newest(workdir)}
+    seconds = time.perf_counter() - start
+    saved = newest(workdir)
+    ended.demand_code(130 if number == signal.SIGINT and "saved at step" not in ended.text else 75)
+    demand(saved >= before, f"checkpoint {before} is lost")
+    stage.finish(workdir, saved)
+    return {"step": saved, "seconds": round(seconds, 2)}
 
 
 def stop_twice(stage: Stage, workdir: Path) -> dict:

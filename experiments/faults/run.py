@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from fault_kills import Stage, Trial, kills, stops
+from fault_kills import Stage, Trial, kills, starts, stops
 from fault_processes import processes
 from fault_runs import HALF, Lab, NotSurvived, demand_same_end
 from fault_storage import damages, data_and_rivals, disks, may_mount, permissions
@@ -40,6 +40,8 @@ class Counts:
     """How often a run is killed."""
     stops: int = 12
     """How often one is asked to stop by a signal."""
+    starts: int = 12
+    """How often a signal comes while a run starts."""
     damages: int = 18
     """How many checkpoints are damaged."""
     full_disks: int = 12
@@ -116,6 +118,7 @@ def trials(stage: Stage, counts: Counts, seed: int) -> Iterable[Trial]:
     """All of them, in the order of the table."""
     yield from kills(stage, counts.kills, seed)
     yield from stops(stage, counts.stops, seed)
+    yield from starts(stage, counts.starts, seed)
     yield from damages(stage, counts.damages, seed)
     yield from disks(stage, counts.full_disks, seed)
     yield from permissions(stage)

@@ -62,7 +62,7 @@ def train(spec: str, seed: int, workdir: Path, flags: list[str]) -> dict:
     result = workdir / "result.json"
     if result.exists():
         return json.loads(result.read_text())
-    command = [sys.executable, "-m", "hyena_jax.cli", "train", spec, "--workdir", str(workdir)]
+    command = [sys.executable, "-m", "hyena_jax", "train", spec, "--workdir", str(workdir)]
     start = time.perf_counter()
     subprocess.run([*command, "--seed", str(seed), *flags], check=True)
     seconds = time.perf_counter() - start

@@ -81,7 +81,7 @@ def measure(variant: str, workdir: Path, path: str | None) -> dict:
 
 
 def run(variant: str, workdir: Path, path: str | None, flags: list[str]) -> None:
-    command = [sys.executable, "-m", "hyena_jax.cli", "train", f"shakespeare_cpu:{variant}"]
+    command = [sys.executable, "-m", "hyena_jax", "train", f"shakespeare_cpu:{variant}"]
     command += ["--workdir", str(workdir), "--logging.sample-tokens", "0", *flags]
     command += ["--data.path", path] if path else []
     subprocess.run(command, check=True)

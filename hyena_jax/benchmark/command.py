@@ -1,12 +1,14 @@
 """`hyena-jax bench operators | model | decode`: check first, then measure, print and write."""
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hyena_jax.benchmark.settings import PLOT, Decode, Model, Operators, Settings, flags
 from hyena_jax.config import MIXER_CONFIGS
+from hyena_jax.interruption import EndAtOnce, end_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,10 +23,6 @@ Curves = Callable[[Sequence[Any]], tuple]
 """curves(rows) -> what `report.draw` draws."""
 
 
-class Interrupted(Exception):
-    """Ctrl-C after some rows were measured; they are kept."""
-
-
 def run(settings: Settings, console: "Console", command: Sequence[str] = ()) -> None:
     """Measures what the settings say; prints each row when it comes, and keeps it where a folder is given.
 
@@ -35,7 +33,6 @@ def run(settings: Settings, console: "Console", command: Sequence[str] = ()) -> 
       UserError: for settings that cannot be run; nothing has been measured then.
       Mismatch: if something differs from its oracle; nothing has been printed then.
       OSError: if the files cannot be written; the folder is tried before anything is measured.
-      Interrupted: on Ctrl-C, where rows were kept.
     """
     from hyena_jax.benchmark.report import check_writable
 
@@ -80,7 +77,7 @@ def _operators(settings: Operators, console: "Console", command: Sequence[str]) 
         measured = operators.bench_lengths(
             chosen, settings.lengths, sizes, _effort(settings), roofline, advance, notes.append
         )
-        rows = _kept(measured, settings, console, report.operators_cells, results, curves)
+        rows = _kept(measured, settings, console, report.operators_cells, results)
     found = _describe(_scaling(rows), max(settings.lengths))
     _end(settings, console, rows, [*notes, *found, _describe_roofline(roofline)], results, curves)
 
@@ -104,7 +101,7 @@ def _model(settings: Model, console: "Console", command: Sequence[str]) -> None:
         advance()
         measured = model.bench_model(subject, _effort(settings), advance, notes.append)
         cells = partial(report.model_cells, subject.unit)
-        rows = _kept(measured, settings, console, cells, results, curves)
+        rows = _kept(measured, settings, console, cells, results)
     parameters = [f"{rows[0].n_params:,} parameters, batch {rows[0].batch}"] if rows else []
     _end(settings, console, rows, [*notes, *parameters], results, curves)
 
@@ -129,7 +126,7 @@ def _decode(settings: Decode, console: "Console", command: Sequence[str]) -> Non
             verify.verify_decoding(mixer, decode.model_config(mixer, settings, max(settings.contexts)))
             advance()
         measured = decode.bench_decode(settings, chosen, _effort(settings), advance, notes.append)
-        rows = _kept(measured, settings, console, report.decode_cells, results, curves)
+        rows = _kept(measured, settings, console, report.decode_cells, results)
     _end(settings, console, rows, notes, results, curves)
 
 
@@ -139,29 +136,24 @@ def _kept(
     console: "Console",
     cells: "Callable[[Any], Iterable[Cells]]",
     results: Results,
-    curves: Curves,
 ) -> list[Any]:
     """All rows; each is printed, and written with those before it, when it comes."""
     from hyena_jax.benchmark import report
 
     rows: list[Any] = []
-    try:
-        for row in measured:
-            lines = list(cells(row))
-            if not rows:
-                lines.insert(0, {name: name for name in lines[0]})
-            for line in lines:
-                console.print(report.line(line), soft_wrap=True)
-            rows.append(row)
-            if settings.output is not None:
-                report.write(settings.output, results(rows))
-    except KeyboardInterrupt:
-        if settings.output is None or not rows:
-            raise
-        report.write(settings.output, results(rows))
-        report.draw(settings.output / PLOT, *curves(rows))
-        kept = f"{len(rows)} rows measured so far are" if len(rows) > 1 else "row measured so far is"
-        raise Interrupted(f"interrupted; the {kept} in {settings.output}") from None
+    for row in measured:
+        lines = list(cells(row))
+        if not rows:
+            lines.insert(0, {name: name for name in lines[0]})
+        for line in lines:
+            console.print(report.line(line), soft_wrap=True)
+        rows.append(row)
+        if settings.output is not None:
+            (settings.output / PLOT).unlink(missing_ok=True)  # it shows an earlier benchmark
+            report.write(settings.output, results(rows))
+            if isinstance(signal.getsignal(signal.SIGINT), EndAtOnce):
+                kept = f"{len(rows)} rows measured so far are" if len(rows) > 1 else "row measured so far is"
+                end_at_once(signal.SIGINT, 130, f"interrupted; the {kept} in {settings.output}")
     return rows
 
 

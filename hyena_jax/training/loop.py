@@ -15,7 +15,7 @@ from hyena_jax import config, models
 from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.training import export, parallel
-from hyena_jax.training.checkpoint import Checkpoints, best
+from hyena_jax.training.checkpoint import Checkpoints, best, saved_steps
 from hyena_jax.training.distributed import first_request, from_first, is_first, require_equal, together
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
 from hyena_jax.training.optimizer import make_optimizer
@@ -81,7 +81,7 @@ def train(
     Raises:
       UserError: see `load`, `Dataset.complete`, `make_optimizer`, `check_run` and `Checkpoints.restore`.
       Diverged: if the loss or a gradient is not finite.
-      Interrupted: after one of `signals.STOPPING`.
+      Interrupted: after one of `signals.STOPPING`, once a step was trained; before that, they act as usual.
     """
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
     with stop_requests() as stop:
@@ -102,7 +102,8 @@ def train(
     if is_first():
         draw_learning_curves(workdir, _curves(prepared))
     if stop.is_set:
-        raise Interrupted(f"stopped by {stop.name} and saved; the same command continues")
+        saved = from_first(lambda: saved_steps(workdir / CHECKPOINTS)[0])
+        raise Interrupted(f"stopped by {stop.name}; saved at step {saved}: rerun the command to continue")
     return Result(prepared.model, params, prepared.data)
 
 
@@ -204,7 +205,6 @@ def _run(
                 best_loss=from_first(lambda: best(folder).loss),
                 data_state=data_state,
             )
-            stop.defer()
             return trainer.run(state, start, stop, trace)
 
 

@@ -81,6 +81,7 @@ class Trainer:
                 if step == start + 1:
                     jax.block_until_ready(state)  # keep compilation out of the speed that is reported
                     self.clock.restart(step)
+                    stop.defer()  # from here on there is something to save
                 is_last = step == training.steps
                 if check_every is not None and step % check_every == 0:
                     check_replicas(self.strategy.to_global(state), step)

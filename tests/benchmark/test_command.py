@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import sys
 from functools import partial
 
@@ -12,6 +13,7 @@ from hyena_jax.benchmark import decode, memory, operators, report, roofline, ver
 from hyena_jax.benchmark.settings import Decode
 from hyena_jax.cli import main
 from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig
+from hyena_jax.interruption import EndAtOnce
 from hyena_jax.mixers import mixer_oracle
 
 QUICK = ["--seconds", "0.01", "--least-runs", "2"]
@@ -163,27 +165,30 @@ def test_operators_write_a_table_numbers_and_a_plot(tmp_path, capsys):
 
 
 def test_rows_are_kept_when_a_benchmark_is_interrupted(tmp_path, capsys, monkeypatch):
-    folder = tmp_path / "new" / "er"
-    kept = []
+    folder, first, said = tmp_path / "new" / "er", [], []
+    usual, handler = operators.measure, signal.signal(signal.SIGINT, EndAtOnce(130, "interrupted"))
 
     def interrupt(programs, effort):
-        if kept:
+        if first:
+            said.append(signal.getsignal(signal.SIGINT).line)
             raise KeyboardInterrupt
-        kept.append(operators_measure(programs, effort))
-        return kept[0]
+        first.append(usual(programs, effort))
+        return first[0]
 
-    operators_measure = operators.measure
     monkeypatch.setattr(operators, "measure", interrupt)
-    arguments = ["--mixers", "fir", "--lengths", 16, 32, "--d-model", 8]
-    assert run("operators", *arguments, *QUICK, "--output", folder) == 130
+    arguments = ["--mixers", "fir", "--lengths", 16, 32, "--d-model", 8, *QUICK, "--output", folder]
+    try:
+        assert run("operators", *arguments) == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
     captured = capsys.readouterr()
     header, row = captured.out.splitlines()
     assert header.split()[:2] == ["method", "length"]
     assert row.split()[:2] == ["fir", "16"]
-    assert captured.err == f"hyena-jax: interrupted; the row measured so far is in {folder}\n"
-    assert [row["length"] for row in results_of(folder)["rows"]] == [16]
-    assert run("operators", *arguments, *QUICK) == 130
-    assert "interrupted" in capsys.readouterr().err
+    assert captured.err == "hyena-jax: interrupted\n"  # a process ends before, with this:
+    assert said == [f"interrupted; the row measured so far is in {folder}"]
+    results = json.loads((folder / "results.json").read_text())
+    assert [row["length"] for row in results["rows"]] == [16]
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path, capsys, monkeypatch):

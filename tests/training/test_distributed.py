@@ -35,7 +35,7 @@ def arguments(text, workdir, steps, *more):
 def launched(n_processes, command, grace=60):
     """The launcher, whose standard error goes where its standard output goes."""
     flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
-    ours = [sys.executable, "-u", "-m", "hyena_jax.cli", "launch", "--num-processes", str(n_processes)]
+    ours = [sys.executable, "-u", "-m", "hyena_jax", "launch", "--num-processes", str(n_processes)]
     with subprocess.Popen(
         [*ours, "--grace", str(grace), "--", *command],
         stdout=subprocess.PIPE,
@@ -115,7 +115,7 @@ def test_slurm_tells_the_processes_where_they_meet(text, tmp_path):
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "hyena_jax.cli", *command],
+            [sys.executable, "-m", "hyena_jax", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

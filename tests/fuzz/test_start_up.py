@@ -1,0 +1,151 @@
+"""Signals at moments swept over the start of a command, and environments that JAX cannot start in."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
+
+SECONDS = 60
+"""Longest that a command may take."""
+TRAIN = """
+    train quickstart --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16
+    --model.pattern.0.filter.width 4 --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
+    --training.steps 5000 --training.eval-windows 16 --logging.sample-tokens 4
+""".split()
+
+
+def environment(**variables):
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    return {**ours, "JAX_PLATFORMS": "cpu", **variables}
+
+
+def start(*arguments, **variables):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-m", "hyena_jax", *map(str, arguments)]
+    return subprocess.Popen(command, env=environment(**variables), **pipes)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    root = tmp_path_factory.mktemp("start_up")
+    (root / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    flags = ["--workdir", root / "run", "--data.path", root / "text.txt", "--training.steps", 2]
+    with start(*TRAIN, *flags) as process:
+        process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    return root
+
+
+COMMANDS = {
+    "train": [*TRAIN, "--workdir", "{root}/new", "--data.path", "{root}/text.txt"],
+    "continue": [*TRAIN, "--workdir", "{root}/run", "--data.path", "{root}/text.txt"],
+    "eval": ["eval", "{root}/run"],
+    "generate": ["generate", "{root}/run", "--prompt", "the", "--max-new-tokens", "100000"],
+    "export": ["export", "{root}/run", "--output", "{root}/out.safetensors"],
+    "bench": ["bench", "operators", "--mixers", "hyena", "--lengths", "4096"],
+}
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", COMMANDS)
+def test_signals_swept_over_the_start(places, tmp_path, name, seed):
+    """Between the first tenth of a second, in which Python itself starts, and 20 s, mostly early."""
+    generator = random.Random(f"{name} {seed}")
+    number = generator.choice([signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    subprocess.run(["cp", "-r", f"{places}/.", tmp_path], check=True)
+    with start(*(str(word).format(root=tmp_path) for word in COMMANDS[name])) as process:
+        try:
+            try:
+                output, error = process.communicate(timeout=0.15 * 130 ** generator.random())
+            except subprocess.TimeoutExpired:
+                process.send_signal(number)
+                output, error = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    code, lines = process.returncode, error.splitlines()
+    if code == 0:  # it was done before the signal came
+        assert name in ("eval", "export")
+    elif name in ("train", "continue"):
+        assert len(lines) == 1, error
+        assert lines[0].startswith(("hyena-jax: interrupted", f"hyena-jax: stopped by {number.name};"))
+        assert code == (130 if "interrupted" in lines[0] else 75)
+        assert ("interrupted" in lines[0] or "saved at" in lines[0]) or number != signal.SIGINT
+    elif number == signal.SIGINT:
+        assert code == 130, error
+        assert lines[-1].startswith("hyena-jax: interrupted")
+    else:
+        assert code == -number
+    assert "Traceback" not in output + error
+    assert "ignored in" not in error
+    rows = tmp_path / "run" / "metrics.jsonl"
+    assert all(json.loads(line) for line in rows.read_text().splitlines())
+
+
+WRONG = [
+    *(f"JAX_PLATFORMS={value}" for value in ("tpu", "nonsense", "cuda", "rocm", "cpu,nonsense", ",", "CPU ")),
+    *(f"JAX_NUM_CPU_DEVICES={value}" for value in ("0", "x", "1.5", "1e9x")),
+    *(
+        f"XLA_FLAGS={value}"
+        for value in (
+            "--nonsense=1",
+            "nonsense",
+            "/nonexistent",
+            "--xla_force_host_platform_device_count=x",
+            "--xla_force_host_platform_device_count=0",
+            "--xla_cpu_multi_thread_eigen=maybe",
+            "--xla_backend_optimization_level=two",
+            "--xla_dump_hlo_as_text --",
+            "xla_dump_to=/tmp",
+        )
+    ),
+    *(f"JAX_{name}={value}" for name in ("DISABLE_JIT", "NO_TRACING") for value in ("1", "true")),
+    *(
+        f"JAX_{name}={value}"
+        for name in ("ENABLE_X64", "DEBUG_NANS", "LOG_COMPILES", "ENABLE_COMPILATION_CACHE", "DISABLE_JIT")
+        for value in ("x", "2", "None")
+    ),
+    *(
+        f"JAX_{name}=nonsense"
+        for name in (
+            "DEFAULT_MATMUL_PRECISION",
+            "DEFAULT_PRNG_IMPL",
+            "DEFAULT_DEVICE",
+            "CPU_COLLECTIVES_IMPLEMENTATION",
+            "NUMPY_DTYPE_PROMOTION",
+            "NUMPY_RANK_PROMOTION",
+            "TRANSFER_GUARD",
+            "LOGGING_LEVEL",
+            "TRACEBACK_FILTERING",
+            "PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+            "COMPILATION_CACHE_MAX_SIZE",
+            "TRACER_ERROR_NUM_TRACEBACK_FRAMES",
+        )
+    ),
+    "JAX_NUMPY_DTYPE_PROMOTION=strict",
+    "JAX_NUMPY_RANK_PROMOTION=raise",
+    *(f"JAX_TRANSFER_GUARD={value}" for value in ("disallow", "disallow_explicit", "log_explicit")),
+]
+
+
+@pytest.mark.parametrize("setting", WRONG)
+def test_environments_that_jax_cannot_start_in(places, tmp_path, setting):
+    """One line that names it, and no folder; or the command works, where JAX takes the value."""
+    name, _, value = setting.partition("=")
+    flags = ["--workdir", tmp_path / "run", "--data.path", places / "text.txt", "--training.steps", 2]
+    with start(*TRAIN, *flags, **{name: value}) as process:
+        output, error = process.communicate(timeout=SECONDS)
+    assert "Traceback" not in output + error
+    if process.returncode == 0:
+        assert (tmp_path / "run" / "checkpoints").is_dir()
+    else:
+        assert process.returncode == 2, error
+        assert re.fullmatch(r"hyena-jax: error: [^\n]+\n", error)
+        assert re.search("JAX|XLA", error)
+        assert not (tmp_path / "run").exists()
