@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer, is_tokenizer
 from hyena_jax.generation import decoding
 from hyena_jax.generation.decoding import Continuation, Request
-from hyena_jax.generation.prompts import OnFull, encode, stop_ids
+from hyena_jax.generation.prompts import OnFull, encode
 from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
+from hyena_jax.generation.stopping import stops
 from hyena_jax.startup import refuse_wrong_jaxlib
 from hyena_jax.training import loop, metrics
 from hyena_jax.training.evaluate import evaluate_run, load_data
+from hyena_jax.training.progress import watched
 from hyena_jax.training.run_folder import Run, load_params, read_run
 
 Prompt = str | Sequence[int] | np.ndarray
@@ -68,17 +70,21 @@ class LoadedRun:
         """The rows of `metrics.jsonl`: `step`, and values such as `train/loss` or `validation/loss`."""
         return metrics.read_rows(self.workdir / metrics.FILE)
 
-    def evaluate(self, path: str | Path | None = None, batch_size: int = 64) -> dict[str, float]:
+    def evaluate(
+        self, path: str | Path | None = None, batch_size: int = 64, *, progress: bool = False
+    ) -> dict[str, float]:
         """Metrics on all that the run held out, or on all of the data at `path`.
 
         Args:
           batch_size: rows at once; does not change the result.
+          progress: show a bar with the time left, where the standard error is a terminal.
 
         Raises:
           UserError: if the data cannot be had, do not fit the model, or are not what the run held out.
         """
         path = None if path is None else str(path)
-        return evaluate_run(self.folder, self.model, self.params, path, batch_size)
+        watch = partial(watched, "evaluating") if progress else None
+        return evaluate_run(self.folder, self.model, self.params, path, batch_size, watch)
 
     def generate(
         self,
@@ -97,19 +103,21 @@ class LoadedRun:
     ) -> list[str]:
         """The texts that follow one prompt or several, `num_samples` for each, one after the other.
 
-        The options are those of `hyena-jax generate`: see `SamplingRule` and `Request`. `stop` holds texts of
-        one token each.
+        The options are those of `hyena-jax generate`: see `SamplingRule` and `Request`. A text ends after
+        any of those in `stop`, whichever tokens spell it.
 
         Raises:
           UserError: if an option is out of its range, a prompt or a stop cannot be encoded, or the run's data
             have no tokenizer.
         """
+        stop_tokens, stop_texts = stops(self.tokenizer, [stop] if isinstance(stop, str) else stop)
         request = Request(
             n_tokens=max_new_tokens,
             rule=SamplingRule(greedy, temperature, top_k, top_p, min_p),
             seed=seed,
             n_samples=num_samples,
-            stop_tokens=stop_ids(self.tokenizer, [stop] if isinstance(stop, str) else stop),
+            stop_tokens=stop_tokens,
+            stop_texts=stop_texts,
             on_full=on_full,
         )
         return [self.tokenizer.decode(row.tokens) for row in self.continuations(prompts, request)]

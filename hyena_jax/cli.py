@@ -13,16 +13,15 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from hyena_jax import config
-from hyena_jax.benchmark.command import Bench
-from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError, require
-from hyena_jax.config.choices import describe
+from hyena_jax.benchmark.settings import Decode, Model, Operators, Settings
+from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError, choose, require
+from hyena_jax.config.choices import choice_flags, describe_choices
+from hyena_jax.config.flags import FLAT, as_flag, flags_of, positional, read
 from hyena_jax.distillation.command import Distill
 from hyena_jax.generation.command import Generate, RunSelection
 from hyena_jax.launch import launch
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from hyena_jax.training.loop import Result
 
-Section = tyro.conf.arg(name="")
 PLUGINS = "HYENA_JAX_PLUGINS"
 
 
@@ -41,24 +39,24 @@ PLUGINS = "HYENA_JAX_PLUGINS"
 class Train:
     """Train CONFIG[:VARIANT] in a folder, or continue the run that is there."""
 
-    config: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="CONFIG[:VARIANT]")]]
-    """Name in configs/ or a Python file with get_config()."""
+    config: str = field(metadata=positional("CONFIG[:VARIANT]"))
+    """Name of a config, or a Python file with get_config()."""
     workdir: Path
     """Folder of the run; made if missing, continued if it holds this experiment."""
-    profile: Path | None
+    profile: Path | None = None
     """Write a jax.profiler trace of ten steps to this folder."""
-    init_from: Path | None
+    init_from: Path | None = None
     """File of parameters, as `export` writes them, that a new run starts from."""
-    accept_changed_data: bool
+    accept_changed_data: bool = False
     """Continue the run although its data changed; they are read as before (same tokenizer)."""
-    plugins: Annotated[PluginFlags, Section]
-    cluster: Annotated[Cluster, Section]
-    experiment: Annotated[Experiment, Section]
+    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
+    cluster: Cluster = field(default=Cluster(), metadata=FLAT)
+    experiment: Experiment = field(default=Experiment(), metadata=FLAT)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Run `hyena-jax launch [options] -- train ...` in several processes on this machine."""
+    """Train in several processes on this machine: hyena-jax launch --num-processes N -- train ..."""
 
     num_processes: int
     """Processes that train together; their devices share every batch."""
@@ -74,7 +72,7 @@ class Launch:
 class Evaluate:
     """Evaluate a run on all the data that it held out."""
 
-    run: Annotated[RunSelection, Section]
+    run: RunSelection = field(metadata=FLAT)
     path: str | None = None
     """Text file or folder, or folder of IDX images, to evaluate on instead."""
     batch_size: int = 64
@@ -85,7 +83,7 @@ class Evaluate:
 class Export:
     """Write a run's parameters to a safetensors file, and its config beside it."""
 
-    run: Annotated[RunSelection, Section]
+    run: RunSelection = field(metadata=FLAT)
     output: Path
     """File to write, such as model.safetensors."""
 
@@ -98,9 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _quiet_libraries()  # before a plugin imports them
     try:
         ours, launched = _split_launch(arguments)
-        commands, ours = _commands(_load_plugins(ours))
-        command = tyro.cli(commands, prog="hyena-jax", args=ours, config=TYRO)
-        return _run(command, launched if isinstance(command, Launch) else arguments)
+        command, flags = _read(_load_plugins(ours))
+        if command is None:
+            return 0
+        try:
+            return _run(command, launched if isinstance(command, Launch) else arguments)
+        except UserError as error:  # of a field, which a person knows as a flag
+            raise UserError(as_flag(str(error), flags)) from error
     except UserError as error:
         return _fail(error, 2)
     except BrokenPipeError:  # the reader of our output closed it, as `head` does
@@ -117,32 +119,79 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-# Unions take the class of their default; every flag is `--name value`, also for booleans.
-TYRO = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
+# A command of two words is a table of those that its first word can be followed by.
+COMMANDS = {
+    "train": Train,
+    "eval": Evaluate,
+    "generate": Generate,
+    "export": Export,
+    "distill": Distill,
+    "bench": {"operators": Operators, "model": Model, "decode": Decode},
+    "launch": Launch,
+}
+HELP = ("-h", "--help")
 
 
-def _commands(arguments: Sequence[str]) -> tuple[type, Sequence[str]]:
-    """The union of all commands, and the arguments that are left for their flags.
+def _read(arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """The command that the arguments describe, and the names of its flags; None where help was printed.
 
     The config that `train` names, with the kinds that are chosen in it, gives the defaults of its flags.
     """
-    experiment = Experiment()
-    if arguments[:1] == ["train"] and len(arguments) > 1 and arguments[1] not in ("-h", "--help"):
-        if arguments[1].startswith("-"):
-            raise UserError(f"CONFIG must come first after train, got {arguments[1]!r}")
-        experiment, arguments = config.choose_kinds(config.load(arguments[1]), arguments)
-    defaults = Train(tyro.MISSING, tyro.MISSING, None, None, False, PluginFlags(), Cluster(), experiment)
-    choices = f"\n\n{describe(experiment)}" if arguments[:1] == ["train"] else ""
-    union = (
-        Annotated[Train, tyro.conf.subcommand("train", default=defaults, description=Train.__doc__ + choices)]
-        | Annotated[Launch, tyro.conf.subcommand("launch")]
-        | Annotated[Evaluate, tyro.conf.subcommand("eval")]
-        | Annotated[Generate, tyro.conf.subcommand("generate")]
-        | Annotated[Export, tyro.conf.subcommand("export")]
-        | Annotated[Distill, tyro.conf.subcommand("distill")]
-        | Annotated[Bench, tyro.conf.subcommand("bench")]
-    )
-    return union, arguments
+    kind, words, rest = COMMANDS, [], list(arguments)
+    while isinstance(kind, dict):
+        if not rest:
+            start = " ".join(["hyena-jax", *words])
+            raise UserError(f"{start} must be followed by a command: {', '.join(kind)}; see {start} --help")
+        if rest[0] in HELP:
+            print(_overview(words, kind))
+            return None, []
+        kind = choose(" ".join([*words, "command"]), rest[0], kind)
+        words.append(rest.pop(0))
+    called, defaults, others = " ".join(words), {}, []
+    asks = any(argument in HELP for argument in rest)
+    if kind is Train and rest and not rest[0].startswith("-"):
+        experiment, rest = config.choose_kinds(config.load(rest[0]), rest)
+        defaults, others = {"experiment": experiment}, choice_flags(experiment)
+    elif kind is Train and rest and not asks:
+        raise UserError(f"CONFIG must come first after train, got {rest[0]!r}")
+    if asks:
+        print(_describe(called, kind, defaults))
+        return None, []
+    command = read(kind, called, rest, defaults, others)
+    return command, [flag.name for flag in flags_of(kind, defaults)]
+
+
+def _overview(words: Sequence[str], commands: dict[str, Any]) -> str:
+    from hyena_jax.config.flag_help import overview
+
+    start = " ".join(["hyena-jax", *words])
+    rows = {name: _about(kind) for name, kind in commands.items()}
+    notes = [f"`{start} COMMAND --help` describes a command."]
+    if not words:
+        notes.append("For a start: hyena-jax train quickstart --workdir runs/first")
+    return overview(f"{start} COMMAND ...", BENCH if words else ABOUT, rows, notes)
+
+
+def _about(kind: Any) -> str:
+    return BENCH if isinstance(kind, dict) else kind.__doc__.partition("\n")[0]
+
+
+ABOUT = "Train, evaluate and sample sequence models: Hyena, Hawk, attention and others."
+BENCH = "Measure time and memory: of mixers, of a config's model, or of decoding. Each is checked first."
+
+
+def _describe(called: str, kind: type, defaults: dict[str, Any]) -> str:
+    """The help of a command; for `train` without a config, that of its own flags alone."""
+    from hyena_jax.config.flag_help import command_help
+
+    flags, notes = flags_of(kind, defaults), []
+    if kind is Train and defaults:
+        notes.append(describe_choices(defaults["experiment"]))
+    elif kind is Train:
+        flags = [flag for flag in flags if flag.path[0] != "experiment"]
+        notes.append(f"Configs: {', '.join(config.config_files())}")
+        notes.append("`hyena-jax train CONFIG --help` describes the options of a config.")
+    return command_help(called, kind.__doc__, flags, notes)
 
 
 def _load_plugins(arguments: list[str]) -> list[str]:
@@ -170,12 +219,12 @@ def _split_launch(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _run(
-    command: Train | Launch | Evaluate | Generate | Export | Distill | Bench, arguments: Sequence[str]
+    command: Train | Launch | Evaluate | Generate | Export | Distill | Settings, arguments: Sequence[str]
 ) -> int:
     refuse_wrong_jaxlib()
     if not isinstance(command, Launch):  # it does not compute
         import_jax()
-    if not isinstance(command, Launch | Bench):  # the second times the compiler
+    if not isinstance(command, Launch | Settings):  # a benchmark times the compiler
         keep_compiled_programs(_note)
     if not isinstance(command, Launch | Train):  # a training may have to join other processes first
         start_devices()
@@ -195,7 +244,7 @@ def _run(
             return _export(command)
         case Distill():
             return _distill(command, arguments)
-        case Bench():
+        case Operators() | Model() | Decode():
             return _bench(command, arguments)
 
 
@@ -286,7 +335,7 @@ def _evaluate(command: Evaluate) -> int:
     from hyena_jax.api import load_run
 
     run = load_run(command.run.workdir, command.run.step)
-    values = run.evaluate(command.path, command.batch_size)
+    values = run.evaluate(command.path, command.batch_size, progress=True)
     table = Table("metric", "value", title=Text(f"{run.workdir}, step {run.step}"), box=None)
     for name, value in values.items():
         table.add_row(name, f"{value:,.6g}")
@@ -317,13 +366,13 @@ def _distill(command: Distill, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _bench(command: Bench, arguments: Sequence[str]) -> int:
+def _bench(settings: Settings, arguments: Sequence[str]) -> int:
     from hyena_jax.benchmark.command import run
     from hyena_jax.benchmark.verify import Mismatch
 
     keep_freed_memory()
     try:
-        run(command.settings, _table_console(), ["hyena-jax", *arguments])
+        run(settings, _table_console(), ["hyena-jax", *arguments])
     except Mismatch as error:
         return _fail(error, 1)
     return 0

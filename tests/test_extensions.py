@@ -15,7 +15,7 @@ EXTENSIONS = Path(__file__).parent / "extensions"
 pytestmark = pytest.mark.usefixtures("own_parts")
 SMALL = """
     --data.seq-len 16 --data.batch-size 4 --training.steps 6 --training.eval-every 3 --training.eval-windows 4
-    --training.checkpoint-every 2 --training.log-every 1 --logging.sample-tokens 0 --logging.tensorboard False
+    --training.checkpoint-every 2 --training.log-every 1 --logging.sample-tokens 0 --no-logging.tensorboard
 """.split()
 NARROW = "--model.n-layers 2 --model.d-model 8 --model.d-ff 16 --model.max-len 16".split()
 # The flags that choose the part of each file.

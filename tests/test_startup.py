@@ -89,8 +89,7 @@ def test_a_wrong_jaxlib_may_run_on_an_accelerator(wrong_jaxlib, monkeypatch):
 
 
 def test_help_needs_no_right_jaxlib(wrong_jaxlib, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["generate", "--help"])
+    assert cli.main(["generate", "--help"]) == 0
     assert "--prompt" in capsys.readouterr().out
 
 

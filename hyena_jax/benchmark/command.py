@@ -1,38 +1,30 @@
 """`hyena-jax bench operators | model | decode`: check first, then measure, print and write."""
 
 import os
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from hyena_jax.benchmark.settings import Decode, Model, Operators, Settings, flags
+from hyena_jax.benchmark.settings import PLOT, Decode, Model, Operators, Settings, flags
 from hyena_jax.config import MIXER_CONFIGS
+from hyena_jax.interruption import EndAtOnce, end_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from hyena_jax.benchmark.operators import Row
+    from hyena_jax.benchmark.report import Cells
     from hyena_jax.benchmark.roofline import Roofline
 
-Kind = (
-    Annotated[Operators, tyro.conf.subcommand("operators", prefix_name=False)]
-    | Annotated[Model, tyro.conf.subcommand("model", prefix_name=False)]
-    | Annotated[Decode, tyro.conf.subcommand("decode", prefix_name=False)]
-)
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Measure time and memory of mixers, of a config's model, or of decoding; each is checked first."""
-
-    settings: Annotated[Kind, tyro.conf.arg(name="")]
+Results = Callable[[Sequence[Any]], dict[str, Any]]
+"""results(rows) -> what results.json holds."""
+Curves = Callable[[Sequence[Any]], tuple]
+"""curves(rows) -> what `report.draw` draws."""
 
 
 def run(settings: Settings, console: "Console", command: Sequence[str] = ()) -> None:
-    """Measures what the settings say; prints the table, and writes the files where a folder is given.
+    """Measures what the settings say; prints each row when it comes, and keeps it where a folder is given.
 
     Args:
       command: the command line, for the record.
@@ -40,11 +32,15 @@ def run(settings: Settings, console: "Console", command: Sequence[str] = ()) -> 
     Raises:
       UserError: for settings that cannot be run; nothing has been measured then.
       Mismatch: if something differs from its oracle; nothing has been printed then.
-      OSError: if the files cannot be written.
+      OSError: if the files cannot be written; the folder is tried before anything is measured.
     """
+    from hyena_jax.benchmark.report import check_writable
+
     settings.check()
     # Idle threads of PyTorch would otherwise spin for more work, and slow whatever runs next.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if settings.output is not None:
+        check_writable(settings.output)
     match settings:
         case Operators():
             _operators(settings, console, command)
@@ -56,71 +52,126 @@ def run(settings: Settings, console: "Console", command: Sequence[str] = ()) -> 
 
 def _operators(settings: Operators, console: "Console", command: Sequence[str]) -> None:
     from hyena_jax.benchmark import operators, report
+    from hyena_jax.training.progress import bar
 
     configs = {name: MIXER_CONFIGS[name]() for name in settings.chosen}
     chosen = operators.methods(configs, settings.baseline)
     sizes = operators.Sizes(settings.batch_size, 0, settings.d_model, settings.dtype)
     notes: list[str] = []
-    with _Progress(len(chosen) * (1 + len(settings.lengths))) as advance:
+
+    def results(rows: Sequence[Any]) -> dict[str, Any]:
+        shared = _results(settings, command, rows, notes)
+        return shared | {"roofline": roofline._asdict()} | _scaling(rows)
+
+    def curves(rows: Sequence[Any]) -> tuple:
+        memory = report.memory_curves(rows, operators.BOTH)
+        titles = ("forward + backward", "memory of forward + backward", "length")
+        return report.time_curves(rows, operators.BOTH), memory, titles
+
+    with bar("measuring", len(chosen) * (1 + len(settings.lengths)), console) as advance:
         for method in chosen:
             if not operators.verify_method(method, settings.d_model, settings.dtype):
                 notes.append(f"values not checked: {method.name} has no oracle")
             advance()
         roofline = _measure_roofline(settings.dtype)
-        rows = list(
-            operators.bench_lengths(
-                chosen, settings.lengths, sizes, _effort(settings), roofline, advance, notes.append
-            )
+        measured = operators.bench_lengths(
+            chosen, settings.lengths, sizes, _effort(settings), roofline, advance, notes.append
         )
-    console.print(report.operators_table(rows))
-    scaling = _scaling(rows)
-    _print_notes(console, [*notes, *_describe(scaling, max(settings.lengths)), _describe_roofline(roofline)])
-    if settings.output is not None:
-        results = _results(settings, command, rows, notes) | {"roofline": roofline._asdict()} | scaling
-        memory = report.memory_curves(rows, operators.BOTH)
-        titles = ("forward + backward", "memory of forward + backward", "length")
-        report.write(settings.output, results, report.time_curves(rows, operators.BOTH), memory, titles)
-        _print_notes(console, [f"results: {settings.output}"])
+        rows = _kept(measured, settings, console, report.operators_cells, results)
+    found = _describe(_scaling(rows), max(settings.lengths))
+    _end(settings, console, rows, [*notes, *found, _describe_roofline(roofline)], results, curves)
 
 
 def _model(settings: Model, console: "Console", command: Sequence[str]) -> None:
     from hyena_jax.benchmark import model, report, verify
+    from hyena_jax.training.progress import bar
 
     subject = model.subject(settings)
     notes: list[str] = []
-    with _Progress(1 + len(subject.batches)) as advance:
+
+    def results(rows: Sequence[Any]) -> dict[str, Any]:
+        return _results(settings, command, rows, notes)
+
+    def curves(rows: Sequence[Any]) -> tuple:
+        return *report.model_curves(rows), ("time of a batch", "memory", "length")
+
+    with bar("measuring", 1 + len(subject.batches), console) as advance:
         if not verify.verify_model(settings.config, subject.experiment.model):
             notes.append(f"values not checked: {settings.config} has no oracle, or a part of it has none")
         advance()
-        rows = list(model.bench_model(subject, _effort(settings), advance, notes.append))
-    console.print(report.model_table(rows, subject.unit))
+        measured = model.bench_model(subject, _effort(settings), advance, notes.append)
+        cells = partial(report.model_cells, subject.unit)
+        rows = _kept(measured, settings, console, cells, results)
     parameters = [f"{rows[0].n_params:,} parameters, batch {rows[0].batch}"] if rows else []
-    _print_notes(console, [*notes, *parameters])
-    if settings.output is not None:
-        time, memory = report.model_curves(rows)
-        results = _results(settings, command, rows, notes)
-        report.write(settings.output, results, time, memory, ("time of a batch", "memory", "length"))
-        _print_notes(console, [f"results: {settings.output}"])
+    _end(settings, console, rows, [*notes, *parameters], results, curves)
 
 
 def _decode(settings: Decode, console: "Console", command: Sequence[str]) -> None:
     from hyena_jax.benchmark import decode, report, verify
+    from hyena_jax.training.progress import bar
 
     chosen, notes = decode.with_state(settings)
+
+    def results(rows: Sequence[Any]) -> dict[str, Any]:
+        return _results(settings, command, rows, notes)
+
+    def curves(rows: Sequence[Any]) -> tuple:
+        return *report.decode_curves(rows), ("time of a token", "state", "context")
+
     n_rows = len(chosen) * len(settings.contexts) * len(settings.batch)
-    with _Progress(len(chosen) + n_rows) as advance:
+    with bar("measuring", len(chosen) + n_rows, console) as advance:
         for mixer in chosen:
             if not verify.verify_mixer(mixer, MIXER_CONFIGS[mixer](), settings.d_model, settings.dtype):
                 notes.append(f"values not checked: {mixer} has no oracle")
             verify.verify_decoding(mixer, decode.model_config(mixer, settings, max(settings.contexts)))
             advance()
-        rows = list(decode.bench_decode(settings, chosen, _effort(settings), advance, notes.append))
-    console.print(report.decode_table(rows))
-    _print_notes(console, notes)
+        measured = decode.bench_decode(settings, chosen, _effort(settings), advance, notes.append)
+        rows = _kept(measured, settings, console, report.decode_cells, results)
+    _end(settings, console, rows, notes, results, curves)
+
+
+def _kept(
+    measured: Iterable[Any],
+    settings: Settings,
+    console: "Console",
+    cells: "Callable[[Any], Iterable[Cells]]",
+    results: Results,
+) -> list[Any]:
+    """All rows; each is printed, and written with those before it, when it comes."""
+    from hyena_jax.benchmark import report
+
+    rows: list[Any] = []
+    for row in measured:
+        lines = list(cells(row))
+        if not rows:
+            lines.insert(0, {name: name for name in lines[0]})
+        for line in lines:
+            console.print(report.line(line), soft_wrap=True)
+        rows.append(row)
+        if settings.output is not None:
+            (settings.output / PLOT).unlink(missing_ok=True)  # it shows an earlier benchmark
+            report.write(settings.output, results(rows))
+            if isinstance(signal.getsignal(signal.SIGINT), EndAtOnce):
+                kept = f"{len(rows)} rows measured so far are" if len(rows) > 1 else "row measured so far is"
+                end_at_once(signal.SIGINT, 130, f"interrupted; the {kept} in {settings.output}")
+    return rows
+
+
+def _end(
+    settings: Settings,
+    console: "Console",
+    rows: Sequence[Any],
+    lines: Sequence[str],
+    results: Results,
+    curves: Curves,
+) -> None:
+    """Prints what is said below the rows, and writes the files with all of it."""
+    from hyena_jax.benchmark import report
+
+    _print_notes(console, lines)
     if settings.output is not None:
-        time, memory = report.decode_curves(rows)
-        results = _results(settings, command, rows, notes)
-        report.write(settings.output, results, time, memory, ("time of a token", "state", "context"))
+        report.write(settings.output, results(rows))
+        report.draw(settings.output / PLOT, *curves(rows))
         _print_notes(console, [f"results: {settings.output}"])
 
 
@@ -193,22 +244,3 @@ def _results(settings: Settings, command: Sequence[str], rows: Sequence[Any], no
 def _print_notes(console: "Console", lines: Sequence[str]) -> None:
     for line in lines:
         console.print(line, soft_wrap=True)
-
-
-class _Progress:
-    """A bar with the time left on the standard error, which goes when it is done."""
-
-    def __init__(self, total: int):
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=Console(file=sys.stderr), transient=True)
-        self._task = self._bar.add_task("", total=total)
-
-    def __enter__(self) -> Callable[[], None]:
-        self._bar.start()
-        return lambda: self._bar.advance(self._task)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()

@@ -2,111 +2,88 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from hyena_jax.benchmark.decode import DecodeRow
 from hyena_jax.benchmark.model import ModelRow
 from hyena_jax.benchmark.operators import BOTH, FILTER, FORWARD, Row
 from hyena_jax.benchmark.programs import Measured
-from hyena_jax.benchmark.settings import PLOT, RESULTS
+from hyena_jax.benchmark.settings import RESULTS
 from hyena_jax.benchmark.timing import Timing
+from hyena_jax.training.atomic import write_text
 
 # By method: a value by length.
 Curves = Mapping[str, Mapping[int, float]]
 MIB = 2**20
 
 
-def operators_table(rows: Sequence[Row]) -> Table:
-    """One line a method and length; times are medians, with the quartiles behind."""
-    table = _table(
-        "method",
-        "length",
-        "forward ms",
-        "forward + backward ms",
-        "filter ms",
-        "compile s",
-        "MiB planned",
-        "MiB live",
-        "GFLOP",
-        "by XLA",
-        "roofline",
-    )
-    for row in rows:
-        both = row.passes[BOTH]
-        table.add_row(
-            row.method,
-            f"{row.length:,}",
-            milliseconds(row.passes[FORWARD].seconds),
-            milliseconds(both.seconds),
-            milliseconds(row.passes[FILTER].seconds) if FILTER in row.passes else "",
-            _number(both.compile_seconds, ".1f"),
-            _number(both.compiled_bytes, ",.1f", MIB),
-            _number(both.live_bytes, ",.1f", MIB),
-            _number(both.flops, ",.3g", 1e9),
-            _number(both.xla_flops, ",.3g", 1e9),
-            _number(both.roofline_share, ".1%"),
-        )
-    return table
+# One line of a table: cells by the names of their columns.
+Cells = dict[str, str]
 
 
-def model_table(rows: Sequence[ModelRow], unit: str) -> Table:
-    """One line a pass and length."""
-    table = _table(
-        "pass",
-        "length",
-        "ms",
-        f"{unit}s/s",
-        "compile s",
-        "MiB planned",
-        "MiB live",
-        "GFLOP by XLA",
-    )
-    for row in rows:
-        for name, measured in row.passes.items():
-            table.add_row(
-                name.replace("_", " "),
-                f"{row.length:,}",
-                milliseconds(measured.seconds),
-                f"{row.units / measured.seconds.median:,.0f}",
-                _number(measured.compile_seconds, ".1f"),
-                _number(measured.compiled_bytes, ",.1f", MIB),
-                _number(measured.live_bytes, ",.1f", MIB),
-                _number(measured.xla_flops, ",.3g", 1e9),
-            )
-    return table
+def operators_cells(row: Row) -> Iterator[Cells]:
+    """The line of a method and length; times are medians, with the quartiles behind."""
+    both = row.passes[BOTH]
+    yield {
+        "method": row.method,
+        "length": f"{row.length:,}",
+        "forward ms": milliseconds(row.passes[FORWARD].seconds),
+        "forward + backward ms": milliseconds(both.seconds),
+        "filter ms": milliseconds(row.passes[FILTER].seconds) if FILTER in row.passes else "",
+        "compile s": _number(both.compile_seconds, ".1f"),
+        "MiB planned": _number(both.compiled_bytes, ",.1f", MIB),
+        "MiB live": _number(both.live_bytes, ",.1f", MIB),
+        "GFLOP": _number(both.flops, ",.3g", 1e9),
+        "by XLA": _number(both.xla_flops, ",.3g", 1e9),
+        "roofline": _number(both.roofline_share, ".1%"),
+    }
 
 
-def decode_table(rows: Sequence[DecodeRow]) -> Table:
-    """One line a mixer, context and batch size."""
-    table = _table(
-        "mixer",
-        "context",
-        "batch",
-        "prefill ms",
-        "ms/token",
-        "tokens/s",
-        "state MiB",
-        "MiB planned",
-        "compile s",
-    )
-    for row in rows:
-        table.add_row(
-            row.method,
-            f"{row.context:,}",
-            str(row.batch),
-            milliseconds(row.prefill.seconds),
-            milliseconds(row.step),
-            f"{row.tokens_per_second:,.0f}",
-            f"{row.state_bytes / MIB:,.2f}",
-            _number(row.prefill.compiled_bytes, ",.1f", MIB),
-            f"{row.prefill.compile_seconds + row.step_compile_seconds:.1f}",
-        )
-    return table
+def model_cells(unit: str, row: ModelRow) -> Iterator[Cells]:
+    """A line for each pass at one length."""
+    for name, measured in row.passes.items():
+        yield {
+            "pass": name.replace("_", " "),
+            "length": f"{row.length:,}",
+            "ms": milliseconds(measured.seconds),
+            f"{unit}s/s": f"{row.units / measured.seconds.median:,.0f}",
+            "compile s": _number(measured.compile_seconds, ".1f"),
+            "MiB planned": _number(measured.compiled_bytes, ",.1f", MIB),
+            "MiB live": _number(measured.live_bytes, ",.1f", MIB),
+            "GFLOP by XLA": _number(measured.xla_flops, ",.3g", 1e9),
+        }
+
+
+def decode_cells(row: DecodeRow) -> Iterator[Cells]:
+    """The line of a mixer, context and batch size."""
+    yield {
+        "mixer": row.method,
+        "context": f"{row.context:,}",
+        "batch": str(row.batch),
+        "prefill ms": milliseconds(row.prefill.seconds),
+        "ms/token": milliseconds(row.step),
+        "tokens/s": f"{row.tokens_per_second:,.0f}",
+        "state MiB": f"{row.state_bytes / MIB:,.2f}",
+        "MiB planned": _number(row.prefill.compiled_bytes, ",.1f", MIB),
+        "compile s": f"{row.prefill.compile_seconds + row.step_compile_seconds:.1f}",
+    }
+
+
+def line(cells: Cells) -> str:
+    """A line of a table that is printed before the next one is known: columns have fixed widths."""
+    first, *others = cells
+    return "  ".join([cells[first].ljust(22), *(cells[name].rjust(_width(name)) for name in others)])
+
+
+def _width(column: str) -> int:
+    """Of times with their quartiles, such as `1,234 (1,200-1,301)`, or of plain numbers."""
+    return max(len(column), 19 if "ms" in re.split("[ /]", column) else 8)
 
 
 def milliseconds(timing: Timing) -> str:
@@ -153,18 +130,17 @@ def _curves(points: Iterable[tuple[str, int, float | None]]) -> dict[str, dict[i
     return by_method
 
 
-def write(folder: Path, results: Mapping[str, Any], time: Curves, memory: Curves, titles: tuple) -> None:
-    """`results.json` and `plot.png` in `folder`, which is made if it is missing.
+def check_writable(folder: Path) -> None:
+    """Raises OSError if nothing can be written in the folder, or it cannot be made; leaves nothing behind."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    with tempfile.TemporaryFile(dir=existing):
+        pass
 
-    Args:
-      time: seconds by method and length.
-      memory: bytes likewise.
-      titles: what each of these is, and what the length is.
-    """
+
+def write(folder: Path, results: Mapping[str, Any]) -> None:
+    """`results.json` in `folder`, which is made if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(results, indent=1, default=_to_json)
-    (folder / RESULTS).write_text(text + "\n", encoding="utf-8")
-    draw(folder / PLOT, time, memory, titles)
+    write_text(folder / RESULTS, json.dumps(results, indent=1, default=_to_json) + "\n")
 
 
 def draw(path: Path, time: Curves, memory: Curves, titles: tuple[str, str, str]) -> None:
@@ -189,14 +165,6 @@ def draw(path: Path, time: Curves, memory: Curves, titles: tuple[str, str, str])
     figure.savefig(path, dpi=120)
 
 
-def _table(first: str, *names: str) -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right")
-    return table
-
-
 def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -210,4 +178,4 @@ def _to_json(value: Any) -> Any:
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         timings = {name: part._asdict() for name, part in fields.items() if isinstance(part, Timing)}
         return fields | timings
-    raise TypeError(f"{value!r} is no JSON")
+    raise TypeError(f"{value!r} cannot be written as JSON")

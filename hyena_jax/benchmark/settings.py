@@ -3,11 +3,9 @@
 import importlib.util
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from hyena_jax.config import MIXER_CONFIGS, PluginFlags, UserError, choose, require
+from hyena_jax.config.flags import FLAT, positional
 
 DTYPES = {"float32": 4, "bfloat16": 2}
 BASELINES = {"torch": "plain PyTorch", "flax": "naive Flax"}
@@ -26,7 +24,7 @@ class Common:
     """A run that takes longer is not repeated, and nothing longer is run of that method."""
     output: Path | None = None
     """Folder for results.json and plot.png; new, empty, or of an earlier benchmark. Without it, no files."""
-    plugins: Annotated[PluginFlags, tyro.conf.arg(name="")] = field(default=PluginFlags())
+    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
     def check(self) -> None:
         """Raises UserError for what no benchmark can be run with."""
@@ -75,8 +73,8 @@ class Operators(Common):
 class Model(Common):
     """Time a config's model: forward, loss and gradient, and the whole step of training, on random data."""
 
-    config: tyro.conf.Positional[str] = tyro.MISSING
-    """CONFIG[:VARIANT]: name in configs/, or a Python file with get_config()."""
+    config: str = field(kw_only=True, metadata=positional("CONFIG[:VARIANT]"))
+    """Name of a config, or a Python file with get_config()."""
     batch_size: int | None = None
     """Rows of a batch; the config's by default."""
     seq_len: tuple[int, ...] = ()

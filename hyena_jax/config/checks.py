@@ -6,6 +6,7 @@ import math
 import types
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ class Checked:
             value = getattr(self, name)
             if get_origin(hint) is Literal and isinstance(value, str):
                 choose(name, value, dict.fromkeys(get_args(hint)))
-            require(_is_a(value, hint), name, value, _describe(hint))
+            require(_is_a(value, hint), name, value, describe(hint))
 
 
 @cache
@@ -102,17 +103,19 @@ def _is_a(value: object, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _describe(hint: Any) -> str:
-    """An annotated type in words."""
+def describe(hint: Any) -> str:
+    """An annotated type in words, as in `must be ...`."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(map(_describe, arguments))
+        return " or ".join(map(describe, arguments))
     if origin is Literal:
-        return f"one of {', '.join(arguments)}"
+        return f"one of {', '.join(arguments)}" if len(arguments) > 1 else repr(arguments[0])
     if origin is tuple:
-        inner = _describe(arguments[0])
+        inner = describe(arguments[0])
         count = "any number" if arguments[-1] is Ellipsis else str(len(arguments))
         return f"a tuple of {count} of: {inner}"
     if hint is type(None):
         return "None"
+    if hint is Path:
+        return "a path that the system allows"
     return "a finite float" if hint is float else f"{'an' if hint is int else 'a'} {hint.__name__}"

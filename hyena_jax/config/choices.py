@@ -117,10 +117,15 @@ def _chosen(now: Any, choice: Choice, names: str) -> Any:
     return config_class(**kept)
 
 
-def describe(experiment: Any) -> str:
+def choice_flags(experiment: Any) -> list[str]:
+    """The flags that choose kinds."""
+    return [choice.flag for choice in choices(experiment)]
+
+
+def describe_choices(experiment: Any) -> str:
     """The flags that choose kinds, and the names that each takes, for `--help`."""
     by_base: dict[type, list[str]] = {}
     for choice in choices(experiment):
         by_base.setdefault(choice.base, []).append(choice.flag + (" A,B,..." if choice.is_list else " NAME"))
     lines = [f"{', '.join(flags)}: {', '.join(base.registry)}" for base, flags in by_base.items()]
-    return "\n".join(["Parts chosen by name:", *lines])
+    return "\n".join(["Parts that are chosen by name; each has its own options:", *lines])

@@ -1,17 +1,14 @@
 """`hyena-jax distill`: fit, measure, choose, print and write."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 from hyena_jax.config import PluginFlags, UserError, require
 from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.flags import FLAT, positional
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,26 +27,26 @@ class NoSizeHolds(Exception):
 class Distill:
     """Replace the long filters of a run on text by small recurrences, in a new run folder."""
 
-    workdir: tyro.conf.Positional[Path]
+    workdir: Path = field(metadata=positional("WORKDIR"))
     """Folder of a run."""
     output: Path
     """Folder of the new run; must not exist, or be empty."""
-    state_size: Annotated[int | Literal["auto"], tyro.conf.arg(metavar="INT|auto")] = "auto"
+    state_size: int | Literal["auto"] = "auto"
     """Real numbers of state of each channel, even: half as many complex modes. `auto` takes the smallest
     power of two from 4 on that keeps to --max-loss-increase."""
     step: str = "latest"
     """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
     max_loss_increase: float = 0.01
-    """Nats by which the validation loss may grow with state size `auto`."""
+    """Nats by which the validation loss may grow; `auto` looks for the smallest size that keeps to it."""
     max_filter_error: float = 0.1
-    """Relative L2 error beyond which a filter is reported as one that does not compress."""
+    """Relative L2 error beyond which a filter is named as one that is far off."""
     path: str | None = None
     """Text file or folder to measure losses on, in place of what the run held out."""
     batch_size: int = 64
     """Sequences evaluated at once; does not change the result."""
     seed: int = 0
     """Seed of the random subspaces that the spectra of filters beyond 512 taps are found in."""
-    plugins: Annotated[PluginFlags, tyro.conf.arg(name="")] = field(default=PluginFlags())
+    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
     def check(self) -> None:
         """Refuses values that fit no run."""
@@ -74,12 +71,14 @@ def run(settings: Distill, console: "Console", command: Sequence[str] = ()) -> N
       OSError: if the folder cannot be written.
     """
     from hyena_jax.distillation import report, sizes, store
+    from hyena_jax.training.progress import bar
 
     settings.check()
     source = _load(settings, console.print)
     chosen_sizes = _sizes(settings, source.max_len)
     console.print(f"distilling {settings.workdir}, step {source.step}")
-    with _progress(1 + len(source.filters) * (1 + len(chosen_sizes)) + len(chosen_sizes)) as advance:
+    n_parts = 1 + len(source.filters) * (1 + len(chosen_sizes)) + len(chosen_sizes)
+    with bar("distilling", n_parts, console) as advance:
         before = sizes.evaluate_source(source, settings.batch_size)
         advance()
         spectra = sizes.all_spectra(source, max(chosen_sizes), settings.seed, advance)
@@ -88,17 +87,18 @@ def run(settings: Distill, console: "Console", command: Sequence[str] = ()) -> N
             tried.append(sizes.distill(source, spectra, size, settings.batch_size, settings.seed, advance))
             if tried[-1].values["loss"] - before["loss"] <= settings.max_loss_increase:
                 break
-    found = report.Found(source, before, spectra, tried, settings.max_filter_error)
+    found = report.Found(
+        source, before, spectra, tried, settings.max_filter_error, settings.max_loss_increase
+    )
     for part in report.tables(found):
         console.print(part)
-    for line in report.does_not_compress(found):
-        console.print(line, soft_wrap=True)
-    increase = tried[-1].values["loss"] - before["loss"]
+    increase = report.loss_increase(found)
     if settings.state_size == "auto" and increase > settings.max_loss_increase:
         raise NoSizeHolds(
             f"no state size up to {tried[-1].size} keeps the loss within {settings.max_loss_increase:g} nats:"
             f" it grows by {increase:.4f}; nothing was written"
         )
+    console.print(report.verdict(found), soft_wrap=True)
     results = {"command": " ".join(command), "workdir": str(settings.workdir)} | report.to_json(found)
     with store.new_folder(settings.output) as draft:
         store.write_run(draft, source, tried[-1])
@@ -107,7 +107,7 @@ def run(settings: Distill, console: "Console", command: Sequence[str] = ()) -> N
     config_file = settings.output / store.CONFIG_FILE
     console.print(f"run folder: {settings.output}   state size {tried[-1].size}", soft_wrap=True)
     console.print(
-        f"to go on training: hyena-jax train {config_file} --workdir {settings.output}", soft_wrap=True
+        f"to continue training: hyena-jax train {config_file} --workdir {settings.output}", soft_wrap=True
     )
 
 
@@ -137,15 +137,3 @@ def _sizes(settings: Distill, max_len: int) -> tuple[int, ...]:
     if settings.state_size > max_len:
         raise UserError(f"state_size must be at most the run's max_len={max_len}, got {settings.state_size}")
     return (settings.state_size,)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar with the time left on the standard error, which goes when it is done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("distilling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)

@@ -25,6 +25,7 @@ class Found(NamedTuple):
     spectra: list[Spectra]
     tried: list[Tried]
     max_filter_error: float
+    max_loss_increase: float
 
 
 def tables(found: Found) -> Iterator[Table]:
@@ -34,16 +35,30 @@ def tables(found: Found) -> Iterator[Table]:
     yield _filters(found)
 
 
-def does_not_compress(found: Found) -> Iterator[str]:
-    """A line for each filter whose error at the last size is above the bound."""
-    size = found.tried[-1].size
-    for error in found.tried[-1].errors:
-        if error.error > found.max_filter_error:
-            yield (
-                f"{_name(error.layer, error.filter)} does not compress to state size {size}: relative error"
-                f" {error.error:.3g} > {found.max_filter_error:g} (no recurrence of this size is below"
-                f" {error.least:.3g})"
-            )
+def verdict(found: Found) -> str:
+    """Whether the last size keeps to the bound on the loss, in one line; and how far its filters are off."""
+    last, most = found.tried[-1], found.max_loss_increase
+    growth = loss_increase(found)
+    keeps = growth <= most
+    far = [error for error in last.errors if error.error > found.max_filter_error]
+    text = (
+        f"state size {last.size} {'keeps' if keeps else 'does not keep'} to the bound: the loss changes by"
+        f" {growth:+.4f} nats, at most {most:+g} allowed; KL {last.values['kl']:.2e}"
+    )
+    if not far:
+        return text
+    names = ", ".join(_name(error.layer, error.filter) for error in far[:3]) + (", ..." if far[3:] else "")
+    hence = " (the model hardly uses what is lost)" if keeps else ""
+    are = "filter is" if len(last.errors) == 1 else "filters are"
+    return (
+        f"{text}. {len(far)} of {len(last.errors)} {are} off by more than"
+        f" {found.max_filter_error:g}{hence}: {names}"
+    )
+
+
+def loss_increase(found: Found) -> float:
+    """Nats by which the validation loss grows at the last size."""
+    return found.tried[-1].values["loss"] - found.before["loss"]
 
 
 def to_json(found: Found) -> dict[str, Any]:
@@ -57,6 +72,8 @@ def to_json(found: Found) -> dict[str, Any]:
         "before": found.before,
         "after": last.values,
         "max_filter_error": found.max_filter_error,
+        "max_loss_increase": found.max_loss_increase,
+        "keeps_to_the_bound": loss_increase(found) <= found.max_loss_increase,
         "tried": [
             {
                 "state_size": tried.size,
@@ -166,7 +183,7 @@ def _relative(found: Found) -> Iterator[tuple[Any, np.ndarray]]:
 
 
 def _filter_json(error: FilterError, most: float) -> dict[str, Any]:
-    return {**error._asdict(), "compresses": error.error <= most}
+    return {**error._asdict(), "within_max_filter_error": error.error <= most}
 
 
 def _name(layer: int, number: int) -> str:

@@ -1,14 +1,14 @@
 """`hyena-jax generate`: its flags, and what it prints."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 from hyena_jax.config import PluginFlags, UserError, require
+from hyena_jax.config.flags import FLAT, positional
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,24 +22,26 @@ if TYPE_CHECKING:
 
 # They are computed at once, and printed when all are done.
 MOST_ROWS = 4096
+# What a shell's quotes leave as two characters.
+ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
 @dataclass(frozen=True)
 class RunSelection:
     """Which parameters of which run."""
 
-    workdir: tyro.conf.Positional[Path]
+    workdir: Path = field(metadata=positional("WORKDIR"))
     """Folder of a run."""
     step: str = "latest"
     """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
-    plugins: Annotated[PluginFlags, tyro.conf.arg(name="")] = field(default=PluginFlags())
+    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
 
 @dataclass(frozen=True)
 class Generate:
     """Continue prompts with a run's model."""
 
-    run: Annotated[RunSelection, tyro.conf.arg(name="")]
+    run: RunSelection = field(metadata=FLAT)
     prompt: tuple[str, ...] = ()
     """Texts to continue, all at once."""
     max_new_tokens: int = 256
@@ -55,7 +57,7 @@ class Generate:
     greedy: bool = False
     """Take the most probable token."""
     stop: tuple[str, ...] = ()
-    """Texts of one token each; a continuation ends after any of them."""
+    """Texts that end a continuation, which keeps them. \\n is a new line, \\t a tab, \\\\ a backslash."""
     seed: int = 0
     """Seed of the sampling; sample i draws with seed + i."""
     num_samples: int = 1
@@ -78,6 +80,7 @@ def run(command: Generate, note: Callable[[str], None]) -> int:
     from hyena_jax.generation.prompts import encode
     from hyena_jax.generation.recomputation import note_recomputation
     from hyena_jax.generation.sampling import SamplingRule
+    from hyena_jax.training.progress import bar
     from hyena_jax.training.run_folder import load_params, read_run
 
     _check_files(command)
@@ -99,11 +102,18 @@ def run(command: Generate, note: Callable[[str], None]) -> int:
     if len(shown) * request.n_samples == 1 and command.output is None:
         stream(run.encoding, shown[0], pieces)
         return 0
-    rows = continuations(pieces) or [None] * len(shown) * request.n_samples
+    with bar("generating", request.n_tokens) as advance:
+        rows = continuations(_counted(pieces, advance)) or [None] * len(shown) * request.n_samples
     _show(run.encoding, shown, rows, request.n_samples)
     if command.output is not None:
         _write(command.output, run.encoding, shown, rows, request.n_samples)
     return 0
+
+
+def _counted(pieces: "Iterator[Piece]", advance: Callable[[int], None]) -> "Iterator[Piece]":
+    for piece in pieces:
+        advance(piece.tokens.shape[1])
+        yield piece
 
 
 def stream(tokenizer: "Tokenizer", prompt: "np.ndarray", pieces: "Iterator[Piece]") -> str:
@@ -133,18 +143,21 @@ def _check_files(command: Generate) -> None:
 
 def _request(command: Generate, rule: "SamplingRule", tokenizer: "Tokenizer") -> "Request":
     from hyena_jax.generation.decoding import Request
-    from hyena_jax.generation.prompts import stop_ids
+    from hyena_jax.generation.stopping import stops
 
     n_rows = max(1, len(command.prompt)) * command.num_samples
     require(
         n_rows <= MOST_ROWS, "num_samples", command.num_samples, f"such that there are at most {MOST_ROWS}"
     )
+    texts = [re.sub(r"\\([nt\\])", lambda found: ESCAPES[found[1]], text) for text in command.stop]
+    stop_tokens, stop_texts = stops(tokenizer, texts)
     return Request(
         n_tokens=command.max_new_tokens,
         rule=rule,
         seed=command.seed,
         n_samples=command.num_samples,
-        stop_tokens=stop_ids(tokenizer, command.stop),
+        stop_tokens=stop_tokens,
+        stop_texts=stop_texts,
         n_symbols=tokenizer.vocab_size,
         on_full=command.on_full,
     )

@@ -25,6 +25,7 @@ from hyena_jax.generation import programs
 from hyena_jax.generation.programs import Cursor, Drawing, Piece, Rows
 from hyena_jax.generation.prompts import OnFull, check_prompts, right_aligned
 from hyena_jax.generation.sampling import SamplingRule
+from hyena_jax.generation.stopping import StopTexts, cut
 from hyena_jax.mixers import long_memory
 from hyena_jax.ops.online_conv import TILE, due_size
 
@@ -43,6 +44,9 @@ class Request:
     """Samples of each prompt; they share its reading."""
     stop_tokens: tuple[int, ...] = ()
     """A row ends after any of these ids."""
+    stop_texts: StopTexts | None = None
+    """A row ends after any of these texts. They are looked for after each piece: up to TILE - 1 tokens that
+    follow them are drawn and dropped."""
     n_symbols: int | None = None
     """The tokenizer's, where the model's vocabulary is padded beyond it; None draws from all."""
     lazy: bool = False
@@ -173,10 +177,14 @@ def _pieces(model: nn.Module, params: optax.Params, prompted: Prompted, request:
     known = [row for row in prompted.read for _ in range(request.n_samples)]
     state, logits = programs.repeat_rows((prompted.state, prompted.logits), request.n_samples)
     room, unread = prompted.room, Cursor(None, None, jnp.zeros((), jnp.int32), jnp.zeros(len(known), bool))
+    watches = [] if request.stop_texts is None else [request.stop_texts.watch() for _ in known]
     n_steps = 0
     cursor, piece = programs.first_token(drawing, rows, unread._replace(state=state), logits)
     while True:
         piece, stopped = jax.device_get((piece, cursor.stopped))
+        if watches:
+            piece, stopped = cut(piece, stopped, watches)
+            cursor = cursor._replace(stopped=jnp.asarray(stopped))
         left -= piece.tokens.shape[1]
         yield piece
         if left == 0 or stopped.all():

@@ -1,4 +1,4 @@
-"""Prompts and stops: what may be one, and how several prompts make a batch.
+"""Prompts: what may be one, and how several make a batch.
 
 Axes: P prompts, T tokens of the longest.
 """
@@ -22,14 +22,6 @@ def encode(tokenizer: "Tokenizer", text: str, name: str) -> np.ndarray:
         return tokenizer.encode(text)
     except UserError as error:
         raise UserError(f"{name} {text!r}: {error}") from error
-
-
-def stop_ids(tokenizer: "Tokenizer", stops: Sequence[str]) -> tuple[int, ...]:
-    """The ids of texts that end a continuation. Raises UserError unless each is one token."""
-    encoded = [encode(tokenizer, text, "stop") for text in stops]
-    for text, ids in zip(stops, encoded, strict=True):
-        require(len(ids) == 1, "stop", text, f"one token of this run's tokenizer (it is {len(ids)})")
-    return tuple(int(ids[0]) for ids in encoded)
 
 
 def check_prompts(

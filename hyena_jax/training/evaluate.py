@@ -1,7 +1,7 @@
 """Exact evaluation on held-out data."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 
 import flax.linen as nn
@@ -10,12 +10,16 @@ import optax
 
 from hyena_jax.config import ParallelConfig, UserError, require
 from hyena_jax.data.dataset import Dataset, load
+from hyena_jax.data.loader import Batch
 from hyena_jax.training import parallel
 from hyena_jax.training.metrics import Values
 from hyena_jax.training.run_folder import Run
 from hyena_jax.training.scores import TAKEN, loss_function, metric_functions
 from hyena_jax.training.step import make_eval_step
 from hyena_jax.training.strategy import Strategy
+
+Watch = Callable[[Iterable[Batch], int], Iterable[Batch]]
+"""watch(batches, how many they are) -> the same batches."""
 
 
 def sum_held_out(
@@ -25,6 +29,7 @@ def sum_held_out(
     data: Dataset,
     batch_size: int,
     max_rows: int | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, float]:
     """What `eval_step(params, batch)` gives for each row [B], added up over the held-out part of the data.
 
@@ -34,10 +39,13 @@ def sum_held_out(
 
     Args:
       eval_step: mapped by `strategy`, as `params` are placed by it.
+      watch: passes the batches on, and may show how far the evaluation is.
     """
-    batch_size = parallel.round_up(min(batch_size, data.n_eval_rows(max_rows)), strategy.row_shards)
+    n_rows = data.n_eval_rows(max_rows)
+    batch_size = parallel.round_up(min(batch_size, n_rows), strategy.row_shards)
     rows: dict[str, list[np.ndarray]] = {}
-    for batch in data.eval_batches(batch_size, max_rows):
+    batches = data.eval_batches(batch_size, max_rows)
+    for batch in batches if watch is None else watch(batches, math.ceil(n_rows / batch_size)):
         sums = eval_step(params, strategy.place_batch(strategy.rows.of(batch)))
         for name, values in sums.items():
             rows.setdefault(name, []).append(np.asarray(values, np.float64).ravel())
@@ -57,9 +65,17 @@ def held_out_values(data: Dataset, sums: Mapping[str, float]) -> Values:
 
 
 def evaluate_run(
-    run: Run, model: nn.Module, params: optax.Params, path: str | None, batch_size: int
+    run: Run,
+    model: nn.Module,
+    params: optax.Params,
+    path: str | None,
+    batch_size: int,
+    watch: Watch | None = None,
 ) -> Values:
     """Metrics on all that a run held out, or on all of the data at `path`; and how many units that is.
+
+    Args:
+      watch: see `sum_held_out`.
 
     Raises:
       UserError: if the data cannot be had, does not fit the model, or is not what the run held out.
@@ -69,7 +85,7 @@ def evaluate_run(
     strategy = parallel.make_strategy(ParallelConfig())
     scores = loss_function(run.experiment.loss), metric_functions(run.experiment, data)
     eval_step = strategy.map_eval_step(make_eval_step(model, *scores))
-    sums = sum_held_out(strategy, eval_step, strategy.place(params), data, batch_size)
+    sums = sum_held_out(strategy, eval_step, strategy.place(params), data, batch_size, watch=watch)
     return {**held_out_values(data, sums), f"{data.unit}s": data.n_held_out}
 
 

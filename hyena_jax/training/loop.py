@@ -194,7 +194,7 @@ def _run(
     with Checkpoints(folder, training.keep_checkpoints, console.print) as checkpoints:
         state, data_state = _restore_or_make(checkpoints, prepared)
         changes = from_first(lambda: open_run(workdir, run, experiment, data))
-        _announce(console, prepared, changes)
+        _announce(console, prepared, run is None, changes)
         start = int(state.step)
         if start >= training.steps:
             console.print(f"already trained to step {start}; a larger --training.steps goes on")
@@ -244,10 +244,11 @@ def _curves(prepared: Prepared) -> dict[str, str]:
     return curves if prepared.experiment.loss.in_nats else {**curves, "loss": "loss"}
 
 
-def _announce(console: Console, prepared: Prepared, changes: Sequence[str]) -> None:
+def _announce(console: Console, prepared: Prepared, is_new: bool, changes: Sequence[str]) -> None:
     """What is about to be trained, on what, and what is different from the last start."""
     experiment, devices, processes = prepared.experiment, prepared.strategy.devices, jax.process_count()
-    console.print(parameter_table(prepared.shapes, experiment.optimizer))
+    if is_new:
+        console.print(parameter_table(prepared.shapes, experiment.optimizer))
     lacks = models.lacks(prepared.model) if experiment.model.inputs == "tokens" else []
     if lacks:
         console.print(f"this model has no {'; no '.join(lacks)}", soft_wrap=True)

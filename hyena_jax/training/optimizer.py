@@ -126,7 +126,7 @@ def label_parameters(groups: Iterable[ParameterGroup], params: optax.Params) -> 
             names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
             raise UserError(
                 f"optimizer.groups.{i}.pattern {group.pattern!r} matches no parameter that earlier groups"
-                f" left: correct it, remove the group, or allow this by --optimizer.groups.{i}.optional True;"
+                f" left: correct it, remove the group, or allow this by --optimizer.groups.{i}.optional;"
                 f" paths are like {names[0]!r} and {names[-1]!r}"
             )
     return labels

@@ -1,8 +1,13 @@
-"""What a person sees of a run: the table of parameters and the live bar."""
+"""What a person sees of a run: the table of parameters, the live bar, and rows where there is no terminal."""
 
 import math
 import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
+from typing import TypeVar
 
 import jax
 import optax
@@ -14,25 +19,34 @@ from rich.table import Table
 from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig
 from hyena_jax.training.optimizer import complete_groups, label_parameters, path_name
 
+T = TypeVar("T")
+
+# Without a terminal: least seconds between two rows of training metrics.
+ROW_EVERY = 5.0
+
 
 class Progress:
-    """A bar with loss, validation loss, speed and time left. Without a terminal only lines are printed."""
+    """A live bar with loss, validation loss, speed and time left; rows of the same without a terminal."""
 
     def __init__(self, console: Console, start: int, steps: int, unit: str):
-        self._values = {"loss": float("nan"), "validation_loss": float("nan"), "speed": 0.0}
+        self._console, self._start, self._steps, self._unit = console, start, steps, unit
+        self._loss = self._validation_loss = self._speed = ""
+        # When compilation was over, and when the last row was printed.
+        self._began = self._printed = None
         self._rich = RichProgress(
-            TextColumn("training"),
+            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"),
-            TextColumn("validation {task.fields[validation_loss]:.4f}"),
-            TextColumn("{task.fields[speed]:,.0f} " + f"{unit}s/s"),
+            TextColumn("{task.fields[values]}"),
             TimeRemainingColumn(),
             console=console,
+            disable=not console.is_terminal,
         )
-        self._task = self._rich.add_task("", total=steps, completed=start, **self._values)
+        self._task = self._rich.add_task("compiling", total=steps, completed=start, values="")
 
     def __enter__(self) -> "Progress":
+        if not self._console.is_terminal:
+            self._console.print("compiling the training step")
         self._rich.start()
         return self
 
@@ -41,15 +55,73 @@ class Progress:
 
     def advance(self, step: int) -> None:
         """Moves the bar to `step`."""
-        self._rich.update(self._task, completed=step)
+        if self._began is None:
+            self._start, self._began = step, time.monotonic()
+        self._rich.update(self._task, completed=step, description="training")
 
-    def show(self, **values: float) -> None:
-        """Updates `loss`, `validation_loss` or `speed` in the bar."""
-        self._rich.update(self._task, **values)
+    def training(self, step: int, loss: float, speed: float) -> None:
+        """Shows the loss of `step` and the units a second since the last time."""
+        self._loss, self._speed = f"loss {loss:.4f}", f"{speed:,.0f} {self._unit}s/s"
+        self._show()
+        now = time.monotonic()
+        is_due = self._printed is None or now - self._printed >= ROW_EVERY or step == self._steps
+        if is_due and not self._console.is_terminal:
+            self._printed = now
+            self._console.print(
+                f"step {step:6d}   {self._loss}   {self._speed}   {self._left(step, now)}", soft_wrap=True
+            )
 
-    def line(self, text: str) -> None:
-        """Prints a line that stays above the bar."""
-        self._rich.console.print(text)
+    def validation(self, step: int, loss: float) -> None:
+        """Shows the validation loss after `step`, and prints it in a row that stays."""
+        self._validation_loss = f"validation {loss:.4f}"
+        self._show()
+        self._console.print(f"step {step:6d}   validation loss {loss:.4f}")
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Says that the bar stands still for an evaluation."""
+        self._rich.update(self._task, description="evaluating")
+        yield
+        self._rich.update(self._task, description="training")
+
+    def _show(self) -> None:
+        values = "  ".join(filter(None, (self._loss, self._validation_loss, self._speed)))
+        self._rich.update(self._task, values=values)
+
+    def _left(self, step: int, now: float) -> str:
+        """How long the steps that are left take, at the pace since compilation, evaluations included."""
+        if self._began is None or step == self._start:
+            return ""
+        seconds = (now - self._began) / (step - self._start) * (self._steps - step)
+        return f"{timedelta(seconds=round(seconds))} left"
+
+
+@contextmanager
+def bar(what: str, total: int, console: Console | None = None) -> Iterator[Callable[..., None]]:
+    """A bar with the time left, on a terminal alone, which goes when it is done.
+
+    Yields:
+      advance(by=1), which moves it.
+
+    Args:
+      console: where lines are printed meanwhile; the bar is on the standard error if that is not a terminal.
+    """
+    console = console if console is not None and console.is_terminal else Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    hidden = not console.is_terminal
+    with RichProgress(
+        *columns, console=console, transient=True, disable=hidden, redirect_stdout=False
+    ) as live:
+        task = live.add_task("", total=total)
+        yield lambda by=1: live.advance(task, by)
+
+
+def watched(what: str, items: Iterable[T], total: int) -> Iterator[T]:
+    """The items, with a `bar` that moves by one for each."""
+    with bar(what, total) as advance:
+        for item in items:
+            yield item
+            advance()
 
 
 def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:

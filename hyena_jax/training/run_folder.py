@@ -72,7 +72,7 @@ def check_run(
     if run.fingerprint != data.fingerprint and not accept_changed_data:
         faults.append(
             f"the {data.kind} changed since workdir {str(workdir)!r} was started (its fingerprint differs;"
-            f" --accept-changed-data True goes on with the {data.kind} of now)"
+            f" --accept-changed-data goes on with the {data.kind} of now)"
         )
     if faults:
         raise UserError("; ".join(faults))

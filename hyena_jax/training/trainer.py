@@ -118,12 +118,12 @@ class Trainer:
             f"{self.data.unit}s_per_second": speed,
         }
         self.log.write(step, {f"train/{name}": value for name, value in row.items()})
-        self.progress.show(loss=values["loss"], speed=speed)
+        self.progress.training(step, values["loss"], speed)
 
     def _evaluate(self, step: int, state: TrainState) -> float:
         training = self.experiment.training
         jax.block_until_ready(state)  # the steps still under way are training time
-        with self.clock.paused():
+        with self.clock.paused(), self.progress.evaluating():
             sums = sum_held_out(
                 self.strategy,
                 self.eval_step,
@@ -136,8 +136,7 @@ class Trainer:
         if not math.isfinite(values["loss"]):
             raise _diverged(f"the validation loss at step {step} is {values['loss']}")
         self.log.write(step, {f"validation/{name}": value for name, value in values.items()})
-        self.progress.show(validation_loss=values["loss"])
-        self.progress.line(f"step {step:6d}   validation loss {values['loss']:.4f}")
+        self.progress.validation(step, values["loss"])
         return values["loss"]
 
     def _save(

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import sys
 from functools import partial
 
@@ -12,6 +13,7 @@ from hyena_jax.benchmark import decode, memory, operators, report, roofline, ver
 from hyena_jax.benchmark.settings import Decode
 from hyena_jax.cli import main
 from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig
+from hyena_jax.interruption import EndAtOnce
 from hyena_jax.mixers import mixer_oracle
 
 QUICK = ["--seconds", "0.01", "--least-runs", "2"]
@@ -100,10 +102,7 @@ def get_config():
 
 
 def run(*arguments) -> int:
-    try:
-        return main(["bench", *map(str, arguments)])
-    except SystemExit as error:  # how tyro ends
-        return error.code
+    return main(["bench", *map(str, arguments)])
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +162,40 @@ def test_operators_write_a_table_numbers_and_a_plot(tmp_path, capsys):
         assert row["method"] in captured.out
     assert "faster than attention, forward and backward, from length: fir" in captured.out
     assert "GFLOP/s in a matrix product" in captured.out
+
+
+def test_rows_are_kept_when_a_benchmark_is_interrupted(tmp_path, capsys, monkeypatch):
+    folder, first, said = tmp_path / "new" / "er", [], []
+    usual, handler = operators.measure, signal.signal(signal.SIGINT, EndAtOnce(130, "interrupted"))
+
+    def interrupt(programs, effort):
+        if first:
+            said.append(signal.getsignal(signal.SIGINT).line)
+            raise KeyboardInterrupt
+        first.append(usual(programs, effort))
+        return first[0]
+
+    monkeypatch.setattr(operators, "measure", interrupt)
+    arguments = ["--mixers", "fir", "--lengths", 16, 32, "--d-model", 8, *QUICK, "--output", folder]
+    try:
+        assert run("operators", *arguments) == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    captured = capsys.readouterr()
+    header, row = captured.out.splitlines()
+    assert header.split()[:2] == ["method", "length"]
+    assert row.split()[:2] == ["fir", "16"]
+    assert captured.err == "hyena-jax: interrupted\n"  # a process ends before, with this:
+    assert said == [f"interrupted; the row measured so far is in {folder}"]
+    results = json.loads((folder / "results.json").read_text())
+    assert [row["length"] for row in results["rows"]] == [16]
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(operators, "verify_method", lambda *_: pytest.fail("measured"))
+    assert run("operators", "--mixers", "fir", "--output", tmp_path / "file" / "inner") == 3
+    assert "Not a directory" in capsys.readouterr().err
 
 
 def test_no_speed_of_what_is_wrong(tmp_path, capsys, monkeypatch):
@@ -260,7 +293,7 @@ def test_a_model_on_data_of_the_users_is_timed_on_its_first_batch(plugin, tmp_pa
     (row,) = results_of(folder)["rows"]
     assert (row["length"], row["batch"], row["units"], row["n_params"]) == (5, 4, 4, 10 * 3 + 3)
     assert run("model", plugin, "--seq-len", 3) == 2
-    assert "seq_len must be absent with SlopesConfig" in capsys.readouterr().err
+    assert "--seq-len must be absent with SlopesConfig" in capsys.readouterr().err
 
 
 def test_a_mixer_without_state_cannot_be_timed_decoding(plugin, capsys):
@@ -276,20 +309,23 @@ def test_a_mixer_without_state_cannot_be_timed_decoding(plugin, capsys):
 WRONG = {
     "mixer": ("operators --mixers hynea", "mixer 'hynea' is unknown (did you mean 'hyena'?)"),
     "length": ("operators --lengths 0", "lengths must be at least 1, got 0"),
-    "no length": ("operators --lengths", "lengths must be at least one number"),
-    "batch": ("operators --batch-size -1", "batch_size must be at least 1, got -1"),
+    "no length": ("operators --lengths", "--lengths must be followed by a value"),
+    "batch": ("operators --batch-size -1", "--batch-size must be at least 1, got -1"),
     "width": ("operators --mixers attention --d-model 6", "n_heads must be a divisor of d_model=6, got 4"),
     "dtype": ("operators --dtype float31", "dtype 'float31' is unknown (did you mean 'float32'?)"),
     "baseline": ("operators --baseline troch", "baseline 'troch' is unknown (did you mean 'torch'?)"),
     "seconds": ("operators --seconds 0", "seconds must be in (0, 600], got 0.0"),
-    "runs": ("operators --least-runs 0", "least_runs must be at least 1"),
+    "runs": ("operators --least-runs 0", "--least-runs must be at least 1"),
     "output": ("operators --output {tmp}", "new, empty, or of an earlier benchmark"),
     "config": ("model quickstrat", "did you mean 'quickstart'?"),
-    "sequence": ("model quickstart --seq-len 129", "seq_len must be at most model.max_len=128, got 129"),
-    "rows": ("model quickstart --batch-size 0", "batch_size must be at least 1"),
-    "sequence of images": ("model images --seq-len 9", "seq_len must be absent with images"),
-    "new tokens": ("decode --contexts 16 --n-new 16", "n_new must be in 2..15, below every context, got 16"),
-    "layers": ("decode --n-layers 0", "n_layers must be at least 1"),
+    "sequence": ("model quickstart --seq-len 129", "--seq-len must be at most model.max_len=128, got 129"),
+    "rows": ("model quickstart --batch-size 0", "--batch-size must be at least 1"),
+    "sequence of images": ("model images --seq-len 9", "--seq-len must be absent with images"),
+    "new tokens": (
+        "decode --contexts 16 --n-new 16",
+        "--n-new must be in 2..15, below every context, got 16",
+    ),
+    "layers": ("decode --n-layers 0", "--n-layers must be at least 1"),
     "not causal": ("decode --mixers lstm", "mixer 'lstm' is unknown"),
 }
 

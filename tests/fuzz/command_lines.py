@@ -31,7 +31,7 @@ RUN_SETTINGS = "--training.steps 2 --parallel.devices 1 --logging.sample-tokens 
 
 
 def flags_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The flags that tyro makes of the fields of a config, and the types of their values."""
+    """The flags of the fields of a config, and the types of their values."""
     hints = get_type_hints(type(value))
     for field in dataclasses.fields(value):
         child, name = getattr(value, field.name, None), f"{prefix}{field.name.replace('_', '-')}"
@@ -121,7 +121,10 @@ def command_lines(draw: Callable) -> list[str]:
             line, flags = [command], TRAIN_FLAGS
     n_flags = draw(st.sampled_from([0, 1, 2, 3]))
     for flag in draw(st.lists(st.sampled_from(sorted(flags)), min_size=n_flags, max_size=n_flags)):
-        line += [flag, *draw(words(flags[flag]))]
+        if flags[flag] is bool and draw(st.integers(0, 14)) != 13:
+            line.append(draw(st.sampled_from([flag, f"--no-{flag[2:]}"])))
+        else:
+            line += [flag, *draw(words(flags[flag]))]
     if draw(st.integers(0, 19)) == 13:  # not 0, which Hypothesis draws more often than the others
         line.insert(draw(st.integers(0, len(line))), draw(VALUES))
     return line

@@ -64,7 +64,7 @@ def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp
     train(letters, run, console)
     encoding, before = read_run(run).encoding.to_json(), contents(run)
     text.write_text(text.read_text().replace("wall", "hall"))
-    with pytest.raises(UserError, match="fingerprint differs; --accept-changed-data True"):
+    with pytest.raises(UserError, match="fingerprint differs; --accept-changed-data"):
         train(longer(letters), run, console)
     assert contents(run) == before
     train(longer(letters), run, console, accept_changed_data=True)

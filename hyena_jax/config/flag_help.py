@@ -1,0 +1,148 @@
+"""What `--help` prints of a command, from the docstrings of its dataclasses and of their fields."""
+
+import ast
+import inspect
+import shutil
+import sys
+import textwrap
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from hyena_jax.config.flags import MISSING, Flag, n_values
+
+# Columns of the flags; longer ones have a line of their own.
+LEFT = 34
+MOST_COLUMNS = 110
+WORDS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", type(None): "None"}
+
+
+def command_help(called: str, description: str, flags: Sequence[Flag], notes: Sequence[str] = ()) -> str:
+    """Usage, description, and every flag with its type, what it does and its default, by section.
+
+    Args:
+      called: the words of the command.
+      notes: paragraphs between the description and the flags.
+    """
+    places = [flag for flag in flags if flag.is_positional]
+    required = [flag for flag in flags if not flag.is_positional and flag.default is MISSING]
+    words = [flag.name for flag in places] + [_invocation(flag) for flag in required]
+    lines = [f"usage: hyena-jax {' '.join([called, *words])} [options]"]
+    lines += ["", *_wrap(" ".join(description.split()))]
+    for paragraph in notes:
+        lines += ["", *_wrap(paragraph, "  ")]
+    sections: dict[str, list[Flag]] = {"": places}
+    for flag in flags:
+        if not flag.is_positional:
+            sections.setdefault(flag.name.rpartition(".")[0].removeprefix("--"), []).append(flag)
+    for section, members in sections.items():
+        lines += ["", f"{section}: {_first_line(members[0].owner)}" if section else "options:"]
+        for flag in members:
+            lines += _row(_invocation(flag), _text(flag))
+    return "\n".join(lines)
+
+
+def overview(usage: str, description: str, rows: Mapping[str, str], notes: Sequence[str] = ()) -> str:
+    """Usage, description and what can be chosen, with a line for each."""
+    lines = [f"usage: {usage}", "", *_wrap(description), ""]
+    for name, about in rows.items():
+        lines += _row(name, about, 14)
+    for paragraph in notes:
+        lines += ["", *_wrap(paragraph)]
+    return "\n".join(lines)
+
+
+def _row(left: str, right: str, width: int = LEFT) -> list[str]:
+    columns = _columns() - width
+    lines = textwrap.wrap(right, columns, break_on_hyphens=False) or [""]
+    if len(left) + 4 > width:
+        return [f"  {left}", *(" " * width + line for line in lines if line)]
+    return [f"  {left}".ljust(width) + lines[0], *(" " * width + line for line in lines[1:])]
+
+
+def _wrap(paragraph: str, indent: str = "") -> list[str]:
+    """Lines no longer than the terminal is wide; `indent` is put before what is left of a longer one."""
+    return [
+        line
+        for text in paragraph.splitlines()
+        for line in textwrap.wrap(text, _columns(), subsequent_indent=indent, break_on_hyphens=False)
+    ]
+
+
+def _columns() -> int:
+    return min(shutil.get_terminal_size().columns, MOST_COLUMNS)
+
+
+def _invocation(flag: Flag) -> str:
+    """A flag with what follows it; of a boolean the one that changes something."""
+    if flag.is_positional:
+        return flag.name
+    if flag.hint is bool:
+        return f"--no-{flag.name[2:]}" if flag.default is True else flag.name
+    count = n_values(flag.hint)
+    word = _metavar(flag.hint)
+    return f"{flag.name} {word + ' ...' if count is None else ' '.join([word] * count)}"
+
+
+def _metavar(hint: Any) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return "|".join(_metavar(kind) for kind in arguments if kind is not type(None))
+    if origin is Literal:
+        return "|".join(arguments)
+    if origin is tuple:
+        return _metavar(arguments[0])
+    return WORDS.get(hint, "VALUE")
+
+
+def _text(flag: Flag) -> str:
+    about = " ".join(_field_docs(flag.owner).get(flag.path[-1], "").split())
+    if flag.default is MISSING:
+        return about if flag.is_positional else f"{about} (required)".strip()
+    return f"{about} {_default(flag.default, about)}".strip()
+
+
+def _default(value: Any, about: str) -> str:
+    """A default in brackets; nothing where a flag is off, or None unless the text says what None does."""
+    if value is False or value == () or (value is None and "None" not in about):
+        return ""
+    if isinstance(value, tuple):
+        shown = " ".join(map(str, value))
+    elif value is True:
+        shown = "on"
+    else:
+        shown = repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)
+    return f"(default: {shown})"
+
+
+def _first_line(owner: type) -> str:
+    return (inspect.getdoc(owner) or "").partition("\n")[0]
+
+
+def _field_docs(owner: type) -> dict[str, str]:
+    """The text below each field of a dataclass, and of those that it derives from."""
+    docs: dict[str, str] = {}
+    for base in reversed(owner.__mro__):
+        file = getattr(sys.modules.get(base.__module__), "__file__", None)
+        if file is not None and base is not object:
+            docs |= _docs_in(file).get(base.__qualname__, {})
+    return docs
+
+
+@cache
+def _docs_in(file: str) -> dict[str, dict[str, str]]:
+    """By class of a source file: the string that follows each annotated name."""
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):  # there may be no source
+        return {}
+    return {node.name: dict(_documented(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, below in zip(node.body, node.body[1:], strict=False):
+        is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if isinstance(field, ast.AnnAssign) and is_text and isinstance(below.value.value, str):
+            yield field.target.id, below.value.value

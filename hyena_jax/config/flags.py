@@ -1,0 +1,313 @@
+"""The flags of a command, derived from the fields of its dataclass; a wrong one is refused in one line.
+
+A field `d_model` of a config in the field `model` is set by `--model.d-model VALUE`. A boolean is set by
+`--greedy` or `--no-greedy`. A tuple takes several values, and the flag again adds to them; of any other flag
+that is given again, the last value counts.
+"""
+
+import dataclasses
+import difflib
+import errno
+import math
+import os
+import re
+import reprlib
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from hyena_jax.config.checks import UserError, choose, describe, field_types
+from hyena_jax.config.registry import is_kind
+
+T = TypeVar("T")
+
+# Metadata of a field that holds a dataclass: the flags of that dataclass are named without this field.
+FLAT = {"flat": True}
+MISSING = dataclasses.MISSING
+
+# The messages of `require` and `choose` begin with what they are about.
+_ABOUT = re.compile(r"([a-z_][\w.]*)(?= must be | '[^']*' is unknown)")
+_NEGATIVE = "--no-"
+
+
+def positional(metavar: str) -> dict[str, str]:
+    """Metadata of a field that is given by its place; `metavar` is what help calls it."""
+    return {"positional": metavar}
+
+
+class Flag(NamedTuple):
+    """A field that the command line sets."""
+
+    path: tuple[str, ...]
+    """Fields from the command's dataclass down to this one; elements of tuples by their number."""
+    name: str
+    """`--model.d-model`, or what help calls an argument that is given by its place."""
+    hint: Any
+    """The annotated type."""
+    default: Any
+    """MISSING where the command line must give it."""
+    owner: type
+    """The dataclass of the field."""
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether it is given by its place."""
+        return not self.name.startswith("--")
+
+
+def flags_of(command: type, defaults: Mapping[str, Any] | None = None) -> list[Flag]:
+    """All flags of a dataclass, in the order of its fields, those of nested dataclasses last.
+
+    Args:
+      defaults: values of fields that take the place of the fields' own defaults.
+    """
+    return list(_flags(_Section(command, dict(defaults or {}), (), "--")))
+
+
+def read(
+    command: type[T],
+    called: str,
+    arguments: Sequence[str],
+    defaults: Mapping[str, Any] | None = None,
+    others: Sequence[str] = (),
+) -> T:
+    """The dataclass that the arguments describe.
+
+    Args:
+      called: what a person calls the command, for messages.
+      defaults: see `flags_of`.
+      others: flags that were read before, to be suggested where an unknown one resembles them.
+
+    Raises:
+      UserError: naming the flag that is unknown, missing, or has a wrong value.
+    """
+    flags = flags_of(command, defaults)
+    names = {flag.path: flag.name for flag in flags}
+    values = _parse(flags, called, arguments, others)
+    for flag in flags:
+        if flag.default is MISSING and flag.path not in values:
+            raise UserError(f"{flag.name} must be given: see hyena-jax {called} --help")
+    return _build(_Section(command, dict(defaults or {}), (), "--"), values, names)
+
+
+def as_flag(message: str, names: Iterable[str]) -> str:
+    """A message about a field, such as `d_model must be ...`, with the name of the flag that sets the field.
+
+    The message stays as it is where no flag, or more than one, is called so.
+    """
+    found = _ABOUT.match(message)
+    if found is None:
+        return message
+    wanted = found[0].replace("_", "-")
+    names = [name for name in names if name.startswith("--")]
+    near = [name for name in names if name == f"--{wanted}"] or [
+        name for name in names if name.endswith(f".{wanted}")
+    ]
+    return near[0] + message[found.end() :] if len(near) == 1 else message
+
+
+def n_values(hint: Any) -> int | None:
+    """How many values a flag of this type takes; None for any number from one on."""
+    if hint is bool:
+        return 0
+    elements = _elements(hint)
+    return 1 if elements is None else None if elements[-1] is Ellipsis else len(elements)
+
+
+def _flags(section: "_Section") -> Iterator[Flag]:
+    nested = []
+    for field, hint, value in _fields(section):
+        path = (*section.path, field.name)
+        if inner := list(_inside(section, field, hint, value)):
+            nested += inner
+        elif not _holds_dataclasses(hint):
+            name = field.metadata.get("positional", section.prefix + field.name.replace("_", "-"))
+            yield Flag(path, name, hint, value, section.kind)
+    for inner in nested:
+        yield from _flags(inner)
+
+
+def _parse(
+    flags: Sequence[Flag], called: str, arguments: Sequence[str], others: Sequence[str]
+) -> dict[tuple[str, ...], Any]:
+    """The values of the flags that are given, by path."""
+    by_name = {flag.name: flag for flag in flags if not flag.is_positional}
+    by_name |= {_NEGATIVE + flag.name[2:]: flag for flag in flags if flag.hint is bool}
+    places = [flag for flag in flags if flag.is_positional]
+    values: dict[tuple[str, ...], Any] = {}
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not _is_flag(argument):
+            if not places:
+                raise UserError(f"{_shown(argument)} is one argument too many for {called}")
+            flag = places.pop(0)
+            values[flag.path] = _converted(flag, [argument])
+            continue
+        name, equals, attached = argument.partition("=")
+        name = name.replace("_", "-")
+        if name not in by_name:
+            near = _nearest(name, [*by_name, *others])
+            raise UserError(f"{name} is not a flag of {called}" + (f"; did you mean {near}?" if near else ""))
+        flag = by_name[name]
+        if flag.hint is bool:
+            follows = attached if equals else next(iter(rest), "")
+            if equals or follows.lower() in ("true", "false"):
+                raise UserError(
+                    f"{flag.name} takes no value, got {_shown(follows)}: write {flag.name}"
+                    f" or {_NEGATIVE}{flag.name[2:]}"
+                )
+            values[flag.path] = name == flag.name
+            continue
+        given = [attached] if equals else []
+        most = n_values(flag.hint) or len(rest)
+        while not equals and rest and len(given) < most and not _is_flag(rest[0]):
+            given.append(rest.pop(0))
+        value = _converted(flag, given)
+        adds = n_values(flag.hint) is None and flag.path in values
+        values[flag.path] = (*values[flag.path], *value) if adds else value
+    return values
+
+
+def _is_flag(argument: str) -> bool:
+    return argument.startswith("--") and argument[2:3].isalpha()
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """The flag that was meant; one of that name in a section before one that is spelled alike."""
+    inside = [flag for flag in known if flag.endswith(f".{name[2:]}")]
+    return next(iter(inside or difflib.get_close_matches(name, known, n=1)), "")
+
+
+def _converted(flag: Flag, given: Sequence[str]) -> Any:
+    """The value that the words describe."""
+    elements = _elements(flag.hint)
+    if not given:
+        raise UserError(f"{flag.name} must be followed by a value")
+    if elements is None:
+        return _convert(flag, flag.hint, given[0])
+    if list(given) == ["None"] and type(None) in get_args(flag.hint):
+        return None
+    elements = elements[:1] * len(given) if elements[-1] is Ellipsis else elements
+    if len(given) != len(elements):
+        raise UserError(f"{flag.name} must be followed by {len(elements)} values, got {len(given)}")
+    return tuple(_convert(flag, hint, text) for hint, text in zip(elements, given, strict=True))
+
+
+def _convert(flag: Flag, hint: Any, text: str) -> Any:
+    if get_origin(hint) is Literal:
+        return choose(flag.name, text, dict(zip(get_args(hint), get_args(hint), strict=True)))
+    try:
+        return _value(hint, text)
+    except (TypeError, ValueError):
+        raise UserError(f"{flag.name} must be {describe(hint)}, got {_shown(text)}") from None
+
+
+def _value(hint: Any, text: str) -> Any:
+    """The text as a value of that type; raises ValueError where it is none."""
+    if get_origin(hint) in (Union, types.UnionType):
+        for argument in sorted(get_args(hint), key=lambda argument: argument is str):  # any text is a str
+            try:
+                return _value(argument, text)
+            except (TypeError, ValueError):
+                continue
+        raise ValueError
+    if get_origin(hint) is Literal or hint is type(None):
+        if text in get_args(hint):
+            return text
+        if hint is type(None) and text == "None":
+            return None
+        raise ValueError
+    if hint is Path and not _is_path(text):
+        raise ValueError
+    value = hint(text)
+    if hint is float and not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _is_path(text: str) -> bool:
+    """Whether there could be a file of that name."""
+    try:
+        os.lstat(text)
+    except OSError as error:
+        return text != "" and error.errno != errno.ENAMETOOLONG
+    return True
+
+
+def _elements(hint: Any) -> tuple | None:
+    """The types in a tuple, or in one that may be None; None for other types."""
+    for kind in (hint, *get_args(hint)):
+        if get_origin(kind) is tuple:
+            return get_args(kind)
+    return None
+
+
+def _shown(text: str) -> str:
+    shorten = reprlib.Repr()
+    shorten.maxstring = 60
+    return shorten.repr(text)
+
+
+class _Section(NamedTuple):
+    """A dataclass that is to be made: the command's own, or one inside it."""
+
+    kind: type
+    values: dict[str, Any]
+    """Of fields, in place of their own defaults."""
+    path: tuple[str, ...]
+    prefix: str
+    """What the names of its flags begin with: `--model.`"""
+
+
+def _fields(section: _Section) -> Iterator[tuple[dataclasses.Field, Any, Any]]:
+    """Each field with its type, and its value or MISSING."""
+    for field in dataclasses.fields(section.kind):
+        own = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.init:
+            yield field, field_types(section.kind)[field.name], section.values.get(field.name, own)
+
+
+def _inside(section: _Section, field: dataclasses.Field, hint: Any, value: Any) -> Iterator[_Section]:
+    """The dataclasses that a field holds."""
+    path = (*section.path, field.name)
+    prefix = section.prefix + ("" if field.metadata.get("flat") else field.name.replace("_", "-") + ".")
+    if value is MISSING and dataclasses.is_dataclass(hint):
+        yield _Section(hint, {}, path, prefix)
+    elif dataclasses.is_dataclass(value):
+        yield _Section(type(value), _values(value), path, prefix)
+    elif isinstance(value, tuple):
+        for i, element in enumerate(value):
+            if dataclasses.is_dataclass(element):
+                yield _Section(type(element), _values(element), (*path, str(i)), f"{prefix}{i}.")
+
+
+def _holds_dataclasses(hint: Any) -> bool:
+    return any(dataclasses.is_dataclass(kind) or is_kind(kind) for kind in (hint, *get_args(hint)))
+
+
+def _values(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def _build(
+    section: _Section, values: Mapping[tuple[str, ...], Any], names: Mapping[tuple[str, ...], str]
+) -> Any:
+    """The dataclass with the values that are given, from the inside out."""
+    options = {}
+    for field, hint, value in _fields(section):
+        inner = [_build(part, values, names) for part in _inside(section, field, hint, value)]
+        if inner:
+            options[field.name] = tuple(inner) if isinstance(value, tuple) else inner[0]
+        else:
+            options[field.name] = values.get((*section.path, field.name), value)
+    try:
+        return section.kind(**options)
+    except UserError as error:
+        found = _ABOUT.match(str(error))
+        name = names.get((*section.path, *found[0].split("."))) if found else None
+        if name is not None:
+            raise UserError(name + str(error)[found.end() :]) from error
+        within = section.prefix.removesuffix(".")
+        raise UserError(str(error) if within == "--" else f"{within}: {error}") from error

@@ -1,0 +1,67 @@
+"""Texts that end a continuation, whichever tokens spell them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hyena_jax.config import require
+from hyena_jax.generation.programs import Piece
+from hyena_jax.generation.prompts import encode
+
+if TYPE_CHECKING:
+    from hyena_jax.data.tokenizers import Tokenizer
+
+Watch = Callable[[Sequence[int]], int | None]
+"""watch(next tokens of a row) -> how many of them the row keeps, where it ends; None where it goes on."""
+
+
+@dataclass(frozen=True)
+class StopTexts:
+    """A row ends after the token with which its new text first holds any of the texts."""
+
+    tokenizer: "Tokenizer"
+    texts: tuple[str, ...]
+
+    def watch(self) -> Watch:
+        """Reads the tokens of one row, piece by piece, from its first new token on."""
+        decode, longest = self.tokenizer.stream(), max(map(len, self.texts))
+        seen = ""
+
+        def end(tokens: Sequence[int]) -> int | None:
+            nonlocal seen
+            for count, token in enumerate(tokens, start=1):
+                seen = seen[-longest:] + decode([token])
+                if any(text in seen for text in self.texts):
+                    return count
+            return None
+
+        return end
+
+
+def stops(tokenizer: "Tokenizer", texts: Sequence[str]) -> tuple[tuple[int, ...], StopTexts | None]:
+    """The ids of those texts that are one token, which the device stops at; and what the host watches for.
+
+    Raises:
+      UserError: if a text is empty or cannot be encoded; or is several ids, where a token's text is its id.
+    """
+    ids = []
+    for text in texts:
+        require(text != "", "stop", text, "at least one character")
+        encoded = encode(tokenizer, text, "stop")
+        require(len(encoded) == 1 or tokenizer.kind != "ids", "stop", text, "one token id")
+        ids += encoded.tolist() if len(encoded) == 1 else []
+    watched = StopTexts(tokenizer, tuple(texts)) if texts and tokenizer.kind != "ids" else None
+    return tuple(ids), watched
+
+
+def cut(piece: Piece, stopped: np.ndarray, watches: Sequence[Watch]) -> tuple[Piece, np.ndarray]:
+    """A piece without what follows the end of a row, and who has stopped now, bool [R]."""
+    is_new, stopped = piece.is_new.copy(), stopped.copy()
+    for i, watch in enumerate(watches):
+        kept = watch(piece.tokens[i][piece.is_new[i]])
+        if kept is not None:
+            is_new[i, kept:] = False
+            stopped[i] = True
+    return piece._replace(is_new=is_new), stopped

@@ -1,0 +1,150 @@
+"""Wrong flags and values of every command, derived from its flags: each is one line that names the flag."""
+
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import pytest
+
+from hyena_jax import cli, config
+from hyena_jax.config.flags import Flag, flags_of, n_values
+
+CONFIGS = ("quickstart", "images", "shakespeare_cpu:hawk", "griffin", "wikitext103_hyena_125m")
+# What must be given, for each command and each config of `train`.
+COMMANDS = {
+    **{f"train {name}": ["--workdir", "new"] for name in CONFIGS},
+    "eval": ["run"],
+    "generate": ["run", "--prompt", "a"],
+    "export": ["run", "--output", "new.safetensors"],
+    "distill": ["run", "--output", "new"],
+    "bench operators": [],
+    "bench model": ["quickstart"],
+    "bench decode": [],
+    "launch": ["--num-processes", "2"],
+}
+WRONG = {
+    int: ("x", "1.5", "1e3", "0x10", ""),
+    float: ("x", "nan", "-inf", "1,5", ""),
+    Path: ("", "x" * 300, "x/" * 3000, "a\0b"),
+}
+
+
+def keyword_flags(command: str) -> list[Flag]:
+    word, _, rest = command.partition(" ")
+    kind = cli.COMMANDS[word][rest] if word == "bench" else cli.COMMANDS[word]
+    defaults = {"experiment": config.load(rest)} if word == "train" else {}
+    return [flag for flag in flags_of(kind, defaults) if not flag.is_positional]
+
+
+def wrong_values(hint: Any) -> tuple[str, ...]:
+    """Texts that no value of the type is written as."""
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = [wrong_values(kind) for kind in get_args(hint) if kind is not type(None)]
+        return tuple(text for text in kinds[0] if all(text in other for other in kinds))
+    if get_origin(hint) is tuple:
+        return wrong_values(get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return ("x", "1.5", "nan", "")
+    return WRONG.get(hint, ())
+
+
+def wrong_lines(command: str) -> Iterator[tuple[list[str], str]]:
+    """Words to add to a command line, and what the message must hold."""
+    flags = keyword_flags(command)
+    known = {flag.name for flag in flags}
+    for flag in flags:
+        name = flag.name
+        for typo in (f"{name}s", name[:-1], name.replace("-", "_", 3).replace("__", "--") + "x"):
+            shown = typo.replace("_", "-")
+            if shown not in known and len(shown) > 3 and not is_choice(shown, command):
+                yield [typo, "1"], f"{shown} is not a flag of {command.removesuffix(' ' + rest_of(command))}"
+        if flag.hint is bool:
+            yield [name, "True"], f"{name} takes no value"
+            yield [f"{name}=False"], f"{name} takes no value"
+            continue
+        yield [name], f"{name} must be followed by a"
+        count = n_values(flag.hint) or 1
+        for text in wrong_values(flag.hint):
+            yield [name, *[text] * count], name
+            if count == 1:
+                yield [f"{name.replace('-', '_').replace('__', '--')}={text}"], name
+        if count > 1:
+            yield [name, "1"], f"{name} must be followed by {count} values, got 1"
+
+
+def rest_of(command: str) -> str:
+    """The config in it."""
+    return command.partition(" ")[2] if command.startswith("train ") else "\0"
+
+
+def is_choice(name: str, command: str) -> bool:
+    """Whether a flag chooses a part, and so names a value."""
+    if not command.startswith("train "):
+        return name == "--plugin"
+    return name == "--plugin" or name in cli.choice_flags(config.load(rest_of(command)))
+
+
+CASES = [(command, *line) for command in COMMANDS for line in wrong_lines(command)]
+NEW = ["train", "quickstart", "--workdir", "new"]
+ELSEWHERE = [
+    ([], "hyena-jax must be followed by a command"),
+    (["trian"], "did you mean 'train'?"),
+    (["bench"], "hyena-jax bench must be followed by a command"),
+    (["bench", "decod"], "did you mean 'decode'?"),
+    (["train"], "CONFIG[:VARIANT] must be given"),
+    (["train", "quickstart"], "--workdir must be given"),
+    (["eval"], "WORKDIR must be given"),
+    (["eval", "run", "other"], "'other' is one argument too many for eval"),
+    (["export", "run"], "--output must be given"),
+    (["train", "quickstart", "--workdir", "new", "--d-model", "3"], "did you mean --model.d-model?"),
+    (
+        ["train", "quickstart", "--workdir", "new", "--model.d-model", "0"],
+        "--model.d-model must be at least 1",
+    ),
+    (
+        ["train", "quickstart", "--workdir", "new", "--model.pattern.0.order", "1"],
+        "--model.pattern.0.order must",
+    ),
+    (["train", "quickstart", "--workdir", "new", "--optimizer", "lino"], "--optimizer 'lino' is unknown"),
+]
+
+
+def refuse(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_run", lambda *_: pytest.fail("accepted"))
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("hyena-jax: error: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def line_of(case):
+    command, words, _ = case
+    return [*command.split(), *COMMANDS[command], *words]
+
+
+@pytest.mark.parametrize("case", CASES[:: len(CASES) // 25], ids=lambda case: " ".join(line_of(case)))
+def test_a_wrong_flag_is_one_line_that_names_it(case, tmp_path, monkeypatch, capsys):
+    refuse(line_of(case), case[2], tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(("arguments", "message"), ELSEWHERE, ids=lambda value: " ".join(value))
+def test_what_is_missing_or_too_much_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    refuse(arguments, message, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("command", COMMANDS)
+def test_all_wrong_flags(command, tmp_path, monkeypatch, capsys):
+    mine = [case for case in CASES if case[0] == command]
+    assert len(mine) >= 8
+    for case in mine:
+        refuse(line_of(case), case[2], tmp_path, monkeypatch, capsys)
+
+
+def test_there_are_many_cases():
+    assert len(CASES) >= 1000

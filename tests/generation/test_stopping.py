@@ -1,0 +1,70 @@
+"""A row ends where its text first holds a stop, and other rows do not notice."""
+
+import numpy as np
+import pytest
+from test_decoding import drawn, model
+
+from hyena_jax.config import UserError
+from hyena_jax.data.tokenizers import BytesTokenizer, CharactersTokenizer, IdsTokenizer
+from hyena_jax.generation.decoding import Request, generate
+from hyena_jax.generation.stopping import StopTexts, stops
+from hyena_jax.ops.online_conv import TILE
+
+LETTERS = CharactersTokenizer("abcdefghijk")
+
+
+def end_of(tokens, texts):
+    """By definition: the shortest beginning of the text that holds one of them."""
+    text = LETTERS.decode(tokens)
+    ends = [text.index(stop) + len(stop) for stop in texts if stop in text]
+    return min(ends, default=len(text))
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+@pytest.mark.parametrize("at", [0, 7, TILE - 1, TILE + 3])
+def test_rows_end_after_their_stop_texts(length, at):
+    options = {"n_tokens": 2 * TILE + 9, "seed": 1, "n_samples": 2}
+    free = drawn("hyena", [[3], [4, 1]], **options)
+    stop = LETTERS.decode(free[1].tokens[at : at + length])
+    ends = [end_of(row.tokens, [stop]) for row in free]
+    assert ends[1] <= at + length
+    stopped = drawn("hyena", [[3], [4, 1]], **options, stop_texts=StopTexts(LETTERS, (stop, "kkkkkkkk")))
+    for before, after, end in zip(free, stopped, ends, strict=True):
+        np.testing.assert_array_equal(after.tokens, before.tokens[:end])
+        np.testing.assert_array_equal(after.log_probs, before.log_probs[:end])
+
+
+def test_stops_hold_when_a_full_context_slides():
+    options = {"max_len": 16, "n_tokens": 60, "seed": 2}
+    (free,) = drawn("hyena", [[3]], **options)
+    stop = LETTERS.decode(free.tokens[40:44])
+    (stopped,) = drawn("hyena", [[3]], **options, stop_texts=StopTexts(LETTERS, (stop,)))
+    np.testing.assert_array_equal(stopped.tokens, free.tokens[: end_of(free.tokens, [stop])])
+
+
+def test_pieces_end_once_every_row_has_stopped():
+    module, params = model("hyena")
+    (free,) = drawn("hyena", [[3]], n_tokens=8, seed=5)
+    request = Request(300, seed=5, stop_texts=StopTexts(LETTERS, (LETTERS.decode(free.tokens[2:6]),)))
+    assert len(list(generate(module, params, [np.array([3])], request))) == 2
+
+
+def test_a_text_may_begin_in_one_piece_and_end_in_the_next():
+    watch = StopTexts(BytesTokenizer(), ("ROMEO:", "ß")).watch()
+    assert watch(list(b"JULIET ROM")) is None
+    assert watch(list(b"E")) is None
+    assert watch(list(b"O: but soft")) == 2
+    halves = StopTexts(BytesTokenizer(), ("ß",)).watch()
+    first, second = "ß".encode()
+    assert halves([first]) is None
+    assert halves([second, 65]) == 1
+
+
+def test_one_token_stops_on_the_device_and_what_cannot_come_is_refused():
+    ids, watched = stops(LETTERS, ["c", "abc"])
+    assert (ids, watched.texts) == ((2,), ("c", "abc"))
+    assert stops(LETTERS, []) == ((), None)
+    assert stops(IdsTokenizer(30), ["17"]) == ((17,), None)
+    for tokenizer, text in ((LETTERS, ""), (LETTERS, "z"), (IdsTokenizer(30), "1 2")):
+        with pytest.raises(UserError, match="stop"):
+            stops(tokenizer, [text])

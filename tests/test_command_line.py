@@ -1,0 +1,143 @@
+"""Flags follow from the fields of a dataclass: what they take, and what is said of them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from hyena_jax.config import Checked, UserError, require
+from hyena_jax.config.flag_help import command_help
+from hyena_jax.config.flags import FLAT, as_flag, flags_of, positional, read
+
+
+@dataclass(frozen=True)
+class Part(Checked):
+    """One of several parts."""
+
+    width: int = 4
+    """Channels."""
+    shape: tuple[int, int] | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self.width >= 1, "width", self.width, "at least 1")
+
+
+@dataclass(frozen=True)
+class Inner(Checked):
+    """What is inside."""
+
+    parts: tuple[Part, ...] = (Part(), Part(width=5))
+    is_on: bool = True
+    rate: float | None = None
+    kind: Literal["one", "two"] = "one"
+    most: int = 9
+
+    def __post_init__(self):
+        super().__post_init__()
+        widest = max((part.width for part in self.parts), default=0)
+        require(widest <= self.most, "parts", widest, "at most 9 wide")
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the command does."""
+
+    folder: Path = field(metadata=positional("FOLDER"))
+    """Where."""
+    size: int | Literal["auto"] = "auto"
+    names: tuple[str, ...] = ()
+    """Which; None takes none."""
+    is_quick: bool = False
+    inner: Inner = field(default=Inner())
+    flat: Part = field(default=Part(), metadata=FLAT)
+
+
+def made(line: str) -> Command:
+    return read(Command, "command", line.split())
+
+
+def test_values_are_those_of_the_types():
+    assert made("here") == Command(Path("here"))
+    assert made("--size 3 here --inner.rate -1e-3") == Command(Path("here"), 3, inner=Inner(rate=-1e-3))
+    assert made("here --size=auto --inner.kind=two").inner.kind == "two"
+    assert made("here --width 7").flat.width == 7
+    assert made("here --inner.parts.1.shape 3 -4").inner.parts == (Part(), Part(5, (3, -4)))
+    assert made("here --inner.parts.1.shape None").inner.parts[1].shape is None
+    assert read(Command, "command", ["--names=--odd", "x"]) == Command(Path("x"), names=("--odd",))
+
+
+def test_switches_have_no_value():
+    assert made("--is-quick here --no-inner.is-on") == Command(
+        Path("here"), is_quick=True, inner=Inner(is_on=False)
+    )
+    assert not made("here --is_quick --no-is-quick").is_quick
+
+
+def test_a_tuple_takes_several_values_and_adds_up_and_of_others_the_last_counts():
+    assert made("here --names a b --size 1 --names c --size 2") == Command(Path("here"), 2, ("a", "b", "c"))
+
+
+def test_given_defaults_take_the_place_of_the_fields():
+    command = read(Command, "command", ["here", "--inner.parts.0.width", "2"], {"inner": Inner((Part(3),))})
+    assert command.inner == Inner((Part(2),))
+    names = [flag.name for flag in flags_of(Command, {"inner": Inner(())})]
+    assert not any("parts" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "FOLDER must be given: see hyena-jax command --help"),
+        ("here there", "'there' is one argument too many for command"),
+        ("here --size few", "--size must be an int or 'auto', got 'few'"),
+        ("here --inner.rate nan", "--inner.rate must be a finite float or None, got 'nan'"),
+        ("here --inner.kind tow", "--inner.kind 'tow' is unknown (did you mean 'two'?); allowed: one, two"),
+        ("here --inner.parts.0.shape 3", "--inner.parts.0.shape must be followed by 2 values, got 1"),
+        ("here --inner.parts.0.width 0", "--inner.parts.0.width must be at least 1, got 0"),
+        ("here --inner.parts.0.width 10", "--inner: parts must be at most 9 wide, got 10"),
+        ("here --is-quick true", "--is-quick takes no value, got 'true': write --is-quick or --no-is-quick"),
+        ("here --is-quick=1", "--is-quick takes no value, got '1'"),
+        ("here --names", "--names must be followed by a value"),
+        ("here --most 3", "--most is not a flag of command; did you mean --inner.most?"),
+        ("here --inner.moast 3", "did you mean --inner.most?"),
+        ("here --size " + "9" * 5000, "got '999"),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_flag(line, message):
+    with pytest.raises(UserError) as caught:
+        made(line)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_later_errors_name_the_flag_where_one_alone_is_called_so():
+    names = [flag.name for flag in flags_of(Command)]
+    assert as_flag("is_quick must be alone, got True", names) == "--is-quick must be alone, got True"
+    assert as_flag("most 'x' is unknown", names) == "--inner.most 'x' is unknown"
+    assert as_flag("shape must be square", names) == "--shape must be square"
+    for message in ("folder must be new", "other must be new", "step 5 is damaged", "rate: must be"):
+        assert as_flag(message, names) == message
+
+
+def test_help_says_what_each_flag_takes_does_and_is(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = command_help("command", Command.__doc__, flags_of(Command), ["A note."])
+    lines = text.splitlines()
+    assert lines[0] == "usage: hyena-jax command FOLDER [options]"
+    for line in (
+        "What the command does.",
+        "A note.",
+        "  FOLDER                          Where.",
+        "  --size INT|auto                 (default: auto)",
+        "  --names TEXT ...                Which; None takes none.",
+        "  --is-quick",
+        "inner: What is inside.",
+        "  --no-inner.is-on                (default: on)",
+        "  --inner.kind one|two            (default: one)",
+        "  --inner.parts.1.shape INT INT",
+        "  --width INT                     Channels. (default: 4)",
+    ):
+        assert line in [line.rstrip() for line in lines]
+    assert max(map(len, lines)) <= 100

@@ -1,0 +1,74 @@
+"""What a person sees of a run, on a terminal and in a file."""
+
+import dataclasses
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from hyena_jax.training import progress
+from hyena_jax.training.loop import train
+
+ROW = re.compile(r"step +(\d+)   loss \d\.\d{4}   [\d,]+ tokens/s   \d:\d\d:\d\d left")
+
+
+def longer(experiment, steps):
+    return dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, steps=steps))
+
+
+def test_without_a_terminal_rows_say_loss_speed_and_time_left(experiment, tmp_path, console, monkeypatch):
+    monkeypatch.setattr(progress, "ROW_EVERY", 0.0)
+    train(experiment, tmp_path / "run", console)
+    lines = console.file.getvalue().splitlines()
+    rows = [ROW.fullmatch(line) for line in lines if " left" in line]
+    assert [row[1] for row in rows] == ["3", "6", "9", "12"]
+    validations = [line.split()[1] for line in lines if "validation" in line]
+    assert validations == ["4", "8", "12"]
+    assert lines.index("compiling the training step") < next(
+        i for i, line in enumerate(lines) if "left" in line
+    )
+    assert "nan" not in console.file.getvalue()
+
+
+def test_rows_are_not_printed_more_often_than_a_person_reads(experiment, tmp_path, console):
+    train(experiment, tmp_path / "run", console)
+    rows = [line.split()[1] for line in console.file.getvalue().splitlines() if " left" in line]
+    assert rows == ["3", "12"]
+
+
+def test_on_a_terminal_the_bar_says_compiling_before_the_first_step():
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with progress.Progress(console, 0, 10, "token") as shown:
+        shown._rich.refresh()
+        before = console.file.getvalue()
+        shown.advance(1)
+        shown.training(1, 2.5, 1234.0)
+        with shown.evaluating():
+            shown._rich.refresh()
+        shown.validation(1, 3.5)
+    after = console.file.getvalue()[len(before) :]
+    assert "compiling" in before
+    assert "loss" not in before
+    assert "nan" not in before + after
+    for text in ("evaluating", "training", "loss 2.5000", "validation 3.5000", "1,234 tokens/s"):
+        assert text in after
+
+
+def test_parameters_are_listed_when_a_run_is_new(experiment, tmp_path, console):
+    train(experiment, tmp_path / "run", console)
+    assert "embedding/embedding" in console.file.getvalue()
+    again = Console(file=io.StringIO(), width=120)
+    train(longer(experiment, 14), tmp_path / "run", again)
+    assert "embedding/embedding" not in again.file.getvalue()
+    assert "continuing after step 12" in again.file.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_watched_loop_has_a_bar_on_a_terminal_alone(is_terminal, capsys, monkeypatch):
+    usual = Console
+    monkeypatch.setattr(progress, "Console", lambda stderr: usual(stderr=stderr, force_terminal=is_terminal))
+    assert list(progress.watched("evaluating", "abc", 3)) == ["a", "b", "c"]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert ("evaluating" in captured.err) == is_terminal
