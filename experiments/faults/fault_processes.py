@@ -137,6 +137,8 @@ def end_launcher(stage: Stage, number: signal.Signals, workdir: Path) -> dict:
     started.process.send_signal(number)
     ended = started.wait()  # until the last process has closed its output
     seconds = time.perf_counter() - begun
+    if ended.code == 0:  # it was done already
+        return {"hit": False}
     code = 75 if number == signal.SIGHUP else -number
     demand(ended.code == code, f"exit code {ended.code} instead of {code}: {ended.text[-600:]}")
     demand("saved at step" in ended.text, f"nothing was saved: {ended.text[-1500:]}")
@@ -144,7 +146,7 @@ def end_launcher(stage: Stage, number: signal.Signals, workdir: Path) -> dict:
     demand(seconds < PATIENCE, f"its processes ended after {seconds:.0f} s")
     saved = newest(workdir)
     _finish(stage, workdir, saved)
-    return {"saved after step": saved, "seconds": round(seconds, 1)}
+    return {"saved after step": saved, "seconds": round(seconds, 1), "hit": True}
 
 
 def end_launcher_early(stage: Stage, workdir: Path) -> dict:
