@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from hyena_jax.config.checks import UserError, choose, require
 from hyena_jax.config.data import DataConfig
 from hyena_jax.config.experiment import Experiment
 from hyena_jax.config.filters import FilterConfig
+from hyena_jax.config.input_files import read_json
 from hyena_jax.config.losses import LossConfig, MetricConfig
 from hyena_jax.config.mixers import MixerConfig
 from hyena_jax.config.models import ModelConfig
@@ -162,10 +162,10 @@ def _renewed_optimizer(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 def read(path: Path) -> Experiment:
     """The experiment saved at `path`."""
     try:
-        return decode(json.loads(path.read_text(encoding="utf-8")))
+        return decode(read_json("config", path))
     except MissingPlugin as error:
         raise UserError(f"{path}: {error}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, UserError) as error:
+    except UserError as error:
         raise UserError(f"{path} is not an experiment's config: {error}") from error
 
 

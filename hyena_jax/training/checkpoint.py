@@ -9,7 +9,6 @@ checkpoint without a manifest is one whose process was killed between commit and
 reported as unverified.
 """
 
-import json
 import math
 import re
 import shutil
@@ -26,7 +25,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from hyena_jax.config import UserError
+from hyena_jax.config import UserError, read_json
 from hyena_jax.training.distributed import from_first, is_first, lost_another
 from hyena_jax.training.manifest import MANIFEST, is_damaged, write_manifest
 
@@ -212,7 +211,7 @@ def best(folder: Path) -> Best:
         (step, _read_json(folder / str(step) / "meta" / "metadata").get("loss"))
         for step in saved_steps(folder)
     ]
-    known = [Best(step, loss) for step, loss in losses if loss is not None and math.isfinite(loss)]
+    known = [Best(step, loss) for step, loss in losses if isinstance(loss, float) and math.isfinite(loss)]
     return min(known, key=lambda found: found.loss, default=Best(None, math.inf))
 
 
@@ -264,6 +263,7 @@ def _set_aside(checkpoint: Path) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        meta = read_json("metadata", path)
+        return meta if isinstance(meta, dict) else {}
+    except UserError:
         return {}

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from hyena_jax.config import open_input, read_json
 from hyena_jax.training import atomic
 
 MANIFEST = "manifest.json"
@@ -22,7 +23,7 @@ def is_damaged(checkpoint: Path) -> bool:
     if not manifest.exists():
         return False
     try:
-        digests = json.loads(manifest.read_text())
+        digests = read_json("manifest", manifest)
         return any(_digest(checkpoint / name) != digest for name, digest in digests.items())
     except (OSError, ValueError, AttributeError):
         return True
@@ -37,5 +38,5 @@ def _files(checkpoint: Path) -> Iterator[Path]:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_input("checkpoint", path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

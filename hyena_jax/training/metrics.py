@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from hyena_jax.config import UserError
+from hyena_jax.config import UserError, memory_size, parse_json, read_bytes
 from hyena_jax.training import atomic
 
 if TYPE_CHECKING:
@@ -78,11 +78,11 @@ def read_rows(path: Path) -> list[dict]:
     """
     if not path.exists():
         return []
-    *whole, _ = path.read_bytes().split(b"\n")
+    *whole, _ = read_bytes("metrics", path, memory_size()).split(b"\n")
     rows = []
     for number, line in enumerate(whole, start=1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             rows.append({"step": operator.index(row["step"]), **row})
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(

@@ -142,10 +142,11 @@ def read_run(workdir: Path) -> Run:
     if not (workdir / "config.json").is_file():
         raise UserError(f"workdir {str(workdir)!r} holds no run: there is no config.json")
     experiment = config.read(workdir / "config.json")
+    data = config.read_json("workdir", workdir / "data.json")
     try:
-        data = json.loads((workdir / "data.json").read_text(encoding="utf-8"))
-        plugins = json.loads((workdir / "config.json").read_text(encoding="utf-8")).get("plugins", {})
+        plugins = config.read_json("workdir", workdir / "config.json").get("plugins", {})
         encoding = encoding_from_json(data)
+        config.require(isinstance(data["fingerprint"], str), "fingerprint", data["fingerprint"], "a text")
         return Run(experiment, encoding, data["fingerprint"], workdir / CHECKPOINTS, plugins)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{workdir / 'data.json'} cannot be read: {error}") from error
