@@ -26,9 +26,11 @@ Tree = Any
 
 DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": jax.numpy.bfloat16,
-    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
 }  # fmt: skip
 """What a parameter can be read from, by the names of the format."""
+MOST_AXES = 32
 MOST_LINES = 100
 """Of a report on a file that does not fit."""
 
@@ -134,9 +136,8 @@ def _tensors(file: BinaryIO) -> dict[str, Tensor]:
             continue
         tensor = _tensor(about, 8 + n_header)
         is_inside = tensor is not None and tensor.start + tensor.size <= size
-        require(
-            is_inside, f"tensor {printable(name)}", str(about)[:80], f"inside the {size} bytes of the file"
-        )
+        must = f"a dtype, a shape and offsets that agree, inside the file's {size} bytes"
+        require(is_inside, f"tensor {printable(name)}", printable(about)[:80], must)
         found[name] = tensor
     return found
 
@@ -147,15 +148,15 @@ def _tensor(about: Any, offset: int) -> Tensor | None:
         return None
     shape, offsets = about.get("shape"), about.get("data_offsets")
     for numbers in (shape, offsets):
-        if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
+        fits = isinstance(numbers, list) and len(numbers) <= MOST_AXES
+        if not fits or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
             return None
     if len(offsets) != 2:
         return None
-    tensor = Tensor(about["dtype"], tuple(shape), offset + offsets[0], offsets[1] - offsets[0])
-    declared = (
-        math.prod(shape) * np.dtype(DTYPES[tensor.dtype]).itemsize if tensor.is_readable else tensor.size
-    )
-    return tensor if tensor.size == declared >= 0 else None
+    tensor = Tensor(printable(about["dtype"]), tuple(shape), offset + offsets[0], offsets[1] - offsets[0])
+    if tensor.is_readable and tensor.size != math.prod(shape) * np.dtype(DTYPES[tensor.dtype]).itemsize:
+        return None
+    return tensor if tensor.size >= 0 else None
 
 
 def _array(file: BinaryIO, tensor: Tensor, dtype: np.dtype) -> np.ndarray:
