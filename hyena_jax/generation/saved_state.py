@@ -19,6 +19,7 @@ from hyena_jax.data import npy
 from hyena_jax.generation.decoding import Prompted
 from hyena_jax.generation.programs import empty_state
 from hyena_jax.generation.prompts import check_prompts
+from hyena_jax.training import atomic
 
 FORMAT = 1
 MOST_ABOUT = 2**16
@@ -45,12 +46,8 @@ def save(path: Path, prompted: Prompted, origin: str) -> None:
     arrays |= {f"read_{i}": row for i, row in enumerate(prompted.read)}
     context = None if prompted.room is None else prompted.room + max(map(len, prompted.read))
     about = {"format": FORMAT, "origin": origin, "rows": len(prompted.read), "context": context}
-    draft = path.with_name(f"{path.name}.draft")
-    with draft.open("wb") as file:
+    with atomic.replacing(path) as draft, draft.open("wb") as file:
         np.savez(file, about=json.dumps(about), **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
 
 
 def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prompted:

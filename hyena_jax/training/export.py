@@ -63,15 +63,12 @@ def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> Non
 
     tensors = {name: np.ascontiguousarray(leaf) for name, leaf in named(params).items()}
     metadata = {"config": json.dumps(config), "step": str(step)}
-    draft = atomic.draft_of(path)
     try:
-        save_file(tensors, draft, metadata)
-        atomic.write_text(config_beside(path), json.dumps(config, indent=2) + "\n")
-        draft.rename(path)
+        with atomic.replacing(path) as draft:
+            save_file(tensors, draft, metadata)
+            atomic.write_text(config_beside(path), json.dumps(config, indent=2) + "\n")
     except SafetensorError as error:
         raise OSError(f"{path} could not be written: {error}") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def read(path: Path, shapes: Tree, report: Callable[[str], None]) -> Tree:
