@@ -22,7 +22,7 @@ import tyro
 from hyena_jax import config
 from hyena_jax.benchmark.command import Bench
 from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError, require
-from hyena_jax.config.choices import describe
+from hyena_jax.config.choices import describe, take_flag
 from hyena_jax.distillation.command import Distill
 from hyena_jax.generation.command import Generate, RunSelection
 from hyena_jax.launch import launch
@@ -39,7 +39,11 @@ PLUGINS = "HYENA_JAX_PLUGINS"
 
 @dataclass(frozen=True)
 class Train:
-    """Train CONFIG[:VARIANT] in a folder, or continue the run that is there."""
+    """Train CONFIG[:VARIANT] in a folder, or continue the run that is there.
+
+    `hyena-jax train --resume DIR [flags]` continues the run in DIR with its own settings; CONFIG and
+    --workdir are not given then, and flags, such as --training.steps, change a setting.
+    """
 
     config: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="CONFIG[:VARIANT]")]]
     """Name in configs/ or a Python file with get_config()."""
@@ -98,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _quiet_libraries()  # before a plugin imports them
     try:
         ours, launched = _split_launch(arguments)
-        commands, ours = _commands(_load_plugins(ours))
+        commands, ours = _commands(_load_plugins(_resumed(ours)))
         command = tyro.cli(commands, prog="hyena-jax", args=ours, config=TYRO)
         return _run(command, launched if isinstance(command, Launch) else arguments)
     except UserError as error:
@@ -142,6 +146,20 @@ def _commands(arguments: Sequence[str]) -> tuple[type, Sequence[str]]:
         | Annotated[Bench, tyro.conf.subcommand("bench")]
     )
     return union, arguments
+
+
+def _resumed(arguments: list[str]) -> list[str]:
+    """The arguments with `--resume DIR` as the config and the workdir that it stands for."""
+    if arguments[:1] != ["train"]:
+        return arguments
+    folder, rest = take_flag("--resume", arguments)
+    if folder is None:
+        return arguments
+    others = [argument for argument in rest if argument.partition("=")[0] == "--workdir"]
+    others += [argument for argument in rest[1:2] if not argument.startswith("-")]
+    if others:
+        raise UserError(f"--resume {folder!r} says config and workdir already: leave out {others[0]!r}")
+    return ["train", str(Path(folder) / "config.json"), "--workdir", folder, *rest[1:]]
 
 
 def _load_plugins(arguments: list[str]) -> list[str]:
@@ -239,6 +257,7 @@ def _show_sample(experiment: Experiment, workdir: Path, result: "Result") -> Non
     """Continues the prompt of a run on tokens, on the screen and in `sample.txt`."""
     from hyena_jax.generation.command import stream
     from hyena_jax.generation.decoding import Request, generate
+    from hyena_jax.training import atomic
 
     count, tokenizer = experiment.logging.sample_tokens, result.data.tokenizer
     if count == 0:
@@ -248,7 +267,7 @@ def _show_sample(experiment: Experiment, workdir: Path, result: "Result") -> Non
     pieces = generate(result.model, result.params, [prompt], request)
     print("sample:\n")
     text = stream(tokenizer, prompt, pieces)
-    (workdir / "sample.txt").write_text(text, encoding="utf-8")
+    atomic.write_text(workdir / "sample.txt", text)
 
 
 def _has_labels(result: "Result") -> bool:

@@ -20,8 +20,10 @@ from hyena_jax.config.files import (
     decode,
     encode,
     identity_differences,
+    is_run,
     load,
     read,
+    read_run,
     runtime_differences,
 )
 from hyena_jax.config.filters import (
