@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from fault_folders import folders
 from fault_kills import Stage, Trial, kills, stops
 from fault_processes import processes
 from fault_runs import HALF, Lab, NotSurvived, demand_same_end
@@ -44,6 +45,8 @@ class Counts:
     """How many checkpoints are damaged."""
     full_disks: int = 12
     """How many disks run full."""
+    settings: int = 8
+    """How many bits of a run's settings flip."""
     processes: int = 8
     """How often one of two processes is killed."""
 
@@ -120,6 +123,7 @@ def trials(stage: Stage, counts: Counts, seed: int) -> Iterable[Trial]:
     yield from disks(stage, counts.full_disks, seed)
     yield from permissions(stage)
     yield from data_and_rivals(stage)
+    yield from folders(stage, counts.settings, seed)
     yield from processes(stage, counts.processes, seed)
 
 
