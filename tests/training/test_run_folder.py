@@ -1,16 +1,18 @@
 """What a stranger or a disk may have done to a run folder: refused in a line, and nothing outside changes."""
 
+import dataclasses
 import json
 import os
 import shutil
 import stat
 
+import chex
 import jax
 import numpy as np
 import pytest
 
 from hyena_jax import cli, config, models
-from hyena_jax.config import UserError
+from hyena_jax.config import OptimizerConfig, ParameterGroup, UserError
 from hyena_jax.training import atomic, export
 from hyena_jax.training.checkpoint import Checkpoints, saved_steps
 from hyena_jax.training.loop import train
@@ -237,6 +239,23 @@ def test_a_draft_is_never_a_file_that_is_there(tmp_path, monkeypatch):
     with pytest.raises(FileExistsError):
         atomic.write_text(tmp_path / "text", "text")
     assert [path.name for path in tmp_path.iterdir()] == [".a.draft"]
+
+
+OPTIMIZERS = OptimizerConfig.registry
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_the_state_of_every_optimizer_is_declared_as_it_is_expected(tmp_path, name):
+    groups = (ParameterGroup("kernel", learning_rate=1e-3, weight_decay=0.0),)
+    optimizer = OPTIMIZERS[name]()
+    params = {"blocks_0": {"kernel": np.ones((3, 2), np.float32), "bias": np.ones(2, np.float32)}}
+    if hasattr(optimizer, "groups"):
+        optimizer = dataclasses.replace(optimizer, groups=groups)
+    state = jax.device_get(init_state(params, make_optimizer(optimizer, params, 6))).to_items()
+    with Checkpoints(tmp_path / "checkpoints", 2, print) as opened:
+        opened.save(1, state, {"step": 1, "loss": None})
+    with Checkpoints(tmp_path / "checkpoints", 2, print) as opened:
+        chex.assert_trees_all_equal(opened.restore(state).items, state)
 
 
 def test_a_run_is_trained_from_its_own_settings_in_python(folder, console):
