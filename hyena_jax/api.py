@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from rich.console import Console
 
-from hyena_jax import models
+from hyena_jax import config, models
 from hyena_jax.config import Experiment, require
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer, is_tokenizer
@@ -67,7 +67,10 @@ class LoadedRun:
         return self.folder.encoding
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of `metrics.jsonl`: `step`, and values such as `train/loss` or `validation/loss`."""
+        """The rows of `metrics.jsonl`: `step`, `time` (seconds since 1970), and values such as `train/loss`.
+
+        Values that were not finite are None.
+        """
         return metrics.read_rows(self.workdir / metrics.FILE)
 
     def evaluate(
@@ -150,7 +153,7 @@ class LoadedRun:
 
 
 def train(
-    experiment: Experiment,
+    experiment: Experiment | None,
     workdir: str | Path,
     *,
     quiet: bool = False,
@@ -161,6 +164,7 @@ def train(
     """Trains, or continues the run in `workdir`, as `hyena-jax train` does; returns its newest checkpoint.
 
     Args:
+      experiment: None takes that of the run in `workdir`, as `hyena-jax train --resume` does.
       quiet: print neither progress nor notes.
       profile: folder for a `jax.profiler` trace of a few steps.
       init_from: file of parameters, as `hyena-jax export` writes them, that a new run starts from.
@@ -172,6 +176,8 @@ def train(
       Interrupted: a KeyboardInterrupt, after the run was saved; the same call continues it.
     """
     refuse_wrong_jaxlib()
+    if experiment is None:
+        experiment = config.read_run(Path(workdir))
     kind = type(experiment).__name__
     require(isinstance(experiment, Experiment), "experiment", kind, "an Experiment; load_config gives one")
     profile, init_from = (None if path is None else Path(path) for path in (profile, init_from))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hyena_jax import config
 from hyena_jax.benchmark.settings import Decode, Model, Operators, Settings
 from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError, choose, require
-from hyena_jax.config.choices import choice_flags, describe_choices
+from hyena_jax.config.choices import choice_flags, describe_choices, take_flag
 from hyena_jax.config.flags import FLAT, as_flag, flags_of, positional, read
 from hyena_jax.distillation.command import Distill
 from hyena_jax.generation.command import Generate, RunSelection
@@ -37,7 +37,11 @@ PLUGINS = "HYENA_JAX_PLUGINS"
 
 @dataclass(frozen=True)
 class Train:
-    """Train CONFIG[:VARIANT] in a folder, or continue the run that is there."""
+    """Train CONFIG[:VARIANT] in a folder, or continue the run that is there.
+
+    `hyena-jax train --resume DIR [flags]` continues the run in DIR with its own settings; CONFIG and
+    --workdir are not given then, and flags, such as --training.steps, change a setting.
+    """
 
     config: str = field(metadata=positional("CONFIG[:VARIANT]"))
     """Name of a config, or a Python file with get_config()."""
@@ -96,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _quiet_libraries()  # before a plugin imports them
     try:
         ours, launched = _split_launch(arguments)
-        command, flags = _read(_load_plugins(ours))
+        command, flags = _read(_load_plugins(_resumed(ours)))
         if command is None:
             return 0
         try:
@@ -192,6 +196,20 @@ def _describe(called: str, kind: type, defaults: dict[str, Any]) -> str:
         notes.append(f"Configs: {', '.join(config.config_files())}")
         notes.append("`hyena-jax train CONFIG --help` describes the options of a config.")
     return command_help(called, kind.__doc__, flags, notes)
+
+
+def _resumed(arguments: list[str]) -> list[str]:
+    """The arguments with `--resume DIR` as the config and the workdir that it stands for."""
+    if arguments[:1] != ["train"]:
+        return arguments
+    folder, rest = take_flag("--resume", arguments)
+    if folder is None:
+        return arguments
+    others = [argument for argument in rest if argument.partition("=")[0] == "--workdir"]
+    others += [argument for argument in rest[1:2] if not argument.startswith("-")]
+    if others:
+        raise UserError(f"--resume {folder!r} says config and workdir already: leave out {others[0]!r}")
+    return ["train", str(Path(folder) / "config.json"), "--workdir", folder, *rest[1:]]
 
 
 def _load_plugins(arguments: list[str]) -> list[str]:
@@ -297,6 +315,7 @@ def _show_sample(experiment: Experiment, workdir: Path, result: "Result") -> Non
     """Continues the prompt of a run on tokens, on the screen and in `sample.txt`."""
     from hyena_jax.generation.command import stream
     from hyena_jax.generation.decoding import Request, generate
+    from hyena_jax.training import atomic
 
     count, tokenizer = experiment.logging.sample_tokens, result.data.tokenizer
     if count == 0:
@@ -306,7 +325,7 @@ def _show_sample(experiment: Experiment, workdir: Path, result: "Result") -> Non
     pieces = generate(result.model, result.params, [prompt], request)
     print("sample:\n")
     text = stream(tokenizer, prompt, pieces)
-    (workdir / "sample.txt").write_text(text, encoding="utf-8")
+    atomic.write_text(workdir / "sample.txt", text)
 
 
 def _has_labels(result: "Result") -> bool:

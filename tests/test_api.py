@@ -167,7 +167,7 @@ def without_tokenizer(run):
     [
         (lambda run: hyena_jax.load_run(run.workdir / "none"), "holds no run: there is no config.json"),
         (lambda run: hyena_jax.load_run(run.workdir, "lates"), "step must be 'latest', 'best' or one of"),
-        (lambda run: hyena_jax.load_run(run.workdir, 3), r"step must be one of the saved \[4, 2\], got 3"),
+        (lambda run: hyena_jax.load_run(run.workdir, 3), r"one of the saved \[4, 2\], got '3'"),
         (lambda run: hyena_jax.load_run(run.workdir, -1), "step must be 'latest', 'best' or one of"),
         (lambda run: hyena_jax.train("quickstart", run.workdir), "experiment must be an .*, got 'str'"),
         (lambda run: run.generate("the", 0), "max_new_tokens must be at least 1, got 0"),

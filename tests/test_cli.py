@@ -147,6 +147,47 @@ def test_the_same_command_again_continues(workdir, text, capsys):
     assert "continuing after step 6" in capsys.readouterr().out
 
 
+def test_resume_takes_config_and_data_from_the_folder(workdir, text, capsys):
+    before = json.loads((workdir / "config.json").read_text())
+    assert run("train", "--resume", workdir, "--training.steps", 8) == 0
+    assert "continuing after step 6" in capsys.readouterr().out
+    after = json.loads((workdir / "config.json").read_text())
+    assert after.pop("sha256") != before.pop("sha256")
+    assert after.pop("training") == {**before.pop("training"), "steps": 8}
+    assert after == before
+    assert run("train", "--training.steps=9", f"--resume={workdir}") == 0
+    assert "continuing after step 8" in capsys.readouterr().out
+    assert run("train", "quickstart", "--workdir", workdir, *SMALL) == 2
+    error = capsys.readouterr().err
+    assert (
+        f"data.path: {str(text)!r} -> None; hyena-jax train --resume {workdir} takes those of then" in error
+    )
+    assert run("train", "--resume", workdir, "--seed", 3) == 2
+    assert "holds a different experiment: seed: 0 -> 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train quickstart --resume {run}", "leave out 'quickstart'"),
+        ("train --resume {run} quickstart", "leave out 'quickstart'"),
+        ("train --resume {run} --workdir {run}", "leave out '--workdir'"),
+        ("train --resume={run} --workdir={run}", "leave out '--workdir"),
+        ("train --resume {tmp}", "holds no run: there is no config.json"),
+        ("train --resume {tmp}/text.txt", "holds no run: there is no config.json"),
+        ("train --resume {tmp}/" + "a/" * 2000, "workdir must be a path of at most 3800 bytes"),
+        ("train --resume {tmp}/" + "a" * 256, "workdir must be a path of at most 3800 bytes, 255 between"),
+        ("train --resume", "--resume must be followed by"),
+    ],
+)
+def test_what_cannot_be_resumed_is_one_line(tmp_path, text, arguments, message, capsys):
+    folder = tmp_path / "run"
+    assert run(*arguments.format(tmp=tmp_path, run=folder).split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert len(line) < 400
+
+
 def test_a_moved_text_is_the_same_experiment(workdir, text, tmp_path):
     moved = text.rename(tmp_path / "moved.txt")
     assert (
@@ -190,6 +231,9 @@ WRONG = {
     ),
     "wrong value": (f"{NEW} --model.pattern.0.order 1", "--model.pattern.0.order must be at least 2"),
     "no run": ("eval {tmp}", "holds no run"),
+    "long workdir": (f"train quickstart --workdir {{tmp}}/{'a/' * 2000}", "a path of at most 3800 bytes"),
+    "long name": (f"train quickstart --workdir {{tmp}}/{'a' * 256}", "a path of at most 3800 bytes"),
+    "long workdir of a run": (f"eval {{tmp}}/{'a/' * 2000}", "a path of at most 3800 bytes"),
     "temperature": ("generate {tmp} --prompt a --temperature 0", "--temperature must be above 0"),
 }
 

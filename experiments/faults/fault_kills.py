@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fault_runs import EVERY, HALF, STEPS, Lab, Started, demand, demand_same_end, last_row, newest
 
 from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.manifest import is_verified
 
 TEMPORARY = "orbax-checkpoint-tmp"
 
@@ -93,7 +94,7 @@ def kill_thrice(stage: Stage, fraction: float, workdir: Path) -> dict:
         started = stage.lab.start(workdir)
         time.sleep(generator.uniform(0.3, 1) * stage.seconds)
         started.kill()
-        after.append(newest(workdir))
+        after.append(last_verified(workdir))
     demand(after == sorted(after), f"checkpoints were lost: {after}")
     stage.finish(workdir, after[-1] if after[-1] < STEPS else None)
     return {"newest checkpoints": after}
@@ -142,12 +143,20 @@ def kill_in_creation(stage: Stage, fraction: float, workdir: Path) -> dict:
 def _kill_and_finish(stage: Stage, started: Started, workdir: Path, is_hit: Callable[[], bool]) -> dict:
     started.kill()
     hit = is_hit()
-    steps = saved_steps(workdir / "checkpoints")
+    after = last_verified(workdir)
     row = last_row(workdir)
-    after = steps[0] if steps else 0
     demand(row - after <= 2 * EVERY + 1, f"step {row} was reached, but the newest checkpoint is {after}")
     text = stage.finish(workdir, after if after < STEPS else None)
     return {"step": row, "checkpoint": after, "unverified": "is unverified" in text, "hit": hit}
+
+
+def last_verified(workdir: Path) -> int:
+    """What a start continues after: the newest checkpoint with a manifest, or any where none has one."""
+    checkpoints = workdir / "checkpoints"
+    steps = saved_steps(checkpoints)
+    return max(
+        (step for step in steps if is_verified(checkpoints / str(step))), default=max(steps, default=0)
+    )
 
 
 def stops(stage: Stage, count: int, seed: int) -> Iterator[Trial]:

@@ -13,7 +13,7 @@ from fault_kills import Stage, Trial
 from fault_runs import EVERY, HALF, STEPS, Ended, demand, demand_same_end, last_row, newest
 
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.manifest import is_damaged
+from hyena_jax.training.manifest import damage_in
 from hyena_jax.training.metrics import read_rows
 
 AS_USER = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
@@ -208,7 +208,7 @@ def _demand_failed(ended: Ended, run: Path) -> None:
     ended.demand_code(3)
     steps = saved_steps(run / "checkpoints")
     demand(steps and steps[0] >= HALF, f"checkpoints {steps}")
-    damaged = [step for step in steps if is_damaged(run / "checkpoints" / str(step))]
+    damaged = [step for step in steps if damage_in(run / "checkpoints" / str(step))]
     demand(not damaged, f"damaged checkpoints {damaged}")
 
 
@@ -245,7 +245,7 @@ def metrics_folder(stage: Stage, workdir: Path) -> dict:
     rows = path.read_bytes()
     path.unlink()
     path.mkdir()
-    ended = stage.lab.train(workdir, code=3)
+    ended = stage.lab.train(workdir, code=2)
     path.rmdir()
     path.write_bytes(rows)
     stage.finish(workdir, HALF)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from fault_folders import folders
 from fault_kills import Stage, Trial, kills, starts, stops
 from fault_processes import meetings, processes
 from fault_runs import HALF, Lab, NotSurvived, demand_same_end
@@ -46,6 +47,8 @@ class Counts:
     """How many checkpoints are damaged."""
     full_disks: int = 12
     """How many disks run full."""
+    settings: int = 8
+    """How many bits of a run's settings flip."""
     processes: int = 8
     """How often one of two processes is killed."""
 
@@ -123,6 +126,7 @@ def trials(stage: Stage, counts: Counts, seed: int) -> Iterable[Trial]:
     yield from disks(stage, counts.full_disks, seed)
     yield from permissions(stage)
     yield from data_and_rivals(stage)
+    yield from folders(stage, counts.settings, seed)
     yield from processes(stage, counts.processes, seed)
     yield from meetings(stage)
 

@@ -20,8 +20,10 @@ from hyena_jax.config.files import (
     decode,
     encode,
     identity_differences,
+    is_run,
     load,
     read,
+    read_run,
     runtime_differences,
 )
 from hyena_jax.config.filters import (
@@ -37,6 +39,7 @@ from hyena_jax.config.filters import (
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
+from hyena_jax.config.input_files import memory_size, open_input, parse_json, read_bytes, read_json
 from hyena_jax.config.losses import (
     AccuracyConfig,
     CrossEntropyConfig,

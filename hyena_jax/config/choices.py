@@ -58,14 +58,14 @@ def choose_kinds(experiment: Any, arguments: Sequence[str]) -> tuple[Any, list[s
         named = {}
         for choice in choices(experiment):
             if len(choice.path) == depth:
-                names, rest = _take(choice.flag, rest)
+                names, rest = take_flag(choice.flag, rest)
                 named |= {} if names is None else {choice.path: (choice, names)}
         experiment = _with(experiment, named) if named else experiment
         depth += 1
     return experiment, rest
 
 
-def _take(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+def take_flag(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """The last value of a flag, given as `--flag value` or `--flag=value`, and the other arguments."""
     value, rest, waiting = None, [], False
     for argument in arguments:

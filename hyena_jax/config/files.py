@@ -2,15 +2,17 @@
 
 import dataclasses
 import inspect
-import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyena_jax.config.checks import UserError, choose, require
 from hyena_jax.config.data import DataConfig
+from hyena_jax.config.digest import without_digest
 from hyena_jax.config.experiment import Experiment
 from hyena_jax.config.filters import FilterConfig
+from hyena_jax.config.input_files import read_json
 from hyena_jax.config.losses import LossConfig, MetricConfig
 from hyena_jax.config.mixers import MixerConfig
 from hyena_jax.config.models import ModelConfig
@@ -21,8 +23,18 @@ if TYPE_CHECKING:
     import cattrs
 
 
+RUN_CONFIG = "config.json"
+MOST_PATH, MOST_NAME = 3800, 255
+"""Bytes of a run folder's path, which leave room for the names in it (Linux: 4,096), and of a file's name."""
+
+
 def load(spec: str) -> Experiment:
-    """The experiment of `CONFIG` or `CONFIG:VARIANT`; CONFIG is a name in `configs/` or a Python file."""
+    """The experiment of `CONFIG` or `CONFIG:VARIANT`; CONFIG is a name in `configs/` or a Python file.
+
+    Or it is the `config.json` of a run folder.
+    """
+    if Path(spec).name == RUN_CONFIG:
+        return read_run(Path(spec).parent)
     name, _, variant = spec.partition(":")
     path = _find_config(name)
     try:
@@ -162,11 +174,34 @@ def _renewed_optimizer(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 def read(path: Path) -> Experiment:
     """The experiment saved at `path`."""
     try:
-        return decode(json.loads(path.read_text(encoding="utf-8")))
+        return decode(without_digest(read_json("config", path)))
     except MissingPlugin as error:
         raise UserError(f"{path}: {error}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, UserError) as error:
+    except UserError as error:
         raise UserError(f"{path} is not an experiment's config: {error}") from error
+
+
+def is_run(workdir: Path) -> bool:
+    """Whether a folder holds a run.
+
+    Raises:
+      UserError: if the path is so long that files in a run folder cannot have names.
+    """
+    size = len(os.fsencode(workdir.absolute()))
+    longest = max((len(os.fsencode(part)) for part in workdir.parts), default=0)
+    if size > MOST_PATH or longest > MOST_NAME:
+        raise UserError(
+            f"workdir must be a path of at most {MOST_PATH} bytes, {MOST_NAME} between two slashes, got"
+            f" {str(workdir)[:40]!r}... of {size}"
+        )
+    return (workdir / RUN_CONFIG).is_file()
+
+
+def read_run(workdir: Path) -> Experiment:
+    """The experiment of a run folder. Raises UserError if it holds none, or one that cannot be read."""
+    if not is_run(workdir):
+        raise UserError(f"workdir {str(workdir)!r} holds no run: there is no {RUN_CONFIG}")
+    return read(workdir / RUN_CONFIG)
 
 
 def identity_differences(ours: Experiment, theirs: Experiment) -> list[str]:

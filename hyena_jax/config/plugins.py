@@ -110,7 +110,7 @@ def require_plugins(saved: Any, registries: Iterable[Registry]) -> None:
         missing = [part for part in parts if part not in registered] if isinstance(parts, list) else []
         if missing:
             how = f"add --plugin {_quoted(name)}" if name else "register it before the run is opened"
-            raise MissingPlugin(f"{', '.join(map(_printable, missing))} must be registered: {how}")
+            raise MissingPlugin(f"{', '.join(map(printable, missing))} must be registered: {how}")
 
 
 def changed_plugins(experiment: Any, saved: Any) -> list[str]:
@@ -152,10 +152,10 @@ def _of_class(config_class: type) -> Plugin:
 
 def _quoted(text: object) -> str:
     """In quotes, as a shell reads it."""
-    return "'" + _printable(text).replace("'", "'\\''") + "'"
+    return "'" + printable(text).replace("'", "'\\''") + "'"
 
 
-def _printable(text: object) -> str:
+def printable(text: object) -> str:
     """Without what a terminal would obey."""
     return "".join(character for character in str(text) if character.isprintable())
 

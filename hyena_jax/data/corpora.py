@@ -6,7 +6,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hyena_jax.config import TextConfig, UserError, require
+from hyena_jax.config import TextConfig, UserError, memory_size, read_bytes, require
 from hyena_jax.data.tfds_builder import open_builder, prepare, quiet
 
 if TYPE_CHECKING:
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 STDLIB_BYTES = 8_000_000
 """Size of `python_stdlib`; the whole library is some 12 MB."""
+MEMORY_PER_BYTE = 6
+"""Bytes in memory for each byte of a text, at least: the text, its two parts, and its symbols as int32."""
 STDLIB_SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 """Folders that are not the standard library, or hold its tests."""
 
@@ -55,7 +57,10 @@ def _read(argument: str, path: str) -> str:
         if not root.is_file() and not root.is_dir():
             raise UserError(f"{argument} must be an existing text file or folder, got {path!r}")
         files = _files_below(root) if root.is_dir() else [root]
-        text = "".join(_decode(argument, file, file.read_bytes()) for file in files)
+        size = sum(file.stat().st_size for file in files)
+        most = memory_size() // MEMORY_PER_BYTE
+        require(size <= most, argument, path, f"at most {most} bytes, for which the memory is enough")
+        text = "".join(_decode(argument, file, read_bytes(argument, file, most)) for file in files)
     except OSError as error:
         raise UserError(f"{argument} {path!r} cannot be read: {error}") from error
     require(text != "", argument, path, "a file or folder with some text")

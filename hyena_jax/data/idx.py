@@ -2,14 +2,20 @@
 
 import gzip
 import math
+import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from hyena_jax.config import UserError, require
+from hyena_jax.config import UserError, memory_size, open_input, require
 
 GZIP = b"\x1f\x8b"
+MOST_GZIP_RATIO = 1032
+"""What a byte of deflate can hold at most (zlib.net/zlib_tech.html)."""
 # The third byte says uint8, the fourth how many dimensions.
 MAGIC = {"images": bytes.fromhex("00000803"), "labels": bytes.fromhex("00000801")}
 
@@ -38,7 +44,10 @@ def read_pair(argument: str, path: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _find_pair(argument: str, path: str) -> dict[str, Path]:
     files = sorted(file for file in Path(path).iterdir() if file.is_file() and not file.name.startswith("."))
-    magic = {file: _contents(argument, file, size=4) for file in files}
+    magic = {}
+    for file in files:
+        with _opened(argument, file) as (content, _):
+            magic[file] = content.read(4)
     found = {kind: [file for file in files if magic[file] == number] for kind, number in MAGIC.items()}
     if any(len(candidates) != 1 for candidates in found.values()):
         seen = ", ".join(f"{file.name} (0x{number.hex()})" for file, number in magic.items())
@@ -51,28 +60,38 @@ def _find_pair(argument: str, path: str) -> dict[str, Path]:
 
 
 def _read(argument: str, file: Path, n_dims: int) -> np.ndarray:
-    data = _contents(argument, file)
     n_header = 4 + 4 * n_dims
-    if len(data) < n_header:
-        raise UserError(f"{argument}: {str(file)!r} must have a header of {n_header} bytes, got {len(data)}")
-    shape = [int(size) for size in np.frombuffer(data, ">u4", n_dims, offset=4)]
-    n_elements = len(data) - n_header
-    if n_elements != math.prod(shape):
+    with _opened(argument, file) as (content, most):
+        header = content.read(n_header)
+        if len(header) < n_header:
+            raise UserError(
+                f"{argument}: {str(file)!r} must have a header of {n_header} bytes, got {len(header)}"
+            )
+        shape = [int(size) for size in np.frombuffer(header, ">u4", n_dims, offset=4)]
+        declared = math.prod(shape)
+        if declared <= min(most - n_header, memory_size()):
+            data = content.read(declared)
+            found = len(data) if content.read(1) == b"" else "more"
+        else:
+            found = "a file that is too small, or memory that is"
+    if found != declared:
         sizes = " x ".join(map(str, shape))
         raise UserError(
-            f"{argument}: {str(file)!r} must hold {sizes} bytes after its header, which says so,"
-            f" got {n_elements}"
+            f"{argument}: {str(file)!r} must hold {sizes} bytes after its header, which says so, got {found}"
         )
-    return np.frombuffer(data, np.uint8, offset=n_header).reshape(shape)
+    return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def _contents(argument: str, file: Path, size: int = -1) -> bytes:
-    """The first `size` bytes of a file, or all; of what was compressed, where it is."""
+@contextmanager
+def _opened(argument: str, file: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A file, open for reading; of what was compressed, where it is. And the bytes that can be in it."""
     try:
-        with file.open("rb") as raw:
+        with open_input(argument, file) as raw:
             is_compressed = raw.read(2) == GZIP
-        with gzip.open(file) if is_compressed else file.open("rb") as opened:
-            return opened.read(size)
+            size = raw.seek(0, os.SEEK_END)
+            raw.seek(0)
+            with gzip.open(raw) if is_compressed else raw as content:
+                yield content, size * MOST_GZIP_RATIO if is_compressed else size
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{argument}: {str(file)!r} must be a whole gzip file: {error}") from error
     except OSError as error:

@@ -46,8 +46,12 @@ class Normalization:
     def from_json(cls, values: Mapping[str, Any]) -> "Normalization":
         """The inverse of `to_json`. Raises UserError for values that it did not write."""
         try:
-            return cls(float(values["mean"]), float(values["std"]))
-        except (KeyError, TypeError, ValueError) as error:
+            mean, std = float(values["mean"]), float(values["std"])
+            require(
+                np.isfinite(mean) and 0 < std < np.inf, "mean and std", (mean, std), "finite, std above 0"
+            )
+            return cls(mean, std)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(
                 f"normalization must be what to_json returns, got {str(values)[:80]}: {error!r}"
             ) from error

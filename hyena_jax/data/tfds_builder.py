@@ -4,7 +4,6 @@ import contextlib
 import difflib
 import io
 import logging
-import os
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyena_jax.config import UserError, require
+from hyena_jax.data.native_stderr import silent_stderr
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -53,7 +53,7 @@ def prepare(builder: "tfds.core.DatasetBuilder", manual_dir: str | None, instead
         require(Path(manual_dir).is_dir(), "manual_dir", manual_dir, "an existing folder")
     try:
         download_config = tfds.download.DownloadConfig(manual_dir=manual_dir)
-        with _silent_stderr():
+        with silent_stderr():
             builder.download_and_prepare(download_config=download_config)
     except ImportError as error:
         raise UserError(
@@ -94,16 +94,3 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Discards what is written to file descriptor 2: TensorFlow's C++ logs pass by `sys.stderr`."""
-    stderr = os.dup(2)
-    with open(os.devnull, "wb") as null:
-        os.dup2(null.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hyena_jax.config import TokensConfig, UserError, require
+from hyena_jax.config import TokensConfig, open_input, require
 from hyena_jax.config.models import MOST_SYMBOLS
+from hyena_jax.data.npy import read_header
 from hyena_jax.data.text import HASHED_AT_ONCE, Corpus, check_lengths, fingerprint
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe
 
@@ -77,30 +78,31 @@ def _mapped(argument: str, path: str, dtype: str) -> np.ndarray:
     """The tokens [n] of a file, mapped into memory."""
     file = Path(path)
     require(file.suffix in (".npy", ".bin"), argument, path, "a .npy or .bin file of tokens")
-    require(file.is_file(), argument, path, "an existing file")
-    try:
+    with open_input(argument, file) as opened:
+        size = file.stat().st_size
         if file.suffix == ".npy":
-            return as_tokens(f"{argument} {path!r}", np.load(file, mmap_mode="r", allow_pickle=False))
-        size, item = file.stat().st_size, np.dtype(dtype).itemsize
+            header = read_header(f"{argument} {path!r}", opened, size)
+            check_tokens(f"{argument} {path!r}", header.shape, header.dtype)
+            return np.memmap(opened, header.dtype, "r", opened.tell(), header.shape)
+        item = np.dtype(dtype).itemsize
         fits = size > 0 and size % item == 0
         require(fits, f"{argument} {path!r}", f"{size} bytes", f"{dtype} numbers, a multiple of {item} bytes")
-        return np.memmap(file, np.dtype(dtype).newbyteorder("<"), "r")
-    except UserError:
-        raise
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{argument} {path!r} is not a .npy file of integers: {error}") from error
-    except OSError as error:
-        raise UserError(f"{argument} {path!r} cannot be read: {error}") from error
+        return np.memmap(opened, np.dtype(dtype).newbyteorder("<"), "r")
 
 
 def as_tokens(argument: str, tokens: np.ndarray) -> np.ndarray:
     """An array that can hold tokens, as it is. Raises UserError for other shapes and dtypes."""
     tokens = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
-    found = f"{tokens.dtype}[{', '.join(map(str, tokens.shape))}]"
-    is_stream = tokens.ndim == 1 and tokens.dtype.kind in "iu"
-    require(is_stream, argument, found, "integers of one dimension, token ids one behind the other")
-    require(tokens.size > 0, argument, found, "not empty")
+    check_tokens(argument, tokens.shape, tokens.dtype)
     return tokens
+
+
+def check_tokens(argument: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Raises UserError unless arrays of this shape and dtype can hold tokens."""
+    found = f"{dtype}[{', '.join(map(str, shape))}]"
+    is_stream = len(shape) == 1 and dtype.kind in "iu"
+    require(is_stream, argument, found, "integers of one dimension, token ids one behind the other")
+    require(shape[0] > 0, argument, found, "not empty")
 
 
 def _largest_id(tokens: np.ndarray) -> int:

@@ -5,20 +5,25 @@ reads, so that a run folder carries its own.
 """
 
 import codecs
+import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 
-from hyena_jax.config import TextConfig, UserError, choose
+from hyena_jax.config import TextConfig, UserError, choose, parse_json, read_bytes, require
+from hyena_jax.config.input_files import MOST_JSON
+from hyena_jax.config.models import MOST_SYMBOLS
+from hyena_jax.data.native_stderr import silent_stderr
 
 if TYPE_CHECKING:
     import tokenizers
 
+MOST_GROWTH = 1024
 REPLACEMENT = "\ufffd"
 """What stands for bytes that are not (or not yet) UTF-8."""
 
@@ -97,6 +102,10 @@ class CharactersTokenizer:
     kind: ClassVar[str] = "characters"
     symbols: str
 
+    def __post_init__(self) -> None:
+        fits = isinstance(self.symbols, str) and list(self.symbols) == sorted(set(self.symbols))
+        require(fits, "symbols", str(self.symbols)[:80], "code points in ascending order, each once")
+
     @property
     def vocab_size(self) -> int:
         """Distinct code points."""
@@ -137,6 +146,11 @@ class GraphemesTokenizer:
 
     kind: ClassVar[str] = "graphemes"
     symbols: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        fits = all(isinstance(symbol, str) for symbol in self.symbols)
+        fits = fits and len(set(self.symbols)) == len(self.symbols)
+        require(fits, "symbols", str(self.symbols)[:80], "grapheme clusters, each once")
 
     @property
     def vocab_size(self) -> int:
@@ -181,11 +195,17 @@ class BpeTokenizer:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_model", _parse_tokenizer(self.definition))
+        require(len(self._vocabulary) > 0, "vocabulary", {}, "at least one piece")
+        require(self.vocab_size <= MOST_SYMBOLS, "largest id", self.vocab_size - 1, f"below {MOST_SYMBOLS}")
+
+    @cached_property
+    def _vocabulary(self) -> dict[str, int]:
+        return self._model.get_vocab(with_added_tokens=True)
 
     @cached_property
     def vocab_size(self) -> int:
         """The largest id plus one: a vocabulary may have gaps."""
-        return 1 + max(self._model.get_vocab(with_added_tokens=True).values())
+        return 1 + max(self._vocabulary.values())
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the pieces of `text`, int32 [n]; UserError if the tokenizer knows none for a symbol.
@@ -193,10 +213,11 @@ class BpeTokenizer:
         The text is encoded whole: cut into lines, some tokenizers give other pieces.
         """
         _utf8(text, self.kind)
-        unknown = [symbol for symbol in dict.fromkeys(text) if not symbol.isspace() and self._lacks(symbol)]
-        if unknown:
-            _refuse(unknown, self.kind)
-        return np.array(self._model.encode(text, add_special_tokens=False).ids, np.int32)
+        with _faults_refused():
+            unknown = [s for s in dict.fromkeys(text) if not s.isspace() and self._lacks(s)]
+            if unknown:
+                _refuse(unknown, self.kind)
+            return np.array(self._model.encode(text, add_special_tokens=False).ids, np.int32)
 
     def _lacks(self, symbol: str) -> bool:
         """Without this, the library drops a symbol in silence or writes its unknown piece."""
@@ -205,7 +226,9 @@ class BpeTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of the pieces; U+FFFD stands for bytes that are not UTF-8."""
-        return self._model.decode(_checked(ids, self.vocab_size).tolist(), skip_special_tokens=False)
+        ids = _checked(ids, self.vocab_size).tolist()
+        with _faults_refused():
+            return self._model.decode(ids, skip_special_tokens=False)
 
     def stream(self) -> StreamDecoder:
         """Holds back the pieces of a character that is not whole yet."""
@@ -241,6 +264,10 @@ class IdsTokenizer:
 
     kind: ClassVar[str] = "ids"
     vocab_size: int
+
+    def __post_init__(self) -> None:
+        fits = 2 <= self.vocab_size <= MOST_SYMBOLS
+        require(fits, "vocab_size", self.vocab_size, f"in 2..{MOST_SYMBOLS}")
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the numbers in the text, int32 [n]; UserError if a word is not an id of the vocabulary."""
@@ -293,9 +320,10 @@ def build_tokenizer(config: TextConfig, *texts: str) -> Tokenizer:
 
 def read_bpe(path: str) -> BpeTokenizer:
     """The byte-pair tokenizer of a `tokenizer.json`. Raises UserError if it cannot be used."""
+    data = read_bytes("tokenizer_path", path, MOST_JSON)
     try:
-        return BpeTokenizer(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UserError, UnicodeDecodeError) as error:
+        return BpeTokenizer(data.decode())
+    except (UserError, UnicodeDecodeError) as error:
         raise UserError(f"tokenizer_path {path!r} cannot be used: {error}") from error
 
 
@@ -330,16 +358,51 @@ def _graphemes(text: str) -> list[str]:
 def _parse_tokenizer(definition: str) -> "tokenizers.Tokenizer":
     import tokenizers
 
-    try:
+    values = parse_json(definition)
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        growth = _growth(values.get(name)) if isinstance(values, dict) else 1
+        require(growth <= MOST_GROWTH, f"growth of a text by the {name}", growth, f"at most {MOST_GROWTH}")
+    with _faults_refused():
         model = tokenizers.Tokenizer.from_str(definition)
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"not a Hugging Face tokenizer.json: {error}") from error
     if not isinstance(model.model, tokenizers.models.BPE):
         raise UserError(f"not a byte-pair tokenizer but {type(model.model).__name__}")
     # A file can carry the limits of the model it was made for, which would cut a corpus short.
     model.no_truncation()
     model.no_padding()
     return model
+
+
+def _growth(rules: Any) -> int:
+    """How many times longer the rules of a tokenizer can make a text; each works on the last one's result."""
+    if isinstance(rules, list):
+        return math.prod(map(_growth, rules))
+    if not isinstance(rules, dict):
+        return 1
+    own = 1
+    if rules.get("type") == "ByteLevel":
+        own = 2
+    elif rules.get("type") == "Replace":
+        own = max(1, len(str(rules.get("content"))))
+        own += rules.get("pattern") in ({"String": ""}, {"Regex": ""})
+    return own * math.prod(map(_growth, rules.values()))
+
+
+@contextmanager
+def _faults_refused() -> Iterator[None]:
+    """What the tokenizers library raises in here becomes a UserError.
+
+    Rules that it does not expect let it panic: it prints so, and raises a BaseException.
+    """
+    try:
+        with silent_stderr():
+            yield
+    except UserError:
+        raise
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"
+        if not is_panic and not isinstance(error, Exception):  # an interrupt
+            raise
+        raise UserError(f"not a Hugging Face tokenizer.json that works: {error}") from error
 
 
 def _utf8(text: str, kind: str) -> bytes:

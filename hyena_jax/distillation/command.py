@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hyena_jax.config import PluginFlags, UserError, require
+from hyena_jax.config import PluginFlags, UserError, read_json, require
 from hyena_jax.config.checks import require_at_least
 from hyena_jax.config.flags import FLAT, positional
 
@@ -126,7 +126,7 @@ def _load(settings: Distill, report: Callable[[str], None]) -> "Source":
     _sizes(settings, config.max_len)
     step, params = load_params(run, models.build(config), settings.step, report)
     data = load_data(run, settings.path)
-    about_data = json.loads((settings.workdir / "data.json").read_text(encoding="utf-8"))
+    about_data = read_json("workdir", settings.workdir / "data.json")
     return Source(run.experiment, step, params, data, about_data, long_filters(config, params))
 
 

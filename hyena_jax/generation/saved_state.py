@@ -4,19 +4,26 @@ import hashlib
 import json
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import numpy as np
 import optax
 
-from hyena_jax.config import ModelConfig, UserError
+from hyena_jax import models
+from hyena_jax.config import ModelConfig, UserError, memory_size, open_input, parse_json, require
+from hyena_jax.data import npy
 from hyena_jax.generation.decoding import Prompted
 from hyena_jax.generation.programs import empty_state
+from hyena_jax.generation.prompts import check_prompts
+from hyena_jax.training import atomic
 
 FORMAT = 1
+MOST_ABOUT = 2**16
+"""Bytes of what a file says of itself."""
 
 
 def origin(model_config: ModelConfig, params: optax.Params) -> str:
@@ -39,42 +46,125 @@ def save(path: Path, prompted: Prompted, origin: str) -> None:
     arrays |= {f"read_{i}": row for i, row in enumerate(prompted.read)}
     context = None if prompted.room is None else prompted.room + max(map(len, prompted.read))
     about = {"format": FORMAT, "origin": origin, "rows": len(prompted.read), "context": context}
-    draft = path.with_name(f"{path.name}.draft")
-    with draft.open("wb") as file:
+    with atomic.replacing(path) as draft, draft.open("wb") as file:
         np.savez(file, about=json.dumps(about), **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
 
 
 def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prompted:
-    """Reads what `save` wrote.
+    """Reads what `save` wrote; what the file declares is compared with the model before it is read.
 
     Raises:
       UserError: if the file is none, or of another model or other parameters.
     """
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"load_state {str(path)!r} cannot be read: it is no saved state")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return _prompted(file, path, model, params, origin)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, UserError):
+        with open_input("load_state", path, memory_size()) as file, zipfile.ZipFile(file) as archive:
+            return _prompted(_members(archive), model, params, origin)
+    except OtherOrigin as error:
+        raise UserError(f"load_state {str(path)!r} is of another model or checkpoint") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # zipfile raises many kinds for what is no archive
+        if isinstance(error, UserError) and str(error).startswith("load_state"):
             raise
-        raise UserError(f"load_state {str(path)!r} cannot be read: {error}") from error
+        raise UserError(f"load_state {str(path)!r} cannot be read, it is no saved state: {error}") from error
 
 
-def _prompted(file: Any, path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prompted:
-    about = json.loads(str(file["about"]))
-    if about["format"] != FORMAT or about["origin"] != origin:
-        raise UserError(f"load_state {str(path)!r} is of another model or checkpoint")
-    read = tuple(file[f"read_{i}"] for i in range(about["rows"]))
-    context = about["context"]
-    state = jax.eval_shape(lambda: empty_state(model, params, about["rows"], context or model.config.max_len))
+class OtherOrigin(Exception):
+    """The state is of another model or other parameters."""
+
+
+class Member(NamedTuple):
+    """An array in the archive, and how to read it."""
+
+    header: npy.Header
+    read: Callable[[], np.ndarray]
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, Member]:
+    """The arrays by name. Their sizes are those of the archive: nothing is compressed."""
+    infos = archive.infolist()
+    is_plain = all(info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1 for info in infos)
+    require(is_plain, "the archive", "another one", "neither compressed nor encrypted")
+    require(len({info.filename for info in infos}) == len(infos), "names", "some twice", "different")
+    stored = sum(info.file_size for info in infos)
+    size = os.fstat(archive.fp.fileno()).st_size
+    require(stored <= size, "the archive", f"{stored} bytes in {size}", "as large as what it holds")
+    return {info.filename.removesuffix(".npy"): _member(archive, info) for info in infos}
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
+    with archive.open(info) as file:
+        header = npy.read_header(info.filename, file, info.file_size)
+        start = file.tell()
+
+    def read() -> np.ndarray:
+        with archive.open(info) as file:
+            file.read(start)  # not `seek`, after which zipfile checks no sum
+            order = "F" if header.is_fortran else "C"
+            return np.frombuffer(file.read(), header.dtype).reshape(header.shape, order=order)
+
+    return Member(header, read)
+
+
+def _prompted(members: dict[str, Member], model: nn.Module, params: optax.Params, origin: str) -> Prompted:
+    about = _about(members, origin)
+    rows, context = about["rows"], about["context"]
+    most = model.config.max_len
+    reads = [_checked(members, f"read_{i}", None, np.int32) for i in range(rows)]
+    n_read = max(map(len, reads))
+    if models.is_unbounded(model):
+        require(context is None, "context", context, "None: the model's state does not grow")
+    else:
+        require(_is_count(context) and n_read <= context <= most, "context", context, f"in {n_read}..{most}")
+    check_prompts(model.config, reads)
+    state = jax.eval_shape(lambda: empty_state(model, params, rows, context or most))
     leaves, structure = jax.tree.flatten(state)
-    arrays = [file[f"leaf_{i}"] for i in range(len(leaves) + 1)]
-    for leaf, array in zip(leaves, arrays, strict=False):
-        if (leaf.shape, leaf.dtype) != (array.shape, array.dtype):
-            raise ValueError(f"an array is {array.dtype} {array.shape}, not {leaf.dtype} {leaf.shape}")
-    room = None if context is None else context - max(map(len, read))
-    return Prompted(structure.unflatten(map(jax.numpy.asarray, arrays[:-1])), arrays[-1], read, room)
+    names = {"about"} | {f"read_{i}" for i in range(rows)} | {f"leaf_{i}" for i in range(len(leaves) + 1)}
+    require(set(members) == names, "arrays", sorted(set(members) ^ names)[:5], "those of the model's state")
+    arrays = [_checked(members, f"leaf_{i}", leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)]
+    # The model decides the dtype of its logits.
+    name = f"leaf_{len(leaves)}"
+    dtype = np.dtype(jax.numpy.bfloat16) if members[name].header.dtype.kind == "V" else np.float32
+    logits = _checked(members, name, (rows, model.config.vocab_size), dtype)
+    room = None if context is None else context - n_read
+    return Prompted(structure.unflatten(map(jax.numpy.asarray, arrays)), logits, tuple(reads), room)
+
+
+def _about(members: dict[str, Member], origin: str) -> dict[str, Any]:
+    """What the file says of itself."""
+    require("about" in members, "the archive", sorted(members)[:5], "one with `about`")
+    shape, _, dtype = members["about"].header
+    is_text = shape == () and dtype.kind == "U" and dtype.itemsize <= MOST_ABOUT
+    require(is_text, "about", f"{dtype} {shape}", "a short text")
+    about = parse_json(str(members["about"].read()))
+    is_about = isinstance(about, dict) and {"format", "origin", "rows", "context"} <= set(about)
+    require(is_about, "about", str(about)[:80], "an object with format, origin, rows and context")
+    if about["format"] != FORMAT or about["origin"] != origin:
+        raise OtherOrigin
+    fits = _is_count(about["rows"]) and about["rows"] <= len(members)
+    require(fits, "rows", about["rows"], "as many as the rows that were read")
+    return about
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _checked(
+    members: dict[str, Member], name: str, shape: tuple[int, ...] | None, dtype: np.dtype
+) -> np.ndarray:
+    """An array of this shape (None: a list) and dtype, without NaN."""
+    require(name in members, "the archive", sorted(members)[:5], f"one with {name}")
+    found, dtype = members[name].header, np.dtype(dtype)
+    # NumPy's format has no name for the dtypes that it does not know, such as bfloat16.
+    is_dtype = found.dtype == (f"V{dtype.itemsize}" if dtype.kind == "V" else dtype)
+    fits = is_dtype and (len(found.shape) == 1 if shape is None else found.shape == shape)
+    require(
+        fits,
+        name,
+        f"{found.dtype} {found.shape}",
+        f"{dtype} {'of one dimension' if shape is None else shape}",
+    )
+    array = members[name].read().view(dtype)
+    require(dtype.kind in "iub" or not np.isnan(array).any(), name, "NaN", "a number everywhere")
+    return array

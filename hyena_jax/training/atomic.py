@@ -1,23 +1,50 @@
-"""Files that are whole or not there, whatever happens to the process or the machine meanwhile."""
+"""Files that are whole or not there, whatever happens to the process or the machine meanwhile.
+
+A draft is a new file under a name that nobody can foresee, and renaming it replaces a link, not what the link
+names: nothing outside a folder is written through links in it.
+"""
 
 import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+DRAFT = re.compile(r"\.[0-9a-f]{16}\.draft|(config|data|metrics)\.(json|jsonl)\.draft")
+"""Names of drafts, of earlier versions too."""
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes UTF-8 beside `path`, and renames once it is on the disk. A failure leaves `path` as it was."""
-    draft = draft_of(path)
+    """Writes UTF-8. A failure leaves `path` as it was."""
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """An empty file beside `path`, to be written; it takes the place of `path` once it is on the disk.
+
+    A failure leaves `path` as it was. The file has the mode that the umask gives to new files, whatever mode
+    its writer gave it.
+    """
+    draft = path.with_name(f".{secrets.token_hex(8)}.draft")
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    mode = stat.S_IMODE(draft.stat().st_mode)
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
+        yield draft
+        draft.chmod(mode)
+        with draft.open("rb") as file:
             os.fsync(file.fileno())
-        draft.rename(path)
-    except OSError:
+        draft.replace(path)
+    except BaseException:
         draft.unlink(missing_ok=True)  # on a full disk even a draft is in the way
         raise
 
 
-def draft_of(path: Path) -> Path:
-    """Where a file is before it is whole; a kill leaves it behind."""
-    return path.with_name(f"{path.name}.draft")
+def remove_drafts(folder: Path) -> None:
+    """Removes what kills left in a folder that nobody else writes to."""
+    for path in folder.iterdir():
+        if DRAFT.fullmatch(path.name) and (path.is_symlink() or path.is_file()):
+            path.unlink()

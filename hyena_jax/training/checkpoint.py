@@ -3,16 +3,17 @@
     checkpoints/<step>/{params,train_state,meta}/   one committed checkpoint
     checkpoints/<step>/manifest.json                see `manifest.py`; written after the commit
     checkpoints/<step>.damaged/                     set aside by a restore
+    checkpoints/<step>.unverified/                  the same, where there was a verified one
 
 Orbax renames a checkpoint into place once it is whole, but does not notice a bit that flips later. A
-checkpoint without a manifest is one whose process was killed between commit and manifest: it is used, and
-reported as unverified.
+checkpoint without a manifest is one whose process was killed between commit and manifest: it is unverified,
+and used only where no other can be.
 """
 
-import json
+import itertools
 import math
+import os
 import re
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,14 +24,21 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from hyena_jax.config import UserError
+from hyena_jax.config import UserError, read_json
+from hyena_jax.training.declared import misfit
 from hyena_jax.training.distributed import from_first, is_first, lost_another
-from hyena_jax.training.manifest import MANIFEST, is_damaged, write_manifest
+from hyena_jax.training.manifest import damage_in, is_verified, write_manifest
 
 Tree = Any
+
+STEP = re.compile("0|[1-9][0-9]*")
+"""Names of committed checkpoints."""
+TEMPORARY = ".orbax-checkpoint-tmp"
+"""In the names of what Orbax has not committed."""
 
 
 class Restored(NamedTuple):
@@ -49,7 +57,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int, report: Callable[[str], None]):
-        self._folder = folder
+        self._folder = folder.resolve()  # it may be a link to a larger disk
         self._keep = keep
         self._report = report
         self._manager: ocp.CheckpointManager | None = None
@@ -57,8 +65,10 @@ class Checkpoints:
         self._pending: Future[None] | None = None
 
     def __enter__(self) -> "Checkpoints":
-        self._usual_hooks = threading.excepthook, sys.unraisablehook
-        threading.excepthook, sys.unraisablehook = self._on_thread_error, self._on_unraisable
+        self._usual_hook = threading.excepthook
+        threading.excepthook = self._on_thread_error
+        self._quiet = _without_abandoned()
+        self._quiet.__enter__()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -72,7 +82,8 @@ class Checkpoints:
             try:
                 self._close()
             finally:
-                threading.excepthook, sys.unraisablehook = self._usual_hooks
+                threading.excepthook = self._usual_hook
+                self._quiet.__exit__(kind, error, trace)
 
     def _close(self) -> None:
         if self._manager is not None:
@@ -82,36 +93,39 @@ class Checkpoints:
     def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
         """Orbax's thread would print a traceback of what is raised again where we wait for it."""
         if error.thread is None or error.thread.name != "save_finalize":
-            self._usual_hooks[0](error)
-
-    def _on_unraisable(self, error: Any) -> None:
-        """TensorStore reports the writes under way to an event loop that the first failure closed."""
-        if str(error.exc_value) != "Event loop is closed":
-            self._usual_hooks[1](error)
+            self._usual_hook(error)
 
     def restore(self, targets: dict[str, Tree]) -> Restored | None:
-        """The newest checkpoint that is whole, or None if there is none at all.
+        """The newest checkpoint that is verified and whole, or None if there is none at all.
 
         `targets` are trees of arrays, or of `jax.ShapeDtypeStruct`: those with a sharding are restored with
         it, whatever the layout was when they were saved; each process reads only what its devices hold.
 
-        Damaged ones that are newer are renamed `<step>.damaged` and reported: left in place they would make
-        Orbax skip the later save of the same step.
+        Where none is verified, the newest that can be read is used, and reported. Those that are newer than
+        the one that is used are renamed `<step>.damaged` or `<step>.unverified` and reported: left in place
+        they would make Orbax skip the later save of the same step. So are links, which Orbax cannot delete.
 
         Raises:
-          UserError: if there were checkpoints and all are damaged; they stay where they are, so that the
-            next start is refused too.
+          UserError: if there were checkpoints and none can be used; they stay where they are, so that the
+            next start is refused too. If one is whole but not of this model.
         """
-        steps = from_first(lambda: saved_steps(self._folder))
-        for i, step in enumerate(steps):
-            restored = _try_restore(self._folder, step, targets, self._report)
-            if restored is not None:
-                for damaged in steps[:i]:
-                    aside = from_first(lambda step=damaged: _set_aside(self._folder / str(step)).name)
-                    self._report(f"checkpoint {damaged} is damaged: set aside as {aside}")
+        steps = from_first(lambda: _by_trust(self._folder))
+        faults: dict[int, str] = {}
+        for step, verified in steps:
+            restored = _try_restore(self._folder, step, verified, targets)
+            if isinstance(restored, Restored):
+                if not verified:
+                    self._report(f"checkpoint {step} is unverified ({_UNVERIFIED}) and used: no other can be")
+                for line in from_first(lambda step=step: _set_aside(self._folder, step, faults)):
+                    self._report(line)
                 return restored
+            faults[step] = restored
         if steps:
-            raise UserError(f"every checkpoint in {self._folder} is damaged; start again in a new folder")
+            newest = max(faults)
+            raise UserError(
+                f"every checkpoint in {self._folder} is damaged ({newest}: {faults[newest]}); start again in"
+                " a new folder"
+            )
         return None
 
     def save(self, step: int, items: dict[str, Tree], meta: dict[str, Any]) -> None:
@@ -120,7 +134,8 @@ class Checkpoints:
         Leaves are NumPy arrays, or arrays over all devices of all processes, which then write them together.
         They are copied from the devices before this returns.
 
-        `meta` is JSON; its `loss` is the validation loss at this step, None where it was not evaluated.
+        `meta` is JSON; its `step` is this step, by which a folder that was renamed is noticed, and its
+        `loss` the validation loss at this step, None where it was not evaluated.
         """
         self._finish()
         arguments = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
@@ -163,6 +178,26 @@ def _as_os_error(what: str) -> Iterator[None]:
         raise OSError(f"{what}: {reason}") from error
 
 
+@contextmanager
+def _without_abandoned() -> Iterator[None]:
+    """After a failure, does not print what becomes of the reads and writes that were still under way.
+
+    TensorStore reports them to an event loop that is closed, and Orbax's coroutines are dropped. Since that
+    may come late, it holds for the rest of the process.
+    """
+    usual = sys.unraisablehook
+
+    def report(error: Any) -> None:
+        code = getattr(error.object, "cr_code", None)
+        is_dropped = code is not None and "orbax" in code.co_filename
+        if not is_dropped and str(error.exc_value) != "Event loop is closed":
+            usual(error)
+
+    sys.unraisablehook = report
+    yield
+    sys.unraisablehook = usual
+
+
 class _LatestAndBest:
     """Orbax's preservation policy. Its own BestN forgets the losses of earlier processes."""
 
@@ -181,21 +216,26 @@ class _LatestAndBest:
 def restore_readonly(
     folder: Path, targets: dict[str, Tree], report: Callable[[str], None], step: int | None = None
 ) -> Restored:
-    """The checkpoint of `step`, or the newest that is whole; changes nothing on disk.
+    """The checkpoint of `step`, or the one that `Checkpoints.restore` takes; changes nothing on disk.
 
     Raises:
       UserError: if there is none, or the one asked for is missing or damaged.
     """
-    steps = from_first(lambda: saved_steps(folder))
+    steps = from_first(lambda: _by_trust(folder))
     if step is not None:
-        if step not in steps:
-            raise UserError(f"step must be one of the saved {steps}, got {step}")
-        steps = [step]
-    for candidate in steps:
-        restored = _try_restore(folder, candidate, targets, report)
-        if restored is not None:
+        steps = [(saved, verified) for saved, verified in steps if saved == step]
+        if not steps:
+            raise UserError(f"step must be one of the saved {saved_steps(folder)}, got {step}")
+    for candidate, verified in steps:
+        restored = _try_restore(folder, candidate, verified, targets)
+        if isinstance(restored, Restored):
+            if not verified:
+                report(f"checkpoint {candidate} is unverified ({_UNVERIFIED})")
+            for newer, is_other_verified in steps:
+                if newer > candidate and verified and not is_other_verified:
+                    report(f"checkpoint {newer} is unverified ({_UNVERIFIED}) and not used")
             return restored
-        report(f"checkpoint {candidate} is damaged")
+        report(f"checkpoint {candidate} is damaged ({restored})")
     raise UserError(f"{folder} holds no usable checkpoint")
 
 
@@ -208,11 +248,12 @@ class Best(NamedTuple):
 
 def best(folder: Path) -> Best:
     """Finds it among the committed checkpoints."""
-    losses = [
-        (step, _read_json(folder / str(step) / "meta" / "metadata").get("loss"))
-        for step in saved_steps(folder)
+    metas = [(step, _meta(folder / str(step))) for step in saved_steps(folder)]
+    known = [
+        Best(step, meta["loss"])
+        for step, meta in metas
+        if meta.get("step") == step and isinstance(meta.get("loss"), float) and math.isfinite(meta["loss"])
     ]
-    known = [Best(step, loss) for step, loss in losses if loss is not None and math.isfinite(loss)]
     return min(known, key=lambda found: found.loss, default=Best(None, math.inf))
 
 
@@ -220,50 +261,79 @@ def saved_steps(folder: Path) -> list[int]:
     """Committed steps, newest first."""
     if not folder.is_dir():
         return []
-    steps = (int(path.name) for path in folder.iterdir() if re.fullmatch("0|[1-9][0-9]*", path.name))
+    steps = (int(path.name) for path in folder.iterdir() if STEP.fullmatch(path.name))
     return sorted(steps, reverse=True)
 
 
-def _try_restore(
-    folder: Path, step: int, targets: dict[str, Tree], report: Callable[[str], None]
-) -> Restored | None:
+_UNVERIFIED = "the run was stopped before its digests were written"
+
+
+def _by_trust(folder: Path) -> list[tuple[int, bool]]:
+    """Saved steps, and whether each has a manifest: those that have one first, newest first."""
+    steps = [(step, is_verified(folder / str(step))) for step in saved_steps(folder)]
+    return sorted(steps, key=lambda found: found[1], reverse=True)
+
+
+def _try_restore(folder: Path, step: int, verified: bool, targets: dict[str, Tree]) -> Restored | str:
+    """The items of a checkpoint, or why it cannot be used.
+
+    Raises:
+      UserError: if the files are what was saved, but do not fit: it is the model that changed.
+    """
     checkpoint = folder / str(step)
-    if from_first(lambda: is_damaged(checkpoint)):
-        return None
-    proven = (checkpoint / MANIFEST).exists()
-    if not proven:
-        report(f"checkpoint {step} is unverified: the run was stopped before its digests were written")
-    arguments = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
+    fault = from_first(lambda: _fault(checkpoint))
+    if fault is not None:
+        return fault
+    unfit = from_first(lambda: misfit(checkpoint, targets))
+    if unfit is None:
+        arguments = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
+        try:
+            with _without_abandoned(), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+                restored = checkpointer.restore(
+                    checkpoint.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonRestore())
+                )
+            items = {name: restored[name] for name in targets}
+            if list(map(np.shape, jax.tree.leaves(items))) == list(map(np.shape, jax.tree.leaves(targets))):
+                return Restored(step, items, restored["meta"])
+            unfit = "its arrays are arranged in another way"
+        except Exception as error:  # Orbax and its storage layer raise many kinds for files they cannot use
+            unfit = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+    if verified:
+        raise UserError(f"{checkpoint} is whole, but does not fit this model: {unfit}")
+    return unfit
+
+
+def _fault(checkpoint: Path) -> str | None:
+    """Why a checkpoint cannot be used, as far as its files tell; None if nothing speaks against it."""
+    if checkpoint.is_symlink():
+        return "it is a symbolic link"
+    if not checkpoint.is_dir():
+        return "it is not a folder"
+    found = damage_in(checkpoint)
+    if found is None and _meta(checkpoint).get("step") != int(checkpoint.name):
+        return f"it is a checkpoint of step {_meta(checkpoint).get('step')!r}"
+    return found
+
+
+def _set_aside(folder: Path, step: int, faults: dict[int, str]) -> list[str]:
+    """Renames the checkpoints that are newer than `step`, and links; returns a line for each."""
+    lines = []
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() and TEMPORARY in path.name:
+            path.unlink()  # Orbax deletes what has such a name, which fails for links
+        elif STEP.fullmatch(path.name) and (int(path.name) > step or path.is_symlink()):
+            why = faults.get(int(path.name), "it is a symbolic link" if path.is_symlink() else None)
+            kind = "unverified" if why is None else "damaged"
+            names = (f"{path.name}.{kind}" + (f".{i}" if i else "") for i in itertools.count())
+            free = next(name for name in names if not os.path.lexists(folder / name))
+            path.rename(folder / free)
+            lines.append(f"checkpoint {path.name} is {kind}: set aside as {free} ({why or _UNVERIFIED})")
+    return lines
+
+
+def _meta(checkpoint: Path) -> dict[str, Any]:
     try:
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-            restored = checkpointer.restore(
-                checkpoint.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonRestore())
-            )
-    except Exception as error:  # Orbax and its storage layer raise many kinds for files they cannot use
-        if proven:  # the files are what was saved, so it is the model that changed: keep them
-            raise UserError(f"{checkpoint} is whole, but does not fit this model: {error}") from error
-        return None
-    items = {name: restored[name] for name in targets}
-    for (path, wanted), found in zip(
-        jax.tree_util.tree_leaves_with_path(targets), jax.tree.leaves(items), strict=True
-    ):
-        if wanted.shape != found.shape:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise UserError(
-                f"{checkpoint} does not fit this model: {name} is {found.shape}, not {wanted.shape}"
-            )
-    return Restored(step, items, restored["meta"])
-
-
-def _set_aside(checkpoint: Path) -> Path:
-    aside = checkpoint.with_name(f"{checkpoint.name}.damaged")
-    if aside.exists():
-        shutil.rmtree(aside)
-    return checkpoint.rename(aside)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        meta = read_json("metadata", checkpoint / "meta" / "metadata")
+        return meta if isinstance(meta, dict) else {}
+    except UserError:
         return {}

@@ -7,18 +7,32 @@ models.
 
 import difflib
 import json
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
 
-from hyena_jax.config import UserError, require
+from hyena_jax.config import UserError, open_input, parse_json, require
+from hyena_jax.config.input_files import MOST_JSON
+from hyena_jax.config.plugins import printable
 from hyena_jax.training import atomic
 from hyena_jax.training.optimizer import path_name
 
 Tree = Any
+
+DTYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": jax.numpy.bfloat16,
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
+}  # fmt: skip
+"""What a parameter can be read from, by the names of the format."""
+MOST_AXES = 32
+MOST_LINES = 100
+"""Of a report on a file that does not fit."""
 
 
 def check_target(path: Path) -> None:
@@ -49,42 +63,104 @@ def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> Non
 
     tensors = {name: np.ascontiguousarray(leaf) for name, leaf in named(params).items()}
     metadata = {"config": json.dumps(config), "step": str(step)}
-    draft = atomic.draft_of(path)
     try:
-        save_file(tensors, draft, metadata)
-        atomic.write_text(config_beside(path), json.dumps(config, indent=2) + "\n")
-        draft.rename(path)
+        with atomic.replacing(path) as draft:
+            save_file(tensors, draft, metadata)
+            atomic.write_text(config_beside(path), json.dumps(config, indent=2) + "\n")
     except SafetensorError as error:
         raise OSError(f"{path} could not be written: {error}") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def read(path: Path, shapes: Tree, report: Callable[[str], None]) -> Tree:
     """The tree of `shapes`, with the arrays that `path` holds under its names, as the dtypes of `shapes`.
 
     Args:
-      report: is given a line for each tensor that is missing, has another shape, or has no place.
+      report: is given a line for each tensor that is missing, has another shape or a dtype that NumPy cannot
+        read, is not finite, or has no place.
 
     Raises:
-      UserError: if there is such a tensor, or `path` is no safetensors file.
+      UserError: if there is such a tensor, or `path` is not a safetensors file.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        found = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"init_from {str(path)!r} cannot be read: {error}") from error
     wanted = named(shapes)
-    problems = list(_problems(wanted, found))
-    for problem in problems:
+    with open_input("init_from", path) as file:
+        try:
+            found = _tensors(file)
+        except UserError as error:
+            raise UserError(f"init_from {str(path)!r} cannot be read: {error}") from error
+        problems = list(_problems(wanted, found))
+        if not problems:
+            arrays = {name: _array(file, found[name], leaf.dtype) for name, leaf in wanted.items()}
+            problems = [
+                f"{name} must be finite as {wanted[name].dtype}, got {array[~np.isfinite(array)].flat[0]}"
+                for name, array in arrays.items()
+                if not np.isfinite(array).all()
+            ]
+    for problem in problems[:MOST_LINES]:
         report(f"{path}: {problem}")
     if problems:
-        count = len(problems)
-        raise UserError(f"init_from {str(path)!r} does not fit the model: {count} parameters, listed above")
-    leaves = [found[name].astype(leaf.dtype) for name, leaf in wanted.items()]
-    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+        count = f"{len(problems)} parameters, listed above"
+        count += f" as far as {MOST_LINES} go" if len(problems) > MOST_LINES else ""
+        raise UserError(f"init_from {str(path)!r} does not fit the model: {count}")
+    return jax.tree.unflatten(jax.tree.structure(shapes), arrays.values())
+
+
+class Tensor(NamedTuple):
+    """What the header of a file says of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """Of its bytes, in the file."""
+    size: int
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether a parameter can be made of it."""
+        return self.dtype in DTYPES
+
+
+def _tensors(file: BinaryIO) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name; what is declared is compared with the file's size."""
+    size = os.fstat(file.fileno()).st_size
+    n_header = int.from_bytes(file.read(8), "little")
+    fits = 2 <= n_header <= min(size - 8, MOST_JSON)
+    require(fits, "length of the header", n_header, f"in 2..{min(size - 8, MOST_JSON)}, in {size} bytes")
+    header = parse_json(file.read(n_header))
+    require(isinstance(header, dict), "the header", type(header).__name__, "an object of tensors by name")
+    found = {}
+    for name, about in header.items():
+        if name == "__metadata__":
+            continue
+        tensor = _tensor(about, 8 + n_header)
+        is_inside = tensor is not None and tensor.start + tensor.size <= size
+        must = f"a dtype, a shape and offsets that agree, inside the file's {size} bytes"
+        require(is_inside, f"tensor {printable(name)}", printable(about)[:80], must)
+        found[name] = tensor
+    return found
+
+
+def _tensor(about: Any, offset: int) -> Tensor | None:
+    """None for what the format does not allow."""
+    if not isinstance(about, dict) or not isinstance(about.get("dtype"), str):
+        return None
+    shape, offsets = about.get("shape"), about.get("data_offsets")
+    for numbers in (shape, offsets):
+        fits = isinstance(numbers, list) and len(numbers) <= MOST_AXES
+        if not fits or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
+            return None
+    if len(offsets) != 2:
+        return None
+    tensor = Tensor(printable(about["dtype"]), tuple(shape), offset + offsets[0], offsets[1] - offsets[0])
+    if tensor.is_readable and tensor.size != math.prod(shape) * np.dtype(DTYPES[tensor.dtype]).itemsize:
+        return None
+    return tensor if tensor.size >= 0 else None
+
+
+def _array(file: BinaryIO, tensor: Tensor, dtype: np.dtype) -> np.ndarray:
+    file.seek(tensor.start)
+    array = np.frombuffer(file.read(tensor.size), DTYPES[tensor.dtype]).reshape(tensor.shape)
+    with np.errstate(over="ignore"):
+        return array.astype(dtype)
 
 
 def named(tree: Tree) -> dict[str, Any]:
@@ -92,13 +168,15 @@ def named(tree: Tree) -> dict[str, Any]:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _problems(wanted: Mapping[str, Any], found: Mapping[str, np.ndarray]) -> Iterator[str]:
+def _problems(wanted: Mapping[str, Any], found: Mapping[str, Tensor]) -> Iterator[str]:
     unexpected = [name for name in found if name not in wanted]
     for name, leaf in wanted.items():
         if name not in found:
-            near = difflib.get_close_matches(name, unexpected, n=1, cutoff=0.6)
-            yield f"{name} {leaf.shape} is missing" + (f"; the file has {near[0]}" if near else "")
+            near = difflib.get_close_matches(name, unexpected[:MOST_LINES], n=1, cutoff=0.6)
+            yield f"{name} {leaf.shape} is missing" + (f"; the file has {printable(near[0])}" if near else "")
         elif found[name].shape != leaf.shape:
             yield f"{name} must be {leaf.shape}, got {found[name].shape}"
+        elif not found[name].is_readable:
+            yield f"{name} must be of a dtype that NumPy reads ({', '.join(DTYPES)}), got {found[name].dtype}"
     for name in unexpected:
-        yield f"{name} {found[name].shape} is unexpected: the model has no such parameter"
+        yield f"{printable(name)} {found[name].shape} is unexpected: the model has no such parameter"

@@ -1,5 +1,6 @@
 """A run: its input checked, its folder locked, its state restored, then trained on."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -24,16 +25,25 @@ from hyena_jax.training.distributed import (
     require_equal_devices,
     together,
 )
-from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
+from hyena_jax.training.metrics import FILE, MetricsLog, NoLog, draw_learning_curves, read_rows
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.profiling import Profile
 from hyena_jax.training.progress import Progress, parameter_table
-from hyena_jax.training.run_folder import CHECKPOINTS, Run, check_run, kept_encoding, locked, open_run
+from hyena_jax.training.run_folder import (
+    CHECKPOINTS,
+    Run,
+    check_run,
+    kept_encoding,
+    leads_outside,
+    locked,
+    open_run,
+    require_finite,
+)
 from hyena_jax.training.scores import Score, loss_function, metric_functions
 from hyena_jax.training.signals import Interrupted, StopRequest, stop_requests
 from hyena_jax.training.step import TrainState, init_params, init_state, make_eval_step, make_train_step
 from hyena_jax.training.strategy import Strategy
-from hyena_jax.training.trainer import Trainer
+from hyena_jax.training.trainer import Trainer, all_finite
 
 T = TypeVar("T")
 
@@ -91,6 +101,8 @@ def train(
       Interrupted: after one of `signals.STOPPING`, once a step was trained; before that, they act as usual.
     """
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
+    leads_out = profile is not None and leads_outside(workdir, profile / "plugins" / "profile")
+    require(not leads_out, "profile", str(profile), "no link that leads out of the run folder")
     with stop_requests() as stop:
         console = console if is_first() else Console(quiet=True)
         require_equal_devices()
@@ -111,7 +123,10 @@ def train(
         draw_learning_curves(workdir, _curves(prepared))
     if stop.is_set:
         saved = from_first(lambda: saved_steps(workdir / CHECKPOINTS)[0])
-        raise Interrupted(f"stopped by {stop.name}; saved at step {saved}: rerun the command to continue")
+        again = f"hyena-jax train --resume {shlex.quote(str(workdir))}"
+        raise Interrupted(
+            f"stopped by {stop.name}; saved at step {saved}: rerun the command to continue, or {again}"
+        )
     return Result(prepared.model, params, prepared.data)
 
 
@@ -191,6 +206,7 @@ def _run(
     """Trains in the folder that is locked, and was found to hold `run`; returns the parameters at the end."""
     experiment, data, strategy = prepared.experiment, prepared.data, prepared.strategy
     training, folder = experiment.training, workdir / CHECKPOINTS
+    _on_first(lambda: read_rows(workdir / FILE))  # refuses a file that the log could not continue
     with Checkpoints(folder, training.keep_checkpoints, console.print) as checkpoints:
         state, data_state = _restore_or_make(checkpoints, prepared)
         changes = from_first(lambda: open_run(workdir, run, experiment, data))
@@ -286,6 +302,10 @@ def _restore_or_make(checkpoints: Checkpoints, prepared: Prepared) -> tuple[Trai
         state = strategy.make_state(make)
         return (state if given is None else state._replace(params=strategy.place(given))), None
     state = strategy.from_global(TrainState.from_items(restored.items))
+    found = int(state.step)
+    require(found == restored.step, f"step in checkpoint {restored.step}", found, "that of its folder")
+    if not all_finite(state.params):
+        require_finite(strategy.host_copy(state.params), f"checkpoint {restored.step}")
     return state, restored.meta.get("data_state")
 
 

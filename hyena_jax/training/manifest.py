@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
+from hyena_jax.config import UserError, open_input, read_json
 from hyena_jax.training import atomic
 
 MANIFEST = "manifest.json"
@@ -12,30 +12,50 @@ MANIFEST = "manifest.json"
 
 def write_manifest(checkpoint: Path) -> None:
     """Writes the digests of all files of a committed checkpoint, in one rename."""
-    digests = {str(path.relative_to(checkpoint)): _digest(path) for path in _files(checkpoint)}
+    names = [name for name in _files(checkpoint) if name != MANIFEST]
+    digests = {name: _digest(checkpoint / name) for name in names}
     atomic.write_text(checkpoint / MANIFEST, json.dumps(digests, indent=1))
 
 
-def is_damaged(checkpoint: Path) -> bool:
-    """Whether a file differs from the manifest, or is missing. False where there is no manifest."""
-    manifest = checkpoint / MANIFEST
-    if not manifest.exists():
-        return False
+def is_verified(checkpoint: Path) -> bool:
+    """Whether there is a manifest: without one, damage cannot be noticed."""
+    return (checkpoint / MANIFEST).exists()
+
+
+def damage_in(checkpoint: Path) -> str | None:
+    """What differs from the manifest, on one line; None if nothing does, or there is no manifest.
+
+    Pipes, devices and links are damage, too: all that Orbax may open is a file.
+    """
     try:
-        digests = json.loads(manifest.read_text())
-        return any(_digest(checkpoint / name) != digest for name, digest in digests.items())
-    except (OSError, ValueError, AttributeError):
-        return True
+        files = _files(checkpoint)
+        if not is_verified(checkpoint):
+            return None
+        digests = read_json("manifest", checkpoint / MANIFEST)
+        if not isinstance(digests, dict):
+            return f"{MANIFEST} is not an object"
+        for name, digest in digests.items():
+            if name not in files:
+                return f"{name} is missing"
+            if _digest(checkpoint / name) != digest:
+                return f"{name} is not what was saved"
+    except (OSError, UserError) as error:
+        return str(error)
+    return None
 
 
-def _files(checkpoint: Path) -> Iterator[Path]:
-    return (
-        path
-        for path in sorted(checkpoint.rglob("*"))
-        if path.is_file() and not path.name.startswith(MANIFEST)
-    )
+def _files(checkpoint: Path) -> list[str]:
+    """Names of all files, relative to the folder. Raises UserError if something else is among them."""
+    names = []
+    for path in sorted(checkpoint.rglob("*")):
+        name = str(path.relative_to(checkpoint))
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise UserError(f"{name} is not a regular file")
+        if path.is_file() and not atomic.DRAFT.fullmatch(path.name):
+            names.append(name)
+    return names
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_input("file", path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,13 +1,16 @@
 """Where the numbers of a run go: `metrics.jsonl`, TensorBoard event files, `learning_curves.png`."""
 
 import json
+import math
 import operator
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hyena_jax.config import UserError
+from hyena_jax.config import UserError, memory_size, parse_json, read_bytes
 from hyena_jax.training import atomic
 
 if TYPE_CHECKING:
@@ -16,10 +19,14 @@ if TYPE_CHECKING:
 Values = dict[str, float]
 
 FILE = "metrics.jsonl"
+EVENTS = "tensorboard"
 
 
 class MetricsLog:
-    """Appends rows `{"step": ..., name: value, ...}`; a context manager.
+    """Appends rows `{"step": ..., "time": ..., name: value, ...}`; a context manager.
+
+    `time` is when the row was written, in seconds since 1970 (UTC). What is not finite is written as null,
+    since JSON has no infinity.
 
     On resume, rows beyond `step` belong to work that was lost and will be done again: they are dropped, and
     TensorBoard is told to forget them too. The checkpoint of a step is saved after the step's rows.
@@ -27,14 +34,14 @@ class MetricsLog:
 
     def __init__(self, workdir: Path, step: int, tensorboard: bool):
         path = workdir / FILE
-        kept = [json.dumps(row) + "\n" for row in read_rows(path) if row["step"] <= step]
+        kept = [_line(row) for row in read_rows(path) if row["step"] <= step]
         atomic.write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
         self._events = None
         if tensorboard:
             from hyena_jax.training.tensorboard import EventFile
 
-            self._events = EventFile(workdir / "tensorboard", step + 1)
+            self._events = EventFile(workdir / EVENTS, step + 1)
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -48,7 +55,7 @@ class MetricsLog:
 
     def write(self, step: int, values: Values) -> None:
         """Adds a row; floats keep all their digits."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.write(_line({"step": step, "time": round(time.time(), 3), **values}))
         self._file.flush()
         if self._events is not None:
             self._events.write(step, values)
@@ -58,6 +65,12 @@ class MetricsLog:
         os.fsync(self._file.fileno())
         if self._events is not None:
             self._events.sync()
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    """A row as a line of strict JSON."""
+    values = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
+    return json.dumps(values, allow_nan=False) + "\n"
 
 
 class NoLog:
@@ -78,13 +91,15 @@ def read_rows(path: Path) -> list[dict]:
     """
     if not path.exists():
         return []
-    *whole, _ = path.read_bytes().split(b"\n")
+    *whole, _ = read_bytes("metrics", path, memory_size()).split(b"\n")
     rows = []
     for number, line in enumerate(whole, start=1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             rows.append({"step": operator.index(row["step"]), **row})
-        except (ValueError, KeyError, TypeError) as error:
+            for value in row.values():  # null, or a number that a float can hold
+                math.isfinite(0 if value is None else value)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise UserError(
                 f"{path} line {number} is not a row of metrics: {line[:60]!r}; without that line, or without"
                 " the file, the run goes on"
@@ -108,10 +123,11 @@ def draw_learning_curves(workdir: Path, labels: dict[str, str]) -> Path:
     for axes, (name, label) in zip(panels, labels.items(), strict=True):
         _draw_curves(axes, rows, name)
         axes.set(ylabel=label)
-    panels[0].set(title=workdir.resolve().name)
+    panels[0].set_title(workdir.resolve().name, parse_math=False)  # a name may hold dollar signs
     panels[-1].set(xlabel="step")
     path = workdir / "learning_curves.png"
-    figure.savefig(path, dpi=150)
+    with atomic.replacing(path) as draft:
+        figure.savefig(draft, format="png", dpi=150)
     return path
 
 
@@ -120,7 +136,8 @@ def _draw_curves(axes: "Axes", rows: list[dict], name: str) -> None:
         ("train", "training (single batches)", {"color": "#9db4d0", "linewidth": 0.8}),
         ("validation", "validation", {"color": "#c8442d", "marker": "o", "markersize": 3.5}),
     ):
-        points = [(row["step"], row[f"{part}/{name}"]) for row in rows if f"{part}/{name}" in row]
+        values = ((row["step"], row.get(f"{part}/{name}")) for row in rows)
+        points = [(step, value) for step, value in values if value is not None]
         if points:
             steps, values = zip(*points, strict=True)
             axes.plot(steps, values, label=f"{label}, last {values[-1]:.3f}", **style)

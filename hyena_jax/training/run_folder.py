@@ -1,13 +1,16 @@
 """A run's folder: what makes it explain itself, and what keeps one experiment from overwriting another.
 
 config.json          the experiment, with what the model takes from the data filled in
-data.json            tokenizer and fingerprint of the text, or normalization and fingerprint of the images
+data.json            tokenizer and fingerprint of the text, or normalization and fingerprint of the images;
+                     both carry a digest of themselves, see `config/digest.py`
 metrics.jsonl, tensorboard/, learning_curves.png; sample.txt (text) or predictions.png (images)
 checkpoints/         see `checkpoint.py`
 """
 
+import errno
 import fcntl
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +22,20 @@ import numpy as np
 import optax
 
 from hyena_jax import config
-from hyena_jax.config import Experiment, UserError
+from hyena_jax.config import Experiment, UserError, require
+from hyena_jax.config.digest import with_digest, without_digest
+from hyena_jax.config.files import RUN_CONFIG
 from hyena_jax.data.dataset import Dataset, Encoding, encoding_from_json
 from hyena_jax.training import atomic
-from hyena_jax.training.checkpoint import best, restore_readonly, saved_steps
+from hyena_jax.training.checkpoint import STEP, best, restore_readonly, saved_steps
+from hyena_jax.training.metrics import EVENTS
+from hyena_jax.training.optimizer import path_name
 from hyena_jax.training.step import init_params
 
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
-# What a kill while a run folder is made can leave behind; config.json comes last.
-UNFINISHED = {LOCK, "data.json.draft", "data.json", "config.json.draft"}
+# What a kill while a run folder is made can leave behind, next to drafts; config.json comes last.
+UNFINISHED = {LOCK, "data.json"}
 
 
 class Run(NamedTuple):
@@ -55,12 +62,14 @@ def check_run(
 
     Raises:
       UserError: if workdir is no folder, holds other things, another experiment, or one whose data were
-        others.
+        others. If what is written there would be written somewhere else.
     """
+    is_run = config.is_run(workdir)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"workdir must be a folder, got the file {str(workdir)!r}")
-    if not (workdir / "config.json").exists():
-        if workdir.is_dir() and {path.name for path in workdir.iterdir()} - UNFINISHED:
+    _refuse_links(workdir)
+    if not is_run:
+        if workdir.is_dir() and not all(map(_is_unfinished, workdir.iterdir())):
             raise UserError(
                 f"workdir must be empty or a run's folder, but {str(workdir)!r} holds other files"
             )
@@ -70,9 +79,16 @@ def check_run(
     if differences:
         faults.append(f"workdir {str(workdir)!r} holds a different experiment: {'; '.join(differences)}")
     if run.fingerprint != data.fingerprint and not accept_changed_data:
+        changes = config.runtime_differences(experiment, run.experiment)
+        named = [line for line in changes if line.startswith("data.")]
         faults.append(
             f"the {data.kind} changed since workdir {str(workdir)!r} was started (its fingerprint differs;"
-            f" --accept-changed-data goes on with the {data.kind} of now)"
+            + (
+                f" {'; '.join(named)}; hyena-jax train --resume {workdir} takes those of then;"
+                if named
+                else ""
+            )
+            + f" --accept-changed-data goes on with the {data.kind} of now)"
         )
     if faults:
         raise UserError("; ".join(faults))
@@ -88,28 +104,55 @@ def open_run(workdir: Path, run: Run | None, experiment: Experiment, data: Datas
     Returns:
       What differs from the last time, as readable lines.
     """
-    changes = []
-    if run is None or run.fingerprint != data.fingerprint:
-        _write_json(workdir / "data.json", data.to_json())
-        if run is not None:
-            changes.append(f"{data.kind}: fingerprint {run.fingerprint[:12]} -> {data.fingerprint[:12]}")
-    changed_code = [] if run is None else config.changed_plugins(experiment, run.plugins)
-    if run is None or run.experiment != experiment or changed_code:
-        _write_json(workdir / "config.json", config.encode(experiment))
-        changes += config.runtime_differences(experiment, run.experiment) if run else []
-    return changes + changed_code
+    write_description(workdir, experiment, data.to_json())
+    if run is None:
+        return []
+    changes = config.runtime_differences(experiment, run.experiment)
+    if run.fingerprint != data.fingerprint:
+        changes.insert(0, f"{data.kind}: fingerprint {run.fingerprint[:12]} -> {data.fingerprint[:12]}")
+    return changes + config.changed_plugins(experiment, run.plugins)
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether that can be in the folder of a run that is about to start."""
+    is_ready = path.name == CHECKPOINTS and path.is_symlink() and not any(path.iterdir())
+    return is_ready or path.name in UNFINISHED or bool(atomic.DRAFT.fullmatch(path.name))
+
+
+def _refuse_links(workdir: Path) -> None:
+    """Refuses links to folders, through which files would be written outside; those to files are replaced.
+
+    The checkpoints may be on a larger disk, in a folder that holds nothing else.
+    """
+    events, checkpoints = workdir / EVENTS, workdir / CHECKPOINTS
+    if events.is_symlink() or (events.exists() and not events.is_dir()):
+        raise UserError(f"{events} must be a folder, but is a symbolic link or a file: remove it")
+    if checkpoints.is_symlink():
+        target = checkpoints.resolve()
+        allowed = "a folder, or a link to one that holds nothing but this run's checkpoints"
+        require(target.is_dir(), "checkpoints", f"{checkpoints} -> {target}", allowed)
+        is_other_run = target.parent != workdir.resolve() and config.is_run(target.parent)
+        others = [path.name for path in target.iterdir() if not _is_checkpoint(path)]
+        require(not is_other_run and not others, "checkpoints", f"{checkpoints} -> {target}", allowed)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether that is what `Checkpoints` leaves in its folder."""
+    step, _, rest = path.name.partition(".")
+    is_whole = rest or path.is_symlink() or (path / "_CHECKPOINT_METADATA").is_file()
+    return bool(STEP.fullmatch(step) and is_whole)
 
 
 def kept_encoding(workdir: Path, experiment: Experiment) -> Encoding | None:
     """What the run in `workdir` reads its data with; None if there is no run, or one on another kind."""
-    if not (workdir / "config.json").exists():
+    if not config.is_run(workdir):
         return None
     run = read_run(workdir)
     return run.encoding if type(run.experiment.data) is type(experiment.data) else None
 
 
 def write_description(workdir: Path, experiment: Experiment, data: dict[str, Any]) -> None:
-    """Makes an existing folder a run's, without checkpoint; `data` is what `Dataset.to_json` returned."""
+    """Makes an existing folder a run's, as far as it is not; `data` is what `Dataset.to_json` returned."""
     _write_json(workdir / "data.json", data)
     _write_json(workdir / "config.json", config.encode(experiment))
 
@@ -125,11 +168,18 @@ def locked(workdir: Path) -> Iterator[None]:
         workdir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"workdir {str(workdir)!r} cannot be made a folder: {error.strerror}") from error
-    with (workdir / LOCK).open("w") as file:
+    try:
+        lock = os.open(workdir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UserError(f"{workdir / LOCK} must be a file, but is a symbolic link: remove it") from error
+    with open(lock) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f"workdir {str(workdir)!r} is in use: another process trains there") from error
+        atomic.remove_drafts(workdir)
         yield
 
 
@@ -139,13 +189,13 @@ def read_run(workdir: Path) -> Run:
     Raises:
       UserError: if workdir holds no run, or its files are not what `open_run` writes.
     """
-    if not (workdir / "config.json").is_file():
-        raise UserError(f"workdir {str(workdir)!r} holds no run: there is no config.json")
-    experiment = config.read(workdir / "config.json")
+    experiment = config.read_run(workdir)
+    plugins = config.read_json("workdir", workdir / RUN_CONFIG).get("plugins", {})
+    data = config.read_json("workdir", workdir / "data.json")
     try:
-        data = json.loads((workdir / "data.json").read_text(encoding="utf-8"))
-        plugins = json.loads((workdir / "config.json").read_text(encoding="utf-8")).get("plugins", {})
+        data = without_digest(data)
         encoding = encoding_from_json(data)
+        config.require(isinstance(data["fingerprint"], str), "fingerprint", data["fingerprint"], "a text")
         return Run(experiment, encoding, data["fingerprint"], workdir / CHECKPOINTS, plugins)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{workdir / 'data.json'} cannot be read: {error}") from error
@@ -165,11 +215,12 @@ def load_params(
     folder = run.checkpoints
     if not saved_steps(folder):
         raise UserError(f"{folder} holds no checkpoint")
-    if step not in ("latest", "best") and not step.isdecimal():
+    numbers = {str(saved): saved for saved in saved_steps(folder)}
+    if step not in ("latest", "best", *numbers):
         raise UserError(
-            f"step must be 'latest', 'best' or one of the saved {saved_steps(folder)}, got {step!r}"
+            f"step must be 'latest', 'best' or one of the saved {saved_steps(folder)}, got {step[:40]!r}"
         )
-    number = {"latest": None, "best": best(folder).step}.get(step) if not step.isdecimal() else int(step)
+    number = {"latest": None, "best": best(folder).step, **numbers}[step]
     if step == "best" and number is None:
         raise UserError(
             f"step must be 'latest' or one of {saved_steps(folder)}: none was evaluated, got 'best'"
@@ -177,8 +228,30 @@ def load_params(
     shapes = jax.eval_shape(lambda: init_params(model, 0))
     target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
     restored = restore_readonly(folder, {"params": target}, report, number)
-    return restored.step, restored.items["params"]
+    params = restored.items["params"]
+    require_finite(params, str(folder / str(restored.step)))
+    return restored.step, params
+
+
+def require_finite(params: optax.Params, source: str) -> None:
+    """Refuses NumPy parameters with an entry that is not finite, by their name."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not np.isfinite(leaf).all():
+            raise UserError(f"{source} cannot be used: parameter {path_name(path)} is not finite")
+
+
+def leads_outside(workdir: Path, path: Path) -> bool:
+    """Whether a path in a run folder is one outside of it, through a link."""
+    is_inside = path.absolute().is_relative_to(workdir.absolute())
+    return is_inside and not path.resolve().is_relative_to(workdir.resolve())
 
 
 def _write_json(path: Path, value: dict) -> None:
-    atomic.write_text(path, json.dumps(value, indent=2) + "\n")
+    """Writes it with its digest, unless that is what is there."""
+    text = json.dumps(with_digest(value), indent=2) + "\n"
+    try:
+        is_there = config.read_bytes("workdir", path, most=len(text)).decode() == text
+    except ValueError:  # there is none, or another, or something that is not a file
+        is_there = False
+    if not is_there:
+        atomic.write_text(path, text)

@@ -79,10 +79,10 @@ def test_wrong_paths(tmp_path, argument, content, message):
 def test_a_file_without_permission(tmp_path, monkeypatch):
     path = write(tmp_path / "a.txt", "text")
 
-    def refuse(self):
-        raise PermissionError(13, "Permission denied", str(self))
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("os.open", refuse)
     with pytest.raises(UserError, match=r"path '.*a.txt' cannot be read: .*Permission denied"):
         load_text(TextConfig(path=path))
 

@@ -35,10 +35,18 @@ WRONG = {
     "another element type": ({"a": b"\0\0\x0d\x03" + IMAGES[4:], "b": LABELS}, r"a \(0x00000d03\)"),
     "mislabelled": ({"a": b"\0\0\x08\x02" + IMAGES[4:], "b": LABELS}, r"a \(0x00000802\)"),
     "an empty file": ({"a": b"", "b": LABELS}, r"a \(0x\), b"),
-    "truncated": ({"a": IMAGES[:-1], "b": LABELS}, "'.*/a' must hold 7 x 6 x 5 bytes after .*, got 209"),
-    "too long": ({"a": IMAGES, "b": LABELS + b"x"}, "'.*/b' must hold 7 bytes after its header.*, got 8"),
+    "truncated": ({"a": IMAGES[:-1], "b": LABELS}, "'.*/a' must hold 7 x 6 x 5 bytes after .*, got a file"),
+    "truncated, then packed": (
+        {"a": gzip.compress(IMAGES[:-1]), "b": LABELS},
+        "'.*/a' must hold 7 x 6 x 5 bytes after .*, got 209",
+    ),
+    "a bomb": (
+        {"a": gzip.compress(IMAGES + bytes(10**7)), "b": LABELS},
+        "'.*/a' must hold 7 x 6 x 5 bytes after .*, got more",
+    ),
+    "too long": ({"a": IMAGES, "b": LABELS + b"x"}, "'.*/b' must hold 7 bytes after its header.*, got more"),
     "within the header": ({"a": IMAGES[:15], "b": LABELS}, "'.*/a' must have a header of 16 bytes, got 15"),
-    "sizes beyond memory": ({"a": IMAGES[:4] + b"\xff" * 12, "b": LABELS}, "4294967295 x .*, got 0"),
+    "sizes beyond memory": ({"a": IMAGES[:4] + b"\xff" * 12, "b": LABELS}, "4294967295 x .*, got a file"),
     "truncated gzip": ({"a": PACKED[:-12], "b": LABELS}, "'.*/a' must be a whole gzip file"),
     "damaged gzip": ({"a": PACKED[:10] + b"\xff" * 30, "b": LABELS}, "'.*/a' must be a whole gzip file"),
     "gzip of other bytes": ({"a": PACKED[:-5] + b"12345", "b": LABELS}, "a' must be a whole gzip file: CRC"),
@@ -74,6 +82,6 @@ def test_a_file_without_permission(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     write_pair(tmp_path)
-    monkeypatch.setattr(type(tmp_path), "open", refuse)
-    with pytest.raises(UserError, match=r"path: '.*images-ubyte' cannot be read: .*Permission denied"):
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(UserError, match=r"path '.*images-ubyte' cannot be read: .*Permission denied"):
         idx.read_pair("path", str(tmp_path))

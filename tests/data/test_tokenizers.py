@@ -216,21 +216,41 @@ def test_ids_outside_the_vocabulary(kind):
             tokenizer.decode([0, wrong])
 
 
+WORKS = json.loads(
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])).to_str()
+)
+TENFOLD = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+
+
+def changed(**parts):
+    return json.dumps(WORKS | parts).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (None, "No such file"),
         (b"{}", "not a Hugging Face"),
-        (b"text", "not a Hugging Face"),
+        (b"text", "not JSON"),
+        (b"[" * 10**5, "lists and objects deep"),
+        (changed(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "Precompiled"),
+        (changed(normalizer={"type": "Sequence", "normalizers": [TENFOLD] * 9}), "at most 1024"),
+        (changed(model=WORKS["model"] | {"vocab": {}, "merges": []}), "at least one piece"),
+        (changed(model=WORKS["model"] | {"vocab": {"a": 2**31}, "merges": []}), "largest id"),
+        (changed(model=WORKS["model"] | {"continuing_subword_prefix": "##"}), "slice index"),
+        (changed(pre_tokenizer={"type": "FixedLength", "length": 0}), "chunk size"),
+        (changed(decoder={"type": "Strip", "content": "a", "start": 5, "stop": 5}), "index out"),
         (b"\xff", "utf-8"),
     ],
 )
-def test_wrong_tokenizer_file(tmp_path, content, reason):
+def test_wrong_tokenizer_file(tmp_path, content, reason, capfd):
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UserError, match=f"tokenizer_path '.*tokenizer.json' cannot be used: .*{reason}"):
-        build_tokenizer(TextConfig(tokenizer="bpe", tokenizer_path=str(path)), "text")
+    with pytest.raises(UserError, match=reason):
+        tokenizer = build_tokenizer(TextConfig(tokenizer="bpe", tokenizer_path=str(path)), "text")
+        tokenizer.decode(tokenizer.encode("a"))
+    assert capfd.readouterr() == ("", "")  # a panic of the library writes to the descriptor
 
 
 def test_a_tokenizer_that_is_not_byte_pair():
@@ -246,6 +266,10 @@ def test_a_tokenizer_that_is_not_byte_pair():
         ({"kind": "characters"}, "KeyError\\('symbols'\\)"),
         ({"kind": "graphemes", "symbols": 3}, "TypeError"),
         ({"kind": "bpe", "definition": "{}"}, "not a Hugging Face"),
+        ({"kind": "bpe", "definition": ["x"]}, "TypeError"),
+        ({"kind": "characters", "symbols": "ba"}, "in ascending order"),
+        ({"kind": "graphemes", "symbols": ["a", 3]}, "grapheme clusters"),
+        ({"kind": "ids", "vocab_size": 10**30}, "in 2..16777216"),
     ],
 )
 def test_wrong_json(values, reason):

@@ -98,7 +98,7 @@ def meetings(draw):
         "--num-processes": values["count"],
         "--process-id": values["number"],
     }
-    more = ["--distributed", "True"] if draw(st.integers(0, 9)) == 0 else []
+    more = ["--distributed"] if draw(st.integers(0, 9)) == 0 else []
     return [*more, *(word for pair in flags.items() if pair[1] is not None for word in pair)]
 
 
@@ -168,7 +168,7 @@ def test_wrong_environments(unconnected, tmp_path):
                 value = job.get(name)
                 patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
             workdir = ["--workdir", str(tmp_path / "run"), "--join-timeout", "0.05"]
-            code = outcome_of(["train", "quickstart", *workdir, "--distributed", "True"])
+            code = outcome_of(["train", "quickstart", *workdir, "--distributed"])
         assert code in (2, 3, "joined")
         outcomes[code] += 1
         assert list(tmp_path.iterdir()) == []

@@ -1,9 +1,11 @@
 import json
+import os
 import shutil
 import signal
 
 import numpy as np
 import pytest
+import tensorstore
 
 from hyena_jax.config import UserError
 from hyena_jax.training.checkpoint import (
@@ -13,7 +15,7 @@ from hyena_jax.training.checkpoint import (
     restore_readonly,
     saved_steps,
 )
-from hyena_jax.training.manifest import is_damaged
+from hyena_jax.training.manifest import damage_in, write_manifest
 
 
 def items(step: int) -> dict:
@@ -40,6 +42,19 @@ def restore(folder):
         return checkpoints.restore(items(0)), lines
 
 
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def declare(checkpoint, name: str, content: bytes | None = None, **changes) -> None:
+    """Changes what zarr says of an array, as someone would who then writes the manifest again."""
+    base = {"driver": "file", "path": f"{checkpoint / 'params'}/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    about = json.loads(store.read(f"{name}/.zarray").result().value) | changes
+    store.write(f"{name}/.zarray", json.dumps(about).encode() if content is None else content).result()
+    write_manifest(checkpoint)
+
+
 def damage(checkpoint, how: str) -> None:
     files = sorted(p for p in (checkpoint / "params").rglob("*") if p.is_file() and p.stat().st_size > 20)
     if how == "flipped bit":
@@ -62,7 +77,7 @@ def test_nothing_saved_yet(tmp_path):
 def test_the_latest_and_the_best_are_kept_and_whole(folder):
     assert saved_steps(folder) == [5, 4, 2]
     assert best(folder) == Best(2, 1.0)
-    assert not any(is_damaged(folder / str(step)) for step in (5, 4, 2))
+    assert not any(damage_in(folder / str(step)) for step in (5, 4, 2))
 
 
 def test_a_later_process_still_knows_the_best(folder):
@@ -83,7 +98,8 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_previous_one_used(folder, how
     damage(folder / "5", how)
     restored, lines = restore(folder)
     assert restored.step == 4
-    assert lines == ["checkpoint 5 is damaged: set aside as 5.damaged"]
+    (line,) = lines
+    assert line.startswith("checkpoint 5 is damaged: set aside as 5.damaged (")
     assert saved_steps(folder) == [4, 2]
     save_all(folder, {5: None})
     assert restore(folder)[0].step == 5
@@ -93,23 +109,143 @@ def test_reading_alone_changes_nothing(folder):
     damage(folder / "5", "truncated")
     lines = []
     assert restore_readonly(folder, {"params": items(0)["params"]}, lines.append).step == 4
-    assert lines == ["checkpoint 5 is damaged"]
+    assert [line.partition(" (")[0] for line in lines] == ["checkpoint 5 is damaged"]
     assert saved_steps(folder) == [5, 4, 2]
     with pytest.raises(UserError, match="holds no usable checkpoint"):
         restore_readonly(folder, {"params": items(0)["params"]}, lines.append, step=5)
 
 
-def test_a_checkpoint_without_manifest_is_used_and_reported(folder):
+UNVERIFIED = "(the run was stopped before its digests were written)"
+
+
+def test_the_newest_verified_checkpoint_is_used(folder):
+    """A newer one may be damaged unnoticed; it is kept, out of the way of the next save."""
     (folder / "5" / "manifest.json").unlink()
+    before = contents(folder / "5")
+    lines = []
+    assert restore_readonly(folder, {"params": items(0)["params"]}, lines.append).step == 4
+    assert lines == [f"checkpoint 5 is unverified {UNVERIFIED} and not used"]
     restored, lines = restore(folder)
-    assert restored.step == 5
-    assert lines == ["checkpoint 5 is unverified: the run was stopped before its digests were written"]
+    assert restored.step == 4
+    assert lines == [f"checkpoint 5 is unverified: set aside as 5.unverified {UNVERIFIED}"]
+    assert contents(folder / "5.unverified") == before
+    save_all(folder, {5: None})
+    assert restore(folder)[0].step == 5
 
 
-def test_a_damaged_checkpoint_without_manifest_is_noticed_too(folder):
-    (folder / "5" / "manifest.json").unlink()
-    damage(folder / "5", "half deleted")
-    assert restore(folder)[0].step == 4
+def test_an_unverified_checkpoint_is_used_where_no_other_can_be(folder):
+    for step in (2, 4, 5):
+        (folder / str(step) / "manifest.json").unlink()
+    shutil.rmtree(folder / "5" / "params" / "d")
+    restored, lines = restore(folder)
+    assert restored.step == 4
+    assert lines[0] == f"checkpoint 4 is unverified {UNVERIFIED} and used: no other can be"
+    assert lines[1].startswith("checkpoint 5 is damaged: set aside as 5.damaged (")
+    lines = []
+    asked = restore_readonly(folder, {"params": items(0)["params"]}, lines.append, step=2)
+    assert (asked.step, lines) == (2, [f"checkpoint 2 is unverified {UNVERIFIED}"])
+
+
+def test_nothing_that_was_set_aside_is_overwritten(folder):
+    for content in ("first", "second"):
+        damage(folder / "5", "truncated")
+        (folder / "5" / "notes.txt").write_text(content)
+        restore(folder)
+        save_all(folder, {5: None})
+    found = {path.name: (path / "notes.txt").read_text() for path in folder.glob("5.damaged*")}
+    assert found == {"5.damaged": "first", "5.damaged.1": "second"}
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_a_folder_of_another_step_is_damaged(folder, verified):
+    shutil.rmtree(folder / "5")
+    shutil.copytree(folder / "2", folder / "5")
+    if not verified:
+        for step in (2, 4, 5):
+            (folder / str(step) / "manifest.json").unlink()
+    lines = []
+    assert restore_readonly(folder, {"params": items(0)["params"]}, lines.append).step == 4
+    assert lines[0] == "checkpoint 5 is damaged (it is a checkpoint of step 2)"
+    assert best(folder) == Best(2, 1.0)
+    restored, lines = restore(folder)
+    assert restored.step == 4
+    assert "checkpoint 5 is damaged: set aside as 5.damaged (it is a checkpoint of step 2)" in lines
+
+
+def test_links_are_set_aside_and_what_they_name_stays(folder, tmp_path):
+    """Also one that is older than what is used: Orbax would fail to delete it."""
+    outside = tmp_path / "outside"
+    shutil.move(folder / "2", outside)
+    (folder / "2").symlink_to(outside)
+    (folder / "7").symlink_to(tmp_path / "nowhere")
+    (folder / "9.orbax-checkpoint-tmp").symlink_to(outside)
+    before = contents(outside)
+    lines = []
+    assert restore_readonly(folder, {"params": items(0)["params"]}, lines.append).step == 5
+    with Checkpoints(folder, 1, lines.append) as checkpoints:
+        assert checkpoints.restore(items(0)).step == 5
+        for step in (8, 9):
+            checkpoints.save(step, items(step), {"step": step, "loss": None})
+    assert lines[1:] == [
+        "checkpoint 2 is damaged: set aside as 2.damaged (it is a symbolic link)",
+        "checkpoint 7 is damaged: set aside as 7.damaged (it is a symbolic link)",
+    ]
+    assert contents(outside) == before
+    assert saved_steps(folder) == [9, 4]
+
+
+def test_a_folder_that_is_a_link_is_used(folder, tmp_path):
+    disk = tmp_path / "disk"
+    shutil.move(folder, disk)
+    folder.symlink_to(disk)
+    damage(folder / "5", "truncated")
+    with Checkpoints(folder, 2, print) as checkpoints:
+        assert checkpoints.restore(items(0)).step == 4
+        for step in (5, 6):
+            checkpoints.save(step, items(step), {"step": step, "loss": None})
+    assert folder.is_symlink()
+    assert saved_steps(folder) == saved_steps(disk) == [6, 5, 2]
+    assert (disk / "5.damaged").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_not_a_file_is_damage(folder, kind):
+    (path,) = (folder / "5").glob("params/_METADATA")
+    path.unlink()
+    path.symlink_to("/dev/zero") if kind == "link" else os.mkfifo(path)
+    restored, lines = restore(folder)
+    assert restored.step == 4
+    assert "params/_METADATA is not a regular file" in lines[0]
+
+
+DECLARED = {
+    "a million times a million": {"shape": [10**6, 10**6], "chunks": [10**6, 10**6]},
+    "more than 64 bits": {"shape": [2**70, 40], "chunks": [1, 40]},
+    "large chunks": {"chunks": [10**6, 10**6]},
+    "chunks of nothing": {"chunks": [0, 40]},
+    "no chunks": {"chunks": None},
+    "another rank": {"shape": [1600], "chunks": [1600]},
+    "another dtype": {"dtype": "<f8"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "no dtype": {"dtype": [["a", "<f4"]]},
+    "a shape that is a number": {"shape": 40},
+}
+
+
+@pytest.mark.parametrize("changes", DECLARED.values(), ids=DECLARED.keys())
+def test_what_is_declared_is_compared_before_anything_is_allocated(folder, changes):
+    declare(folder / "5", "w", **changes)
+    for read in (restore, lambda folder: restore_readonly(folder, {"params": items(0)["params"]}, print)):
+        with pytest.raises(UserError, match="5 is whole, but does not fit this model: params/w "):
+            read(folder)
+    assert saved_steps(folder) == [5, 4, 2]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", 9000 * b"["])
+def test_what_is_declared_must_be_json(folder, content):
+    declare(folder / "5", "w", content=content)
+    with pytest.raises(UserError, match="does not fit this model: its arrays cannot be read"):
+        restore(folder)
 
 
 def test_all_damaged_is_an_error_that_deletes_nothing(folder):
@@ -126,7 +262,7 @@ def test_a_whole_checkpoint_of_another_model_is_refused_and_kept(folder):
     other = items(0)
     other["params"]["extra"] = np.zeros(2, np.float32)
     with (
-        pytest.raises(UserError, match="is whole, but does not fit this model"),
+        pytest.raises(UserError, match="is whole, but does not fit this model: params/extra is missing"),
         Checkpoints(folder, 2, print) as c,
     ):
         c.restore(other)

@@ -26,7 +26,7 @@ from hyena_jax.training.distributed import (
     require_equal_devices,
     together,
 )
-from hyena_jax.training.manifest import is_damaged
+from hyena_jax.training.manifest import damage_in
 from hyena_jax.training.metrics import read_rows
 
 SMALL = """
@@ -116,7 +116,7 @@ def test_four_processes_train_as_one_and_save_together(text, tmp_path, layout):
         assert launcher.wait() == 0, output
     assert "8 x cpu in 4 processes" in output
     assert output.count("run folder") == 1
-    assert not is_damaged(workdir / "checkpoints" / "8")
+    assert not damage_in(workdir / "checkpoints" / "8")
     assert (workdir / "checkpoints" / "8" / "manifest.json").exists()
     assert_like_one_process(text, tmp_path, workdir, 8)
     assert cli.main(arguments(text, workdir, 9)) == 0

@@ -1,8 +1,10 @@
 import dataclasses
 import json
+import re
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import SafetensorError
@@ -92,6 +94,62 @@ def test_what_is_no_such_file_is_refused(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(UserError, match=r"init_from '.*' cannot be read"):
         export.read(path, PARAMS, print)
+
+
+HEADER = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+
+
+def tensors(path, header, data=bytes(8), n_header=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes((len(text) if n_header is None else n_header).to_bytes(8, "little") + text + data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_header": 2**63}, "length of the header must be in 2.."),
+        ({"n_header": 0}, "length of the header must be in 2.."),
+        ({"header": b"[" * 10**5}, ".*lists and objects deep"),
+        ({"header": b"[]"}, "the header must be an object"),
+        ({"header": {"x": {**HEADER["x"], "shape": [10**9, 10**9]}}}, "tensor x must be a dtype, a shape"),
+        ({"header": {"x": {**HEADER["x"], "shape": [-2, -1]}}}, "tensor x must be a dtype, a shape"),
+        ({"header": {"x": {**HEADER["x"], "shape": 2}}}, "tensor x must be a dtype, a shape"),
+        ({"header": {"x": {**HEADER["x"], "data_offsets": [8, 16]}}}, "tensor x must be a dtype, a shape"),
+        ({"header": {"x": {**HEADER["x"], "data_offsets": [8, 0]}}}, "tensor x must be a dtype, a shape"),
+        ({"header": {"x": {**HEADER["x"], "data_offsets": [0, 10**400]}}}, "tensor x must be a dtype"),
+        ({"header": {"x\n\x1b[1m": 3}}, r"tensor x\[1m must be a dtype, a shape"),
+        ({"data": b""}, "tensor x must be a dtype, a shape"),
+    ],
+)
+def test_headers_that_lie_are_refused(tmp_path, change, message):
+    path = tensors(tmp_path / "model.safetensors", **{"header": HEADER, **change})
+    with pytest.raises(UserError, match=f"init_from '.*' cannot be read: {message}"):
+        export.read(path, {"x": np.zeros(2, np.float32)}, print)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "data", "message"),
+    [
+        ("F8_E4M3", bytes(2), r"x must be of a dtype that NumPy reads \(F64, .*, got F8_E4M3"),
+        ("F32", np.array([1, np.nan], "<f4").tobytes(), "x must be finite as float32, got nan"),
+        ("F64", np.array([1e300, 1], "<f8").tobytes(), "x must be finite as float32, got inf"),
+        ("C64", bytes(16), "x must be of a dtype"),
+    ],
+)
+def test_values_that_are_no_parameters_are_refused_by_name(tmp_path, dtype, data, message):
+    header = {"x": {"dtype": dtype, "shape": [2], "data_offsets": [0, len(data)]}}
+    path, lines = tensors(tmp_path / "model.safetensors", header, data), []
+    with pytest.raises(UserError, match="does not fit the model: 1 parameters, listed above"):
+        export.read(path, {"x": np.zeros(2, np.float32)}, lines.append)
+    assert re.search(message, "".join(lines))
+
+
+def test_other_dtypes_are_converted(tmp_path):
+    given = {name: jnp.array([1.5, 2], dtype) for name, dtype in (("a", jnp.bfloat16), ("b", jnp.float16))}
+    export.write(tmp_path / "model.safetensors", given, {}, step=0)
+    wanted = {name: np.array([1.5, 2], np.float32) for name in given}
+    chex.assert_trees_all_equal(export.read(tmp_path / "model.safetensors", wanted, print), wanted)
 
 
 def test_a_run_starts_from_the_parameters_of_another(experiment, tmp_path, console):

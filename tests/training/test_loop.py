@@ -28,7 +28,7 @@ def with_training(experiment, **changes):
 def rows(workdir):
     """Metrics without what depends on the clock."""
     return [
-        {k: v for k, v in row.items() if not k.endswith("_per_second")}
+        {k: v for k, v in row.items() if k != "time" and not k.endswith("_per_second")}
         for row in read_rows(workdir / "metrics.jsonl")
     ]
 

@@ -1,3 +1,7 @@
+import json
+import math
+import time
+
 import pytest
 
 from hyena_jax.config import UserError
@@ -7,7 +11,37 @@ from hyena_jax.training.metrics import MetricsLog, draw_learning_curves, read_ro
 def test_rows_come_back_with_all_digits(tmp_path):
     with MetricsLog(tmp_path, 0, tensorboard=False) as log:
         log.write(1, {"train/loss": 1 / 3})
-    assert read_rows(tmp_path / "metrics.jsonl") == [{"step": 1, "train/loss": 1 / 3}]
+    (row,) = read_rows(tmp_path / "metrics.jsonl")
+    assert abs(row.pop("time") - time.time()) < 60
+    assert row == {"step": 1, "train/loss": 1 / 3}
+
+
+def strictly(line: str) -> dict:
+    """As readers do that know JSON alone."""
+
+    def refuse(name):
+        raise ValueError(name)
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def test_what_is_not_finite_is_null_in_the_rows_of_now_and_of_before(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "train/perplexity": Infinity, "train/loss": NaN}\n')
+    with MetricsLog(tmp_path, 1, tensorboard=False) as log:
+        log.write(2, {"train/perplexity": math.inf, "train/loss": 800.0})
+    before, now = map(strictly, path.read_text().splitlines())
+    assert before == {"step": 1, "train/perplexity": None, "train/loss": None}
+    assert (now["train/perplexity"], now["train/loss"]) == (None, 800.0)
+    assert draw_learning_curves(tmp_path, {"perplexity": "perplexity", "loss": "loss"}).stat().st_size
+
+
+def test_curves_of_a_folder_with_dollar_signs(tmp_path):
+    folder = tmp_path / r"a$\b$_{"
+    folder.mkdir()
+    with MetricsLog(folder, 0, tensorboard=False) as log:
+        log.write(1, {"train/loss": 2.0})
+    assert draw_learning_curves(folder, {"loss": "loss"}).stat().st_size
 
 
 def test_resuming_drops_later_rows_and_a_line_cut_short(tmp_path):
@@ -22,7 +56,11 @@ def test_resuming_drops_later_rows_and_a_line_cut_short(tmp_path):
     assert [row["train/loss"] for row in read_rows(path)] == [1.0, 20.0]
 
 
-@pytest.mark.parametrize("line", [b"{", b"[1]", b'{"a": 1}', b"\xff", b"3"])
+WRONG = [b"{", b"[1]", b'{"a": 1}', b"\xff", b"3", b'{"step": 2, "a": "b"}', b'{"step": 2, "a": [1]}']
+WRONG += [b'{"step": 2, "a": 1' + 400 * b"0" + b"}", b'{"step": ' + 9000 * b"[" + 9000 * b"]" + b"}"]
+
+
+@pytest.mark.parametrize("line", WRONG)
 def test_a_broken_row_is_an_error_that_deletes_nothing(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')

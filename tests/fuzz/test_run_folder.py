@@ -1,0 +1,365 @@
+"""Generated harm to run folders: each command does what it should, or refuses in a line. Run with -m fuzz.
+
+What is computed is replaced by what is cheap: `eval` notes which parameters it was given, `train` saves the
+state that it restored as that of the next step. A few cases run by default.
+"""
+
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+import tensorstore
+from fuzz.test_fuzz import TRAIN, assert_clear, contents, time_limit
+
+from hyena_jax import api, cli, models
+from hyena_jax.training.checkpoint import Checkpoints, saved_steps
+from hyena_jax.training.manifest import damage_in, write_manifest
+from hyena_jax.training.run_folder import load_params, read_run
+from hyena_jax.training.trainer import Trainer
+
+pytestmark = pytest.mark.xdist_group("fuzz")
+
+SECONDS = 30
+"""Longest that a command may take."""
+EVERY = 40
+"""Of so many cases, one runs by default."""
+
+
+class Case(NamedTuple):
+    """Harm to a run folder; `do(folder, outside)` does it."""
+
+    name: str
+    do: Callable[[Path, Path], None]
+
+
+def paths_of(folder: Path) -> list[str]:
+    """All files and folders, in an order that does not depend on random names in checkpoints."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def link(name: str, kind: str, folder: Path, outside: Path) -> None:
+    """Puts a link, or what has no end, in the place of a file or a folder, or where none is."""
+    path, moved = folder / name, outside / "moved"
+    if os.path.lexists(path):
+        path.rename(moved)
+    elif kind != "dangling":
+        moved.write_text("precious")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    match kind:
+        case "outside":
+            path.symlink_to(moved)
+        case "dangling":
+            path.symlink_to(outside / "nothing")
+        case "thesis":
+            path.symlink_to(outside / "thesis.tex")
+        case "folder":
+            path.symlink_to(outside)
+        case "hard":
+            path.symlink_to(moved) if moved.is_dir() else path.hardlink_to(moved)
+        case "pipe":
+            os.mkfifo(path)
+        case "zero":
+            path.symlink_to("/dev/zero")
+
+
+WRITTEN = [
+    ".lock", "config.json", "data.json", "metrics.jsonl", "learning_curves.png", "sample.txt", "tensorboard",
+    "checkpoints", "checkpoints/2", "checkpoints/4", "checkpoints/5", "checkpoints/0", "config.json.draft",
+    "checkpoints/5.orbax-checkpoint-tmp", "checkpoints/4.damaged", "checkpoints/4/manifest.json",
+]  # fmt: skip
+KINDS = ["outside", "dangling", "thesis", "folder", "hard", "pipe", "zero"]
+
+
+def links(names: list[str]) -> Iterator[Case]:
+    for name, kind in itertools.product(WRITTEN, KINDS):
+        if name != "checkpoints" or kind not in ("outside", "hard"):  # which may be on another disk
+            yield Case(f"{name} is {kind}", partial(link, name, kind))
+    for i, name in enumerate(names):
+        if name not in WRITTEN:
+            kind = KINDS[i % len(KINDS)]
+            yield Case(f"{name} is {kind}", partial(link, name, kind))
+
+
+def flip(name: str, place: float, bit: int, folder: Path, outside: Path) -> None:
+    data = bytearray((folder / name).read_bytes())
+    data[int(place * len(data))] ^= 1 << bit
+    (folder / name).write_bytes(data)
+
+
+def flips(folder: Path, names: list[str]) -> Iterator[Case]:
+    generator = random.Random("flips")
+    for name in names:
+        if (folder / name).is_file() and (folder / name).stat().st_size:
+            for _ in range(10 if name in ("config.json", "data.json") else 2):
+                place, bit = generator.random(), generator.randrange(8)
+                yield Case(f"bit {bit} of {name} at {place:.4f}", partial(flip, name, place, bit))
+
+
+def move(moves: list[tuple[str, str]], copy: bool, manifests: bool, folder: Path, outside: Path) -> None:
+    """Renames steps all at once, or copies them; what is in the way goes."""
+    checkpoints, drafts = folder / "checkpoints", outside.parent / "drafts"
+    for one, other in moves:
+        shutil.copytree(checkpoints / one, drafts / other)
+    for one, other in moves:
+        if not copy:
+            shutil.rmtree(checkpoints / one, ignore_errors=True)
+        shutil.rmtree(checkpoints / other, ignore_errors=True)
+    for _, other in moves:
+        shutil.move(drafts / other, checkpoints / other)
+    if not manifests:
+        for manifest in checkpoints.glob("*/manifest.json"):
+            manifest.unlink()
+    shutil.rmtree(drafts)
+
+
+def moves() -> Iterator[Case]:
+    plans = [[("2", "4"), ("4", "2")]] + [
+        [(one, to)] for one in "24" for to in ("0", "3", "5", "6", "2147483648")
+    ]
+    plans += [[("2", "4")], [("4", "2")], [("2", "10"), ("4", "9")], [("4", "9" * 30)]]
+    for plan, copy, manifests in itertools.product(plans, (False, True), (True, False)):
+        how = f"{'copied' if copy else 'moved'}{'' if manifests else ', no manifests'}"
+        yield Case(f"steps {plan} {how}", partial(move, plan, copy, manifests))
+
+
+def declare(item: str, number: int, changes: dict, folder: Path, outside: Path) -> None:
+    """Changes what zarr says of an array, and writes the manifest again."""
+    checkpoint = folder / "checkpoints" / "4"
+    base = {"driver": "file", "path": f"{checkpoint / item}/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    keys = sorted(key for key in store.list().result() if key.endswith(b"/.zarray"))
+    key = keys[number % len(keys)]
+    about = json.loads(store.read(key).result().value)
+    store.write(key, json.dumps(about | changes).encode()).result()
+    write_manifest(checkpoint)
+
+
+DECLARED = [
+    {"shape": [10**6, 10**6], "chunks": [10**6, 10**6]},
+    {"shape": [10**6, 10**6]},
+    {"chunks": [10**6, 10**6]},
+    {"shape": [2**62, 2**62, 2**62], "chunks": [1, 1, 1]},
+    {"shape": [2**80], "chunks": [1]},
+    {"shape": [-1], "chunks": [1]},
+    {"shape": [7, 5], "chunks": [7, 5]},
+    {"shape": [], "chunks": []},
+    {"shape": [1] * 40, "chunks": [1] * 40},
+    {"shape": None},
+    {"chunks": "large"},
+    {"dtype": "<f8"},
+    {"dtype": "<i8"},
+    {"dtype": "bfloat16"},
+    {"dtype": "|S8"},
+    {"dtype": [["a", "<f4"], ["b", "<f4", [10**6]]]},
+    {"zarr_format": 3},
+    {"compressor": {"id": "nonsense"}},
+    {"compressor": None},
+    {"filters": [{"id": "delta"}]},
+    {"order": "F"},
+]
+
+
+def declarations() -> Iterator[Case]:
+    generator = random.Random("declarations")
+    for item, changes in itertools.product(("params", "train_state"), DECLARED):
+        number = generator.randrange(100)
+        yield Case(f"{item} {number} declares {str(changes)[:80]}", partial(declare, item, number, changes))
+
+
+def metadata(name: str, change: Callable[[str], str], folder: Path, outside: Path) -> None:
+    """Changes a file of JSON of Orbax's, or ours, and writes the manifest again."""
+    path = folder / "checkpoints" / "4" / name
+    path.write_text(change(path.read_text()))
+    write_manifest(folder / "checkpoints" / "4")
+
+
+METADATA = {
+    "nothing": lambda text: "",
+    "a list": lambda text: "[]",
+    "a number": lambda text: "3",
+    "deep": lambda text: 100_000 * "[" + 100_000 * "]",
+    "an object": lambda text: "{}",
+    "twice": lambda text: text + text,
+    "other shapes": lambda text: text.replace("8", "1000000000"),
+    "other types": lambda text: text.replace("jax.Array", "string").replace("4", '"4"'),
+    "skipped": lambda text: text.replace('"skip_deserialize": false', '"skip_deserialize": true'),
+    "zarr 3": lambda text: text.replace("false", "true"),
+    "other keys": lambda text: text.replace("bias", "kernel").replace("loss", "step"),
+}
+
+
+def all_metadata() -> Iterator[Case]:
+    names = [
+        "params/_METADATA",
+        "train_state/_METADATA",
+        "params/array_metadatas/process_0",
+        "params/_sharding",
+    ]
+    names += ["meta/metadata", "_CHECKPOINT_METADATA"]
+    for name, (how, change) in itertools.product(names, METADATA.items()):
+        yield Case(f"{name} is {how}", partial(metadata, name, change))
+
+
+def poison(number: int, value: float, folder: Path, outside: Path) -> None:
+    """Saves the newest checkpoint again, with an entry that is not finite."""
+    run, checkpoints = read_run(folder), folder / "checkpoints"
+    params = load_params(run, models.build(run.experiment.model), "latest", print)[1]
+    leaves, structure = jax.tree.flatten(params)
+    poisoned = leaves[number % len(leaves)] = leaves[number % len(leaves)].copy()
+    poisoned.flat[number % poisoned.size] = value
+    shutil.rmtree(checkpoints / "4")
+    with Checkpoints(checkpoints, 2, print) as opened:
+        opened.save(4, {"params": jax.tree.unflatten(structure, leaves)}, {"step": 4, "loss": 1.0})
+
+
+def poisons() -> Iterator[Case]:
+    generator = random.Random("poisons")
+    for value in (np.nan, np.inf, -np.inf):
+        for _ in range(9):
+            number = generator.randrange(10**6)
+            yield Case(f"parameter {number} is {value}", partial(poison, number, value))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run of four steps, with checkpoints of steps 2 and 4."""
+    root = tmp_path_factory.mktemp("run_folder")
+    (root / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    flags = [
+        "--data.path",
+        str(root / "text.txt"),
+        "--training.steps",
+        "4",
+        "--training.checkpoint-every",
+        "2",
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert (
+            cli.main([*TRAIN, "--workdir", str(root / "run"), *flags, "--logging.tensorboard"]) == 0
+        )
+    return root / "run"
+
+
+def digest(run, params) -> str:
+    """Of the model and its parameters."""
+    found = hashlib.sha256(repr(run.experiment.model).encode())
+    for leaf in jax.tree.leaves(params):
+        found.update(np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()
+
+
+def loaded(folder: Path, step: str) -> str:
+    run = read_run(folder)
+    return digest(run, load_params(run, models.build(run.experiment.model), step, lambda _: None)[1])
+
+
+@pytest.fixture(scope="module")
+def saved(whole):
+    """The parameters that a command may use."""
+    return {loaded(whole, step) for step in ("2", "4")}
+
+
+def save_next(trainer: Trainer, state, start: int, *_) -> dict:
+    """In place of the steps: all that a run writes, but nothing computed."""
+    state = state._replace(step=state.step + 1)
+    trainer.log.write(start + 1, {"train/loss": 1.0})
+    trainer.log.sync()
+    items = trainer.strategy.to_global(state).to_items()
+    trainer.checkpoints.save(start + 1, items, {"step": start + 1, "loss": None})
+    return trainer.strategy.host_copy(state.params)
+
+
+def try_case(case: Case, whole: Path, saved: set[str], root: Path, monkeypatch) -> dict[str, int]:
+    """The exit codes of the commands, and what must hold after each."""
+    used: list[str] = []
+
+    def note(run, model, params, *_):
+        used.append(digest(run, params))
+        return {"loss": 1.0}
+
+    monkeypatch.setattr(api, "evaluate_run", note)
+    monkeypatch.setattr(Trainer, "run", save_next)
+    monkeypatch.setattr("hyena_jax.training.loop.draw_learning_curves", lambda *_: None)
+    monkeypatch.setattr(cli, "_show_sample", lambda *_: None)
+    shutil.rmtree(root, ignore_errors=True)
+    folder, outside = root / "run", root / "outside"
+    outside.mkdir(parents=True)
+    (outside / "thesis.tex").write_text("precious")
+    shutil.copytree(whole, folder)
+    with contextlib.redirect_stdout(io.StringIO()):
+        case.do(folder, outside)
+    stays, codes = contents(outside), {}
+    for command in (["eval", str(folder)], ["train", "--resume", str(folder), "--training.steps", "5"]):
+        before, output, errors = file_contents(folder), io.StringIO(), io.StringIO()
+        with time_limit(SECONDS), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            code = codes[command[0]] = cli.main(command)
+        printed = output.getvalue() + errors.getvalue()
+        assert "Traceback" not in printed, printed
+        assert contents(outside) == stays, f"changed outside by {command[0]}"
+        if code:
+            # Orbax reads the times of all steps when it saves.
+            assert code == 2 or (code == 3 and case.name.startswith("_CHECKPOINT_METADATA")), printed
+            (line,) = [
+                line for line in errors.getvalue().splitlines() if line.startswith("hyena-jax: error: ")
+            ]
+            assert_clear(line)
+        if code == 2 or command[0] == "eval":
+            kept = {name: data for name, data in file_contents(folder).items() if name != ".lock"}
+            assert kept == {name: data for name, data in before.items() if name != ".lock"}, command[0]
+        elif code == 0 and "already trained" not in printed:
+            checkpoints = folder / "checkpoints"
+            assert damage_in(checkpoints / str(saved_steps(checkpoints)[0])) is None
+            used.append(loaded(folder, "latest"))
+    assert {*used} <= saved, f"others than the parameters that were saved: {codes}"
+    return codes
+
+
+def file_contents(folder: Path) -> dict[str, bytes]:
+    """Regular files alone: a link may name a device, and a pipe waits."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def all_cases(whole: Path) -> list[Case]:
+    names = paths_of(whole)
+    return [*links(names), *flips(whole, names), *moves(), *declarations(), *all_metadata(), *poisons()]
+
+
+def try_all(cases: list[Case], whole, saved, tmp_path, monkeypatch) -> dict[tuple, int]:
+    counts: dict[tuple, int] = {}
+    for case in cases:
+        try:
+            codes = try_case(case, whole, saved, tmp_path / "case", monkeypatch)
+        except BaseException as error:
+            error.add_note(f"in the case: {case.name}")
+            raise
+        key = tuple(codes.items())
+        counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def test_some_harm(whole, saved, tmp_path, monkeypatch):
+    """Each of the generators takes part."""
+    counts = try_all(all_cases(whole)[::EVERY], whole, saved, tmp_path, monkeypatch)
+    assert {code for key in counts for _, code in key} >= {0, 2}
+
+
+@pytest.mark.fuzz
+def test_all_harm(whole, saved, tmp_path, monkeypatch):
+    cases = all_cases(whole)
+    assert len(cases) > 400
+    counts = try_all(cases, whole, saved, tmp_path, monkeypatch)
+    print(len(cases), counts)
+    assert {code for key in counts for _, code in key} == {0, 2, 3}

@@ -1,0 +1,271 @@
+"""What a stranger or a disk may have done to a run folder: refused in a line, and nothing outside changes."""
+
+import dataclasses
+import json
+import os
+import shutil
+import stat
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from hyena_jax import cli, config, models
+from hyena_jax.config import OptimizerConfig, ParameterGroup, UserError
+from hyena_jax.training import atomic, export
+from hyena_jax.training.checkpoint import Checkpoints, saved_steps
+from hyena_jax.training.loop import train
+from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.run_folder import load_params, locked, read_run
+from hyena_jax.training.step import init_state
+
+SMALL = """
+    --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16 --model.pattern.0.filter.width 4
+    --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
+    --training.steps 4 --training.eval-every 2 --training.checkpoint-every 2 --training.log-every 2
+    --logging.sample-tokens 4
+""".split()
+
+
+def run(*arguments: object) -> int:
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return stop.code
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of four steps."""
+    root = tmp_path_factory.mktemp("run_folder")
+    (root / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    flags = ["--workdir", root / "run", "--data.path", root / "text.txt"]
+    assert run("train", "quickstart", *flags, *SMALL) == 0
+    return root / "run"
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    """A copy of it, to do harm to."""
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """What must stay as it is."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("precious")
+    return folder
+
+
+FILES = ["metrics.jsonl", "learning_curves.png", "sample.txt", "config.json.draft", "data.json.draft"]
+FILES += ["metrics.jsonl.draft", "config.json", "data.json"]
+
+
+@pytest.mark.parametrize("is_hard", [False, True])
+def test_nothing_is_written_through_links_to_files(folder, outside, is_hard):
+    """They are replaced; config.json and data.json link to copies, so that there is a run to continue."""
+    for name in FILES:
+        path, target = folder / name, outside / name
+        if path.exists():
+            shutil.move(path, target)
+        else:
+            target.write_text("precious")
+        path.hardlink_to(target) if is_hard else path.symlink_to(target)
+    before = contents(outside)
+    assert run("train", "--resume", folder, "--training.steps", 6) == 0
+    assert contents(outside) == before
+    left = [path.name for path in folder.iterdir() if path.is_symlink() or path.name.endswith(".draft")]
+    assert left in ([], ["data.json"])  # which says the same as before, and is not written
+    assert read_rows(folder / "metrics.jsonl")[-1]["step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (".lock", ".lock must be a file, but is a symbolic link: remove it"),
+        ("tensorboard", "tensorboard must be a folder, but is a symbolic link"),
+        ("checkpoints", "or a link to one that holds nothing but this run's checkpoints"),
+        ("profile", "profile must be no link that leads out of the run folder"),
+    ],
+)
+def test_links_that_would_lead_out_are_refused(folder, outside, name, message, capsys):
+    path = folder / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(outside / "thesis.tex" if name == ".lock" else outside)
+    before = contents(folder), contents(outside)
+    flags = ["--profile", path] if name == "profile" else []
+    assert run("train", "--resume", folder, "--training.steps", 6, *flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert (contents(folder), contents(outside)) == before
+
+
+@pytest.mark.parametrize("where", ["another run", "among other things", "nowhere", "what looks like steps"])
+def test_checkpoints_may_not_be_those_of_others(folder, whole, outside, where, capsys):
+    targets = {"another run": whole / "checkpoints", "nowhere": outside / "nothing"}
+    target = targets.get(where, outside)
+    if where == "what looks like steps":
+        (outside / "thesis.tex").unlink()
+        (outside / "2024").mkdir()
+        (outside / "2024" / "thesis.tex").write_text("precious")
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "checkpoints").symlink_to(target)
+    before = contents(whole), contents(outside)
+    assert run("train", "--resume", folder, "--training.steps", 6) == 2
+    assert "this run's checkpoints" in capsys.readouterr().err
+    assert (contents(whole), contents(outside)) == before
+
+
+def test_checkpoints_may_be_on_another_disk(folder, tmp_path, capsys):
+    """Moved there, or there from the start."""
+    disk = tmp_path / "disk"
+    shutil.move(folder / "checkpoints", disk)
+    (folder / "checkpoints").symlink_to(disk)
+    assert run("eval", folder) == 0
+    assert run("train", "--resume", folder, "--training.steps", 6) == 0
+    assert "continuing after step 4" in capsys.readouterr().out
+    assert saved_steps(disk) == [6, 4]
+    new, empty = tmp_path / "new", tmp_path / "empty"
+    new.mkdir()
+    empty.mkdir()
+    (new / "checkpoints").symlink_to(empty)
+    flags = ["--workdir", new, "--data.path", read_run(folder).experiment.data.path]
+    assert run("train", "quickstart", *flags, *SMALL) == 0
+    assert saved_steps(empty) == [4, 2]
+
+
+def commands(folder, tmp_path):
+    output = ["--output", tmp_path / "out"]
+    return {
+        "train": ["train", "--resume", folder, "--training.steps", 6],
+        "eval": ["eval", folder],
+        "generate": ["generate", folder, "--prompt", "the", "--max-new-tokens", 2],
+        "export": ["export", folder, "--output", tmp_path / "out.safetensors"],
+        "distill": ["distill", folder, *output],
+    }
+
+
+def each_is_refused(folder, tmp_path, capsys) -> list[str]:
+    """The lines of all commands, of which none may do anything."""
+    lines, before = [], contents(tmp_path)
+    for arguments in commands(folder, tmp_path).values():
+        assert run(*arguments) == 2
+        errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+        assert len(errors) == 1
+        lines += errors
+        assert contents(tmp_path) == before
+    return lines
+
+
+@pytest.mark.parametrize("name", ["config.json", "data.json"])
+def test_a_bit_that_flipped_in_a_setting_is_refused(folder, tmp_path, name, capsys):
+    path = folder / name
+    key = b'"window_shift"' if name == "config.json" else b'"fingerprint"'
+    data = bytearray(path.read_bytes())
+    assert key in data
+    data[data.index(key) + len(key) + 4] ^= 1
+    path.write_bytes(data)
+    for line in each_is_refused(folder, tmp_path, capsys):
+        assert name in line
+        assert "it was damaged or edited" in line
+
+
+def test_a_setting_that_was_edited_on_purpose_is_read(folder, capsys):
+    """The message says how: without the digest, as in folders of earlier versions."""
+    values = json.loads((folder / "config.json").read_text())
+    del values["sha256"]
+    values["training"]["steps"] = 6
+    (folder / "config.json").write_text(json.dumps(values))
+    assert run("train", "--resume", folder) == 0
+    assert saved_steps(folder / "checkpoints")[0] == 6
+    assert "sha256" in json.loads((folder / "config.json").read_text())
+
+
+def poison(folder, value: float) -> str:
+    """Saves the newest checkpoint again with one entry that is not finite; returns the parameter's name."""
+    checkpoints, loaded = folder / "checkpoints", read_run(folder)
+    model = models.build(loaded.experiment.model)
+    step, params = load_params(loaded, model, "latest", print)
+    state = init_state(params, make_optimizer(loaded.experiment.optimizer, params, 6))
+    params["final_norm"]["scale"] = np.where(np.arange(8) == 3, value, 1.0).astype(np.float32)
+    state = jax.device_get(state._replace(params=params, step=np.int32(step)))
+    shutil.rmtree(checkpoints / str(step))
+    with Checkpoints(checkpoints, 2, print) as opened:
+        opened.save(step, state.to_items(), {"step": step, "loss": 1.0})
+    return "final_norm/scale"
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_parameters_that_are_not_finite_are_refused_by_name(folder, tmp_path, value, capsys):
+    name = poison(folder, value)
+    for line in each_is_refused(folder, tmp_path, capsys):
+        assert f"cannot be used: parameter {name} is not finite" in line
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_files_have_the_mode_of_the_umask(folder, tmp_path, mask):
+    usual = os.umask(mask)
+    try:
+        path = tmp_path / "model.safetensors"
+        export.write(path, {"a": np.zeros(3, np.float32)}, {"seed": 1}, step=7)
+        atomic.write_text(tmp_path / "text", "text")
+    finally:
+        os.umask(usual)
+    for file in (path, path.with_suffix(".json"), tmp_path / "text"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~mask
+
+
+def test_drafts_that_a_kill_left_are_removed(folder):
+    left = [folder / f".{'0' * 16}.draft", folder / "config.json.draft"]
+    own = [folder / "thesis.draft", folder / ".draft"]
+    for path in left + own:
+        path.write_text("half")
+    with locked(folder):
+        assert [path for path in left + own if path.exists()] == own
+
+
+def test_a_draft_is_never_a_file_that_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic.secrets, "token_hex", lambda _: "a")
+    (tmp_path / ".a.draft").symlink_to(tmp_path / "other")
+    with pytest.raises(FileExistsError):
+        atomic.write_text(tmp_path / "text", "text")
+    assert [path.name for path in tmp_path.iterdir()] == [".a.draft"]
+
+
+OPTIMIZERS = OptimizerConfig.registry
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_the_state_of_every_optimizer_is_declared_as_it_is_expected(tmp_path, name):
+    groups = (ParameterGroup("kernel", learning_rate=1e-3, weight_decay=0.0),)
+    optimizer = OPTIMIZERS[name]()
+    params = {"blocks_0": {"kernel": np.ones((3, 2), np.float32), "bias": np.ones(2, np.float32)}}
+    if hasattr(optimizer, "groups"):
+        optimizer = dataclasses.replace(optimizer, groups=groups)
+    state = jax.device_get(init_state(params, make_optimizer(optimizer, params, 6))).to_items()
+    with Checkpoints(tmp_path / "checkpoints", 2, print) as opened:
+        opened.save(1, state, {"step": 1, "loss": None})
+    with Checkpoints(tmp_path / "checkpoints", 2, print) as opened:
+        chex.assert_trees_all_equal(opened.restore(state).items, state)
+
+
+def test_a_run_is_trained_from_its_own_settings_in_python(folder, console):
+    import hyena_jax
+
+    assert hyena_jax.train(None, folder, quiet=True).step == 4
+    with pytest.raises(UserError, match="holds no run"):
+        hyena_jax.train(None, folder.parent)
+
+
+def test_the_config_of_a_run_starts_another(folder, tmp_path, console):
+    train(config.load(str(folder / "config.json")), tmp_path / "again", console)
+    assert read_run(tmp_path / "again").experiment == read_run(folder).experiment
