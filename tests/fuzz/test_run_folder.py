@@ -246,9 +246,7 @@ def whole(tmp_path_factory):
         "2",
     ]
     with contextlib.redirect_stdout(io.StringIO()):
-        assert (
-            cli.main([*TRAIN, "--workdir", str(root / "run"), *flags, "--logging.tensorboard"]) == 0
-        )
+        assert cli.main([*TRAIN, "--workdir", str(root / "run"), *flags, "--logging.tensorboard"]) == 0
     return root / "run"
 
 
