@@ -231,9 +231,9 @@ WRONG = {
     ),
     "wrong value": (f"{NEW} --model.pattern.0.order 1", "--model.pattern.0.order must be at least 2"),
     "no run": ("eval {tmp}", "holds no run"),
-    "long workdir": (f"train quickstart --workdir {{tmp}}/{'a/' * 2000}", "a path of at most 3800 bytes"),
-    "long name": (f"train quickstart --workdir {{tmp}}/{'a' * 256}", "a path of at most 3800 bytes"),
-    "long workdir of a run": (f"eval {{tmp}}/{'a/' * 2000}", "a path of at most 3800 bytes"),
+    "long workdir": (f"train quickstart --workdir {{tmp}}/{'a/' * 2000}", "workdir must be a path"),
+    "long name": (f"train quickstart --workdir {{tmp}}/{'a' * 256}", "workdir must be a path"),
+    "long workdir of a run": (f"eval {{tmp}}/{'a/' * 2000}", "workdir must be a path"),
     "temperature": ("generate {tmp} --prompt a --temperature 0", "--temperature must be above 0"),
 }
 
