@@ -69,6 +69,7 @@ class Launch:
 
     def __post_init__(self) -> None:
         require(self.num_processes >= 1, "num_processes", self.num_processes, "at least 1")
+        require(self.num_processes <= 256, "num_processes", self.num_processes, "at most 256 on one machine")
         require(self.grace >= 0, "grace", self.grace, "at least 0")
 
 

@@ -399,6 +399,7 @@ def test_other_numbers_of_devices_are_refused(monkeypatch):
     ("command", "message"),
     [
         ("launch --num-processes 0 -- train quickstart", "--num-processes must be at least 1, got 0"),
+        ("launch --num-processes 99999 -- train quickstart", "--num-processes must be at most 256"),
         (
             "launch --num-processes 2 -- generate x",
             "the command after -- must be train ..., got 'generate x'",
