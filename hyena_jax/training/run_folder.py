@@ -26,6 +26,8 @@ from hyena_jax.training.checkpoint import best, restore_readonly, saved_steps
 from hyena_jax.training.step import init_params
 
 CHECKPOINTS = "checkpoints"
+MOST_DIGITS = 10
+"""Of the number of a step."""
 LOCK = ".lock"
 # What a kill while a run folder is made can leave behind; config.json comes last.
 UNFINISHED = {LOCK, "data.json.draft", "data.json", "config.json.draft"}
@@ -166,11 +168,12 @@ def load_params(
     folder = run.checkpoints
     if not saved_steps(folder):
         raise UserError(f"{folder} holds no checkpoint")
-    if step not in ("latest", "best") and not step.isdecimal():
+    is_number = step.isascii() and step.isdecimal() and len(step) <= MOST_DIGITS
+    if step not in ("latest", "best") and not is_number:
         raise UserError(
-            f"step must be 'latest', 'best' or one of the saved {saved_steps(folder)}, got {step!r}"
+            f"step must be 'latest', 'best' or one of the saved {saved_steps(folder)}, got {step[:80]!r}"
         )
-    number = {"latest": None, "best": best(folder).step}.get(step) if not step.isdecimal() else int(step)
+    number = {"latest": None, "best": best(folder).step}.get(step) if not is_number else int(step)
     if step == "best" and number is None:
         raise UserError(
             f"step must be 'latest' or one of {saved_steps(folder)}: none was evaluated, got 'best'"
