@@ -115,10 +115,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         return _fail(error, 3)
-    except (MemoryError, RuntimeError) as error:  # the latter by XLA, for its devices and for the host
-        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return _fail(f"out of memory: {error}", 3)
+    except Exception as error:
+        is_of_xla = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+        if isinstance(error, MemoryError) or is_of_xla:
+            return _fail(f"out of memory: {error}", 3)
+        if config.is_of_own_code(error, config.REGISTRIES):
+            return _fail(f"a part of your own failed: {config.describe_fault(error)}", 2)
+        raise
     except KeyboardInterrupt:
         _note("interrupted")
         return 130

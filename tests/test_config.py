@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import runpy
 
 import jax
@@ -268,7 +269,12 @@ def with_pattern(*mixers: dict) -> dict:
     ("values", "message"),
     [
         (with_pattern({"type": "hyena", "ordr": 2}), "ordr"),
-        ({"seed": "x"}, "expected int"),
+        ({"seed": "x"}, "seed must be an int, got 'x'"),
+        ({"seed": 1.5}, "seed must be an int, got 1.5"),
+        ({"seed": True}, "seed must be an int, got True"),
+        (with_pattern({"type": "hyena", "order": 2.7}), "order must be an int, got 2.7"),
+        (with_pattern({"type": "hyena", "dropout": 10**400}), "dropout must be a finite float32"),
+        (with_pattern({"type": "hyena", "outer_mixing": "x"}), "outer_mixing must be a bool, got 'x'"),
         ({"model": {"type": "language_model", "d_model": -1}}, "d_model must be at least 1, got -1"),
         (
             {"model": {"type": "languag_model"}},
@@ -338,6 +344,14 @@ def test_unknown_configs_are_refused(spec, message):
         config.load(spec)
 
 
+# A config that sets what its class refuses.
+LIAR = """from hyena_jax.config import *
+def get_config():
+ e = Experiment(LanguageModelConfig())
+ try: return e
+ finally: """
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -346,6 +360,30 @@ def test_unknown_configs_are_refused(spec, message):
         ("def get_config(): return 1", "must return an Experiment, got int"),
         ("import nothing_like_it", "ModuleNotFoundError"),
         ("import sys; sys.exit(7)", "SystemExit: 7"),
+        ("def get_config(): return get_config()", "RecursionError"),
+        ("class Own(BaseException): pass\ndef get_config(): raise Own(3)", r"Own: 3 \(.*broken.py:2\)"),
+        (
+            "class Own(Exception):\n def __str__(self): raise self\ndef get_config(): raise Own",
+            "cannot be read: Own: ",
+        ),
+        ("get_config = 3", "TypeError"),
+        (f"{LIAR}object.__setattr__(e, 'seed', '3')", "seed must be an int, got '3'"),
+        (f"{LIAR}object.__setattr__(e, 'seed', b'3')", "TypeError: Object of type bytes is not JSON"),
+        (f"{LIAR}object.__setattr__(e.model, 'n_layers', 10**30)", "n_layers must be at most 1024"),
+        (f"{LIAR}object.__setattr__(e.model, 'pattern', [])", "pattern must be at least one mixer"),
+        (f"{LIAR}object.__setattr__(e, 'training', None)", "cannot be read: AttributeError"),
+        (f"{LIAR}object.__setattr__(e.model, 'pattern', (e.model,))", "RecursionError"),
+        (f"{LIAR}object.__setattr__(e.model, 'pattern', (e.data,))", "TextConfig"),
+        (f"{LIAR}object.__setattr__(e.model, 'pattern', e)", "cannot be read: "),
+        (
+            f"{LIAR}object.__setattr__(e, '__class__', type('Own', (Experiment,), {{}}))",
+            "must return an Experiment, got Own",
+        ),
+        (
+            "from hyena_jax.config import *\nclass Own(HyenaConfig):\n order = property(lambda self: 1 / 0)\n"
+            "def get_config(): return Experiment(model=LanguageModelConfig(pattern=(Own(),)))",
+            "cannot be read: ",
+        ),
         (
             "from hyena_jax.config import *\ndef get_config(): return HyenaConfig(order=0)",
             "order must be at least 2 with gating 'gate_first', got 0",
@@ -405,7 +443,7 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         ),
         (
             lambda: config.AdamWConfig(learning_rate=float("nan")),
-            "learning_rate must be a finite float, got nan",
+            "learning_rate must be a finite float32, got nan",
         ),
         (
             lambda: config.ParameterGroup("x", learning_rate=-1.0),
@@ -413,7 +451,7 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         ),
         (
             lambda: config.ImplicitFilterConfig(window_shift=float("inf")),
-            "window_shift must be a finite float, got inf",
+            "window_shift must be a finite float32, got inf",
         ),
         (lambda: config.TrainingConfig(steps=0), "steps must be at least 1"),
         (lambda: Experiment(seed=-1), "seed must be in"),
@@ -479,7 +517,7 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
         ),
         (lambda: ImageClassifierConfig(head="token"), "head 'token' is unknown .did you mean 'per_token'"),
         (lambda: ImageClassifierConfig(n_classes=1), "n_classes must be at least 2, got 1"),
-        (lambda: ImageClassifierConfig(patch_size=(0, 4)), "patch_size must be at least 1 x 1, got .0, 4."),
+        (lambda: ImageClassifierConfig(patch_size=(0, 4)), "patch_size must be from 1 x 1 to .*, got .0, 4."),
         (
             lambda: ImageClassifierConfig(image_size=(28, 28), patch_size=(4, 29)),
             "patch_size must be at most image_size=.28, 28., got .4, 29.",
@@ -566,7 +604,7 @@ def test_wrong_mixers_and_filters_are_refused_by_name(make, message):
         ),
         (lambda: LanguageModelConfig(pattern=[HyenaConfig()]), "pattern must be a tuple"),
         (lambda: LanguageModelConfig(d_model=None), "d_model must be an int, got None"),
-        (lambda: LanguageModelConfig(soft_cap=float("inf")), "soft_cap must be a finite float or None"),
+        (lambda: LanguageModelConfig(soft_cap=float("inf")), "soft_cap must be a finite float32 or None"),
         (
             lambda: config.ImageClassifierConfig(image_size=8),
             "image_size must be a tuple of 2 of: an int or None",
@@ -581,3 +619,29 @@ def test_wrong_mixers_and_filters_are_refused_by_name(make, message):
 def test_wrong_types_are_refused_by_name(make, message):
     with pytest.raises(UserError, match=message):
         make()
+
+
+def test_the_experiment_that_is_loaded_is_made_of_plain_values(tmp_path):
+    """What a run folder keeps; a class of the user's may answer otherwise every time."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from hyena_jax.config import *\nclass Own(int):\n def __add__(self, other): 1 / 0\n"
+        "def get_config(): return Experiment(seed=Own(3))"
+    )
+    loaded = config.load(str(path))
+    assert loaded == Experiment(seed=3)
+    assert type(loaded.seed) is int
+
+
+def test_special_files_are_no_configs(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(UserError, match="is not a file"):
+        config.load(str(tmp_path / "pipe.py"))
+    with (tmp_path / "sparse.py").open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(UserError, match="must be a file of at most 16777216 bytes"):
+        config.load(str(tmp_path / "sparse.py"))
+    for content in (b"[" * 10**5, b"\xff", b'{"a":' * 10**5):
+        (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(UserError, match="config.json is not an experiment's config"):
+            config.read(tmp_path / "config.json")

@@ -94,5 +94,12 @@ from hyena_jax.config.optimizers import (
     WarmupScheduleConfig,
     WarmupStableDecayConfig,
 )
-from hyena_jax.config.plugins import PluginFlags, changed_plugins, describe_fault, load_plugin, plugins_in
+from hyena_jax.config.plugins import (
+    PluginFlags,
+    changed_plugins,
+    describe_fault,
+    is_of_own_code,
+    load_plugin,
+    plugins_in,
+)
 from hyena_jax.config.registry import Targets, register

@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import math
 import types
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -10,6 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+MOST_COUNT = 2**31 - 1
+# The largest float32: beyond it, what is computed is infinite.
+MOST_FLOAT = (2 - 2**-23) * 2.0**127
 
 
 class UserError(ValueError):
@@ -35,10 +38,14 @@ def require(condition: bool, argument: str, value: object, allowed: str) -> None
 
 
 def require_at_least(least: float, config: object, *names: str) -> None:
-    """`require` for fields of `config` that are numbers, or None where that is a value of theirs."""
+    """`require` for fields of `config` that are numbers, or None where that is a value of theirs.
+
+    Ints are counts of something: steps, rows, seconds. They are computed with in 32 bits.
+    """
     for name in names:
         value = getattr(config, name)
         require(value is None or value >= least, name, value, f"at least {least}")
+        require(not isinstance(value, int) or value <= MOST_COUNT, name, value, f"at most {MOST_COUNT}")
 
 
 def require_at_most(most: float, config: object, *names: str) -> None:
@@ -99,7 +106,7 @@ def _is_a(value: object, hint: Any) -> bool:
     if hint in (int, float) and isinstance(value, bool):
         return False
     if hint is float:
-        return isinstance(value, int | float) and math.isfinite(value)
+        return isinstance(value, int | float) and abs(value) <= MOST_FLOAT
     return isinstance(value, hint)
 
 
@@ -118,4 +125,4 @@ def describe(hint: Any) -> str:
         return "None"
     if hint is Path:
         return "a path that the system allows"
-    return "a finite float" if hint is float else f"{'an' if hint is int else 'a'} {hint.__name__}"
+    return "a finite float32" if hint is float else f"{'an' if hint is int else 'a'} {hint.__name__}"

@@ -93,8 +93,8 @@ class TokensConfig(StreamConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(2, self, "vocab_size")
         require_at_most(MOST_SYMBOLS, self, "vocab_size")
+        require_at_least(2, self, "vocab_size")
         is_told_once = self.vocab_size is None or self.tokenizer_path is None
         require(is_told_once, "vocab_size", self.vocab_size, "None with tokenizer_path, which tells it")
         _check_validation_path(self)

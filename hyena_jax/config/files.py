@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from hyena_jax.config.data import DataConfig
 from hyena_jax.config.digest import without_digest
 from hyena_jax.config.experiment import Experiment
 from hyena_jax.config.filters import FilterConfig
-from hyena_jax.config.input_files import read_json
+from hyena_jax.config.input_files import parse_json, read_json
 from hyena_jax.config.losses import LossConfig, MetricConfig
 from hyena_jax.config.mixers import MixerConfig
 from hyena_jax.config.models import ModelConfig
@@ -42,15 +43,16 @@ def load(spec: str) -> Experiment:
         if variant and not inspect.signature(module.get_config).parameters:
             raise UserError("it has no variants")
         experiment = module.get_config(variant) if variant else module.get_config()
+        if type(experiment) is not Experiment:
+            raise UserError(f"get_config must return an Experiment, got {type(experiment).__name__}")
+        # As a run folder keeps it and every later command reads it: of plain values, checked once more.
+        return decode(parse_json(json.dumps(encode(experiment))))
     except UserError as error:
         raise UserError(f"config {spec}: {error}") from None
-    except (Exception, SystemExit) as error:  # a config is the user's own program: its faults are input
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a config is the user's own program: its faults are input
         raise UserError(f"config {path} cannot be read: {describe_fault(error)}") from error
-    if not isinstance(experiment, Experiment):
-        raise UserError(
-            f"config {path}: get_config must return an Experiment, got {type(experiment).__name__}"
-        )
-    return experiment
 
 
 def config_files() -> dict[str, Path]:
@@ -88,6 +90,8 @@ def _converter() -> "cattrs.Converter":
     import cattrs
 
     converter = cattrs.Converter(forbid_extra_keys=True)
+    for hint in (int, float, str, bool):  # as they are, for the configs to judge: cattrs makes 2 of 2.7
+        converter.register_structure_hook(hint, lambda value, _: value)
     for base in KINDS:
         _tag(converter, base)
     return converter

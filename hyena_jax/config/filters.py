@@ -51,10 +51,10 @@ class CKConvFilterConfig(FilterConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.emb_dim >= 3 and self.emb_dim % 2 == 1, "emb_dim", self.emb_dim, "odd and at least 3")
-        require_at_least(1, self, "width")
-        require_at_least(0, self, "n_hidden")
         require_at_most(MOST_HIDDEN, self, "n_hidden")
         require_at_most(MOST_FEATURES, self, "emb_dim", "width")
+        require_at_least(1, self, "width")
+        require_at_least(0, self, "n_hidden")
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ class ModalFilterConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "n_modes")
         require_at_most(MOST_FEATURES, self, "n_modes")
+        require_at_least(1, self, "n_modes")
         most = f"in (0, max_radius={self.max_radius}]"
         require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
         require(self.max_radius < 1, "max_radius", self.max_radius, "below 1")
@@ -197,8 +197,8 @@ class LookupFilterConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "width")
         require_at_most(MOST_FEATURES, self, "width")
+        require_at_least(1, self, "width")
 
 
 def _check_window(config: ImplicitFilterConfig | WindowedFilterConfig) -> None:

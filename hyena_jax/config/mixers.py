@@ -90,8 +90,8 @@ class HyenaConfig(MixerConfig):
         super().__post_init__()
         least = 2 if self.gating == "gate_first" else 1
         require(self.order >= least, "order", self.order, f"at least {least} with gating {self.gating!r}")
-        require_at_least(1, self, "num_heads", "inner_factor", "num_blocks")
         require_at_most(MOST_GATES, self, "inner_factor")
+        require_at_least(1, self, "num_heads", "inner_factor", "num_blocks")
         _check_unrolled(self)
         require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
 
@@ -167,8 +167,8 @@ class HawkConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "width", "gate_blocks")
         require_at_most(MOST_CHANNELS, self, "width")
+        require_at_least(1, self, "width", "gate_blocks")
         _check_unrolled(self)
         most = f"in (0, max_radius={self.max_radius}]"
         require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
@@ -241,8 +241,8 @@ class LocalAttentionConfig(_HeadsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "window")
         require_at_most(MOST_STEPS, self, "window")
+        require_at_least(1, self, "window")
 
 
 @dataclass(frozen=True)
@@ -291,8 +291,8 @@ class AFTFullConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "rank")
         require_at_most(MOST_CHANNELS, self, "rank")
+        require_at_least(1, self, "rank")
 
 
 @dataclass(frozen=True)
@@ -304,8 +304,8 @@ class AFTLocalConfig(AFTFullConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "window")
         require_at_most(MOST_STEPS, self, "window")
+        require_at_least(1, self, "window")
 
 
 @dataclass(frozen=True)
@@ -329,8 +329,8 @@ class AFTConvConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "n_heads", "n_taps")
         require_at_most(MOST_STEPS, self, "n_taps")
+        require_at_least(1, self, "n_heads", "n_taps")
 
     def check(self, d_model: int, max_len: int) -> None:
         """Heads must divide the width."""

@@ -14,6 +14,7 @@ RUNTIME = {"runtime": True}
 MOST_LAYERS = 1024
 MOST_CHANNELS = 2**20
 MOST_SYMBOLS = 2**24
+MOST_SIDE = 2**15
 
 Norm = Literal["none", "layer", "rms"]
 
@@ -83,9 +84,9 @@ class BackboneConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(len(self.pattern) >= 1, "pattern", self.pattern, "at least one mixer")
-        require_at_least(1, self, "n_layers", "d_model", "d_ff")
         require_at_most(MOST_LAYERS, self, "n_layers")
         require_at_most(MOST_CHANNELS, self, "d_model", "d_ff")
+        require_at_least(1, self, "n_layers", "d_model", "d_ff")
         allowed = f"{'None' if self.ffn == 'none' else 'a width'} with ffn {self.ffn!r}"
         require((self.d_ff is None) == (self.ffn == "none"), "d_ff", self.d_ff, allowed)
         bare = (self.norm, self.ffn) == ("none", "none")
@@ -120,9 +121,9 @@ class LanguageModelConfig(BackboneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_at_most(MOST_SYMBOLS, self, "max_len", "vocab_size")
         require_at_least(1, self, "max_len", "loss_chunk")
         require_at_least(2, self, "vocab_size")
-        require_at_most(MOST_SYMBOLS, self, "max_len", "vocab_size")
         require(not (self.tied_head and self.head_bias), "head_bias", self.head_bias, "False with tied_head")
         require(self.soft_cap is None or self.soft_cap > 0, "soft_cap", self.soft_cap, "above 0")
         for mixer in self.pattern:
@@ -152,10 +153,15 @@ class ImageClassifierConfig(BackboneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_at_most(MOST_CHANNELS, self, "channels")
+        require_at_most(MOST_SYMBOLS, self, "n_classes")
         require_at_least(1, self, "channels")
         require_at_least(2, self, "n_classes")
-        require(min(self.patch_size) >= 1, "patch_size", self.patch_size, "at least 1 x 1")
+        fits = min(self.patch_size) >= 1 and max(self.patch_size) <= MOST_SIDE
+        require(fits, "patch_size", self.patch_size, f"from 1 x 1 to {MOST_SIDE} x {MOST_SIDE}")
         if self.image_size is not None:
+            fits = min(self.image_size) >= 1 and max(self.image_size) <= MOST_SIDE
+            require(fits, "image_size", self.image_size, f"from 1 x 1 to {MOST_SIDE} x {MOST_SIDE}")
             fits = all(p <= n for p, n in zip(self.patch_size, self.image_size, strict=True))
             require(fits, "patch_size", self.patch_size, f"at most image_size={self.image_size}")
             self.check_mixers(self.max_len)

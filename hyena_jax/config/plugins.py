@@ -14,9 +14,12 @@ from types import ModuleType
 from typing import Any
 
 from hyena_jax.config.checks import UserError
+from hyena_jax.config.input_files import MOST_CODE, open_input
 from hyena_jax.config.registry import Plugin, Registry, parts_in
 
 ENTRY_POINTS = "hyena_jax.plugins"
+# How the names of modules begin that are files of the user's.
+FILE_MODULE = "hyena_jax_file_"
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ def load_plugin(name: str, registries: Iterable[Registry]) -> None:
         import_parts(name, registries)
     except UserError as error:
         raise UserError(f"plugin {name!r}: {error}") from None
-    except (Exception, SystemExit) as error:  # a plugin is the user's own program: its faults are input
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin is the user's own program: its faults are input
         raise UserError(f"plugin {name!r} cannot be imported: {describe_fault(error)}") from error
 
 
@@ -70,8 +75,10 @@ def run_file(path: Path) -> ModuleType:
     """
     if not path.is_file():
         raise UserError(f"{str(path)!r} is not a file")
+    with open_input("Python file", path, MOST_CODE):
+        pass  # it may be opened, and is not larger than that
     path = path.resolve()
-    name = f"hyena_jax_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"{FILE_MODULE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses in the file look their annotations up
@@ -135,7 +142,9 @@ def _digest(module: ModuleType) -> str:
     if file is None:
         return ""
     path = Path(file)
-    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    files = [path]
+    if path.name == "__init__.py":
+        files = sorted(file for file in path.parent.rglob("*.py") if file.is_file())
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())
@@ -160,6 +169,18 @@ def printable(text: object) -> str:
     return "".join(character for character in str(text) if character.isprintable())
 
 
+def is_of_own_code(error: BaseException, registries: Iterable[Registry]) -> bool:
+    """Whether a file or a module of the user's, run as a config or plugin, was at work when it was raised."""
+    parts = (part for registry in registries for part in registry.parts.values())
+    names = {part.config_class.__module__ for part in parts if part.plugin is not None}
+    files = {
+        getattr(module, "__file__", None)
+        for name, module in list(sys.modules.items())
+        if name.startswith(FILE_MODULE) or name in names
+    }
+    return any(frame.filename in files for frame in traceback.extract_tb(error.__traceback__))
+
+
 def describe_fault(error: BaseException) -> str:
     """An error of the user's own code on one line: what it is, and where in that code it was raised."""
     ours = str(Path(__file__).parents[1])
@@ -170,5 +191,8 @@ def describe_fault(error: BaseException) -> str:
         if not frame.filename.startswith((ours, *installed, "<"))
     ]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    lines = str(error).strip().splitlines() or [""]
+    try:
+        lines = str(error).strip().splitlines() or [""]
+    except Exception:  # the class of the error may be the user's, too
+        lines = [""]
     return f"{type(error).__name__}: {lines[0]}{where}"

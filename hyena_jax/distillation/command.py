@@ -53,7 +53,8 @@ class Distill:
         size = self.state_size
         if size != "auto":
             require(size >= 2 and size % 2 == 0, "state_size", size, "even and at least 2, or 'auto'")
-        require_at_least(0, self, "max_loss_increase", "max_filter_error", "seed")
+        require_at_least(0, self, "max_loss_increase", "max_filter_error")
+        require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
         require_at_least(1, self, "batch_size")
         is_free = not self.output.exists() or (self.output.is_dir() and not any(self.output.iterdir()))
         require(is_free, "output", str(self.output), "a new or an empty folder")

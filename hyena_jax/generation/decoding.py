@@ -21,6 +21,7 @@ import optax
 
 from hyena_jax import models
 from hyena_jax.config import ModelConfig, choose, require
+from hyena_jax.config.checks import MOST_COUNT
 from hyena_jax.generation import programs
 from hyena_jax.generation.programs import Cursor, Drawing, Piece, Rows
 from hyena_jax.generation.prompts import OnFull, check_prompts, right_aligned
@@ -155,8 +156,10 @@ def continuations(pieces: Iterator[Piece]) -> list[Continuation]:
 
 
 def _check_request(request: Request, config: ModelConfig) -> None:
-    require(request.n_tokens >= 0, "max_new_tokens", request.n_tokens, "at least 0")
-    require(request.n_samples >= 1, "num_samples", request.n_samples, "at least 1")
+    inside = 0 <= request.n_tokens <= MOST_COUNT
+    require(inside, "max_new_tokens", request.n_tokens, f"in 0..{MOST_COUNT}")
+    inside = 1 <= request.n_samples <= MOST_COUNT
+    require(inside, "num_samples", request.n_samples, f"in 1..{MOST_COUNT}")
     require(0 <= request.seed < 2**32, "seed", request.seed, "in [0, 2**32)")
     choose("on_full", request.on_full, {"slide": None, "error": None})
     n_symbols = request.n_symbols

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import require
+from hyena_jax.config.checks import require_at_least
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class SamplingRule:
 
     def __post_init__(self) -> None:
         require(self.temperature > 0, "temperature", self.temperature, "above 0 (use greedy for the limit)")
-        require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1")
+        require_at_least(1, self, "top_k")
         for name in ("top_p", "min_p"):
             value = getattr(self, name)
             require(value is None or 0 < value <= 1, name, value, "in (0, 1]")

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from hyena_jax.config import ParallelConfig, UserError, require
+from hyena_jax.config.checks import MOST_COUNT
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.data.loader import Batch
 from hyena_jax.training import parallel
@@ -80,7 +81,7 @@ def evaluate_run(
     Raises:
       UserError: if the data cannot be had, does not fit the model, or is not what the run held out.
     """
-    require(batch_size >= 1, "batch_size", batch_size, "at least 1")
+    require(1 <= batch_size <= MOST_COUNT, "batch_size", batch_size, f"in 1..{MOST_COUNT}")
     data = load_data(run, path)
     strategy = parallel.make_strategy(ParallelConfig())
     scores = loss_function(run.experiment.loss), metric_functions(run.experiment, data)

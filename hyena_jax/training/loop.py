@@ -16,6 +16,7 @@ from hyena_jax import config, models
 from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.training import export, parallel
+from hyena_jax.training.capacity import check_capacity
 from hyena_jax.training.checkpoint import Checkpoints, best, saved_steps
 from hyena_jax.training.distributed import (
     first_request,
@@ -157,6 +158,8 @@ def _prepare(
             jax.eval_shape(make_eval_step(models.build(experiment.model), loss, metrics), shapes, batch)
         strategy.check(make_eval_step(model, loss, metrics), shapes, batch)
         optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
+        state = jax.eval_shape(partial(init_state, optimizer=optimizer), shapes)
+        check_capacity(experiment, strategy, state, batch)
     report = partial(console.print, soft_wrap=True)
     given = None if init_from is None else together(lambda: export.read(init_from, shapes, report))
     return Prepared(experiment, data, strategy, model, shapes, optimizer, loss, metrics, given)

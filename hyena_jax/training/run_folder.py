@@ -33,6 +33,8 @@ from hyena_jax.training.optimizer import path_name
 from hyena_jax.training.step import init_params
 
 CHECKPOINTS = "checkpoints"
+MOST_DIGITS = 10
+"""Of the number of a step."""
 LOCK = ".lock"
 # What a kill while a run folder is made can leave behind, next to drafts; config.json comes last.
 UNFINISHED = {LOCK, "data.json"}
@@ -80,15 +82,11 @@ def check_run(
         faults.append(f"workdir {str(workdir)!r} holds a different experiment: {'; '.join(differences)}")
     if run.fingerprint != data.fingerprint and not accept_changed_data:
         changes = config.runtime_differences(experiment, run.experiment)
-        named = [line for line in changes if line.startswith("data.")]
+        named = "; ".join(line for line in changes if line.startswith("data."))
+        offer = f" {named}; hyena-jax train --resume {workdir} takes those of then;" if named else ""
         faults.append(
             f"the {data.kind} changed since workdir {str(workdir)!r} was started (its fingerprint differs;"
-            + (
-                f" {'; '.join(named)}; hyena-jax train --resume {workdir} takes those of then;"
-                if named
-                else ""
-            )
-            + f" --accept-changed-data goes on with the {data.kind} of now)"
+            f"{offer} --accept-changed-data goes on with the {data.kind} of now)"
         )
     if faults:
         raise UserError("; ".join(faults))

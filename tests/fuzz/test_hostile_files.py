@@ -1,0 +1,345 @@
+"""Files that are not what they are said to be: special, sparse, packed, or changed in any byte.
+
+Each is read or refused in one line, soon, and within a bound on memory.
+"""
+
+import contextlib
+import gzip
+import json
+import os
+import resource
+import socket
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+from fuzz.test_fuzz import time_limit
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from idx_files import idx_bytes, random_images
+
+from hyena_jax import cli, config, models
+from hyena_jax.config import HawkConfig, LanguageModelConfig, TextConfig, TokensConfig, UserError
+from hyena_jax.data import dataset, idx
+from hyena_jax.data.tokenizers import read_bpe, tokenizer_from_json
+from hyena_jax.generation import saved_state
+from hyena_jax.generation.decoding import prefill
+from hyena_jax.training import export
+from hyena_jax.training.metrics import read_rows
+
+SECONDS = 30
+MEMORY = 2**32
+"""Bytes of address space that a case may take in addition to what the process has."""
+CASES = 40
+FUZZ = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    report_multiple_bugs=False,
+    max_examples=CASES,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@contextlib.contextmanager
+def bounds():
+    """A limit of time and of memory."""
+    usual = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, usual[1]))
+    try:
+        with time_limit(SECONDS):
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, usual)
+
+
+def refused(read, *arguments) -> bool:
+    """Whether reading ends with one line; anything but a line or a value fails the test."""
+    message = None
+    with bounds():
+        try:
+            read(*arguments)
+        except (UserError, OSError) as error:  # the commands show both in one line
+            message = str(error)
+    if message is None:
+        return False
+    assert message
+    assert len(message.splitlines()) == 1
+    assert len(message) < 3000
+    return True
+
+
+@pytest.fixture(scope="module")
+def model():
+    options = {"n_layers": 1, "d_model": 8, "d_ff": 8, "max_len": 16, "vocab_size": 11}
+    module = models.build(LanguageModelConfig(pattern=(HawkConfig(),), **options))
+    return module, jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["params"]
+
+
+@pytest.fixture(scope="module")
+def samples(model, tmp_path_factory):
+    """The bytes of a good file of each format."""
+    folder = tmp_path_factory.mktemp("samples")
+    prompted, origin = prefill(*model, [np.array([3, 1, 4])]), saved_state.origin(model[0].config, model[1])
+    saved_state.save(folder / "state", prompted, origin)
+    export.write(folder / "model.safetensors", model[1], {}, step=0)
+    np.save(folder / "tokens.npy", np.arange(300, dtype=np.uint16) % 7)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    images, labels = map(idx_bytes, random_images(20))
+    return {
+        "state": (folder / "state").read_bytes(),
+        "safetensors": (folder / "model.safetensors").read_bytes(),
+        "npy": (folder / "tokens.npy").read_bytes(),
+        "images": images,
+        "packed": gzip.compress(images),
+        "labels": labels,
+        "tokenizer": tokenizer.to_str().encode(),
+        "config": json.dumps(config.encode(config.Experiment())).encode(),
+        "data": json.dumps(
+            {"fingerprint": "0", "tokenizer": {"kind": "characters", "symbols": "abc"}}
+        ).encode(),
+        "metrics": b'{"step": 1, "train/loss": 2.5}\n' * 3,
+        "text": b"the quick brown fox. " * 30,
+    }
+
+
+@pytest.fixture(scope="module")
+def readers(model, samples):
+    """For each format a function of a path that reads it as the commands do."""
+    shapes, origin = jax.eval_shape(lambda: model[1]), saved_state.origin(model[0].config, model[1])
+
+    def images(path):
+        (path.parent / "labels").write_bytes(samples["labels"])
+        idx.read_pair("path", str(path.parent))
+
+    def tokenizer(path):
+        bpe = read_bpe(str(path))
+        bpe.decode(bpe.encode("ab" * 9))
+
+    def data(path):
+        values = config.read_json("workdir", path)
+        if not isinstance(values, dict):
+            raise UserError("not an object")
+        with contextlib.suppress(KeyError, TypeError, AttributeError):  # as `read_run` handles them
+            dataset.encoding_from_json(values)
+
+    return {
+        "state": lambda path: saved_state.load(path, *model, origin),
+        "safetensors": lambda path: export.read(path, shapes, str),
+        "npy": lambda path: dataset.load(TokensConfig(str(path), seq_len=8)),
+        "bin": lambda path: dataset.load(TokensConfig(str(path), seq_len=8)),
+        "images": images,
+        "packed": images,
+        "tokenizer": tokenizer,
+        "config": config.read,
+        "data": data,
+        "metrics": read_rows,
+        "text": lambda path: dataset.load(TextConfig(path=str(path), seq_len=8)),
+    }
+
+
+NAMES = {"npy": "tokens.npy", "bin": "tokens.bin"}
+FORMATS = ["state", "safetensors", "npy", "bin", "images", "packed", "tokenizer", "config", "data", "metrics"]
+FORMATS += ["text"]
+
+
+def make_special(path, kind):
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(path.name)
+        case "folder":
+            path.mkdir()
+        case "sparse":
+            with path.open("wb") as file:
+                file.truncate(2**42)
+        case "nowhere":
+            path.symlink_to(path.parent / "absent")
+        case "itself":
+            path.symlink_to(path)
+        case _:
+            path.symlink_to(kind)
+
+
+SPECIAL = ["pipe", "socket", "sparse", "itself", "/dev/zero", "/dev/urandom", "/dev/full", "/proc/self/mem"]
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("kind", [*SPECIAL, "nowhere", "folder"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_special_files(readers, tmp_path, name, kind):
+    path = tmp_path / NAMES.get(name, "file")
+    make_special(path, kind)
+    # Where there is no file of metrics, or an empty one, nothing was logged yet.
+    empty = name == "metrics" and kind in ("nowhere", "itself", "/proc/self/mem")
+    assert refused(readers[name], path) != empty
+
+
+@pytest.mark.parametrize("name", ["state", "safetensors", "bin", "tokenizer", "config", "metrics"])
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "sparse"])
+def test_special_files_of_some_formats(readers, tmp_path, name, kind):
+    path = tmp_path / NAMES.get(name, "file")
+    make_special(path, kind)
+    assert refused(readers[name], path)
+
+
+def test_good_files_are_read(readers, samples, tmp_path):
+    for name in FORMATS:
+        folder = tmp_path / name
+        folder.mkdir()
+        path = folder / NAMES.get(name, "file")
+        path.write_bytes(samples["npy" if name == "bin" else name])
+        if name != "bin":
+            assert not refused(readers[name], path), name
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "bin"])
+def test_changed_files(readers, samples, tmp_path, name):
+    """Bytes changed, cut or added, headers first: read or refused, never more."""
+    good, path = samples[name], tmp_path / NAMES.get(name, "file")
+    place = st.one_of(st.integers(0, min(200, len(good) - 1)), st.integers(0, len(good) - 1))
+    change = st.tuples(place, st.sampled_from([0, 1, 127, 255, *b'[{"9-,:}]']))
+    cut = st.one_of(st.just(len(good)), st.just(len(good)), st.integers(0, len(good)))
+    outcomes = {True: 0, False: 0}
+
+    @FUZZ
+    @given(st.lists(change, min_size=1, max_size=4), cut, st.sampled_from([b"", b"", b"\0" * 9, b"]" * 9]))
+    def check(changes, length, tail):
+        data = bytearray(good)
+        for at, byte in changes:
+            data[at] = byte
+        path.write_bytes(data[:length] + tail)
+        outcomes[refused(readers[name], path)] += 1
+
+    check()
+    assert outcomes[True] > 0
+
+
+VALUES = [None, True, -1, 0, 2**31, 2**64, 10**400, 1.5, 1e400, "x", "\udcff", "\x1b[2J", [], {}, [[1]]]
+
+
+def changed_values(value, path=()):
+    """Paths to all that is inside of a JSON value."""
+    yield path
+    if isinstance(value, dict | list):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from changed_values(child, (*path, key))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("name", ["config", "data", "tokenizer", "metrics"])
+def test_changed_values(readers, samples, tmp_path, name):
+    """One value of a JSON file replaced by another, or nested without end."""
+    good, path = json.loads(samples[name].split(b"\n")[0]), tmp_path / "file"
+    places = [place for place in changed_values(good) if place]
+
+    @FUZZ
+    @given(st.sampled_from(places), st.sampled_from([*VALUES, "deep"]))
+    def check(place, value):
+        values = json.loads(json.dumps(good))
+        inner = values
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = "DEEP" if value == "deep" else value
+        text = json.dumps(values).replace('"DEEP"', "[" * 10**5 + "]" * 10**5)
+        path.write_text(text + "\n", encoding="utf-8", errors="surrogatepass")
+        was_refused = refused(readers[name], path)
+        assert was_refused or value != "deep"
+
+    check()
+
+
+HEADERS = {
+    "npy": [
+        f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}}}"
+        for descr in ("'<u2'", "'|O'", "'<f2'", "'V99999999999'", "[('a', '<u2')]", "3", "'x'")
+        for order in ("False", "'x'")
+        for shape in ("(300,)", "(-300,)", f"({10**30},)", "()", "(2**62, 4)", "3", "(True,)")
+    ],
+    "safetensors": [
+        json.dumps({"norm/scale": {"dtype": dtype, "shape": shape, "data_offsets": offsets}})
+        for dtype in ("F32", "F8_E4M3", "x", 3)
+        for shape in ([2], [2**62, 2**62], [-2], [], [2] * 9999, "x", [1.0])
+        for offsets in ([0, 8], [8, 0], [0, 2**64], [-8, 0], [0], None)
+    ],
+    "images": [
+        bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in sizes)
+        for sizes in ((2**32 - 1,) * 3, (0, 0, 0), (2**31, 1, 1), (1, 2**16, 2**16), (20, 6, 5))
+    ],
+}
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("name", HEADERS)
+def test_headers_that_lie(readers, tmp_path, name):
+    path = tmp_path / NAMES.get(name, "file")
+    for header in HEADERS[name]:
+        if name == "npy":
+            data = header.encode().ljust(117) + b"\n"
+            data = b"\x93NUMPY\x01\x00" + len(data).to_bytes(2, "little") + data + bytes(64)
+        elif name == "safetensors":
+            data = len(header).to_bytes(8, "little") + header.encode() + bytes(64)
+        else:
+            data = header + bytes(64)
+        for content in (data, gzip.compress(data)) if name == "images" else (data,):
+            path.write_bytes(content)
+            assert refused(readers[name], path), header
+
+
+def test_bombs(readers, samples, tmp_path):
+    """A megabyte that unpacks to a gigabyte is not unpacked."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    bomb = gzip.compress(samples["images"] + bytes(2**26), 1)
+    (folder / "images.gz").write_bytes(bomb)
+    assert refused(readers["images"], folder / "images.gz")
+    with zipfile.ZipFile(tmp_path / "state", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("about.npy", bytes(2**26))
+    assert refused(readers["state"], tmp_path / "state")
+    tenfold = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+    values = json.loads(samples["tokenizer"])
+    values["normalizer"] = {"type": "Sequence", "normalizers": [tenfold] * 20}
+    (tmp_path / "tokenizer").write_text(json.dumps(values))
+    assert refused(readers["tokenizer"], tmp_path / "tokenizer")
+    with pytest.raises(UserError):
+        tokenizer_from_json({"kind": "bpe", "definition": json.dumps(values)})
+
+
+FLAGS = [
+    ["--data.path"],
+    ["--data.path", "text.txt", "--data.validation-path"],
+    ["--data.path", "text.txt", "--init-from"],
+    ["--data.path", "text.txt", "--data.tokenizer", "bpe", "--data.tokenizer-path"],
+    ["--data", "tokens", "--data.path"],
+    ["--data", "tokens", "--data.path", "tokens.bin", "--data.tokenizer-path"],
+    ["--data.path", "text.txt", "--plugin"],
+]
+TRAIN = "train quickstart --workdir run --data.seq-len 16 --model.max-len 16 --parallel.devices 1".split()
+SMALL = "--model.n-layers 1 --model.d-model 8 --model.d-ff 8 --data.batch-size 1".split()
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "sparse", "folder"])
+@pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: flags[-1])
+def test_flags_that_name_special_files(tmp_path, monkeypatch, capsys, flags, kind):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_bytes(b"the quick brown fox. " * 30)
+    (tmp_path / "tokens.bin").write_bytes(bytes(2000))
+    suffix = {"tokens": ".bin", "--plugin": ".py"}
+    name = f"special{next((suffix[word] for word in flags if word in suffix), '')}"
+    make_special(tmp_path / name, kind)
+    with time_limit(60):
+        code = cli.main([*TRAIN, *SMALL, *flags, name])
+    captured = capsys.readouterr()
+    assert code == 2, captured
+    assert captured.err.count("hyena-jax: error: ") == 1
+    assert "Traceback" not in captured.out + captured.err
+    assert not (tmp_path / "run").exists()
