@@ -202,6 +202,8 @@ def _write(
     rows: "Sequence[Continuation | None]",
     n_samples: int,
 ) -> None:
+    from hyena_jax.training import atomic
+
     lines = []
     for i, row in enumerate(rows):
         tokens = [] if row is None else row.tokens.tolist()
@@ -213,4 +215,4 @@ def _write(
             "log_probs": [] if row is None else [round(float(p), 6) for p in row.log_probs],
         }
         lines.append(json.dumps(line, ensure_ascii=False))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    atomic.write_text(path, "\n".join(lines) + "\n")
