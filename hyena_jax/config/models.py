@@ -14,6 +14,8 @@ RUNTIME = {"runtime": True}
 MOST_LAYERS = 1024
 MOST_CHANNELS = 2**20
 MOST_SYMBOLS = 2**24
+# Times t / (max_len - 1) in float32 are all different up to here.
+MOST_POSITIONS = 2**23
 MOST_SIDE = 2**15
 
 Norm = Literal["none", "layer", "rms"]
@@ -121,7 +123,8 @@ class LanguageModelConfig(BackboneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_SYMBOLS, self, "max_len", "vocab_size")
+        require_at_most(MOST_POSITIONS, self, "max_len")
+        require_at_most(MOST_SYMBOLS, self, "vocab_size")
         require_at_least(1, self, "max_len", "loss_chunk")
         require_at_least(2, self, "vocab_size")
         require(not (self.tied_head and self.head_bias), "head_bias", self.head_bias, "False with tied_head")

@@ -1,5 +1,7 @@
 """Filters as sine networks of the time index. Axes: L length, D channels, N filters, E = emb_dim features."""
 
+from functools import lru_cache
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -120,7 +122,12 @@ def positional_features(max_len: int, config: CKConvFilterConfig | ImplicitFilte
     """
     bands = (config.emb_dim - 1) // 2
     lowest, sign = (1e-4, -1) if config.features == "published" else (0, 1)
+    return jnp.asarray(_features(max_len, bands, lowest, sign))
+
+
+@lru_cache(maxsize=1)  # of the layers of a model, which is traced several times: seconds at a million lags
+def _features(max_len: int, bands: int, lowest: float, sign: int) -> np.ndarray:
     t = np.arange(max_len)[:, None]
     angle = np.linspace(lowest, bands - 1, bands) * 2 * np.pi * t / max_len
     time = t / max(max_len - 1, 1)
-    return jnp.asarray(np.concatenate([time, np.cos(angle), sign * np.sin(angle)], axis=1), jnp.float32)
+    return np.concatenate([time, np.cos(angle), sign * np.sin(angle)], axis=1).astype(np.float32)

@@ -275,11 +275,12 @@ def _announce(console: Console, prepared: Prepared, is_new: bool, changes: Seque
     among = f" in {processes} processes" if processes > 1 else ""
     console.print(f"devices   {len(devices)} x {devices[0].device_kind}{among}")
     for change in changes:
-        console.print(f"changed since the last start: {change}")
+        console.print(f"changed since the last start: {change}", soft_wrap=True)
         decay_steps = getattr(experiment.optimizer.schedule, "decay_steps", 0)
         if change.startswith("training.steps") and decay_steps is None:
             console.print(
-                "the learning rate now decays until the new last step (optimizer.schedule.decay_steps)"
+                "the learning rate now decays until the new last step (optimizer.schedule.decay_steps)",
+                soft_wrap=True,
             )
 
 
