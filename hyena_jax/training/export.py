@@ -7,30 +7,22 @@ models.
 
 import difflib
 import json
-import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from hyena_jax.config import UserError, open_input, parse_json, require
-from hyena_jax.config.input_files import MOST_JSON
+from hyena_jax.config import UserError, open_input, require
 from hyena_jax.config.plugins import printable
 from hyena_jax.training import atomic
 from hyena_jax.training.optimizer import path_name
 
 Tree = Any
 
-DTYPES = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": jax.numpy.bfloat16,
-    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
-}  # fmt: skip
+DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
 """What a parameter can be read from, by the names of the format."""
-MOST_AXES = 32
 MOST_LINES = 100
 """Of a report on a file that does not fit."""
 
@@ -81,20 +73,26 @@ def read(path: Path, shapes: Tree, report: Callable[[str], None]) -> Tree:
     Raises:
       UserError: if there is such a tensor, or `path` is not a safetensors file.
     """
+    from safetensors import SafetensorError, safe_open
+
     wanted = named(shapes)
-    with open_input("init_from", path) as file:
-        try:
-            found = _tensors(file)
-        except UserError as error:
-            raise UserError(f"init_from {str(path)!r} cannot be read: {error}") from error
-        problems = list(_problems(wanted, found))
-        if not problems:
-            arrays = {name: _array(file, found[name], leaf.dtype) for name, leaf in wanted.items()}
-            problems = [
-                f"{name} must be finite as {wanted[name].dtype}, got {array[~np.isfinite(array)].flat[0]}"
-                for name, array in arrays.items()
-                if not np.isfinite(array).all()
-            ]
+    try:
+        with open_input("init_from", path), safe_open(path, "numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found = {
+                name: Tensor(tensor.get_dtype(), tuple(tensor.get_shape())) for name, tensor in slices.items()
+            }
+            problems = list(_problems(wanted, found))
+            if not problems:
+                with np.errstate(over="ignore"):
+                    arrays = {name: file.get_tensor(name).astype(leaf.dtype) for name, leaf in wanted.items()}
+                problems = [
+                    f"{name} must be finite as {wanted[name].dtype}, got {array[~np.isfinite(array)].flat[0]}"
+                    for name, array in arrays.items()
+                    if not np.isfinite(array).all()
+                ]
+    except SafetensorError as error:
+        raise UserError(f"init_from {str(path)!r} cannot be read: {printable(error)[:200]}") from error
     for problem in problems[:MOST_LINES]:
         report(f"{path}: {problem}")
     if problems:
@@ -109,58 +107,6 @@ class Tensor(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    start: int
-    """Of its bytes, in the file."""
-    size: int
-
-    @property
-    def is_readable(self) -> bool:
-        """Whether a parameter can be made of it."""
-        return self.dtype in DTYPES
-
-
-def _tensors(file: BinaryIO) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name; what is declared is compared with the file's size."""
-    size = os.fstat(file.fileno()).st_size
-    n_header = int.from_bytes(file.read(8), "little")
-    fits = 2 <= n_header <= min(size - 8, MOST_JSON)
-    require(fits, "length of the header", n_header, f"in 2..{min(size - 8, MOST_JSON)}, in {size} bytes")
-    header = parse_json(file.read(n_header))
-    require(isinstance(header, dict), "the header", type(header).__name__, "an object of tensors by name")
-    found = {}
-    for name, about in header.items():
-        if name == "__metadata__":
-            continue
-        tensor = _tensor(about, 8 + n_header)
-        is_inside = tensor is not None and tensor.start + tensor.size <= size
-        must = f"a dtype, a shape and offsets that agree, inside the file's {size} bytes"
-        require(is_inside, f"tensor {printable(name)}", printable(about)[:80], must)
-        found[name] = tensor
-    return found
-
-
-def _tensor(about: Any, offset: int) -> Tensor | None:
-    """None for what the format does not allow."""
-    if not isinstance(about, dict) or not isinstance(about.get("dtype"), str):
-        return None
-    shape, offsets = about.get("shape"), about.get("data_offsets")
-    for numbers in (shape, offsets):
-        fits = isinstance(numbers, list) and len(numbers) <= MOST_AXES
-        if not fits or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
-            return None
-    if len(offsets) != 2:
-        return None
-    tensor = Tensor(printable(about["dtype"]), tuple(shape), offset + offsets[0], offsets[1] - offsets[0])
-    if tensor.is_readable and tensor.size != math.prod(shape) * np.dtype(DTYPES[tensor.dtype]).itemsize:
-        return None
-    return tensor if tensor.size >= 0 else None
-
-
-def _array(file: BinaryIO, tensor: Tensor, dtype: np.dtype) -> np.ndarray:
-    file.seek(tensor.start)
-    array = np.frombuffer(file.read(tensor.size), DTYPES[tensor.dtype]).reshape(tensor.shape)
-    with np.errstate(over="ignore"):
-        return array.astype(dtype)
 
 
 def named(tree: Tree) -> dict[str, Any]:
@@ -176,7 +122,7 @@ def _problems(wanted: Mapping[str, Any], found: Mapping[str, Tensor]) -> Iterato
             yield f"{name} {leaf.shape} is missing" + (f"; the file has {printable(near[0])}" if near else "")
         elif found[name].shape != leaf.shape:
             yield f"{name} must be {leaf.shape}, got {found[name].shape}"
-        elif not found[name].is_readable:
+        elif found[name].dtype not in DTYPES:
             yield f"{name} must be of a dtype that NumPy reads ({', '.join(DTYPES)}), got {found[name].dtype}"
     for name in unexpected:
         yield f"{printable(name)} {found[name].shape} is unexpected: the model has no such parameter"

@@ -106,25 +106,25 @@ def tensors(path, header, data=bytes(8), n_header=None):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"n_header": 2**63}, "length of the header must be in 2.."),
-        ({"n_header": 0}, "length of the header must be in 2.."),
-        ({"header": b"[" * 10**5}, ".*lists and objects deep"),
-        ({"header": b"[]"}, "the header must be an object"),
-        ({"header": {"x": {**HEADER["x"], "shape": [10**9, 10**9]}}}, "tensor x must be a dtype, a shape"),
-        ({"header": {"x": {**HEADER["x"], "shape": [-2, -1]}}}, "tensor x must be a dtype, a shape"),
-        ({"header": {"x": {**HEADER["x"], "shape": 2}}}, "tensor x must be a dtype, a shape"),
-        ({"header": {"x": {**HEADER["x"], "data_offsets": [8, 16]}}}, "tensor x must be a dtype, a shape"),
-        ({"header": {"x": {**HEADER["x"], "data_offsets": [8, 0]}}}, "tensor x must be a dtype, a shape"),
-        ({"header": {"x": {**HEADER["x"], "data_offsets": [0, 10**400]}}}, "tensor x must be a dtype"),
-        ({"header": {"x\n\x1b[1m": 3}}, r"tensor x\[1m must be a dtype, a shape"),
-        ({"data": b""}, "tensor x must be a dtype, a shape"),
+        {"n_header": 2**63},
+        {"n_header": 0},
+        {"header": b"[" * 10**5},
+        {"header": b"[]"},
+        {"header": {"x": {**HEADER["x"], "shape": [10**9, 10**9]}}},
+        {"header": {"x": {**HEADER["x"], "shape": [-2, -1]}}},
+        {"header": {"x": {**HEADER["x"], "shape": 2}}},
+        {"header": {"x": {**HEADER["x"], "data_offsets": [8, 16]}}},
+        {"header": {"x": {**HEADER["x"], "data_offsets": [8, 0]}}},
+        {"header": {"x": {**HEADER["x"], "data_offsets": [0, 10**400]}}},
+        {"header": {"x\n\x1b[1m": 3}},
+        {"data": b""},
     ],
 )
-def test_headers_that_lie_are_refused(tmp_path, change, message):
+def test_headers_that_lie_are_refused(tmp_path, change):
     path = tensors(tmp_path / "model.safetensors", **{"header": HEADER, **change})
-    with pytest.raises(UserError, match=f"init_from '.*' cannot be read: {message}"):
+    with pytest.raises(UserError, match=r"init_from '.*' cannot be read: [^\n\x1b]+$"):
         export.read(path, {"x": np.zeros(2, np.float32)}, print)
 
 
