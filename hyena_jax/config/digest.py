@@ -11,9 +11,9 @@ KEY = "sha256"
 
 
 def with_digest(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values and, under KEY, the SHA-256 of them all."""
+    """Under KEY, the SHA-256 of all values, and the values."""
     values = {name: value for name, value in values.items() if name != KEY}
-    return values | {KEY: _digest(values)}
+    return {KEY: _digest(values)} | values  # first: a person can delete its line, and leaves JSON
 
 
 def without_digest(values: Any) -> Any:
