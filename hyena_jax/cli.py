@@ -255,6 +255,9 @@ def _run(
             return _train(command)
         case Launch():
             require(arguments[:1] == ["train"], "the command after --", " ".join(arguments), "train ...")
+            # Wrong flags are one line, not one from each process.
+            if _read(_load_plugins(_resumed(list(arguments))))[0] is None:
+                return 0
             return launch(arguments, command.num_processes, command.grace, _note)
         case Evaluate():
             return _evaluate(command)
