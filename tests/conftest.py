@@ -1,6 +1,7 @@
 """Before JAX starts: four CPU devices, quick compilation, and one cache of what all processes compile."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit the controlle
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+# nohup, and a shell that runs the tests in the background, have signals ignored that tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pytest
 

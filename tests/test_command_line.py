@@ -92,7 +92,7 @@ def test_given_defaults_take_the_place_of_the_fields():
         ("", "FOLDER must be given: see hyena-jax command --help"),
         ("here there", "'there' is one argument too many for command"),
         ("here --size few", "--size must be an int or 'auto', got 'few'"),
-        ("here --inner.rate nan", "--inner.rate must be a finite float or None, got 'nan'"),
+        ("here --inner.rate nan", "--inner.rate must be a finite float32 or None, got 'nan'"),
         ("here --inner.kind tow", "--inner.kind 'tow' is unknown (did you mean 'two'?); allowed: one, two"),
         ("here --inner.parts.0.shape 3", "--inner.parts.0.shape must be followed by 2 values, got 1"),
         ("here --inner.parts.0.width 0", "--inner.parts.0.width must be at least 1, got 0"),

@@ -113,7 +113,7 @@ def test_auto_takes_the_smallest_size_within_the_bound(workdir, tmp_path, capsys
         ("{run} --output {new} --state-size few", "few"),
         ("{run} --output {run}", "--output must be a new or an empty folder"),
         ("{run} --output {text}", "--output must be a new or an empty folder"),
-        ("{run} --output {new} --step 5", "--step must be one of the saved [6, 3], got 5"),
+        ("{run} --output {new} --step 5", "or one of the saved [6, 3], got '5'"),
         ("{run} --output {new} --max-loss-increase -1", "--max-loss-increase must be at least 0, got -1.0"),
         ("{run} --output {new} --path {new}", "--path must be an existing"),
         ("{tmp} --output {new}", "holds no run"),

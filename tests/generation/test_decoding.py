@@ -259,7 +259,7 @@ def test_pieces_are_those_of_the_loop():
         ([[11]], {}, r"prompt token must be in 0..10, got \[11\]"),
         ([[-1]], {}, "prompt token must be in 0..10"),
         ([[0.5]], {}, "prompt must be integers"),
-        ([[1]], {"n_tokens": -1}, "max_new_tokens must be at least 0, got -1"),
+        ([[1]], {"n_tokens": -1}, "max_new_tokens must be in 0..2147483647, got -1"),
         ([[1]], {"n_samples": 0}, "num_samples must be"),
         ([[1]], {"seed": -1}, "seed must be"),
         ([[1]], {"stop_tokens": (11,)}, "stop token must be in 0..10, got 11"),
