@@ -21,11 +21,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit the controlle
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+import pytest
+
 # nohup, and a shell that runs the tests in the background, have signals ignored that tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-import pytest
 
 SHAKESPEARE = Path(__file__).parents[2] / "shared" / "data" / "tiny_shakespeare" / "input.txt"
 
