@@ -410,7 +410,7 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         (lambda: LanguageModelConfig(n_layers=10**6), "n_layers must be at most 1024, got 1000000"),
         (lambda: LanguageModelConfig(d_model=2**31), "d_model must be at most 1048576, got 2147483648"),
         (lambda: LanguageModelConfig(d_ff=10**30), "d_ff must be at most 1048576"),
-        (lambda: LanguageModelConfig(max_len=10**30), "max_len must be at most 16777216"),
+        (lambda: LanguageModelConfig(max_len=10**30), "max_len must be at most 8388608"),
         (lambda: LanguageModelConfig(vocab_size=10**30), "vocab_size must be at most 16777216"),
         (lambda: LanguageModelConfig(dropout=1.0), "dropout must be in"),
         (lambda: config.AdamWConfig(learning_rate=0.0), "learning_rate must be above 0"),
