@@ -15,7 +15,9 @@ def main() -> int:
             end_at_once(number, 75, f"stopped by {number.name}; rerun the command to continue")
     from hyena_jax import cli
 
-    return cli.main()
+    code = cli.main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; what Python does at its end takes a moment
+    return code
 
 
 if __name__ == "__main__":

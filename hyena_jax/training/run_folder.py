@@ -125,10 +125,11 @@ def _refuse_links(workdir: Path) -> None:
     events, checkpoints = workdir / EVENTS, workdir / CHECKPOINTS
     if events.is_symlink() or (events.exists() and not events.is_dir()):
         raise UserError(f"{events} must be a folder, but is a symbolic link or a file: remove it")
+    target = checkpoints.resolve()
+    allowed = "a folder, or a link to one that holds nothing but this run's checkpoints"
+    if checkpoints.exists() or checkpoints.is_symlink():
+        require(target.is_dir(), "checkpoints", str(target), allowed)
     if checkpoints.is_symlink():
-        target = checkpoints.resolve()
-        allowed = "a folder, or a link to one that holds nothing but this run's checkpoints"
-        require(target.is_dir(), "checkpoints", f"{checkpoints} -> {target}", allowed)
         is_other_run = target.parent != workdir.resolve() and config.is_run(target.parent)
         others = [path.name for path in target.iterdir() if not _is_checkpoint(path)]
         require(not is_other_run and not others, "checkpoints", f"{checkpoints} -> {target}", allowed)
