@@ -443,3 +443,9 @@ def _note(text: str) -> None:
 def _fail(reason: object, code: int) -> int:
     _note(f"error: {' '.join(str(reason).split())}")
     return code
+
+
+if __name__ == "__main__":  # python -m hyena_jax.cli is python -m hyena_jax
+    from hyena_jax.__main__ import main as run
+
+    sys.exit(run())

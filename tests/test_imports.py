@@ -39,6 +39,7 @@ ALLOWED = {
     "launch": set(),
     "startup": {"config"},
     "cli": {
+        "__main__",
         "api",
         "benchmark",
         "config",

@@ -42,11 +42,11 @@ SECONDS = 60
 """Longest that a process may take."""
 
 
-def train(tmp_path, text, *prefix):
+def train(tmp_path, text, *prefix, module="hyena_jax"):
     """`hyena-jax train` with a config file of this text."""
     config = tmp_path / "config.py"
     config.write_text(text)
-    command = [sys.executable, "-m", "hyena_jax", "train", str(config), "--workdir", str(tmp_path / "run")]
+    command = [sys.executable, "-m", module, "train", str(config), "--workdir", str(tmp_path / "run")]
     return subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=SECONDS)
 
 
@@ -62,6 +62,11 @@ def test_a_signal_at_start_up_ends_a_training(tmp_path, name, code, line):
     done = train(tmp_path, CONFIG.format(name=name))
     assert (done.returncode, done.stdout, done.stderr) == (code, "", line)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_module_of_the_commands_is_the_command(tmp_path):
+    done = train(tmp_path, CONFIG.format(name="SIGINT"), module="hyena_jax.cli")
+    assert (done.returncode, done.stderr) == (130, "hyena-jax: interrupted\n")
 
 
 def test_nohup_stays_at_start_up(tmp_path):
