@@ -3,23 +3,29 @@
 import os
 import signal
 import threading
+from contextlib import suppress
 
 
 class EndAtOnce:
     """A handler by which a signal ends the process with one line and an exit code, wherever it is.
 
-    `watch_signals` does it, from another thread: Python calls handlers in the main thread, between its
-    bytecodes, but native code may compile for minutes. Nothing is raised, since a library may swallow it,
-    and to leave the interpreter while XLA compiles in its threads is a segmentation fault. What a command
-    writes must survive this, as it must survive SIGKILL.
+    Nothing is raised, since a library may swallow it, and to leave the interpreter while XLA compiles in its
+    threads is a segmentation fault. What a command writes must survive this, as it must survive SIGKILL.
     """
 
     def __init__(self, code: int, line: str):
-        self.code = code
-        self.line = line
+        self._code = code
+        self._line = line
+        self._is_called = threading.Lock()
 
     def __call__(self, number: int, frame: object) -> None:
-        pass
+        if not self._is_called.acquire(blocking=False):  # it is under way, here or in another thread
+            return
+        with suppress(OSError):  # nobody reads
+            if os.isatty(2):
+                os.write(2, b"\x1b[?25h\n")  # a progress bar hides the cursor
+            os.write(2, f"hyena-jax: {self._line}\n".encode())
+        os._exit(self._code)
 
 
 def end_at_once(number: int, code: int, line: str) -> None:
@@ -29,7 +35,10 @@ def end_at_once(number: int, code: int, line: str) -> None:
 
 
 def watch_signals() -> None:
-    """Starts the thread that ends the process at a signal whose handler is EndAtOnce."""
+    """Starts a thread that calls the handler of a signal, if it is EndAtOnce.
+
+    Python calls handlers in the main thread, between its bytecodes, but native code may compile for minutes.
+    """
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -39,16 +48,6 @@ def watch_signals() -> None:
             for number in os.read(read, 16):
                 handler = signal.getsignal(number)
                 if isinstance(handler, EndAtOnce):
-                    _end(handler)
+                    handler(number, None)
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
-
-
-def _end(how: EndAtOnce) -> None:
-    try:
-        if os.isatty(2):
-            os.write(2, b"\x1b[?25h\n")  # a progress bar hides the cursor
-        os.write(2, f"hyena-jax: {how.line}\n".encode())
-    except OSError:  # nobody reads
-        pass
-    os._exit(how.code)

@@ -140,8 +140,8 @@ def copied(stage: Stage, workdir: Path) -> dict:
 def flip(name: str, place: float, workdir: Path) -> None:
     """A digit, so that the file is read as JSON: other bits are noticed by themselves."""
     data = bytearray((workdir / name).read_bytes())
-    end = data.rindex(b'"sha256"')
-    digits = [i for i in range(end) if chr(data[i]).isdigit()]
+    start = data.index(b"\n", data.index(b'"sha256"'))  # the line of the digest comes first
+    digits = [i for i in range(start, len(data)) if chr(data[i]).isdigit()]
     data[digits[int(place * len(digits))]] ^= 1
     (workdir / name).write_bytes(data)
 

@@ -33,10 +33,16 @@ class StopRequest:
         for number in self._usual:
             signal.signal(number, self._note)
 
-    def _note(self, number: int, _: FrameType | None) -> None:
-        self.name = self.name or signal.Signals(number).name
-        if signal.SIGINT in self._usual:
-            signal.signal(signal.SIGINT, self._usual[signal.SIGINT])
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        # The usual handler is called from here: were it installed, `watch_signals` would call it at once.
+        usual = self._usual[number]
+        if self.name is None or number != signal.SIGINT:
+            self.name = self.name or signal.Signals(number).name
+        elif callable(usual):
+            usual(number, frame)
+        else:
+            signal.signal(number, usual)
+            signal.raise_signal(number)
 
 
 @contextmanager

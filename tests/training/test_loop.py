@@ -278,6 +278,7 @@ def test_a_second_signal_acts_as_usual():
         request.defer()
         signal.raise_signal(signal.SIGINT)
         assert request.name == "SIGINT"
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler  # nothing else may call it
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
