@@ -14,8 +14,8 @@ class EndAtOnce:
     """
 
     def __init__(self, code: int, line: str):
-        self._code = code
-        self._line = line
+        self.code = code
+        self.line = line
         self._is_called = threading.Lock()
 
     def __call__(self, number: int, frame: object) -> None:
@@ -24,8 +24,8 @@ class EndAtOnce:
         with suppress(OSError):  # nobody reads
             if os.isatty(2):
                 os.write(2, b"\x1b[?25h\n")  # a progress bar hides the cursor
-            os.write(2, f"hyena-jax: {self._line}\n".encode())
-        os._exit(self._code)
+            os.write(2, f"hyena-jax: {self.line}\n".encode())
+        os._exit(self.code)
 
 
 def end_at_once(number: int, code: int, line: str) -> None:
