@@ -124,5 +124,5 @@ def test_a_document_equals_itself_alone():
 
 def test_segments_and_a_history_are_refused_together():
     x, taps, bias = arrays(7, 4)
-    with pytest.raises(ValueError, match="segment_ids must be None where a history is given"):
+    with pytest.raises(ValueError, match="segment_ids must be None when history is given"):
         filtered(x, taps, bias, empty_history(2, 3, 4), np.zeros((2, 7), int))
