@@ -194,7 +194,7 @@ def test_offline_says_how_to_supply_the_file(tmp_path, monkeypatch):
     assert str(error.value) == (
         "name 'tiny_shakespeare' cannot be prepared (ConnectionError: no network);"
         " save https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-        " as input.txt in a folder and give --data.manual-dir FOLDER, or give any text by --data.path FILE"
+        " as input.txt in a folder and give --data.manual-dir FOLDER, or give any text with --data.path FILE"
     )
 
 

@@ -230,7 +230,7 @@ def changed(**parts):
     ("content", "reason"),
     [
         (None, "No such file"),
-        (b"{}", "not a Hugging Face"),
+        (b"{}", "not a working Hugging Face"),
         (b"text", "not JSON"),
         (b"[" * 10**5, "lists and objects deep"),
         (changed(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "Precompiled"),
@@ -265,7 +265,7 @@ def test_a_tokenizer_that_is_not_byte_pair():
         ({"kind": "byte"}, "did you mean 'bytes'"),
         ({"kind": "characters"}, "KeyError\\('symbols'\\)"),
         ({"kind": "graphemes", "symbols": 3}, "TypeError"),
-        ({"kind": "bpe", "definition": "{}"}, "not a Hugging Face"),
+        ({"kind": "bpe", "definition": "{}"}, "not a working Hugging Face"),
         ({"kind": "bpe", "definition": ["x"]}, "TypeError"),
         ({"kind": "characters", "symbols": "ba"}, "in ascending order"),
         ({"kind": "graphemes", "symbols": ["a", 3]}, "grapheme clusters"),
