@@ -211,7 +211,7 @@ WRONG = {
         f"{NEW} --data.path {{tmp}}/text.txt --data.batch-size 3 --parallel.devices 2",
         "--data.batch-size must be a multiple of",
     ),
-    "beyond Lmax": (f"{NEW} --data.seq-len 129", "--data.seq-len must be at most model.max_len=128, got 129"),
+    "beyond Lmax": (f"{NEW} --data.seq-len 129", "--data.seq-len must be at most model.max_len=128 (or"),
     "group that matches nothing": (
         f"{NEW} --data.path {{tmp}}/text.txt --optimizer.groups.2.pattern filtr",
         "optimizer.groups.2.pattern 'filtr' matches no parameter",

@@ -457,7 +457,7 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         (lambda: Experiment(seed=-1), "seed must be in"),
         (
             lambda: Experiment(data=config.TextConfig(seq_len=257)),
-            "data.seq_len must be at most model.max_len=256, got 257",
+            r"data.seq_len must be at most model.max_len=256 \(or raise model.max_len\), got 257",
         ),
     ],
 )
@@ -493,7 +493,7 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
         (lambda: language_model(vocab_size=1), "vocab_size must be at least 2, got 1"),
         (
             lambda: with_mixer(HyenaConfig(bidirectional=True)),
-            "pattern must be of causal mixers: a language model predicts the future, got 'HyenaConfig'",
+            "pattern must be of causal mixers, to predict the next token, got 'HyenaConfig'",
         ),
         (lambda: with_mixer(config.FastmaxConfig(causal=False)), "of causal mixers.*got 'FastmaxConfig'"),
         (lambda: with_mixer(config.GatedHyenaConfig(causal=False)), "of causal mixers"),
@@ -505,7 +505,7 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
         (lambda: with_mixer(config.FastmaxConfig(n_heads=3)), "n_heads must be a divisor of d_model=8"),
         (
             lambda: with_mixer(LocalAttentionConfig(n_heads=4)),
-            "rotary_fraction must be such that an even number of the 2 channels of a head is turned, got 0.5",
+            "such that an even number of the 2 channels of a head is rotated, got 0.5",
         ),
         (
             lambda: with_mixer(config.FIRConfig(config.ExplicitFilterConfig(65))),
@@ -541,7 +541,7 @@ def test_wrong_models_are_refused_by_name(make, message):
         (lambda: HyenaConfig(dropout=1.0), "dropout must be in .0, 1., got 1.0"),
         (
             lambda: config.GatedHyenaConfig(causal=False, short_filter_len=4),
-            "short_filter_len must be odd where causal is False, got 4",
+            "short_filter_len must be odd when causal is False, got 4",
         ),
         (lambda: HawkConfig(width=0), "width must be at least 1, got 0"),
         (lambda: HawkConfig(width=2**31), "width must be at most 1048576"),
