@@ -83,14 +83,14 @@ def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):
     capsys.readouterr()
     before = output.read_text()
     for arguments, message in (
-        (["--prompt", "the", "--output", output], "output must be a new file"),
+        (["--prompt", "the", "--output", output], "output must be a file that does not exist yet"),
         (["--prompt", "the", "--save-state", tmp_path / "no" / "state"], "in a folder that exists"),
         (["--prompt", "the", "--stop", ""], "--stop must be at least one character, got ''"),
         (
             ["--prompt", "the", "--on-full", "error", "--max-new-tokens", 10**6],
             "--max-new-tokens must be at most",
         ),
-        (["--load-state", output], "it is no saved state"),
+        (["--load-state", output], "is not a readable saved state"),
         ([], "prompt must be given"),
     ):
         assert run("generate", workdir, *arguments) == 2
