@@ -1,4 +1,4 @@
-"""What a command does before it computes: start JAX, or say why not, and keep compiled programs on disk."""
+"""Starting JAX for a command, or saying why it cannot start, and keeping compiled programs on disk."""
 
 import importlib.metadata
 import os
@@ -13,16 +13,16 @@ from pathlib import Path
 from hyena_jax.config.checks import UserError
 from hyena_jax.config.plugins import describe_fault
 
-# The fault is XLA's, so jaxlib's: under jax 0.10.2, jaxlib 0.10.1 is right.
+# The bug is in XLA, which is part of jaxlib: jax 0.10.2 with jaxlib 0.10.1 is correct.
 MISCOMPILES_ON_CPUS = "0.10.2"
-# Where compiled programs are kept; `off` for nowhere.
+# Environment variable: the folder of compiled programs, or `off`.
 CACHE_VARIABLE = "HYENA_JAX_COMPILATION_CACHE"
-# Nearly all of the time goes into few programs, and JAX looks at every entry when it writes one.
+# A few programs take nearly all compile time, and JAX reads every entry when it writes one.
 CACHE_SETTINGS = {
-    "jax_compilation_cache_max_size": 256 * 2**20,  # bytes; the least recently used go first
+    "jax_compilation_cache_max_size": 256 * 2**20,  # bytes; the least recently used are removed first
     "jax_persistent_cache_min_compile_time_secs": 0.1,
 }
-# Under other values than these, Flax, Optax or Orbax fail, or a run would take days.
+# With other values, Flax, Optax or Orbax fail, or a run would take days.
 NOT_FOR_DEBUGGING = {
     "jax_disable_jit": (False,),
     "jax_no_tracing": (False,),
@@ -34,7 +34,7 @@ CHOOSE_DEVICES = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "CUDA_VIS
 
 
 def import_jax() -> None:
-    """Imports JAX; raises UserError if an environment variable keeps it from starting, or from working."""
+    """Imports JAX; raises UserError if an environment variable prevents that, or breaks commands."""
     if "XLA_FLAGS" in os.environ and "jax" not in sys.modules:
         _try_xla_flags(os.environ["XLA_FLAGS"])
     try:
@@ -47,11 +47,11 @@ def import_jax() -> None:
     for name, usual in NOT_FOR_DEBUGGING.items():
         value = getattr(jax.config, name)
         if value not in usual:
-            raise UserError(f"{name.upper()}={value} is a setting for debugging that no command works with")
+            raise UserError(f"{name.upper()}={value} is a setting for debugging; unset it to run a command")
 
 
 def _try_xla_flags(flags: str) -> None:
-    """Lets another process start XLA with them: XLA ends the process if they are wrong."""
+    """Tries the flags in another process first, since XLA ends the process if they are wrong."""
     code = "import contextlib\nwith contextlib.suppress(Exception): import jax; jax.devices('cpu')"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "0"}
     tried = subprocess.run(
@@ -64,22 +64,22 @@ def _try_xla_flags(flags: str) -> None:
 
 
 def start_devices() -> None:
-    """Starts JAX's devices, once all processes have joined; raises UserError if they cannot start."""
+    """Starts JAX's devices, after all processes have joined; raises UserError if they cannot start."""
     import jax
 
     try:
         jax.devices()
-    except Exception as error:  # of several kinds, by what is missing
+    except Exception as error:  # its class depends on what is missing
         asked = [f"{name}={os.environ[name]}" for name in CHOOSE_DEVICES if name in os.environ]
-        where = f"the environment asks for {', '.join(asked)}" if asked else "look at the drivers"
+        where = f"the environment asks for {', '.join(asked)}" if asked else "check the drivers"
         raise UserError(f"JAX cannot start its devices ({describe_fault(error)}); {where}") from error
 
 
 def refuse_wrong_jaxlib() -> None:
     """Raises UserError if this jaxlib miscompiles and may run on a CPU.
 
-    A CPU is assumed unless JAX_PLATFORMS names an accelerator first: to ask JAX would start its backends,
-    which must not happen before several processes have joined.
+    A CPU is assumed unless JAX_PLATFORMS names an accelerator first: asking JAX would start its backends,
+    which must not happen before all processes have joined.
     """
     version = importlib.metadata.version("jaxlib")
     platform = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
@@ -92,10 +92,10 @@ def refuse_wrong_jaxlib() -> None:
 
 
 def keep_compiled_programs(note: Callable[[str], None]) -> None:
-    """Sets JAX's persistent compilation cache, unless the user did; a folder that cannot be used is noted.
+    """Sets JAX's persistent compilation cache, unless the user did; notes a folder that cannot be used.
 
-    The folder is `hyena_jax` in XDG_CACHE_HOME or ~/.cache, or the value of CACHE_VARIABLE. Where a later
-    read or write fails, on a full disk for instance, JAX compiles as it would without the cache.
+    The folder is `hyena_jax` in XDG_CACHE_HOME or ~/.cache, or the value of CACHE_VARIABLE. If a later read
+    or write fails, for example on a full disk, JAX compiles as without a cache.
     """
     import jax
 
@@ -105,8 +105,8 @@ def keep_compiled_programs(note: Callable[[str], None]) -> None:
         return
     try:
         folder = _own_folder(Path(chosen).expanduser() if chosen else _user_cache())
-    except (OSError, RuntimeError) as error:  # the latter where there is no home
-        note(f"compiled programs are not kept: {error}; {CACHE_VARIABLE} names another folder, or is off")
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        note(f"compiled programs are not kept: {error}; set {CACHE_VARIABLE} to another folder or to off")
         return
     for failure in ("Error (reading|writing) persistent compilation cache", "Cache value for key"):
         warnings.filterwarnings("ignore", failure)
@@ -122,19 +122,19 @@ def _user_cache() -> Path:
 
 
 def _own_folder(parent: Path) -> Path:
-    """The folder of programs compiled for as many CPUs as this process may use, made if missing.
+    """The folder of programs compiled for as many CPUs as this process may use, created if missing.
 
-    XLA divides its loops by the number of CPUs; JAX's cache keys contain the CPU's features, not this number.
+    XLA splits loops over the CPUs, but JAX's cache keys contain only the CPU's features, not their number.
     """
     n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     folder = parent.resolve() / f"{n_cpus}_cpus"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if os.name == "posix" and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        raise PermissionError(f"{folder} can be written by others, whose programs would run here")
+        raise PermissionError(f"{folder} is writable by other users, whose programs would run here")
     tempfile.TemporaryFile(dir=folder).close()
-    # A process that dies, or a full disk, may leave an entry without its time of access, which is written
-    # last. JAX 0.10 would then fail at every write to this folder.
+    # A killed process or a full disk may leave an entry without its access time, which is written last. JAX
+    # 0.10 would then fail at every write to this folder.
     names = set(os.listdir(folder))
     for name in names:
         if name.endswith("-cache") and f"{name.removesuffix('-cache')}-atime" not in names:

@@ -90,7 +90,7 @@ def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):
             ["--prompt", "the", "--on-full", "error", "--max-new-tokens", 10**6],
             "--max-new-tokens must be at most",
         ),
-        (["--load-state", output], "is not a readable saved state"),
+        (["--load-state", output], "cannot be read as a saved state"),
         ([], "prompt must be given"),
     ):
         assert run("generate", workdir, *arguments) == 2

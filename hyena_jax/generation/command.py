@@ -146,9 +146,7 @@ def _request(command: Generate, rule: "SamplingRule", tokenizer: "Tokenizer") ->
     from hyena_jax.generation.stopping import stops
 
     n_rows = max(1, len(command.prompt)) * command.num_samples
-    require(
-        n_rows <= MOST_ROWS, "num_samples", command.num_samples, f"at most {MOST_ROWS} over all prompts"
-    )
+    require(n_rows <= MOST_ROWS, "num_samples", command.num_samples, f"at most {MOST_ROWS} over all prompts")
     texts = [re.sub(r"\\([nt\\])", lambda found: ESCAPES[found[1]], text) for text in command.stop]
     stop_tokens, stop_texts = stops(tokenizer, texts)
     return Request(

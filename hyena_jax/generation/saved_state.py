@@ -66,7 +66,7 @@ def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Pro
     except Exception as error:  # zipfile raises many kinds of errors
         if isinstance(error, UserError) and str(error).startswith("load_state"):
             raise
-        raise UserError(f"load_state {str(path)!r} is not a readable saved state: {error}") from error
+        raise UserError(f"load_state {str(path)!r} cannot be read as a saved state: {error}") from error
 
 
 class OtherOrigin(Exception):
