@@ -1,4 +1,4 @@
-"""`hyena_jax` as a script or a notebook uses it."""
+"""The API of `hyena_jax` as scripts and notebooks use it."""
 
 import dataclasses
 import json
@@ -82,7 +82,7 @@ except hyena_jax.UserError as error:
 
 
 def notebook(folder, *cells):
-    """What cells print, run in one `__main__` that has no file, and the standard error."""
+    """The output and standard error of cells, run in one `__main__` without a file."""
     code = "\n".join(f"exec({cell!r}, globals())" for cell in cells)
     done = subprocess.run([sys.executable, "-"], input=code, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -118,7 +118,7 @@ def run(tmp_path_factory):
         parallel=hyena_jax.ParallelConfig(devices=1),
         logging=hyena_jax.LoggingConfig(tensorboard=False),
     )
-    # Not in the main thread, where alone signals can be handled: some notebooks are run like this.
+    # Outside the main thread, where signals cannot be handled: some notebooks run like this.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(hyena_jax.train, experiment, str(folder / "run"), quiet=True).result()
 

@@ -1,4 +1,4 @@
-"""The commands as a person types them; what is wrong ends in one line and code 2."""
+"""The commands as typed by a user; wrong input ends with one line and exit code 2."""
 
 import json
 import subprocess

@@ -95,7 +95,7 @@ class Mine(nn.Module):
 
 register("mine", MineConfig, Mine)
 """
-# What a config leaves to its data.
+# Sizes that a config leaves to its data.
 SYMBOLS = {"bytes": 256, "characters": 65, "graphemes": 65}
 IMAGE_SIZES = {"digits": (8, 8), "mnist": (28, 28)}
 
@@ -175,7 +175,7 @@ def test_files_from_before_remat_had_names_are_read(old, new):
     assert config.decode(values).model.remat == new
 
 
-# What config.json said of the optimizer when it was always AdamW under a cosine.
+# The optimizer in config.json when it was always AdamW with a cosine schedule.
 FLAT = {
     "learning_rate": 2e-3, "final_learning_rate": 2e-4, "warmup_steps": 50, "decay_steps": None, "b1": 0.9,
     "b2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0, "accumulation_steps": 1,
@@ -225,7 +225,7 @@ def test_an_optimizer_is_chosen_by_name_and_keeps_what_fits():
     assert chosen("--optimizer", "muon") == config.MuonConfig(
         1e-3, schedule, weight_decay=0.3, groups=config.HYENA_GROUPS
     )
-    # Rates and decays of another kind of size are the chosen one's own.
+    # Learning rates and decays with other defaults are taken from the chosen optimizer.
     assert chosen("--optimizer=lion") == config.LionConfig(schedule=schedule, groups=config.HYENA_GROUPS)
     kept = config.WarmupStableDecayConfig(warmup_steps=7, final_fraction=0.5)
     found = chosen("--optimizer.schedule", "warmup_stable_decay", "--optimizer", "sgd")
@@ -344,7 +344,7 @@ def test_unknown_configs_are_refused(spec, message):
         config.load(spec)
 
 
-# A config that sets what its class refuses.
+# A config with a value that its class refuses.
 LIAR = """from hyena_jax.config import *
 def get_config():
  e = Experiment(LanguageModelConfig())
@@ -622,7 +622,7 @@ def test_wrong_types_are_refused_by_name(make, message):
 
 
 def test_the_experiment_that_is_loaded_is_made_of_plain_values(tmp_path):
-    """What a run folder keeps; a class of the user's may answer otherwise every time."""
+    """As in a run folder, since a user's class may give other values each time."""
     path = tmp_path / "own.py"
     path.write_text(
         "from hyena_jax.config import *\nclass Own(int):\n def __add__(self, other): 1 / 0\n"

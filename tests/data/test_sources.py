@@ -1,4 +1,4 @@
-"""Data of a user's own: arrays, rows, an iterator; their batches, facts, fingerprints and errors."""
+"""A user's own data as arrays, rows and iterators: batches, sizes, fingerprints and errors."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ ARRAYS = {"inputs": WINDOWS[:, :-1], "targets": WINDOWS[:, 1:], "weights": WEIGH
 
 
 class Source:
-    """The same rows, one by one."""
+    """The rows of ARRAYS as a random-access source."""
 
     def __init__(self, n: int = 20, **changes):
         self.n, self.changes = n, changes
@@ -41,7 +41,7 @@ class Source:
 
 
 class Endless:
-    """Rows i, i + 3, ..., whose state is i."""
+    """An iterator over rows i, i + 3, ..., with state i."""
 
     def __init__(self, stop=None):
         self.i, self.stop = 0, stop

@@ -1,4 +1,4 @@
-"""Files of tokens: mapped, never read as a whole, and refused by name where they are not such."""
+"""Token files are memory-mapped, never read as a whole, and wrong files are refused by name."""
 
 import numpy as np
 import pytest

@@ -35,7 +35,7 @@ def draws(rule: SamplingRule) -> np.ndarray:
     ],
 )
 def test_draws_follow_the_rule(rule, weights):
-    """Chi-square; its 1 - 1e-5 quantile for 4 degrees of freedom is 28.5."""
+    """Chi-square test; the 1 - 1e-5 quantile for 4 degrees of freedom is 28.5."""
     expected = COUNT * np.array(weights) / np.sum(weights)
     seen, possible = draws(rule), expected > 0
     assert np.all(seen[~possible] == 0)

@@ -129,12 +129,12 @@ def test_archives_that_are_not_plain_are_refused(model, saved, tmp_path):
     with pytest.raises(UserError, match="neither compressed nor encrypted"):
         saved_state.load(path, *model, saved[2])
     data = bytearray(saved[1].read_bytes())
-    data[data.index(b"PK\x01\x02") + 8] |= 1  # the flag of encryption, in the directory
+    data[data.index(b"PK\x01\x02") + 8] |= 1  # the encryption flag in the directory
     path.write_bytes(data)
     with pytest.raises(UserError, match="neither compressed nor encrypted"):
         saved_state.load(path, *model, saved[2])
     data = bytearray(saved[1].read_bytes())
-    data[data.index(b"descr") + 200] ^= 1  # in the first array, behind its header
+    data[data.index(b"descr") + 200] ^= 1  # in the first array, after its header
     path.write_bytes(data)
     with pytest.raises(UserError, match="Bad CRC"):
         saved_state.load(path, *model, saved[2])
@@ -145,7 +145,7 @@ def test_archives_that_are_not_plain_are_refused(model, saved, tmp_path):
 
 
 def test_a_state_in_bfloat16_is_read_as_such(tmp_path):
-    """NumPy's format knows no bfloat16."""
+    """NumPy's format has no bfloat16."""
     config = LanguageModelConfig(
         pattern=(AttentionConfig(),),
         n_layers=1,

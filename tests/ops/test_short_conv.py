@@ -8,7 +8,7 @@ from tolerances import assert_close
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 from hyena_jax.reference import convolution
 
-# Where time and channels are, of x [B, C, L]: the order of axes in which an operator likes them.
+# Orders of axes: where channels and time of x [B, C, L] are.
 LAYOUTS = {"channels_first": (1, 0, 2), "channels_last": (0, 2, 1)}
 
 
@@ -18,7 +18,7 @@ def arrays(length: int, n_taps: int, dtype=np.float32):
 
 
 def filtered(x, taps, bias, history=None, segment_ids=None, layout="channels_first"):
-    """`short_conv` of x [B, C, L] with taps [C, K], in a layout of its own."""
+    """`short_conv` of x [B, C, L] with taps [C, K], in the given order of axes."""
     order = LAYOUTS[layout]
     axis = order.index(2)
 
