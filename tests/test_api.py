@@ -173,7 +173,7 @@ def without_tokenizer(run):
         (lambda run: run.generate("the", 0), "max_new_tokens must be at least 1, got 0"),
         (lambda run: run.generate([], 2), "prompts must be at least one"),
         (lambda run: run.generate("the", 2, stop=""), "stop must be at least one character"),
-        (lambda run: run.generate("the", 2, greedy=True, top_k=2), "greedy must be alone"),
+        (lambda run: run.generate("the", 2, greedy=True, top_k=2), "greedy must be given without"),
         (lambda run: without_tokenizer(run).generate("the"), "workdir must be a run on text, or"),
         (lambda run: run.generate([1, 2], 2), "prompt must be integers .length."),
         (lambda run: run.evaluate(run.workdir / "none"), "path must be an existing .*none'"),

@@ -44,7 +44,7 @@ class ParallelConfig(Checked):
     devices: int | None = None
     """Local devices that each process uses; None takes all."""
     data: int | None = None
-    """Mesh axis (sharded): replicas of the parameters, over which rows are sharded; None uses all devices."""
+    """Mesh axis (sharded): parameter replicas, over which rows are sharded; None takes remaining devices."""
     fsdp: int = 1
     """Mesh axis (sharded): devices over which rows, parameters and optimizer state are sharded."""
     sequence: int = 1

@@ -80,8 +80,8 @@ class BackboneConfig(ModelConfig):
     remat: Literal["none", "block", "filters", "dots", "dots_no_batch"] = field(
         default="none", metadata=RUNTIME
     )
-    """What the backward pass recomputes of each block: nothing, everything, everything but the long filters,
-    but matrix products, or but matrix products without batch axes (JAX's `checkpoint_policies`)."""
+    """What the backward pass recomputes of a block. `block`: everything; `filters`: everything but the long
+    filters; `dots`, `dots_no_batch`: everything but matrix products, or but those without batch axes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

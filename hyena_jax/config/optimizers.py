@@ -164,7 +164,7 @@ class GroupedOptimizerConfig(OptimizerConfig):
     clip_norm: float | None = 1.0
     """Largest global norm of the gradients; None does not clip."""
     weight_decay: float = 0.1
-    """Decoupled weight decay of parameters outside the groups; multiplied by the learning rate."""
+    """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
     groups: tuple[ParameterGroup, ...] = ()
     """The first group that matches a parameter applies; a group that matches none must be optional."""
 
@@ -201,7 +201,7 @@ class LionConfig(GroupedOptimizerConfig):
     learning_rate: float = 5e-4
     """Peak learning rate."""
     weight_decay: float = 0.4
-    """Decoupled weight decay of parameters outside the groups; multiplied by the learning rate."""
+    """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
     b1: float = 0.9
     """Weight of the momentum in the update."""
     b2: float = 0.99
@@ -219,7 +219,7 @@ class AdafactorConfig(GroupedOptimizerConfig):
     learning_rate: float = 1e-2
     """Peak learning rate, relative to the size of each parameter with `multiply_by_parameter_scale`."""
     weight_decay: float = 0.02
-    """Decoupled weight decay of parameters outside the groups; multiplied by the learning rate."""
+    """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
     decay_rate: float = 0.8
     """Exponent c of the second moment's decay 1 - t^-c at step t (section 7.2)."""
     clipping_threshold: float | None = 1.0
@@ -245,7 +245,7 @@ class SGDConfig(GroupedOptimizerConfig):
     learning_rate: float = 0.1
     """Peak learning rate."""
     weight_decay: float = 2e-3
-    """Decoupled weight decay of parameters outside the groups; multiplied by the learning rate."""
+    """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
     momentum: float = 0.9
     """Decay of the momentum; 0 is plain gradient descent."""
     nesterov: bool = False

@@ -140,7 +140,7 @@ def proceed(model: nn.Module, params: optax.Params, prompted: Prompted, request:
     _check_request(request, model.config)
     if request.on_full == "error" and prompted.room is not None:
         most = prompted.room + 1
-        allowed = f"at most {most}, the rest of max_len={model.config.max_len} (or use on_full 'slide')"
+        allowed = f"at most {most} after the prompt at max_len={model.config.max_len}, or on_full 'slide'"
         require(request.n_tokens <= most, "max_new_tokens", request.n_tokens, allowed)
     # A separate generator, so that the checks above run now and not at the first token.
     return _pieces(model, params, prompted, request) if request.n_tokens else iter(())

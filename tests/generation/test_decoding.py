@@ -195,7 +195,7 @@ def test_a_full_context_slides_by_half(prompt):
 
 def test_a_full_context_is_refused_by_choice():
     assert len(drawn("hyena", [[3]], max_len=16, n_tokens=16, on_full="error")[0].tokens) == 16
-    with pytest.raises(UserError, match="max_new_tokens must be at most 16: .*max_len=16.*, got 17"):
+    with pytest.raises(UserError, match="max_new_tokens must be at most 16 .*max_len=16.*, got 17"):
         drawn("hyena", [[3]], max_len=16, n_tokens=17, on_full="error")
     with pytest.raises(UserError, match="prompt length must be at most max_len=16, got 17"):
         drawn("hyena", [[3] * 17], max_len=16, n_tokens=1, on_full="error")
