@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_used_is_one_note(no_cache_yet, monkeypatch, tmp
     monkeypatch.setenv(startup.CACHE_VARIABLE, str(tmp_path / "open"))
     cache_folder().chmod(0o777)
     jax.config.update("jax_compilation_cache_dir", None)
-    assert cache_folder(["can be written by others"]) is None
+    assert cache_folder(["is writable by other users"]) is None
 
 
 def test_no_home_is_one_note(no_cache_yet, monkeypatch):

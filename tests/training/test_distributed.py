@@ -304,7 +304,7 @@ def test_alone_everything_is_agreed():
         ({"coordinator": "::1:80", "num_processes": 2, "process_id": 1}, "coordinator must be HOST:PORT"),
         (
             {"coordinator": "a:1", "num_processes": 2, "process_id": 1, "distributed": True},
-            "distributed must be False where coordinator is given",
+            "distributed must be False when coordinator is given",
         ),
         ({"join_timeout": 0.0}, "join_timeout must be more than 0"),
     ],
