@@ -64,7 +64,7 @@ def long_filters(config: LanguageModelConfig, params: optax.Params) -> list[Long
     """The filters of every layer with long filters, as the model evaluates them.
 
     Raises:
-      UserError: if the module of a model has no `blocks`, or that of a mixer with a filter no `filter`.
+      UserError: if the model's module has no `blocks`, or a mixer's module with a filter has no `filter`.
     """
     # Rematerialisation would wrap each block and hide its parts.
     bound = models.build(replace(config, remat="none")).bind({"params": params})

@@ -27,7 +27,7 @@ MOST_ABOUT = 2**16
 
 
 def origin(model_config: ModelConfig, params: optax.Params) -> str:
-    """SHA-256 of model and parameters, for which alone a state is valid."""
+    """SHA-256 of model and parameters; a state is valid only for these."""
     digest = hashlib.sha256(repr(model_config).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path).encode())
@@ -120,7 +120,7 @@ def _prompted(members: dict[str, Member], model: nn.Module, params: optax.Params
     state = jax.eval_shape(lambda: empty_state(model, params, rows, context or most))
     leaves, structure = jax.tree.flatten(state)
     names = {"about"} | {f"read_{i}" for i in range(rows)} | {f"leaf_{i}" for i in range(len(leaves) + 1)}
-    require(set(members) == names, "arrays", sorted(set(members) ^ names)[:5], "those of the model's state")
+    require(set(members) == names, "arrays", sorted(set(members) ^ names)[:5], "as in the model's state")
     arrays = [_checked(members, f"leaf_{i}", leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)]
     # The model decides the dtype of its logits.
     name = f"leaf_{len(leaves)}"

@@ -20,7 +20,7 @@ Factors = tuple[jax.Array, jax.Array]
 
 
 def dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x [..., D] kernel [D, C] -> [..., C], for an output that long computations follow.
+    """x [..., D] kernel [D, C] -> [..., C], for an output whose gradient is expensive to compute.
 
     The gradient with respect to the kernel transposes the input; JAX's own rule, right before a residual
     sum, transposes the gradient with respect to the output.

@@ -56,7 +56,7 @@ def backbone(params: dict, x: np.ndarray, config, mixers: list) -> np.ndarray:
 
 
 def block(params: dict, x: np.ndarray, config, mixer) -> np.ndarray:
-    """x <- x + mixer(norm(x)), x <- x + ffn(norm(x)); or, without residual paths, the mixer alone."""
+    """x <- x + mixer(norm(x)), x <- x + ffn(norm(x)); or only the mixer if not residual."""
     y = mixer(params["mixer"], norm(params.get("mixer_norm"), x, config.norm))
     if not config.residual:
         return y

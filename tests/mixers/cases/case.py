@@ -23,7 +23,7 @@ class Case(NamedTuple):
     exactly_causal: bool = True
     """No FFT in between, through which rounding reaches backwards."""
     through_library: bool = False
-    """jax.nn.dot_product_attention mixes dtypes of its own accord, in its derivative too."""
+    """jax.nn.dot_product_attention mixes dtypes by design, also in its derivative."""
     resets: Callable[[dict, np.ndarray, np.ndarray], np.ndarray] | None = None
     """The oracle with document boundaries: (params, x, segment_ids [B, L]) -> y; None where it has none."""
     max_len: int = MAX_LEN
