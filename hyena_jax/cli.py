@@ -276,7 +276,7 @@ def _run(
 def _train(command: Train) -> int:
     from rich.console import Console
 
-    from hyena_jax.training import distributed
+    from hyena_jax.parallel import processes as distributed
     from hyena_jax.training.loop import train
     from hyena_jax.training.signals import Interrupted
     from hyena_jax.training.trainer import Diverged
@@ -297,7 +297,7 @@ def _train(command: Train) -> int:
                 command.accept_changed_data,
             )
             is_first = distributed.is_first()
-            distributed.part()
+            distributed.leave()
     except Diverged as error:
         return _fail(error, 4) if distributed.is_first() else 4
     except Interrupted as error:

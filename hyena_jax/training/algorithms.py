@@ -6,7 +6,8 @@ import jax
 import optax
 
 from hyena_jax.config import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig, SGDConfig, UserError
-from hyena_jax.training.optimizer import compile_pattern, in_groups, path_name
+from hyena_jax.training.optimizer import compile_pattern, in_groups
+from hyena_jax.trees import path_name
 
 
 def adamw(

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from hyena_jax.config import Experiment, memory_size, require
-from hyena_jax.training.strategy import Strategy
+from hyena_jax.parallel.strategy import Strategy
 
 Tree = Any
 GIB = 2**30
@@ -37,7 +37,7 @@ def check_capacity(experiment: Experiment, strategy: Strategy, state: Tree, batc
     numbers = math.prod(row)
     if experiment.model.inputs == "tokens" and hasattr(experiment.model, "d_model"):
         numbers = max(numbers, row[0] * experiment.model.d_model)  # of the residual stream
-    parts = strategy.rows.count * experiment.optimizer.accumulation_steps
+    parts = strategy.row_shard.count * experiment.optimizer.accumulation_steps
     most = int(memory / (2 * numbers)) * parts  # in bfloat16
     must = f"at most {most}, so that the activations of a layer fit {memory / GIB:.1f} GiB of memory"
     require(experiment.data.batch_size <= most, "data.batch_size", experiment.data.batch_size, must)

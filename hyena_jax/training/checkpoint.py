@@ -29,8 +29,8 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from hyena_jax.config import UserError, read_json
+from hyena_jax.parallel.processes import from_first, is_first, lost_another
 from hyena_jax.training.declared import misfit
-from hyena_jax.training.distributed import from_first, is_first, lost_another
 from hyena_jax.training.manifest import damage_in, is_verified, write_manifest
 
 Tree = Any

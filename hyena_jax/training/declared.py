@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import tensorstore as ts
 
 from hyena_jax.config import parse_json
+from hyena_jax.trees import named_leaves
 
 Tree = Any
 
@@ -38,10 +38,7 @@ def _misfits(folder: Path, item: str, target: Tree) -> Iterator[str]:
     store = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
     keys = [key.decode(errors="replace") for key in store.list().result()]
     stored = {key.removesuffix(ARRAY) for key in keys if key.endswith(ARRAY)}
-    wanted = {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(target)
-    }
+    wanted = named_leaves(target, ".")
     others = [key.removesuffix(OTHER_ARRAY) for key in keys if key.endswith(OTHER_ARRAY)]
     for name in [*others, *sorted(stored - {*wanted})]:
         yield f"{item}/{name.replace('.', '/')} is unexpected"

@@ -8,16 +8,16 @@ import flax.linen as nn
 import numpy as np
 import optax
 
+from hyena_jax import parallel
 from hyena_jax.config import ParallelConfig, UserError, require
 from hyena_jax.config.checks import MOST_COUNT
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.data.loader import Batch
-from hyena_jax.training import parallel
+from hyena_jax.parallel.strategy import Strategy, round_up
 from hyena_jax.training.metrics import Values
 from hyena_jax.training.run_folder import Run
 from hyena_jax.training.scores import TAKEN, loss_function, metric_functions
 from hyena_jax.training.step import make_eval_step
-from hyena_jax.training.strategy import Strategy
 
 Watch = Callable[[Iterable[Batch], int], Iterable[Batch]]
 """watch(batches, how many they are) -> the same batches."""
@@ -43,11 +43,11 @@ def sum_held_out(
       watch: passes the batches on, and may show how far the evaluation is.
     """
     n_rows = data.n_eval_rows(max_rows)
-    batch_size = parallel.round_up(min(batch_size, n_rows), strategy.row_shards)
+    batch_size = round_up(min(batch_size, n_rows), strategy.row_shards)
     rows: dict[str, list[np.ndarray]] = {}
     batches = data.eval_batches(batch_size, max_rows)
     for batch in batches if watch is None else watch(batches, math.ceil(n_rows / batch_size)):
-        sums = eval_step(params, strategy.place_batch(strategy.rows.of(batch)))
+        sums = eval_step(params, strategy.place_batch(strategy.row_shard.of(batch)))
         for name, values in sums.items():
             rows.setdefault(name, []).append(np.asarray(values, np.float64).ravel())
     return {name: math.fsum(np.concatenate(values)) for name, values in rows.items()}

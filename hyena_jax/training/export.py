@@ -17,7 +17,7 @@ import numpy as np
 from hyena_jax.config import UserError, open_input, require
 from hyena_jax.config.plugins import printable
 from hyena_jax.training import atomic
-from hyena_jax.training.optimizer import path_name
+from hyena_jax.trees import named_leaves
 
 Tree = Any
 
@@ -53,7 +53,7 @@ def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> Non
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    tensors = {name: np.ascontiguousarray(leaf) for name, leaf in named(params).items()}
+    tensors = {name: np.ascontiguousarray(leaf) for name, leaf in named_leaves(params).items()}
     metadata = {"config": json.dumps(config), "step": str(step)}
     try:
         with atomic.replacing(path) as draft:
@@ -75,7 +75,7 @@ def read(path: Path, shapes: Tree, report: Callable[[str], None]) -> Tree:
     """
     from safetensors import SafetensorError, safe_open
 
-    wanted = named(shapes)
+    wanted = named_leaves(shapes)
     try:
         with open_input("init_from", path), safe_open(path, "numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -107,11 +107,6 @@ class Tensor(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-
-
-def named(tree: Tree) -> dict[str, Any]:
-    """The leaves by their paths, in the order of the tree."""
-    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _problems(wanted: Mapping[str, Any], found: Mapping[str, Tensor]) -> Iterator[str]:

@@ -5,27 +5,29 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import optax
 from rich.console import Console
 
-from hyena_jax import config, models
+from hyena_jax import config, models, parallel
 from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.data.dataset import Dataset, load
-from hyena_jax.training import export, parallel
-from hyena_jax.training.capacity import check_capacity
-from hyena_jax.training.checkpoint import Checkpoints, best, saved_steps
-from hyena_jax.training.distributed import (
+from hyena_jax.parallel.processes import (
     first_request,
     from_first,
     is_first,
+    on_first,
     require_equal,
     require_equal_devices,
     together,
 )
+from hyena_jax.parallel.strategy import Strategy, check_batch
+from hyena_jax.training import export
+from hyena_jax.training.capacity import check_capacity
+from hyena_jax.training.checkpoint import Checkpoints, best, saved_steps
 from hyena_jax.training.metrics import FILE, MetricsLog, NoLog, draw_learning_curves, read_rows
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.profiling import Profile
@@ -43,10 +45,8 @@ from hyena_jax.training.run_folder import (
 from hyena_jax.training.scores import Score, loss_function, metric_functions
 from hyena_jax.training.signals import Interrupted, StopRequest, stop_requests
 from hyena_jax.training.step import TrainState, init_params, init_state, make_eval_step, make_train_step
-from hyena_jax.training.strategy import Strategy
 from hyena_jax.training.trainer import Trainer, all_finite
-
-T = TypeVar("T")
+from hyena_jax.trees import path_name
 
 
 class Result(NamedTuple):
@@ -114,10 +114,10 @@ def train(
         def check() -> Run | None:
             return check_run(workdir, prepared.experiment, prepared.data, accept_changed_data)
 
-        _on_first(check)
+        on_first(check)
         with ExitStack() as stack:
-            _on_first(lambda: stack.enter_context(locked(workdir)))
-            run = _on_first(check)  # from here on nobody else changes it
+            on_first(lambda: stack.enter_context(locked(workdir)))
+            run = on_first(check)  # from here on nobody else changes it
             params = _run(prepared, workdir, run, console, profile, stop)
         stop.name = first_request(stop.name)  # one that came after the last step counts too
     if is_first():
@@ -145,7 +145,7 @@ def _prepare(
     require_equal({"the data's fingerprint": data.fingerprint, **_settings(experiment)})
     strategy = parallel.make_strategy(experiment.parallel)
     accumulation_steps = experiment.optimizer.accumulation_steps
-    parallel.check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
+    check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
     is_text = experiment.model.inputs == "tokens"
     can_shard = strategy.sequence_axis is None or is_text
     require(can_shard, "parallel.sequence", experiment.parallel.sequence, "1 unless the model reads tokens")
@@ -170,7 +170,7 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     encoded = config.encode(experiment)
     digests = [plugin["sha256"] for plugin in encoded.pop("plugins", {}).values()]
     leaves = jax.tree.leaves_with_path(encoded, is_leaf=lambda value: value is None)
-    names = {jax.tree_util.keystr(path, simple=True, separator="."): value for path, value in leaves}
+    names = {path_name(path, "."): value for path, value in leaves}
     return {"the plugins' SHA-256": digests, **names}
 
 
@@ -209,7 +209,7 @@ def _run(
     """Trains in the folder that is locked, and was found to hold `run`; returns the parameters at the end."""
     experiment, data, strategy = prepared.experiment, prepared.data, prepared.strategy
     training, folder = experiment.training, workdir / CHECKPOINTS
-    _on_first(lambda: read_rows(workdir / FILE))  # refuses a file that the log could not continue
+    on_first(lambda: read_rows(workdir / FILE))  # refuses a file that the log could not continue
     with Checkpoints(folder, training.keep_checkpoints, console.print) as checkpoints:
         state, data_state = _restore_or_make(checkpoints, prepared)
         changes = from_first(lambda: open_run(workdir, run, experiment, data))
@@ -311,8 +311,3 @@ def _restore_or_make(checkpoints: Checkpoints, prepared: Prepared) -> tuple[Trai
     if not all_finite(state.params):
         require_finite(strategy.host_copy(state.params), f"checkpoint {restored.step}")
     return state, restored.meta.get("data_state")
-
-
-def _on_first(make: Callable[[], T]) -> T | None:
-    """What `make` returns on process 0, which alone runs it; None on the others. All get its error."""
-    return together(lambda: make() if is_first() else None)

@@ -10,6 +10,7 @@ import optax
 
 from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig, ParameterGroup, UserError
 from hyena_jax.training.schedules import make_schedule
+from hyena_jax.trees import named_leaves, path_name
 
 
 def make_optimizer(
@@ -123,18 +124,13 @@ def label_parameters(groups: Iterable[ParameterGroup], params: optax.Params) -> 
     used = set(jax.tree.leaves(labels))
     for i, group in enumerate(groups):
         if i not in used and not group.optional:
-            names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+            names = list(named_leaves(params))
             raise UserError(
                 f"optimizer.groups.{i}.pattern {group.pattern!r} matches no parameter that earlier groups"
                 f" left: correct it, remove the group, or allow this by --optimizer.groups.{i}.optional;"
                 f" paths are like {names[0]!r} and {names[-1]!r}"
             )
     return labels
-
-
-def path_name(path: jax.tree_util.KeyPath) -> str:
-    """A leaf's path as `block_0/mixer/in_proj/kernel`."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def compile_pattern(what: str, pattern: str) -> re.Pattern[str]:

@@ -17,7 +17,8 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig
-from hyena_jax.training.optimizer import complete_groups, label_parameters, path_name
+from hyena_jax.training.optimizer import complete_groups, label_parameters
+from hyena_jax.trees import named_leaves
 
 T = TypeVar("T")
 
@@ -129,11 +130,11 @@ def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:
 
     With groups also the learning rate and decay of each, and the optional groups that match nothing.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(params)
+    leaves = named_leaves(params)
     rules, headers, caption = _rules(params, config)
     rows: dict[tuple, int] = {}
-    for (path, leaf), rule in zip(leaves, rules, strict=True):
-        name = re.sub(r"blocks_\d+", "blocks_*", path_name(path))
+    for (path, leaf), rule in zip(leaves.items(), rules, strict=True):
+        name = re.sub(r"blocks_\d+", "blocks_*", path)
         rows[name, leaf.shape, rule] = rows.get((name, leaf.shape, rule), 0) + 1
     table = Table(box=None, header_style="bold", caption=caption, caption_justify="left")
     table.add_column("parameter", overflow="fold")

@@ -29,8 +29,8 @@ from hyena_jax.data.dataset import Dataset, Encoding, encoding_from_json
 from hyena_jax.training import atomic
 from hyena_jax.training.checkpoint import STEP, best, restore_readonly, saved_steps
 from hyena_jax.training.metrics import EVENTS
-from hyena_jax.training.optimizer import path_name
 from hyena_jax.training.step import init_params
+from hyena_jax.trees import named_leaves
 
 CHECKPOINTS = "checkpoints"
 MOST_DIGITS = 10
@@ -234,9 +234,9 @@ def load_params(
 
 def require_finite(params: optax.Params, source: str) -> None:
     """Refuses NumPy parameters with an entry that is not finite, by their name."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    for name, leaf in named_leaves(params).items():
         if not np.isfinite(leaf).all():
-            raise UserError(f"{source} cannot be used: parameter {path_name(path)} is not finite")
+            raise UserError(f"{source} cannot be used: parameter {name} is not finite")
 
 
 def leads_outside(workdir: Path, path: Path) -> bool:

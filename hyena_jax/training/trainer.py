@@ -14,18 +14,18 @@ import optax
 from hyena_jax.config import Experiment, UserError
 from hyena_jax.data import loader
 from hyena_jax.data.dataset import Dataset
+from hyena_jax.parallel.processes import first_request
+from hyena_jax.parallel.replicas import check_replicas
+from hyena_jax.parallel.strategy import Strategy
 from hyena_jax.training.checkpoint import Checkpoints
-from hyena_jax.training.distributed import first_request
 from hyena_jax.training.evaluate import held_out_values, sum_held_out
 from hyena_jax.training.metrics import MetricsLog, NoLog
 from hyena_jax.training.optimizer import global_norm
 from hyena_jax.training.profiling import Profile
 from hyena_jax.training.progress import Progress
-from hyena_jax.training.replicas import check_replicas
 from hyena_jax.training.schedules import make_schedule
 from hyena_jax.training.signals import StopRequest
 from hyena_jax.training.step import FINITE, Metrics, TrainState
-from hyena_jax.training.strategy import Strategy
 
 
 class Diverged(Exception):
@@ -57,7 +57,7 @@ class Trainer:
     def run(self, state: TrainState, start: int, stop: StopRequest, profile: Profile) -> optax.Params:
         """Trains from step `start` on until done or asked to stop; returns the parameters then."""
         training = self.experiment.training
-        rows, batch_size = self.strategy.rows, self.experiment.data.batch_size
+        rows, batch_size = self.strategy.row_shard, self.experiment.data.batch_size
         dataset = self.data.train_batches(batch_size, self.experiment.seed, *rows)
         stream = dataset if isinstance(dataset, loader.Stream) else None
         if stream is not None and start > 0:

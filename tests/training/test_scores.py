@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from hyena_jax import models
+from hyena_jax import models, parallel
 from hyena_jax.config import (
     AccuracyConfig,
     AttentionConfig,
@@ -26,7 +26,6 @@ from hyena_jax.config import (
     identity_differences,
     register,
 )
-from hyena_jax.training import parallel
 from hyena_jax.training.loss import cross_entropy, scored
 from hyena_jax.training.scores import are_classes, loss_function, metric_functions
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
