@@ -19,7 +19,7 @@ from targets import STEPS, VOCABULARY, steps
 
 from hyena_jax import config as configs
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.cli import keep_freed_memory
+from hyena_jax.startup import keep_freed_memory
 from hyena_jax.training.loop import train
 from hyena_jax.training.metrics import read_rows
 

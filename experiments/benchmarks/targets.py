@@ -25,11 +25,11 @@ from hyena_jax import models
 from hyena_jax.benchmark import flax_baseline, torch_baseline
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.benchmark.programs import Effort, Program, jit_program, measure
-from hyena_jax.cli import keep_freed_memory
 from hyena_jax.config import ExplicitFilterConfig, HawkConfig, HyenaConfig
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops import fastmax
 from hyena_jax.parallel import pmap
+from hyena_jax.startup import keep_freed_memory
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
 

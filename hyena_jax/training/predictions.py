@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 
-from hyena_jax.data.images import ImageSet
+from hyena_jax.data.dataset import Dataset
 from hyena_jax.training import atomic
 from hyena_jax.training.loss import answers
 
@@ -16,8 +16,14 @@ RIGHT, WRONG = "#333333", "#c8442d"
 COLUMNS = 8
 
 
+def has_labels(data: Dataset) -> bool:
+    """Whether each row of the data has one integer as its target."""
+    targets = next(data.eval_batches(1, 1))["targets"]
+    return targets.ndim == 1 and targets.dtype.kind == "i"
+
+
 def draw_predictions(
-    model: nn.Module, params: optax.Params, data: ImageSet, count: int, path: Path
+    model: nn.Module, params: optax.Params, data: Dataset, count: int, path: Path
 ) -> tuple[int, int]:
     """Draws `count` evenly spaced held-out images (or all) with the predicted label, and the true one if it
     differs, in red.

@@ -290,7 +290,7 @@ def try_case(case: Case, whole: Path, saved: set[str], root: Path, monkeypatch) 
     monkeypatch.setattr(api, "evaluate_run", note)
     monkeypatch.setattr(Trainer, "run", save_next)
     monkeypatch.setattr("hyena_jax.training.loop.draw_learning_curves", lambda *_: None)
-    monkeypatch.setattr(cli, "_show_sample", lambda *_: None)
+    monkeypatch.setattr("hyena_jax.generation.sample.write_sample", lambda *_: None)
     shutil.rmtree(root, ignore_errors=True)
     folder, outside = root / "run", root / "outside"
     outside.mkdir(parents=True)

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hyena_jax.config import PluginFlags, UserError, require
-from hyena_jax.config.flags import FLAT, positional
+from hyena_jax.commands import RunSelection
+from hyena_jax.commands.messages import note
+from hyena_jax.config import UserError, require
+from hyena_jax.config.flags import FLAT
+from hyena_jax.startup import start_jax
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,17 +27,6 @@ if TYPE_CHECKING:
 MOST_ROWS = 4096
 # What a shell's quotes leave as two characters.
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
-
-
-@dataclass(frozen=True)
-class RunSelection:
-    """Which parameters of which run."""
-
-    workdir: Path = field(metadata=positional("WORKDIR"))
-    """Folder of a run."""
-    step: str = "latest"
-    """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
-    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
 
 @dataclass(frozen=True)
@@ -72,13 +64,16 @@ class Generate:
     """Such a file: what was read is not read again. Prompts, if any, are read on from there."""
 
 
-def run(command: Generate, note: Callable[[str], None]) -> int:
-    """Generates and prints; returns the exit code."""
+def run(command: Generate, arguments: Sequence[str]) -> int:
+    """Prints the continuations; one alone as it is generated."""
+    start_jax(note)
+
     from hyena_jax import models
     from hyena_jax.data.tokenizers import is_tokenizer
     from hyena_jax.generation.decoding import continuations, generate, proceed
     from hyena_jax.generation.prompts import encode
     from hyena_jax.generation.recomputation import note_recomputation
+    from hyena_jax.generation.sample import stream
     from hyena_jax.generation.sampling import SamplingRule
     from hyena_jax.training.progress import bar
     from hyena_jax.training.run_folder import load_params, read_run
@@ -114,19 +109,6 @@ def _counted(pieces: "Iterator[Piece]", advance: Callable[[int], None]) -> "Iter
     for piece in pieces:
         advance(piece.tokens.shape[1])
         yield piece
-
-
-def stream(tokenizer: "Tokenizer", prompt: "np.ndarray", pieces: "Iterator[Piece]") -> str:
-    """Prints the prompt and the one row of each piece as it comes; returns the whole text."""
-    decode = tokenizer.stream()
-    texts = [decode(prompt)]
-    print(texts[0], end="", flush=True)
-    for piece in pieces:
-        texts.append(decode(piece.tokens[0][piece.is_new[0]]))
-        print(texts[-1], end="", flush=True)
-    texts.append(decode([], final=True))
-    print(texts[-1])
-    return "".join(texts)
 
 
 def _check_files(command: Generate) -> None:

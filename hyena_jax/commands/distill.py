@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from hyena_jax.commands.messages import fail, note, table_console
 from hyena_jax.config import PluginFlags, UserError, read_json, require
 from hyena_jax.config.checks import require_at_least
 from hyena_jax.config.flags import FLAT, positional
+from hyena_jax.startup import keep_freed_memory, start_jax
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,8 +62,19 @@ class Distill:
         require(is_free, "output", str(self.output), "a new or an empty folder")
 
 
-def run(settings: Distill, console: "Console", command: Sequence[str] = ()) -> None:
-    """Does what the settings say; prints what was found, and writes the new run folder.
+def run(command: Distill, arguments: Sequence[str]) -> int:
+    """Prints what was found and writes the new run folder; exit code 1 if no size keeps to the bound."""
+    start_jax(note)
+    keep_freed_memory()
+    try:
+        distill(command, table_console(), ["hyena-jax", *arguments])
+    except NoSizeHolds as error:
+        return fail(error, 1)
+    return 0
+
+
+def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) -> None:
+    """Fits, measures and chooses; prints what was found, and writes the new run folder.
 
     Args:
       command: the command line, for the record.

@@ -1,0 +1,43 @@
+"""Text on the screen as it is generated, and the sample that ends a training run on text."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import flax.linen as nn
+import numpy as np
+import optax
+
+from hyena_jax.config import Experiment
+from hyena_jax.data.dataset import Dataset
+from hyena_jax.data.tokenizers import Tokenizer
+from hyena_jax.generation.decoding import Request, generate
+from hyena_jax.generation.programs import Piece
+from hyena_jax.training import atomic
+
+
+def stream(tokenizer: Tokenizer, prompt: np.ndarray, pieces: Iterator[Piece]) -> str:
+    """Prints the prompt and the one row of each piece as soon as it is there; returns the whole text."""
+    decode = tokenizer.stream()
+    texts = [decode(prompt)]
+    print(texts[0], end="", flush=True)
+    for piece in pieces:
+        texts.append(decode(piece.tokens[0][piece.is_new[0]]))
+        print(texts[-1], end="", flush=True)
+    texts.append(decode([], final=True))
+    print(texts[-1])
+    return "".join(texts)
+
+
+def write_sample(
+    path: Path, model: nn.Module, params: optax.Params, data: Dataset, experiment: Experiment
+) -> None:
+    """Continues the run's prompt by `logging.sample_tokens` tokens, on the screen and in the file at `path`.
+
+    Args:
+      data: with a `tokenizer`, and a `prompt`.
+    """
+    prompt = data.prompt(experiment.logging.sample_prompt)
+    n_symbols = data.tokenizer.vocab_size
+    request = Request(experiment.logging.sample_tokens, seed=experiment.seed, n_symbols=n_symbols)
+    text = stream(data.tokenizer, prompt, generate(model, params, [prompt], request))
+    atomic.write_text(path, text)
