@@ -133,7 +133,7 @@ def _load(settings: Distill, report: Callable[[str], None]) -> "Source":
     from hyena_jax.training.run_folder import load_params, read_run
 
     run = read_run(settings.workdir)
-    is_tokens = run.experiment.data.inputs == "tokens"
+    is_tokens = run.experiment.data.input_kind.is_tokens
     require(is_tokens, "workdir", str(settings.workdir), "a run on text or on other tokens")
     config = run.experiment.model
     check_distillable(config)

@@ -59,10 +59,10 @@ def run(command: Train, arguments: Sequence[str]) -> int:
 
     from hyena_jax.generation.sample import write_sample
     from hyena_jax.parallel import processes
-    from hyena_jax.training.loop import train
+    from hyena_jax.training.loop import Diverged
     from hyena_jax.training.predictions import draw_predictions, has_labels
+    from hyena_jax.training.run import train
     from hyena_jax.training.signals import Interrupted
-    from hyena_jax.training.trainer import Diverged
 
     experiment, workdir = command.experiment, command.workdir
     processes.join(command.cluster, experiment.parallel.heartbeat_timeout)
@@ -91,15 +91,12 @@ def run(command: Train, arguments: Sequence[str]) -> int:
         return fail("nobody reads the output any more; rerun the command to continue", 3)
     if not is_first:
         return 0
-    inputs, logging = experiment.data.inputs, experiment.logging
-    if (
-        inputs == "tokens"
-        and getattr(result.data, "tokenizer", None) is not None
-        and logging.sample_tokens > 0
-    ):
+    kind, logging = experiment.data.input_kind, experiment.logging
+    has_text = kind.is_tokens and getattr(result.data, "tokenizer", None) is not None
+    if has_text and logging.sample_tokens > 0:
         print("sample:\n")
         write_sample(workdir / "sample.txt", result.model, result.params, result.data, experiment)
-    elif inputs == "images" and has_labels(result.data) and logging.sample_images > 0:
+    elif kind.is_images and has_labels(result.data) and logging.sample_images > 0:
         path = workdir / "predictions.png"
         n_images = logging.sample_images
         n_right, n_drawn = draw_predictions(result.model, result.params, result.data, n_images, path)

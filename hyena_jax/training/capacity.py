@@ -35,7 +35,7 @@ def check_capacity(experiment: Experiment, strategy: Strategy, state: Tree, batc
     require(size <= memory, "parameters and optimizer state", f"{size / GIB:.1f} GiB", allowed)
     row = batch["inputs"].shape[1:]
     numbers = math.prod(row)
-    if experiment.model.inputs == "tokens" and hasattr(experiment.model, "d_model"):
+    if experiment.model.input_kind.is_tokens and hasattr(experiment.model, "d_model"):
         numbers = max(numbers, row[0] * experiment.model.d_model)  # of the residual stream
     parts = strategy.row_shard.count * experiment.optimizer.accumulation_steps
     most = int(memory / (2 * numbers)) * parts  # in bfloat16

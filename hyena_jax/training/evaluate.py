@@ -15,7 +15,7 @@ from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.data.loader import Batch
 from hyena_jax.parallel.strategy import Strategy, round_up
 from hyena_jax.training.metrics import Values
-from hyena_jax.training.run_folder import Run
+from hyena_jax.training.run_folder import RunFolder
 from hyena_jax.training.scores import TAKEN, loss_function, metric_functions
 from hyena_jax.training.step import make_eval_step
 
@@ -66,7 +66,7 @@ def held_out_values(data: Dataset, sums: Mapping[str, float]) -> Values:
 
 
 def evaluate_run(
-    run: Run,
+    run: RunFolder,
     model: nn.Module,
     params: optax.Params,
     path: str | None,
@@ -90,7 +90,7 @@ def evaluate_run(
     return {**held_out_values(data, sums), f"{data.unit}s": data.n_held_out}
 
 
-def load_data(run: Run, path: str | None = None) -> Dataset:
+def load_data(run: RunFolder, path: str | None = None) -> Dataset:
     """The data of a run, or those at `path` with all of them held out.
 
     Raises:

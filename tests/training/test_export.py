@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from hyena_jax import config, models
 from hyena_jax.config import UserError
 from hyena_jax.training import export
-from hyena_jax.training.loop import train
+from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
 from hyena_jax.training.step import init_params
 

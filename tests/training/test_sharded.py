@@ -34,9 +34,9 @@ from hyena_jax.parallel.replicas import check_replicas
 from hyena_jax.parallel.strategy import bytes_on_one_device
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.loop import train
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
@@ -319,7 +319,7 @@ from pathlib import Path
 from rich.console import Console
 from hyena_jax import config
 from hyena_jax.config import ParallelConfig
-from hyena_jax.training.loop import train
+from hyena_jax.training.run import train
 from hyena_jax.training.metrics import read_rows
 from test_sharded import sharded
 
