@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hyena_jax.data.tokenizers import Tokenizer
-    from hyena_jax.generation.decoding import Continuation, Prompted, Request
-    from hyena_jax.generation.programs import Piece
+    from hyena_jax.generation.decoding import Continuation, Prefilled, Request
+    from hyena_jax.generation.programs import Chunk
     from hyena_jax.generation.sampling import SamplingRule
-    from hyena_jax.training.run_folder import Run
+    from hyena_jax.training.run_folder import RunFolder
 
 
 # They are computed at once, and printed when all are done.
@@ -81,7 +81,7 @@ def run(command: Generate, arguments: Sequence[str]) -> int:
     _check_files(command)
     rule = SamplingRule(command.greedy, command.temperature, command.top_k, command.top_p, command.min_p)
     run = read_run(command.run.workdir)
-    is_text = run.experiment.data.inputs == "tokens" and is_tokenizer(run.encoding)
+    is_text = run.experiment.data.input_kind.is_tokens and is_tokenizer(run.encoding)
     must = "a run on text, or on tokens with a tokenizer, which alone can be continued"
     require(is_text, "workdir", str(command.run.workdir), must)
     request = _request(command, rule, run.encoding)
@@ -90,25 +90,25 @@ def run(command: Generate, arguments: Sequence[str]) -> int:
     _, params = load_params(run, model, command.run.step, note)
     note_recomputation(model, note)
     if command.load_state is None and command.save_state is None:
-        shown, pieces = prompts, generate(model, params, prompts, request)
+        shown, chunks = prompts, generate(model, params, prompts, request)
     else:
-        prompted = _read(command, run, model, params, prompts)
-        shown, pieces = prompted.read, proceed(model, params, prompted, request)
+        prefilled = _read(command, run, model, params, prompts)
+        shown, chunks = prefilled.read, proceed(model, params, prefilled, request)
     if len(shown) * request.n_samples == 1 and command.output is None:
-        stream(run.encoding, shown[0], pieces)
+        stream(run.encoding, shown[0], chunks)
         return 0
     with bar("generating", request.n_tokens) as advance:
-        rows = continuations(_counted(pieces, advance)) or [None] * len(shown) * request.n_samples
+        rows = continuations(_counted(chunks, advance)) or [None] * len(shown) * request.n_samples
     _show(run.encoding, shown, rows, request.n_samples)
     if command.output is not None:
         _write(command.output, run.encoding, shown, rows, request.n_samples)
     return 0
 
 
-def _counted(pieces: "Iterator[Piece]", advance: Callable[[int], None]) -> "Iterator[Piece]":
-    for piece in pieces:
-        advance(piece.tokens.shape[1])
-        yield piece
+def _counted(chunks: "Iterator[Chunk]", advance: Callable[[int], None]) -> "Iterator[Chunk]":
+    for chunk in chunks:
+        advance(chunk.tokens.shape[1])
+        yield chunk
 
 
 def _check_files(command: Generate) -> None:
@@ -146,8 +146,8 @@ def _request(command: Generate, rule: "SamplingRule", tokenizer: "Tokenizer") ->
 
 
 def _read(
-    command: Generate, run: "Run", model: object, params: dict, prompts: "list[np.ndarray]"
-) -> "Prompted":
+    command: Generate, run: "RunFolder", model: object, params: dict, prompts: "list[np.ndarray]"
+) -> "Prefilled":
     """What was saved, the prompts after it, and that saved in its turn."""
     from hyena_jax.generation import saved_state
     from hyena_jax.generation.decoding import prefill
@@ -157,10 +157,10 @@ def _read(
     if command.load_state is not None:
         before = saved_state.load(command.load_state, model, params, origin)
     reads = before is None or len(prompts) > 0
-    prompted = prefill(model, params, prompts, before) if reads else before
+    prefilled = prefill(model, params, prompts, before) if reads else before
     if command.save_state is not None:
-        saved_state.save(command.save_state, prompted, origin)
-    return prompted
+        saved_state.save(command.save_state, prefilled, origin)
+    return prefilled
 
 
 def _show(

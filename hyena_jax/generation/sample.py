@@ -11,17 +11,17 @@ from hyena_jax.config import Experiment
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer
 from hyena_jax.generation.decoding import Request, generate
-from hyena_jax.generation.programs import Piece
+from hyena_jax.generation.programs import Chunk
 from hyena_jax.training import atomic
 
 
-def stream(tokenizer: Tokenizer, prompt: np.ndarray, pieces: Iterator[Piece]) -> str:
-    """Prints the prompt and the one row of each piece as soon as it is there; returns the whole text."""
+def stream(tokenizer: Tokenizer, prompt: np.ndarray, chunks: Iterator[Chunk]) -> str:
+    """Prints the prompt and the one row of each chunk as soon as it is there; returns the whole text."""
     decode = tokenizer.stream()
     texts = [decode(prompt)]
     print(texts[0], end="", flush=True)
-    for piece in pieces:
-        texts.append(decode(piece.tokens[0][piece.is_new[0]]))
+    for chunk in chunks:
+        texts.append(decode(chunk.tokens[0][chunk.is_new[0]]))
         print(texts[-1], end="", flush=True)
     texts.append(decode([], final=True))
     print(texts[-1])
