@@ -218,7 +218,7 @@ def test_targets_that_are_not_classes_have_no_nats():
             r" float32\[\] of logits float32\[8, 11, 13\] and targets int32\[8, 11\]",
         ),
         ("dtype", "the loss 'test_squared' must be floating, got bool"),
-        ("raises", r"the loss 'test_squared' cannot be computed of logits .*: TypeError"),
+        ("raises", r"the loss 'test_squared' cannot be computed from logits .*: TypeError"),
     ],
 )
 def test_a_wrong_loss_is_refused_when_it_is_traced(wrong, message):
