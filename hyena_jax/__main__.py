@@ -1,4 +1,4 @@
-"""The process of a command: a signal ends it with one line at any moment, also while it imports."""
+"""The entry point: a signal ends the process with one line at any time, even during imports."""
 
 import signal
 import sys
@@ -7,16 +7,16 @@ from hyena_jax.interruption import end_at_once, watch_signals
 
 
 def main() -> int:
-    """Runs the command of the process's arguments; returns its exit code."""
+    """Runs the command that sys.argv names; returns its exit code."""
     watch_signals()
     end_at_once(signal.SIGINT, 130, "interrupted")
-    if sys.argv[1:2] == ["train"]:  # by this code, a scheduler puts the run back into its queue
+    if sys.argv[1:2] == ["train"]:  # with this exit code, a scheduler requeues the run
         for number in (signal.SIGTERM, signal.SIGHUP):
             end_at_once(number, 75, f"stopped by {number.name}; rerun the command to continue")
     from hyena_jax import cli
 
     code = cli.main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; what Python does at its end takes a moment
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done, but Python's shutdown takes a moment
     return code
 
 

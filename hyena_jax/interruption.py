@@ -1,4 +1,4 @@
-"""How the process of a command ends when a signal comes while there is nothing to save."""
+"""Ending a command's process on a signal when there is nothing to save."""
 
 import os
 import signal
@@ -7,10 +7,10 @@ from contextlib import suppress
 
 
 class EndAtOnce:
-    """A handler by which a signal ends the process with one line and an exit code, wherever it is.
+    """A signal handler that ends the process at once, with one line and an exit code.
 
-    Nothing is raised, since a library may swallow it, and to leave the interpreter while XLA compiles in its
-    threads is a segmentation fault. What a command writes must survive this, as it must survive SIGKILL.
+    It raises nothing, since a library may swallow an exception, and leaving the interpreter while XLA's
+    threads compile is a segmentation fault. What a command writes must survive this, as it survives SIGKILL.
     """
 
     def __init__(self, code: int, line: str):
@@ -19,9 +19,9 @@ class EndAtOnce:
         self._is_called = threading.Lock()
 
     def __call__(self, number: int, frame: object) -> None:
-        if not self._is_called.acquire(blocking=False):  # it is under way, here or in another thread
+        if not self._is_called.acquire(blocking=False):  # already called, in this or another thread
             return
-        with suppress(OSError):  # nobody reads
+        with suppress(OSError):  # nobody reads the standard error
             if os.isatty(2):
                 os.write(2, b"\x1b[?25h\n")  # a progress bar hides the cursor
             os.write(2, f"hyena-jax: {self.line}\n".encode())
@@ -29,15 +29,15 @@ class EndAtOnce:
 
 
 def end_at_once(number: int, code: int, line: str) -> None:
-    """Ends the process at this signal, unless it is ignored (by nohup, or in a background job)."""
+    """Makes the signal end the process, unless it is ignored (by nohup, or in a background job)."""
     if signal.getsignal(number) != signal.SIG_IGN:
         signal.signal(number, EndAtOnce(code, line))
 
 
 def watch_signals() -> None:
-    """Starts a thread that calls the handler of a signal, if it is EndAtOnce.
+    """Starts a thread that calls handlers of class EndAtOnce as soon as their signal arrives.
 
-    Python calls handlers in the main thread, between its bytecodes, but native code may compile for minutes.
+    Python calls handlers in the main thread between bytecodes, but native code may compile there for minutes.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)

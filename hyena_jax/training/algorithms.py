@@ -1,4 +1,4 @@
-"""The optimizers of this package, by their configs: each is a direction, under the rules of `in_groups`."""
+"""The built-in optimizers, one for each config: each is an update direction for `in_groups`."""
 
 import math
 
@@ -13,7 +13,7 @@ from hyena_jax.trees import path_name
 def adamw(
     config: AdamWConfig, schedule: optax.Schedule, params: optax.Params
 ) -> optax.GradientTransformation:
-    """Adam's moments, corrected for their start at 0."""
+    """Adam's bias-corrected moments."""
     return in_groups(config, schedule, params, optax.scale_by_adam(config.b1, config.b2, config.eps))
 
 
@@ -25,7 +25,7 @@ def lion(config: LionConfig, schedule: optax.Schedule, params: optax.Params) -> 
 def adafactor(
     config: AdafactorConfig, schedule: optax.Schedule, params: optax.Params
 ) -> optax.GradientTransformation:
-    """Gradients over the root of their factored second moment, clipped, in units of each parameter's size."""
+    """Gradients over the root of their factored second moment, clipped, relative to each parameter's size."""
     scale = optax.scale_by_factored_rms(
         decay_rate=config.decay_rate,
         min_dim_size_to_factor=config.min_dim_size_to_factor,
@@ -37,16 +37,16 @@ def adafactor(
 
 
 def sgd(config: SGDConfig, schedule: optax.Schedule, params: optax.Params) -> optax.GradientTransformation:
-    """The momentum, or the gradient where there is none."""
+    """The momentum, or the gradient if there is no momentum."""
     momentum = optax.trace(config.momentum, config.nesterov) if config.momentum else optax.identity()
     return in_groups(config, schedule, params, momentum)
 
 
 def muon(config: MuonConfig, schedule: optax.Schedule, params: optax.Params) -> optax.GradientTransformation:
-    """The nearest orthogonal matrix of the momentum, times its scale; Adam's direction of the rest.
+    """The momentum, orthogonalised and scaled, for matrices; Adam's direction for other parameters.
 
     Raises:
-      UserError: if there is no matrix that `config.matrices` matches.
+      UserError: if `config.matrices` matches no matrix.
     """
     pattern = compile_pattern("optimizer.matrices", config.matrices)
 

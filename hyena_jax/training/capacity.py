@@ -1,4 +1,4 @@
-"""Whether a run can fit its machine's memory at all: what cannot is refused before anything is allocated."""
+"""Refuses a run that cannot fit the machine's memory, before anything is allocated."""
 
 import math
 from typing import Any
@@ -13,22 +13,22 @@ GIB = 2**30
 
 
 def check_capacity(experiment: Experiment, strategy: Strategy, state: Tree, batch: Tree) -> None:
-    """Refuses a run of which the state, or the activations of one layer, are larger than the memory.
+    """Refuses a run whose state, or whose activations of one layer, exceed the memory.
 
-    These are lower bounds, so that nothing is refused that could run. Only the memory of CPUs is known.
+    Both are lower bounds, so no run is refused that could fit. Only the memory of CPUs is checked.
 
     Args:
       state: shapes of the state before the first step.
-      batch: one whose rows are like all others.
+      batch: a batch of any size, with rows like all others.
 
     Raises:
-      UserError: naming what to lower.
+      UserError: it names what to lower.
     """
     if strategy.devices[0].platform != "cpu":
         return
     memory = memory_size()
     local = sum(device.process_index == jax.process_index() for device in strategy.devices)
-    # pmap keeps a copy on each device; a mesh, at least one in all processes together.
+    # pmap keeps a copy on each device; a mesh, at least one over all processes together.
     copies = local if strategy.axis_name is not None else local / len(strategy.devices)
     size = copies * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     allowed = f"at most the {memory / GIB:.1f} GiB of memory; lower model.max_len, a width or n_layers"
@@ -36,7 +36,7 @@ def check_capacity(experiment: Experiment, strategy: Strategy, state: Tree, batc
     row = batch["inputs"].shape[1:]
     numbers = math.prod(row)
     if experiment.model.input_kind.is_tokens and hasattr(experiment.model, "d_model"):
-        numbers = max(numbers, row[0] * experiment.model.d_model)  # of the residual stream
+        numbers = max(numbers, row[0] * experiment.model.d_model)  # the residual stream
     parts = strategy.row_shard.count * experiment.optimizer.accumulation_steps
     most = int(memory / (2 * numbers)) * parts  # in bfloat16
     must = f"at most {most}, so that the activations of a layer fit {memory / GIB:.1f} GiB of memory"

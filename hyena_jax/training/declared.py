@@ -1,7 +1,7 @@
-"""What a checkpoint declares of its arrays, compared with what is expected before anything is allocated.
+"""Compares the arrays that a checkpoint declares with the expected ones, before anything is allocated.
 
-Orbax keeps each array as zarr (version 2) in TensorStore's OCDBT database: under NAME/.zarray its shape, the
-shape of its chunks and its dtype, as JSON. TensorStore allocates what it finds declared there.
+Orbax keeps each array as zarr (version 2) in TensorStore's OCDBT database: JSON under NAME/.zarray holds its
+shape, the shape of its chunks and its dtype. TensorStore allocates whatever is declared there.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from hyena_jax.trees import named_leaves
 Tree = Any
 
 ARRAY, OTHER_ARRAY = "/.zarray", "/zarr.json"
-"""Ends of keys: of an array of version 2, and of version 3, which is not written here."""
+"""Ends of keys: an array of zarr version 2, and of version 3, which this package does not write."""
 
 
 def misfit(folder: Path, targets: dict[str, Tree]) -> str | None:
-    """The first difference between the arrays in a checkpoint's folder and `targets`; None if they agree.
+    """The first difference between the arrays in a checkpoint's folder and `targets`; None if there is none.
 
     Args:
       targets: for each item, a tree of arrays or of `jax.ShapeDtypeStruct`.
@@ -67,7 +67,7 @@ def _are_chunks(chunks: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _zarr_dtype(dtype: Any) -> str:
-    """As TensorStore's zarr driver writes it: `<f4`; those that NumPy does not know by name, `bfloat16`."""
+    """The dtype as TensorStore's zarr driver writes it: `<f4`; one unknown to NumPy by name, `bfloat16`."""
     dtype = np.dtype(dtype)
     return dtype.name if dtype.kind == "V" else dtype.newbyteorder("<").str
 

@@ -1,4 +1,4 @@
-"""An experiment's optimizer, and parameter groups for any direction. Knows pytrees, not models."""
+"""An experiment's optimizer, and parameter groups for any update direction. Knows pytrees, not models."""
 
 import math
 import re
@@ -16,14 +16,14 @@ from hyena_jax.trees import named_leaves, path_name
 def make_optimizer(
     config: OptimizerConfig, params: optax.Params, total_steps: int
 ) -> optax.GradientTransformation:
-    """The transformation of `config`, tried on the parameters' shapes unless it is this package's.
+    """The transformation of `config`; one of the user's own is tried on the parameters' shapes.
 
     Args:
       params: the parameters, or their shapes.
 
     Raises:
       UserError: if the config's class is not registered; if its function does not make a transformation, or
-        one that fails on these parameters; if a group matches no parameter; see also `make_schedule`.
+        one that fails on these parameters; if a group matches no parameter. See also `make_schedule`.
     """
     part = OptimizerConfig.registry.part_of(type(config))
     make, what = OptimizerConfig.registry.target(type(config)), f"optimizer {part.name!r}"
@@ -33,7 +33,7 @@ def make_optimizer(
         if not isinstance(optimizer, optax.GradientTransformation):
             raise UserError(f"{what} must be an optax.GradientTransformation, got {optimizer!r}")
         if not part.config_class.__module__.startswith("hyena_jax."):  # tracing large models takes a second
-            _try(what, optimizer, params)
+            _check_update(what, optimizer, params)
     except UserError:
         raise
     except Exception as error:  # the function may be the user's: its faults are input
@@ -41,8 +41,11 @@ def make_optimizer(
     return optimizer
 
 
-def _try(what: str, optimizer: optax.GradientTransformation, params: optax.Params) -> None:
-    """Refuses an optimizer whose update changes the form of the parameters or of its state."""
+def _check_update(what: str, optimizer: optax.GradientTransformation, params: optax.Params) -> None:
+    """Refuses an optimizer whose update changes the structure of the parameters or of its state."""
+
+    def form(tree: tuple) -> tuple:
+        return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
     def update() -> tuple:
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
@@ -51,12 +54,10 @@ def _try(what: str, optimizer: optax.GradientTransformation, params: optax.Param
         return (zeros, state), (optax.apply_updates(zeros, updates), new)
 
     before, after = jax.eval_shape(update)
-    if _form(before) != _form(after):
-        raise UserError(f"{what} must give updates of the parameters' shapes, and a state like that before")
-
-
-def _form(tree: tuple) -> tuple:
-    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+    if form(before) != form(after):
+        raise UserError(
+            f"{what} must give updates of the parameters' shapes, and a state like the one before"
+        )
 
 
 def in_groups(
@@ -65,13 +66,14 @@ def in_groups(
     params: optax.Params,
     direction: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Clip by global norm, `direction`, then decoupled decay and learning rate for each group.
+    """Clipping by global norm, `direction`, then decoupled weight decay and learning rate for each group.
 
     A group's learning rate follows the schedule in proportion to its peak. Parameters of a group with
     learning rate 0 are constants: their gradients do not count in the global norm either.
 
     Args:
-      direction: from gradients to what the learning rate multiplies, uphill: optax.scale_by_adam(), say.
+      direction: from gradients to an ascent direction, which the learning rate multiplies, such as
+        `optax.scale_by_adam()`.
 
     Raises:
       UserError: if a group matches no parameter, or its pattern is not a regular expression.
@@ -95,7 +97,7 @@ def in_groups(
 
 
 def complete_groups(config: GroupedOptimizerConfig) -> list[ParameterGroup]:
-    """The groups with every learning rate and decay filled in; the last one takes what the others leave."""
+    """The groups with all learning rates and decays filled in; the last group matches everything else."""
     return [
         ParameterGroup(
             group.pattern,
@@ -109,7 +111,7 @@ def complete_groups(config: GroupedOptimizerConfig) -> list[ParameterGroup]:
 def label_parameters(groups: Iterable[ParameterGroup], params: optax.Params) -> optax.Params:
     """The tree of `params` with, at each leaf, the index of the first group that matches its path.
 
-    Leaves that no group matches get the index after the last.
+    Leaves that no group matches get the number of groups.
     """
     groups = tuple(groups)
     patterns = [
@@ -134,7 +136,7 @@ def label_parameters(groups: Iterable[ParameterGroup], params: optax.Params) -> 
 
 
 def compile_pattern(what: str, pattern: str) -> re.Pattern[str]:
-    """A regular expression, or UserError where it is not one."""
+    """The regular expression `pattern`; UserError if it is not one."""
     try:
         return re.compile(pattern)
     except re.error as error:

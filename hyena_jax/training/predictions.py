@@ -1,4 +1,4 @@
-"""What a classifier makes of held-out images, as a picture."""
+"""A picture of held-out images with a classifier's predictions."""
 
 import math
 from pathlib import Path
@@ -25,11 +25,11 @@ def has_labels(data: Dataset) -> bool:
 def draw_predictions(
     model: nn.Module, params: optax.Params, data: Dataset, count: int, path: Path
 ) -> tuple[int, int]:
-    """Draws `count` evenly spaced held-out images (or all) with the predicted label, and the true one if it
-    differs, in red.
+    """Draws `count` evenly spaced held-out images (or all) with predicted labels; wrong ones in red, with the
+    true label.
 
     Returns:
-      How many are right, and how many were drawn.
+      How many predictions are right, and how many images were drawn.
     """
     count = data.n_eval_rows(count)
     (batch,) = data.eval_batches(count, count)

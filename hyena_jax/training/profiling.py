@@ -5,12 +5,12 @@ from types import TracebackType
 
 import jax
 
-# Late enough for compilation to be over, long enough to see the rhythm of a step.
+# Late enough for compilation to be over, long enough to see the pattern of a step.
 FIRST, COUNT = 5, 10
 
 
 class Profile:
-    """Traces COUNT steps into `folder`, from FIRST after the start, or earlier in a run that ends before.
+    """Traces COUNT steps into `folder`, FIRST steps after the start, or earlier in a short run.
 
     Does nothing if `folder` is None.
     """
@@ -27,7 +27,7 @@ class Profile:
         self._stop()
 
     def before_step(self, t: int) -> None:
-        """Starts or stops the trace when it is time; `t` counts steps from 0."""
+        """Starts or stops the trace at its steps; `t` counts steps from 0."""
         if self._folder is not None and t == self._first:
             jax.profiler.start_trace(self._folder)
             self._is_tracing = True

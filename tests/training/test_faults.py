@@ -110,7 +110,7 @@ def test_a_torn_last_row_is_dropped(run, experiment, console):
 def test_a_line_that_is_no_row_is_named(run, experiment, console, line):
     path = run / "metrics.jsonl"
     path.write_text(line + "\n" + path.read_text())
-    with pytest.raises(UserError, match="line 1 is not a row of metrics.*without that line"):
+    with pytest.raises(UserError, match="line 1 is not a row of metrics.*remove that line"):
         train(longer(experiment), run, console)
 
 

@@ -120,7 +120,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(own, form, tmp_path, cons
     assert values["tokens"] == 24
     for name in ("loss", "perplexity", "top_2_accuracy"):
         assert values[name] == pytest.approx(last[f"validation/{name}"], rel=1e-6)
-    with pytest.raises(UserError, match="path must be absent: OwnConfig reads no files named so"):
+    with pytest.raises(UserError, match="path must be absent: OwnConfig has no path and validation_path"):
         evaluate_run(run, build(run.experiment.model), params, "somewhere", 5)
 
 
