@@ -1,4 +1,4 @@
-"""Hyena with normalised gates and residual paths inside, on Tiny Shakespeare by grapheme clusters.
+"""Hyena with normalised gates and inner residual connections, on Tiny Shakespeare by grapheme clusters.
 
     hyena-jax train annotated_hyena --workdir runs/annotated
     hyena-jax train annotated_hyena:attention --workdir runs/annotated_attention
@@ -8,12 +8,12 @@ Published validation losses: under 1.5 nats for `hyena` (8M parameters stated; i
 4,290,390), about 1.6 for `attention` (10.7M). Time and loss of this code: not measured yet; made for an
 accelerator.
 
-Model and recipe are the published ones, the data is not: there, the first 90% of the text are cut into 7,842
+Model and recipe are as published, but the data are not: there, the first 90% of the text are cut into 7,842
 windows of 128 symbols that do not overlap, of which 3,200 are held out and 4,642 trained on. Here the last
-10% of the text are held out and a training window begins at every symbol of the rest, so that losses compare
-with those of other configs here, not with the published ones. The number of steps is the published one, 73
-an epoch. Initialisation, betas and clipping of `attention` are not published; they are GPT-2's and those of
-`hyena`.
+10% of the text are held out and a training window begins at every symbol of the rest, so losses are
+comparable to other configs here, not to the published losses. The number of steps is as published, 73 per
+epoch. For `attention`, initialisation, betas and clipping are not published; it uses GPT-2's initialisation
+and the betas and clipping of `hyena`.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ from hyena_jax.config import (
 
 STEPS_PER_EPOCH = 73
 
-# The mixers follow each other bare: norms and residual paths are inside them, or nowhere.
+# The mixers are chained directly: only they may contain norms and residual connections.
 HYENA = LanguageModelConfig(
     pattern=(AnnotatedHyenaConfig(order=2),),
     n_layers=6,
@@ -59,7 +59,7 @@ ATTENTION = replace(
     residual=True,
     init="gpt2",
 )
-# Equation 6 of the Hyena paper, with the filter that the same source describes.
+# Equation 6 of the Hyena paper, with the filter that the source of this variant describes.
 PAPER_BLOCK = replace(
     HYENA,
     pattern=(
@@ -94,7 +94,7 @@ def get_config(variant: str = "hyena") -> Experiment:
     return Experiment(
         model=model,
         data=TextConfig(name="tiny_shakespeare", tokenizer="graphemes", seq_len=128, batch_size=64),
-        optimizer=AdamWConfig(  # no groups: decay acts on biases, norms and embeddings, too
+        optimizer=AdamWConfig(  # no groups: biases, norms and embeddings are decayed, too
             learning_rate=learning_rate,
             schedule=ConstantConfig(warmup_steps=0),
             b2=0.98,

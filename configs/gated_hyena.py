@@ -1,10 +1,10 @@
-"""Hyena with a gate between a long and a short convolution, at its published size, on the quickstart's text.
+"""Hyena with a gate between a long and a short convolution, at its published size, on quickstart's text.
 
     hyena-jax train gated_hyena --workdir runs/gated
 
-The model is the published one but for its vocabulary, which is the 256 bytes here (with 1000 symbols it
-counts 286,952 parameters), and for its short filter, which is causal here: the source's reads one step ahead.
-There is no published result; the recipe is the quickstart's. Time and loss of this code: not measured yet.
+The model is as published except for its vocabulary, the 256 bytes (with 1000 symbols it has 286,952
+parameters), and its short filter, which is causal here, while the source's reads one step ahead. There is no
+published result; the recipe is quickstart's. Time and loss of this code: not measured yet.
 """
 
 from hyena_jax.config import (

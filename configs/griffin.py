@@ -3,13 +3,12 @@
     hyena-jax train griffin:griffin_1b --workdir runs/griffin_1b --data.path text/ \\
         --data.tokenizer-path sentence_pieces/tokenizer.json
 
-Variants: hawk_1b, griffin_1b, griffin_3b, recurrentgemma_2b. Average accuracy published for 300B tokens:
-Hawk 1B 53.6, Griffin 1B 57.2, Griffin 3B 60.7. Window and initialisation are the paper's, and for
-RecurrentGemma all sizes those of the released code. Widths, depths and heads of the paper's models follow
-its appendix C (a recurrence is about 4/3 as wide as the model), but were not checked against its table, and
-their gates' 16 diagonal blocks are ours. Data, the paper models' vocabulary of 32,000 pieces,
-optimizer and length of training are ours. Made for accelerators; time and loss of this code: not measured
-yet.
+Variants: hawk_1b, griffin_1b, griffin_3b, recurrentgemma_2b. Published average accuracy after 300B tokens:
+Hawk 1B 53.6, Griffin 1B 57.2, Griffin 3B 60.7. Window and initialisation follow the paper, and all sizes of
+RecurrentGemma the released code. Widths, depths and heads of the paper's models follow its appendix C (a
+recurrence is about 4/3 as wide as the model), but were not checked against its table. Our own choices: the
+16 diagonal blocks of the gates, data, optimizer, length of training, and the paper models' vocabulary of
+32,000 pieces. Made for accelerators; time and loss of this code: not measured yet.
 """
 
 from hyena_jax.config import (
@@ -28,7 +27,7 @@ from hyena_jax.config import (
 
 
 def recurrent(width: int, gate_blocks: int) -> HawkConfig:
-    """The recurrent block as Griffin has it."""
+    """The recurrent block of Griffin."""
     return HawkConfig(
         width=width,
         gate_blocks=gate_blocks,
@@ -40,7 +39,7 @@ def recurrent(width: int, gate_blocks: int) -> HawkConfig:
 
 
 def model(d_model: int, n_layers: int, pattern: tuple, **options) -> LanguageModelConfig:
-    """What the models share; RMSNorm, gated feed-forward parts of factor 3, a tied head."""
+    """A model with the shared options: RMSNorm, gated feed-forward layers of width 3 D, a tied head."""
     return LanguageModelConfig(
         pattern=pattern,
         n_layers=n_layers,
@@ -57,7 +56,7 @@ def model(d_model: int, n_layers: int, pattern: tuple, **options) -> LanguageMod
 
 
 def griffin(recurrence: HawkConfig, n_heads: int, window: int) -> tuple:
-    """Two recurrent blocks, then local attention."""
+    """The pattern of two recurrent blocks, then local attention."""
     return (recurrence, recurrence, LocalAttentionConfig(n_heads=n_heads, window=window))
 
 

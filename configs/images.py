@@ -1,11 +1,11 @@
-"""Small image classifiers, one mixer each (fastmax: Gerami et al. 2024, arXiv 2402.07901).
+"""Small image classifiers, one per mixer (fastmax: Gerami et al. 2024, arXiv 2402.07901).
 
     hyena-jax train images:fastmax --workdir runs/digits                          # no download
     hyena-jax train images:mnist_fastmax --workdir runs/mnist                     # needs 'hyena_jax[tfds]'
     hyena-jax train images:mnist_fastmax --workdir runs/mnist --data.path FOLDER  # a pair of IDX files
 
 Digits, 1,500 steps, accuracy on the 360 held-out images, mean of five seeds (float32, 2 x Intel Xeon 2.10 GHz
-shared with other programs, JAX 0.10.2; 23 to 55 s a run with compilation, fastmax_p3 83 s):
+shared with other programs, JAX 0.10.2; 23 to 55 s per run with compilation, fastmax_p3 83 s):
 
     fastmax 0.977   softmax 0.979   fastmax_p1 0.974   fastmax_p3 0.975   hyena 0.980   gated 0.985
 
@@ -38,15 +38,15 @@ from hyena_jax.config import (
 )
 
 FASTMAX = FastmaxConfig(n_heads=5, p=2, standardize=False, causal=False)
-# An odd polynomial is negative below some q.k, and sums of such weights vanish. Standardised queries and keys
-# of at most 6 channels keep q.k / 6 within -1 and 1, where no degree is negative.
+# An odd polynomial is negative below some q.k, so sums of weights may vanish. With standardised queries and
+# keys of at most 6 channels, q.k / 6 is between -1 and 1, where no degree is negative.
 ODD_FASTMAX = replace(FASTMAX, standardize=True, scale=1 / 6)
 SOFTMAX = AttentionConfig(n_heads=5, qkv_bias=False, causal=False, init="xavier")
 HYENA = HyenaConfig(bidirectional=True, filter=ImplicitFilterConfig(emb_dim=9, width=16))
 
 
 class Mixing(NamedTuple):
-    """A mixer, and the parameters that are trained apart."""
+    """A mixer and its parameter groups."""
 
     mixer: MixerConfig
     groups: tuple[ParameterGroup, ...] = ()
@@ -78,7 +78,7 @@ MNIST = Experiment(
         steps=3750, eval_every=375, eval_batch_size=500, checkpoint_every=1875, log_every=25
     ),
 )
-# The same for 8 x 8 pixels in 16 patches: wider, and 33 epochs of 1,437 images under a cosine.
+# For 8 x 8 pixels in 16 patches: wider, and 33 epochs of 1,437 images with a cosine schedule.
 DIGITS = Experiment(
     model=replace(MNIST.model, d_model=30, d_ff=60, patch_size=(2, 2)),
     data=ImagesConfig(name="digits", batch_size=32),
@@ -96,7 +96,7 @@ VARIANTS = {name: (DIGITS, mixing) for name, mixing in MIXERS.items()} | {
 
 
 def get_config(variant: str = "fastmax") -> Experiment:
-    """The experiment that `variant` names: a mixer on digits, or on MNIST where it begins with mnist_."""
+    """The experiment that `variant` names: a mixer on digits, or on MNIST if it begins with mnist_."""
     recipe, (mixer, groups) = choose("variant", variant, VARIANTS)
     return replace(
         recipe,

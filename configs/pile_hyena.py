@@ -4,8 +4,8 @@
         --data.tokenizer-path gpt2/tokenizer.json
 
 Published perplexity after 5 / 10 / 15B tokens: `153m` 13.3 / 11.8 / 11.1, `355m` 11.3 / 9.8 / 9.2. Widths,
-depths and vocabulary are the paper's (GPT-2 pieces); 15B tokens at 2048 tokens a sequence; learning rates are
-ours. The corpus is held in memory, two bytes a token, so train on a part of the Pile that fits. Made for
+depths and vocabulary (GPT-2 pieces) are the paper's; 15B tokens, sequences of 2048; learning rates are ours.
+The corpus is held in memory with two bytes per token, so train on a part of the Pile that fits. Made for
 accelerators; time and perplexity of this code: not measured yet.
 """
 
@@ -21,7 +21,7 @@ from hyena_jax.config import (
     choose,
 )
 
-# name: (layers, width, hidden width of the feed-forward parts, learning rate, remat)
+# name: (layers, width, hidden width of the feed-forward layers, learning rate, remat)
 VARIANTS = {
     "153m": (18, 864, 1728, 6e-4, "none"),
     "355m": (36, 1024, 2048, 3e-4, "none"),

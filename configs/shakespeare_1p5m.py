@@ -1,10 +1,10 @@
-"""A 1.5M-parameter Hyena on Tiny Shakespeare by characters (the recipe of irhum/hyena, there 1.4474 nats).
+"""A 1.5M-parameter Hyena on Tiny Shakespeare by characters (recipe of irhum/hyena, which got 1.4474 nats).
 
     hyena-jax train shakespeare_1p5m --workdir runs/shakespeare_1p5m
 
-Two long filters and four projections: `gate_first` of order 3. The cosine runs over 5000 steps; the published
-loss is from near step 2450, after which the model overfits: the best checkpoint is kept. Made for a GPU or
-TPU; time and loss of this code: not measured yet.
+Two long filters and four projections: `gate_first` of order 3. The cosine schedule takes 5000 steps; the
+published loss is from about step 2450, after which the model overfits, so the best checkpoint is kept. Made
+for a GPU or TPU; time and loss of this code: not measured yet.
 """
 
 from hyena_jax.config import (

@@ -1,20 +1,20 @@
-"""Tiny Shakespeare by characters on a CPU, mixer by mixer: nanoGPT's CPU budget (1.886 nats there).
+"""Tiny Shakespeare by characters on a CPU, mixer by mixer, at nanoGPT's CPU budget (it reports 1.886 nats).
 
     hyena-jax train shakespeare_cpu --workdir runs/shakespeare
     hyena-jax train shakespeare_cpu:attention --workdir runs/shakespeare_attention
 
-There is a variant for every registered causal mixer, by its name, and `griffin`, which alternates two. All
-have four layers of width 128 in the same residual blocks, and the same recipe; the width of the feed-forward
-parts makes up for the size of a mixer, so that every model in VARIANTS has 0.8 to 0.9 million parameters. A
-mixer that is not in VARIANTS, such as one of your own (`--plugin my.py shakespeare_cpu:my_mixer`), has its
-default options and no decay of biases and scales.
+Every registered causal mixer is a variant, by its name; `griffin` alternates two mixers. All have four layers
+of width 128 in the same residual blocks, and the same recipe; the width of the feed-forward layers makes up
+for the size of a mixer, so that every model in VARIANTS has 0.8 to 0.9 million parameters. A mixer that is
+not in VARIANTS, such as your own (`--plugin my.py shakespeare_cpu:my_mixer`), has its default options and no
+decay of biases and scales.
 
-The text comes from TensorFlow Datasets (`pip install 'hyena_jax[tfds]'`); where it cannot be downloaded, add
-`--data.path input.txt` or `--data.manual-dir FOLDER`. Two to three minutes each on two cores that
-are otherwise idle. Validation loss: gated_hyena 1.605, hawk 1.642, griffin 1.668, annotated_hyena 1.673,
-hyena 1.680, local_attention 1.685, h3 1.696, s4d 1.710, aft_conv 1.722, aft_full 1.734, fir 1.735,
-aft_local 1.738, attention 1.804, aft_simple 1.838, fastmax 1.942; experiments/shakespeare_cpu says on what
-machine, and why fastmax's.
+The text comes from TensorFlow Datasets (`pip install 'hyena_jax[tfds]'`); if it cannot be downloaded, add
+`--data.path input.txt` or `--data.manual-dir FOLDER`. A run takes two to three minutes on two idle cores.
+Validation loss: gated_hyena 1.605, hawk 1.642, griffin 1.668, annotated_hyena 1.673, hyena 1.680,
+local_attention 1.685, h3 1.696, s4d 1.710, aft_conv 1.722, aft_full 1.734, fir 1.735, aft_local 1.738,
+attention 1.804, aft_simple 1.838, fastmax 1.942; experiments/shakespeare_cpu names the machine and explains
+fastmax's loss.
 """
 
 from typing import NamedTuple
@@ -54,19 +54,19 @@ FILTER = ParameterGroup(r"/filter/", weight_decay=0.0, optional=True)
 RATE = ParameterGroup(r"/rate$", weight_decay=0.0, optional=True)
 POSITION_BIASES = ParameterGroup(r"/position_", weight_decay=0.0, optional=True)
 SHIFT = ParameterGroup(r"/shift_", weight_decay=0.0, optional=True)
-# What decides where the modes of a state space lie; their output weights c are trained like any other.
+# The parameters that place the modes of a state space; its output weights c are trained like any others.
 STATE_SPACE = ParameterGroup(
     r"/filter/(log_decay|frequency|log_dt|b)$", learning_rate=1e-3, weight_decay=0.0, optional=True
 )
 
 
 class Variant(NamedTuple):
-    """What is particular to a mixer."""
+    """The options that differ between mixers."""
 
     pattern: tuple[MixerConfig, ...]
     groups: tuple[ParameterGroup, ...] = ()
     learned_positions: bool = False
-    """For mixers that take no notice of positions."""
+    """For mixers that ignore positions."""
     d_ff: int = 512
 
 

@@ -3,10 +3,10 @@
     hyena-jax train wikitext103_hyena_125m --workdir runs/wikitext103 --data.path wiki.train.tokens \\
         --data.validation-path wiki.valid.tokens --data.tokenizer-path gpt2/tokenizer.json
 
-Published perplexity: 18.6, and 18.5 for the deeper model with narrow feed-forward parts (`:slim`). Width,
-depth and vocabulary are the paper's (12 layers, 768, 3072; slim 18, 768, 1536; GPT-2 pieces); learning rate,
-batch and length of training are ours. The corpus is held in memory, two bytes a token. Made for accelerators;
-time and perplexity of this code: not measured yet.
+Published perplexity: 18.6, and 18.5 for the deeper model with narrow feed-forward layers (`:slim`). Widths,
+depths and vocabulary are the paper's (12 layers, 768, 3072; slim 18, 768, 1536; GPT-2 pieces); learning rate,
+batch and length of training are ours. The corpus is held in memory with two bytes per token. Made for
+accelerators; time and perplexity of this code: not measured yet.
 """
 
 from hyena_jax.config import (
@@ -21,7 +21,7 @@ from hyena_jax.config import (
     choose,
 )
 
-# name: (layers, hidden width of the feed-forward parts)
+# name: (layers, hidden width of the feed-forward layers)
 VARIANTS = {"standard": (12, 3072), "slim": (18, 1536)}
 
 

@@ -1,7 +1,7 @@
 """Sub-quadratic sequence models in JAX.
 
-Here is what a script or a notebook needs: `train`, `load_run`, `load_config`, `register`, and the classes and
-constants of `hyena_jax.config`. Nothing is imported before it is used, JAX least of all.
+For scripts and notebooks: `train`, `load_run`, `load_config`, `register`, `Request`, `SamplingRule`, and the
+classes and constants of `hyena_jax.config`. Nothing is imported before it is used, in particular not JAX.
 """
 
 import importlib
@@ -37,6 +37,6 @@ def _public() -> list[str]:
 
 
 def _of_config() -> dict[str, object]:
-    """The classes and constants of `hyena_jax.config`: what starts with a capital letter."""
+    """The classes and constants of `hyena_jax.config`: all names that start with a capital letter."""
     names = vars(importlib.import_module("hyena_jax.config"))
     return {name: value for name, value in names.items() if name[0].isupper()}

@@ -30,12 +30,12 @@ from hyena_jax.training.progress import watched
 from hyena_jax.training.run_folder import RunFolder, load_params, read_run
 
 Prompt = str | Sequence[int] | np.ndarray
-"""Text, where the data have a tokenizer, or token ids."""
+"""Text, if the data have a tokenizer, or token ids."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedRun:
-    """What a run folder holds: the experiment, and the model with the parameters of one checkpoint."""
+    """A run: its experiment, and its model with the parameters of one checkpoint."""
 
     workdir: Path
     step: int
@@ -45,23 +45,23 @@ class LoadedRun:
     params: optax.Params = field(repr=False)
     """NumPy arrays."""
     folder: RunFolder = field(repr=False)
-    """What the folder says of itself."""
+    """Contents of the run folder."""
     note: Callable[[str], None] = field(repr=False)
-    """Told what a person should know, in lines."""
+    """Prints a note for the user."""
 
     @property
     def experiment(self) -> Experiment:
-        """With what the model takes from the data filled in."""
+        """The run's experiment, with sizes that the model takes from the data filled in."""
         return self.folder.experiment
 
     @cached_property
     def data(self) -> Dataset:
-        """The data of the run, read when they are first asked for; see `load_data` for errors."""
+        """The data of the run, read on first access; see `load_data` for errors."""
         return load_data(self.folder)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What text is encoded with. Raises UserError if the run's data have no tokenizer."""
+        """The tokenizer of the run. Raises UserError if its data have none."""
         require(
             self._has_tokenizer, "workdir", str(self.workdir), "a run on text, or on data with a tokenizer"
         )
@@ -77,14 +77,14 @@ class LoadedRun:
     def evaluate(
         self, path: str | Path | None = None, batch_size: int = 64, *, progress: bool = False
     ) -> dict[str, float]:
-        """Metrics on all that the run held out, or on all of the data at `path`.
+        """Metrics on all held-out data of the run, or on all of the data at `path`.
 
         Args:
           batch_size: rows at once; does not change the result.
-          progress: show a bar with the time left, where the standard error is a terminal.
+          progress: show a bar with the time left if the standard error is a terminal.
 
         Raises:
-          UserError: if the data cannot be had, do not fit the model, or are not what the run held out.
+          UserError: if the data cannot be read, do not fit the model, or have changed since the run.
         """
         path = None if path is None else str(path)
         watch = partial(watched, "evaluating") if progress else None
@@ -105,13 +105,13 @@ class LoadedRun:
         num_samples: int = 1,
         on_full: OnFull = "slide",
     ) -> list[str]:
-        """The texts that follow one prompt or several, `num_samples` for each, one after the other.
+        """The continuations of one prompt or several: `num_samples` texts for the first, then the next.
 
-        The options are those of `hyena-jax generate`: see `SamplingRule` and `Request`. A text ends after
-        any of those in `stop`, whichever tokens spell it.
+        The options are as in `hyena-jax generate`: see `SamplingRule` and `Request`. A continuation ends
+        after any of the texts in `stop`, whichever tokens spell it.
 
         Raises:
-          UserError: if an option is out of its range, a prompt or a stop cannot be encoded, or the run's data
+          UserError: if an option is out of range, a prompt or a stop cannot be encoded, or the run's data
             have no tokenizer.
         """
         stop_tokens, stop_texts = stops(self.tokenizer, [stop] if isinstance(stop, str) else stop)
@@ -129,7 +129,7 @@ class LoadedRun:
     def continuations(self, prompts: str | Sequence[Prompt], request: Request) -> list[Continuation]:
         """The tokens that follow the prompts, and their log-probabilities.
 
-        Symbols beyond the tokenizer's are never drawn, unless `request.n_symbols` is given.
+        Ids beyond the tokenizer's vocabulary are never drawn, unless `request.n_symbols` is given.
 
         Raises:
           UserError: see `generate`, and `hyena_jax.generation.decoding.generate`.
@@ -149,7 +149,7 @@ class LoadedRun:
 
     @cached_property
     def _decoder(self) -> nn.Module:
-        note_recomputation(self.model, self.note)  # once, however often it generates
+        note_recomputation(self.model, self.note)  # noted once, however often it generates
         return self.model
 
 
@@ -162,19 +162,19 @@ def train(
     init_from: str | Path | None = None,
     accept_changed_data: bool = False,
 ) -> LoadedRun:
-    """Trains, or continues the run in `workdir`, as `hyena-jax train` does; returns its newest checkpoint.
+    """The trained run in `workdir`, at its newest checkpoint; starts or resumes it as `hyena-jax train` does.
 
     Args:
-      experiment: None takes that of the run in `workdir`, as `hyena-jax train --resume` does.
+      experiment: None takes the experiment of the run in `workdir`, as `hyena-jax train --resume` does.
       quiet: print neither progress nor notes.
       profile: folder for a `jax.profiler` trace of a few steps.
-      init_from: file of parameters, as `hyena-jax export` writes them, that a new run starts from.
-      accept_changed_data: continue although the data are not those that the run was started with.
+      init_from: file of parameters from `hyena-jax export`, from which a new run starts.
+      accept_changed_data: continue although the data have changed since the run started.
 
     Raises:
-      UserError: if something of the experiment or the folder is wrong; nothing was written then.
+      UserError: if the experiment or the folder is wrong; nothing was written then.
       Diverged: if the loss or a gradient is not finite.
-      Interrupted: a KeyboardInterrupt, after the run was saved; the same call continues it.
+      Interrupted: on a KeyboardInterrupt, after saving the run; the same call continues it.
     """
     refuse_wrong_jaxlib()
     if experiment is None:
@@ -192,10 +192,10 @@ def load_run(workdir: str | Path, step: str | int = "latest", *, quiet: bool = F
 
     Args:
       step: `latest`, `best` (lowest validation loss), or the number of a saved step.
-      quiet: do not print notes to the standard error, such as that a checkpoint is damaged.
+      quiet: do not print notes, for example on a damaged checkpoint, to the standard error.
 
     Raises:
-      UserError: if workdir holds no run, a part of it is not registered, or there is no such checkpoint.
+      UserError: if workdir holds no run, one of its parts is not registered, or there is no such checkpoint.
     """
 
     def note(text: str) -> None:

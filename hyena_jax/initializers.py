@@ -1,4 +1,4 @@
-"""Initialisers of the published models, by the names that configs use."""
+"""Initialisations of published models, by the names in configs."""
 
 from typing import NamedTuple
 
@@ -11,18 +11,18 @@ from hyena_jax.config import Init
 
 
 class Initializers(NamedTuple):
-    """One for each role of a dense layer, and one for embeddings."""
+    """An initialiser for each role in dense layers, and one for embeddings."""
 
     kernel: Initializer
     out_kernel: Initializer
-    """Of a layer whose output is added to the residual stream."""
+    """For a layer whose output is added to the residual stream."""
     bias: Initializer
     out_bias: Initializer
     embedding: Initializer
 
 
 def initializers(name: Init, n_layers: int, fan_in: int, out_fan_in: int) -> Initializers:
-    """The initialisation that `name` stands for.
+    """The initialisers that `name` stands for.
 
     - `gpt2`: N(0, 0.02^2); residual outputs N(0, 0.02^2 / (2 n_layers)); biases 0 (the published Hyena's);
     - `griffin`: variance 1 / fan_in; residual outputs 2 / (n_layers fan_in); biases 0; embeddings 1 / D;
@@ -31,8 +31,8 @@ def initializers(name: Init, n_layers: int, fan_in: int, out_fan_in: int) -> Ini
 
     Args:
       n_layers: depth of the residual stack.
-      fan_in: inputs of the layers before the last, the width D where embeddings are concerned.
-      out_fan_in: inputs of the last layer.
+      fan_in: inputs of all layers but the last; for embeddings the width D.
+      out_fan_in: inputs of the last layer, which is added to the residual stream.
     """
     normal, zeros = nn.initializers.normal, nn.initializers.zeros
     match name:

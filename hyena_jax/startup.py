@@ -21,7 +21,7 @@ MISCOMPILES_ON_CPUS = "0.10.2"
 CACHE_VARIABLE = "HYENA_JAX_COMPILATION_CACHE"
 # Few programs take nearly all of the compile time, and JAX looks at every entry when it writes one.
 CACHE_SETTINGS = {
-    "jax_compilation_cache_max_size": 256 * 2**20,  # bytes; the least recently used go first
+    "jax_compilation_cache_max_size": 256 * 2**20,  # bytes; the least recently used are removed first
     "jax_persistent_cache_min_compile_time_secs": 0.1,
 }
 # With other values than these, Flax, Optax or Orbax fail, or a run would take days.
@@ -67,7 +67,7 @@ def start_jax(note: Callable[[str], None]) -> None:
 
 
 def import_jax() -> None:
-    """Imports JAX; raises UserError if an environment variable keeps it from starting, or from working."""
+    """Imports JAX; raises UserError if an environment variable prevents that, or breaks commands."""
     if "XLA_FLAGS" in os.environ and "jax" not in sys.modules:
         _try_xla_flags(os.environ["XLA_FLAGS"])
     try:
@@ -80,7 +80,7 @@ def import_jax() -> None:
     for name, usual in NOT_FOR_DEBUGGING.items():
         value = getattr(jax.config, name)
         if value not in usual:
-            raise UserError(f"{name.upper()}={value} is a setting for debugging that no command works with")
+            raise UserError(f"{name.upper()}={value} is a setting for debugging; unset it to run a command")
 
 
 def _try_xla_flags(flags: str) -> None:
@@ -102,9 +102,9 @@ def start_devices() -> None:
 
     try:
         jax.devices()
-    except Exception as error:  # of several kinds, by what is missing
+    except Exception as error:  # its class depends on what is missing
         asked = [f"{name}={os.environ[name]}" for name in CHOOSE_DEVICES if name in os.environ]
-        where = f"the environment asks for {', '.join(asked)}" if asked else "look at the drivers"
+        where = f"the environment asks for {', '.join(asked)}" if asked else "check the drivers"
         raise UserError(f"JAX cannot start its devices ({describe_fault(error)}); {where}") from error
 
 
@@ -155,7 +155,7 @@ def _user_cache() -> Path:
 
 
 def _own_folder(parent: Path) -> Path:
-    """The folder of programs compiled for as many CPUs as this process may use, made if missing.
+    """The folder of programs compiled for as many CPUs as this process may use, created if missing.
 
     XLA splits loops by the number of CPUs, which is not part of JAX's cache keys.
     """
@@ -164,7 +164,7 @@ def _own_folder(parent: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if os.name == "posix" and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        raise PermissionError(f"{folder} can be written by others, whose programs would run here")
+        raise PermissionError(f"{folder} is writable by other users, whose programs would run here")
     tempfile.TemporaryFile(dir=folder).close()
     # A process that dies, or a full disk, may leave an entry without its access time, which is written last.
     # JAX 0.10 would then fail at every write to this folder.

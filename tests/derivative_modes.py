@@ -1,4 +1,4 @@
-"""What JAX's transformations make of a function's derivatives, against central differences."""
+"""Checks JAX's transformations of a function against central differences."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +16,10 @@ def check_modes(f: Callable[[Any], Any], args: Any, is_thorough: bool = False) -
 
     the tangent and the forward-over-reverse Hessian-vector product equal central differences of the value and
     of the gradient, both computed under `vmap`. With `is_thorough` also: `linearize` equals `jvp`, the other
-    orders of the two modes give the same product, and what `vmap` computes equals that done one at a time.
+    orders of the two modes give the same product, and `vmap` gives the same as separate calls.
 
     Args:
-      f: array or tree of arrays of the tree `args`.
+      f: function of the tree `args` that returns an array or a tree of arrays.
     """
     args = jax.tree.map(lambda x: jnp.asarray(np.float64(x)), args)
     rng = np.random.default_rng(0)

@@ -13,7 +13,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 
 def random_images(n: int, height: int = 6, width: int = 5, n_classes: int = 3, seed: int = 0):
-    """Images whose brightest rows tell the class, and their labels."""
+    """Images whose brightest row is the class, and their labels."""
     rng = np.random.default_rng(seed)
     labels = np.arange(n) % n_classes
     images = rng.integers(0, 60, (n, height, width))

@@ -2,7 +2,7 @@
 
 python tests/parameter_table.py
 
-`tests/test_parameters.py` checks that the docstrings are true and that the file is what they give.
+`tests/test_parameters.py` checks that the docstrings are true and that the file is up to date.
 """
 
 import inspect
@@ -14,11 +14,11 @@ FILE = Path(__file__).parents[1] / "hyena_jax" / "PARAMETERS.md"
 
 HEAD = """# Parameters
 
-Where each number is, so that weights of other implementations can be converted. Paths are those of the
-`params` tree, joined by `/`. Dense kernels are [inputs, outputs] (PyTorch has the transpose); `name/*` stands
-for the table of that part. Letters: D = d_model, Lmax = max_len, B batch, K taps of a short filter, H heads;
-others are explained where they are used, or are names of config fields. What only some options have is
-marked.
+The path, shape and layout of every parameter, for converting weights of other implementations. Paths are the
+keys of the `params` tree, joined by `/`. Dense kernels are [inputs, outputs] (PyTorch has the transpose);
+`name/*` stands for the table of that part. Letters: D = d_model, Lmax = max_len, B batch, K taps of a short
+filter, H heads; others are explained where they are used, or are names of config fields. Parameters that only
+some options have are marked.
 
 This file is generated: `python tests/parameter_table.py`.
 """

@@ -1,4 +1,4 @@
-"""`hyena_jax` as a script or a notebook uses it."""
+"""The API of `hyena_jax` as scripts and notebooks use it."""
 
 import dataclasses
 import json
@@ -82,7 +82,7 @@ except hyena_jax.UserError as error:
 
 
 def notebook(folder, *cells):
-    """What cells print, run in one `__main__` that has no file, and the standard error."""
+    """The output and standard error of cells, run in one `__main__` without a file."""
     code = "\n".join(f"exec({cell!r}, globals())" for cell in cells)
     done = subprocess.run([sys.executable, "-"], input=code, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -118,7 +118,7 @@ def run(tmp_path_factory):
         parallel=hyena_jax.ParallelConfig(devices=1),
         logging=hyena_jax.LoggingConfig(tensorboard=False),
     )
-    # Not in the main thread, where alone signals can be handled: some notebooks are run like this.
+    # Outside the main thread, where signals cannot be handled: some notebooks run like this.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(hyena_jax.train, experiment, str(folder / "run"), quiet=True).result()
 
@@ -173,7 +173,7 @@ def without_tokenizer(run):
         (lambda run: run.generate("the", 0), "max_new_tokens must be at least 1, got 0"),
         (lambda run: run.generate([], 2), "prompts must be at least one"),
         (lambda run: run.generate("the", 2, stop=""), "stop must be at least one character"),
-        (lambda run: run.generate("the", 2, greedy=True, top_k=2), "greedy must be alone"),
+        (lambda run: run.generate("the", 2, greedy=True, top_k=2), "greedy must be given without"),
         (lambda run: without_tokenizer(run).generate("the"), "workdir must be a run on text, or"),
         (lambda run: run.generate([1, 2], 2), "prompt must be integers .length."),
         (lambda run: run.evaluate(run.workdir / "none"), "path must be an existing .*none'"),

@@ -1,4 +1,4 @@
-"""The commands as a person types them; what is wrong ends in one line and code 2."""
+"""The commands as typed by a user; wrong input ends with one line and exit code 2."""
 
 import json
 import subprocess
@@ -83,14 +83,14 @@ def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):
     capsys.readouterr()
     before = output.read_text()
     for arguments, message in (
-        (["--prompt", "the", "--output", output], "output must be a new file"),
+        (["--prompt", "the", "--output", output], "output must be a file that does not exist yet"),
         (["--prompt", "the", "--save-state", tmp_path / "no" / "state"], "in a folder that exists"),
         (["--prompt", "the", "--stop", ""], "--stop must be at least one character, got ''"),
         (
             ["--prompt", "the", "--on-full", "error", "--max-new-tokens", 10**6],
             "--max-new-tokens must be at most",
         ),
-        (["--load-state", output], "it is no saved state"),
+        (["--load-state", output], "cannot be read as a saved state"),
         ([], "prompt must be given"),
     ):
         assert run("generate", workdir, *arguments) == 2
@@ -212,7 +212,7 @@ WRONG = {
         f"{NEW} --data.path {{tmp}}/text.txt --data.batch-size 3 --parallel.devices 2",
         "--data.batch-size must be a multiple of",
     ),
-    "beyond Lmax": (f"{NEW} --data.seq-len 129", "--data.seq-len must be at most model.max_len=128, got 129"),
+    "beyond Lmax": (f"{NEW} --data.seq-len 129", "--data.seq-len must be at most model.max_len=128 (or"),
     "group that matches nothing": (
         f"{NEW} --data.path {{tmp}}/text.txt --optimizer.groups.2.pattern filtr",
         "optimizer.groups.2.pattern 'filtr' matches no parameter",

@@ -1,4 +1,4 @@
-"""Flags follow from the fields of a dataclass: what they take, and what is said of them."""
+"""Flags derived from the fields of a dataclass: their values, errors and help."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

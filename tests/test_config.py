@@ -95,7 +95,7 @@ class Mine(nn.Module):
 
 register("mine", MineConfig, Mine)
 """
-# What a config leaves to its data.
+# Sizes that a config leaves to its data.
 SYMBOLS = {"bytes": 256, "characters": 65, "graphemes": 65}
 IMAGE_SIZES = {"digits": (8, 8), "mnist": (28, 28)}
 
@@ -175,7 +175,7 @@ def test_files_from_before_remat_had_names_are_read(old, new):
     assert config.decode(values).model.remat == new
 
 
-# What config.json said of the optimizer when it was always AdamW under a cosine.
+# The optimizer in config.json when it was always AdamW with a cosine schedule.
 FLAT = {
     "learning_rate": 2e-3, "final_learning_rate": 2e-4, "warmup_steps": 50, "decay_steps": None, "b1": 0.9,
     "b2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0, "accumulation_steps": 1,
@@ -225,7 +225,7 @@ def test_an_optimizer_is_chosen_by_name_and_keeps_what_fits():
     assert chosen("--optimizer", "muon") == config.MuonConfig(
         1e-3, schedule, weight_decay=0.3, groups=config.HYENA_GROUPS
     )
-    # Rates and decays of another kind of size are the chosen one's own.
+    # Learning rates and decays with other defaults are taken from the chosen optimizer.
     assert chosen("--optimizer=lion") == config.LionConfig(schedule=schedule, groups=config.HYENA_GROUPS)
     kept = config.WarmupStableDecayConfig(warmup_steps=7, final_fraction=0.5)
     found = chosen("--optimizer.schedule", "warmup_stable_decay", "--optimizer", "sgd")
@@ -344,7 +344,7 @@ def test_unknown_configs_are_refused(spec, message):
         config.load(spec)
 
 
-# A config that sets what its class refuses.
+# A config with a value that its class refuses.
 LIAR = """from hyena_jax.config import *
 def get_config():
  e = Experiment(LanguageModelConfig())
@@ -457,7 +457,7 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         (lambda: Experiment(seed=-1), "seed must be in"),
         (
             lambda: Experiment(data=config.TextConfig(seq_len=257)),
-            "data.seq_len must be at most model.max_len=256, got 257",
+            r"data.seq_len must be at most model.max_len=256 \(or raise model.max_len\), got 257",
         ),
     ],
 )
@@ -493,7 +493,7 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
         (lambda: language_model(vocab_size=1), "vocab_size must be at least 2, got 1"),
         (
             lambda: with_mixer(HyenaConfig(bidirectional=True)),
-            "pattern must be of causal mixers: a language model predicts the future, got 'HyenaConfig'",
+            "pattern must be of causal mixers, to predict the next token, got 'HyenaConfig'",
         ),
         (lambda: with_mixer(config.FastmaxConfig(causal=False)), "of causal mixers.*got 'FastmaxConfig'"),
         (lambda: with_mixer(config.GatedHyenaConfig(causal=False)), "of causal mixers"),
@@ -505,7 +505,7 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
         (lambda: with_mixer(config.FastmaxConfig(n_heads=3)), "n_heads must be a divisor of d_model=8"),
         (
             lambda: with_mixer(LocalAttentionConfig(n_heads=4)),
-            "rotary_fraction must be such that an even number of the 2 channels of a head is turned, got 0.5",
+            "such that an even number of the 2 channels of a head is rotated, got 0.5",
         ),
         (
             lambda: with_mixer(config.FIRConfig(config.ExplicitFilterConfig(65))),
@@ -541,7 +541,7 @@ def test_wrong_models_are_refused_by_name(make, message):
         (lambda: HyenaConfig(dropout=1.0), "dropout must be in .0, 1., got 1.0"),
         (
             lambda: config.GatedHyenaConfig(causal=False, short_filter_len=4),
-            "short_filter_len must be odd where causal is False, got 4",
+            "short_filter_len must be odd when causal is False, got 4",
         ),
         (lambda: HawkConfig(width=0), "width must be at least 1, got 0"),
         (lambda: HawkConfig(width=2**31), "width must be at most 1048576"),
@@ -622,7 +622,7 @@ def test_wrong_types_are_refused_by_name(make, message):
 
 
 def test_the_experiment_that_is_loaded_is_made_of_plain_values(tmp_path):
-    """What a run folder keeps; a class of the user's may answer otherwise every time."""
+    """As in a run folder, since a user's class may give other values each time."""
     path = tmp_path / "own.py"
     path.write_text(
         "from hyena_jax.config import *\nclass Own(int):\n def __add__(self, other): 1 / 0\n"

@@ -1,4 +1,4 @@
-"""Parts from outside the package train, are killed, continue and are evaluated by the same commands."""
+"""Parts from outside the package are trained, killed, resumed and evaluated by the same commands."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ FLAGS = {
     "word_starts": ["--data", "word_starts", *NARROW],
     "gru": ["--model", "gru", "--model.width", "8", "--model.max-len", "16"],
 }
-# As the command, but killed while the fourth step is logged: after a checkpoint of the second was begun.
+# The command, killed while it logs the fourth step, after the checkpoint of the second was begun.
 KILLED = """
 import os, signal, sys
 from hyena_jax import cli

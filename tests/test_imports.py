@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hyena_jax"
 
-# What each part may import of ours, besides itself.
+# Parts of this package that each part may import, besides itself.
 ALLOWED = {
     "config": set(),
     "reference": set(),
@@ -60,7 +60,7 @@ TREES_ONLY = ("algorithms", "checkpoint", "export", "optimizer", "schedules")
 
 
 def imports(path: Path) -> set[str]:
-    """Dotted names of ours that a file imports, anywhere in it."""
+    """Dotted names of this package that a file imports anywhere."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -74,7 +74,7 @@ def imports(path: Path) -> set[str]:
 def test_imports_go_one_way(path):
     part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     if part == "__init__":
-        return  # the public API: it imports what is asked for, when it is asked for
+        return  # the public API, which imports names on first use
     assert {name.split(".")[0] for name in imports(path)} <= ALLOWED[part] | {part}
 
 
@@ -105,7 +105,7 @@ def test_light_modules_import_nothing_heavy(module):
 
 
 def test_the_public_names_need_nothing_heavy():
-    """Nothing of ours at all before a name is used; then only what that name needs."""
+    """Nothing is imported before a name is used, and then only what that name needs."""
     code = (
         "import sys, hyena_jax; print([name for name in sys.modules if name.startswith('hyena_jax.')]);"
         "hyena_jax.HyenaConfig, hyena_jax.register, hyena_jax.load_config('quickstart'), dir(hyena_jax);"

@@ -1,4 +1,4 @@
-"""Signals before there is anything to save: one line, an exit code, no traceback, wherever the process is."""
+"""Signals before there is anything to save: one line, an exit code, no traceback, at any moment."""
 
 import os
 import signal
@@ -70,14 +70,14 @@ def test_the_module_of_the_commands_is_the_command(tmp_path):
 
 
 def test_nohup_stays_at_start_up(tmp_path):
-    """Ignored signals stay ignored: here the next one, which is not, ends it."""
+    """An ignored signal stays ignored; the next one, which is not ignored, ends the process."""
     text = CONFIG.format(name="SIGHUP").replace("while True", "os.kill(os.getpid(), 15)\n    while True")
     done = train(tmp_path, text, "sh", "-c", "trap '' HUP; exec \"$@\"", "sh")
     assert done.stderr == "hyena-jax: stopped by SIGTERM; rerun the command to continue\n"
 
 
 def test_a_signal_ends_native_code():
-    """A loop of XLA's holds the main thread, where Python would call a handler only minutes later."""
+    """An XLA loop holds the main thread, in which Python would call a handler only minutes later."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     with subprocess.Popen([sys.executable, "-c", NATIVE], env=environment, **pipes) as process:

@@ -79,11 +79,11 @@ def test_signals_are_noted_unless_they_are_ignored(number):
 
 
 def test_a_process_ends_with_its_launcher_before_it_has_imported_anything(tmp_path):
-    """A pipe that is closed already is a launcher that was killed while its process started."""
+    """A pipe that is already closed stands for a launcher killed while its process started."""
     pipe, held = os.pipe()
     os.close(held)
     script = tmp_path / "waits.py"
-    script.write_text("import signal\nsignal.pause()")  # as a config, it would never come to an end
+    script.write_text("import signal\nsignal.pause()")  # as a config, it would never end
     command = [sys.executable, "-m", "hyena_jax.launched", str(pipe), "train", str(script), "--help"]
     with subprocess.Popen(command, pass_fds=[pipe]) as process:
         os.close(pipe)

@@ -1,4 +1,4 @@
-"""The table of parameters is true: docstrings against trees, file against docstrings."""
+"""The table of parameters: docstrings against parameter trees, and the file against the docstrings."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from hyena_jax.filters import FILTERS, build_filter
 from hyena_jax.models.blocks import Block
 
 MAX_LEN = 41
-# name: configs that together have every parameter, and the letters of their shapes
+# name: configs that together have every parameter, and the values of the letters in shapes
 FILTER_CASES = {
     "implicit": (ImplicitFilterConfig(emb_dim=5, width=7, train_decay=True), {"E": 5, "width": 7}),
     "windowed": (WindowedFilterConfig(), {}),
@@ -50,7 +50,7 @@ def shapes_of(module, *args) -> dict[str, tuple[int, ...]]:
 
 
 def undocumented(module: type, shapes: Mapping[str, tuple[int, ...]], letters: dict[str, int]) -> list[str]:
-    """What the docstring of `module` says wrongly of `shapes`, or not at all."""
+    """Entries that are wrong in, or missing from, the docstring of `module`."""
     documented = {entry.path: entry for entry in entries(module)}
     parts = tuple(path.removesuffix("*") for path in documented if path.endswith("/*"))
     wrong = []

@@ -184,7 +184,7 @@ def test_a_plugin_that_fails_is_one_line_and_code_2(tmp_path, capsys, text, mess
 
 
 def test_libraries_are_quiet_before_a_plugin_imports_them(tmp_path, capsys, monkeypatch):
-    """XLA reads the variable when it is loaded, and complains of every program from the compilation cache."""
+    """XLA reads the variable when it is loaded; without it, it warns of every program from the cache."""
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
     text = "import os\nraise ValueError(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
     assert cli.main(["train", "quickstart", "--plugin", str(plugin(tmp_path, text))]) == 2
@@ -272,7 +272,7 @@ def test_a_filter_of_ones_own_goes_into_every_long_convolution():
 
 
 def test_a_mixer_from_a_file_keeps_the_contract():
-    """As its author would ask, in a process of its own."""
+    """In its own process, as its author would run it."""
     environment = os.environ | {"HYENA_JAX_PLUGINS": os.pathsep.join(map(str, MIXERS))}
     done = subprocess.run(
         [

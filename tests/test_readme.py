@@ -1,4 +1,4 @@
-"""The README is true: its examples run, its layout is the tree's, its commands exist."""
+"""The README: its examples run, its layout matches the tree, its commands exist."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ PYTHON = "\n".join(re.findall(r"```python\n(.*?)```", README, flags=re.S))
 
 
 def test_the_examples_run(monkeypatch):
-    """Among them the mixer, which `test_plugins.py` puts through the contract."""
+    """Also the mixer, which `test_plugins.py` runs through the contract."""
     for registry in config.REGISTRIES:
         monkeypatch.setattr(registry, "_parts", dict(registry._parts))
     exec(compile(PYTHON, "README.md", "exec"), {"__name__": "readme"})
@@ -26,7 +26,7 @@ def test_the_mixer_is_the_file_that_it_links_to():
 
 
 def test_the_layout_names_every_module():
-    """But the modules of parts, which are found by their names."""
+    """Except modules of registered parts, which have the parts' names."""
     layout = README[README.index("## Layout") : README.index("## Parts of your own")]
     modules = {path.name for path in (ROOT / "hyena_jax").rglob("*.py")} - {"__init__.py"}
     parts = [part for registry in config.REGISTRIES for part in registry.parts.values()]

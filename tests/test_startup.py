@@ -1,4 +1,4 @@
-"""Which JAX may compute, and where commands keep the programs that it compiles."""
+"""Which JAX versions are accepted, and where commands keep compiled programs."""
 
 import os
 import re
@@ -30,7 +30,7 @@ for dtype, rows in ((np.float32, 32_769), (np.float64, 16_385)):
 
 
 def test_the_installed_jax_multiplies_and_sums_right():
-    """In a process without the flags of the tests, which turn the compiler's optimizations off."""
+    """In a process without the tests' flags, which lower XLA's optimization."""
     environment = {**os.environ, "XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
     command = [sys.executable, "-c", PRODUCT_AND_SUM]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -95,7 +95,7 @@ def test_help_needs_no_right_jaxlib(wrong_jaxlib, capsys):
 
 @pytest.fixture
 def no_cache_yet(monkeypatch, tmp_path):
-    """As a user's process starts: no cache is set, neither by JAX's variables nor in its config."""
+    """As in a user's process: no cache is set in JAX's variables or config."""
     names = ("jax_compilation_cache_dir", *startup.CACHE_SETTINGS)
     before = {name: getattr(jax.config, name) for name in names}
     for name in names:
@@ -108,7 +108,7 @@ def no_cache_yet(monkeypatch, tmp_path):
 
 
 def cache_folder(notes=()) -> Path | None:
-    """The folder that a command would set, after exactly these notes."""
+    """The cache folder that a command sets; checks that it prints exactly these notes."""
     said = []
     startup.keep_compiled_programs(said.append)
     assert len(said) == len(notes)
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_used_is_one_note(no_cache_yet, monkeypatch, tmp
     monkeypatch.setenv(startup.CACHE_VARIABLE, str(tmp_path / "open"))
     cache_folder().chmod(0o777)
     jax.config.update("jax_compilation_cache_dir", None)
-    assert cache_folder(["can be written by others"]) is None
+    assert cache_folder(["is writable by other users"]) is None
 
 
 def test_no_home_is_one_note(no_cache_yet, monkeypatch):
@@ -184,7 +184,7 @@ def test_entries_that_were_cut_off_are_removed(no_cache_yet):
 
 
 # Values and gradients of a program compiled without the cache, compiled and written to it, loaded from it,
-# and compiled again where the entry was damaged.
+# and recompiled because the entry was damaged.
 THE_SAME_BITS = """
 import pathlib
 import jax, jax.numpy as jnp, numpy as np

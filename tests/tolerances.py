@@ -1,9 +1,9 @@
-"""How close is equal: absolute tolerance relative to the largest expected magnitude, by dtype."""
+"""Tolerances by dtype, relative to the largest expected magnitude."""
 
 import numpy as np
 
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "bfloat16": 3e-2}
-# Central differences of a float64 function with step 1e-6 are good to about 1e-9 of its values.
+# Central differences of a float64 function with step 1e-6 are accurate to about 1e-9 of its values.
 DIFFERENCE_TOLERANCE = 1e-6
 
 

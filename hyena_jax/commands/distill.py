@@ -1,4 +1,4 @@
-"""`hyena-jax distill`: fit, measure, choose, print and write."""
+"""`hyena-jax distill`: fits recurrences, measures the loss, chooses a size, prints and writes."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hyena_jax.distillation.sizes import Source, Tried
 
-# What `auto` tries; a state of max_len numbers could as well be the last inputs themselves.
+# Sizes that `auto` tries, up to max_len: a state of that size could just as well store the inputs.
 AUTO_SIZES = (4, 8, 16, 32, 64, 128, 256)
 
 
@@ -34,24 +34,24 @@ class Distill:
     output: Path
     """Folder of the new run; must not exist, or be empty."""
     state_size: int | Literal["auto"] = "auto"
-    """Real numbers of state of each channel, even: half as many complex modes. `auto` takes the smallest
-    power of two from 4 on that keeps to --max-loss-increase."""
+    """Real state size per channel, an even number: twice the complex modes. `auto` takes the smallest power
+    of two from 4 that keeps to --max-loss-increase."""
     step: str = "latest"
     """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
     max_loss_increase: float = 0.01
-    """Nats by which the validation loss may grow; `auto` looks for the smallest size that keeps to it."""
+    """Largest allowed increase of the validation loss in nats, by which `auto` chooses the size."""
     max_filter_error: float = 0.1
-    """Relative L2 error beyond which a filter is named as one that is far off."""
+    """Relative L2 error above which a filter is reported as far off."""
     path: str | None = None
-    """Text file or folder to measure losses on, in place of what the run held out."""
+    """Text file or folder to measure losses on, instead of the run's held-out data."""
     batch_size: int = 64
     """Sequences evaluated at once; does not change the result."""
     seed: int = 0
-    """Seed of the random subspaces that the spectra of filters beyond 512 taps are found in."""
+    """Seed of the random subspaces in which spectra of long filters are computed."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
     def check(self) -> None:
-        """Refuses values that fit no run."""
+        """Refuses values that are wrong for every run."""
         size = self.state_size
         if size != "auto":
             require(size >= 2 and size % 2 == 0, "state_size", size, "even and at least 2, or 'auto'")
@@ -63,7 +63,7 @@ class Distill:
 
 
 def run(command: Distill, arguments: Sequence[str]) -> int:
-    """Prints what was found and writes the new run folder; exit code 1 if no size keeps to the bound."""
+    """Distils a run; exit code 1 if no state size keeps to the bound."""
     start_jax(note)
     keep_freed_memory()
     try:
@@ -74,14 +74,14 @@ def run(command: Distill, arguments: Sequence[str]) -> int:
 
 
 def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) -> None:
-    """Fits, measures and chooses; prints what was found, and writes the new run folder.
+    """Distils a run as the settings say, prints the results and writes the new run folder.
 
     Args:
-      command: the command line, for the record.
+      command: the command line, to be recorded.
 
     Raises:
-      UserError: for settings or a run that cannot be distilled; nothing has been written then.
-      NoSizeHolds: if state size `auto` finds none; nothing has been written then.
+      UserError: if the settings are wrong or the run cannot be distilled; nothing was written then.
+      NoSizeHolds: if state size `auto` finds no size; nothing was written then.
       OSError: if the folder cannot be written.
     """
     from hyena_jax.distillation import report, sizes, store

@@ -1,4 +1,4 @@
-"""`hyena-jax generate`: its flags, and what it prints."""
+"""`hyena-jax generate`: its flags and its output."""
 
 import json
 import re
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from hyena_jax.training.run_folder import RunFolder
 
 
-# They are computed at once, and printed when all are done.
+# Most continuations at once: they are computed together and printed when all are done.
 MOST_ROWS = 4096
-# What a shell's quotes leave as two characters.
+# Escapes in --stop, which shells pass on as two characters.
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
@@ -41,27 +41,27 @@ class Generate:
     temperature: float = 1.0
     """Divides the logits."""
     top_k: int | None = None
-    """Sample from the k most probable tokens only."""
+    """Sample only from the k most probable tokens."""
     top_p: float | None = None
-    """Sample from the fewest most probable tokens that reach probability p."""
+    """Sample only from the fewest most probable tokens whose probabilities sum to at least p."""
     min_p: float | None = None
-    """Sample from tokens with at least p times the highest probability only."""
+    """Sample only from tokens with at least p times the highest probability."""
     greedy: bool = False
-    """Take the most probable token."""
+    """Always take the most probable token."""
     stop: tuple[str, ...] = ()
-    """Texts that end a continuation, which keeps them. \\n is a new line, \\t a tab, \\\\ a backslash."""
+    """Texts after which a continuation ends. \\n is a newline, \\t a tab, \\\\ a backslash."""
     seed: int = 0
-    """Seed of the sampling; sample i draws with seed + i."""
+    """Seed of the sampling; sample i uses seed + i."""
     num_samples: int = 1
-    """Continuations of each prompt, printed one after the other."""
+    """Continuations of each prompt."""
     on_full: Literal["slide", "error"] = "slide"
-    """When the model's context is full: read its newer half again and go on, or refuse beforehand."""
+    """When the context is full: `slide` rereads its newer half and continues; `error` refuses beforehand."""
     output: Path | None = None
-    """New file for the continuations with tokens and log-probabilities, one JSON object a line."""
+    """New file for the continuations with tokens and log-probabilities, one JSON object per line."""
     save_state: Path | None = None
-    """New file for the model's state after the prompts, before anything is drawn."""
+    """New file for the model's state after the prompts, before sampling."""
     load_state: Path | None = None
-    """Such a file: what was read is not read again. Prompts, if any, are read on from there."""
+    """File from --save-state to continue from, without reading its prompts again. Prompts are appended."""
 
 
 def run(command: Generate, arguments: Sequence[str]) -> int:
@@ -82,7 +82,7 @@ def run(command: Generate, arguments: Sequence[str]) -> int:
     rule = SamplingRule(command.greedy, command.temperature, command.top_k, command.top_p, command.min_p)
     run = read_run(command.run.workdir)
     is_text = run.experiment.data.input_kind.is_tokens and is_tokenizer(run.encoding)
-    must = "a run on text, or on tokens with a tokenizer, which alone can be continued"
+    must = "a run on text, or on tokens with a tokenizer"
     require(is_text, "workdir", str(command.run.workdir), must)
     request = _request(command, rule, run.encoding)
     prompts = [encode(run.encoding, prompt, "prompt") for prompt in command.prompt]
@@ -114,13 +114,13 @@ def _counted(chunks: "Iterator[Chunk]", advance: Callable[[int], None]) -> "Iter
 def _check_files(command: Generate) -> None:
     if not command.prompt and command.load_state is None:
         raise UserError(
-            "prompt must be given, as --prompt TEXT, or a state to go on from, as --load-state FILE"
+            "prompt must be given, as --prompt TEXT, or a state to continue from, as --load-state FILE"
         )
     for name in ("output", "save_state"):
         path = getattr(command, name)
         if path is not None:
-            require(not path.exists(), name, str(path), "a new file")
-            require(path.parent.is_dir(), name, str(path), "in a folder that exists")
+            require(not path.exists(), name, str(path), "a file that does not exist yet")
+            require(path.parent.is_dir(), name, str(path), "in an existing folder")
 
 
 def _request(command: Generate, rule: "SamplingRule", tokenizer: "Tokenizer") -> "Request":
@@ -128,9 +128,7 @@ def _request(command: Generate, rule: "SamplingRule", tokenizer: "Tokenizer") ->
     from hyena_jax.generation.stopping import stops
 
     n_rows = max(1, len(command.prompt)) * command.num_samples
-    require(
-        n_rows <= MOST_ROWS, "num_samples", command.num_samples, f"such that there are at most {MOST_ROWS}"
-    )
+    require(n_rows <= MOST_ROWS, "num_samples", command.num_samples, f"at most {MOST_ROWS} over all prompts")
     texts = [re.sub(r"\\([nt\\])", lambda found: ESCAPES[found[1]], text) for text in command.stop]
     stop_tokens, stop_texts = stops(tokenizer, texts)
     return Request(
@@ -148,7 +146,7 @@ def _request(command: Generate, rule: "SamplingRule", tokenizer: "Tokenizer") ->
 def _read(
     command: Generate, run: "RunFolder", model: object, params: dict, prompts: "list[np.ndarray]"
 ) -> "Prefilled":
-    """What was saved, the prompts after it, and that saved in its turn."""
+    """The state after the loaded state, if any, and the prompts; saved if asked for."""
     from hyena_jax.generation import saved_state
     from hyena_jax.generation.decoding import prefill
 

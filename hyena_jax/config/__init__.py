@@ -1,7 +1,7 @@
-"""What an experiment is: frozen dataclasses, and how one is loaded, compared and saved.
+"""Experiments as frozen dataclasses, and how they are loaded, compared and saved.
 
-Nothing here imports JAX, so that `--help` is quick. A field marked RUNTIME may change when a run is
-resumed; every other field of `model`, `data`, `optimizer` and `seed` is the experiment's identity.
+Nothing here imports JAX, so that `--help` is quick. A field marked RUNTIME may change when a run is resumed;
+every other field of an experiment is its identity.
 """
 
 from hyena_jax.config.checks import Checked, UserError, choose, require

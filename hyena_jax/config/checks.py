@@ -1,4 +1,4 @@
-"""How a wrong value is refused: one kind of error, one form of message."""
+"""Checks of values: one class of error, one form of message."""
 
 import dataclasses
 import difflib
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 T = TypeVar("T")
 
 MOST_COUNT = 2**31 - 1
-# The largest float32: beyond it, what is computed is infinite.
+# The largest float32: a larger value would be infinite.
 MOST_FLOAT = (2 - 2**-23) * 2.0**127
 
 
@@ -20,7 +20,7 @@ class UserError(ValueError):
 
 
 def choose(what: str, name: str, allowed: Mapping[str, T]) -> T:
-    """Returns `allowed[name]`; an unknown name is refused with the nearest valid one."""
+    """Returns `allowed[name]`; refuses an unknown name and suggests the nearest valid one."""
     if name in allowed:
         return allowed[name]
     raise UserError(f"{what} {name!r} is unknown{_nearest(name, allowed)}; allowed: {', '.join(allowed)}")
@@ -32,15 +32,15 @@ def _nearest(name: str, allowed: Iterable[str]) -> str:
 
 
 def require(condition: bool, argument: str, value: object, allowed: str) -> None:
-    """Raises the one form of error that a wrong value gets: the argument, its value, what is allowed."""
+    """Raises UserError `{argument} must be {allowed}, got {value}` unless the condition holds."""
     if not condition:
         raise UserError(f"{argument} must be {allowed}, got {value!r}")
 
 
 def require_at_least(least: float, config: object, *names: str) -> None:
-    """`require` for fields of `config` that are numbers, or None where that is a value of theirs.
+    """`require` for fields of `config` that are numbers or None.
 
-    Ints are counts of something: steps, rows, seconds. They are computed with in 32 bits.
+    Ints are counts, such as steps, rows or seconds, and must fit into 32 bits.
     """
     for name in names:
         value = getattr(config, name)
@@ -49,27 +49,27 @@ def require_at_least(least: float, config: object, *names: str) -> None:
 
 
 def require_at_most(most: float, config: object, *names: str) -> None:
-    """The same from above."""
+    """`require` for fields of `config` that are numbers or None, from above."""
     for name in names:
         value = getattr(config, name)
         require(value is None or value <= most, name, value, f"at most {most}")
 
 
 def require_sizes(d_model: int, max_len: int) -> None:
-    """Refuses a width or a length that no module can have."""
+    """Refuses a width or a length below 1."""
     for name, size in (("d_model", d_model), ("max_len", max_len)):
         require(_is_a(size, int) and size >= 1, name, size, "an int, at least 1")
 
 
 def require_divisor(argument: str, value: int, of: str, number: int) -> None:
-    """Refuses a `value` that does not divide `number`, which is known as `of`."""
+    """Refuses a `value` that does not divide `number`, called `of` in the message."""
     require(number % value == 0, argument, value, f"a divisor of {of}={number}")
 
 
 class Checked:
-    """Base of the configs: refuses values that are not of the annotated types, in Python as elsewhere.
+    """Base of the configs: refuses values that are not of the annotated types, also from Python.
 
-    A subclass that has conditions of its own calls `super().__post_init__()` first.
+    A subclass with its own checks calls `super().__post_init__()` first.
     """
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ def field_types(config_class: type) -> dict[str, Any]:
 
 
 def _is_a(value: object, hint: Any) -> bool:
-    """Whether a value is of an annotated type. An int is a float, a bool is no number, floats are finite."""
+    """Whether a value is of an annotated type. Ints are floats, bools are not numbers, floats are finite."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return any(_is_a(value, argument) for argument in arguments)

@@ -1,6 +1,6 @@
-"""Kinds chosen by name on the command line: `--optimizer lion`, `--model.pattern hawk,hawk,hyena`.
+"""Parts chosen by name on the command line: `--optimizer lion`, `--model.pattern hawk,hawk,hyena`.
 
-The flags of an experiment's options follow from the kinds that it has, so these flags are read first.
+They decide which other flags exist, so these flags are read first.
 """
 
 import dataclasses
@@ -12,21 +12,21 @@ from hyena_jax.config.registry import is_kind
 
 
 class Choice(NamedTuple):
-    """A place in an experiment that takes a registered kind, or a list of them."""
+    """A field of an experiment that holds a registered part, or a list of parts."""
 
     path: tuple[str, ...]
     base: type
-    """The base class of the kind, such as `MixerConfig`."""
+    """The base class of its kind, such as `MixerConfig`."""
     is_list: bool
 
     @property
     def flag(self) -> str:
-        """As it is written on the command line."""
+        """The flag on the command line."""
         return "--" + ".".join(self.path).replace("_", "-")
 
 
 def choices(value: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
-    """All places in a config where a kind can be chosen, from the outside in."""
+    """All fields in a config where a part can be chosen, from the outside in."""
     if not dataclasses.is_dataclass(value):
         return
     for name, hint in field_types(type(value)).items():
@@ -44,14 +44,13 @@ def choices(value: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
 
 
 def choose_kinds(experiment: Any, arguments: Sequence[str]) -> tuple[Any, list[str]]:
-    """The experiment with the kinds that flags name, and the arguments without those flags.
+    """The experiment with the parts that flags name, and the arguments without these flags.
 
-    A kind that is chosen has its default options; those that a base class of both kinds declares keep their
-    values, unless the chosen one has another default. Outer flags act before inner ones, whatever their
-    order.
+    A chosen part has its default options. Options that a base class of the old and the new part declares keep
+    their values, unless the new part has another default. Outer flags act before inner ones, in any order.
 
     Raises:
-      UserError: for an unknown name, with the nearest one.
+      UserError: for an unknown name, with the nearest valid one.
     """
     rest, depth = list(arguments), 1
     while any(len(choice.path) >= depth for choice in choices(experiment)):
@@ -83,7 +82,7 @@ def take_flag(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str
 
 
 def _with(value: Any, named: dict[tuple[str, ...], tuple[Choice, str]]) -> Any:
-    """The config with the kinds that are named by path; of one dataclass all at once, since they must fit."""
+    """The config with the parts named by path; all of one dataclass at once, since they must fit together."""
     if () in named:
         return _chosen(value, *named[()])
     inner: dict[str, dict] = {}
@@ -118,14 +117,14 @@ def _chosen(now: Any, choice: Choice, names: str) -> Any:
 
 
 def choice_flags(experiment: Any) -> list[str]:
-    """The flags that choose kinds."""
+    """The flags that choose parts."""
     return [choice.flag for choice in choices(experiment)]
 
 
 def describe_choices(experiment: Any) -> str:
-    """The flags that choose kinds, and the names that each takes, for `--help`."""
+    """The flags that choose parts, with the names that each takes, for `--help`."""
     by_base: dict[type, list[str]] = {}
     for choice in choices(experiment):
         by_base.setdefault(choice.base, []).append(choice.flag + (" A,B,..." if choice.is_list else " NAME"))
     lines = [f"{', '.join(flags)}: {', '.join(base.registry)}" for base, flags in by_base.items()]
-    return "\n".join(["Parts that are chosen by name; each has its own options:", *lines])
+    return "\n".join(["Parts chosen by name; each has its own options:", *lines])

@@ -1,26 +1,26 @@
-"""How a process finds the others that train with it. No part of the experiment: it may differ every time."""
+"""How a process finds the other processes of a training. Not part of the experiment: it may change."""
 
 import re
 from dataclasses import dataclass
 
 from hyena_jax.config.checks import Checked, require
 
-# A name, an address of IPv4, or one of IPv6 in brackets; a name's label has at most 63 characters.
+# A host name, an IPv4 address, or an IPv6 address in brackets; a label of a name has at most 63 characters.
 ADDRESS = re.compile(r"([a-zA-Z0-9_-]{1,63}(\.[a-zA-Z0-9_-]{1,63})*\.?|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")
 
 
 @dataclass(frozen=True)
 class Cluster(Checked):
-    """The processes that share one training."""
+    """Training by several processes."""
 
     distributed: bool = False
     """Join the processes that the cluster's environment names (Slurm, Open MPI, Kubernetes, Cloud TPU)."""
     coordinator: str | None = None
-    """HOST:PORT where process 0 is met; instead of distributed, with num_processes and process_id."""
+    """HOST:PORT of process 0, given with num_processes and process_id instead of distributed."""
     num_processes: int | None = None
-    """Processes in all."""
+    """Number of processes."""
     process_id: int | None = None
-    """Number of this process, from 0."""
+    """Index of this process, from 0."""
     join_timeout: float = 60.0
     """Seconds to wait for the other processes when training starts."""
 
@@ -33,7 +33,7 @@ class Cluster(Checked):
             require((value is None) == (self.coordinator is None), name, value, together)
         if self.coordinator is None:
             return
-        require(not self.distributed, "distributed", True, "False where coordinator is given")
+        require(not self.distributed, "distributed", True, "False when coordinator is given")
         require_address("coordinator", self.coordinator)
         require(self.num_processes >= 1, "num_processes", self.num_processes, "at least 1")
         inside = 0 <= self.process_id < self.num_processes

@@ -1,4 +1,4 @@
-"""What a data set is."""
+"""Configs of data sets."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -17,17 +17,17 @@ class DataConfig(Checked):
 
         load(config, encoding) -> hyena_jax.data.dataset.Dataset
 
-    which `hyena_jax.data.sources` makes of arrays, of any rows, or of an iterator with a state.
-    `encoding` is None for a new run; else what the run in the folder reads its data with.
+    which `hyena_jax.data.sources` makes from arrays, any rows, or an iterator with a state.
+    `encoding` is None for a new run, else the encoding that is saved in the run folder.
     """
 
     registry: ClassVar[Registry] = Registry("data", is_module=False)
 
     inputs: ClassVar[str] = "tokens"
-    """What a model reads of the data: `tokens`, `images`, or another word that the model's config has too."""
+    """What a model reads: `tokens`, `images`, or another word; must equal the model config's `inputs`."""
 
     batch_size: int = field(default=16, kw_only=True)
-    """Rows in a step, over all devices and all accumulated parts."""
+    """Rows per step, over all devices and accumulation steps."""
 
     @property
     def input_kind(self) -> InputKind:
@@ -41,10 +41,10 @@ class DataConfig(Checked):
 
 @dataclass(frozen=True)
 class StreamConfig(DataConfig):
-    """Base of the configs of one long stream of tokens, which is read in windows."""
+    """Base class of the configs of one long stream of tokens, read in windows."""
 
     seq_len: int = field(default=256, kw_only=True)
-    """Tokens L in a training sequence."""
+    """Tokens L per training sequence."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,20 +53,20 @@ class StreamConfig(DataConfig):
 
 @dataclass(frozen=True)
 class TextConfig(StreamConfig):
-    """Which text, as which tokens, in which batches."""
+    """Text, its tokenizer and its batches."""
 
     name: str = "python_stdlib"
     """`python_stdlib` (no download) or the name of a text data set of TensorFlow Datasets."""
     path: str | None = field(default=None, metadata=RUNTIME)
-    """Text file or folder to use in place of `name`; the last 10% are held out."""
+    """Text file or folder to use instead of `name`; the last 10% are held out."""
     validation_path: str | None = field(default=None, metadata=RUNTIME)
-    """Text file or folder to hold out in place of the last 10% of `path`."""
+    """Text file or folder to hold out instead of the last 10% of `path`."""
     tfds_dir: str | None = field(default=None, metadata=RUNTIME)
     """Where TensorFlow Datasets keeps prepared data (its data_dir)."""
     manual_dir: str | None = field(default=None, metadata=RUNTIME)
-    """Folder with an already downloaded source file (the data set's manual_dir)."""
+    """Folder with a source file that you downloaded (the data set's manual_dir)."""
     tokenizer: Literal["bytes", "characters", "graphemes", "bpe"] = "bytes"
-    """Symbols: UTF-8 bytes, code points, grapheme clusters, or the pieces of `tokenizer_path`."""
+    """Tokens: UTF-8 bytes, code points, grapheme clusters, or the pieces of `tokenizer_path`."""
     tokenizer_path: str | None = field(default=None, metadata=RUNTIME)
     """The `tokenizer.json` of a byte-pair tokenizer (tokenizer=bpe)."""
 
@@ -83,17 +83,17 @@ class TextConfig(StreamConfig):
 
 @dataclass(frozen=True)
 class TokensConfig(StreamConfig):
-    """Which files of token ids, in which batches."""
+    """Files of token ids and their batches."""
 
     path: str | None = field(default=None, metadata=RUNTIME)
-    """File of tokens, memory-mapped: `.npy` (integers of one dimension) or `.bin` (`dtype`, little endian, no
-    header); the last 10% are held out."""
+    """File of tokens, memory-mapped: `.npy` (a one-dimensional integer array) or `.bin` (`dtype`, little
+    endian, no header); the last 10% are held out."""
     validation_path: str | None = field(default=None, metadata=RUNTIME)
-    """Such a file to hold out in place of the last 10% of `path`."""
+    """File of tokens to hold out instead of the last 10% of `path`."""
     dtype: Literal["uint16", "uint32"] = "uint16"
-    """Of the ids in a `.bin` file."""
+    """Dtype of the ids in a `.bin` file."""
     vocab_size: int | None = None
-    """Symbols; None takes the largest id in the files plus one, or the tokenizer's count."""
+    """Vocabulary size; None takes the tokenizer's, or the largest id in the files plus one."""
     tokenizer_path: str | None = field(default=None, metadata=RUNTIME)
     """The `tokenizer.json` of the byte-pair tokenizer that wrote the ids; None shows ids as numbers."""
 
@@ -102,28 +102,28 @@ class TokensConfig(StreamConfig):
         require_at_most(MOST_SYMBOLS, self, "vocab_size")
         require_at_least(2, self, "vocab_size")
         is_told_once = self.vocab_size is None or self.tokenizer_path is None
-        require(is_told_once, "vocab_size", self.vocab_size, "None with tokenizer_path, which tells it")
+        require(is_told_once, "vocab_size", self.vocab_size, "None with tokenizer_path, which sets it")
         _check_validation_path(self)
 
 
 @dataclass(frozen=True)
 class ImagesConfig(DataConfig):
-    """Which labelled images, in which batches."""
+    """Labelled images and their batches."""
 
     inputs: ClassVar[str] = "images"
 
     name: Literal["digits", "mnist", "cifar10"] = "digits"
     """`digits` (8 x 8, bundled with scikit-learn, no download), or a data set of TensorFlow Datasets."""
     path: str | None = field(default=None, metadata=RUNTIME)
-    """Folder with one pair of IDX files to use in place of `name`; the last 10% are held out."""
+    """Folder with one pair of IDX files to use instead of `name`; the last 10% are held out."""
     validation_path: str | None = field(default=None, metadata=RUNTIME)
-    """Folder with one pair of IDX files to hold out in place of the last 10% of `path`."""
+    """Folder with one pair of IDX files to hold out instead of the last 10% of `path`."""
     tfds_dir: str | None = field(default=None, metadata=RUNTIME)
     """Where TensorFlow Datasets keeps prepared data (its data_dir)."""
     manual_dir: str | None = field(default=None, metadata=RUNTIME)
-    """Folder with already downloaded source files (the data set's manual_dir)."""
+    """Folder with source files that you downloaded (the data set's manual_dir)."""
     batch_size: int = field(default=32, kw_only=True)
-    """Images in a step, over all devices and all accumulated parts."""
+    """Images per step, over all devices and accumulation steps."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""JSON files that carry a digest of what they hold, so that a bit that flipped is noticed."""
+"""JSON files with a digest of their values, so that a flipped bit is noticed."""
 
 import hashlib
 import json
@@ -11,24 +11,24 @@ KEY = "sha256"
 
 
 def with_digest(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Under KEY, the SHA-256 of all values, and the values."""
+    """The values, and their SHA-256 under KEY."""
     values = {name: value for name, value in values.items() if name != KEY}
-    return {KEY: _digest(values)} | values  # first: a person can delete its line, and leaves JSON
+    return {KEY: _digest(values)} | values  # first, so that a person can delete its line and leave valid JSON
 
 
 def without_digest(values: Any) -> Any:
-    """The inverse of `with_digest`; what has no digest, as earlier versions wrote it, is returned as it is.
+    """The inverse of `with_digest`; values without a digest, from earlier versions, are returned unchanged.
 
     Raises:
-      UserError: if the digest is that of other values.
+      UserError: if the digest does not match the values.
     """
     if not isinstance(values, Mapping) or KEY not in values:
         return values
     rest = {name: value for name, value in values.items() if name != KEY}
     if values[KEY] != _digest(rest):
         raise UserError(
-            f"it was damaged or edited: its {KEY} is that of other values (if you edited it, delete the line"
-            f" {KEY!r})"
+            f"it was damaged or edited: its {KEY} does not match its values (if you edited it, delete the"
+            f" line {KEY!r})"
         )
     return rest
 

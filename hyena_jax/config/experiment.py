@@ -1,4 +1,4 @@
-"""What an experiment is: model, data, how to train, and what is written."""
+"""The config of an experiment: model, data, training, and what is written."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,22 +12,22 @@ from hyena_jax.config.optimizers import AdamWConfig, OptimizerConfig
 
 @dataclass(frozen=True)
 class TrainingConfig(Checked):
-    """How long to train and how often to look; free to change on resume."""
+    """How long to train and how often to evaluate and save; may change on resume."""
 
     steps: int = 2000
-    """Steps to train; may grow when a run is continued."""
+    """Steps to train; may grow when a run is resumed."""
     eval_every: int = 250
     """Steps between evaluations on the held-out data."""
     eval_batch_size: int = 64
     """Sequences or images evaluated at once; does not change the result."""
     eval_windows: int | None = None
-    """Evaluate on this many evenly spaced windows of the held-out text, or images; None takes all of it."""
+    """Evaluate on this many evenly spaced held-out windows or images; None takes all."""
     checkpoint_every: int = 500
     """Steps between checkpoints."""
     log_every: int = 10
     """Steps between rows of training metrics."""
     keep_checkpoints: int = 2
-    """Latest checkpoints to keep; the best one is kept beside them."""
+    """Latest checkpoints to keep; the best one is kept in addition."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,24 +37,24 @@ class TrainingConfig(Checked):
 
 @dataclass(frozen=True)
 class ParallelConfig(Checked):
-    """How a step is spread over devices and processes."""
+    """How a step is distributed over devices and processes."""
 
     strategy: Literal["pmap", "sharded"] = "pmap"
-    """`pmap`: every device holds all parameters. `sharded`: jit over a mesh (data, fsdp, sequence)."""
+    """`pmap`: every device holds all parameters. `sharded`: `jit` over a mesh (data, fsdp, sequence)."""
     devices: int | None = None
-    """Local devices of each process that share a batch; None takes all."""
+    """Local devices that each process uses; None takes all."""
     data: int | None = None
-    """Mesh axis (sharded): groups that hold all parameters and divide the rows; None takes what is left."""
+    """Mesh axis (sharded): parameter replicas, over which rows are sharded; None takes remaining devices."""
     fsdp: int = 1
-    """Mesh axis (sharded): devices that divide rows, parameters and optimizer state among them."""
+    """Mesh axis (sharded): devices over which rows, parameters and optimizer state are sharded."""
     sequence: int = 1
-    """Mesh axis (sharded): devices that divide the length of the rows among them."""
+    """Mesh axis (sharded): devices over which the sequence length is sharded."""
     heartbeat_timeout: int = 100
-    """Seconds after which several processes give up on one that does not answer."""
+    """Seconds without an answer after which the other processes give up on a process."""
     stop_every: int = 10
-    """Steps between two agreements of several processes on whether one was asked to stop."""
+    """Steps between checks of several processes on whether any of them was asked to stop."""
     check_replicas_every: int | None = None
-    """Steps between comparisons, bit by bit, of the copies that devices hold; None does not compare."""
+    """Steps between bitwise comparisons of the devices' copies of the state; None does not compare."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,16 +67,16 @@ class ParallelConfig(Checked):
 
 @dataclass(frozen=True)
 class LoggingConfig(Checked):
-    """What is written while training."""
+    """What a training writes."""
 
     tensorboard: bool = True
     """Write TensorBoard event files."""
     sample_tokens: int = 256
-    """Tokens of the sample that ends a run on text; 0 for none."""
+    """Tokens to generate at the end of a run on text; 0 for none."""
     sample_prompt: str | None = None
-    """Text that the sample continues; None takes the beginning of the held-out text."""
+    """Prompt of this sample; None takes the start of the held-out text."""
     sample_images: int = 40
-    """Held-out images that are drawn with their predictions at the end of a run on images; 0 for none."""
+    """Held-out images to draw with their predictions at the end of a run on images; 0 for none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,19 +85,19 @@ class LoggingConfig(Checked):
 
 @dataclass(frozen=True)
 class Experiment(Checked):
-    """Everything that decides what a run computes."""
+    """Everything that determines a run's result."""
 
     model: ModelConfig = LanguageModelConfig()
     data: DataConfig = TextConfig()
     loss: LossConfig = CrossEntropyConfig()
     metrics: tuple[MetricConfig, ...] = field(default=(), metadata=RUNTIME)
-    """Measured in training and evaluation, in addition to what the data give by themselves."""
+    """Measured in training and evaluation, in addition to the data's own metrics."""
     optimizer: OptimizerConfig = AdamWConfig()
     training: TrainingConfig = field(default=TrainingConfig(), metadata=RUNTIME)
     parallel: ParallelConfig = field(default=ParallelConfig(), metadata=RUNTIME)
     logging: LoggingConfig = field(default=LoggingConfig(), metadata=RUNTIME)
     seed: int = 0
-    """Root of every random choice: initial parameters, order of the data, dropout."""
+    """Seed of all random numbers: initial parameters, order of the data, dropout."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,5 +114,5 @@ class Experiment(Checked):
             prompt = self.logging.sample_prompt
             require(prompt is None, "logging.sample_prompt", prompt, "None with data that are not tokens")
         elif hasattr(self.data, "seq_len") and hasattr(self.model, "max_len"):
-            most = f"at most model.max_len={self.model.max_len}"
+            most = f"at most model.max_len={self.model.max_len} (or raise model.max_len)"
             require(self.data.seq_len <= self.model.max_len, "data.seq_len", self.data.seq_len, most)

@@ -1,4 +1,4 @@
-"""How an experiment is loaded from a config file, compared with another, saved and read again."""
+"""Loading an experiment from a config file, saving and reading it, and comparing two."""
 
 import dataclasses
 import inspect
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 RUN_CONFIG = "config.json"
 MOST_PATH, MOST_NAME = 3800, 255
-"""Bytes of a run folder's path, which leave room for the names in it (Linux: 4,096), and of a file's name."""
+"""Most bytes of a run folder's path (Linux allows 4,096 with the names in it), and of a file's name."""
 
 
 def load(spec: str) -> Experiment:
-    """The experiment of `CONFIG` or `CONFIG:VARIANT`; CONFIG is a name in `configs/` or a Python file.
+    """The experiment of `CONFIG` or `CONFIG:VARIANT`, or of the `config.json` in a run folder.
 
-    Or it is the `config.json` of a run folder.
+    CONFIG is a name in `configs/` or a Python file.
     """
     if Path(spec).name == RUN_CONFIG:
         return read_run(Path(spec).parent)
@@ -45,18 +45,18 @@ def load(spec: str) -> Experiment:
         experiment = module.get_config(variant) if variant else module.get_config()
         if type(experiment) is not Experiment:
             raise UserError(f"get_config must return an Experiment, got {type(experiment).__name__}")
-        # As a run folder keeps it and every later command reads it: of plain values, checked once more.
+        # Written and read as in a run folder, so that later commands see the same values, checked once more.
         return decode(parse_json(json.dumps(encode(experiment))))
     except UserError as error:
         raise UserError(f"config {spec}: {error}") from None
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a config is the user's own program: its faults are input
+    except BaseException as error:  # a config is the user's code: its errors are user errors
         raise UserError(f"config {path} cannot be read: {describe_fault(error)}") from error
 
 
 def config_files() -> dict[str, Path]:
-    """The shipped configs by name: inside the package when installed, beside it in a checkout."""
+    """The shipped configs by name: inside the package when installed, next to it in a checkout."""
     package = Path(__file__).parents[1]
     for folder in (package / "configs", package.parent / "configs"):
         if folder.is_dir():
@@ -72,7 +72,7 @@ def _find_config(name: str) -> Path:
     return choose("config", name, config_files())
 
 
-# Fields of these kinds carry a tag `type` in config.json.
+# Fields of these kinds have a tag `type` in config.json.
 KINDS = (
     FilterConfig,
     MixerConfig,
@@ -90,7 +90,7 @@ def _converter() -> "cattrs.Converter":
     import cattrs
 
     converter = cattrs.Converter(forbid_extra_keys=True)
-    for hint in (int, float, str, bool):  # as they are, for the configs to judge: cattrs makes 2 of 2.7
+    for hint in (int, float, str, bool):  # unchanged, for the configs to check: cattrs would turn 2.7 into 2
         converter.register_structure_hook(hint, lambda value, _: value)
     for base in KINDS:
         _tag(converter, base)
@@ -98,7 +98,7 @@ def _converter() -> "cattrs.Converter":
 
 
 def _tag(converter: "cattrs.Converter", base: type) -> None:
-    """Makes `converter` write and read values of a kind with their tag."""
+    """Makes `converter` write and read values of a kind with the tag `type`."""
     registry = base.registry
 
     def write(value: Any) -> dict[str, Any]:
@@ -111,16 +111,16 @@ def _tag(converter: "cattrs.Converter", base: type) -> None:
         return converter.structure(rest, choose(registry.kind, value["type"], registry))
 
     def is_base(hint: Any) -> bool:
-        return hint is base  # not its subclasses, which are read and written by their fields
+        return hint is base  # not a subclass, whose fields are read and written directly
 
     converter.register_unstructure_hook_func(is_base, write)
     converter.register_structure_hook_func(is_base, read)
 
 
 def encode(experiment: Experiment) -> dict[str, Any]:
-    """The experiment as JSON values; what is one of several kinds carries a `type` tag.
+    """The experiment as JSON values; registered parts have a `type` tag.
 
-    With parts that are not this package's, `plugins` says where they came from: see `plugins_in`.
+    If some parts are not this package's, `plugins` says where they came from: see `plugins_in`.
     """
     plugins = plugins_in(experiment)
     values = _converter().unstructure(experiment, unstructure_as=Experiment)
@@ -128,7 +128,7 @@ def encode(experiment: Experiment) -> dict[str, Any]:
 
 
 def decode(values: Mapping[str, Any]) -> Experiment:
-    """The inverse of `encode`, also of older files.
+    """The inverse of `encode`, also for files of older versions.
 
     Raises:
       UserError: for unknown keys and wrong types; and if a plugin is missing, with the flag to add.
@@ -149,10 +149,10 @@ def decode(values: Mapping[str, Any]) -> Experiment:
 
 
 def _renewed(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Values as they are written now.
+    """Values of older versions in the present form.
 
-    `remat` was a bool before there were several policies. Every optimizer was AdamW under a cosine, whose
-    options it held itself, before there were several.
+    `remat` was a bool before there were several policies. Before there were several optimizers, every one was
+    AdamW with a cosine schedule, whose options were its own fields.
     """
     model, optimizer = values.get("model"), values.get("optimizer")
     if isinstance(model, Mapping) and isinstance(model.get("remat"), bool):
@@ -169,7 +169,7 @@ def _renewed_optimizer(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     peak, final = optimizer.get("learning_rate"), optimizer.get("final_learning_rate")
     if isinstance(peak, int | float) and isinstance(final, int | float) and 0 <= final <= peak > 0:
         del schedule["final_learning_rate"]
-        schedule["final_fraction"] = final / peak  # the cosine knew its end by this ratio alone: same values
+        schedule["final_fraction"] = final / peak  # the old cosine used only this ratio: same values
         if final == peak:
             schedule = {"type": "constant", "warmup_steps": optimizer.get("warmup_steps", 100)}
     return {"type": "adamw", **rest, "schedule": schedule}
@@ -189,7 +189,7 @@ def is_run(workdir: Path) -> bool:
     """Whether a folder holds a run.
 
     Raises:
-      UserError: if the path is so long that files in a run folder cannot have names.
+      UserError: if the path is too long for the files of a run folder.
     """
     size = len(os.fsencode(workdir.absolute()))
     longest = max((len(os.fsencode(part)) for part in workdir.parts), default=0)
@@ -202,7 +202,7 @@ def is_run(workdir: Path) -> bool:
 
 
 def read_run(workdir: Path) -> Experiment:
-    """The experiment of a run folder. Raises UserError if it holds none, or one that cannot be read."""
+    """The experiment of a run folder. Raises UserError if there is none or it cannot be read."""
     if not is_run(workdir):
         raise UserError(f"workdir {str(workdir)!r} holds no run: there is no {RUN_CONFIG}")
     return read(workdir / RUN_CONFIG)
@@ -225,7 +225,7 @@ def _differences(ours: Iterable[tuple[str, Any]], theirs: Iterable[tuple[str, An
 
 
 def _leaves(value: Any, path: str, runtime: bool, is_runtime: bool = False) -> Iterable[tuple[str, Any]]:
-    """Pairs of path and value of all leaves that are runtime fields, or of all that are not."""
+    """Pairs of path and value of all leaves in runtime fields, or of all others."""
     children = ()
     if dataclasses.is_dataclass(value):
         if path and runtime == is_runtime:

@@ -1,4 +1,4 @@
-"""What a long filter is, and the filters of this package by name."""
+"""Configs of long filters, and the filters of this package by name."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -7,7 +7,7 @@ from hyena_jax.config.checks import Checked, require, require_at_least, require_
 from hyena_jax.config.registry import Registry, register
 
 NormAxis = Literal["none", "channels", "length"]
-# Programs are written out for each hidden layer; the sizes are beyond what a filter can be computed with.
+# Programs are unrolled over hidden layers; these sizes are larger than can be computed.
 MOST_HIDDEN = 64
 MOST_FEATURES = 2**16
 
@@ -20,15 +20,15 @@ class FilterConfig(Checked):
         Module(n_filters, d_model, max_len, config)
         __call__(length) -> h [N, D, length], for any length up to max_len: the first taps of h at max_len
 
-    A module with a method `recurrence() -> hyena_jax.filters.Modes` is the impulse response of a small
-    recurrence, and is decoded as that. An oracle is a function
-    (params, n_filters, length, max_len, config) of NumPy float64 arrays to h.
+    A filter that is the impulse response of a small recurrence has a method
+    `recurrence() -> hyena_jax.filters.Modes`, and decoding runs it. An oracle is a function
+    (params, n_filters, length, max_len, config) -> h on NumPy float64 arrays.
     """
 
     registry: ClassVar[Registry] = Registry("filter", is_module=True)
 
     def check(self, max_len: int) -> None:
-        """Refuses a length that does not fit; this one refuses none."""
+        """Refuses a length that does not fit; the base class refuses none."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class CKConvFilterConfig(FilterConfig):
     """A sine network of the time index, without a window (Romero et al. 2021, arXiv 2102.02611)."""
 
     emb_dim: int = 33
-    """Width of the positional features, odd: time, and (emb_dim - 1) / 2 cosine and sine pairs."""
+    """Positional features, an odd number: time, and (emb_dim - 1) / 2 pairs of cosine and sine."""
     width: int = 64
     """Hidden width of the sine network."""
     n_hidden: int = 2
@@ -59,16 +59,16 @@ class CKConvFilterConfig(FilterConfig):
 
 @dataclass(frozen=True)
 class ImplicitFilterConfig(CKConvFilterConfig):
-    """A sine network of the time index under a decaying window (Hyena, section 3.3)."""
+    """A sine network of the time index times a decaying window (Hyena, section 3.3)."""
 
     fast_decay: float = 0.3
     """Fastest channel: fraction of max_len at which its window has decayed to `decay_target`."""
     slow_decay: float = 1.5
-    """Slowest channel: the same fraction."""
+    """Slowest channel: fraction of max_len at which its window has decayed to `decay_target`."""
     decay_target: float = 0.01
     """Window value that defines the two fractions above."""
     window_shift: float = 0.0
-    """Constant added to the window, so that it does not vanish."""
+    """Constant added to the window, so that it does not decay to 0."""
     train_decay: bool = False
     """Train the decay rates of the window."""
     norm_axis: NormAxis = "none"
@@ -81,12 +81,12 @@ class ImplicitFilterConfig(CKConvFilterConfig):
 
 @dataclass(frozen=True)
 class WindowedFilterConfig(FilterConfig):
-    """Free taps under a trainable window g ⊙ (exp(alpha t) + b), as in the annotated variant of Hyena."""
+    """Free taps times a trainable window exp(alpha t) + b, as in the annotated variant of Hyena."""
 
     fast_decay: float = 0.3
     """Fastest channel: fraction of max_len at which its window has decayed to `decay_target`."""
     slow_decay: float = 1.5
-    """Slowest channel: the same fraction."""
+    """Slowest channel: fraction of max_len at which its window has decayed to `decay_target`."""
     decay_target: float = 0.01
     """Window value that defines the two fractions above."""
     window_shift: float = 0.0
@@ -125,7 +125,7 @@ class FNOFilterConfig(FilterConfig):
     """The lowest modes of the filter's Fourier transform over max_len (Li et al. 2021, arXiv 2010.08895)."""
 
     n_modes: int = 64
-    """Modes; at most max_len // 2 + 1 exist, and more are not made."""
+    """Learned modes, at most max_len // 2 + 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,10 +134,10 @@ class FNOFilterConfig(FilterConfig):
 
 @dataclass(frozen=True)
 class TransferFunctionFilterConfig(FilterConfig):
-    """A rational function of the delay, by FFT over max_len; it wraps round modulo max_len."""
+    """A rational transfer function, evaluated by FFT over max_len and so aliased modulo max_len."""
 
     n_state: int = 32
-    """Coefficients n of the numerator and of the denominator, each."""
+    """Coefficients n in the numerator and in the denominator."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,16 +150,16 @@ class TransferFunctionFilterConfig(FilterConfig):
 
 @dataclass(frozen=True)
 class S4DFilterConfig(FilterConfig):
-    """The impulse response of a diagonal state space (Gu et al. 2022, arXiv 2206.11893), bilinear."""
+    """The impulse response of a diagonal state-space model, bilinear (Gu et al. 2022, arXiv 2206.11893)."""
 
     n_state: int = 64
-    """Real size of the state, even: n_state / 2 complex modes."""
+    """Real size of the state, an even number: n_state / 2 complex modes."""
     init: Literal["lin", "inv"] = "lin"
-    """Initial frequencies: pi n, or the inverse law."""
+    """Initial frequencies: S4D-Lin (pi n) or S4D-Inv (the inverse law)."""
     dt_min: float = 1e-3
-    """Smallest initial step."""
+    """Smallest initial step size."""
     dt_max: float = 1e-1
-    """Largest initial step; the logarithm is uniform between both."""
+    """Largest initial step size; steps are log-uniform between the two."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -203,7 +203,7 @@ class LookupFilterConfig(FilterConfig):
 
 def _check_window(config: ImplicitFilterConfig | WindowedFilterConfig) -> None:
     slow, fast = config.slow_decay, config.fast_decay
-    # A window of which nothing is left at lag 1 would be a product of infinity and 0.
+    # A window that underflows to 0 at lag 1 would give infinity times 0.
     require(1e-6 <= fast <= slow, "fast_decay", fast, f"in [1e-6, slow_decay={slow}]")
     require(1e-30 <= config.decay_target < 1, "decay_target", config.decay_target, "in [1e-30, 1)")
 

@@ -1,4 +1,4 @@
-"""What `--help` prints of a command, from the docstrings of its dataclasses and of their fields."""
+"""The text of `--help`, from the docstrings of a command's dataclasses and their fields."""
 
 import ast
 import inspect
@@ -13,17 +13,17 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from hyena_jax.config.flags import MISSING, Flag, n_values
 
-# Columns of the flags; longer ones have a line of their own.
+# Columns for the flags; a longer flag gets its own line.
 LEFT = 34
 MOST_COLUMNS = 110
 WORDS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", type(None): "None"}
 
 
 def command_help(called: str, description: str, flags: Sequence[Flag], notes: Sequence[str] = ()) -> str:
-    """Usage, description, and every flag with its type, what it does and its default, by section.
+    """Usage, description, and every flag with its type, effect and default, by section.
 
     Args:
-      called: the words of the command.
+      called: the name of the command.
       notes: paragraphs between the description and the flags.
     """
     places = [flag for flag in flags if flag.is_positional]
@@ -45,7 +45,7 @@ def command_help(called: str, description: str, flags: Sequence[Flag], notes: Se
 
 
 def overview(usage: str, description: str, rows: Mapping[str, str], notes: Sequence[str] = ()) -> str:
-    """Usage, description and what can be chosen, with a line for each."""
+    """Usage, description and a line for each choice in `rows`."""
     lines = [f"usage: {usage}", "", *_wrap(description), ""]
     for name, about in rows.items():
         lines += _row(name, about, 14)
@@ -63,7 +63,7 @@ def _row(left: str, right: str, width: int = LEFT) -> list[str]:
 
 
 def _wrap(paragraph: str, indent: str = "") -> list[str]:
-    """Lines no longer than the terminal is wide; `indent` is put before what is left of a longer one."""
+    """Lines no wider than the terminal; continuation lines begin with `indent`."""
     return [
         line
         for text in paragraph.splitlines()
@@ -76,7 +76,7 @@ def _columns() -> int:
 
 
 def _invocation(flag: Flag) -> str:
-    """A flag with what follows it; of a boolean the one that changes something."""
+    """A flag with its values; for a boolean, the form that changes the default."""
     if flag.is_positional:
         return flag.name
     if flag.hint is bool:
@@ -105,7 +105,7 @@ def _text(flag: Flag) -> str:
 
 
 def _default(value: Any, about: str) -> str:
-    """A default in brackets; nothing where a flag is off, or None unless the text says what None does."""
+    """The default in brackets; nothing if it is False, empty, or a None that the text does not explain."""
     if value is False or value == () or (value is None and "None" not in about):
         return ""
     if isinstance(value, tuple):
@@ -122,7 +122,7 @@ def _first_line(owner: type) -> str:
 
 
 def _field_docs(owner: type) -> dict[str, str]:
-    """The text below each field of a dataclass, and of those that it derives from."""
+    """The docstring of each field of a dataclass, including inherited fields."""
     docs: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         file = getattr(sys.modules.get(base.__module__), "__file__", None)
@@ -133,10 +133,10 @@ def _field_docs(owner: type) -> dict[str, str]:
 
 @cache
 def _docs_in(file: str) -> dict[str, dict[str, str]]:
-    """By class of a source file: the string that follows each annotated name."""
+    """For each class in a source file, the string below each annotated name."""
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):  # there may be no source
+    except (OSError, SyntaxError, ValueError):  # the source may be missing
         return {}
     return {node.name: dict(_documented(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
 

@@ -1,8 +1,8 @@
-"""The flags of a command, derived from the fields of its dataclass; a wrong one is refused in one line.
+"""The flags of a command, derived from the fields of its dataclass; a wrong flag is refused in one line.
 
 A field `d_model` of a config in the field `model` is set by `--model.d-model VALUE`. A boolean is set by
-`--greedy` or `--no-greedy`. A tuple takes several values, and the flag again adds to them; of any other flag
-that is given again, the last value counts.
+`--greedy` or `--no-greedy`. A tuple takes several values, and repeating its flag adds values; for any other
+repeated flag the last value counts.
 """
 
 import dataclasses
@@ -22,45 +22,45 @@ from hyena_jax.config.registry import is_kind
 
 T = TypeVar("T")
 
-# Metadata of a field that holds a dataclass: the flags of that dataclass are named without this field.
+# Metadata of a field that holds a dataclass: names of the inner flags omit this field.
 FLAT = {"flat": True}
 MISSING = dataclasses.MISSING
 
-# The messages of `require` and `choose` begin with what they are about.
+# The messages of `require` and `choose` begin with the argument.
 _ABOUT = re.compile(r"([a-z_][\w.]*)(?= must be | '[^']*' is unknown)")
 _NEGATIVE = "--no-"
 
 
 def positional(metavar: str) -> dict[str, str]:
-    """Metadata of a field that is given by its place; `metavar` is what help calls it."""
+    """Metadata of a positional argument; `metavar` is its name in the help."""
     return {"positional": metavar}
 
 
 class Flag(NamedTuple):
-    """A field that the command line sets."""
+    """A field that can be set on the command line."""
 
     path: tuple[str, ...]
-    """Fields from the command's dataclass down to this one; elements of tuples by their number."""
+    """Field names from the command's dataclass down to this field; indices for elements of tuples."""
     name: str
-    """`--model.d-model`, or what help calls an argument that is given by its place."""
+    """`--model.d-model`, or the name of a positional argument in the help."""
     hint: Any
     """The annotated type."""
     default: Any
-    """MISSING where the command line must give it."""
+    """MISSING if the command line must set it."""
     owner: type
-    """The dataclass of the field."""
+    """The dataclass that declares the field."""
 
     @property
     def is_positional(self) -> bool:
-        """Whether it is given by its place."""
+        """Whether it is a positional argument."""
         return not self.name.startswith("--")
 
 
 def flags_of(command: type, defaults: Mapping[str, Any] | None = None) -> list[Flag]:
-    """All flags of a dataclass, in the order of its fields, those of nested dataclasses last.
+    """All flags of a dataclass, in the order of its fields, with the flags of nested dataclasses last.
 
     Args:
-      defaults: values of fields that take the place of the fields' own defaults.
+      defaults: values that replace the fields' own defaults.
     """
     return list(_flags(_Section(command, dict(defaults or {}), (), "--")))
 
@@ -75,12 +75,12 @@ def read(
     """The dataclass that the arguments describe.
 
     Args:
-      called: what a person calls the command, for messages.
+      called: the name of the command, for messages.
       defaults: see `flags_of`.
-      others: flags that were read before, to be suggested where an unknown one resembles them.
+      others: flags that were read before, to suggest if an unknown flag resembles one.
 
     Raises:
-      UserError: naming the flag that is unknown, missing, or has a wrong value.
+      UserError: for an unknown or missing flag, or a wrong value; it names the flag.
     """
     flags = flags_of(command, defaults)
     names = {flag.path: flag.name for flag in flags}
@@ -92,9 +92,9 @@ def read(
 
 
 def as_flag(message: str, names: Iterable[str]) -> str:
-    """A message about a field, such as `d_model must be ...`, with the name of the flag that sets the field.
+    """A message about a field, such as `d_model must be ...`, with the flag's name in place of the field's.
 
-    The message stays as it is where no flag, or more than one, is called so.
+    The message is unchanged unless exactly one flag matches.
     """
     found = _ABOUT.match(message)
     if found is None:
@@ -108,7 +108,7 @@ def as_flag(message: str, names: Iterable[str]) -> str:
 
 
 def n_values(hint: Any) -> int | None:
-    """How many values a flag of this type takes; None for any number from one on."""
+    """Number of values that a flag of this type takes; None for one or more."""
     if hint is bool:
         return 0
     elements = _elements(hint)
@@ -131,7 +131,7 @@ def _flags(section: "_Section") -> Iterator[Flag]:
 def _parse(
     flags: Sequence[Flag], called: str, arguments: Sequence[str], others: Sequence[str]
 ) -> dict[tuple[str, ...], Any]:
-    """The values of the flags that are given, by path."""
+    """The values of the given flags, by path."""
     by_name = {flag.name: flag for flag in flags if not flag.is_positional}
     by_name |= {_NEGATIVE + flag.name[2:]: flag for flag in flags if flag.hint is bool}
     places = [flag for flag in flags if flag.is_positional]
@@ -175,13 +175,13 @@ def _is_flag(argument: str) -> bool:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    """The flag that was meant; one of that name in a section before one that is spelled alike."""
+    """The flag that was probably meant: first one of that name in a section, then a similar spelling."""
     inside = [flag for flag in known if flag.endswith(f".{name[2:]}")]
     return next(iter(inside or difflib.get_close_matches(name, known, n=1)), "")
 
 
 def _converted(flag: Flag, given: Sequence[str]) -> Any:
-    """The value that the words describe."""
+    """The given words as the flag's value."""
     elements = _elements(flag.hint)
     if not given:
         raise UserError(f"{flag.name} must be followed by a value")
@@ -205,7 +205,7 @@ def _convert(flag: Flag, hint: Any, text: str) -> Any:
 
 
 def _value(hint: Any, text: str) -> Any:
-    """The text as a value of that type; raises ValueError where it is none."""
+    """The text as a value of that type. Raises ValueError or TypeError if it is not one."""
     if get_origin(hint) in (Union, types.UnionType):
         for argument in sorted(get_args(hint), key=lambda argument: argument is str):  # any text is a str
             try:
@@ -228,7 +228,7 @@ def _value(hint: Any, text: str) -> Any:
 
 
 def _is_path(text: str) -> bool:
-    """Whether there could be a file of that name."""
+    """Whether the system allows a file of that name."""
     try:
         os.lstat(text)
     except OSError as error:
@@ -237,7 +237,7 @@ def _is_path(text: str) -> bool:
 
 
 def _elements(hint: Any) -> tuple | None:
-    """The types in a tuple, or in one that may be None; None for other types."""
+    """The element types of a tuple or an optional tuple; None for other types."""
     for kind in (hint, *get_args(hint)):
         if get_origin(kind) is tuple:
             return get_args(kind)
@@ -251,14 +251,14 @@ def _shown(text: str) -> str:
 
 
 class _Section(NamedTuple):
-    """A dataclass that is to be made: the command's own, or one inside it."""
+    """A dataclass to build: the command's own, or one inside it."""
 
     kind: type
     values: dict[str, Any]
-    """Of fields, in place of their own defaults."""
+    """Values that replace the fields' own defaults."""
     path: tuple[str, ...]
     prefix: str
-    """What the names of its flags begin with: `--model.`"""
+    """Prefix of its flags, such as `--model.`"""
 
 
 def _fields(section: _Section) -> Iterator[tuple[dataclasses.Field, Any, Any]]:
@@ -294,7 +294,7 @@ def _values(value: Any) -> dict[str, Any]:
 def _build(
     section: _Section, values: Mapping[tuple[str, ...], Any], names: Mapping[tuple[str, ...], str]
 ) -> Any:
-    """The dataclass with the values that are given, from the inside out."""
+    """The dataclass with the given values, built from the inside out."""
     options = {}
     for field, hint, value in _fields(section):
         inner = [_build(part, values, names) for part in _inside(section, field, hint, value)]

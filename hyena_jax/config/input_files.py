@@ -1,4 +1,4 @@
-"""Files that a user or a stranger gives us: what is opened ends, fits, and holds no JSON without a floor."""
+"""Reading untrusted files: only regular files of a limited size, and JSON of a limited depth."""
 
 import contextlib
 import errno
@@ -12,40 +12,40 @@ from typing import Any, BinaryIO
 from hyena_jax.config.checks import UserError, require
 
 MOST_JSON = 2**27
-"""Bytes of a JSON file, 128 MiB: the largest tokenizers have 35."""
+"""Most bytes of a JSON file, 128 MiB: the largest tokenizers have 35 MiB."""
 MOST_CODE = 2**24
-"""Bytes of a Python file."""
+"""Most bytes of a Python file."""
 MOST_DEPTH = 100
-"""Lists and objects inside each other in a JSON text."""
+"""Most levels of nested lists and objects in JSON."""
 TOO_DEEP = f"JSON must be at most {MOST_DEPTH} lists and objects deep"
 HOLES_FROM, LEAST_DATA = 2**26, 1 / 16
-"""Of a file of at least this size, at least this part must have been written."""
+"""At least the second part of a file must have been written if it has at least the first number of bytes."""
 
 
 @contextlib.contextmanager
 def open_input(argument: str, path: str | Path, most: int | None = None) -> Iterator[BinaryIO]:
     """A regular file of at most `most` bytes, open for reading.
 
-    Pipes and devices may have no end. A sparse file may claim any size: one that is nearly all holes was
-    never written.
+    Pipes and devices may be endless. A sparse file may claim any size; one that is nearly all holes was never
+    written.
 
     Raises:
       UserError: if `path` is not such a file or cannot be read; it names `argument`, the path and the reason.
     """
     try:
-        _require_regular(argument, path, os.stat(path))  # to open a device can have an effect already
+        _require_regular(argument, path, os.stat(path))  # opening a device may already have an effect
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except UserError:
         raise
     except (OSError, ValueError) as error:  # the latter for a path with a null character
         raise UserError(f"{argument} {str(path)!r} cannot be read: {error}") from error
     with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)  # of what was opened, should the path have changed meanwhile
+        status = os.fstat(descriptor)  # of the opened file, in case the path has changed since
         _require_regular(argument, path, status)
         size = status.st_size
         require(most is None or size <= most, argument, str(path), f"a file of at most {most} bytes")
         if size >= HOLES_FROM and _is_nearly_empty(descriptor, size):
-            raise UserError(f"{argument} {str(path)!r} is nearly all holes: most of it was never written")
+            raise UserError(f"{argument} {str(path)!r} is a sparse file, most of which was never written")
         yield file
 
 
@@ -68,10 +68,10 @@ def read_json(argument: str, path: str | Path, most: int = MOST_JSON) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text of any origin, at most MOST_DEPTH deep: recursion over it ends.
+    """The value of an untrusted JSON text, at most MOST_DEPTH deep, so that recursion over it is safe.
 
     Raises:
-      UserError: if the text is not such; it says where.
+      UserError: if the text is not JSON, saying where, or is too deep.
     """
     try:
         value = json.loads(text)
@@ -89,7 +89,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def memory_size() -> int:
-    """Bytes of memory of this machine, or of the container that we run in."""
+    """Bytes of memory of this machine, or of the container if it has fewer."""
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
@@ -109,7 +109,7 @@ def _kind(mode: int) -> str:
 
 
 def _is_nearly_empty(descriptor: int, size: int) -> bool:
-    """Whether less than LEAST_DATA of a file was written; False where the file system does not tell."""
+    """Whether less than LEAST_DATA of a file was written; False if the file system cannot say."""
     if not hasattr(os, "SEEK_HOLE"):
         return False
     written, end = 0, 0
@@ -118,7 +118,7 @@ def _is_nearly_empty(descriptor: int, size: int) -> bool:
             start = os.lseek(descriptor, end, os.SEEK_DATA)
             end = os.lseek(descriptor, start, os.SEEK_HOLE)
             written += end - start
-    except OSError as error:  # there is no data behind `end`, or no such seek
+    except OSError as error:  # ENXIO: no data after `end`; other errors: no such seek
         return error.errno == errno.ENXIO
     finally:
         os.lseek(descriptor, 0, os.SEEK_SET)

@@ -1,4 +1,4 @@
-"""What a model is trained to lower, and what else is measured of its answers."""
+"""Configs of losses and metrics."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,10 +14,10 @@ class LossConfig(Checked):
 
         loss(config, logits, targets) -> values
 
-    with `values` floating point, of the shape of `targets`; their mean is lowered, weighted where the data
-    have weights. Logits are [B, L, V] for targets [B, L], and [B, V] for targets [B], unless the model and
-    the data are of another kind. It may be called on parts of the length: each value must depend on its own
-    target and logits alone.
+    with floating point `values` in the shape of `targets`; training minimises their mean, weighted if the
+    data have weights. Logits are [B, L, V] for targets [B, L], and [B, V] for targets [B], unless model and
+    data define other shapes. It may be called on parts of the length, so each value must depend only on its
+    own target and logits.
     """
 
     registry: ClassVar[Registry] = Registry("loss", is_module=False)
@@ -33,8 +33,8 @@ class CrossEntropyConfig(LossConfig):
     """Negative log-likelihood of the targets, in nats."""
 
     label_smoothing: float = 0.0
-    """Share a of the target's probability that is spread evenly over all V answers (Szegedy et al. 2016,
-    arXiv:1512.00567, section 7)."""
+    """Fraction of the target's probability that is spread evenly over all V classes (Szegedy et al. 2016,
+    arXiv 1512.00567, section 7)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,39 +42,39 @@ class CrossEntropyConfig(LossConfig):
 
     @property
     def in_nats(self) -> bool:
-        """Only without smoothing."""
+        """True without label smoothing."""
         return self.label_smoothing == 0
 
 
 class MetricConfig(Checked):
-    """Base class of the configs of metrics, which are averaged over targets as the loss is.
+    """Base class of the configs of metrics, which are averaged over targets like the loss.
 
     Register a subclass, a frozen dataclass, with a function that computes the metric at each target:
 
         metric(config, logits, targets) -> values
 
-    as for `LossConfig`; `values` may also be integers or bools. No gradient flows through it.
+    as for `LossConfig`; `values` may also be integers or bools. A metric is not differentiated.
     """
 
     registry: ClassVar[Registry] = Registry("metric", is_module=False)
 
     @property
     def label(self) -> str:
-        """What its column is called; by default the registered name. A run has each label once."""
+        """Name of its column, by default the registered name; unique within a run."""
         return self.registry.part_of(type(self)).name
 
 
 @dataclass(frozen=True)
 class AccuracyConfig(MetricConfig):
-    """Share of targets that are the most probable answer."""
+    """Fraction of targets that are the most probable class."""
 
 
 @dataclass(frozen=True)
 class TopKAccuracyConfig(MetricConfig):
-    """Share of targets that are among the k most probable answers."""
+    """Fraction of targets that are among the k most probable classes."""
 
     k: int = 5
-    """How many answers count."""
+    """Number of most probable classes that count."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +82,7 @@ class TopKAccuracyConfig(MetricConfig):
 
     @property
     def label(self) -> str:
-        """With k."""
+        """`top_{k}_accuracy`."""
         return f"top_{self.k}_accuracy"
 
 

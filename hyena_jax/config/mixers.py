@@ -1,4 +1,4 @@
-"""What a mixer is, and the mixers of this package by name."""
+"""Configs of mixers, and the mixers of this package by name."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -22,10 +22,10 @@ from hyena_jax.config.filters import (
 from hyena_jax.config.registry import Registry, register
 
 Init = Literal["gpt2", "griffin", "torch", "xavier"]
-# Programs are written out for each gate and each tap of a short filter: more than this would never compile.
+# Programs are unrolled over the gates and the taps of a short filter: more would never compile.
 MOST_GATES = 64
 MOST_TAPS = 1024
-# Beyond these nothing can be computed, and sizes leave the range of their integers.
+# Larger sizes cannot be computed and may overflow integers.
 MOST_CHANNELS = 2**20
 MOST_STEPS = 2**24
 
@@ -39,18 +39,18 @@ class MixerConfig(Checked):
         __call__(x [B, L, D], segment_ids, deterministic) -> y [B, L, D]
 
     `hyena_jax.mixers` says which methods a module adds to decode with a state, and which field to run with
-    its length sharded over devices. An oracle is a function (config, params, x, max_len, segment_ids) of
-    NumPy float64 arrays to y; where the config has a field `filter`, it is also given the filter's oracle by
-    the keyword `long_filter`.
+    its length sharded over devices. An oracle is a function (config, params, x, max_len, segment_ids) -> y on
+    NumPy float64 arrays; if the config has a field `filter`, it also gets the filter's oracle as the keyword
+    argument `long_filter`.
     """
 
     registry: ClassVar[Registry] = Registry("mixer", is_module=True)
 
     causal: ClassVar[bool] = True
-    """Whether an output depends on no later input; language models need mixers that are."""
+    """Whether no output depends on a later input; language models need causal mixers."""
 
     def check(self, d_model: int, max_len: int) -> None:
-        """Refuses a width or a length that does not fit; here, what the filter refuses, if there is one."""
+        """Refuses a width or a length that does not fit this mixer or its filter."""
         require_sizes(d_model, max_len)
         if hasattr(self, "filter"):
             self.filter.check(max_len)
@@ -63,27 +63,27 @@ class HyenaConfig(MixerConfig):
     order: int = 2
     """Gating projections N. `conv_first` has N long filters, `gate_first` N - 1."""
     gating: Literal["conv_first", "gate_first"] = "gate_first"
-    """The paper's equation 6, or the published PyTorch code (and its checkpoints)."""
+    """`conv_first`: the paper's equation 6; `gate_first`: the published PyTorch code and checkpoints."""
     short_filter_len: int = 3
-    """Taps of the depthwise causal FIR on the projections."""
+    """Taps of the depthwise causal FIR filter on the projections."""
     num_heads: int = 1
-    """Heads H; each convolves with the same W / H filters, W = inner_factor d_model."""
+    """Heads H, which share the same W / H filters; W = inner_factor * d_model."""
     inner_factor: int = 1
     """Width of projections and filters, as a multiple of d_model."""
     num_blocks: int = 1
-    """Blocks of max_len / num_blocks steps that are convolved alone."""
+    """Blocks of max_len / num_blocks tokens, each convolved separately."""
     outer_mixing: bool = False
-    """Gate with the sum of the gate over each head's channels, not with the gate itself."""
+    """Gate with the sum of the gate over each head's channels instead of the gate."""
     post_order_ffn: bool = False
     """Mix the heads after each convolution."""
     activation: Literal["none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid"] = "none"
-    """Applied to the gated result, before the output projection; `gelu` is the erf form."""
+    """Applied before the output projection; `gelu` is the erf form."""
     init: Init = "gpt2"
-    """Initialisation of the two projections, named after who uses it."""
+    """Initialisation of the two projections, named after the code that uses it."""
     dropout: float = 0.0
-    """Rate on the input of each long convolution."""
+    """Dropout rate on the input of each long convolution."""
     bidirectional: bool = False
-    """Also convolve with the future, with filters of its own: not causal."""
+    """Also convolve over the future, with separate filters: not causal."""
     filter: FilterConfig = ImplicitFilterConfig()
 
     def __post_init__(self) -> None:
@@ -97,11 +97,11 @@ class HyenaConfig(MixerConfig):
 
     @property
     def causal(self) -> bool:
-        """Whether an output depends on no later input."""
+        """Whether no output depends on a later input."""
         return not self.bidirectional
 
     def check(self, d_model: int, max_len: int) -> None:
-        """Heads must divide the inner width, blocks the length."""
+        """The heads must divide the inner width, the blocks the length."""
         require_sizes(d_model, max_len)
         require_divisor("num_heads", self.num_heads, "inner_factor * d_model", self.inner_factor * d_model)
         require_divisor("num_blocks", self.num_blocks, "max_len", max_len)
@@ -110,12 +110,12 @@ class HyenaConfig(MixerConfig):
 
 @dataclass(frozen=True)
 class AnnotatedHyenaConfig(MixerConfig):
-    """Hyena with normalised gates and three residual paths inside, the annotated variant."""
+    """The annotated variant of Hyena: normalised gates and three inner residual connections."""
 
     order: int = 2
     """Gates and long filters N."""
     short_filter_len: int = 3
-    """Taps of the depthwise causal FIR on the projections."""
+    """Taps of the depthwise causal FIR filter on the projections."""
     filter: FilterConfig = WindowedFilterConfig()
 
     def __post_init__(self) -> None:
@@ -125,19 +125,19 @@ class AnnotatedHyenaConfig(MixerConfig):
 
 @dataclass(frozen=True)
 class GatedHyenaConfig(MixerConfig):
-    """Hyena with a gate that interpolates between a long and a short convolution, the gated variant."""
+    """The gated variant of Hyena: a gate interpolates between a long and a short convolution."""
 
     short_filter_len: int = 3
-    """Taps of the depthwise FIR."""
+    """Taps of the depthwise FIR filter."""
     causal: bool = True
-    """False centres the FIR, as its source does: it then reads (short_filter_len - 1) / 2 steps ahead."""
+    """False centres the FIR, as its source does, so that it reads (short_filter_len - 1) / 2 tokens ahead."""
     filter: FilterConfig = LookupFilterConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_unrolled(self)
         taps = self.short_filter_len
-        require(self.causal or taps % 2 == 1, "short_filter_len", taps, "odd where causal is False")
+        require(self.causal or taps % 2 == 1, "short_filter_len", taps, "odd when causal is False")
 
 
 @dataclass(frozen=True)
@@ -147,23 +147,23 @@ class HawkConfig(MixerConfig):
     width: int | None = None
     """Recurrence width W; None takes d_model."""
     gate_blocks: int = 1
-    """Diagonal blocks of the gates' matrices; 1 is dense."""
+    """Diagonal blocks of the gates' weight matrices; 1 is dense."""
     projection_bias: bool = False
     """Biases in the three dense layers of the block."""
     gate_bias: bool = False
     """Biases in the two gates."""
     short_filter_len: int = 4
-    """Taps of the depthwise causal FIR."""
+    """Taps of the depthwise causal FIR filter."""
     ring: Literal["a", "a_to_c"] = "a"
-    """What starts uniform (by area) between the radii: a (released code), or a^c (the paper's text)."""
+    """Which is initialised uniformly by area between the radii: a (released code), or a^c (paper)."""
     min_radius: float = 0.9
-    """Inner radius."""
+    """Smallest initial value."""
     max_radius: float = 0.999
-    """Outer radius, below 1."""
+    """Largest initial value, below 1."""
     reset_at_start: bool = False
-    """Treat the first token as the start of a document (released code): its input is not scaled down."""
+    """Treat the first token as a document start, whose input is not scaled (released code)."""
     gelu: Literal["erf", "tanh"] = "erf"
-    """Form of the GELU on the gate branch; the released code's is `tanh`."""
+    """Form of the GELU on the gate branch; the released code has `tanh`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,21 +175,21 @@ class HawkConfig(MixerConfig):
         require(self.max_radius < 1, "max_radius", self.max_radius, "below 1")
 
     def check(self, d_model: int, max_len: int) -> None:
-        """Blocks must divide the width."""
+        """The blocks must divide the width."""
         require_sizes(d_model, max_len)
         require_divisor("gate_blocks", self.gate_blocks, "width", self.width or d_model)
 
 
 @dataclass(frozen=True)
 class _HeadsConfig(MixerConfig):
-    """What the attention mixers have in common."""
+    """Options that the attention mixers share."""
 
     n_heads: int = 4
     """Query heads; must divide d_model."""
     n_kv_heads: int | None = None
-    """Heads of keys and values, a divisor of n_heads: 1 is multi-query; None takes n_heads."""
+    """Heads of keys and values, a divisor of n_heads; 1 is multi-query, None takes n_heads."""
     rotary_fraction: float = 0.0
-    """Part of each head's channels that rotary position embedding turns; 0 is none."""
+    """Fraction of each head's channels that rotary position embedding rotates; 0 is none."""
     rotary_base: float = 10_000.0
     """Base of the rotary frequencies."""
     qkv_bias: bool = True
@@ -197,7 +197,7 @@ class _HeadsConfig(MixerConfig):
     out_bias: bool = True
     """Bias of the output projection."""
     init: Init = "gpt2"
-    """Initialisation of the projections, named after who uses it."""
+    """Initialisation of the projections, named after the code that uses it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,11 +208,11 @@ class _HeadsConfig(MixerConfig):
         require(self.rotary_base > 1, "rotary_base", self.rotary_base, "above 1")
 
     def check(self, d_model: int, max_len: int) -> None:
-        """Heads must divide the width; the turned part of a head must be pairs."""
+        """The heads must divide the width; the rotated channels of a head must be pairs."""
         require_sizes(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "d_model", d_model)
         turned = round(self.rotary_fraction * d_model / self.n_heads)
-        allowed = f"such that an even number of the {d_model // self.n_heads} channels of a head is turned"
+        allowed = f"such that an even number of the {d_model // self.n_heads} channels of a head is rotated"
         require(turned % 2 == 0, "rotary_fraction", self.rotary_fraction, allowed)
 
 
@@ -231,13 +231,13 @@ class LocalAttentionConfig(_HeadsConfig):
     window: int = 1024
     """A key is visible when 0 <= query - key <= window."""
     n_kv_heads: int | None = 1
-    """Heads of keys and values, a divisor of n_heads: 1 is multi-query; None takes n_heads."""
+    """Heads of keys and values, a divisor of n_heads; 1 is multi-query, None takes n_heads."""
     rotary_fraction: float = 0.5
-    """Part of each head's channels that rotary position embedding turns; 0 is none."""
+    """Fraction of each head's channels that rotary position embedding rotates; 0 is none."""
     qkv_bias: bool = False
     """Biases of queries, keys and values."""
     init: Init = "griffin"
-    """Initialisation of the projections, named after who uses it."""
+    """Initialisation of the projections, named after the code that uses it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -247,26 +247,26 @@ class LocalAttentionConfig(_HeadsConfig):
 
 @dataclass(frozen=True)
 class FastmaxConfig(MixerConfig):
-    """Attention with the Taylor polynomial of exp in place of exp (Gerami et al. 2024, arXiv 2402.07901)."""
+    """Attention with a Taylor polynomial in place of exp (Gerami et al. 2024, arXiv 2402.07901)."""
 
     n_heads: int = 4
     """Heads; must divide d_model."""
     p: int = 2
-    """Degree of the polynomial, 1 to 4. Odd degrees can make a row's sum vanish; it is kept off zero."""
+    """Degree of the polynomial, 1 to 4. With odd degrees a row's sum may vanish; it is kept away from 0."""
     standardize: bool = True
     """Standardise each query and key over the channels of its head."""
     scale: float | None = None
-    """Factor of q.k; None is 1 / sqrt(head_dim)."""
+    """Factor on q.k; None is 1 / sqrt(head_dim)."""
     factorized: bool = True
-    """Linear in the length by polynomial features, or the quadratic form."""
+    """Use polynomial features, linear in the length, instead of the quadratic form."""
     causal: bool = True
-    """False sums over all keys."""
+    """False lets a query see all keys."""
     qkv_bias: bool = False
     """Biases of queries, keys and values."""
     out_bias: bool = True
     """Bias of the output projection."""
     init: Init = "xavier"
-    """Initialisation of the projections, named after who uses it."""
+    """Initialisation of the projections, named after the code that uses it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -275,7 +275,7 @@ class FastmaxConfig(MixerConfig):
         require(self.scale is None or 0 < self.scale <= 1e3, "scale", self.scale, "in (0, 1000]")
 
     def check(self, d_model: int, max_len: int) -> None:
-        """Heads must divide the width."""
+        """The heads must divide the width."""
         require_sizes(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "d_model", d_model)
 
@@ -287,7 +287,7 @@ class AFTFullConfig(MixerConfig):
     rank: int = 64
     """Rank of the biases w [max_len, max_len]."""
     init: Init = "gpt2"
-    """Initialisation of the projections, named after who uses it."""
+    """Initialisation of the projections, named after the code that uses it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -297,7 +297,7 @@ class AFTFullConfig(MixerConfig):
 
 @dataclass(frozen=True)
 class AFTLocalConfig(AFTFullConfig):
-    """AFT whose position biases act inside a window only; outside they are 0."""
+    """AFT with position biases inside a window, and 0 outside."""
 
     window: int = 32
     """A bias acts where query - key < window."""
@@ -310,22 +310,22 @@ class AFTLocalConfig(AFTFullConfig):
 
 @dataclass(frozen=True)
 class AFTSimpleConfig(MixerConfig):
-    """AFT without position biases: a running, exponentially weighted mean of the values."""
+    """AFT without position biases: a running mean of the values, weighted by exp(key)."""
 
     init: Init = "gpt2"
-    """Initialisation of the projections, named after who uses it."""
+    """Initialisation of the projections, named after the code that uses it."""
 
 
 @dataclass(frozen=True)
 class AFTConvConfig(MixerConfig):
-    """AFT whose position biases are a short filter for each head, shared over time."""
+    """AFT whose position biases depend only on the lag: a short filter for each head."""
 
     n_heads: int = 4
-    """Heads; must divide d_model. A head has one key and one filter."""
+    """Heads; must divide d_model. Each has one key and one filter."""
     n_taps: int = 32
     """Taps s of each filter."""
     init: Init = "gpt2"
-    """Initialisation of the projections, named after who uses it."""
+    """Initialisation of the projections, named after the code that uses it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -333,17 +333,17 @@ class AFTConvConfig(MixerConfig):
         require_at_least(1, self, "n_heads", "n_taps")
 
     def check(self, d_model: int, max_len: int) -> None:
-        """Heads must divide the width."""
+        """The heads must divide the width."""
         require_sizes(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "d_model", d_model)
 
 
 @dataclass(frozen=True)
 class H3Config(MixerConfig):
-    """Two state-space convolutions between three projections (Fu et al. 2023, arXiv 2212.14052)."""
+    """Two state-space convolutions with multiplicative gates (Fu et al. 2023, arXiv 2212.14052)."""
 
     head_dim: int = 1
-    """Channels of a head; must divide d_model. Keys and values meet in an outer product."""
+    """Channels of a head, whose keys and values form an outer product; must divide d_model."""
     n_taps: int = 64
     """Taps of the shift filter on the keys."""
     filter: FilterConfig = S4DFilterConfig()
@@ -355,7 +355,7 @@ class H3Config(MixerConfig):
         require(1 <= self.n_taps <= MOST_TAPS, "n_taps", self.n_taps, f"in 1..{MOST_TAPS}")
 
     def check(self, d_model: int, max_len: int) -> None:
-        """Heads must divide the width."""
+        """The heads must divide the width."""
         require_sizes(d_model, max_len)
         require_divisor("head_dim", self.head_dim, "d_model", d_model)
         self.filter.check(max_len)

@@ -1,4 +1,4 @@
-"""What a model is: a stack of blocks, and what stands before and after it."""
+"""Configs of models: a stack of blocks between an embedding and a head."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -11,11 +11,11 @@ from hyena_jax.config.registry import Registry, register
 # Metadata of a field that may change between the runs of one experiment.
 RUNTIME = {"runtime": True}
 
-# Programs are written out for each layer, and windows of filters for each channel.
+# Programs are unrolled over the layers, and windows of filters are stored for each channel.
 MOST_LAYERS = 1024
 MOST_CHANNELS = 2**20
 MOST_SYMBOLS = 2**24
-# Times t / (max_len - 1) in float32 are all different up to here.
+# Up to here, all times t / (max_len - 1) are different in float32.
 MOST_POSITIONS = 2**23
 MOST_SIDE = 2**15
 
@@ -33,14 +33,14 @@ class ModelConfig(Checked):
     with logits [B, L, V] of tokens int [B, L], or [B, classes] of images float [B, height, width, colours].
     Fields `vocab_size`, `image_size`, `channels` and `n_classes` that are None are filled in by the data.
     `hyena_jax.models` says what else a module may have. An oracle is a function (params, inputs, config,
-    mixers) of NumPy float64 arrays to logits; `mixers` are the oracles (params, x) -> y of the config's
+    mixers) -> logits on NumPy float64 arrays; `mixers` are the oracles (params, x) -> y of the config's
     pattern, if it has one.
     """
 
     registry: ClassVar[Registry] = Registry("model", is_module=True)
 
     inputs: ClassVar[str] = "tokens"
-    """What the model reads: `tokens`, `images`, or another word that the config of its data says too."""
+    """What the model reads: `tokens`, `images`, or another word; must equal the data config's `inputs`."""
 
     @property
     def input_kind(self) -> InputKind:
@@ -60,34 +60,34 @@ class BackboneConfig(ModelConfig):
     """`n_layers` blocks: x <- x + mixer(norm(x)), then x <- x + ffn(norm(x))."""
 
     pattern: tuple[MixerConfig, ...] = (HyenaConfig(),)
-    """Mixers of the first layers; repeated until there are n_layers."""
+    """Mixers of the first layers, repeated up to n_layers."""
     n_layers: int = 4
-    """Blocks."""
+    """Number of blocks."""
     d_model: int = 128
     """Width D of the residual stream."""
     ffn: Literal["none", "gelu", "gelu_tanh", "relu", "geglu"] = "gelu_tanh"
-    """Feed-forward part of a block; `gelu` is the erf form, `geglu` gates with the tanh form."""
+    """Feed-forward layer of a block; `gelu` is the erf form, `geglu` gates with the tanh form."""
     d_ff: int | None = 512
-    """Hidden width of the feed-forward part; None exactly when there is none."""
+    """Hidden width of the feed-forward layer; None if and only if ffn is `none`."""
     norm: Norm = "layer"
-    """Norm before each mixer and feed-forward part: LayerNorm, or RMSNorm that multiplies by 1 + scale."""
+    """Norm before each mixer and feed-forward layer: LayerNorm, or RMSNorm with factor 1 + scale."""
     final_norm: Norm = "layer"
     """Norm after the last block."""
     residual: bool = True
-    """False applies the mixers one after the other, with nothing between them (norm and ffn are `none`)."""
+    """False chains the mixers without anything in between; requires norm and ffn `none`."""
     learned_positions: bool = False
     """Add a learned position embedding (attention needs it or rotary positions; convolutions do not)."""
     dropout: float = 0.0
-    """Rate after the embedding, and on what each mixer and feed-forward part adds to the residual stream."""
+    """Dropout rate on the embedding and on the output of each mixer and feed-forward layer."""
     init: Init = "gpt2"
-    """Initialisation of embeddings, feed-forward parts and head, named after who uses it."""
+    """Initialisation of embeddings, feed-forward layers and head, named after the code that uses it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Activations; parameters, FFTs, norms and the loss stay in float32."""
+    """Dtype of activations; parameters, FFTs, norms and the loss stay in float32."""
     remat: Literal["none", "block", "filters", "dots", "dots_no_batch"] = field(
         default="none", metadata=RUNTIME
     )
-    """What the backward pass recomputes of each block: nothing, all of it, all but the long filters, all but
-    matrix products, or all but those without batch axes (JAX's `checkpoint_policies` of these names)."""
+    """What the backward pass recomputes of a block. `block`: everything; `filters`: everything but the long
+    filters; `dots`, `dots_no_batch`: everything but matrix products, or but those without batch axes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,20 +112,20 @@ class LanguageModelConfig(BackboneConfig):
     """Token embedding, blocks of causal mixers, final norm and head."""
 
     max_len: int = 256
-    """Lmax: longest sequence, and the constant that filters and positions are defined by."""
+    """Longest sequence, Lmax; filters and positions are defined relative to it."""
     vocab_size: int | None = None
-    """Symbols; None takes the tokenizer's count."""
+    """Vocabulary size; None takes the tokenizer's."""
     scale_embedding: bool = False
     """Multiply the token embedding by sqrt(d_model)."""
     tied_head: bool = True
-    """Use the transposed embedding as head."""
+    """Use the transposed embedding as the head."""
     head_bias: bool = False
     """Bias of an untied head."""
     soft_cap: float | None = None
     """Bound c of the logits: c tanh(logits / c)."""
     loss_chunk: int | None = field(default=None, metadata=RUNTIME)
-    """Tokens of each row whose logits the loss has in memory at a time; None takes all of them up to 2^26
-    logits, and as many as fit into that beyond."""
+    """Tokens of each row whose logits are in memory at a time in the loss; None takes as many as fit into
+    2^26 logits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,18 +137,18 @@ class LanguageModelConfig(BackboneConfig):
         require(self.soft_cap is None or self.soft_cap > 0, "soft_cap", self.soft_cap, "above 0")
         for mixer in self.pattern:
             name = type(mixer).__name__
-            require(mixer.causal, "pattern", name, "of causal mixers: a language model predicts the future")
+            require(mixer.causal, "pattern", name, "of causal mixers, to predict the next token")
         self.check_mixers(self.max_len)
 
 
 @dataclass(frozen=True)
 class ImageClassifierConfig(BackboneConfig):
-    """Patches by a strided convolution, blocks of any mixers over them, final norm and head."""
+    """Patches by a strided convolution, blocks of any mixers, final norm and head."""
 
     inputs: ClassVar[str] = "images"
 
     learned_positions: bool = True
-    """Add a learned position embedding, one for each patch."""
+    """Add a learned embedding for the position of each patch."""
     image_size: tuple[int, int] | None = None
     """Height and width; None takes the data's."""
     channels: int | None = None
@@ -156,9 +156,9 @@ class ImageClassifierConfig(BackboneConfig):
     n_classes: int | None = None
     """Classes; None takes the data's."""
     patch_size: tuple[int, int] = (4, 4)
-    """Height and width of a patch; a border that does not fill one is cropped."""
+    """Height and width of a patch; a border narrower than a patch is cropped."""
     head: Literal["average_pool", "per_token"] = "average_pool"
-    """Classify the mean over the patches, or each patch."""
+    """Classify the mean over the patches, or each patch separately."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,13 +177,13 @@ class ImageClassifierConfig(BackboneConfig):
 
     @property
     def max_len(self) -> int:
-        """Patches of an image."""
+        """Number of patches of an image."""
         require(self.image_size is not None, "image_size", self.image_size, "known when a model is built")
         height, width = (n // p for n, p in zip(self.image_size, self.patch_size, strict=True))
         return height * width
 
     def input_row(self) -> tuple[tuple[int, ...], str]:
-        """One image."""
+        """Shape and dtype of an image."""
         return (*self.image_size, self.channels), "float32"
 
 

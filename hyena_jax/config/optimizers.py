@@ -1,4 +1,4 @@
-"""What an optimizer and a schedule of its learning rate are, and those of this package by name."""
+"""Configs of optimizers and learning rate schedules, and the ones of this package by name."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,19 +16,19 @@ class ScheduleConfig(Checked):
 
         make(config, peak, total_steps) -> optax.Schedule
 
-    `peak` is `optimizer.learning_rate`, `total_steps` is `training.steps`; the schedule maps the number of
+    `peak` is `optimizer.learning_rate` and `total_steps` is `training.steps`; the schedule maps the number of
     updates so far, int32 [], to the learning rate.
     """
 
     registry: ClassVar[Registry] = Registry("schedule", is_module=False)
 
     def check(self, peak: float) -> None:
-        """Refuses a peak rate that does not fit; this one refuses none."""
+        """Refuses a peak rate that does not fit; the base class refuses none."""
 
 
 @dataclass(frozen=True)
 class WarmupScheduleConfig(ScheduleConfig):
-    """Base class of schedules that begin with a linear warm-up from 0 to the peak."""
+    """Base class of schedules with a linear warm-up from 0 to the peak."""
 
     warmup_steps: int = 100
     """Steps of linear warm-up from 0."""
@@ -40,14 +40,14 @@ class WarmupScheduleConfig(ScheduleConfig):
 
 @dataclass(frozen=True)
 class DecayScheduleConfig(WarmupScheduleConfig):
-    """Base class of schedules that fall from the peak to a final rate, and stay there."""
+    """Base class of schedules that decay from the peak to a final rate and stay there."""
 
     decay_steps: int | None = None
-    """Step at which the decay ends; None is training.steps."""
+    """Step at which the decay ends; None takes training.steps."""
     final_fraction: float = 0.1
     """Learning rate at the end, as a fraction of the peak."""
     final_learning_rate: float | None = None
-    """Learning rate at the end, in place of `final_fraction`."""
+    """Learning rate at the end, instead of `final_fraction`; None uses that."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,25 +71,25 @@ class DecayScheduleConfig(WarmupScheduleConfig):
 
 @dataclass(frozen=True)
 class CosineConfig(DecayScheduleConfig):
-    """Half a period of a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983, equation 5)."""
+    """Cosine decay (Loshchilov and Hutter 2017, arXiv 1608.03983, equation 5)."""
 
 
 @dataclass(frozen=True)
 class LinearConfig(DecayScheduleConfig):
-    """A straight line."""
+    """Linear decay."""
 
 
 @dataclass(frozen=True)
 class ConstantConfig(WarmupScheduleConfig):
-    """The peak, after the warm-up."""
+    """The peak rate after the warm-up."""
 
 
 @dataclass(frozen=True)
 class WarmupStableDecayConfig(DecayScheduleConfig):
-    """The peak, then a straight line (Haegele et al. 2024, arXiv 2405.18392, section 3)."""
+    """The peak rate, then linear decay (Haegele et al. 2024, arXiv 2405.18392, section 3)."""
 
     decay_fraction: float = 0.2
-    """Fraction of the steps up to `decay_steps` in which the rate falls."""
+    """Fraction of the steps up to `decay_steps` during which the rate decays."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,9 +105,9 @@ class OptimizerConfig(Checked):
         make(config, schedule, params) -> optax.GradientTransformation
 
     `schedule` is the `optax.Schedule` of the learning rate; `params` are the parameters, or their shapes
-    (`jax.ShapeDtypeStruct`). The gradients that it gets are already averaged over devices and accumulated
-    parts. A function that calls `hyena_jax.training.optimizer.in_groups` has parameter groups, decay and
-    clipping as well; its config derives from `GroupedOptimizerConfig`.
+    (`jax.ShapeDtypeStruct`). Its gradients are already averaged over devices and accumulation steps. A
+    function that calls `hyena_jax.training.optimizer.in_groups` also has parameter groups, weight decay and
+    clipping; its config derives from `GroupedOptimizerConfig`.
     """
 
     registry: ClassVar[Registry] = Registry("optimizer", is_module=False)
@@ -115,9 +115,9 @@ class OptimizerConfig(Checked):
     learning_rate: float = 2e-3
     """Peak learning rate."""
     schedule: ScheduleConfig = CosineConfig()
-    """How the learning rate rises to the peak and falls."""
+    """Schedule of the learning rate."""
     accumulation_steps: int = 1
-    """Parts that a batch is cut into; gradients are averaged over them before the update."""
+    """Parts of a batch, computed one after the other; their gradients are averaged for one update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,16 +128,16 @@ class OptimizerConfig(Checked):
 
 @dataclass(frozen=True)
 class ParameterGroup(Checked):
-    """Parameters whose path matches `pattern` get their own learning rate and decay."""
+    """A learning rate and weight decay for the parameters whose path matches `pattern`."""
 
     pattern: str
-    """Regular expression searched in a path such as `blocks_0/mixer/filter/dense_0/kernel`."""
+    """Regular expression, searched in paths such as `blocks_0/mixer/filter/dense_0/kernel`."""
     learning_rate: float | None = None
-    """Peak learning rate, 0 for constants; None keeps the optimizer's."""
+    """Peak learning rate, 0 to keep the parameters constant; None takes the optimizer's."""
     weight_decay: float | None = None
-    """Decoupled weight decay; None keeps the optimizer's."""
+    """Decoupled weight decay; None takes the optimizer's."""
     optional: bool = field(default=False, metadata=RUNTIME)
-    """The group may match nothing: it is for parameters that only some mixers have."""
+    """Allow the group to match nothing, for parameters that only some mixers have."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,7 +148,7 @@ class ParameterGroup(Checked):
             )
 
 
-# The groups of the published Hyena code: filters and positional features apart, no decay where it has no use.
+# As in the published Hyena code: a low rate for positional features, no decay of filters, biases and scales.
 NO_DECAY = ParameterGroup(r"/(bias|scale|skip|short_taps|short_bias)$", weight_decay=0.0)
 HYENA_GROUPS = (
     ParameterGroup(r"filter/positions$", learning_rate=1e-5, weight_decay=0.0, optional=True),
@@ -162,11 +162,11 @@ class GroupedOptimizerConfig(OptimizerConfig):
     """Base class of optimizers with clipping, decoupled weight decay and parameter groups."""
 
     clip_norm: float | None = 1.0
-    """Largest global gradient norm; None does not clip."""
+    """Largest global norm of the gradients; None does not clip."""
     weight_decay: float = 0.1
-    """Decoupled weight decay of every parameter that no group names; multiplied by the learning rate."""
+    """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
     groups: tuple[ParameterGroup, ...] = ()
-    """The first group that matches wins; one that matches no parameter is an error, unless it is optional."""
+    """The first group that matches a parameter applies; a group that matches none must be optional."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,13 +195,13 @@ class AdamWConfig(GroupedOptimizerConfig):
 class LionConfig(GroupedOptimizerConfig):
     """Lion (Chen et al. 2023, arXiv 2302.06675): the sign of the momentum.
 
-    Section 5 there: a learning rate 3 to 10 times lower than AdamW's, and a decay as many times higher.
+    Section 5 advises a learning rate 3 to 10 times lower than AdamW's and a decay as many times higher.
     """
 
     learning_rate: float = 5e-4
     """Peak learning rate."""
     weight_decay: float = 0.4
-    """Decoupled weight decay of every parameter that no group names; multiplied by the learning rate."""
+    """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
     b1: float = 0.9
     """Weight of the momentum in the update."""
     b2: float = 0.99
@@ -214,20 +214,20 @@ class LionConfig(GroupedOptimizerConfig):
 
 @dataclass(frozen=True)
 class AdafactorConfig(GroupedOptimizerConfig):
-    """Adafactor (Shazeer and Stern 2018, arXiv 1804.04235) without momentum: small state."""
+    """Adafactor without momentum, which needs little memory (Shazeer and Stern 2018, arXiv 1804.04235)."""
 
     learning_rate: float = 1e-2
     """Peak learning rate, relative to the size of each parameter with `multiply_by_parameter_scale`."""
     weight_decay: float = 0.02
-    """Decoupled weight decay of every parameter that no group names; multiplied by the learning rate."""
+    """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
     decay_rate: float = 0.8
     """Exponent c of the second moment's decay 1 - t^-c at step t (section 7.2)."""
     clipping_threshold: float | None = 1.0
-    """Largest root mean square of a parameter's update (section 6); None does not clip."""
+    """Largest RMS of a parameter's update (section 6); None does not clip."""
     multiply_by_parameter_scale: bool = True
-    """Multiply each parameter's update by the parameter's root mean square, at least 1e-3 (section 8)."""
+    """Multiply each parameter's update by its RMS, at least 1e-3 (section 8)."""
     min_dim_size_to_factor: int = 128
-    """The second moment is factored where the second largest axis is at least this long."""
+    """Factor the second moment if the second largest axis is at least this long."""
     eps: float = 1e-30
     """Added to squared gradients."""
 
@@ -240,16 +240,16 @@ class AdafactorConfig(GroupedOptimizerConfig):
 
 @dataclass(frozen=True)
 class SGDConfig(GroupedOptimizerConfig):
-    """Gradient descent with momentum and decoupled decay (arXiv 1711.05101, algorithm 1)."""
+    """Gradient descent with momentum and decoupled weight decay (arXiv 1711.05101, algorithm 1)."""
 
     learning_rate: float = 0.1
     """Peak learning rate."""
     weight_decay: float = 2e-3
-    """Decoupled weight decay of every parameter that no group names; multiplied by the learning rate."""
+    """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
     momentum: float = 0.9
-    """Decay of the sum of gradients; 0 keeps none."""
+    """Decay of the momentum; 0 is plain gradient descent."""
     nesterov: bool = False
-    """Look ahead by one step of the momentum."""
+    """Use Nesterov momentum."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -261,22 +261,22 @@ class SGDConfig(GroupedOptimizerConfig):
 class MuonConfig(GroupedOptimizerConfig):
     """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for matrices, Adam for the rest.
 
-    Its authors orthogonalize the updates of hidden layers' matrices alone, and leave embeddings, heads, gains
-    and biases to Adam. So are filters here: their networks map a time index, not hidden states. A matrix that
-    computes several projections at once is orthogonalized as a whole.
+    Its authors orthogonalize only updates of matrices in hidden layers, and leave embeddings, heads, gains
+    and biases to Adam. Adam also updates filters here, whose networks map a time index, not hidden states. A
+    matrix that computes several projections at once is orthogonalized as a whole.
     """
 
     matrices: str = r"blocks_\d+/(?!.*/filter/).*kernel$"
-    """Regular expression searched in paths: of what matches, arrays with two axes or more are Muon's.
-    The last two axes are the matrix [inputs, outputs]; those before them count matrices."""
+    """Regular expression, searched in paths: Muon updates matching arrays with at least two axes. The last
+    two axes are the matrix [inputs, outputs]; the axes before them count matrices."""
     beta: float = 0.95
     """Decay of the momentum that is orthogonalized."""
     nesterov: bool = True
-    """Look ahead by one step of the momentum."""
+    """Use Nesterov momentum."""
     ns_steps: int = 5
     """Newton-Schulz iterations."""
     consistent_rms: float | None = 0.2
-    """Root mean square of a matrix's update, so near AdamW's that its learning rate and decay fit (Liu et al.
+    """RMS of a matrix's update, close to AdamW's, so that AdamW's learning rate and decay fit (Liu et al.
     2025, arXiv 2502.16982, section 2.2); None multiplies by sqrt(max(1, outputs / inputs)) instead."""
     b1: float = 0.9
     """Adam's decay of the first moment."""

@@ -1,4 +1,4 @@
-"""Files and modules of the user's that register parts, and config files, which may do the same."""
+"""The user's files and modules that register parts; config files may register parts too."""
 
 import hashlib
 import importlib
@@ -18,32 +18,32 @@ from hyena_jax.config.input_files import MOST_CODE, open_input
 from hyena_jax.config.registry import Plugin, Registry, parts_in
 
 ENTRY_POINTS = "hyena_jax.plugins"
-# How the names of modules begin that are files of the user's.
+# Prefix of the module names of the user's files.
 FILE_MODULE = "hyena_jax_file_"
 
 
 @dataclass(frozen=True)
 class PluginFlags:
-    """What every command takes, and reads before its other flags."""
+    """Flags that every command takes and reads before its others."""
 
     plugin: tuple[str, ...] = ()
-    """Python file, module or entry point (group hyena_jax.plugins) that registers parts of your own; may be
-    given several times. The variable HYENA_JAX_PLUGINS holds more, separated by colons."""
+    """Python file, module or entry point (group hyena_jax.plugins) that registers your parts; may be
+    repeated. The environment variable HYENA_JAX_PLUGINS names more, separated by colons."""
 
 
 class MissingPlugin(UserError):
-    """A part of a saved experiment is not registered here."""
+    """A part of a saved experiment is not registered."""
 
 
 def load_plugin(name: str, registries: Iterable[Registry]) -> None:
-    """Imports a plugin, for the parts that it registers.
+    """Imports a plugin, which registers its parts.
 
     Args:
       name: a Python file; a module on the path; or an entry point of the group `hyena_jax.plugins`.
-      registries: of all kinds.
+      registries: the registries of all kinds.
 
     Raises:
-      UserError: if there is no such file or module, or it fails when it is imported.
+      UserError: if there is no such file or module, or its import fails.
     """
     try:
         import_parts(name, registries)
@@ -51,12 +51,12 @@ def load_plugin(name: str, registries: Iterable[Registry]) -> None:
         raise UserError(f"plugin {name!r}: {error}") from None
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a plugin is the user's own program: its faults are input
+    except BaseException as error:  # a plugin is the user's code: its errors are user errors
         raise UserError(f"plugin {name!r} cannot be imported: {describe_fault(error)}") from error
 
 
 def import_parts(name: str, registries: Iterable[Registry]) -> ModuleType:
-    """The module of a file, or of a name as `load_plugin` takes it; the parts it registers are its own."""
+    """Imports a plugin and returns its module; the parts that it registers are marked as its parts."""
     registries = tuple(registries)
     before = {id(part) for registry in registries for part in registry.parts.values()}
     module = run_file(Path(name)) if name.endswith(".py") else _import_module(name)
@@ -68,7 +68,7 @@ def import_parts(name: str, registries: Iterable[Registry]) -> ModuleType:
 
 
 def run_file(path: Path) -> ModuleType:
-    """Runs a Python file as a module whose name depends on its path alone.
+    """Runs a Python file as a module whose name depends only on the path.
 
     Raises:
       UserError: if there is no such file.
@@ -76,20 +76,20 @@ def run_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UserError(f"{str(path)!r} is not a file")
     with open_input("Python file", path, MOST_CODE):
-        pass  # it may be opened, and is not larger than that
+        pass  # it can be opened and is not too large
     path = path.resolve()
     name = f"{FILE_MODULE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses in the file look their annotations up
+    sys.modules[name] = module  # dataclasses in the file look up their annotations there
     spec.loader.exec_module(module)
     return module
 
 
 def plugins_in(experiment: Any) -> dict[str, Any]:
-    """The parts of an experiment that are not this package's, as config.json names them, by plugin.
+    """The parts of an experiment that are not this package's, by plugin, as config.json names them.
 
-    A part that a script or a notebook registered is known by the file of its config class, if it has one.
+    For a part that a script or a notebook registered, the plugin is the file of its config class, if any.
     """
     found: dict[Plugin, list[str]] = {}
     for part in parts_in(experiment):
@@ -104,12 +104,12 @@ def plugins_in(experiment: Any) -> dict[str, Any]:
 
 
 def require_plugins(saved: Any, registries: Iterable[Registry]) -> None:
-    """Refuses what `plugins_in` once returned, if a part in it is not registered now; says how to have it.
+    """Refuses a saved value of `plugins_in` if one of its parts is not registered now.
 
-    What a run folder says is shown, never imported: it may come from a stranger.
+    A run folder is not trusted: what it names is shown, never imported.
 
     Raises:
-      MissingPlugin: naming the parts that are missing and the flag to add.
+      MissingPlugin: naming the missing parts and the flag to add.
     """
     registered = {f"{registry.kind} {name}" for registry in registries for name in registry}
     for name, about in saved.items() if isinstance(saved, dict) else ():
@@ -121,7 +121,7 @@ def require_plugins(saved: Any, registries: Iterable[Registry]) -> None:
 
 
 def changed_plugins(experiment: Any, saved: Any) -> list[str]:
-    """A line for each plugin of the experiment whose code is not what `saved` says."""
+    """A line for each plugin of the experiment whose code differs from `saved`."""
     lines = []
     for name, about in plugins_in(experiment).items():
         before = saved.get(name) if isinstance(saved, dict) else None
@@ -160,17 +160,17 @@ def _of_class(config_class: type) -> Plugin:
 
 
 def _quoted(text: object) -> str:
-    """In quotes, as a shell reads it."""
+    """The text in shell quotes."""
     return "'" + printable(text).replace("'", "'\\''") + "'"
 
 
 def printable(text: object) -> str:
-    """Without what a terminal would obey."""
+    """The text without control characters that a terminal would obey."""
     return "".join(character for character in str(text) if character.isprintable())
 
 
 def is_of_own_code(error: BaseException, registries: Iterable[Registry]) -> bool:
-    """Whether a file or a module of the user's, run as a config or plugin, was at work when it was raised."""
+    """Whether the error was raised in, or below, the user's config or plugin code."""
     parts = (part for registry in registries for part in registry.parts.values())
     names = {part.config_class.__module__ for part in parts if part.plugin is not None}
     files = {
@@ -182,7 +182,7 @@ def is_of_own_code(error: BaseException, registries: Iterable[Registry]) -> bool
 
 
 def describe_fault(error: BaseException) -> str:
-    """An error of the user's own code on one line: what it is, and where in that code it was raised."""
+    """One line for an error in the user's code: its type, its message, and where it was raised."""
     ours = str(Path(__file__).parents[1])
     installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     frames = [
@@ -193,6 +193,6 @@ def describe_fault(error: BaseException) -> str:
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     try:
         lines = str(error).strip().splitlines() or [""]
-    except Exception:  # the class of the error may be the user's, too
+    except Exception:  # the error's class may also be the user's code
         lines = [""]
     return f"{type(error).__name__}: {lines[0]}{where}"

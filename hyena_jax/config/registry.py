@@ -1,9 +1,9 @@
-"""What an experiment can be made of: a registry for each kind of part, all filled by `register`.
+"""The parts of experiments: a registry for each kind of part, filled by `register`.
 
-A part is a frozen dataclass of options (its config) and what is built from it. The config derives from the
-base class of its kind, such as `MixerConfig`, and that base class holds the registry of the kind. The parts
-of this package are registered in the same way as a user's, by the name of what is built ("module:name"), so
-that nothing is imported before it is used.
+A part is a frozen dataclass of options (its config) and a target that is built from it. The config derives
+from the base class of its kind, such as `MixerConfig`, and that base class holds the registry of the kind.
+This package registers its parts as a user does, but names targets as "module:name", so that nothing is
+imported before it is used.
 """
 
 import dataclasses
@@ -19,32 +19,32 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class Plugin(NamedTuple):
-    """A file or a module of the user's that registers parts, and its code when it was imported."""
+    """A user's file or module that registers parts, and a digest of its code at import."""
 
     name: str
-    """What `--plugin` takes: the absolute path of a file, or the name of a module."""
+    """The value for `--plugin`: the absolute path of a file, or the name of a module."""
     sha256: str
     """SHA-256 of the file, or of all Python files of the package, in hexadecimal."""
 
 
 class Part(NamedTuple):
-    """What is known by a name in configs."""
+    """A registered part."""
 
     name: str
     config_class: type
     target: Any
-    """What is built from the config, or "module:name" where it is imported from."""
+    """The module or function that is built from the config, or "module:name" to import it from."""
     oracle: Any
-    """Its float64 oracle, or "module:name"; None where it has none."""
+    """Its float64 oracle, or "module:name"; None if it has none."""
     plugin: Plugin | None
-    """The plugin that registered it; None for parts of this package, of scripts and of notebooks."""
+    """The plugin that registered it; None for parts of this package, scripts and notebooks."""
 
 
 class Registry(Mapping[str, type]):
-    """The parts of one kind: their config classes by name, in the order of their registration."""
+    """The parts of one kind: config classes by name, in the order of registration."""
 
     def __init__(self, kind: str, is_module: bool):
-        """A registry of Linen modules, or of functions of a config."""
+        """A registry of Linen modules if `is_module`, else of functions of a config."""
         self.kind = kind
         self.is_module = is_module
         self._parts: dict[str, Part] = {}
@@ -64,10 +64,10 @@ class Registry(Mapping[str, type]):
         return self._parts
 
     def add(self, part: Part) -> None:
-        """Adds a part, or replaces an earlier definition of the same class: a notebook runs cells again.
+        """Adds a part, or replaces an earlier definition of its class, as when a notebook reruns a cell.
 
         Raises:
-          UserError: if another class has the name, or the class another name.
+          UserError: if another class has this name, or the class has another name.
         """
         taken = self._parts.get(part.name)
         if taken is not None and _qualified(taken.config_class) != _qualified(part.config_class):
@@ -84,7 +84,7 @@ class Registry(Mapping[str, type]):
         """The part of a config class.
 
         Raises:
-          UserError: if the class is not registered, or was when it was defined another time.
+          UserError: if the class is not registered, or was redefined since.
         """
         for part in self._parts.values():
             if part.config_class is config_class:
@@ -99,10 +99,10 @@ class Registry(Mapping[str, type]):
         )
 
     def target(self, config_class: type) -> Any:
-        """What is built from configs of this class: a Linen module class, or a function of the config.
+        """The target of configs of this class: a Linen module class, or a function of the config.
 
         Raises:
-          UserError: if the class is not registered, or what it names cannot be imported or called.
+          UserError: if the class is not registered, or its target cannot be imported or called.
         """
         part = self.part_of(config_class)
         target = _imported(part.target)
@@ -110,12 +110,12 @@ class Registry(Mapping[str, type]):
         return target
 
     def oracle(self, config_class: type) -> Any:
-        """The float64 oracle of configs of this class; None where it was registered without one."""
+        """The float64 oracle of configs of this class; None if it was registered without one."""
         return _imported(self.part_of(config_class).oracle)
 
 
 class Targets(Mapping[str, Any]):
-    """What a registry's parts build, by name; imported when asked for."""
+    """The targets of a registry's parts by name, imported on access."""
 
     def __init__(self, registry: Registry):
         self._registry = registry
@@ -141,20 +141,20 @@ def is_kind(hint: Any) -> bool:
 
 
 def register(name: str, config_class: type, target: Any, oracle: Any = None) -> None:
-    """Makes a part known by `name`, in Python, in config.json and on the command line.
+    """Registers a part under `name`, for Python, config.json and the command line.
 
     Args:
       name: lower-case letters, digits and underscores; unique within its kind.
       config_class: a frozen dataclass derived from the base class of its kind: `MixerConfig`, `FilterConfig`,
         `ModelConfig`, `DataConfig`, `LossConfig`, `MetricConfig`, `OptimizerConfig` or `ScheduleConfig`,
         whose docstring says what the target must be.
-      target: what is built from the config, a Linen module or a function; or "module:name", from where it is
-        imported when it is first used.
-      oracle: the same computation in NumPy float64, where the kind has oracles (mixers, filters and models),
-        for benchmarks to check against; or "module:name".
+      target: the Linen module or function that is built from the config; or "module:name", to import it on
+        first use.
+      oracle: the same computation in NumPy float64, for kinds with oracles (mixers, filters and models), for
+        benchmarks to check against; or "module:name".
 
     Raises:
-      UserError: if an argument is not what it should be, or the name is taken.
+      UserError: if an argument is of the wrong kind, or the name is taken.
     """
     require(isinstance(name, str) and NAME.fullmatch(name) is not None, "name", name, f"like {NAME.pattern}")
     registry = registry_of(config_class) if inspect.isclass(config_class) else None
@@ -178,7 +178,7 @@ def _check_target(registry: Registry, name: str, target: Any) -> None:
     if not registry.is_module:
         require(callable(target), f"what {registry.kind} {name!r} names", target, "a function of its config")
         return
-    # The class itself is always callable; its instances are if a class in its hierarchy says how.
+    # Every class is callable; its instances are if a class in its hierarchy defines __call__.
     is_class = inspect.isclass(target)
     can_call = is_class and any("__call__" in vars(base) for base in target.__mro__)
     shown = target.__name__ if is_class else target

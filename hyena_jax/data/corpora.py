@@ -1,4 +1,4 @@
-"""Where text comes from: a file or folder, Python's own source code, or TensorFlow Datasets."""
+"""Sources of text: a file or folder, Python's own source code, or TensorFlow Datasets."""
 
 import os
 import platform
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 STDLIB_BYTES = 8_000_000
 """Size of `python_stdlib`; the whole library is some 12 MB."""
 MEMORY_PER_BYTE = 6
-"""Bytes in memory for each byte of a text, at least: the text, its two parts, and its symbols as int32."""
+"""Least bytes of memory per byte of text: the text, its two parts, and its symbols as int32."""
 STDLIB_SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 """Folders that are not the standard library, or hold its tests."""
 
 
 class Text(NamedTuple):
-    """A text to learn and a text to judge by."""
+    """A text to train on and a text to evaluate on."""
 
     train: str
     held_out: str
@@ -49,7 +49,7 @@ def _from_path(config: TextConfig) -> Text:
 
 
 def _read(argument: str, path: str) -> str:
-    """The text of a file, or of all files below a folder, one behind the other."""
+    """The text of a file, or the concatenated text of all files below a folder."""
     root = Path(path)
     if root.suffix in (".npy", ".bin"):
         raise UserError(f"{argument} {path!r} is a file of tokens, not of text; add --data tokens")
@@ -59,7 +59,7 @@ def _read(argument: str, path: str) -> str:
         files = _files_below(root) if root.is_dir() else [root]
         size = sum(file.stat().st_size for file in files)
         most = memory_size() // MEMORY_PER_BYTE
-        require(size <= most, argument, path, f"at most {most} bytes, for which the memory is enough")
+        require(size <= most, argument, path, f"at most {most} bytes, to fit this machine's memory")
         text = "".join(_decode(argument, file, read_bytes(argument, file, most)) for file in files)
     except OSError as error:
         raise UserError(f"{argument} {path!r} cannot be read: {error}") from error
@@ -68,10 +68,10 @@ def _read(argument: str, path: str) -> str:
 
 
 def _files_below(folder: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
-    """Regular files below `folder` by relative path; nothing hidden, no linked and no `skipped` folders."""
+    """Regular files below `folder`, by relative path; none hidden, none in linked or `skipped` folders."""
 
     def refuse(error: OSError) -> None:
-        raise error  # os.walk would pass over a folder that it may not enter
+        raise error  # os.walk would skip a folder that it may not enter
 
     found = []
     for parent, folders, names in os.walk(folder, onerror=refuse):
@@ -81,7 +81,7 @@ def _files_below(folder: Path, skipped: frozenset[str] = frozenset()) -> list[Pa
 
 
 def _decode(argument: str, file: Path, data: bytes) -> str:
-    """UTF-8 with newlines as they are; a byte order mark at the start is not text."""
+    """The UTF-8 text, newlines unchanged, without a byte order mark at the start."""
     try:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -92,7 +92,7 @@ def _decode(argument: str, file: Path, data: bytes) -> str:
 
 
 def _from_python_stdlib() -> Text:
-    """Every tenth file is held out, so that both parts are of one kind. No separator between files."""
+    """The standard library, every tenth file held out so that both parts are alike; no separators."""
     files = _stdlib_files(Path(sysconfig.get_path("stdlib")))
     train = "".join(text for index, text in enumerate(files) if index % 10 != 9)
     held_out = "".join(files[9::10])
@@ -101,10 +101,10 @@ def _from_python_stdlib() -> Text:
 
 
 def _stdlib_files(root: Path) -> list[str]:
-    """The texts of the library's first `STDLIB_BYTES`, by relative path."""
+    """The library's files in the order of their paths, up to `STDLIB_BYTES` in all."""
     texts, size = [], 0
     for file in _files_below(root, STDLIB_SKIPPED):
-        # _sysconfigdata is written by the build: paths and flags of one machine.
+        # The build writes _sysconfigdata: paths and flags of one machine.
         if file.suffix != ".py" or file.name.startswith("_sysconfigdata"):
             continue
         try:
@@ -124,12 +124,12 @@ def _stdlib_files(root: Path) -> list[str]:
 
 
 def _from_tfds(config: TextConfig) -> Text:
-    """The train split; held out are the validation and test splits, in that order."""
+    """The train split; the validation and test splits, in that order, are held out."""
     with quiet():
         builder = open_builder(config.name, config.tfds_dir, bundled="python_stdlib")
         _require_text(config.name, builder)
         if not builder.is_prepared():
-            prepare(builder, config.manual_dir, instead="any text by --data.path FILE")
+            prepare(builder, config.manual_dir, instead="any text with --data.path FILE")
         (feature,) = builder.info.features
         splits = {
             split: "\n".join(example[feature].decode() for example in builder.as_data_source(split=split))

@@ -1,4 +1,4 @@
-"""What a model takes from its data."""
+"""Filling in the sizes that a model takes from its data."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,16 +7,16 @@ from typing import Any
 from hyena_jax.config import Experiment, require
 
 COUNTS = frozenset({"vocab_size", "n_classes"})
-"""Of these a model may have more than its data."""
+"""A model may have more of these than its data."""
 
 
 def fill_in(experiment: Experiment, facts: Mapping[str, Any]) -> Experiment:
-    """The experiment with the model's fields that are None filled in from `facts`, by their names.
+    """The experiment with each model field that is None filled in from the fact of the same name.
 
-    Facts that the model has no field for are left out.
+    Facts without a field in the model are ignored.
 
     Raises:
-      UserError: where the model contradicts a fact: has fewer symbols or classes, or another size.
+      UserError: if the model contradicts a fact: it has fewer symbols or classes, or another size.
     """
     model, found = experiment.model, {}
     names = {field.name for field in dataclasses.fields(model)}

@@ -15,20 +15,20 @@ from hyena_jax.config import UserError, memory_size, open_input, require
 
 GZIP = b"\x1f\x8b"
 MOST_GZIP_RATIO = 1032
-"""What a byte of deflate can hold at most (zlib.net/zlib_tech.html)."""
-# The third byte says uint8, the fourth how many dimensions.
+"""Most bytes that a byte of deflate can expand to (zlib.net/zlib_tech.html)."""
+# The third byte means uint8, the fourth is the number of dimensions.
 MAGIC = {"images": bytes.fromhex("00000803"), "labels": bytes.fromhex("00000801")}
 
 
 def read_pair(argument: str, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, H, W] and labels uint8 [n] of the one pair of IDX files in a folder.
+    """Images uint8 [n, H, W] and labels uint8 [n] of the only pair of IDX files in a folder.
 
-    Files are told apart by their magic numbers, not by their names, and may be compressed by gzip; other
-    files in the folder do no harm, unless they begin as gzip does and are not.
+    Files are recognised by their magic numbers, not by their names, and may be compressed with gzip; other
+    files in the folder do no harm, unless they begin with gzip's magic number and are not gzip files.
 
     Raises:
-      UserError: if there is no such folder, pair or file, a file is not whole, or the two do not belong
-        together. It names `argument`, the file, what was found and what is allowed.
+      UserError: if there is no such folder or pair, a file is incomplete, or the two differ in number. It
+        names `argument`, the file, what was found and what is allowed.
     """
     require(Path(path).is_dir(), argument, path, "an existing folder with a pair of IDX files")
     files = _find_pair(argument, path)
@@ -73,18 +73,18 @@ def _read(argument: str, file: Path, n_dims: int) -> np.ndarray:
             data = content.read(declared)
             found = len(data) if content.read(1) == b"" else "more"
         else:
-            found = "a file that is too small, or memory that is"
+            found = "a file or a memory that is too small for them"
     if found != declared:
         sizes = " x ".join(map(str, shape))
         raise UserError(
-            f"{argument}: {str(file)!r} must hold {sizes} bytes after its header, which says so, got {found}"
+            f"{argument}: {str(file)!r} must hold {sizes} bytes after its header, as that says, got {found}"
         )
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 @contextmanager
 def _opened(argument: str, file: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A file, open for reading; of what was compressed, where it is. And the bytes that can be in it."""
+    """A file open for reading, decompressed if need be, and the most bytes that it can hold."""
     try:
         with open_input(argument, file) as raw:
             is_compressed = raw.read(2) == GZIP

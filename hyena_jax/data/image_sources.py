@@ -1,4 +1,4 @@
-"""Where labelled images come from: scikit-learn's digits, IDX files, or TensorFlow Datasets."""
+"""Sources of labelled images: scikit-learn's digits, IDX files, or TensorFlow Datasets."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ class Labelled(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Images to learn and images to judge by."""
+    """Images to train on and images to evaluate on."""
 
     train: Labelled
     held_out: Labelled
@@ -78,7 +78,7 @@ def _from_tfds(config: ImagesConfig) -> Images:
     with quiet():
         builder = open_builder(config.name, config.tfds_dir, bundled="digits")
         if not builder.is_prepared():
-            prepare(builder, config.manual_dir, instead="a folder of IDX files by --data.path FOLDER")
+            prepare(builder, config.manual_dir, instead="a folder of IDX files with --data.path FOLDER")
         shape = builder.info.features["image"].shape
         train, held_out = (
             _read_examples(builder.as_data_source(split=split), shape) for split in ("train", "test")

@@ -1,4 +1,4 @@
-"""An image set: the labelled images of an `ImagesConfig`, as batches.
+"""Labelled images as batches: the `Dataset` of an `ImagesConfig`.
 
 Shapes: B batch, H height, W width, C colours, n images.
 """
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Normalization:
-    """(x / 255 - mean) / std of a pixel x: one mean and one deviation for all places and colours."""
+    """(x / 255 - mean) / std of a pixel x: one mean and one std for all positions and colours."""
 
     mean: float
     std: float
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Images uint8 of any shape as a model reads them, float32."""
+        """Images uint8 of any shape, normalised to float32."""
         return self._values[images]
 
     @cached_property
@@ -44,7 +44,7 @@ class Normalization:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Normalization":
-        """The inverse of `to_json`. Raises UserError for values that it did not write."""
+        """The inverse of `to_json`. Raises UserError for other values."""
         try:
             mean, std = float(values["mean"]), float(values["std"])
             require(
@@ -58,8 +58,8 @@ class Normalization:
 
 
 def fit_normalization(images: np.ndarray) -> Normalization:
-    """Makes mean 0 and deviation 1 of images uint8 [n, H, W, C]. Raises UserError if all pixels are equal."""
-    # Counts of pixel values, image by image: exact, and without a copy of the images in another dtype.
+    """The normalisation of images uint8 [n, H, W, C] to mean 0, std 1. UserError if all pixels are equal."""
+    # Counting pixel values image by image is exact and needs no copy of the images in another dtype.
     counts = sum(np.bincount(image.ravel(), minlength=256) for image in images)
     values, weights = np.arange(256) / 255, counts / counts.sum()
     mean = weights @ values
@@ -70,7 +70,7 @@ def fit_normalization(images: np.ndarray) -> Normalization:
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images to learn and images to judge by, and what they were made from: a `Dataset`."""
+    """Images to train on and to evaluate on, with their origin: a `Dataset`."""
 
     kind: ClassVar[str] = "images"
     unit: ClassVar[str] = "image"
@@ -97,11 +97,11 @@ class ImageSet:
         return 1 + int(max(self.train.labels.max(), self.held_out.labels.max()))
 
     def to_json(self) -> dict[str, Any]:
-        """What a run folder keeps of the images."""
+        """The fingerprint and normalisation, for `data.json` of a run."""
         return {"fingerprint": self.fingerprint, "normalization": self.normalization.to_json()}
 
     def complete(self, experiment: Experiment) -> Experiment:
-        """Fills in image_size, channels and n_classes; refuses others, but for more classes."""
+        """Fills in image_size, channels and n_classes; refuses other values, except more classes."""
         *size, channels = self.train.images.shape[1:]
         facts = {"image_size": tuple(size), "channels": channels, "n_classes": self.n_classes}
         return fill_in(experiment, facts)
@@ -141,18 +141,18 @@ class ImageSet:
             yield {**self._batch(self.held_out, padded), "weights": weights}
 
     def loss_metrics(self, loss: float) -> dict[str, float]:
-        """Nothing: nats an image have no other name."""
+        """None: no metric is derived from nats per image."""
         return {}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Accuracy; none without `correct`."""
+        """Accuracy, if `correct` is among the sums."""
         return {"accuracy": sums["correct"] / sums["count"]} if "correct" in sums else {}
 
 
 def load_image_set(config: ImagesConfig, normalization: Normalization | None = None) -> ImageSet:
-    """Reads the images of `config`; a new normalization is that of the training part.
+    """The images of `config`; normalization None fits one to the training part.
 
-    Raises UserError if the images cannot be had, or all pixels of the training part are equal.
+    Raises UserError if the images cannot be read, or all pixels of the training part are equal.
     """
     return image_set(*load_images(config), normalization)
 
@@ -160,7 +160,7 @@ def load_image_set(config: ImagesConfig, normalization: Normalization | None = N
 def image_set(
     train: Labelled, held_out: Labelled, source: str, normalization: Normalization | None = None
 ) -> ImageSet:
-    """The two parts as a data set; a new normalization is that of the training part."""
+    """The two parts as a data set; normalization None fits one to the training part."""
     if normalization is None:
         normalization = fit_normalization(train.images)
     fingerprint = _fingerprint(normalization, train, held_out)
@@ -168,7 +168,7 @@ def image_set(
 
 
 def _fingerprint(normalization: Normalization, *parts: Labelled) -> str:
-    # The shapes keep the border between the two parts in the digest.
+    # The shapes put the border between the two parts into the digest.
     header = [normalization.to_json(), *(part.images.shape for part in parts)]
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for part in parts:

@@ -1,4 +1,4 @@
-"""Rows of data to batches: shuffled to train on, each exactly once to evaluate on.
+"""Batches of rows: shuffled for training, each row exactly once for evaluation.
 
 Shapes: B batch, L length (`seq_len`), P processes.
 """
@@ -29,12 +29,11 @@ def shuffled_batches(
 ) -> "grain.MapDataset[Batch]":
     """Endless shuffled batches; element t is a pure function of (seed, t).
 
-    Every epoch has each row once, in an order of its own, and batches run on across epochs. Process p reads
-    rows p B/P to (p+1) B/P of the global batch: in the order of processes, they are the batch of a single
-    process.
+    Every epoch has each row once, in its own order, and batches may span two epochs. Process p reads rows
+    p B/P to (p+1) B/P of the global batch: concatenated over processes, they are a single process's batch.
 
     Args:
-      read: the batch of the rows with these indices, int [B/P] in [0, n_rows).
+      read: returns the batch of the rows with these indices, int [B/P] in [0, n_rows).
       n_rows: rows of the data.
       batch_size: B, over all processes.
       seed: in [0, 2**32).
@@ -48,7 +47,7 @@ def shuffled_batches(
     require(batch_size % process_count == 0, "batch_size", batch_size, f"a multiple of {process_count=}")
     size = batch_size // process_count
     ours = slice(process_index * size, (process_index + 1) * size)
-    # Indices, not rows, go through the shuffle: grain's cost is per element, and one read serves a batch.
+    # Indices, not rows, are shuffled: grain's cost is per element, and one read serves a batch.
     indices = grain.MapDataset.range(n_rows).seed(seed).shuffle().repeat().batch(batch_size)
     return indices.map(lambda batch: read(batch[ours]))
 
@@ -61,7 +60,7 @@ def train_batches(
     process_index: int = 0,
     process_count: int = 1,
 ) -> "grain.MapDataset[Batch]":
-    """`shuffled_batches` of windows of L + 1 tokens; there is one at every offset of `tokens`.
+    """`shuffled_batches` of windows of L + 1 tokens, one at every offset of `tokens`.
 
     Args:
       tokens: [n], any integer dtype, n > L; kept by reference.
@@ -72,7 +71,7 @@ def train_batches(
       process_count: P, a divisor of B.
 
     Returns:
-      Data set of `inputs` and `targets`, int32 [B/P, L]; targets are the inputs moved by one.
+      Data set of `inputs` and `targets`, int32 [B/P, L]; targets are the inputs shifted by one.
 
     Raises UserError if n <= L or P does not divide B.
     """
@@ -87,14 +86,14 @@ def train_batches(
 
 
 class DataEnded(UserError):
-    """The training data have no further batch."""
+    """The training data have no more batches."""
 
 
 class Stream:
-    """Batches of the rows of an iterator, in its order.
+    """Batches of an iterator's rows, in its order.
 
-    Nothing is read ahead: `state` is that of the iterator behind the last batch that was taken. Every process
-    reads all rows and keeps its own part, so that the state, and the batches, do not depend on their number.
+    Nothing is read ahead: `state` is the iterator's state after the last batch taken. Every process reads all
+    rows and keeps its own part, so state and batches do not depend on the number of processes.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class Stream:
         process_index: int = 0,
         process_count: int = 1,
     ):
-        """Batches of `batch_size` rows over all processes; `rows` has `get_state` and `set_state`."""
+        """`rows` is an iterator with `get_state` and `set_state`; `batch_size` counts all processes' rows."""
         require(batch_size % process_count == 0, "batch_size", batch_size, f"a multiple of {process_count=}")
         size = batch_size // process_count
         self._rows, self._make_batch, self._batch_size = rows, make_batch, batch_size
@@ -113,11 +112,11 @@ class Stream:
         self._state: str | None = None
 
     def state(self) -> Any:
-        """JSON values; None before the first batch."""
+        """The iterator's state as JSON values; None before the first batch."""
         return None if self._state is None else json.loads(self._state)
 
     def restore(self, state: Any) -> None:
-        """Continues behind the batch whose state this is."""
+        """Continues after the batch at which this state was taken."""
         if state is None:
             raise UserError(
                 "the checkpoint holds no state of the iterator: the run began on data of another kind"
@@ -126,11 +125,11 @@ class Stream:
         self._state = json.dumps(state)
 
     def batch(self, t: int) -> Batch:
-        """The next batch, number t. Raises DataEnded where the iterator ends."""
+        """The next batch, number t. Raises DataEnded if the iterator ends before it is full."""
         rows = list(itertools.islice(self._rows, self._batch_size))
         if len(rows) < self._batch_size:
             raise DataEnded(f"the iterator of the training data ended after {t} batches")
-        try:  # text: the iterator may change what it returned
+        try:  # kept as text, since the iterator may change the object that it returned
             self._state = json.dumps(self._rows.get_state())
         except (TypeError, ValueError) as error:
             raise UserError(f"get_state() of the training data must return JSON values: {error}") from error
@@ -140,7 +139,7 @@ class Stream:
 def iterate(dataset: "grain.MapDataset[Batch] | Stream", start: int = 0) -> Iterator[tuple[int, Batch]]:
     """Yields (t, element t) for t = start, start + 1, ...
 
-    A thread reads ahead until this is closed; a `Stream`, which stands at batch `start`, is not read ahead.
+    A thread reads ahead until the iterator is closed. A `Stream`, at batch `start`, is not read ahead.
     """
     if isinstance(dataset, Stream):
         yield from ((t, dataset.batch(t)) for t in itertools.count(start))
@@ -170,7 +169,7 @@ def eval_batches(
     windows = _window_indices(len(tokens), seq_len, max_windows)
     for first in range(0, len(windows), batch_size):
         chosen = windows[first : first + batch_size]
-        # A window that starts behind the last token is padding throughout.
+        # A window that starts after the last token is all padding.
         padding = np.full(batch_size - len(chosen), len(tokens))
         starts = np.concatenate([chosen * seq_len, padding])
         positions = starts[:, None] + np.arange(seq_len + 1)
@@ -180,7 +179,7 @@ def eval_batches(
 
 
 def n_eval_batches(n_tokens: int, seq_len: int, batch_size: int, max_windows: int | None = None) -> int:
-    """How many batches `eval_batches` yields for `n_tokens` tokens."""
+    """Number of batches that `eval_batches` yields for `n_tokens` tokens."""
     return -(-len(_window_indices(n_tokens, seq_len, max_windows)) // batch_size)
 
 

@@ -1,4 +1,4 @@
-"""The standard error of libraries that are not Python: they write to the file descriptor."""
+"""Silencing native libraries, which write to the file descriptor of the standard error."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def silent_stderr() -> Iterator[None]:
-    """Discards what is written to file descriptor 2: C++ and Rust pass by `sys.stderr`."""
+    """Discards what is written to file descriptor 2: C++ and Rust bypass `sys.stderr`."""
     try:
         stderr = os.dup(2)
     except OSError:  # it is closed: nothing can be written

@@ -1,4 +1,4 @@
-"""The header of an array in NumPy's format, read before anything is allocated for the array."""
+"""The header of a .npy file, read before any memory is allocated for the array."""
 
 import math
 from typing import BinaryIO, NamedTuple
@@ -9,7 +9,7 @@ from hyena_jax.config import UserError, require
 
 
 class Header(NamedTuple):
-    """What the array is."""
+    """Shape, order and dtype of the array."""
 
     shape: tuple[int, ...]
     is_fortran: bool
@@ -17,10 +17,10 @@ class Header(NamedTuple):
 
 
 def read_header(argument: str, file: BinaryIO, size: int) -> Header:
-    """Reads the header at the start of `file`, which has `size` bytes, and stops behind it.
+    """Reads the header at the start of `file`, which has `size` bytes, and stops after it.
 
     Raises:
-      UserError: if there is no such header, it declares Python objects, or other than the bytes that follow.
+      UserError: if there is no such header, it declares Python objects, or another size than what follows.
     """
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:

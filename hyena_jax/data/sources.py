@@ -1,4 +1,4 @@
-"""Data of your own: from arrays, rows or an iterator to the `Dataset` that a registered `load` returns.
+"""Your own data: turns arrays, rows or an iterator into the `Dataset` that a registered `load` returns.
 
     @dataclass(frozen=True)
     class Mine(DataConfig):
@@ -9,8 +9,8 @@
 
     hyena_jax.register("mine", Mine, load)
 
-Three functions, for what there is: `from_tokens` (one long stream of tokens, read in windows as a text is),
-`from_images` (images with labels) and `from_rows` (anything else, with a weight for each target if you like).
+Three functions: `from_tokens` (one long stream of tokens, read in windows as text is), `from_images` (images
+with labels) and `from_rows` (anything else, optionally with a weight for each target).
 
 Shapes: n rows, L length, B batch.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import grain
 
 HASHED_ROWS = 32
-"""Rows of a source that its fingerprint knows, in addition to their number."""
+"""Rows of a source that enter its fingerprint, in addition to their number."""
 
 Row = Mapping[str, Any]
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -52,17 +52,17 @@ def from_tokens(
     tokenizer: Tokenizer | None = None,
     source: str = "an array of tokens",
 ) -> Corpus:
-    """One long stream of tokens, in windows at every offset as a text is.
+    """One long stream of tokens as a data set, read in windows at every offset as text is.
 
     Args:
       tokens: integers [n], n > seq_len; may be memory-mapped, and is not copied.
       seq_len: L, tokens in a row of a batch.
       held_out: integers [m], m > seq_len; None holds out the last tenth of `tokens`.
-      tokenizer: what text they are; one of `hyena_jax.data.tokenizers`. None writes the ids as text.
+      tokenizer: turns the ids into text; one of `hyena_jax.data.tokenizers`. None shows the ids as numbers.
       source: where they came from, for people.
 
     Raises:
-      UserError: if the tokens are not such integers, too few, or not in the tokenizer's vocabulary.
+      UserError: if the tokens are not integers [n], are too few, or are not in the tokenizer's vocabulary.
     """
     train = as_tokens("tokens", tokens)
     if held_out is None:
@@ -83,18 +83,18 @@ def from_images(
     normalization: Normalization | None = None,
     source: str = "an array of images",
 ) -> "ImageSet | Rows":
-    """Images with one label each, for a model that reads images.
+    """Images with one label each as a data set, for a model that reads images.
 
     Args:
-      images: uint8 [n, H, W, C] or [n, H, W], normalised to mean 0 and deviation 1; or floating point, read
-        as they are.
-      labels: integers [n], from 0.
-      held_out: such a pair to judge by; None holds out the last tenth.
-      normalization: the `encoding` that `load` is given; None makes one of the training part.
+      images: uint8 [n, H, W, C] or [n, H, W], which are normalised to mean 0 and std 1; or floating point,
+        which are read unchanged.
+      labels: integers [n], at least 0.
+      held_out: images and labels to evaluate on; None holds out the last tenth.
+      normalization: the `encoding` that `load` is given; None fits one to the training part.
       source: where they came from, for people.
 
     Raises:
-      UserError: if the arrays are not such, or do not belong together.
+      UserError: if an array has another shape or dtype, or the arrays do not fit together.
     """
     train = _labelled("images", images, labels)
     if held_out is None:
@@ -104,9 +104,9 @@ def from_images(
     else:
         held = _labelled("held_out", *held_out)
     shapes = train.images.shape[1:], held.images.shape[1:]
-    require(shapes[0] == shapes[1], "held_out images", shapes[1], f"of the others' shape {shapes[0]}")
+    require(shapes[0] == shapes[1], "held_out images", shapes[1], f"of the training shape {shapes[0]}")
     dtypes = train.images.dtype, held.images.dtype
-    require(dtypes[0] == dtypes[1], "held_out images", dtypes[1].name, f"{dtypes[0].name} as the others")
+    require(dtypes[0] == dtypes[1], "held_out images", dtypes[1].name, f"{dtypes[0].name} as in training")
     if train.images.dtype == np.uint8:
         return image_set(train, held, source, normalization)
     arrays = ({"inputs": part.images, "targets": part.labels} for part in (train, held))
@@ -137,33 +137,33 @@ def from_rows(
     unit: str | None = None,
     source: str = "rows",
 ) -> "Rows":
-    """Rows to learn and rows to judge by; a row has `inputs`, `targets` and, if you like, `weights`.
+    """A data set of rows to train on and to evaluate on, with `inputs`, `targets` and optional `weights`.
 
     `weights` have the shape of `targets` and are at least 0: means over targets are sum(w x) / sum(w), in
     training over the whole batch. A target of weight 0 may be any number.
 
     Args:
       train: one of
-        arrays by name, {"inputs": [n, ...], "targets": [n, ...]} and perhaps "weights";
-        a random-access source: `len(train)` rows, of which `train[i]` is such a dict without the axis n;
-        an iterator over such dicts that does not end, with `get_state()`, whose value is JSON, and
-        `set_state(state)`: it is read in its own order, by every process as a whole.
+        arrays by name, {"inputs": [n, ...], "targets": [n, ...]} and optionally "weights";
+        a random-access source of `len(train)` rows, where `train[i]` is such a dict without the axis n;
+        an endless iterator over such dicts, with `get_state()`, which returns JSON, and `set_state(state)`:
+        every process reads all of it, in its own order.
       held_out: arrays or a random-access source; None holds out the last tenth of `train`.
-      inputs: what the model reads, as the config of the data says: integers are read as int32 for `tokens`,
-        as float32 for `images`.
-      encoding: what turns the raw data into `inputs`, and is kept with the run: a tokenizer of
+      inputs: the `inputs` of the data's config: integers are read as int32 for `tokens`, as float32 for
+        `images`.
+      encoding: turns the raw data into `inputs`, and is kept with the run: a tokenizer of
         `hyena_jax.data.tokenizers`, with which `generate` continues prompts; or any JSON value.
-      sizes: for fields of the model's config that are None, such as vocab_size; those that arrays or a
-        tokenizer tell need not be given.
-      scores: metrics of these data, score(logits, targets) -> values of the shape of targets, by name.
+      sizes: values for model fields that are None, such as vocab_size; not needed where the arrays or the
+        tokenizer determine them.
+      scores: metrics of these data by name, score(logits, targets) -> values in the shape of targets.
       unit: what is counted, in the singular; None is `token`, `image` or `row`.
       source: where the rows came from, for people.
 
-    The fingerprint, by which a resumed run knows its data, is the SHA-256 of arrays; of a source it knows the
-    number of rows, 32 of them, and an attribute `fingerprint` (str) if it has one; of an iterator that alone.
+    A resumed run recognises its data by a fingerprint. For arrays it is their SHA-256. For a source it covers
+    the number of rows, 32 of them, and its attribute `fingerprint` (str) if any; for an iterator only that.
 
     Raises:
-      UserError: if the rows are not such.
+      UserError: if `train`, `held_out` or a row is none of these.
     """
     train = _Arrays(train) if isinstance(train, Mapping) else train
     held_out = _Arrays(held_out) if isinstance(held_out, Mapping) else held_out
@@ -205,7 +205,7 @@ class _Arrays:
     def __init__(self, arrays: Mapping[str, Any]):
         self.arrays = {name: np.asarray(values) for name, values in arrays.items()}
         sizes = {name: len(values) if values.ndim else 0 for name, values in self.arrays.items()}
-        require(len(set(sizes.values())) == 1, "rows of the arrays", sizes, "as many in each")
+        require(len(set(sizes.values())) == 1, "rows of the arrays", sizes, "equal in number")
         weights = self.arrays.get("weights")
         if weights is not None and weights.size:
             fits = np.isfinite(weights).all() and weights.min() >= 0
@@ -243,15 +243,15 @@ def _check_iterator(rows: Any) -> None:
 
 
 class _Form(dict):
-    """Of a row: for each name the shape, and the dtype that a model reads."""
+    """The shape, and the dtype that a model reads, of each array of a row, by name."""
 
 
 def _form_of(row: Any, inputs: str) -> _Form:
-    """Raises UserError unless `row` is one."""
+    """The form of a row. Raises UserError if `row` is not a row."""
     names, kind = {"inputs", "targets"}, input_kind(inputs)
     is_row = isinstance(row, Mapping) and names <= set(row) <= names | {"weights"}
     shown = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-    require(is_row, "a row", shown, "a dict with inputs, targets, and perhaps weights")
+    require(is_row, "a row", shown, "a dict with inputs, targets and optionally weights")
     form = _Form()
     for name, value in row.items():
         value = np.asarray(value)
@@ -284,7 +284,7 @@ def _facts(train: Any, held_out: Any, form: _Form, inputs: str, encoding: Any) -
     targets = [_of_weight(part.arrays) for part in parts]
     least, most = min(x.min(initial=0) for x in targets), max(x.max(initial=0) for x in targets)
     if form["targets"][1] == np.int32:
-        must = "at least 0 where they are integers and have a weight (numbers that are not classes as floats)"
+        must = "at least 0 where they are integers with a weight (give non-class targets as floats)"
         require(least >= 0, "targets", int(least), must)
     if form["targets"] == ((), np.int32):
         facts["n_classes"] = max(2, int(most) + 1)
@@ -300,7 +300,7 @@ def _facts(train: Any, held_out: Any, form: _Form, inputs: str, encoding: Any) -
 
 
 def _of_weight(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The targets whose weight is not 0."""
+    """The targets with a nonzero weight."""
     weights = arrays.get("weights")
     return arrays["targets"] if weights is None else arrays["targets"][weights != 0]
 
@@ -329,7 +329,7 @@ def _encoding_json(encoding: Any) -> dict[str, Any]:
 
 
 def _readable(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer as it is read from a run folder. Raises UserError for one that is not the package's."""
+    """The tokenizer as read from a run folder. Raises UserError unless it is one of this package."""
     return tokenizer_from_json(tokenizer.to_json())
 
 
@@ -339,7 +339,7 @@ def _described(x: np.ndarray) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows to learn and rows to judge by: a `Dataset`. See `from_rows`."""
+    """Rows to train on and to evaluate on: a `Dataset`. See `from_rows`."""
 
     train: Any
     held_out: Any
@@ -347,7 +347,7 @@ class Rows:
     inputs: str
     encoding: Any
     facts: Mapping[str, Any]
-    """What the model's config takes from these data."""
+    """Sizes that the model's config takes from these data."""
     scores: Mapping[str, Callable]
     unit: str
     source: str
@@ -356,12 +356,12 @@ class Rows:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The encoding, where that is one."""
+        """The encoding if it is a tokenizer, else None."""
         return self.encoding if is_tokenizer(self.encoding) else None
 
     @property
     def curves(self) -> Mapping[str, str]:
-        """The loss."""
+        """Only the loss is plotted."""
         return {"loss": f"loss (nats per {self.unit})"}
 
     @property
@@ -371,17 +371,17 @@ class Rows:
 
     @property
     def n_held_out(self) -> int:
-        """Held-out targets that have a weight above 0."""
+        """Held-out targets with a weight above 0."""
         if "weights" not in self.form:
             return len(self.held_out) * self.units_per_row
         return sum(np.count_nonzero(self.held_out[i]["weights"]) for i in range(len(self.held_out)))
 
     def to_json(self) -> dict[str, Any]:
-        """What a run folder keeps of the rows."""
+        """The fingerprint and encoding, for `data.json` of a run."""
         return {"fingerprint": self.fingerprint, **_encoding_json(self.encoding)}
 
     def complete(self, experiment: Experiment) -> Experiment:
-        """Fills in what the model takes from the data; refuses rows that are longer than it reads."""
+        """Fills in sizes that the model takes from the data; refuses rows longer than the model reads."""
         require(
             experiment.data.inputs == self.inputs,
             f"inputs of {type(experiment.data).__name__}",
@@ -391,7 +391,7 @@ class Rows:
         if input_kind(self.inputs).is_tokens and hasattr(experiment.model, "max_len"):
             most, shape = experiment.model.max_len, self.form["inputs"][0]
             fits = len(shape) == 1 and shape[0] <= most
-            require(fits, "inputs of a row", shape, f"at most model.max_len={most} tokens")
+            require(fits, "inputs of a row", shape, f"at most model.max_len={most} tokens (or raise that)")
         prompt = experiment.logging.sample_prompt
         if self.tokenizer is None:
             require(prompt is None, "logging.sample_prompt", prompt, "None with data without a tokenizer")
@@ -400,7 +400,7 @@ class Rows:
         return fill_in(experiment, self.facts)
 
     def prompt(self, text: str | None) -> np.ndarray:
-        """The tokens [P] of logging.sample_prompt; None is the beginning of the first held-out row."""
+        """The tokens [P] of logging.sample_prompt; None takes the start of the first held-out row."""
         if text is None:
             return np.asarray(self.held_out[0]["inputs"], np.int32)[:PROMPT_TOKENS]
         return encode_prompt(self.tokenizer, text)
@@ -408,7 +408,7 @@ class Rows:
     def train_batches(
         self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
     ) -> "grain.MapDataset[loader.Batch] | loader.Stream":
-        """`loader.shuffled_batches` of the rows; or those of an iterator, in its order."""
+        """`loader.shuffled_batches` of the rows; for an iterator, a `Stream` in its order."""
         if hasattr(self.train, "__len__"):
             n_rows = len(self.train)
             return loader.shuffled_batches(self._read_train, n_rows, batch_size, seed, part, n_parts)
@@ -426,7 +426,7 @@ class Rows:
         return self._batch([rows[int(i)] for i in indices])
 
     def _batch(self, rows: Sequence[Row]) -> loader.Batch:
-        """Rows one behind the other. Raises UserError where one is not like the others."""
+        """Rows stacked to a batch. Raises UserError if one is not like the first held-out row."""
         for row in rows:
             _check_form(_form_of(row, self.inputs), self.form)
         return {
@@ -442,7 +442,7 @@ class Rows:
         """Every held-out row once, in order, or `max_rows` evenly spaced ones.
 
         Yields:
-          `inputs` and `targets`, and `weights` float32: the rows', or 1; and 0 where the last batch is padded
+          `inputs`, `targets`, and `weights` float32: the rows' own, or 1; 0 where the last batch is padded
           (with the first row).
         """
         chosen = loader.evenly_spaced(len(self.held_out), max_rows)
@@ -456,11 +456,11 @@ class Rows:
             yield {**batch, "weights": weights.astype(np.float32)}
 
     def loss_metrics(self, loss: float) -> dict[str, float]:
-        """The loss, nats a token, as a perplexity; nothing of other units."""
+        """Perplexity of tokens, from the loss in nats per token; nothing for other inputs."""
         return {"perplexity": perplexity(loss)} if input_kind(self.inputs).is_tokens else {}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Of targets that are classes, accuracy; of tokens also perplexity and mean probability."""
+        """Accuracy if targets are classes; for tokens also perplexity and mean probability."""
         if "nats" not in sums:
             return {}
         if input_kind(self.inputs).is_tokens:

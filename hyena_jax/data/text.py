@@ -1,4 +1,4 @@
-"""A corpus: the text of a `TextConfig` as tokens."""
+"""Text as tokens: the `Dataset` of a `TextConfig`."""
 
 import hashlib
 import json
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import grain
 
 HASHED_AT_ONCE = 2**24
-"""Tokens that are read into memory at a time, where they lie in a file."""
+"""Tokens that are read into memory at a time, if they are in a file."""
 PROMPT_TOKENS = 32
-"""Length of the beginning of the held-out text that a sample continues by default."""
+"""Tokens of the held-out text that a sample continues by default."""
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokens to learn and tokens to judge by, and what they were made from: a `Dataset`."""
+    """Tokens to train on and to evaluate on, with their origin: a `Dataset`."""
 
     unit: ClassVar[str] = "token"
     curves: ClassVar[Mapping[str, str]] = {"loss": "loss (nats per token)"}
@@ -39,7 +39,7 @@ class Corpus:
     held_out: np.ndarray
     """[m], dtype as `train`."""
     held_out_bytes: int | None
-    """UTF-8 bytes of the held-out text, for losses per byte; None where that is not known."""
+    """UTF-8 bytes of the held-out text, for losses per byte; None if unknown."""
     fingerprint: str
     """SHA-256 of the tokenizer and both token arrays, in hexadecimal."""
     source: str
@@ -60,16 +60,16 @@ class Corpus:
         return len(self.held_out) - 1
 
     def to_json(self) -> dict[str, Any]:
-        """What a run folder keeps of the text."""
+        """The fingerprint and tokenizer, for `data.json` of a run."""
         return {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer.to_json()}
 
     def complete(self, experiment: Experiment) -> Experiment:
-        """Fills in the vocabulary size; refuses one too small, and a sample prompt that cannot be encoded."""
+        """Fills in vocab_size; refuses one that is too small, and a sample prompt that cannot be encoded."""
         self.prompt(experiment.logging.sample_prompt)
         return fill_in(experiment, {"vocab_size": self.tokenizer.vocab_size})
 
     def prompt(self, text: str | None) -> np.ndarray:
-        """The tokens [P], P >= 1, of logging.sample_prompt; None is the beginning of the held-out text."""
+        """The tokens [P], P >= 1, of logging.sample_prompt; None takes the start of the held-out text."""
         return self.held_out[:PROMPT_TOKENS] if text is None else encode_prompt(self.tokenizer, text)
 
     def train_batches(
@@ -87,11 +87,11 @@ class Corpus:
         return loader.eval_batches(self.held_out, self.seq_len, batch_size, max_rows)
 
     def loss_metrics(self, loss: float) -> dict[str, float]:
-        """The loss, nats a token, as a perplexity."""
+        """Perplexity, from the loss in nats per token."""
         return {"perplexity": perplexity(loss)}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Perplexity, bits per byte, accuracy, mean probability of the true token; none without `nats`."""
+        """Perplexity, bits per byte, accuracy, mean probability of the true token, if `nats` are summed."""
         if "nats" not in sums:
             return {}
         values, nats = token_metrics(sums), sums["nats"] / sums["count"]
@@ -111,7 +111,7 @@ def token_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """The tokens [P], P >= 1, of logging.sample_prompt. Raises UserError where there are none."""
+    """The tokens [P], P >= 1, of logging.sample_prompt. Raises UserError if there are none."""
     try:
         ids = tokenizer.encode(text)
     except UserError as error:
@@ -121,14 +121,14 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite where that overflows."""
+    """exp(loss), with the loss capped at 700 nats so that it stays finite."""
     return float(np.exp(np.float64(min(loss, 700.0))))
 
 
 def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpus:
-    """Reads the text of `config` and encodes it with `tokenizer`, or with one built from the whole text.
+    """The text of `config`, encoded with `tokenizer`, or with one built from the whole text if None.
 
-    Raises UserError if the text cannot be had, has symbols that `tokenizer` lacks, or if either part is
+    Raises UserError if the text cannot be read, has symbols that `tokenizer` lacks, or if either part is
     shorter than `config.seq_len` + 1 tokens.
     """
     text = load_text(config)
@@ -150,7 +150,7 @@ def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpu
 
 
 def check_lengths(kind: str, train: np.ndarray, held_out: np.ndarray, seq_len: int) -> None:
-    """Raises UserError unless both parts have a token to read and one to predict at each place of a row."""
+    """Raises UserError unless both parts have at least seq_len + 1 tokens, enough for one row."""
     for part, tokens in (("training", train), ("held-out", held_out)):
         if len(tokens) <= seq_len:
             raise UserError(
@@ -161,7 +161,7 @@ def check_lengths(kind: str, train: np.ndarray, held_out: np.ndarray, seq_len: i
 
 def fingerprint(tokenizer: Tokenizer, train: np.ndarray, held_out: np.ndarray) -> str:
     """SHA-256 of a tokenizer and both parts [n], [m], in hexadecimal."""
-    # The length keeps the border between the two parts in the digest.
+    # The length puts the border between the two parts into the digest.
     header = [tokenizer.to_json(), len(train)]
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for tokens in (train, held_out):

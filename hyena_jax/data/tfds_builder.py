@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 def open_builder(name: str, tfds_dir: str | None, bundled: str) -> "tfds.core.DatasetBuilder":
     """The data set `name`, prepared or not, as ArrayRecord files in `tfds_dir`.
 
-    Raises UserError for an unknown name (`bundled` is the one that needs no download) or an unusable folder.
+    Raises UserError for an unknown name (`bundled` is the name that needs no download) or an unusable folder.
     """
     import tensorflow_datasets as tfds
 
     try:
         return tfds.builder(name, data_dir=tfds_dir, file_format="array_record")
     except Exception as error:  # TFDS raises many kinds: name, version, file format, other hubs out of reach
-        # Without the community's, whose list is read from the network.
+        # Without community data sets, whose list is read from the network.
         names = set(tfds.list_builders(with_community_datasets=False))
         if name in names:
             reason = str(error).rpartition('": ')[2]
             raise UserError(
                 f"name {name!r} cannot be opened in tfds_dir {tfds_dir!r} ({reason});"
-                " give another folder by --data.tfds-dir"
+                " give another folder with --data.tfds-dir"
             ) from error
         near = difflib.get_close_matches(name, names, n=3)
         hint = f"; nearest: {', '.join(near)}" if near else ""
@@ -45,7 +45,7 @@ def open_builder(name: str, tfds_dir: str | None, bundled: str) -> "tfds.core.Da
 def prepare(builder: "tfds.core.DatasetBuilder", manual_dir: str | None, instead: str) -> None:
     """Downloads the source files, or takes them from `manual_dir`, and writes ArrayRecord files.
 
-    Raises UserError if that fails; `instead` is what a user without network can give in place of it.
+    Raises UserError if that fails; `instead` says what a user without network can give instead.
     """
     import tensorflow_datasets as tfds
 
@@ -60,7 +60,7 @@ def prepare(builder: "tfds.core.DatasetBuilder", manual_dir: str | None, instead
             f"name {builder.name!r} must be prepared first, which needs the package {error.name}:"
             " pip install 'hyena_jax[tfds]'"
         ) from error
-    except Exception as error:  # whatever the data set's own code, the network or the disk raises
+    except Exception as error:  # anything that the data set's code, the network or the disk raises
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
         raise UserError(
             f"name {builder.name!r} cannot be prepared ({reason}); {_how_to_supply(builder, instead)}"
@@ -69,19 +69,19 @@ def prepare(builder: "tfds.core.DatasetBuilder", manual_dir: str | None, instead
 
 def _how_to_supply(builder: "tfds.core.DatasetBuilder", instead: str) -> str:
     files = [f"{url} as {info.filename}" for url, info in builder.url_infos.items() if info.filename]
-    if not 1 <= len(files) <= 4:  # MNIST has four; more than that nobody saves by hand
+    if not 1 <= len(files) <= 4:  # MNIST has four; nobody saves more by hand
         return f"give {instead}"
     return f"save {' and '.join(files)} in a folder and give --data.manual-dir FOLDER, or give {instead}"
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps the progress bars, prints, Python logs and warnings of TensorFlow Datasets from the user."""
+    """Silences the progress bars, prints, Python logs and warnings of TensorFlow Datasets."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download import downloader
 
     tfds.disable_progress_bar()
-    # Its ten retries with doubling waits would let a machine without network wait for minutes.
+    # Its ten retries with doubling delays would take minutes on a machine without network.
     downloader.MAX_RETRIES = 2
     loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
     levels = [logger.level for logger in loggers]

@@ -1,4 +1,4 @@
-"""Token ids in files: `.npy`, or `.bin` without a header; memory-mapped, never read as a whole.
+"""Token ids in files, `.npy` or `.bin` (without a header): memory-mapped, never loaded as a whole.
 
 Shapes: n tokens.
 """
@@ -16,11 +16,11 @@ from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe
 
 
 def load_tokens(config: TokensConfig, tokenizer: Tokenizer | None = None) -> Corpus:
-    """The tokens of `config`; `tokenizer` is that of the run in the folder.
+    """The tokens of `config`; `tokenizer` is the tokenizer of a run that is opened again, or None.
 
     Raises:
-      UserError: if a file cannot be had or is not one of tokens, an id is not in the vocabulary, or a part is
-        shorter than `config.seq_len` + 1.
+      UserError: if a file cannot be read or does not hold tokens, an id is not in the vocabulary, or a part
+        is shorter than `config.seq_len` + 1.
     """
     require(config.path is not None, "data.path", None, "a .npy or .bin file of tokens")
     train, source = _mapped("path", config.path, config.dtype), f"{config.path}"
@@ -48,10 +48,10 @@ def token_corpus(
     make_tokenizer: Callable[[int], Tokenizer],
     source: str,
 ) -> Corpus:
-    """Tokens to learn [n] and to judge by [m] as a data set; both stay where they are.
+    """Tokens to train on [n] and to evaluate on [m] as a data set; neither is copied.
 
     Args:
-      make_tokenizer: what they are written with, for the least vocabulary size that holds them.
+      make_tokenizer: makes the tokenizer, given the least vocabulary size that holds all ids.
 
     Raises:
       UserError: if an id is negative or not in the vocabulary, or a part is too short.
@@ -75,7 +75,7 @@ def token_corpus(
 
 
 def _mapped(argument: str, path: str, dtype: str) -> np.ndarray:
-    """The tokens [n] of a file, mapped into memory."""
+    """The tokens [n] of a file, memory-mapped."""
     file = Path(path)
     require(file.suffix in (".npy", ".bin"), argument, path, "a .npy or .bin file of tokens")
     with open_input(argument, file) as opened:
@@ -91,7 +91,7 @@ def _mapped(argument: str, path: str, dtype: str) -> np.ndarray:
 
 
 def as_tokens(argument: str, tokens: np.ndarray) -> np.ndarray:
-    """An array that can hold tokens, as it is. Raises UserError for other shapes and dtypes."""
+    """`tokens` as an array. Raises UserError unless it is one-dimensional and of an integer dtype."""
     tokens = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
     check_tokens(argument, tokens.shape, tokens.dtype)
     return tokens
@@ -101,12 +101,12 @@ def check_tokens(argument: str, shape: tuple[int, ...], dtype: np.dtype) -> None
     """Raises UserError unless arrays of this shape and dtype can hold tokens."""
     found = f"{dtype}[{', '.join(map(str, shape))}]"
     is_stream = len(shape) == 1 and dtype.kind in "iu"
-    require(is_stream, argument, found, "integers of one dimension, token ids one behind the other")
+    require(is_stream, argument, found, "a one-dimensional array of integer token ids")
     require(shape[0] > 0, argument, found, "not empty")
 
 
 def _largest_id(tokens: np.ndarray) -> int:
-    """The largest of tokens [n], of which a part is in memory at a time; UserError if one is negative."""
+    """The largest of tokens [n], reading a part at a time; UserError if one is negative."""
     least, largest = 0, 0
     for first in range(0, len(tokens), HASHED_AT_ONCE):
         some = tokens[first : first + HASHED_AT_ONCE]

@@ -1,7 +1,7 @@
 """Text to symbols and back: bytes, characters, grapheme clusters, or the pieces of a trained tokenizer.
 
-Shapes: n symbols. Every tokenizer is a frozen value that `to_json` writes and `tokenizer_from_json`
-reads, so that a run folder carries its own.
+Shapes: n symbols. Every tokenizer is a frozen value that `to_json` writes and `tokenizer_from_json` reads, so
+that a run folder contains its tokenizer.
 """
 
 import codecs
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 MOST_GROWTH = 1024
 REPLACEMENT = "\ufffd"
-"""What stands for bytes that are not (or not yet) UTF-8."""
+"""Stands for bytes that are not (or not yet) UTF-8."""
 
 
 class StreamDecoder(Protocol):
-    """Decodes ids as they arrive: prints what is certain, keeps the rest for the next call."""
+    """Decodes ids as they arrive: returns the text that is certain, keeps the rest for the next call."""
 
     def __call__(self, ids: Sequence[int], final: bool = False) -> str:
-        """Returns the text that `ids` complete; `final` also gives up what was held back."""
+        """Returns the text that `ids` complete; `final` also returns what was held back."""
         ...
 
 
@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Ids are in [0, vocab_size)."""
+        """Number of ids: they are in [0, vocab_size)."""
         ...
 
     def encode(self, text: str) -> np.ndarray:
@@ -58,11 +58,11 @@ class Tokenizer(Protocol):
         ...
 
     def stream(self) -> StreamDecoder:
-        """A new decoder for live printing; its pieces joined are `decode` of all the ids."""
+        """A new decoder for live printing; its outputs joined are `decode` of all the ids."""
         ...
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values that `tokenizer_from_json` turns into an equal tokenizer."""
+        """JSON values from which `tokenizer_from_json` makes an equal tokenizer."""
         ...
 
 
@@ -78,11 +78,11 @@ class BytesTokenizer:
         return np.frombuffer(_utf8(text, self.kind), np.uint8).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of the bytes; U+FFFD stands for what is not UTF-8."""
+        """Returns the text of the bytes; U+FFFD stands for bytes that are not UTF-8."""
         return _checked(ids, self.vocab_size).astype(np.uint8).tobytes().decode(errors="replace")
 
     def stream(self) -> StreamDecoder:
-        """Holds back the bytes of a character that is not whole yet."""
+        """Holds back the bytes of an incomplete character."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
         def decode(ids: Sequence[int], final: bool = False) -> str:
@@ -204,13 +204,13 @@ class BpeTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """The largest id plus one: a vocabulary may have gaps."""
+        """The largest id plus one, since a vocabulary may have gaps."""
         return 1 + max(self._vocabulary.values())
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the pieces of `text`, int32 [n]; UserError if the tokenizer knows none for a symbol.
+        """Returns the pieces of `text`, int32 [n]; UserError if the tokenizer has none for a symbol.
 
-        The text is encoded whole: cut into lines, some tokenizers give other pieces.
+        The text is encoded as a whole: line by line, some tokenizers would give other pieces.
         """
         _utf8(text, self.kind)
         with _faults_refused():
@@ -220,7 +220,7 @@ class BpeTokenizer:
             return np.array(self._model.encode(text, add_special_tokens=False).ids, np.int32)
 
     def _lacks(self, symbol: str) -> bool:
-        """Without this, the library drops a symbol in silence or writes its unknown piece."""
+        """Whether no piece covers a symbol: the library would drop it silently or give its unknown piece."""
         pieces = self._model.encode(symbol, add_special_tokens=False).tokens
         return not pieces or self._model.model.unk_token in pieces
 
@@ -231,7 +231,7 @@ class BpeTokenizer:
             return self._model.decode(ids, skip_special_tokens=False)
 
     def stream(self) -> StreamDecoder:
-        """Holds back the pieces of a character that is not whole yet."""
+        """Holds back the pieces of an incomplete character."""
         return _PieceStream(self.decode)
 
     def to_json(self) -> dict[str, Any]:
@@ -240,7 +240,7 @@ class BpeTokenizer:
 
 
 class _PieceStream:
-    """Decodes new pieces behind the printed ones before them: decoders treat a first piece differently."""
+    """Decodes new pieces after the last printed ones, since decoders treat a first piece differently."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
@@ -277,11 +277,11 @@ class IdsTokenizer:
         return _checked([int(word) for word in text.split()], self.vocab_size).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the numbers, with a space between two."""
+        """Returns the numbers, separated by spaces."""
         return " ".join(map(str, _checked(ids, self.vocab_size)))
 
     def stream(self) -> StreamDecoder:
-        """Every id is certain at once; all but the first come after a space."""
+        """Every id is certain at once; a space precedes all but the first."""
         is_first = True
 
         def decode(ids: Sequence[int], final: bool = False) -> str:
@@ -300,14 +300,14 @@ class IdsTokenizer:
 
 
 def is_tokenizer(encoding: Any) -> bool:
-    """Whether an encoding is a tokenizer, so that text can be written with it."""
+    """Whether an encoding is a tokenizer, so that a model's output can be decoded to text."""
     return all(hasattr(encoding, name) for name in ("encode", "decode", "stream", "vocab_size"))
 
 
 def build_tokenizer(config: TextConfig, *texts: str) -> Tokenizer:
     """The tokenizer that `config.tokenizer` names; its vocabulary covers all `texts`.
 
-    Raises UserError if `config.tokenizer_path` cannot be read or is no Hugging Face tokenizer.
+    Raises UserError if `config.tokenizer_path` cannot be read or is not a Hugging Face tokenizer.
     """
     if config.tokenizer == "bytes":
         return BytesTokenizer()
@@ -345,7 +345,7 @@ def tokenizer_from_json(values: dict[str, Any]) -> Tokenizer:
 
 
 def _code_points(text: str) -> np.ndarray:
-    """uint32 [n]; lone surrogates pass, so that a vocabulary can refuse them by name."""
+    """Code points, uint32 [n]; lone surrogates pass, so that a vocabulary can name them in its error."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
 
 
@@ -366,14 +366,14 @@ def _parse_tokenizer(definition: str) -> "tokenizers.Tokenizer":
         model = tokenizers.Tokenizer.from_str(definition)
     if not isinstance(model.model, tokenizers.models.BPE):
         raise UserError(f"not a byte-pair tokenizer but {type(model.model).__name__}")
-    # A file can carry the limits of the model it was made for, which would cut a corpus short.
+    # A file can contain the length limits of its model, which would truncate a corpus.
     model.no_truncation()
     model.no_padding()
     return model
 
 
 def _growth(rules: Any) -> int:
-    """How many times longer the rules of a tokenizer can make a text; each works on the last one's result."""
+    """The largest factor by which a tokenizer's rules can lengthen a text, one applied after the other."""
     if isinstance(rules, list):
         return math.prod(map(_growth, rules))
     if not isinstance(rules, dict):
@@ -389,9 +389,9 @@ def _growth(rules: Any) -> int:
 
 @contextmanager
 def _faults_refused() -> Iterator[None]:
-    """What the tokenizers library raises in here becomes a UserError.
+    """Turns errors of the tokenizers library inside it into UserErrors.
 
-    Rules that it does not expect let it panic: it prints so, and raises a BaseException.
+    On rules that it does not expect, the library panics: it prints a message and raises a BaseException.
     """
     try:
         with silent_stderr():
@@ -402,7 +402,7 @@ def _faults_refused() -> Iterator[None]:
         is_panic = type(error).__name__ == "PanicException"
         if not is_panic and not isinstance(error, Exception):  # an interrupt
             raise
-        raise UserError(f"not a Hugging Face tokenizer.json that works: {error}") from error
+        raise UserError(f"not a working Hugging Face tokenizer.json: {error}") from error
 
 
 def _utf8(text: str, kind: str) -> bytes:

@@ -1,1 +1,1 @@
-"""Long filters as small recurrences (Massaroli et al. 2023, arXiv 2310.18780), and what is lost by it."""
+"""Long filters as small recurrences (Massaroli et al. 2023, arXiv 2310.18780), and what is lost."""

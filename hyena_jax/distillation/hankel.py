@@ -1,14 +1,14 @@
-"""Hankel operators of impulse responses, and the recurrences that they lead to, in float64 NumPy.
+"""Hankel operators of impulse responses, and recurrences derived from them, in float64 NumPy.
 
 Axes: C channels, T taps, m rows, k leading singular values.
 
 The Hankel matrix of taps g_0 .. g_{T-1} is H_ij = g_{i+j}, m x m with m = floor(T/2). Its rank is the order
-of the least recurrence that gives these taps, and its singular values say how near a smaller one comes. Two
-versions are of use, and the functions here make either from the taps that they are given:
+of the smallest recurrence that gives these taps, and its singular values say how close a smaller one comes.
+The functions here work on either of two versions, depending on the taps that they are given:
 
-- of the taps alone (`taps`): a model of length Lmax reads no others, so this one decides;
-- of the taps followed by T + 1 zeros (`continued`): the Hankel operator of the filter as a system that ends
-  there, for which balanced truncation is proven, and which pays for a filter that is cut off undecayed.
+- the taps alone: a model of length Lmax reads no other taps, so this version decides;
+- the taps followed by T + 1 zeros (`continued`): the Hankel operator of the filter as a system whose response
+  ends there. The bound of balanced truncation holds for it, but is large if the filter has not decayed.
 
 A real Hankel matrix is symmetric: its singular values are the magnitudes of its eigenvalues.
 """
@@ -19,55 +19,55 @@ import numpy as np
 
 from hyena_jax.distillation.channels import in_groups
 
-# Decomposed as a dense matrix up to this many rows; beyond, from products by FFT with a random subspace.
+# Up to this many rows a dense matrix is decomposed; beyond, a random subspace multiplied by FFT.
 DENSE_ROWS = 512
 OVERSAMPLING = 10
 POWER_ITERATIONS = 3
-# Singular values below this part of the largest are rounding.
+# Singular values below this fraction of the largest are rounding errors.
 RANK_TOLERANCE = 1e-13
 
 
 class Spectrum(NamedTuple):
-    """Leading singular values [C, k], largest first, the sum of squares of the others [C], their number."""
+    """Leading singular values [C, k], largest first, and the others' sum of squares [C] and number."""
 
     values: np.ndarray
     rest_square: np.ndarray
     n_rest: int
 
     def tail(self, order: int) -> np.ndarray:
-        """Sum of the singular values beyond `order` <= k [C]; those unknown count by their largest sum."""
+        """Sum [C] of the singular values beyond `order` <= k, with an upper bound for the unknown ones."""
         return self.values[:, order:].sum(1) + np.sqrt(self.n_rest * self.rest_square)
 
     def tail_square(self, order: int) -> np.ndarray:
-        """Sum of the squares of the singular values beyond `order` <= k [C]."""
+        """Sum of squares [C] of the singular values beyond `order` <= k."""
         return np.square(self.values[:, order:]).sum(1) + self.rest_square
 
 
 def continued(taps: np.ndarray) -> np.ndarray:
-    """Taps [C, T] followed by zeros [C, 2T + 1]: their T x T Hankel matrix holds every tap."""
+    """Taps [C, T] padded with zeros to [C, 2T + 1], so that their T x T Hankel matrix holds every tap."""
     return np.pad(taps, [(0, 0), (0, taps.shape[1] + 1)])
 
 
 def least_error(spectrum: Spectrum, n_taps: int, order: int) -> np.ndarray:
-    """What the L2 error of any recurrence of this order is at least, on all of `n_taps` taps [C].
+    """A lower bound [C] on the L2 error over `n_taps` taps of any recurrence of this order.
 
     By Eckart and Young the Hankel matrix of the error has at least the Frobenius norm of the tail, and each
-    tap is in it at most m times. `spectrum` is that of the taps alone.
+    tap occurs in it at most m times. `spectrum` is computed from the taps alone.
     """
     return np.sqrt(spectrum.tail_square(order) / max(n_taps // 2, 1))
 
 
 def balanced_bound(spectrum: Spectrum, order: int) -> np.ndarray:
-    """What the L2 error of the balanced truncation to this order is at most [C]: twice the tail.
+    """An upper bound [C] on the L2 error of the balanced truncation to this order: twice the tail.
 
-    `spectrum` is that of the continued taps. The theorem bounds the error's gain at every frequency, and the
-    L2 norm of the error is the mean of that over frequencies.
+    `spectrum` is computed from the continued taps. The theorem bounds the error's gain at every frequency,
+    and the L2 norm of the error is the root mean square of the gain over frequencies.
     """
     return 2 * spectrum.tail(order)
 
 
 def spectrum(taps: np.ndarray, n_values: int, seed: int = 0) -> Spectrum:
-    """Singular values of the Hankel matrix of taps [C, T]: all up to `DENSE_ROWS` rows, else k = n_values."""
+    """Singular values of the Hankel matrix of taps [C, T]: all, or n_values beyond `DENSE_ROWS` rows."""
     n_rows = taps.shape[1] // 2
 
     def of_group(group: np.ndarray) -> tuple[np.ndarray]:
@@ -85,8 +85,8 @@ def spectrum(taps: np.ndarray, n_values: int, seed: int = 0) -> Spectrum:
 def realization(taps: np.ndarray, order: int, seed: int = 0) -> np.ndarray:
     """State matrices A [C, k, k], k = min(order, m), of recurrences near taps [C, T] (Ho and Kalman 1966).
 
-    A = S^-1/2 U^T H' V S^-1/2, with U S V^T the leading part of H and H' the Hankel matrix from tap 1 on. Of
-    the continued taps it is the balanced truncation, hence stable. Its leading n x n part is that of order n.
+    A = S^-1/2 U^T H' V S^-1/2, with U S V^T the leading part of H and H' the Hankel matrix from tap 1. For
+    the continued taps A is the balanced truncation, hence stable. Its leading n x n block has order n.
     """
     eigenvalues, u = leading(taps, order, seed)
     s = np.abs(eigenvalues)
@@ -99,7 +99,7 @@ def realization(taps: np.ndarray, order: int, seed: int = 0) -> np.ndarray:
 def leading(taps: np.ndarray, n_values: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvalues [C, k], largest magnitude first, and eigenvectors [C, m, k] of the Hankel matrix of taps.
 
-    From `DENSE_ROWS` rows on by subspace iteration (Halko et al. 2011, arXiv 0909.4061, algorithm 4.4).
+    Beyond `DENSE_ROWS` rows by subspace iteration (Halko et al. 2011, arXiv 0909.4061, algorithm 4.4).
     """
     n_rows = taps.shape[1] // 2
     if n_rows <= DENSE_ROWS:
@@ -132,6 +132,6 @@ def dense(taps: np.ndarray, n_rows: int) -> np.ndarray:
 
 
 def _squared_norm(taps: np.ndarray, n_rows: int) -> np.ndarray:
-    """Squared Frobenius norm of the Hankel matrices [C]: tap t is in it min(t + 1, 2m - 1 - t) times."""
+    """Squared Frobenius norm [C] of the Hankel matrices: tap t occurs min(t + 1, 2m - 1 - t) times."""
     times = n_rows - np.abs(np.arange(2 * n_rows - 1) - (n_rows - 1))
     return np.square(taps[:, : 2 * n_rows - 1]) @ times

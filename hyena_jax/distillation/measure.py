@@ -1,4 +1,4 @@
-"""What distillation loses: in the filters, and in the model's predictions.
+"""Errors of distillation in the filters and in the model's predictions.
 
 Axes: B batch, L length, N filters of a mixer, D channels of a filter, C = N D.
 """
@@ -23,17 +23,17 @@ from hyena_jax.training.step import Batch, Metrics, make_eval_step
 
 
 class Spectra(NamedTuple):
-    """Hankel spectra of one layer's filters: of the taps alone, and of the taps continued by zeros."""
+    """Hankel spectra of one layer's filters, from the taps alone and from the taps continued by zeros."""
 
     alone: hankel.Spectrum
     continued: hankel.Spectrum
 
 
 class FilterError(NamedTuple):
-    """How near a recurrence comes to one filter; L2 norms over all lags but 0, relative to the filter's.
+    """The error of a recurrence for one filter: L2 norms over all lags but 0, relative to the filter's norm.
 
-    `least` is what no recurrence of that size can go below, `balanced` what balanced truncation does not
-    exceed: see `hankel.least_error` and `hankel.balanced_bound`.
+    `least` is a lower bound for any recurrence of that size, `balanced` an upper bound for balanced
+    truncation: see `hankel.least_error` and `hankel.balanced_bound`.
     """
 
     layer: int
@@ -46,7 +46,7 @@ class FilterError(NamedTuple):
 
 
 def spectra(filters: LongFilters, n_values: int, seed: int) -> Spectra:
-    """Singular values of every channel; at least `n_values` of them where there are as many."""
+    """Singular values of every channel: at least `n_values`, if there are as many."""
     alone = hankel.spectrum(filters.later, n_values, seed)
     return Spectra(alone, hankel.spectrum(hankel.continued(filters.later), n_values, seed))
 
@@ -62,7 +62,7 @@ def filter_errors(before: LongFilters, after: LongFilters, spectra: Spectra, ord
     error = by_filter(np.linalg.norm(after.later - before.later, axis=1))
     least = by_filter(hankel.least_error(spectra.alone, length - 1, order))
     bound = by_filter(hankel.balanced_bound(spectra.continued, order))
-    # A filter that is 0 has no relative error.
+    # A zero filter has no relative error.
     scale = np.maximum(norm, np.finfo(np.float32).tiny)
     total = np.linalg.norm(scale, axis=1)
     worst = (error / scale).argmax(1)
@@ -81,7 +81,7 @@ def filter_errors(before: LongFilters, after: LongFilters, spectra: Spectra, ord
 
 
 def make_comparison_step(model: nn.Module, other: nn.Module) -> Callable[[tuple, Batch], Metrics]:
-    """`step((params, other_params), batch)`: row by row the sums of `make_eval_step` for `other`, and `kl`.
+    """`step((params, other_params), batch)`: per row the sums of `make_eval_step` for `other`, and `kl`.
 
     kl [B] is the sum over a row's tokens of KL(model || other), nats, between next-token distributions.
     """
@@ -103,8 +103,8 @@ def make_comparison_step(model: nn.Module, other: nn.Module) -> Callable[[tuple,
 def kl_divergence(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
     """KL(p || q) = sum_v (p_v ln(p_v / q_v) - p_v + q_v) [...] of logarithms [..., V]; never negative.
 
-    The two added terms sum to 0 over v. With them each entry is at least 0, and where p and q are close, the
-    first orders cancel before they are rounded.
+    The terms q_v - p_v sum to 0 over v. With them each summand is at least 0, and where p and q are close,
+    first-order terms cancel before rounding.
     """
     p, ratio = jnp.exp(log_p), log_q - log_p
     near, far = p * (jnp.expm1(ratio) - ratio), jnp.exp(log_q) - p - p * ratio
@@ -114,7 +114,7 @@ def kl_divergence(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
 def compare(
     models: Sequence[nn.Module], params: Sequence[optax.Params], data: Corpus, batch_size: int
 ) -> Values:
-    """Values of the second model on all held-out tokens, and `kl`: mean KL(first || second), nats."""
+    """Metrics of the second model on all held-out tokens, and `kl`, the mean KL(first || second) in nats."""
     strategy = parallel.make_strategy(ParallelConfig())
     step = strategy.map_eval_step(make_comparison_step(*models))
     sums = sum_held_out(strategy, step, strategy.place(tuple(params)), data, batch_size)

@@ -1,8 +1,8 @@
-"""Impulse responses as sums of few decaying oscillations, in float64 NumPy on the host, all channels at once.
+"""Fits sums of a few decaying oscillations to impulse responses, in float64 NumPy, all channels at once.
 
     g_t ~ Re sum_{n<d} R_n lambda_n^t,  t = 0 .. T-1,  |lambda_n| < 1
 
-Axes: C channels, T taps, d modes. A mode is a complex number of state: d modes are 2d real ones.
+Axes: C channels, T taps, d modes. A mode is one complex state: d modes have 2d real numbers of state.
 """
 
 from typing import NamedTuple
@@ -12,14 +12,14 @@ import numpy as np
 from hyena_jax.distillation import hankel
 from hyena_jax.distillation.channels import in_groups
 
-# Steps of the refinement; most of what it gains, it gains in the first ten.
+# Steps of the refinement; most of the gain is in the first ten.
 STEPS = 40
-# A channel has arrived when a step gains no more than this part of its squared error.
+# A channel has converged when a step reduces its squared error by at most this fraction.
 LEAST_GAIN = 1e-4
-# Of Levenberg and Marquardt; a channel that no damping moves has arrived, too.
+# Levenberg-Marquardt damping; a channel that even the largest does not improve has converged, too.
 LEAST_DAMPING, MOST_DAMPING = 1e-12, 1e6
-# Ridge of the least squares, relative to the mean diagonal of the Gram matrix. Modes that nearly coincide
-# would take residues that cancel, of which float32 keeps little.
+# Ridge of the least squares, relative to the mean diagonal of the Gram matrix. Without it, modes that nearly
+# coincide would get large residues that cancel, which loses precision in float32.
 RIDGE = 1e-10
 
 
@@ -32,7 +32,7 @@ class Modes(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """A set of modes with its best residues, and what follows from them."""
+    """A set of modes with its least-squares residues, and quantities derived from them."""
 
     log_decay: np.ndarray  # [C, d]
     angle: np.ndarray  # [C, d]
@@ -40,17 +40,17 @@ class _Point(NamedTuple):
     basis: np.ndarray  # [Re, -Im] of the powers [C, 2d, T]
     weights: np.ndarray  # [Re R, Im R], [C, 2d]
     error: np.ndarray  # [C, T]
-    cost: np.ndarray  # squared norm of the error, and the ridge's part [C]
+    cost: np.ndarray  # squared norm of the error plus the ridge term [C]
 
 
 def fit(taps: np.ndarray, n_modes: int, seed: int = 0) -> Modes:
-    """The modes of least L2 error that were found for taps [C, T], float64.
+    """Modes fitted to taps [C, T] in the L2 norm, float64.
 
-    The start of each channel is the best of three: the recurrence of Ho and Kalman from the Hankel matrix of
-    the taps, the one of the taps continued by zeros (whose error balanced truncation bounds), and a ring.
+    Each channel starts from the best of three: the recurrence of Ho and Kalman from the taps, the same from
+    the taps continued by zeros (whose error balanced truncation bounds), and a ring.
 
     Args:
-      seed: of the random subspace where filters are longer than dense Hankel matrices allow.
+      seed: seed of the random subspace, used where filters are too long for dense Hankel matrices.
     """
     n_taps = taps.shape[1]
     largest = 8 * max(4 * n_modes * n_taps, (4 * n_modes) ** 2, n_taps * min(n_taps, hankel.DENSE_ROWS))
@@ -63,16 +63,16 @@ def response(modes: Modes, n_taps: int) -> np.ndarray:
 
 
 def ring(n_channels: int, n_modes: int, n_taps: int) -> tuple[np.ndarray, np.ndarray]:
-    """log_decay and angle [C, d] of modes at even angles that decay to exp(-3) over the taps."""
+    """log_decay and angle [C, d] of modes at evenly spaced angles that decay to exp(-3) over the taps."""
     angle = np.pi * (np.arange(n_modes) + 0.5) / n_modes
     return np.full((n_channels, n_modes), np.log(3 / n_taps)), np.tile(angle, (n_channels, 1))
 
 
 def ho_kalman(taps: np.ndarray, n_modes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """log_decay and angle [C, d] of the largest recurrence from `hankel.realization` that d modes hold.
+    """log_decay and angle [C, d] of the largest recurrence from `hankel.realization` that fits in d modes.
 
-    A pair of conjugate eigenvalues is one mode and so is a real one, so that the largest has order 2d less
-    the number of its real eigenvalues. Modes that are left over are those of the ring.
+    A conjugate pair of eigenvalues takes one mode, and so does a real eigenvalue: the largest recurrence has
+    order 2d minus the number of its real eigenvalues. Unused modes are taken from the ring.
     """
     a = hankel.realization(taps, 2 * n_modes, seed)
     log_decay, angle = ring(len(taps), n_modes, taps.shape[1])
@@ -89,11 +89,11 @@ def ho_kalman(taps: np.ndarray, n_modes: int, seed: int = 0) -> tuple[np.ndarray
 
 
 def refine(taps: np.ndarray, log_decay: np.ndarray, angle: np.ndarray, steps: int = STEPS) -> Modes:
-    """Levenberg's and Marquardt's descent on the L2 error, the residues always those of least squares.
+    """Modes refined by Levenberg-Marquardt steps on the L2 error, with least-squares residues throughout.
 
-    This is variable projection in the form of Ruhe and Wedin (1980): a Gauss-Newton step in modes and
-    residues together, of which the residues' part is replaced by the least squares at the new modes. Each
-    channel has a damping of its own, and takes only steps that lower its error.
+    This is variable projection in the form of Ruhe and Wedin (1980): after a Gauss-Newton step in modes and
+    residues together, the residues are replaced by the least-squares residues of the new modes. Each channel
+    has its own damping, and takes only steps that lower its error.
     """
     n_modes, n_taps = log_decay.shape[1], taps.shape[1]
     now = _evaluate(taps, log_decay, angle)
@@ -174,9 +174,9 @@ def _powers(log_decay: np.ndarray, angle: np.ndarray, n_taps: int) -> np.ndarray
 
 
 def _inside(poles: np.ndarray, n_taps: int) -> tuple[np.ndarray, np.ndarray]:
-    """log_decay and angle of poles, moved into the unit circle, and off the real axis by a hair.
+    """log_decay and angle of poles, moved into the unit circle and slightly off the real axis.
 
-    A mode on the real axis would stay there: the error does not change to first order as it leaves.
+    A mode on the real axis would stay there: the derivative of the error with respect to its angle is 0.
     """
     slowest, fastest = _decay_limits(n_taps)
     radius = np.clip(np.abs(poles), np.exp(-np.exp(fastest)), np.exp(-np.exp(slowest)))
@@ -185,5 +185,5 @@ def _inside(poles: np.ndarray, n_taps: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _decay_limits(n_taps: int) -> tuple[float, float]:
-    """Range of log_decay: from a loss of a millionth over all taps to exp(-7) at the next tap."""
+    """Range of log_decay: from a decay by one millionth over all taps to exp(-7) per tap."""
     return np.log(1e-6 / n_taps), np.log(7.0)

@@ -1,4 +1,4 @@
-"""A language model whose long filters are modal, from one with any long filters.
+"""Turns a language model with long filters into one with modal filters.
 
 Axes: N filters of a mixer, D channels of a filter, C = N D, L = max_len, d modes.
 """
@@ -26,9 +26,9 @@ from hyena_jax.config import (
 )
 from hyena_jax.distillation import modal_fit
 
-# A matrix of one row is the smallest that has singular values to tell of.
+# The shortest length with a Hankel matrix of at least one row.
 LEAST_LEN = 4
-# Neither poles nor residues are pulled to 0.
+# No weight decay of poles and residues.
 FILTERS = ParameterGroup(r"/mixer/filter/", weight_decay=0.0)
 
 
@@ -40,12 +40,12 @@ class LongFilters(NamedTuple):
 
     @property
     def later(self) -> np.ndarray:
-        """h_1 .. h_{L-1} [C, L-1]: what a recurrence has to give, while h_0 is kept."""
+        """h_1 .. h_{L-1} [C, L-1], which the recurrence approximates; h_0 is kept."""
         return self.taps[..., 1:].reshape(-1, self.taps.shape[-1] - 1)
 
 
 def check_distillable(config: ModelConfig) -> None:
-    """Raises UserError unless some mixer has a long filter, and each that has one is a plain convolution."""
+    """Raises UserError unless some mixer has a long filter, and every one of these uses it in one block."""
     kind = type(config).__name__
     require(isinstance(config, LanguageModelConfig), "workdir", kind, "a run of a LanguageModelConfig")
     with_filters = [mixer for mixer in config.pattern if _has_filter(mixer)]
@@ -55,18 +55,18 @@ def check_distillable(config: ModelConfig) -> None:
         n_blocks = getattr(mixer, "num_blocks", 1)
         if n_blocks != 1:
             raise UserError(
-                f"num_blocks must be 1 to be distilled, got {n_blocks}: a recurrence runs on across blocks"
+                f"num_blocks must be 1 to be distilled, got {n_blocks}: a recurrence continues across blocks"
             )
     require(config.max_len >= LEAST_LEN, "max_len", config.max_len, f"at least {LEAST_LEN}")
 
 
 def long_filters(config: LanguageModelConfig, params: optax.Params) -> list[LongFilters]:
-    """The filters of every layer that has some, as the model evaluates them.
+    """The filters of every layer with long filters, as the model evaluates them.
 
     Raises:
       UserError: if the module of a model has no `blocks`, or that of a mixer with a filter no `filter`.
     """
-    # Each block wrapped for recomputation would hide its parts.
+    # Rematerialisation would wrap each block and hide its parts.
     bound = models.build(replace(config, remat="none")).bind({"params": params})
     name = type(bound).__name__
     require(hasattr(bound, "blocks"), "model", name, "a module with `blocks`, as LanguageModel has them")
@@ -91,7 +91,7 @@ def _taps(mixer: nn.Module, length: int) -> np.ndarray:
 def distilled_experiment(experiment: Experiment, n_modes: int) -> Experiment:
     """The experiment with modal filters of d modes, and an optimizer that does not decay them.
 
-    Groups of its optimizer that were for the filters before may match nothing now.
+    All parameter groups become optional, since groups for the old filters may match nothing now.
     """
     modal = ModalFilterConfig(n_modes=n_modes)
     pattern = tuple(
@@ -107,7 +107,7 @@ def distilled_experiment(experiment: Experiment, n_modes: int) -> Experiment:
 def distilled_params(
     params: optax.Params, filters: Sequence[LongFilters], fitted: Sequence[modal_fit.Modes]
 ) -> optax.Params:
-    """The parameters with those of each layer's filters replaced; the rest is kept as it is."""
+    """The parameters with the filters of each layer replaced; all others are unchanged."""
     new = dict(params)
     for (layer, taps), modes in zip(filters, fitted, strict=True):
         block = dict(params[f"blocks_{layer}"])
@@ -117,7 +117,7 @@ def distilled_params(
 
 
 def _modal_parameters(taps: np.ndarray, modes: modal_fit.Modes) -> Mapping[str, Any]:
-    """See `hyena_jax.filters.state_space.ModalFilter`."""
+    """Parameters of `hyena_jax.filters.state_space.ModalFilter`."""
     residue = np.stack([modes.residue.real, modes.residue.imag], axis=-1)
     by_filter = {"log_decay": modes.log_decay, "angle": modes.angle, "residue": residue}
     parameters = {name: part.reshape(*taps.shape[:2], *part.shape[1:]) for name, part in by_filter.items()}

@@ -1,4 +1,4 @@
-"""What distillation found, as tables, as JSON and as a figure."""
+"""The results of distillation as tables, as JSON and as a figure."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +11,14 @@ from hyena_jax.distillation.measure import FilterError, Spectra
 from hyena_jax.distillation.sizes import Source, Tried
 from hyena_jax.training.metrics import Values
 
-# Beyond which size singular values are shown.
+# For each size n, tables show the singular value number n + 1.
 SHOWN = (2, 4, 8, 16, 32, 64, 128, 256)
-# Least value on a logarithmic axis.
+# Smallest value on a logarithmic axis.
 LEAST_SHOWN = 1e-16
 
 
 class Found(NamedTuple):
-    """All there is to report; the last of `tried` is the one that counts."""
+    """Results to report; the last of `tried` is the chosen size."""
 
     source: Source
     before: Values
@@ -36,7 +36,7 @@ def tables(found: Found) -> Iterator[Table]:
 
 
 def verdict(found: Found) -> str:
-    """Whether the last size keeps to the bound on the loss, in one line; and how far its filters are off."""
+    """One line: whether the last size keeps to the bound on the loss, and how far its filters are off."""
     last, most = found.tried[-1], found.max_loss_increase
     growth = loss_increase(found)
     keeps = growth <= most
@@ -62,7 +62,7 @@ def loss_increase(found: Found) -> float:
 
 
 def to_json(found: Found) -> dict[str, Any]:
-    """Everything, as JSON values."""
+    """All results as JSON values."""
     last = found.tried[-1]
     return {
         "step": found.source.step,
@@ -96,7 +96,7 @@ def to_json(found: Found) -> dict[str, Any]:
 
 
 def draw(found: Found, path: Path) -> None:
-    """Hankel singular values by layer, filters before and after, and the errors of all channels."""
+    """Draws Hankel singular values by layer, filters before and after, and the errors of all channels."""
     from matplotlib.figure import Figure
 
     size = found.tried[-1].size
@@ -146,7 +146,7 @@ def _singular_values(found: Found) -> Table:
 
 def _losses(found: Found) -> Table:
     table = Table("state size", "filter error", "loss", "increase", "KL", box=None)
-    table.title = "Validation loss and KL(run || distilled), nats a token"
+    table.title = "Validation loss and KL(run || distilled), nats per token"
     table.add_row("the run", "", f"{found.before['loss']:.4f}", "", "")
     for tried in found.tried:
         error = max(error.error for error in tried.errors)
@@ -176,7 +176,7 @@ def _filters(found: Found) -> Table:
 
 
 def _relative(found: Found) -> Iterator[tuple[Any, np.ndarray]]:
-    """Each layer's filters, and its singular values divided by each channel's largest [C, k]."""
+    """Each layer's filters and singular values [C, k], relative to each channel's largest."""
     for filters, spectra in zip(found.source.filters, found.spectra, strict=True):
         values = spectra.alone.values
         yield filters, values / np.maximum(values[:, :1], LEAST_SHOWN)

@@ -1,4 +1,4 @@
-"""One run, distilled to one state size after the other."""
+"""Distils a run to a state size and measures the result."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from hyena_jax.training.metrics import Values
 
 
 class Source(NamedTuple):
-    """The run that is distilled; `about_data` is what its folder keeps of the data."""
+    """The run to distil; `about_data` is the content of its data.json."""
 
     experiment: Experiment
     step: int
@@ -26,12 +26,12 @@ class Source(NamedTuple):
 
     @property
     def max_len(self) -> int:
-        """L."""
+        """Lmax of the model, the length of its filters."""
         return self.experiment.model.max_len
 
 
 class Tried(NamedTuple):
-    """The model of one state size, its filters and their errors, and its metrics with `kl`."""
+    """The model at one state size, its filters and their errors, and its metrics including `kl`."""
 
     size: int
     experiment: Experiment
@@ -42,13 +42,13 @@ class Tried(NamedTuple):
 
 
 def evaluate_source(source: Source, batch_size: int) -> Values:
-    """The metrics of the run itself, by the same steps as those of what it is distilled to; its kl is 0."""
+    """The metrics of the run itself, computed like those of the distilled models; its kl is 0."""
     model = models.build(source.experiment.model)
     return measure.compare((model, model), (source.params, source.params), source.data, batch_size)
 
 
 def all_spectra(source: Source, largest: int, seed: int, advance: Callable[[], None]) -> list[Spectra]:
-    """The Hankel spectra of every layer, beyond the largest state size."""
+    """The Hankel spectra of every layer, to twice the largest state size."""
     found = []
     for filters in source.filters:
         found.append(measure.spectra(filters, 2 * largest, seed))
@@ -64,14 +64,14 @@ def distill(
     seed: int,
     advance: Callable[[], None],
 ) -> Tried:
-    """The model whose filters have `size` real numbers of state a channel; what it loses."""
+    """The model whose filters have `size` real numbers of state per channel, with its errors."""
     fitted = []
     for filters in source.filters:
         fitted.append(modal_fit.fit(filters.later, size // 2, seed))
         advance()
     experiment = distilled_experiment(source.experiment, size // 2)
     params = distilled_params(source.params, source.filters, fitted)
-    # What the model computes in float32, not what the fit promised in float64.
+    # Errors of the filters that the model computes in float32, not of the float64 fit.
     after = long_filters(experiment.model, params)
     errors = [
         error

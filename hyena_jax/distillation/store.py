@@ -1,4 +1,4 @@
-"""The new run folder: a run that starts, at step 0, from the distilled parameters."""
+"""Writes the new run folder: a run at step 0 with the distilled parameters."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from hyena_jax.training.run_folder import CHECKPOINTS, write_description
 from hyena_jax.training.step import init_state
 
 CONFIG_FILE = "config.py"
-CONFIG = '''"""This folder's experiment; to train on: hyena-jax train THIS_FILE --workdir THIS_FOLDER."""
+CONFIG = '''"""This folder's experiment; to continue: hyena-jax train THIS_FILE --workdir THIS_FOLDER."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def get_config():
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that takes its place once it is whole; until then nothing is there."""
+    """A draft folder next to `folder`, renamed to it once complete; until then `folder` does not exist."""
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -44,7 +44,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_run(folder: Path, source: Source, distilled: Tried) -> None:
-    """Writes config, data and one checkpoint with a fresh optimizer, as a run that is about to start."""
+    """Writes config, data.json and a checkpoint at step 0 with a new optimizer state."""
     experiment, params = distilled.experiment, distilled.params
     write_description(folder, experiment, source.about_data)
     (folder / CONFIG_FILE).write_text(CONFIG, encoding="utf-8")
@@ -55,7 +55,7 @@ def write_run(folder: Path, source: Source, distilled: Tried) -> None:
 
 
 def _umask() -> int:
-    """The process's; temporary folders are for their owner alone."""
+    """The process's umask, since temporary folders are only for their owner."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -2,8 +2,8 @@
 
     Filter(n_filters, d_model, max_len, config)(length) -> h [N, D, length]
 
-for any length up to max_len; h at a length is the first taps of h at max_len. A module that is the impulse
-response of a small recurrence says so by a method `recurrence() -> Modes`, and is decoded as that recurrence.
+for any length up to max_len, where h at a length is the first `length` taps of h at max_len. A filter that is
+the impulse response of a small recurrence has a method `recurrence() -> Modes`, and decoding runs it.
 """
 
 import flax.linen as nn
@@ -49,5 +49,5 @@ def filter_class(config: FilterConfig) -> type[nn.Module]:
 
 
 def is_recurrent(config: FilterConfig) -> bool:
-    """Whether the filter is the impulse response of a small recurrence, which decoding runs instead."""
+    """Whether the filter is the impulse response of a small recurrence, so that decoding can run that."""
     return callable(getattr(filter_class(config), "recurrence", None))

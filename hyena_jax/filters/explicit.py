@@ -1,4 +1,4 @@
-"""Filters with a free number at every lag. Axes: L length, D channels, N filters, M taps."""
+"""Filters with a learned number at every lag. Axes: L length, D channels, N filters, M taps."""
 
 import flax.linen as nn
 import jax
@@ -10,7 +10,7 @@ from hyena_jax.filters.window import check_length, decay_rates, l1_normalized, r
 
 
 class ExplicitFilter(nn.Module):
-    """h_t = taps_t for t < M, and 0 after them.
+    """h_t = taps_t for t < M, and 0 for t >= M.
 
     Attributes:
       n_filters: N.
@@ -30,7 +30,7 @@ class ExplicitFilter(nn.Module):
     def setup(self) -> None:
         self.config.check(self.max_len)
         n_taps = self.config.n_taps or self.max_len
-        # Outputs start with the variance of the inputs.
+        # At initialisation, outputs have the variance of the inputs.
         init = nn.initializers.normal(n_taps**-0.5)
         self.taps = self.param("taps", init, (self.n_filters, self.d_model, n_taps))
 
@@ -44,8 +44,8 @@ class ExplicitFilter(nn.Module):
 class WindowedFilter(nn.Module):
     """h = taps ⊙ (exp(decay t/(Lmax-1)) + shift), then divided by its L1 norm.
 
-    The filter of the annotated variant of Hyena. Its prose takes the norm over the lags, its code over the
-    channels, which is the default; `norm_axis` decides.
+    The filter of the annotated variant of Hyena. Its text takes the norm over the lags, its code over the
+    channels; `norm_axis` chooses, by default the channels.
 
     Attributes:
       n_filters: N.
@@ -79,7 +79,7 @@ class WindowedFilter(nn.Module):
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""
         check_length(length, self.max_len)
-        # A norm over the lags is a property of the whole filter: evaluate that, then cut.
+        # A norm over the lags depends on the whole filter: evaluate all of it, then cut.
         taps = self.max_len if self.config.norm_axis == "length" else length
         dtype = self.taps.dtype
         decay, shift = (jnp.asarray(x, dtype)[:, None] for x in (self.decay, self.shift))

@@ -14,8 +14,8 @@ from hyena_jax.filters.window import check_length, decay_rates, l1_normalized, r
 class CKConvFilter(nn.Module):
     """h = SineNetwork(PositionalFeatures(t)), without a window (Romero et al. 2021, arXiv 2102.02611).
 
-    Time is measured against `max_len`, never against the current length, so the filter of a short
-    sequence is the beginning of the filter of a long one. Always float32 (or float64).
+    Time is relative to `max_len`, never to the current length, so the filter of a short sequence is the
+    beginning of the filter of a long one. Always float32 (or float64).
 
     Attributes:
       n_filters: N.
@@ -28,7 +28,7 @@ class CKConvFilter(nn.Module):
       sine_frequency [width]: w in sin(w x), one vector for all layers; a constant unless trained.
       dense_0/kernel [E, width]: from the features.
       dense_0/bias [width]:
-      dense_1/kernel [width, width]: hidden, and so on for n_hidden layers, by default two.
+      dense_1/kernel [width, width]: one of n_hidden hidden layers, by default two.
       dense_1/bias [width]:
       dense_2/kernel [width, width]:
       dense_2/bias [width]:
@@ -84,12 +84,12 @@ class ImplicitFilter(CKConvFilter):
       sine_frequency [width]: w in sin(w x), one vector for all layers; a constant unless trained.
       dense_0/kernel [E, width]: from the features.
       dense_0/bias [width]:
-      dense_1/kernel [width, width]: hidden, and so on for n_hidden layers, by default two.
+      dense_1/kernel [width, width]: one of n_hidden hidden layers, by default two.
       dense_1/bias [width]:
       dense_2/kernel [width, width]:
       dense_2/bias [width]:
       dense_3/kernel [width, N*D]: the last layer; column d*N + o is filter o of channel d.
-      decay [N*D]: exponents of the window in the order of these columns; a constant unless trained.
+      decay [N*D]: exponents of the window, ordered as these columns; a constant unless trained.
     """
 
     config: ImplicitFilterConfig = ImplicitFilterConfig()
@@ -104,7 +104,7 @@ class ImplicitFilter(CKConvFilter):
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""
         check_length(length, self.max_len)
-        # A norm over the lags is a property of the whole filter: evaluate that, then cut.
+        # A norm over the lags depends on the whole filter: evaluate all of it, then cut.
         taps = self.max_len if self.config.norm_axis == "length" else length
         h = self._network(taps)
         time = relative_time(taps, self.max_len, h.dtype)
@@ -117,7 +117,7 @@ class ImplicitFilter(CKConvFilter):
 def positional_features(max_len: int, config: CKConvFilterConfig | ImplicitFilterConfig) -> jax.Array:
     """[t/(Lmax-1), cos(f w_t), ∓sin(f w_t)] at w_t = 2 pi t / Lmax, float32 [Lmax, E] (appendix A.3).
 
-    f are linspace(1e-4, bands - 1, bands) and the sine's sign is minus in the published code; the annotated
+    In the published code f is linspace(1e-4, bands - 1, bands) and the sine's sign is minus; the annotated
     variant has 0 .. bands - 1 and plus.
     """
     bands = (config.emb_dim - 1) // 2
@@ -125,7 +125,7 @@ def positional_features(max_len: int, config: CKConvFilterConfig | ImplicitFilte
     return jnp.asarray(_features(max_len, bands, lowest, sign))
 
 
-@lru_cache(maxsize=1)  # of the layers of a model, which is traced several times: seconds at a million lags
+@lru_cache(maxsize=1)  # one for all layers and traces of a model: it takes seconds at a million lags
 def _features(max_len: int, bands: int, lowest: float, sign: int) -> np.ndarray:
     t = np.arange(max_len)[:, None]
     angle = np.linspace(lowest, bands - 1, bands) * 2 * np.pi * t / max_len

@@ -11,7 +11,7 @@ from hyena_jax.filters.window import check_length
 class FNOFilter(nn.Module):
     """h = irfft(modes) over Lmax points: the lowest M modes are learned, the others 0 (arXiv 2010.08895).
 
-    Always evaluated at Lmax and cut, so that a short filter is the beginning of the long one.
+    Always evaluated at Lmax and cut, so that a short filter is the beginning of a long one.
 
     Attributes:
       n_filters: N.
@@ -43,7 +43,7 @@ class FNOFilter(nn.Module):
 class TransferFunctionFilter(nn.Module):
     """h = irfft(rfft([0, b_1..b_n]) / rfft([1, a_1..a_n])) + lag_zero δ, all over Lmax points.
 
-    Always evaluated at Lmax and cut. A response longer than Lmax wraps round: h_t is the sum of the true
+    Always evaluated at Lmax and cut. A response longer than Lmax is aliased: h_t is the sum of the true
     response at t, t + Lmax, t + 2 Lmax, ...
 
     Attributes:
@@ -53,9 +53,9 @@ class TransferFunctionFilter(nn.Module):
       config: see `TransferFunctionFilterConfig`.
 
     Parameters:
-      numerator [N, D, n_state]: b_1 .. b_n, the weights of the last n inputs.
+      numerator [N, D, n_state]: b_1 .. b_n, weights of the inputs 1 to n steps ago.
       denominator [N, D, n_state]: a_1 .. a_n; output t subtracts a_k times output t - k.
-      lag_zero [N, D]: weight of the input itself.
+      lag_zero [N, D]: weight of the current input.
     """
 
     n_filters: int
@@ -79,6 +79,6 @@ class TransferFunctionFilter(nn.Module):
         return h.at[..., 0].add(self.lag_zero)
 
     def _spectrum(self, first: float, rest: jax.Array) -> jax.Array:
-        """Transform of (first, rest_1, .., rest_n)."""
+        """DFT of (first, rest_1, .., rest_n) over Lmax points."""
         coefficients = jnp.pad(rest, [(0, 0), (0, 0), (1, 0)], constant_values=first)
         return jnp.fft.rfft(coefficients, self.max_len)

@@ -16,7 +16,7 @@ from hyena_jax.filters.window import check_length
 class Modes(NamedTuple):
     """A filter h_0 = lag_zero [N, D], h_t = Re sum_n weights_n lambda_n^(t-1).
 
-    `weights` and `log_modes`, which is ln lambda, are complex [N, D, n].
+    `log_modes` (ln lambda) and `weights` are complex [N, D, n].
     """
 
     log_modes: jax.Array
@@ -27,8 +27,8 @@ class Modes(NamedTuple):
 class S4DFilter(nn.Module):
     """h_t = 2 Re sum_n C_n Abar_n^t Bbar_n, a bilinear discretisation (Gu et al. 2022, arXiv 2206.11893).
 
-    A_n = -exp(log_decay) + i frequency, Abar = (1 + dt A/2) / (1 - dt A/2), Bbar = dt B / (1 - dt A/2). One
-    of each conjugate pair of modes is kept, hence the 2 Re.
+    A_n = -exp(log_decay) + i frequency, Abar = (1 + dt A/2) / (1 - dt A/2), Bbar = dt B / (1 - dt A/2). Only
+    one mode of each conjugate pair is stored, hence the 2 Re.
 
     Attributes:
       n_filters: N.
@@ -37,7 +37,7 @@ class S4DFilter(nn.Module):
       config: see `S4DFilterConfig`.
 
     Parameters:
-      log_decay [N, D, n_state//2]: A's real part is minus its exponential.
+      log_decay [N, D, n_state//2]: A's real part is -exp(log_decay).
       frequency [N, D, n_state//2]: A's imaginary part, in radians per unit of continuous time.
       log_dt [N, D]: logarithm of the time between tokens.
       b [N, D, n_state//2, 2]: real and imaginary part of B.
@@ -68,7 +68,7 @@ class S4DFilter(nn.Module):
         return 2 * modal_response(*self._modes(), length)
 
     def recurrence(self) -> Modes:
-        """The recurrence that the filter is the response of."""
+        """The recurrence whose impulse response the filter is."""
         log_modes, weights = self._modes()
         return Modes(log_modes, 2 * weights * jnp.exp(log_modes), 2 * weights.real.sum(-1))
 
@@ -96,7 +96,7 @@ class ModalFilter(nn.Module):
       log_decay [N, D, n_modes]: ln(-ln |lambda|).
       angle [N, D, n_modes]: argument of lambda, radians per token.
       residue [N, D, n_modes, 2]: real and imaginary part of R.
-      lag_zero [N, D]: weight of the input itself.
+      lag_zero [N, D]: weight of the current input.
     """
 
     n_filters: int
@@ -111,7 +111,7 @@ class ModalFilter(nn.Module):
         slowest, fastest = -np.log(config.max_radius), -np.log(config.min_radius)
         self.log_decay = self.param("log_decay", _log_uniform(slowest, fastest), modes)
         self.angle = self.param("angle", nn.initializers.uniform(np.pi), modes)
-        # Every mode's response starts with the same energy, however slowly it decays.
+        # At initialisation every mode's response has the same energy, however slowly it decays.
         energy = -jnp.expm1(-2 * jnp.exp(self.log_decay))[..., None]
         residue = nn.initializers.normal((0.5 / config.n_modes) ** 0.5)
         self.residue = self.param("residue", lambda key: residue(key, (*modes, 2)) * energy**0.5)
@@ -123,19 +123,19 @@ class ModalFilter(nn.Module):
         return modal_taps(self.recurrence(), length)
 
     def recurrence(self) -> Modes:
-        """The recurrence that the filter is the response of."""
+        """The recurrence whose impulse response the filter is."""
         log_modes = jax.lax.complex(-jnp.exp(self.log_decay), self.angle)
         return Modes(log_modes, _as_complex(self.residue), self.lag_zero)
 
 
 def modes_of(filter_module: nn.Module) -> Modes | None:
-    """The recurrence of a bound filter module; None if its filter is not the response of a small one."""
+    """The recurrence of a bound filter module; None if the filter has none."""
     recurrence = getattr(filter_module, "recurrence", None)
     return None if recurrence is None else recurrence()
 
 
 def modal_taps(modes: Modes, length: int) -> jax.Array:
-    """The first taps [..., D, length]."""
+    """The first `length` taps [..., D, length]."""
     later = modal_response(modes.log_modes, modes.weights, length - 1)
     return jnp.concatenate([modes.lag_zero[..., None], later], axis=-1)
 
@@ -143,8 +143,8 @@ def modal_taps(modes: Modes, length: int) -> jax.Array:
 def modal_response(log_modes: jax.Array, weights: jax.Array, length: int) -> jax.Array:
     """Re sum_n weights_n modes_n^t for t = 0 .. length-1: [..., length] of complex [..., n].
 
-    With t = K q + r, modes^t is modes^(K q) modes^r: 2 sqrt(L) exponentials a mode in place of L, and the
-    sum over n is a product of matrices.
+    With t = K q + r, modes^t is modes^(K q) modes^r: 2 sqrt(L) exponentials per mode in place of L, and the
+    sum over n is a matrix product.
     """
     step = isqrt(max(length - 1, 0)) + 1
     n_steps = -(-length // step)

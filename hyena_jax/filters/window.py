@@ -1,4 +1,4 @@
-"""What the filters share: time, the decaying window, the norm, and the one check. Axes: L length."""
+"""Helpers that the filters share: time, the decaying window, the norm, a check. Axes: L length."""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +6,12 @@ import numpy as np
 
 from hyena_jax.config import ImplicitFilterConfig, WindowedFilterConfig, require
 
-# What a norm is at least: a window may leave nothing of a filter.
+# Least norm to divide by: a window may leave a filter all zeros.
 LEAST_NORM = 1e-30
 
 
 def check_length(length: int, max_len: int) -> None:
-    """Raises ValueError unless a filter of `max_len` taps has `length` of them."""
+    """Raises UserError unless 1 <= length <= max_len."""
     require(1 <= length <= max_len, "sequence length", length, f"in 1..max_len={max_len}")
 
 
@@ -27,5 +27,5 @@ def decay_rates(config: ImplicitFilterConfig | WindowedFilterConfig, channels: i
 
 
 def l1_normalized(h: jax.Array, axis: int | None) -> jax.Array:
-    """h divided by its L1 norm along `axis`; None leaves it as it is, and what is 0 throughout stays 0."""
+    """h divided by its L1 norm along `axis`; None leaves h as it is. Zeros stay zeros."""
     return h if axis is None else h / jnp.maximum(jnp.abs(h).sum(axis, keepdims=True), LEAST_NORM)

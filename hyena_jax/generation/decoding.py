@@ -1,12 +1,12 @@
-"""The loop that continues prompts. The host only counts; `programs.py` is what the device runs.
+"""The loop that continues prompts. The host only counts; `programs.py` holds what the device runs.
 
 Axes: P prompts, R rows (each prompt's samples, one after the other), T tokens of the longest prompt, C tokens
 of a chunk, V vocabulary.
 
-A prompt is read at once (`prefill`); then one program draws up to `TILE` tokens a call, without a word to the
-host in between, and after each `TILE` tokens long convolutions absorb a finished tile
-(`hyena_jax.ops.online_conv`). A model is any causal one with logits [B, L, V] of tokens int [B, L]; without
-methods that decode by state, or with a mixer that lacks them, it recomputes its context (`recomputation.py`).
+A prompt is read at once (`prefill`); then a program draws up to `TILE` tokens per call without the host, and
+after each `TILE` tokens long convolutions absorb a finished tile (`hyena_jax.ops.online_conv`). Any causal
+model with logits [B, L, V] of tokens int [B, L] will do; if it or one of its mixers has no decoding state, it
+recomputes its context for every token (`recomputation.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,34 +33,34 @@ from hyena_jax.ops.online_conv import TILE, due_size
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be drawn."""
+    """How many tokens to draw, how, and when to stop."""
 
     n_tokens: int
-    """Most tokens of a row."""
+    """Most new tokens per row."""
     rule: SamplingRule = field(default=SamplingRule())
-    """How each is drawn."""
+    """How each token is drawn."""
     seed: int = 0
-    """Sample i of every prompt draws with seed + i, whatever the other rows are."""
+    """Sample i of every prompt uses seed + i, independently of the other rows."""
     n_samples: int = 1
-    """Samples of each prompt; they share its reading."""
+    """Samples of each prompt, which is read once."""
     stop_tokens: tuple[int, ...] = ()
     """A row ends after any of these ids."""
     stop_texts: StopTexts | None = None
-    """A row ends after any of these texts. They are looked for after each chunk: up to TILE - 1 tokens that
-    follow them are drawn and dropped."""
+    """A row ends after any of these texts. They are searched after each chunk, so up to TILE - 1 more tokens
+    are drawn and dropped."""
     n_symbols: int | None = None
-    """The tokenizer's, where the model's vocabulary is padded beyond it; None draws from all."""
+    """Ids to draw from, if the model's vocabulary is larger than the tokenizer's; None draws from all."""
     lazy: bool = False
-    """Run long convolutions by one product with the whole history a token: the reference for tiles."""
+    """Compute long convolutions from the whole history at every token: the reference for tiles."""
     on_full: OnFull = "slide"
-    """When max_len tokens were read and the state has no more room: `slide` reads the newer half of them
-    again, as if nothing had been before; `error` refuses beforehand. A state that does not grow goes on."""
+    """If max_len tokens were read and the state has no room left: `slide` rereads their newer half as a new
+    context; `error` refuses beforehand. A state that does not grow continues."""
 
 
 class Prefilled(NamedTuple):
-    """A model that has read prompts: its state, what it expects next [P, V], and what it has read.
+    """A model that has read prompts: its state, the logits [P, V] of the next token, and the tokens read.
 
-    `room` is how many tokens more the state can read; None where it does not grow.
+    `room` is how many more tokens the state can read; None if the state does not grow.
     """
 
     state: Any
@@ -70,7 +70,7 @@ class Prefilled(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """What was drawn for one row: tokens int32 [n] and their log-probabilities float32 [n]."""
+    """The tokens drawn for one row, int32 [n], and their log-probabilities, float32 [n]."""
 
     tokens: np.ndarray
     log_probs: np.ndarray
@@ -79,14 +79,14 @@ class Continuation(NamedTuple):
 def generate(
     model: nn.Module, params: optax.Params, prompts: Sequence[np.ndarray], request: Request
 ) -> Iterator[Chunk]:
-    """`proceed` after `prefill`, with as much room as the request needs; raises what they do.
+    """Continues prompts: `prefill` with as much room as the request needs, then `proceed`, with their errors.
 
-    Of a longer prompt than max_len only the end is read, unless `request.on_full` is `error`.
+    Only the last max_len tokens of a prompt are read, unless `request.on_full` is `error`.
     """
     prompts = check_prompts(model.config, prompts, request.on_full)
     _check_request(request, model.config)
     needed = max(map(len, prompts)) + max(request.n_tokens - 1, 0)
-    # Powers of two: tiles fill them, and there are fewer programs.
+    # A power of two, which tiles fill and which needs fewer programs.
     context = min(model.config.max_len, 1 << (needed - 1).bit_length())
     return proceed(model, params, prefill(model, params, prompts, context=context), request)
 
@@ -98,15 +98,15 @@ def prefill(
     before: Prefilled | None = None,
     context: int | None = None,
 ) -> Prefilled:
-    """Reads the prompts, of any lengths, at once; they are right-aligned and share one position counter.
+    """The model after reading all prompts at once; they are right-aligned and share one position counter.
 
     Args:
       prompts: token ids int [length], each of at least one.
-      before: what was read earlier, to go on from; its rows are the prompts', which then have one length.
+      before: an earlier result to continue from, a row for each prompt; the prompts must be equally long.
       context: tokens that the state has room for in all; None takes max_len.
 
     Raises:
-      UserError: if a prompt is empty, longer than the room, or holds what is no token; or if the rows differ.
+      UserError: if a prompt is empty, longer than the room, or holds an invalid id; or if the rows differ.
     """
     prompts = check_prompts(model.config, prompts, "error")
     tokens, lengths = right_aligned(prompts)
@@ -117,8 +117,8 @@ def prefill(
         )
     else:
         state, room = before.state, before.room
-        require(lengths is None, "prompt lengths", [*map(len, prompts)], "equal where a state goes on")
-        require(len(prompts) == len(before.read), "prompts", len(prompts), f"{len(before.read)}, as before")
+        require(lengths is None, "prompt lengths", [*map(len, prompts)], "equal when continuing from a state")
+        require(len(prompts) == len(before.read), "prompts", len(prompts), f"{len(before.read)} as before")
         prompts = [np.concatenate(rows) for rows in zip(before.read, prompts, strict=True)]
     n_read = tokens.shape[1]
     require(
@@ -131,25 +131,25 @@ def prefill(
 def proceed(
     model: nn.Module, params: optax.Params, prefilled: Prefilled, request: Request
 ) -> Iterator[Chunk]:
-    """Continues what was read.
+    """Continues prompts that were read.
 
     Yields:
       Pieces of at most TILE tokens, until there are `request.n_tokens` or every row has stopped.
 
     Raises:
-      UserError: before the first chunk, if a value is out of range or, with `error`, the room too small.
+      UserError: before the first chunk, if a value is out of range, or the room is too small with `error`.
     """
     _check_request(request, model.config)
     if request.on_full == "error" and prefilled.room is not None:
         most = prefilled.room + 1
-        allowed = f"at most {most}: all that max_len={model.config.max_len} leaves, or on_full 'slide'"
+        allowed = f"at most {most} after the prompt at max_len={model.config.max_len}, or on_full 'slide'"
         require(request.n_tokens <= most, "max_new_tokens", request.n_tokens, allowed)
-    # A generator of its own, so that the checks above run now and not at the first token.
+    # A separate generator, so that the checks above run now and not at the first token.
     return _chunks(model, params, prefilled, request) if request.n_tokens else iter(())
 
 
 def continuations(chunks: Iterator[Chunk]) -> list[Continuation]:
-    """All of every row, without what follows its stop."""
+    """The whole continuation of every row, up to its stop."""
     chunks = list(chunks)
     if not chunks:
         return []
@@ -174,7 +174,7 @@ def _check_request(request: Request, config: ModelConfig) -> None:
 def _chunks(
     model: nn.Module, params: optax.Params, prefilled: Prefilled, request: Request
 ) -> Iterator[Chunk]:
-    """The host's side of the loop: it counts tokens, tiles and room."""
+    """The host's side of the loop, which counts tokens, tiles and room."""
     n_prompts, left = len(prefilled.read), request.n_tokens
     sampling = SamplingConfig(request.rule, request.n_symbols, request.lazy)
     rows = SamplingInputs(

@@ -22,8 +22,8 @@ from hyena_jax.ops.online_conv import TILE
 class Chunk(NamedTuple):
     """The next C tokens of all rows, NumPy arrays [R, C].
 
-    Log-probabilities are the model's, before temperature and restrictions. `is_new` is False where a row has
-    stopped; its token and log-probability there mean nothing.
+    Log-probabilities are the model's, before temperature and restrictions. `is_new` is False after a row has
+    stopped, where tokens and log-probabilities are meaningless.
     """
 
     tokens: np.ndarray
@@ -32,7 +32,7 @@ class Chunk(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """What changes from token to token: state, last token [R], tokens drawn so far [], who stopped [R]."""
+    """What changes with each token: state, last token [R], tokens drawn so far [], stopped rows bool [R]."""
 
     state: Any
     token: jax.Array
@@ -41,14 +41,14 @@ class Cursor(NamedTuple):
 
 
 class SamplingInputs(NamedTuple):
-    """What a row draws with: its seed, uint32 [R]; and the tokens that stop any row, int32 [n]."""
+    """The seed of each row, uint32 [R], and the tokens that stop any row, int32 [n]."""
 
     seeds: jax.Array
     stop_tokens: jax.Array
 
 
 class SamplingConfig(NamedTuple):
-    """What the programs are compiled for, of a `Request`."""
+    """The part of a `Request` that programs are compiled for."""
 
     rule: SamplingRule
     n_symbols: int | None
@@ -56,7 +56,7 @@ class SamplingConfig(NamedTuple):
 
 
 def repeat_rows(state: Any, count: int) -> Any:
-    """A state, or any tree of arrays that start with the rows, with each row `count` times in a row."""
+    """A state, or any tree of arrays with rows first, with each row repeated `count` times."""
 
     def repeat(path: tuple, leaf: jax.Array) -> jax.Array:
         is_shared = any(getattr(key, "name", None) == "shared" for key in path)
@@ -82,11 +82,11 @@ def read(
     return state, logits[:, -1]
 
 
-@partial(jax.jit, static_argnames="sampling")  # what was read stays good for another request
+@partial(jax.jit, static_argnames="sampling")  # does not donate: what was read can serve another request
 def first_token(
     sampling: SamplingConfig, rows: SamplingInputs, cursor: Cursor, logits: jax.Array
 ) -> tuple[Cursor, Chunk]:
-    """The token after what was read, and the state ready for the steps that follow."""
+    """The first new token, and the state prepared for the steps after it."""
     cursor, drawn = _draw(sampling, rows, cursor, logits)
     state = cursor.state if sampling.lazy else long_memory.open_tiles(cursor.state)
     return cursor._replace(state=state), jax.tree.map(lambda x: x[:, None], drawn)
@@ -101,7 +101,7 @@ def next_tokens(
     cursor: Cursor,
     count: jax.Array,
 ) -> tuple[Cursor, Chunk]:
-    """The next `count` <= TILE tokens, in the first columns of a chunk; none once every row has stopped."""
+    """The next `count` <= TILE tokens, in the first columns of a chunk; stops early if all rows stop."""
 
     def is_going(carry: tuple[jax.Array, Cursor, Chunk]) -> jax.Array:
         return (carry[0] < count) & ~carry[1].stopped.all()
@@ -121,14 +121,14 @@ def next_tokens(
 
 @partial(jax.jit, static_argnames="size", donate_argnames="state")
 def absorb(state: Any, size: int) -> Any:
-    """The state with the tile of `size` that has come due absorbed by its long convolutions."""
+    """The state after its long convolutions have absorbed the tile of `size` that is due."""
     return long_memory.absorb(state, size)
 
 
 def _draw(
     sampling: SamplingConfig, rows: SamplingInputs, cursor: Cursor, logits: jax.Array
 ) -> tuple[Cursor, Chunk]:
-    """Draws from logits [R, V]; what is drawn is a chunk without its second axis, [R]."""
+    """Draws a token per row from logits [R, V]; the chunk has arrays [R]."""
     logits = logits[:, : sampling.n_symbols]
     keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), cursor.index))(rows.seeds)
     token = sample(logits, keys, sampling.rule)

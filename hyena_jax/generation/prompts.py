@@ -1,4 +1,4 @@
-"""Prompts: what may be one, and how several make a batch.
+"""Checking prompts and batching them.
 
 Axes: P prompts, T tokens of the longest.
 """
@@ -17,7 +17,7 @@ OnFull = Literal["slide", "error"]
 
 
 def encode(tokenizer: "Tokenizer", text: str, name: str) -> np.ndarray:
-    """The ids of a text, int32 [n]. Raises UserError, which says `name`, if it cannot be encoded."""
+    """The ids of a text, int32 [n]. Raises UserError, naming `name`, if it cannot be encoded."""
     try:
         return tokenizer.encode(text)
     except UserError as error:
@@ -27,11 +27,11 @@ def encode(tokenizer: "Tokenizer", text: str, name: str) -> np.ndarray:
 def check_prompts(
     config: ModelConfig, prompts: Sequence[np.ndarray], on_full: OnFull = "slide"
 ) -> list[np.ndarray]:
-    """The prompts as int32 arrays; with `slide`, of longer ones than max_len only the end.
+    """The prompts as int32 arrays; with `slide`, only the last max_len tokens of each.
 
     Raises:
-      UserError: if there are none, or one is empty, not a list of ids, too long, or holds what is not a token
-        id; or if the model's config has no longest length or no vocabulary.
+      UserError: if there are none, or one is empty, too long or not a list of valid token ids; or if the
+        model's config has no max_len or no vocab_size.
     """
     for name in ("max_len", "vocab_size"):
         require(hasattr(config, name), "model", type(config).__name__, f"one whose config has {name}")
@@ -52,7 +52,7 @@ def check_prompts(
 
 
 def right_aligned(prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
-    """tokens int32 [P, T], each row's at the end, and lengths int32 [P], or None where all are T."""
+    """Right-aligned tokens int32 [P, T], and lengths int32 [P], or None if all are T."""
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     tokens = np.zeros((len(prompts), lengths.max()), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):

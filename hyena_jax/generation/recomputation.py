@@ -22,7 +22,7 @@ class Context(NamedTuple):
 
 
 class Recomputing(nn.Module):
-    """A causal model with `init_state`, `prefill` and `step` that call nothing but its parallel form.
+    """A causal model with `init_state`, `prefill` and `step` that call only its parallel form.
 
     The rows are left-aligned, so that rows of different lengths need no mask: a causal model's output at a
     token does not depend on the zeros that follow. A step costs as much as scoring S tokens.
@@ -38,7 +38,7 @@ class Recomputing(nn.Module):
 
     @property
     def config(self) -> ModelConfig:
-        """The model's."""
+        """The model's config."""
         return self.model.config
 
     def init_state(self, batch_size: int, max_len: int) -> Context:
@@ -53,7 +53,7 @@ class Recomputing(nn.Module):
         first = 0 if lengths is None else n_tokens - lengths[:, None]
         at = state.n_read[:, None] + jnp.arange(n_tokens) - first
         rows = jnp.arange(len(tokens))[:, None]
-        # What stands before a row's first token is written nowhere.
+        # The padding before a row's first token is dropped.
         kept = state.tokens.at[rows, jnp.where(at < 0, room, at)].set(tokens, mode="drop")
         state = Context(kept, at[:, -1] + 1)
         return state, self._logits(state, jnp.maximum(at[:, -1:] if last_only else at, 0))
@@ -72,12 +72,12 @@ class Recomputing(nn.Module):
 
 
 def with_state(model: nn.Module) -> nn.Module:
-    """The model if it decodes by state; else one that decodes with the same parameters by recomputation."""
+    """The model if it decodes by state; else the same model, decoding by recomputation."""
     return model if models.decodes_by_state(model) else Recomputing(model)
 
 
 def note_recomputation(model: nn.Module, note: Callable[[str], None]) -> None:
-    """Says so if the model decodes by recomputation, and because of which modules."""
+    """Notes that the model decodes by recomputation, if so, and because of which modules."""
     if names := models.without_state(model):
         have = "has" if len(names) == 1 else "have"
         note(f"{' and '.join(names)} {have} no decoding state: the context is recomputed for every token")

@@ -16,7 +16,7 @@ from hyena_jax.training import atomic
 
 
 def stream(tokenizer: Tokenizer, prompt: np.ndarray, chunks: Iterator[Chunk]) -> str:
-    """Prints the prompt and the one row of each chunk as soon as it is there; returns the whole text."""
+    """Prints the prompt, and each chunk of its single row as it is generated; returns the whole text."""
     decode = tokenizer.stream()
     texts = [decode(prompt)]
     print(texts[0], end="", flush=True)

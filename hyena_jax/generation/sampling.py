@@ -14,32 +14,32 @@ class SamplingRule:
     """How the next token is drawn from the logits; the restrictions apply in the order of the fields."""
 
     greedy: bool = False
-    """Take the most probable token; the other fields must keep their defaults."""
+    """Take the most probable token; requires the other fields at their defaults."""
     temperature: float = 1.0
     """Divides the logits."""
     top_k: int | None = None
     """Only the k most probable tokens."""
     top_p: float | None = None
-    """Only the fewest most probable tokens whose probabilities reach p together."""
+    """Only the fewest most probable tokens whose probabilities sum to at least p."""
     min_p: float | None = None
     """Only tokens with at least p times the probability of the most probable one."""
 
     def __post_init__(self) -> None:
-        require(self.temperature > 0, "temperature", self.temperature, "above 0 (use greedy for the limit)")
+        require(self.temperature > 0, "temperature", self.temperature, "above 0 (for 0 use greedy)")
         require_at_least(1, self, "top_k")
         for name in ("top_p", "min_p"):
             value = getattr(self, name)
             require(value is None or 0 < value <= 1, name, value, "in (0, 1]")
         default = (self.temperature, self.top_k, self.top_p, self.min_p) == (1.0, None, None, None)
-        allowed = "alone, without temperature, top_k, top_p or min_p"
+        allowed = "given without temperature, top_k, top_p and min_p"
         require(default or not self.greedy, "greedy", self.greedy, allowed)
 
 
 def sample(logits: jax.Array, keys: jax.Array, rule: SamplingRule) -> jax.Array:
-    """Token ids int32 [R] drawn from logits [R, V] with one key a row, so that no row depends on another."""
+    """Token ids int32 [R] drawn from logits [R, V] with one key per row, so that rows are independent."""
     if rule.greedy:
         return logits.argmax(-1).astype(jnp.int32)
-    # The largest logit is 0 first, so that even the smallest temperature leaves it finite.
+    # Shifted so that the largest logit is 0 and stays finite at any temperature.
     logits = (logits - logits.max(-1, keepdims=True)) / max(rule.temperature, 1e-30)
     if rule.top_k is not None and rule.top_k < logits.shape[-1]:
         least = jax.lax.top_k(logits, rule.top_k)[0][:, -1:]
@@ -52,7 +52,7 @@ def sample(logits: jax.Array, keys: jax.Array, rule: SamplingRule) -> jax.Array:
 
 
 def _in_nucleus(logits: jax.Array, top_p: float) -> jax.Array:
-    """Whether the more probable tokens together stay below top_p."""
+    """Bool [R, V]: whether the more probable tokens together have a probability below top_p."""
     order = jnp.argsort(logits, axis=-1, descending=True)
     probabilities = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities

@@ -1,4 +1,4 @@
-"""A model's state after prompts, in a file: read once, continued often."""
+"""Saves a model's state after prompts to a file, so that prompts are read once and continued often."""
 
 import hashlib
 import json
@@ -23,11 +23,11 @@ from hyena_jax.training import atomic
 
 FORMAT = 1
 MOST_ABOUT = 2**16
-"""Bytes of what a file says of itself."""
+"""Most bytes of the description in a file."""
 
 
 def origin(model_config: ModelConfig, params: optax.Params) -> str:
-    """SHA-256 of model and parameters: a state belongs to these alone."""
+    """SHA-256 of model and parameters, for which alone a state is valid."""
     digest = hashlib.sha256(repr(model_config).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(jax.tree_util.keystr(path).encode())
@@ -36,7 +36,7 @@ def origin(model_config: ModelConfig, params: optax.Params) -> str:
 
 
 def save(path: Path, prefilled: Prefilled, origin: str) -> None:
-    """Writes what was read, in one rename.
+    """Writes the state and the tokens read, atomically.
 
     Raises:
       OSError: if the file cannot be written.
@@ -51,26 +51,26 @@ def save(path: Path, prefilled: Prefilled, origin: str) -> None:
 
 
 def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prefilled:
-    """Reads what `save` wrote; what the file declares is compared with the model before it is read.
+    """The state that `save` wrote; shapes are checked against the model before arrays are read.
 
     Raises:
-      UserError: if the file is none, or of another model or other parameters.
+      UserError: if the file is not a saved state, or belongs to another model or other parameters.
     """
     try:
         with open_input("load_state", path, memory_size()) as file, zipfile.ZipFile(file) as archive:
             return _prefilled(_members(archive), model, params, origin)
     except OtherOrigin as error:
-        raise UserError(f"load_state {str(path)!r} is of another model or checkpoint") from error
+        raise UserError(f"load_state {str(path)!r} belongs to another model or checkpoint") from error
     except MemoryError:
         raise
-    except Exception as error:  # zipfile raises many kinds for what is no archive
+    except Exception as error:  # zipfile raises many kinds of errors
         if isinstance(error, UserError) and str(error).startswith("load_state"):
             raise
-        raise UserError(f"load_state {str(path)!r} cannot be read, it is no saved state: {error}") from error
+        raise UserError(f"load_state {str(path)!r} cannot be read as a saved state: {error}") from error
 
 
 class OtherOrigin(Exception):
-    """The state is of another model or other parameters."""
+    """The state belongs to another model or other parameters."""
 
 
 class Member(NamedTuple):
@@ -81,7 +81,7 @@ class Member(NamedTuple):
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, Member]:
-    """The arrays by name. Their sizes are those of the archive: nothing is compressed."""
+    """The arrays by name. None may be compressed, so their sizes are bounded by the archive's."""
     infos = archive.infolist()
     is_plain = all(info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1 for info in infos)
     require(is_plain, "the archive", "another one", "neither compressed nor encrypted")
@@ -99,7 +99,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
 
     def read() -> np.ndarray:
         with archive.open(info) as file:
-            file.read(start)  # not `seek`, after which zipfile checks no sum
+            file.read(start)  # not `seek`, after which zipfile does not check the checksum
             order = "F" if header.is_fortran else "C"
             return np.frombuffer(file.read(), header.dtype).reshape(header.shape, order=order)
 
@@ -113,7 +113,7 @@ def _prefilled(members: dict[str, Member], model: nn.Module, params: optax.Param
     reads = [_checked(members, f"read_{i}", None, np.int32) for i in range(rows)]
     n_read = max(map(len, reads))
     if models.is_unbounded(model):
-        require(context is None, "context", context, "None: the model's state does not grow")
+        require(context is None, "context", context, "None, as the model's state does not grow")
     else:
         require(_is_count(context) and n_read <= context <= most, "context", context, f"in {n_read}..{most}")
     check_prompts(model.config, reads)
@@ -131,7 +131,7 @@ def _prefilled(members: dict[str, Member], model: nn.Module, params: optax.Param
 
 
 def _about(members: dict[str, Member], origin: str) -> dict[str, Any]:
-    """What the file says of itself."""
+    """The description in the file."""
     require("about" in members, "the archive", sorted(members)[:5], "one with `about`")
     shape, _, dtype = members["about"].header
     is_text = shape == () and dtype.kind == "U" and dtype.itemsize <= MOST_ABOUT
@@ -153,10 +153,10 @@ def _is_count(value: Any) -> bool:
 def _checked(
     members: dict[str, Member], name: str, shape: tuple[int, ...] | None, dtype: np.dtype
 ) -> np.ndarray:
-    """An array of this shape (None: a list) and dtype, without NaN."""
+    """An array of this shape (None: one-dimensional) and dtype, without NaN."""
     require(name in members, "the archive", sorted(members)[:5], f"one with {name}")
     found, dtype = members[name].header, np.dtype(dtype)
-    # NumPy's format has no name for the dtypes that it does not know, such as bfloat16.
+    # NumPy's format cannot name dtypes such as bfloat16.
     is_dtype = found.dtype == (f"V{dtype.itemsize}" if dtype.kind == "V" else dtype)
     fits = is_dtype and (len(found.shape) == 1 if shape is None else found.shape == shape)
     require(

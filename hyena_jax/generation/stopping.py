@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from hyena_jax.data.tokenizers import Tokenizer
 
 Watch = Callable[[Sequence[int]], int | None]
-"""watch(next tokens of a row) -> how many of them the row keeps, where it ends; None where it goes on."""
+"""watch(next tokens of a row) -> how many of them the row keeps if it ends; None if it continues."""
 
 
 @dataclass(frozen=True)
 class StopTexts:
-    """A row ends after the token with which its new text first holds any of the texts."""
+    """A row ends after the token that completes the first of these texts."""
 
     tokenizer: "Tokenizer"
     texts: tuple[str, ...]
 
     def watch(self) -> Watch:
-        """Reads the tokens of one row, chunk by chunk, from its first new token on."""
+        """A function that reads the tokens of one row, chunk by chunk, from its first new token."""
         decode, longest = self.tokenizer.stream(), max(map(len, self.texts))
         seen = ""
 
@@ -41,10 +41,10 @@ class StopTexts:
 
 
 def stops(tokenizer: "Tokenizer", texts: Sequence[str]) -> tuple[tuple[int, ...], StopTexts | None]:
-    """The ids of those texts that are one token, which the device stops at; and what the host watches for.
+    """The ids of texts that are a single token, which the device checks, and the texts that the host checks.
 
     Raises:
-      UserError: if a text is empty or cannot be encoded; or is several ids, where a token's text is its id.
+      UserError: if a text is empty or cannot be encoded; or is several ids and the tokenizer is of ids.
     """
     ids = []
     for text in texts:
@@ -57,7 +57,7 @@ def stops(tokenizer: "Tokenizer", texts: Sequence[str]) -> tuple[tuple[int, ...]
 
 
 def cut(chunk: Chunk, stopped: np.ndarray, watches: Sequence[Watch]) -> tuple[Chunk, np.ndarray]:
-    """A chunk without what follows the end of a row, and who has stopped now, bool [R]."""
+    """The chunk cut after the end of each row, and which rows have stopped, bool [R]."""
     is_new, stopped = chunk.is_new.copy(), stopped.copy()
     for i, watch in enumerate(watches):
         kept = watch(chunk.tokens[i][chunk.is_new[i]])

@@ -3,14 +3,14 @@
     mean_t = sum_{s<=t} exp(k_s + w_{t,s}) v_s / sum_{s<=t} exp(k_s + w_{t,s})
 
 Axes: B batch, T queries, S keys, L either where T = S, H heads, d head_dim, K taps, R rank. Values are
-[B, S, H, d]; keys are [B, S, H, c], with c = d, or c = 1 where a head has one key. `B or 1` is 1 where
-nothing differs between rows. All is float32 (float64 stays). The gate sigmoid(q_t) is the caller's.
+[B, S, H, d]; keys are [B, S, H, c], with c = d, or c = 1 where a head has one key. `B or 1` is 1 where all
+rows are equal. Everything is float32 (float64 stays). The caller applies the gate sigmoid(q_t).
 
-Each query's sums are relative to the largest exponent among its keys: no exponential overflows, no
-denominator comes near 0, and nothing depends on a later key. What the sums are relative to cancels in the
-mean, so it is a constant to the derivative.
+Each query's sums are scaled by exp(-largest exponent among its keys): no exponential overflows, no
+denominator comes near 0, and nothing depends on a later key. The scale cancels in the mean, so the largest
+exponent is a constant for the derivative.
 
-Here are the sums with w = 0, and the biases w; `aft_blocks` has the sums with w.
+This file holds the sums with w = 0 and the biases w; `aft_blocks` holds the sums with w.
 """
 
 import math
@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 
 EMPTY = -1e30
-"""Exponent of what is not there: padding, and keys that a query does not see. It weighs exactly 0."""
+"""Exponent of padding and of keys that a query does not see. Such a key has weight exactly 0."""
 
 TAPS_EPS = 1e-8
-"""Added to the variance of a head's taps, which is 0 where there is one tap."""
+"""Added to the variance of a head's taps, which is 0 for a single tap."""
 
 
 class Sums(NamedTuple):
@@ -36,7 +36,7 @@ class Sums(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Positions, counted from the first token of a document, and documents, counted: int32 [B or 1, L]."""
+    """Position of each token in its document, and number of that document in its row: int32 [B or 1, L]."""
 
     position: jax.Array
     document: jax.Array
@@ -47,7 +47,7 @@ Bias = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def places(length: int, segment_ids: jax.Array | None = None) -> Places:
-    """Places of whole rows; a document starts wherever segment_ids [B, L] change. None is one document."""
+    """Places in rows of L tokens; a document starts where segment_ids [B, L] change. None: one document."""
     index = jnp.arange(length, dtype=jnp.int32)[None]
     if segment_ids is None:
         return Places(index, jnp.zeros_like(index))
@@ -67,48 +67,48 @@ def pad_end(x: jax.Array, n: int, fill: float = 0) -> jax.Array:
 
 
 def no_sums(keys: jax.Array, values: jax.Array) -> Sums:
-    """Sums over nothing, [B, 1, ...], for keys and values like these."""
+    """Sums over no keys, [B, 1, ...], in the shapes and dtypes of keys and values."""
     zeros = jnp.zeros_like(keys, shape=(keys.shape[0], 1, *keys.shape[2:]))
     return Sums(zeros + EMPTY, jnp.zeros_like(values, shape=(values.shape[0], 1, *values.shape[2:])), zeros)
 
 
 def merge(a: Sums, b: Sums) -> Sums:
-    """Sums over the keys of both."""
+    """Sums over the keys of a and of b."""
     largest = jnp.maximum(a.largest, b.largest)
     of_a, of_b = jnp.exp(a.largest - largest), jnp.exp(b.largest - largest)
     return Sums(largest, of_a * a.weighted + of_b * b.weighted, of_a * a.weights + of_b * b.weights)
 
 
 class Run(NamedTuple):
-    """A run of keys: the document [B or 1, T, 1, 1] of the last one, and the sums over it within the run."""
+    """A run of keys: its last key's document [B or 1, T, 1, 1], and the sums over the run's keys in it."""
 
     document: jax.Array
     sums: Sums
 
 
 def join(a: Run, b: Run) -> Run:
-    """The keys of a, then those of b."""
+    """The run of a's keys followed by b's keys."""
     same = a.document == b.document
     sums = jax.tree.map(lambda both, of_b: jnp.where(same, both, of_b), merge(a.sums, b.sums), b.sums)
     return Run(b.document, sums)
 
 
 def _runs_of_one(keys: jax.Array, values: jax.Array, documents: jax.Array) -> Run:
-    """Each key a run by itself."""
+    """Each key as a run of one."""
     largest = jax.lax.stop_gradient(keys)
-    # exp(k - k) is 1; it is there for its derivative.
+    # exp(k - k) is 1, but its derivative is needed.
     weights = jnp.where(keys > EMPTY / 2, jnp.exp(keys - largest), 0)
     return Run(documents[..., None, None], Sums(largest, weights * values, weights))
 
 
 def running_sums(keys: jax.Array, values: jax.Array, before: Sums, documents: jax.Array) -> Sums:
-    """Sums with w = 0 over the keys of a document up to each key: [B, S, ...], in O(S) work and memory.
+    """Running sums with w = 0 over the keys of each key's document: [B, S, ...], in O(S) work and memory.
 
-    About sqrt(S) blocks of about sqrt(S) keys: one scan inside all blocks at once, one over the blocks.
+    About sqrt(S) blocks of about sqrt(S) keys: one scan runs inside all blocks at once, one over the blocks.
 
     Args:
-      before: sums [B, 1, ...] over earlier keys, of the first key's document.
-      documents: of the keys, int32 [B or 1, S].
+      before: sums [B, 1, ...] over the earlier keys of the first key's document.
+      documents: document of each key, int32 [B or 1, S].
     """
     n_keys = keys.shape[1]
     block = math.isqrt(n_keys - 1) + 1
@@ -119,7 +119,7 @@ def running_sums(keys: jax.Array, values: jax.Array, before: Sums, documents: ja
     terms = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(len(x), -1, block, *x.shape[2:]), 2, 0), terms)
     nothing = jax.tree.map(lambda x, fill: jnp.full_like(x[0], fill), terms, Run(0, Sums(EMPTY, 0, 0)))
     blocks, inside = jax.lax.scan(lambda run, key: (join(run, key),) * 2, nothing, terms)
-    # A step of the second takes a block, and leaves behind what came before it.
+    # A step of the second scan takes a block and returns the run before it.
     blocks = jax.tree.map(lambda x: jnp.moveaxis(x[:, :, None], 1, 0), blocks)
     outside = jax.lax.scan(lambda run, block: (join(run, block), run), start, blocks)[1]
     outside = jax.tree.map(lambda x: jnp.moveaxis(x[:, :, 0], 0, 1), outside)
@@ -130,12 +130,12 @@ def running_sums(keys: jax.Array, values: jax.Array, before: Sums, documents: ja
 
 
 def low_rank_bias(u: jax.Array, v: jax.Array, window: int | None = None) -> Bias:
-    """w_{t,s} = u_t . v_s for s <= t, and t - s < window if there is one; u, v [Lmax, R]."""
+    """w_{t,s} = u_t . v_s for s <= t, and t - s < window unless window is None; u, v [Lmax, R]."""
 
     def bias(queries: jax.Array, keys: jax.Array) -> jax.Array:
         lag = queries[:, :, None] - keys[:, None]
         visible = lag >= 0 if window is None else (lag >= 0) & (lag < window)
-        # Positions before the first are those of padding, which is EMPTY itself.
+        # Only padding has positions below 0, and the keys of padding are EMPTY.
         rows = [x.at[position].get(mode="clip") for x, position in ((u, queries), (v, keys))]
         w = jnp.einsum("btr,bsr->bts", *rows)
         return jnp.where(visible, w, EMPTY)[..., None]

@@ -1,6 +1,6 @@
 """Sums of the attention-free transformer with position biases, a block of queries at a time.
 
-Sums, keys, values and axes are those of `hyena_jax.ops.aft`.
+Sums, keys, values and axes are as in `hyena_jax.ops.aft`.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ QUERY_BLOCK = 16
 """Queries whose weights are computed at a time."""
 
 PRODUCT_RANGE = 30
-"""How far keys may be apart where exp(k) exp(w) stands for exp(k + w).
+"""Largest difference between keys at which exp(k) exp(w) may stand for exp(k + w).
 
-A sum of weights is then at least exp(-30); its inverse squared, which the derivative of the mean needs, is
-a float32.
+A sum of weights is then at least exp(-30), and its inverse square, which the derivative of the mean needs,
+fits in float32.
 """
 
 
@@ -37,15 +37,15 @@ class _Tokens(NamedTuple):
 def full_sums(
     keys: jax.Array, values: jax.Array, bias: Bias, queries: Places, seen: Places, own: jax.Array
 ) -> Sums:
-    """Sums of T queries over those of S keys that `bias` lets them see: O(T S) work, O(S) memory.
+    """Sums of T queries over the S keys, as far as `bias` lets a query see them: O(T S) work, O(S) memory.
 
     Args:
       queries: places of the queries.
       seen: places of the keys.
-      own: index of the first query's own key, int32 []; those of the other queries follow it.
+      own: index of the first query's own key, int32 []; the other queries' keys follow it.
     """
     n_queries = queries.position.shape[1]
-    if n_queries == 1:  # products pay by queries that share them
+    if n_queries == 1:  # matrix products pay off only where several queries share them
         return biased_sums(keys, values, _between(queries, seen, bias))
     block = min(QUERY_BLOCK, n_queries)
     rest = -n_queries % block
@@ -64,26 +64,26 @@ def full_sums(
 def window_sums(
     keys: jax.Array, values: jax.Array, bias: Bias, before: Sums, seen: Places, window: int
 ) -> tuple[Sums, Sums]:
-    """Sums with w inside a window of K keys, the query's own the last, and w = 0 before it.
+    """Sums with w inside a window of K keys that ends at the query's own key, and w = 0 before the window.
 
-    The window is summed directly. As a correction, (exp(w) - 1) exp(k), to sums over everything, it would
-    cancel where w is very negative.
+    The window is summed directly. A correction (exp(w) - 1) exp(k) to sums over all keys would cancel where
+    w is very negative.
 
     Args:
-      keys: those of the K - 1 tokens before the T queries' (EMPTY where there are none), then the queries'.
+      keys: K - 1 keys before the T queries' own (EMPTY where there are none), then the T queries' own.
       before: sums [B, 1, ...] over all keys before these.
       seen: places of the keys.
 
     Returns:
-      Sums of the T queries; sums [B, 1, ...] over all but the last K - 1 keys.
+      The sums of the T queries, and sums [B, 1, ...] over all but the last K - 1 keys.
     """
     n_queries = keys.shape[1] - (window - 1)
-    # Of the key that leaves the window after query t, and all before it.
+    # Sums over the key that leaves the window after query t, and all keys before it.
     left = running_sums(keys[:, :n_queries], values[:, :n_queries], before, seen.document[:, :n_queries])
     outside = jax.tree.map(lambda a, b: jnp.concatenate([a, b[:, :-1]], axis=1), before, left)
     document = jnp.concatenate([seen.document[:, :1], seen.document[:, : n_queries - 1]], axis=1)
     same = (document == seen.document[:, window - 1 :])[..., None, None]
-    # Relative to EMPTY, sums vanish beside those of the window, which holds at least the query's own key.
+    # Scaled by EMPTY, these sums vanish next to the window's, which hold at least the query's own key.
     outside = outside._replace(largest=jnp.where(same, outside.largest, EMPTY))
     inside = _inside_sums(_Tokens(keys, values, seen), bias, window)
     return merge(outside, inside), jax.tree.map(lambda x: x[:, -1:], left)
@@ -103,13 +103,13 @@ def _inside_sums(tokens: _Tokens, bias: Bias, window: int) -> Sums:
 
 
 def _block_sums(queries: Places, earlier: _Tokens, own: _Tokens, bias: Bias) -> Sums:
-    """Sums of a block of queries over keys from before the block and over the block's own.
+    """Sums of a block of queries over the keys before the block and the block's own keys.
 
-    Only earlier keys go through matrix products: these need the largest key of all, which among the block's
-    own may be one that a query must not see.
+    Only the earlier keys go through matrix products. A product is scaled by the largest of all its keys, and
+    among the block's own keys that may be one that a query must not see.
     """
     w = _between(queries, earlier.places, bias)
-    # No query sees an earlier key of another document than the first query's; then none may count at all.
+    # No query sees earlier keys outside the first query's document, so no such key may set the scale.
     same = earlier.places.document == queries.document[:, :1]
     keys = jnp.where(same[..., None, None], earlier.keys, EMPTY)
     before = jax.lax.cond(_differ_little(keys), product_sums, biased_sums, keys, earlier.values, w)
@@ -117,9 +117,9 @@ def _block_sums(queries: Places, earlier: _Tokens, own: _Tokens, bias: Bias) -> 
 
 
 def biased_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> Sums:
-    """Sums of each query over all keys, whose exponents are keys + bias; bias [B or 1, T, S, H or 1].
+    """Sums of each query over all keys, with exponents keys + bias; bias [B or 1, T, S, H or 1].
 
-    The backward pass is written by hand for the order of its sums (see `sum_products`).
+    The backward pass is written by hand, so that it sums in the fast order (see `sum_products`).
     """
     return own_derivative(_biased_sums, _biased_sums_pull_back)(keys, values, bias)
 
@@ -148,9 +148,9 @@ def _biased_sums_pull_back(residuals: tuple, dsums: Sums) -> tuple[jax.Array, ja
 
 
 def product_sums(keys: jax.Array, values: jax.Array, bias: jax.Array) -> Sums:
-    """The same by matrix products of exp(bias) and exp(keys), each relative to its own largest.
+    """`biased_sums` by matrix products of exp(bias) and exp(keys), each scaled by its own maximum.
 
-    What a query sees may all be smaller than these two together, but by no more than the keys differ.
+    All exponents that a query sees may lie below the sum of the two maxima, but by at most the keys' spread.
     """
     most = jax.lax.stop_gradient(keys.max(axis=1, keepdims=True, initial=EMPTY))
     most_bias = jax.lax.stop_gradient(bias.max(axis=2, keepdims=True, initial=EMPTY))
@@ -174,20 +174,20 @@ def _between(queries: Places, keys: Places, bias: Bias) -> jax.Array:
 
 
 def _pad_tokens(tokens: _Tokens, n: int) -> _Tokens:
-    """The tokens, with n more that no query sees."""
+    """The tokens, followed by n that no query sees."""
     values, seen = jax.tree.map(lambda x: pad_end(x, n), (tokens.values, tokens.places))
     return _Tokens(pad_end(tokens.keys, n, EMPTY), values, seen)
 
 
 def _cut(tree: Tree, start: jax.Array, size: int) -> Tree:
-    """`size` tokens of each [B or 1, L, ...] from `start` on."""
+    """`size` tokens from `start` of each leaf [B or 1, L, ...]."""
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1), tree)
 
 
 def _over_blocks(of_block: Callable[[jax.Array], Sums], n_queries: int, block: int) -> Sums:
-    """Sums [B, T, ...] from those of each block [B, block, ...], which is known by its first query.
+    """Sums [B, T, ...] from the sums [B, block, ...] of each block, called with its first query's index.
 
-    A block is recomputed in the backward pass, so that the weights of one alone are in memory.
+    The backward pass recomputes each block, so the weights of only one block are in memory.
     """
     starts = jnp.arange(0, n_queries, block, dtype=jnp.int32)
     sums = jax.lax.map(jax.checkpoint(of_block), starts)  # [n_blocks, B, block, ...]

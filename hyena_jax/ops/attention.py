@@ -1,4 +1,4 @@
-"""Softmax attention: softmax(Q K^T / sqrt(d) + mask) V, in full and in a window, and rotary positions.
+"""Softmax attention softmax(Q K^T / sqrt(d) + mask) V, over all keys or a window, and rotary positions.
 
 Axes: B batch, T queries, S keys, L either where T = S, H heads, G heads of keys and values, R = H/G query
 heads that share one, N blocks of t queries each, d head_dim. Query head h attends with key head h // R.
@@ -15,18 +15,18 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-# Rows of weights (t R) in a block of `blocked_attention`, and ranges of keys that are compiled one by one.
+# Rows of weights (t R) in a block of `blocked_attention`, and the most key ranges, each compiled once.
 BLOCK_ROWS = 256
 MOST_RANGES = 8
-# XLA for CPUs transposes the weights [t, S] of a block for the gradients of keys and values. Where S is a
-# power of two that takes twice as long: the rows compete for the same cache lines. Padded keys avoid it.
+# XLA for CPUs transposes the weights [t, S] of a block for the gradients of keys and values. If S is a power
+# of two that takes twice as long: the rows compete for the same cache lines. Padding the keys avoids it.
 MORE_KEYS = 16
 
 ROW_MAXIMUM = "attention_row_maximum"
 
 
 class Visible(NamedTuple):
-    """Which keys a query sees: those that no field hides. A field that is None hides nothing."""
+    """Which keys a query sees: every key that no field hides. A field that is None hides nothing."""
 
     is_causal: bool = False
     """Query t sees keys s <= offset + t only."""
@@ -87,7 +87,7 @@ def default_method(n_queries: int) -> Attention:
 
 
 def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible) -> jax.Array:
-    """All weights [B, H, T, S] at once, by `jax.nn.dot_product_attention`."""
+    """Attention by all weights [B, H, T, S] at once, with `jax.nn.dot_product_attention`."""
     n_queries, n_keys = q.shape[1], k.shape[1]
     starts_level = isinstance(visible.offset, int) and visible.offset == 0
     is_triangle = visible.is_causal and starts_level and n_queries == n_keys  # as the library means is_causal
@@ -121,16 +121,16 @@ def blocked_attention(
     block_rows: int = BLOCK_ROWS,
     most_ranges: int = MOST_RANGES,
 ) -> jax.Array:
-    """The same from the weights of one block of queries and one head of keys at a time, in O(T + S) memory.
+    """Attention by the weights of one block of queries and one head of keys at a time, in O(T + S) memory.
 
-    The backward pass recomputes the weights of a block from the saved maxima of its rows. Neighbouring blocks
-    read the same range of keys. It leaves out the keys after their last query (`is_causal`) and before the
-    window of their first, if `visible.offset` is an int; otherwise every block reads all keys.
+    The backward pass recomputes a block's weights from the saved maxima of its rows. Neighbouring blocks
+    share a range of keys. If `visible.offset` is an int, the range omits the keys after the blocks' last
+    query (`is_causal`) and before the window of their first; otherwise every block reads all keys.
 
     Args:
       block_rows: t R, the rows of weights in a block.
-      most_ranges: into how many ranges the keys of all blocks are cut at most. With n ranges a causal square
-        takes (n + 1) / 2n of the full square's products.
+      most_ranges: the most key ranges. With n ranges a causal square takes (n + 1) / 2n of the full square's
+        products.
     """
     (batch, n_queries, n_heads, head_dim), (_, n_keys, n_kv_heads, _) = q.shape, k.shape
     n_shared = n_heads // n_kv_heads
@@ -161,7 +161,7 @@ def blocked_attention(
 
     q = _pad(q, n_padded).reshape(batch, n_blocks, block_len, n_kv_heads, n_shared, head_dim)
     k, v = (_pad(x, n_padded_keys).transpose(2, 0, 1, 3) for x in (k, v))
-    # One copy for each head: JAX, when it differentiates a loop, computes what no step changes before it,
+    # One copy for each head: when JAX differentiates a loop, it hoists what no step changes out of the loop,
     # and would hold the masks of all blocks at once.
     tokens = jax.tree.map(lambda x: jnp.broadcast_to(x, (n_kv_heads, *x.shape)), (blocks, keys))
     o = jax.lax.map(attend, (q.transpose(3, 1, 0, 4, 2, 5), k, v, tokens))
@@ -169,7 +169,7 @@ def blocked_attention(
 
 
 class _Tokens(NamedTuple):
-    """What decides between queries and keys: positions [n], `real` and segment ids [B or 1, n] or None."""
+    """What decides visibility: positions [n], and `real` and segment ids [B or 1, n] or None."""
 
     positions: jax.Array
     real: jax.Array | None
@@ -177,7 +177,7 @@ class _Tokens(NamedTuple):
 
 
 def _mask(queries: _Tokens, keys: _Tokens, is_causal: bool, window: int | None) -> jax.Array | None:
-    """[B or 1, T, S], True where the key is visible; None where all are."""
+    """Boolean [B or 1, T, S], True where the key is visible; None if every key is."""
     distance = queries.positions[:, None] - keys.positions
     parts = []
     if is_causal:
@@ -221,13 +221,13 @@ def _weighted_sum(
 ) -> tuple[jax.Array, jax.Array]:
     """sum_s e_s v_s [B, R, t, d] and sum_s e_s [B, R, t, 1], with e_s = exp(q . k_s / sqrt(d) - row maximum).
 
-    The backward pass recomputes e. It needs both sums too, which are saved: the caller divides them.
+    The backward pass recomputes e_s. It also needs the two sums, which the caller's division saves.
     """
     dtype = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
     logits = jnp.einsum("brtd,bsd->brts", q, k, preferred_element_type=dtype) / q.shape[-1] ** 0.5
     mask = _mask(queries, keys, is_causal, window)
     logits = jnp.where(mask[:, None], logits, jnp.finfo(dtype).min)
-    # The quotient does not depend on the maximum, so its derivative is 0.
+    # The quotient does not depend on the maximum, so the maximum needs no gradient.
     largest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
     weights = jnp.exp(logits - checkpoint_name(largest, ROW_MAXIMUM))
     o = jnp.einsum("brts,bsd->brtd", weights.astype(v.dtype), v, preferred_element_type=dtype)
@@ -272,13 +272,13 @@ def local_attention(
     """Attends with q [B, T, H, d] to the current key and the `window` keys before it, in O(T window).
 
     Args:
-      k: keys [B, S, G, d]: up to `window` that precede the queries, then the T keys of the queries.
+      k: keys [B, S, G, d]: up to `window` keys before the queries' own, then the T queries' own keys.
       v: values [B, S, G, d].
       window: a key is visible when 0 <= query - key <= window; at least 1.
       real: boolean [B or 1, S], False at keys that nobody may see; None is everywhere True.
       segment_ids: integers [B or 1, S]; a query sees only keys of its own id. None is one segment.
-      method: as in `softmax_attention`; beyond 2 window keys it is mapped over blocks of `window` queries.
-        None is `default_method` of the number of queries it gets.
+      method: as in `softmax_attention`; with more than 2 window keys it is mapped over blocks of `window`
+        queries. None is `default_method` of the number of queries in a call.
 
     Returns:
       [B, T, H, d]. A query without a visible key gets some finite value.
@@ -288,7 +288,7 @@ def local_attention(
     """
     batch, n_queries, n_keys = q.shape[0], q.shape[1], k.shape[1]
     if not n_queries <= n_keys <= n_queries + window:
-        raise ValueError(f"keys must number {n_queries}..{n_queries + window}, got {n_keys}")
+        raise ValueError(f"k must have {n_queries} to {n_queries + window} keys, got {n_keys}")
 
     def attend(
         q: jax.Array, k: jax.Array, v: jax.Array, real: jax.Array | None, segment_ids: jax.Array | None
@@ -298,11 +298,11 @@ def local_attention(
         visible = Visible(True, window, n_before, real, ids)
         return (method or default_method(q.shape[1]))(q, k, v, visible)
 
-    if n_keys <= 2 * window:  # two blocks or less would cost more than the whole
+    if n_keys <= 2 * window:  # two blocks or fewer would cost more than attending at once
         return attend(q, k, v, real, segment_ids)
 
-    # Blocks of `window` queries, and a block of keys before the first: what query block j sees lies in key
-    # blocks j and j + 1.
+    # Blocks of `window` queries, and a block of keys before the first: query block j sees only key blocks j
+    # and j + 1.
     n_before = window - (n_keys - n_queries)
     n_after = -n_queries % window
     real = jnp.ones((1, n_keys), bool) if real is None else real
@@ -322,10 +322,10 @@ def local_attention(
 
 
 def rotary(x: jax.Array, positions: jax.Array, n_turned: int, base: float) -> jax.Array:
-    """Rotary positions (Su et al. 2021, arXiv 2104.09864): q_t . k_s comes to depend on t - s.
+    """Rotary positions (Su et al. 2021, arXiv 2104.09864), which make q_t . k_s depend on t - s.
 
-    Channels i and i + n/2 of the first n = n_turned channels of a head, i < n/2, are turned as a pair by the
-    angle positions base^(-2i/n); the other channels stay.
+    Of the first n = n_turned channels of a head, channels i and i + n/2, i < n/2, are rotated as a pair by
+    the angle positions base^(-2i/n); the other channels stay.
 
     Args:
       x: queries or keys [B, T, H, d].

@@ -1,11 +1,11 @@
-"""Products with a matrix of parameters, with the order of axes chosen in forward and backward pass.
+"""Products with a matrix of parameters that choose the order of axes in the forward and backward pass.
 
 Axes: B batch, L length, D channels in, C channels out, N rows.
 
-The gradient with respect to a matrix needs one of its two factors transposed. XLA for CPUs moves what
-computed that factor into the transposing copy, which then runs over memory in the wrong order: several times
-slower than the product itself. So each function here transposes the factor that is cheap to compute, and says
-which. On accelerators, whose libraries read either order, nothing is lost.
+The gradient with respect to a matrix needs one of its two factors transposed. XLA for CPUs fuses the
+computation of that factor into the transposing copy, which then runs over memory in the wrong order, several
+times slower than the product itself. So each function here transposes the factor that is cheap to compute,
+and says which. Accelerators lose nothing: their libraries read either order.
 """
 
 from functools import partial
@@ -20,9 +20,9 @@ Factors = tuple[jax.Array, jax.Array]
 
 
 def dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x [..., D] kernel [D, C] -> [..., C], for an output that much is computed from.
+    """x [..., D] kernel [D, C] -> [..., C], for an output that long computations follow.
 
-    The gradient with respect to the kernel transposes the input; JAX's own, the right one before a residual
+    The gradient with respect to the kernel transposes the input; JAX's own rule, right before a residual
     sum, transposes the gradient with respect to the output.
     """
     return own_derivative(_dense, _dense_pull_back)(x, kernel)
@@ -39,9 +39,9 @@ def _dense_pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Array, jax
 
 
 def split_dense(x: jax.Array, kernel: jax.Array, n_parts: int) -> tuple[jax.Array, ...]:
-    """`dense` cut into equal parts of its columns, each its own product: n_parts of [..., C / n_parts].
+    """`dense` in n_parts equal column blocks, each its own product: n_parts arrays [..., C / n_parts].
 
-    To cut one large product up costs a copy, and its gradient more; to put the parts' gradients together for
+    Splitting one large product costs a copy, and its gradient more; concatenating the parts' gradients for
     one product costs little.
     """
     return own_derivative(partial(_split_dense, n_parts=n_parts), _split_pull_back)(x, kernel)
@@ -56,7 +56,7 @@ def _split_pull_back(factors: Factors, y_bars: tuple[jax.Array, ...]) -> tuple[j
 
 
 def block_dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x [H, N, I] kernel [H, I, J] -> [H, N, J], a product for each block H; gradients as in `dense`."""
+    """x [H, N, I] kernel [H, I, J] -> [H, N, J], a product for each of H blocks; gradients as in `dense`."""
     return own_derivative(_block_dense, _block_dense_pull_back)(x, kernel)
 
 
@@ -70,7 +70,7 @@ def _block_dense_pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Arra
 
 
 def to_channels_first(x: jax.Array, kernel: jax.Array, n_parts: int = 1) -> tuple[jax.Array, ...]:
-    """x [B, L, D] kernel [D, C] -> n_parts of [C / n_parts, B, L], in parts as `split_dense`.
+    """x [B, L, D] kernel [D, C] -> n_parts arrays [C / n_parts, B, L], split as in `split_dense`.
 
     Only x and the gradient with respect to x are transposed.
     """
@@ -107,5 +107,5 @@ def _from_pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Array, jax.
 
 
 def dense_dot_general(x: jax.Array, kernel: jax.Array, *_: object, **__: object) -> jax.Array:
-    """`dense` in the place of the `dot_general` of `nn.Dense`, whose axes are those of `dense`."""
+    """`dense` as the `dot_general` of `nn.Dense`, which contracts the same axes."""
     return dense(x, kernel)

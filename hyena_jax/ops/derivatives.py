@@ -1,6 +1,6 @@
-"""Derivatives whose reverse mode is written by hand, and whose forward mode is not lost by that.
+"""Functions with a hand-written reverse mode that keep their forward mode.
 
-`jax.custom_vjp` refuses forward mode. Here the tangent is a linear map with a transpose of its own, made with
+`jax.custom_vjp` refuses forward mode. Here the tangent is a linear map with its own transpose, made with
 `jax.lax.custom_linear_solve`, which JAX differentiates any number of times in both modes, batches and shards.
 """
 
@@ -17,12 +17,12 @@ Tree = TypeVar("Tree")
 def own_derivative(
     forward: Callable[..., tuple[Any, Any]], pull_back: Callable[[Any, Any], tuple]
 ) -> Callable[..., Any]:
-    """f(*args) = forward(*args)[0], whose gradients are computed by `pull_back`.
+    """f(*args) = forward(*args)[0], with gradients computed by `pull_back`.
 
-    Forward mode and derivatives of derivatives go through JAX's own derivative of `forward`.
+    Forward mode and higher derivatives go through JAX's own derivative of `forward`.
 
     Args:
-      forward: from arrays of floats to (y, residuals), differentiable in both modes.
+      forward: float arrays -> (y, residuals), differentiable in both modes.
       pull_back: (residuals, gradient with respect to y) -> a gradient for each argument.
     """
 
@@ -39,15 +39,15 @@ def own_derivative(
 
         return y, linear_map(push_forward, partial(pull_back, residuals), args, args_dot)
 
-    # Under shard_map some arguments may vary with the device and others not: the sums make all of them vary.
+    # Under shard_map some arguments may vary over devices and others not; the sums make all of them vary.
     return lambda *args: f(*_plus(args, _nothing(args)))
 
 
 def linear_map(f: Callable[[Any, Tree], Any], transpose: Callable[[Any], Tree], params: Any, x: Tree) -> Any:
     """f(params, x), linear in x, with `transpose` in place of JAX's own transpose of f.
 
-    With A = [[1, 0], [-f, 1]], the solution of A (x', y) = (x, 0) is x' = x and y = f(x); that of the
-    transposed equation A^T (x', y) = (0, y_bar) is x' = transpose(y_bar).
+    With A = [[1, 0], [-f, 1]], the solution of A (x', y) = (x, 0) is x' = x and y = f(x); the solution of
+    the transposed equation A^T (x', y) = (0, y_bar) has x' = transpose(y_bar).
     """
 
     def matvec(params: Any, pair: tuple) -> tuple:
@@ -75,15 +75,16 @@ def linear_solve(
 ) -> Tree:
     """The solution x of matvec(params, x) = b, by `jax.lax.custom_linear_solve`, for x of several arrays.
 
-    That is transposed only where all arrays of its right-hand side have a tangent, or none. So each array
-    here has one when any has, or the parameters: sums over no entries, which XLA drops, tie them together.
-    `jax.jit` keeps the NumPy constants of a function inside it: as arguments of the solve they would be cast
-    twice to vary with the device under `jax.shard_map`, an error.
+    `custom_linear_solve` can be transposed only if all arrays of its right-hand side have a tangent, or none
+    has. So here all get one as soon as one of them or the parameters has one: sums over no entries, which XLA
+    drops, tie them together. `jax.jit` keeps a function's NumPy constants inside it; as arguments of the
+    solve they would be cast to device-varying twice under `jax.shard_map`, an error.
 
     Args:
-      matvec: of arrays of floats, linear in x; JAX differentiates it for all but the first gradient.
+      matvec: (params, x) -> b on float arrays, linear in x; JAX differentiates it for all but the first
+        gradient.
       solve: b -> x, given the parameters.
-      transpose_solve: the same of the transposed equation.
+      transpose_solve: solves the transposed equation.
     """
 
     def tied_matvec(x: Tree) -> Tree:

@@ -3,10 +3,10 @@
     o_t = sum_s f(q_t . k_s) v_s / sum_s f(q_t . k_s),    f(x) = sum_{l=0..p} x^l / l!
 
 Axes: B batch, T queries, S keys, L either where T = S, C chunk, n chunks, H heads, N = B H rows, d
-head_dim, M features. q, k, v are [B, L, H, d]; a scale of q . k is the caller's to apply. All is float32
-(float64 stays).
+head_dim, M features. q, k, v are [B, L, H, d]; the caller scales q . k. Everything is float32 (float64
+stays).
 
-f(q . k) is a product of features of q and of k alone, so that sums over keys can be taken first: O(L M d),
+f(q . k) is a dot product of features of q and features of k, so sums over keys can be taken first: O(L M d),
 M = C(d+p, p), in place of O(L^2 d). For even p every weight is positive, at least 1/2 for p = 2. For odd p
 weights may be negative and a row's sum of weights may come near 0 or change sign; `guarded` keeps it off 0.
 """
@@ -25,14 +25,14 @@ STANDARDIZE_EPS = 1e-5
 """Added to the variance of a query's or key's channels."""
 
 LEAST_WEIGHT = 1e-3
-"""The least magnitude of a row's sum of weights. Even p never comes near it."""
+"""The least magnitude of a row's sum of weights. With even p the sum never comes near it."""
 
 CHUNK = 256
-"""Tokens whose features [B, C, H, M] exist at a time."""
+"""Tokens whose features [B, C, H, M] are in memory at a time."""
 
 
 def standardize(x: jax.Array) -> jax.Array:
-    """Each token's x [..., d] with mean 0 and variance 1 over its own channels: no token sees another."""
+    """x [..., d] with mean 0 and variance 1 over the channels of each token: no token sees another."""
     deviation = jnp.sqrt(x.var(axis=-1, keepdims=True) + STANDARDIZE_EPS)
     return (x - x.mean(axis=-1, keepdims=True)) / deviation
 
@@ -49,20 +49,20 @@ def features(x: jax.Array, p: int) -> jax.Array:
     """phi(x) [..., M] of x [..., d] with phi(q) . phi(k) = f(q . k) exactly.
 
     One feature x^alpha / sqrt(alpha!) for each multi-index alpha of degree at most p, by degree and then in
-    lexicographic order: for p = 2, 1, all x_i, and x_i x_j for i <= j, those with i = j over sqrt(2).
+    lexicographic order. For p = 2: 1, all x_i, and x_i x_j for i <= j, divided by sqrt(2) if i = j.
     """
     return _monomials(x, p, "...d,dm->...m")
 
 
 def _features_first(x: jax.Array, p: int) -> jax.Array:
-    """phi(x) [..., M, L] of x [..., L, d]: made in the order in which a sum over L reads them."""
+    """phi(x) [..., M, L] of x [..., L, d], in the order in which a sum over L reads it."""
     return _monomials(x, p, "...ld,dm->...ml")
 
 
 def _monomials(x: jax.Array, p: int, select: str) -> jax.Array:
-    """Each feature as a product of p factors out of (1, x), which products with 0-1 matrices select.
+    """Each feature as a product of p entries of (1, x), selected by products with 0-1 matrices.
 
-    Much quicker than slices, and their derivatives, put together.
+    Much faster than concatenated slices and their derivatives.
     """
     width = x.shape[-1]
     indices = np.array(list(combinations_with_replacement(range(width + 1), p)))  # [M, p], 0 for the 1
@@ -76,15 +76,15 @@ def _monomials(x: jax.Array, p: int, select: str) -> jax.Array:
 
 
 def _coefficients(indices: np.ndarray) -> np.ndarray:
-    """1 / sqrt(alpha!) of each row of `indices`, whose zeros do not count."""
+    """1 / sqrt(alpha!) for each row of `indices`, ignoring zeros."""
     factorials = [prod(factorial(list(row).count(i)) for i in set(row) - {0}) for row in indices]
     return np.array(factorials, np.float64) ** -0.5
 
 
 def guarded(weights: jax.Array) -> jax.Array:
-    """Sums of weights with magnitude at least LEAST_WEIGHT and their own sign, that of 0 being positive.
+    """The sums of weights, raised to magnitude LEAST_WEIGHT with their sign kept; 0 counts as positive.
 
-    Where it acts, the derivative with respect to the sum is 0.
+    Where a sum is raised, its gradient is 0.
     """
     least = jnp.where(weights < 0, -LEAST_WEIGHT, LEAST_WEIGHT).astype(weights.dtype)
     return jnp.where(jnp.abs(weights) < LEAST_WEIGHT, least, weights)
@@ -93,7 +93,7 @@ def guarded(weights: jax.Array) -> jax.Array:
 def fastmax_quadratic(
     q: jax.Array, k: jax.Array, v: jax.Array, p: int, mask: jax.Array | None = None
 ) -> jax.Array:
-    """o [B, T, H, d], by all weights [B, H, T, S]; `mask` broadcasts to them, True where a key is seen."""
+    """o [B, T, H, d] by all weights [B, H, T, S]; `mask` broadcasts to them, True where a key is seen."""
     f = kernel(jnp.einsum("bthd,bshd->bhts", q, k), p)
     if mask is not None:
         f = jnp.where(mask, f, 0)
@@ -107,7 +107,7 @@ def fastmax_bidirectional(q: jax.Array, k: jax.Array, v: jax.Array, p: int) -> j
 
 
 def key_sums(k: jax.Array, v: jax.Array, p: int) -> jax.Array:
-    """Sums over all keys of features ⊗ (values, 1) [B, H, M, d+1]."""
+    """Sums over all keys of features ⊗ (values, 1): [B, H, M, d+1]."""
 
     @jax.checkpoint
     def add_keys(sums: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -120,7 +120,7 @@ def key_sums(k: jax.Array, v: jax.Array, p: int) -> jax.Array:
 
 
 def attend_to_sums(q: jax.Array, sums: jax.Array, p: int) -> jax.Array:
-    """o [B, T, H, d] over the keys in the sums [B, H, M, d+1], whatever their number."""
+    """o [B, T, H, d] over the keys in the sums [B, H, M, d+1], in time independent of the number of keys."""
     rows = sums.reshape(-1, *sums.shape[2:])
     o = jax.lax.map(jax.checkpoint(lambda q: features(q, p) @ rows), _chunks(q))
     return _divide(_join_chunks(o, q.shape))
@@ -129,15 +129,15 @@ def attend_to_sums(q: jax.Array, sums: jax.Array, p: int) -> jax.Array:
 def fastmax_causal(
     q: jax.Array, k: jax.Array, v: jax.Array, p: int, before: jax.Array, real: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """o [B, L, H, d] over the keys up to each query, and the sums after them.
+    """o [B, L, H, d] over the keys up to each query, and the sums after the last key.
 
-    Chunk by chunk: the weights inside a chunk directly, all earlier keys by their sums. The backward pass
-    goes through the chunks in the other direction, with sums over later queries; only the sums before each
-    chunk are kept for it, and no features.
+    Inside a chunk the weights are computed directly; all earlier keys enter by their sums. The backward pass
+    runs over the chunks in reverse, with sums over later queries; it keeps only the sums before each chunk,
+    no features.
 
     Args:
       before: the sums over earlier keys; `no_sums` at the start.
-      real: bool [B, L], False for keys that count nothing; None where all do.
+      real: bool [B, L], False for keys that do not count; None if all count.
     """
     values = _counted(v) if real is None else jnp.where(real[..., None, None], _counted(v), 0)
     rows = before.reshape(-1, *before.shape[2:])
@@ -147,7 +147,7 @@ def fastmax_causal(
 
 
 def no_sums(k: jax.Array, p: int) -> jax.Array:
-    """Sums over nothing of features ⊗ (values, 1) [B, H, M, d+1], for keys and values like k [B, L, H, d]."""
+    """Sums over no keys of features ⊗ (values, 1): [B, H, M, d+1], for k and v [B, L, H, d]."""
     batch, _, heads, width = k.shape
     return jnp.zeros_like(k, shape=(batch, heads, comb(width + p, p), width + 1))
 
@@ -155,9 +155,9 @@ def no_sums(k: jax.Array, p: int) -> jax.Array:
 def _causal(
     q: jax.Array, k: jax.Array, v: jax.Array, before: jax.Array, p: int
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    """Weighted sums of v [n, N, C, d+1] with q, k [n, N, C, d], and all sums [N, M, d+1] after them.
+    """Weighted sums of v [n, N, C, d+1] with q, k [n, N, C, d], and the sums [N, M, d+1] after all chunks.
 
-    Then what `_causal_pull_back` needs: also the sums [n, N, M, d+1] before each chunk.
+    The residuals for `_causal_pull_back` are q, k, v and the sums [n, N, M, d+1] before each chunk.
     """
 
     def of_chunk(sums: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple]:
@@ -172,12 +172,12 @@ def _causal(
 def _causal_pull_back(
     residuals: tuple[jax.Array, ...], bars: tuple[jax.Array, jax.Array], p: int
 ) -> tuple[jax.Array, ...]:
-    """`later` is the gradient of the sums after a chunk: over later queries, phi(q) ⊗ o_bar."""
+    """`later` is the gradient of the sums after a chunk: phi(q) ⊗ o_bar summed over the later queries."""
 
     def of_chunk(later: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple]:
         q, k, v, sums, o_bar = chunk
         x = _products(q, k)
-        x_bar = jnp.tril(kernel(x, p - 1)) * _products(o_bar, v)  # f' is f of a degree less
+        x_bar = jnp.tril(kernel(x, p - 1)) * _products(o_bar, v)  # f' is f of degree p - 1
         phi_k, pull_back_k = jax.vjp(lambda k: features(k, p), k)
         _, pull_back_q = jax.vjp(lambda q: features(q, p), q)
         q_bar = x_bar @ k + pull_back_q(_products(o_bar, sums))[0]
@@ -196,17 +196,17 @@ def _products(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _counted(v: jax.Array) -> jax.Array:
-    """(v, 1): the sum of weights comes with that of weighted values."""
+    """(v, 1): the extra channel accumulates the sum of weights."""
     return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
 
 
 def _divide(o: jax.Array) -> jax.Array:
-    """Weighted values [..., d] over the sums of weights beside them [..., 1]."""
+    """Weighted values o[..., :d] divided by the sum of weights in the last channel."""
     return o[..., :-1] / guarded(o[..., -1:])
 
 
 def _chunks(x: jax.Array) -> jax.Array:
-    """x [B, L, H, d] as [n, N, C, d], the last chunk filled up with zeros."""
+    """x [B, L, H, d] as [n, N, C, d], the last chunk padded with zeros."""
     batch, length, heads, width = x.shape
     size = min(CHUNK, length)
     x = jnp.pad(x, [(0, 0), (0, -length % size), (0, 0), (0, 0)])

@@ -1,7 +1,7 @@
 """The linear recurrence h_t = a_t ⊙ h_{t-1} + x_t.
 
 Axes: B batch, L length, D channels. Time is axis 1, as in the activations of a model. Every form computes
-in float32 (float64 stays float64), whatever it reads and writes.
+in float32 (float64 stays float64), whatever the dtypes of its inputs and outputs.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,9 @@ def linear_recurrence(
 ) -> tuple[jax.Array, jax.Array]:
     """h_t = a_t ⊙ h_{t-1} + x_t for t = 0..L-1, with h_{-1} = h0.
 
-    The backward pass of every form but `scan_recurrence` is one recurrence in the other direction, for which
-    a, h and h0 are kept. All forms but the kernels, which have reverse mode alone, are differentiable in both
-    modes and any number of times.
+    The backward pass of every form but `scan_recurrence` is one recurrence in the other direction, which
+    keeps a, h and h0. All forms are differentiable in both modes and any number of times, except the kernels,
+    which have only reverse mode.
 
     Args:
       a: factors [B, L, D].
@@ -62,8 +62,8 @@ def default_method() -> Recurrence:
     """The form for the default backend, at any length.
 
     On a CPU the loop: at lengths from 64 to 131072, with and without the backward pass, it takes 0.4 to 0.9
-    of the scan's time and 0.2 to 0.6 of the parallel form's (two cores). On a GPU and a TPU the kernel, which
-    is not measured on either yet; under x64, which the kernels do not support, the parallel form.
+    of the scan's time and 0.2 to 0.6 of the associative form's (two cores). On a GPU and a TPU the kernel,
+    not measured on either yet; under x64, which the kernels do not support, the associative form.
     """
     platform = jax.default_backend()
     if platform == "cpu":
@@ -79,7 +79,7 @@ def default_method() -> Recurrence:
 def scan_recurrence(
     a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """The definition, one step after the other. Differentiable in both modes."""
+    """The definition, step by step. Differentiable in both modes."""
 
     def advance(h: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         a_t, x_t = inputs
@@ -92,7 +92,7 @@ def scan_recurrence(
 
 
 def _as_solution(form: Recurrence) -> Recurrence:
-    """`form` as the solution of a linear equation, which is how JAX learns its derivatives in both modes.
+    """`form` as the solution of a linear equation, so that JAX can differentiate it in both modes.
 
     The unknowns are h_{-1}, h and the last state: h_{-1} = h0, h_t - a_t h_{t-1} = x_t, last - h_{L-1} = 0.
     The transposed equation is a recurrence too, g_t - a_{t+1} g_{t+1} = h_bar_t, in the other direction.
@@ -119,7 +119,7 @@ def _as_solution(form: Recurrence) -> Recurrence:
 
         def transpose_solve(known: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             start_bar, h_bar, last_bar = known
-            # The factor 1 lets the gradient of the last state in unchanged.
+            # The factor 1 passes the gradient of the last state on unchanged.
             g, g_first = form(_delay(a, 1, not reverse), h_bar, last_bar, not reverse)
             return start_bar + g_first * a[:, first].astype(h0.dtype), g, last_bar
 
@@ -131,7 +131,7 @@ def _as_solution(form: Recurrence) -> Recurrence:
 def _delay(x: jax.Array, start: float, reverse: bool) -> jax.Array:
     """x_{t-1} at t, and `start` at t = 0; in reverse x_{t+1} at t, and `start` at t = L-1.
 
-    The pad of a slice, not a concatenation: XLA's CPU code for that is several times slower.
+    A padded slice, because XLA's CPU code for a concatenation is several times slower.
     """
     if reverse:
         return jnp.pad(x[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=start)
@@ -142,9 +142,9 @@ def _delay(x: jax.Array, start: float, reverse: bool) -> jax.Array:
 def loop_recurrence(
     a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """One step after the other, each h_t written where x_t was: nothing is transposed or copied.
+    """Step by step, each h_t overwriting x_t: nothing is transposed or copied.
 
-    Several steps in one body are no faster, as are chunks of the sequence side by side (measured on a CPU).
+    Neither unrolled steps nor chunks of the sequence in parallel are faster (measured on a CPU).
     """
     length = x.shape[1]
 
@@ -163,7 +163,7 @@ def loop_recurrence(
 def associative_recurrence(
     a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """The same in O(log L) parallel steps (Blelloch 1990, section 1.4.1).
+    """The recurrence in O(log L) parallel steps (Blelloch 1990, section 1.4.1).
 
     Two neighbouring steps h -> a h + x and h -> a' h + x' are one step, h -> (a' a) h + (a' x + x').
     """

@@ -1,14 +1,14 @@
 """The linear recurrence as Pallas kernels: `gpu_recurrence` (Triton) and `tpu_recurrence` (Mosaic).
 
-Axes: B batch, L length, D channels. Both are forms for `linear_recurrence`: from a and x [B, L, D], float32
-or bfloat16, and h0 [B, D] float32 to h [B, L, D] in the dtype of x and the last h [B, D] float32; sums are
-float32. Each reads a and x once and writes h once. The backward pass is one pass in the other direction that
-reads a, h and h_bar once and writes a_bar and x_bar once. They have reverse mode alone: for forward mode or
-second derivatives give `linear_recurrence` the method `associative_recurrence`.
+Axes: B batch, L length, D channels. Both are methods for `linear_recurrence`: they take a and x [B, L, D],
+float32 or bfloat16, and h0 [B, D] float32, and return h [B, L, D] in the dtype of x and the last h [B, D]
+float32; they compute in float32. Each reads a and x once and writes h once. The backward pass is one pass in
+the other direction that reads a, h and h_bar once and writes a_bar and x_bar once. Only reverse mode is
+defined: for forward mode or second derivatives pass `associative_recurrence` to `linear_recurrence`.
 
-On a CPU they run with `interpret=True` alone. They compile for CUDA sm_90 and TPU v5e, and are not measured
-on a GPU or a TPU yet. x64 is not supported. XLA does not know how to divide a kernel: under `jit` with
-sharded arrays call them inside `shard_map`.
+On a CPU they run only with `interpret=True`. They compile for CUDA sm_90 and TPU v5e, and are not measured
+on a GPU or a TPU yet. x64 is not supported. XLA cannot shard a kernel: under `jit` with sharded arrays call
+them inside `shard_map`.
 """
 
 from collections.abc import Callable
@@ -21,29 +21,29 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 
-# A program on a GPU is one warp with a channel a thread. It loads this many steps before it computes them,
-# so that their reads overlap.
+# A program on a GPU is one warp, one channel per thread. It loads GPU_STEPS steps before it computes them, so
+# that the reads overlap.
 GPU_CHANNELS, GPU_STEPS = 32, 16
-# What a program on a TPU holds in VMEM at once: time in whole tiles of 16 rows (those of bfloat16; float32
-# has 8), channels in lanes of 128.
+# The block that a program on a TPU holds in VMEM: time in whole tiles of 16 rows (a bfloat16 tile; float32
+# tiles have 8), channels in lanes of 128.
 TPU_TILE, TPU_STEPS, TPU_CHANNELS = 16, 256, 512
 
 
 def gpu_recurrence(
     a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool = False, interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """A program for each sequence and 32 channels walks through time with h in registers."""
+    """Triton kernel: one program for each sequence and 32 channels loops over time with h in registers."""
     return _recurrence(a, x, h0, reverse, _gpu_call, interpret)
 
 
 def tpu_recurrence(
     a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool = False, interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """A program for each sequence, 512 channels and 256 steps; h stays in VMEM from block to block."""
+    """Mosaic kernel: one program for each sequence, 512 channels and 256 steps; h stays in VMEM."""
     return _recurrence(a, x, h0, reverse, _tpu_call, interpret)
 
 
-# What launches a kernel: (step, arrays [B, L, D], () or h [B, L, D] and h0 [B, D], carry [B, D], reverse,
+# Launches a kernel: (step, arrays [B, L, D], () or (h [B, L, D], h0 [B, D]), carry [B, D], reverse,
 # number of outputs, interpret) -> outputs [B, L, D] and the last carry [B, D].
 Call = Callable[..., tuple[list[jax.Array], jax.Array]]
 Step = Callable[..., tuple[jax.Array, ...]]
@@ -80,15 +80,15 @@ _recurrence.defvjp(_forward, _backward)
 
 
 def _advance(h: jax.Array, a: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One step: the next carry, and what is written."""
+    """One step of the recurrence: the next carry, and the row of h to write."""
     h = a * h + x
     return h, h
 
 
 def _retreat(carry: jax.Array, a: jax.Array, h_bar: jax.Array, before: jax.Array) -> tuple[jax.Array, ...]:
-    """One step of the derivative: with g_t = h_bar_t + a_{t+1} g_{t+1}, the carry is a_t g_t, at last h0_bar.
+    """One backward step: with g_t = h_bar_t + a_{t+1} g_{t+1}, the carry is a_t g_t, in the end h0_bar.
 
-    `before` is h_{t-1}; a_bar and x_bar are written.
+    `before` is h_{t-1}; the rows to write are a_bar and x_bar.
     """
     g = h_bar + carry
     return a * g, g * before, g
@@ -137,7 +137,7 @@ def _gpu_kernel(
         counts = [i * GPU_STEPS + j for j in range(GPU_STEPS)]
         times = [length - 1 - k if reverse else k for k in counts]
         rows = [[load(ref, t) for ref in inputs] for t in times]
-        if states:  # the derivative ends where the recurrence began, whose state before is the edge
+        if states:  # the backward pass ends at the recurrence's first step, before which h is h0, the edge
             for row, k, t in zip(rows, counts, times, strict=True):
                 before = load(states[0], t - 1 if reverse else t + 1)
                 row.append(jnp.where(k == length - 1, edge, before))
@@ -170,7 +170,7 @@ def _tpu_call(
         return n_blocks - 1 - i if reverse else i
 
     def beside(i: jax.Array) -> jax.Array:
-        """The tile of h past the block, in this direction: one row of h_{t-1} at t lies in it."""
+        """The tile of h past the block in this direction: it holds the one row missing from the block."""
         tile = at(i) * (steps // TPU_TILE) - 1 if reverse else (at(i) + 1) * (steps // TPU_TILE)
         return jnp.clip(tile, 0, n_tiles - 1)
 
@@ -210,7 +210,7 @@ def _tpu_kernel(
 
     @pl.when(block == 0)
     def _() -> None:
-        last_ref[...] = carry_ref[...]  # it stays in VMEM until the last block in time
+        last_ref[...] = carry_ref[...]  # last_ref stays in VMEM until the last block in time
 
     def tile(i: jax.Array, carry: jax.Array) -> jax.Array:
         i = n_tiles - 1 - i if reverse else i
@@ -225,7 +225,7 @@ def _tpu_kernel(
             if states:
                 row[-1] = jnp.where(t == (0 if reverse else length - 1), states[2][...], row[-1])
             following, *results = step(carry, *row)
-            carry = jnp.where(t < length, following, carry)  # what lies beyond L is arbitrary
+            carry = jnp.where(t < length, following, carry)  # rows beyond L are arbitrary
             for column, result in zip(written, results, strict=True):
                 column[j] = result
         for ref, column in zip(outputs, written, strict=True):
@@ -236,7 +236,7 @@ def _tpu_kernel(
 
 
 def _tpu_before(h_ref: Any, beside_ref: Any, i: jax.Array, reverse: bool) -> jax.Array:
-    """h_{t-1} at the rows t of tile i [16, D] if the derivative walks in `reverse`, else h_{t+1}."""
+    """h_{t-1} for the rows t of tile i [16, D] if the backward pass runs in reverse, else h_{t+1}."""
     last_tile = h_ref.shape[0] // TPU_TILE - 1
 
     def load(ref: Any, tile: jax.Array | int) -> jax.Array:

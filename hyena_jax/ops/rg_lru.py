@@ -1,6 +1,6 @@
 """The real-gated linear recurrent unit (De et al. 2024, arXiv 2402.19427, section 2.4).
 
-Axes: L length, D channels; before them whatever there is, a batch for instance.
+Axes: L length, D channels; any axes before them are batch axes.
 """
 
 import chex
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from hyena_jax.ops.linear_recurrence import Recurrence, linear_recurrence
 
-# "c" of the paper: how much faster than a itself the fully open gate forgets.
+# "c" of the paper: with the gate fully open, a_t = a^c.
 RATE_SCALE = 8.0
-# Bound of the derivative of sqrt(1 - a^2), the released code's.
+# Bound of the derivative of sqrt(1 - a^2), as in the released code.
 MAX_SQRT_DERIVATIVE = 1000.0
 
 
@@ -26,15 +26,15 @@ def rg_lru(
 ) -> tuple[jax.Array, jax.Array]:
     """h_t = a_t ⊙ h_{t-1} + sqrt(1 - a_t^2) ⊙ (i_t ⊙ x_t), log a_t = -8 r_t softplus(rate); equations 3, 4.
 
-    Where a document starts, h_t = i_t ⊙ x_t: nothing is remembered, and nothing scaled down to make room.
+    Where a document starts, h_t = i_t ⊙ x_t: the state is reset and the input is not scaled.
 
     Args:
       x: inputs [..., L, D].
       r: recurrence gate [..., L, D], in [0, 1]: 0 keeps the state.
       i: input gate [..., L, D], in [0, 1].
-      rate: p, broadcast against x; a = exp(-softplus(p)) is the factor of a gate r = 1/8.
+      rate: broadcast against x; the paper's a is exp(-softplus(rate)), the factor a_t at r_t = 1/8.
       h0: state before the first step [..., D]; None is 0.
-      starts: boolean, broadcast against x [..., L]; True at the first token of a document; None is nowhere.
+      starts: boolean, broadcast against [..., L]; True at the first token of a document; None is False.
       method: form of the recurrence, see `linear_recurrence`.
 
     Returns:
@@ -42,7 +42,7 @@ def rg_lru(
       float32 (float64 stays float64).
 
     Raises:
-      AssertionError: if x, r and i differ in shape, or h0 is not that of x without L.
+      AssertionError: if x, r and i differ in shape, or h0 is not [..., D].
     """
     chex.assert_equal_shape([x, r, i])
     if h0 is not None:

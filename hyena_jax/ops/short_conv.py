@@ -1,12 +1,12 @@
 """Depthwise causal FIR filter: y_t = bias + sum_{k=0..K-1} taps_k x_{t-k}.
 
-K taps. Any one axis of x is time; the others are for the caller to choose, and taps and bias broadcast
-against them. Tap 0 multiplies the current input, as in the long convolution; libraries that cross-correlate
-store the taps in the opposite order.
+K taps. Any one axis of x is time; the caller chooses the other axes, and taps and bias broadcast against
+them. Tap 0 multiplies the current input, as in the long convolution; libraries that cross-correlate store
+the taps in the opposite order.
 
 Written as K shifted products, also in the backward pass: on a CPU many times faster than a grouped
-convolution. A shift is a pad of a slice, which XLA fuses with what follows; a slice of what was padded, or
-JAX's own transpose of either, it does not.
+convolution. A shift is a padded slice, which XLA fuses with the operations after it; XLA fuses neither a
+slice of a padded array nor JAX's own transpose of either.
 """
 
 from functools import partial
@@ -29,17 +29,17 @@ def short_conv(
     """Filters x along `axis`; returns the shape and dtype of x.
 
     Args:
-      x: inputs, L of them along `axis`.
-      taps: [K, ...], each broadcast against x.
+      x: L inputs along `axis`.
+      taps: [K, ...]; each tap [...] broadcasts against x.
       bias: broadcast against x.
       axis: which axis of x is time.
-      history: the K - 1 inputs before x, oldest first, along `axis`, else as x; None where nothing was
-        before, with the faster backward pass.
-      segment_ids: integers broadcast against x, L of them along `axis`. A tap counts only where its input
-        carries the output's id.
+      history: the K - 1 inputs before x along `axis`, oldest first, else shaped as x; None if x starts the
+        sequence, with the faster backward pass.
+      segment_ids: integers that broadcast against x, L along `axis`. A tap counts only where its input has
+        the output's id.
 
     Raises:
-      ValueError: with both history and segment_ids: nothing says to which segment the history belongs.
+      ValueError: with both history and segment_ids, as the history's segment is unknown.
     """
     taps, bias = taps.astype(x.dtype), bias.astype(x.dtype)
     if history is None:
@@ -47,7 +47,7 @@ def short_conv(
         where = {"segment_ids": segment_ids, "axis": axis if axis < 0 else axis - x.ndim}
         return own_derivative(partial(_from_nothing, **where), partial(_pull_back, **where))(x, taps, bias)
     if segment_ids is not None:
-        raise ValueError("segment_ids must be None where a history is given")
+        raise ValueError("segment_ids must be None when history is given")
     length, n_taps = x.shape[axis], len(taps)
     seen = jnp.concatenate([history.astype(x.dtype), x], axis)
     delayed = (
@@ -62,7 +62,7 @@ def empty_history(batch_size: int, channels: int, n_taps: int, dtype: jnp.dtype 
 
 
 def advance_history(history: jax.Array | None, x: jax.Array, axis: int) -> jax.Array | None:
-    """The history after the inputs x; None where none is kept."""
+    """The history after the inputs x; None stays None."""
     if history is None:
         return None
     kept, seen = history.shape[axis], jnp.concatenate([history, x.astype(history.dtype)], axis)
@@ -80,7 +80,7 @@ def _pull_back(
     residuals: tuple[jax.Array, ...], y_bar: jax.Array, segment_ids: jax.Array | None, axis: int
 ) -> tuple[jax.Array, ...]:
     x, taps, bias = residuals
-    # Both want y_bar moved; with the delayed x instead, the forward pass would write that to memory.
+    # Both gradients use a shifted y_bar; with a delayed x instead, the forward pass would write it to memory.
     advanced = [_advance(y_bar, k, axis, segment_ids) for k in range(len(taps))]
     x_bar = sum(tap * y_bar_k for tap, y_bar_k in zip(taps, advanced, strict=True))
     taps_bar = [sum_to(x * y_bar_k, taps.shape[1:]) for y_bar_k in advanced]
@@ -88,7 +88,7 @@ def _pull_back(
 
 
 def _delay(x: jax.Array, k: int, axis: int, segment_ids: jax.Array | None) -> jax.Array:
-    """x_{t-k} at t; 0 where there is none, or where it is of another segment."""
+    """x_{t-k} at t; 0 before the first input and across segments."""
     length = x.shape[axis]
     k = min(k, length)
     delayed = _pad(jax.lax.slice_in_dim(x, 0, length - k, axis=axis), (k, 0), axis)
@@ -108,7 +108,7 @@ def _advance(y: jax.Array, k: int, axis: int, segment_ids: jax.Array | None) -> 
 
 
 def _same(segment_ids: jax.Array, k: int, end: tuple[int, int], axis: int) -> jax.Array:
-    """Whether t and t - k (t + k, with the padding at the end) are of one segment."""
+    """Whether t and t - k (t + k if `end` pads the end) are in one segment."""
     length = segment_ids.shape[axis]
     late = jax.lax.slice_in_dim(segment_ids, k, length, axis=axis)
     early = jax.lax.slice_in_dim(segment_ids, 0, length - k, axis=axis)

@@ -1,1 +1,1 @@
-"""The operators in plain NumPy float64 loops, written to be read beside the papers: oracle and text."""
+"""The operators as plain NumPy float64 loops: oracles for the tests, to be read next to the papers."""

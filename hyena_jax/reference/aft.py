@@ -1,6 +1,6 @@
 """The attention-free transformer's operators, by definition (Zhai et al. 2021, arXiv 2105.14103).
 
-Axes: B batch, L length, D channels, H heads. `params` are those of `hyena_jax.mixers.AFT*`, as NumPy arrays.
+Axes: B batch, L length, D channels, H heads. `params` as in `hyena_jax.mixers.AFT*`, as NumPy arrays.
 """
 
 import numpy as np
@@ -9,8 +9,8 @@ import numpy as np
 def aft(q: np.ndarray, k: np.ndarray, v: np.ndarray, w: np.ndarray, segment_ids: np.ndarray) -> np.ndarray:
     """y_t = sigmoid(q_t) ⊙ sum_{s<=t} exp(k_s + w_{t,s}) v_s / sum_{s<=t} exp(k_s + w_{t,s}).
 
-    q, k, v [B, L, D]; position biases w [D, L, L], in which t and s count from the start of their segment.
-    s runs over keys of t's segment.
+    q, k, v [B, L, D]; position biases w [D, L, L], indexed by positions from the start of the segment. s runs
+    over the keys of t's segment.
     """
     y = np.zeros_like(v)
     batch, length, channels = v.shape
@@ -26,13 +26,13 @@ def aft(q: np.ndarray, k: np.ndarray, v: np.ndarray, w: np.ndarray, segment_ids:
 
 
 def full_biases(params: dict, length: int) -> np.ndarray:
-    """w_{t,s} = u_t . v_s, the same for every channel: [L, L] (AFT-full)."""
+    """w_{t,s} = u_t . v_s, equal for all channels: [L, L] (AFT-full)."""
     u, v = np.float64(params["position_queries"]), np.float64(params["position_keys"])
     return u[:length] @ v[:length].T
 
 
 def local_biases(params: dict, length: int, window: int) -> np.ndarray:
-    """The same where t - s < window, and 0 (not minus infinity) elsewhere: [L, L] (AFT-local)."""
+    """`full_biases` where t - s < window, and 0 (not minus infinity) elsewhere: [L, L] (AFT-local)."""
     w = full_biases(params, length)
     for t in range(length):
         w[t, : max(t - window + 1, 0)] = 0
@@ -40,7 +40,7 @@ def local_biases(params: dict, length: int, window: int) -> np.ndarray:
 
 
 def conv_biases(params: dict, length: int, eps: float) -> np.ndarray:
-    """w^h_{t,s} = gamma tap^h_{t-s} + beta, taps standardised; 0 beyond the last: [H, L, L] (AFT-conv)."""
+    """w^h_{t,s} = gamma tap^h_{t-s} + beta, taps standardised; 0 past the last tap: [H, L, L] (AFT-conv)."""
     taps = np.float64(params["position_taps"])
     centred = taps - taps.mean(axis=1, keepdims=True)
     taps = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + eps)
@@ -54,9 +54,9 @@ def conv_biases(params: dict, length: int, eps: float) -> np.ndarray:
 
 
 def layer(params: dict, x: np.ndarray, w: np.ndarray, segment_ids: np.ndarray) -> np.ndarray:
-    """The whole layer for x [B, L, D] and position biases w [H, L, L]; every head is D/H channels.
+    """The whole layer for x [B, L, D] and position biases w [H, L, L]; each head has D/H channels.
 
-    Keys have D channels, or H in AFT-conv, where a key is that of its whole head.
+    Keys have D channels, or H in AFT-conv, where all channels of a head share one key.
     """
     width = x.shape[2]
     z = dense(params["qkv_proj"], x)

@@ -18,8 +18,8 @@ def softmax_attention(
 ) -> np.ndarray:
     """o_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s over visible keys s; q [B, L, H, d], k, v [B, L, G, d].
 
-    Visible are keys of t's segment; if causal those with s <= t; with a window those with t - s <= window.
-    Query head h meets key head h // (H/G).
+    A key is visible if it is in t's segment, if s <= t (causal) and if t - s <= window (with a window). Query
+    head h attends with key head h // (H/G).
     """
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     batch, length, n_heads, head_dim = q.shape
@@ -40,9 +40,9 @@ def softmax_attention(
 
 
 def rotary(x: np.ndarray, fraction: float, base: float) -> np.ndarray:
-    """Turns the first n = fraction d channels of x [B, L, H, d] (Su et al. 2021, arXiv 2104.09864).
+    """Rotates the first n = fraction d channels of x [B, L, H, d] (Su et al. 2021, arXiv 2104.09864).
 
-    At time t channels i and i + n/2, as real and imaginary part, are multiplied by e^{j t base^(-2i/n)}.
+    At time t, channels i and i + n/2, as real and imaginary part, are multiplied by e^{j t base^(-2i/n)}.
     """
     x = np.array(x, np.float64)
     half = round(fraction * x.shape[-1]) // 2
@@ -61,7 +61,7 @@ def attention(
     segment_ids: np.ndarray,
     window: int | None = None,
 ) -> np.ndarray:
-    """The layer for x [B, L, D]; `params` and `config` are those of `hyena_jax.mixers.Attention`."""
+    """The layer for x [B, L, D]; `params` and `config` as in `hyena_jax.mixers.Attention`."""
     n_heads, n_kv_heads = config.n_heads, config.n_kv_heads or config.n_heads
     z = dense(params["qkv_proj"], np.float64(x))
     z = z.reshape(*x.shape[:2], n_heads + 2 * n_kv_heads, x.shape[2] // n_heads)

@@ -17,7 +17,7 @@ def long_conv(u: np.ndarray, h: np.ndarray, skip: np.ndarray) -> np.ndarray:
 def short_conv(
     x: np.ndarray, taps: np.ndarray, bias: np.ndarray, segment_ids: np.ndarray | None = None
 ) -> np.ndarray:
-    """y_t = bias + sum_{k=0..K-1} taps_k x_{t-k} ; x is 0 before t=0, and outside the segment of t.
+    """y_t = bias + sum_{k=0..K-1} taps_k x_{t-k}, with x = 0 before t=0 and outside the segment of t.
 
     x [B, D, L], taps [D, K], bias [D], segment_ids [B, L].
     """

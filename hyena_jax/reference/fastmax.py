@@ -13,8 +13,8 @@ def fastmax(
 ) -> np.ndarray:
     """o_t = sum_s f(q_t . k_s) v_s / sum_s f(q_t . k_s), f(x) = sum_{l=0..p} x^l / l!.
 
-    q, k, v [B, L, H, d]. s runs over the keys of t's segment, up to t where `causal`. A sum of weights that
-    is closer to 0 than `floor` is replaced by `floor`, with its sign.
+    q, k, v [B, L, H, d]. s runs over the keys of t's segment, up to t if `causal`. A sum of weights closer to
+    0 than `floor` is replaced by `floor` with the sum's sign.
     """
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     batch, length, heads, _ = q.shape
@@ -54,5 +54,5 @@ def attention(
 
 
 def dense(params: dict, x: np.ndarray) -> np.ndarray:
-    """x W + b, b absent where the layer has none."""
+    """x W + b, or x W if the layer has no bias."""
     return np.float64(x) @ np.float64(params["kernel"]) + np.float64(params.get("bias", 0))

@@ -65,7 +65,7 @@ def fno(params: dict, n_filters: int, length: int, max_len: int, config) -> np.n
 
 
 def transfer_function(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
-    """b(z) / a(z) on the Lmax-th roots of unity z, transformed back, plus lag_zero at lag 0."""
+    """The inverse DFT of b(z) / a(z) at the Lmax-th roots of unity z, plus lag_zero at lag 0."""
     numerator, denominator = np.float64(params["numerator"]), np.float64(params["denominator"])
     h = np.zeros((*numerator.shape[:2], length))
     for k in range(max_len):
@@ -79,7 +79,7 @@ def transfer_function(params: dict, n_filters: int, length: int, max_len: int, c
 
 
 def s4d(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
-    """The answer of x <- Abar x + Bbar u, y = 2 Re(C x) to u = 1, 0, 0, ... (arXiv 2206.11893, section 2)."""
+    """The impulse response of x <- Abar x + Bbar u, y = 2 Re(C x) (arXiv 2206.11893, section 2)."""
     a = -np.exp(np.float64(params["log_decay"])) + 1j * np.float64(params["frequency"])
     dt = np.exp(np.float64(params["log_dt"]))[..., None]
     a_bar = (1 + dt * a / 2) / (1 - dt * a / 2)
@@ -115,7 +115,7 @@ def lookup(params: dict, n_filters: int, length: int, max_len: int, config) -> n
 def positional_features(max_len: int, config) -> np.ndarray:
     """z_t = [t/(Lmax-1), cos(f w_t), -sin(f w_t)], w_t = 2 pi t / Lmax (appendix A.3): [Lmax, emb_dim].
 
-    The published code has f = linspace(1e-4, bands - 1, bands); the annotated variant 0..bands-1 and +sin.
+    The published code has f = linspace(1e-4, bands - 1, bands); the annotated variant 0..bands-1, and +sin.
     """
     bands = (config.emb_dim - 1) // 2
     z = np.zeros((max_len, config.emb_dim))

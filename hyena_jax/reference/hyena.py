@@ -1,4 +1,4 @@
-"""Hyena in its published forms, and the convolutional mixers beside it.
+"""Hyena in its published forms, and the other mixers with long convolutions.
 
 Axes: B batch, L length, D channels, W inner width, N gating projections, F filters, H heads. `params` are the
 nested dictionaries of the module of the same name in `hyena_jax.mixers`, as NumPy arrays; filters h come from
@@ -35,7 +35,7 @@ def hyena(params: dict, x: np.ndarray, h: np.ndarray, config, max_len: int) -> n
     n_filters, n_heads = len(skips), config.num_heads
 
     def convolve(v: np.ndarray, o: int) -> np.ndarray:
-        """Filter o for every head, every block on its own; then the heads are mixed."""
+        """Filter o applied to every head, block by block; then the heads are mixed."""
         y = np.zeros_like(v)
         for start in range(0, v.shape[2], max_len // config.num_blocks):
             block = slice(start, start + max_len // config.num_blocks)
@@ -52,7 +52,7 @@ def hyena(params: dict, x: np.ndarray, h: np.ndarray, config, max_len: int) -> n
         return y
 
     def gate(x_n: np.ndarray) -> np.ndarray:
-        """x_n, or with outer mixing its sum over each head's channels."""
+        """x_n, or its sum over each head's channels with outer mixing."""
         if not config.outer_mixing:
             return x_n
         sums = [np.broadcast_to(a.sum(1, keepdims=True), a.shape) for a in np.split(x_n, n_heads, axis=1)]
@@ -84,7 +84,7 @@ def annotated_hyena(params: dict, x: np.ndarray, h: np.ndarray) -> np.ndarray:
 
 
 def gated_hyena(params: dict, x: np.ndarray, h: np.ndarray, causal: bool) -> np.ndarray:
-    """v, g = split(W_in x); (k * v) g + s (1 - g) with s = FIR(x); a centred FIR reads (K-1)/2 ahead."""
+    """v, g = split(W_in x); (h * v) g + s (1 - g) with s = FIR(x); a centred FIR reads (K-1)/2 ahead."""
     v, g = np.split(_dense(x, params["in_proj"]).transpose(0, 2, 1), 2, axis=1)
     y = long_conv(v, h[0], np.zeros(v.shape[1]))
     ahead = 0 if causal else (params["short_taps"].shape[1] - 1) // 2
@@ -94,11 +94,11 @@ def gated_hyena(params: dict, x: np.ndarray, h: np.ndarray, causal: bool) -> np.
 
 
 def h3(params: dict, x: np.ndarray, h: np.ndarray, head_dim: int) -> np.ndarray:
-    """q SSM_diag(SSM_shift(k) v) per head, k and v in an outer product (Fu et al. 2023, section 3.1)."""
+    """q SSM_diag(SSM_shift(k) v^T) for each head (Fu et al. 2023, arXiv 2212.14052, section 3.1)."""
     q, k, v = np.split(_dense(x, params["qkv_proj"]).transpose(0, 2, 1), 3, axis=1)
     b, c = np.float64(params["shift_b"]), np.float64(params["shift_c"])
     taps = np.zeros_like(c)
-    for t in range(taps.shape[1]):  # the answer of the shift register: what b reads in, c reads t later
+    for t in range(taps.shape[1]):  # the shift SSM's impulse response: b writes, c reads t later
         for i in range(taps.shape[1] - t):
             taps[:, t] += c[:, i + t] * b[:, i]
     k = short_conv(k, taps, np.zeros(len(taps))) + np.float64(params["shift_skip"])[:, None] * k

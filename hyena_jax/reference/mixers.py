@@ -1,13 +1,13 @@
 """The oracle of every mixer, by the mixer's name: what its module computes, in NumPy float64.
 
-Each gives y [B, L, D] for
+Each returns y [B, L, D] for
 
-    config       of the mixer, read by its fields alone
+    config       the mixer's config; only its fields are read
     params       nested dictionaries of the mixer's module, as NumPy arrays
     x            [B, L, D]
-    max_len      Lmax, which long filters are defined by
-    segment_ids  [B, L], each document with its own id; mixers with long filters do not know documents
-    long_filter  the oracle of the filter in `config`, of mixers that have one
+    max_len      Lmax, the length that long filters are defined for
+    segment_ids  [B, L], a different id for each document; mixers with long filters ignore them
+    long_filter  the oracle of the filter in `config`, for mixers with a long filter
 
 Axes: B batch, L length, D channels, N filters.
 """
@@ -20,7 +20,7 @@ from hyena_jax.reference import fastmax as fastmax_forms
 from hyena_jax.reference import hyena as hyena_forms
 from hyena_jax.reference import recurrence
 
-# Constants of the definitions that are no options.
+# Constants of the definitions that are not options.
 AFT_TAPS_EPS = 1e-8
 FASTMAX_STANDARDIZE_EPS = 1e-5
 FASTMAX_LEAST_WEIGHT = 1e-3

@@ -1,8 +1,8 @@
-"""What stands around the mixers: norms, feed-forward parts, blocks, embeddings and heads.
+"""Models around given mixers: norms, feed-forward layers, blocks, embeddings and heads.
 
 Axes: B batch, L length, D channels, V vocabulary. `params` are the nested dictionaries of the modules in
 `hyena_jax.models`, as NumPy arrays, and `config` is their config. Mixers are arguments: functions
-`mixers[i](params, x [B, L, D]) -> y [B, L, D]`, one for each of the pattern.
+`mixers[i](params, x [B, L, D]) -> y [B, L, D]`, one for each mixer of the pattern.
 """
 
 import math
@@ -37,7 +37,7 @@ def image_classifier(params: dict, images: np.ndarray, config, mixers: list) -> 
 
 
 def patches(params: dict, images: np.ndarray, patch_size: tuple[int, int]) -> np.ndarray:
-    """A linear map of the pixels of each patch [B, L, D], row by row; what fills no patch is left out."""
+    """A linear map of the pixels of each patch [B, L, D], row by row; incomplete patches are dropped."""
     height, width = patch_size
     kernel = np.float64(params["kernel"])  # [height, width, colours, D]
     embedded = []
@@ -49,7 +49,7 @@ def patches(params: dict, images: np.ndarray, patch_size: tuple[int, int]) -> np
 
 
 def backbone(params: dict, x: np.ndarray, config, mixers: list) -> np.ndarray:
-    """The blocks one after the other; the pattern of mixers repeats."""
+    """All blocks in order; the pattern of mixers repeats."""
     for i in range(config.n_layers):
         x = block(params[f"blocks_{i}"], x, config, mixers[i % len(mixers)])
     return x
@@ -97,11 +97,11 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 
 def gelu_tanh(x: np.ndarray) -> np.ndarray:
-    """The approximation of `gelu` by a tanh."""
+    """The tanh approximation of `gelu`."""
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def dense(params: dict, x: np.ndarray) -> np.ndarray:
-    """x W, plus b where there is one."""
+    """x W + b, or x W if the layer has no bias."""
     y = x @ np.float64(params["kernel"])
     return y + np.float64(params["bias"]) if "bias" in params else y

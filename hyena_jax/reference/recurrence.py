@@ -12,9 +12,9 @@ from hyena_jax.reference.models import dense, gelu, gelu_tanh
 def linear_recurrence(
     a: np.ndarray, x: np.ndarray, h0: np.ndarray, reverse: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """h_t = a_t h_{t-1} + x_t from h_{-1} = h0 on; in reverse h_t = a_t h_{t+1} + x_t from h_L = h0 down.
+    """h_t = a_t h_{t-1} + x_t with h_{-1} = h0; in reverse, h_t = a_t h_{t+1} + x_t with h_L = h0.
 
-    a, x [B, L, D], h0 [B, D]; returns h [B, L, D] and the last h_t computed.
+    a, x [B, L, D], h0 [B, D]; returns h [B, L, D] and the last state computed [B, D].
     """
     a, x, state = (np.asarray(v, np.float64) for v in (a, x, h0))
     h = np.zeros_like(x)
@@ -26,7 +26,7 @@ def linear_recurrence(
 
 
 def rg_lru(x: np.ndarray, r: np.ndarray, i: np.ndarray, rate: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Equations 3 and 4 with a = exp(-softplus(rate)) and c = 8; where a document starts, h_t = i_t x_t.
+    """Equations 3 and 4 with a = exp(-softplus(rate)), c = 8; at the start of a document, h_t = i_t x_t.
 
     x and the gates r, i [B, L, W], rate [W], starts [B, L].
     """
@@ -46,8 +46,8 @@ def rg_lru(x: np.ndarray, r: np.ndarray, i: np.ndarray, rate: np.ndarray, starts
 def hawk(params: dict, x: np.ndarray, config, segment_ids: np.ndarray | None = None) -> np.ndarray:
     """W_o (GELU(W_g x) ⊙ RGLRU(FIR(W_r x))) for x [B, L, D] (section 2.3, figure 2c).
 
-    `params` as in `hyena_jax.mixers.Hawk`, `config` its config. A document starts where the segment id
-    changes; the first token of the sequence counts as a start by the option `reset_at_start`.
+    `params` and `config` as in `hyena_jax.mixers.Hawk`. A document starts where the segment id changes; the
+    first token of the sequence counts as a start if `config.reset_at_start` is set.
     """
     batch, length, _ = x.shape
     if segment_ids is None:
@@ -67,7 +67,7 @@ def hawk(params: dict, x: np.ndarray, config, segment_ids: np.ndarray | None = N
 
 
 def block_dense(params: dict, x: np.ndarray) -> np.ndarray:
-    """Block j of the W outputs is block j of the inputs times kernel[j]; kernel [H, W/H, W/H], bias [W]."""
+    """Multiplies block j of the W inputs by kernel[j]; kernel [H, W/H, W/H], bias [W]."""
     kernel = np.float64(params["kernel"])
     parts = np.split(x, len(kernel), axis=-1)
     y = np.concatenate([part @ kernel[j] for j, part in enumerate(parts)], axis=-1)

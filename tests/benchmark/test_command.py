@@ -1,4 +1,4 @@
-"""The three commands on sizes that take no time, and what they refuse."""
+"""The three benchmark commands at tiny sizes, and their errors."""
 
 import importlib.util
 import json
@@ -107,7 +107,7 @@ def run(*arguments) -> int:
 
 @pytest.fixture(autouse=True)
 def _small_roofline(monkeypatch):
-    """The machine's limits do not matter here."""
+    """A fake roofline, since the machine's limits do not matter here."""
     monkeypatch.setattr(roofline, "MATMUL_SIZE", {"cpu": 8})
     monkeypatch.setattr(roofline, "COPY_BYTES", {"cpu": 1024})
     monkeypatch.setattr(roofline, "BUDGET", 0.01)
@@ -277,7 +277,7 @@ def test_a_mixer_of_the_users_is_timed_and_said_not_to_be_checked(plugin, tmp_pa
     assert run("operators", *arguments, *QUICK) == 0
     assert "values not checked: mean has no oracle" in capsys.readouterr().out
     (row,) = results_of(folder)["rows"]
-    # The running sum, and the division by counts that are made once.
+    # The running sum, and the division by the counts, which are computed once.
     assert row["passes"]["forward"]["flops"] == 2 * 16 * 8 + 16
     assert row["passes"]["forward"]["roofline_share"] > 0
     model = LanguageModelConfig(pattern=(MIXER_CONFIGS["mean"](),), vocab_size=5)

@@ -1,4 +1,4 @@
-"""Counts against numbers made by hand, and against each other."""
+"""Counts of operations and bytes against hand-computed numbers and against each other."""
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +106,7 @@ def test_a_loop_of_unknown_length_counts_once_and_is_reported():
 
 
 def test_bytes_are_those_of_ends_and_of_what_is_not_fused():
-    """x and W, x W in between, and the result; not the round's own array inside the loop."""
+    """Counted: x, W, the product x W and the result, but not the array inside the loop."""
     work = count(lambda x, w: jax.lax.fori_loop(0, 9, lambda i, y: jnp.sin(y), x @ w) + 1, X, W)
     assert work.bytes == 4 * (24 + 40 + 15 + (15 + 1) + 15)
     half = count(lambda x: jnp.cos(2 * x), jax.ShapeDtypeStruct((3, 8), jnp.bfloat16))
@@ -131,7 +131,7 @@ def forward(config: MixerConfig, length: int, d_model: int = 16):
 
 @pytest.mark.parametrize("name", MIXER_CONFIGS)
 def test_every_mixer_is_counted(name):
-    """The derivative is about twice the work; four times the length is 4 to 16 times the work."""
+    """The backward pass is about twice the work; four times the length is 4 to 16 times the work."""
     function, (params, x) = forward(MIXER_CONFIGS[name](), 64)
     once = count(function, params, x)
 
@@ -150,7 +150,7 @@ def test_every_mixer_is_counted(name):
 
 @pytest.mark.parametrize("name", FILTER_CONFIGS)
 def test_every_filter_is_counted(name):
-    """A filter is at least read or written; all but free taps are also computed."""
+    """Every filter moves bytes; all but free taps also have operations."""
     module = build_filter(2, 3, 40, FILTER_CONFIGS[name]())
     params = jax.eval_shape(lambda: module.init(jax.random.key(0), 40))["params"]
     work = count(lambda params: module.apply({"params": params}, 40), params)

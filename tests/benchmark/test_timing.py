@@ -1,4 +1,4 @@
-"""Timing on a clock of our own, the statistics, exponents and crossovers."""
+"""Timing on a fake clock, statistics, exponents and crossovers."""
 
 import jax.numpy as jnp
 import pytest
@@ -9,7 +9,7 @@ from hyena_jax.benchmark.timing import MOST_RUNS, interleave, summarize
 
 
 class Clock:
-    """Time that passes only in the programs."""
+    """A clock that only the programs advance."""
 
     def __init__(self):
         self.now, self.order = 0.0, []

@@ -1,4 +1,4 @@
-"""Nothing wrong is timed."""
+"""Only correct operators are timed."""
 
 from functools import partial
 
@@ -38,7 +38,7 @@ def test_corrupted_parameters_do_not_pass(monkeypatch):
 
 
 def test_a_width_that_the_mixer_can_have(monkeypatch):
-    """64 channels are no five heads."""
+    """64 channels cannot be split into five heads."""
     monkeypatch.setattr(verify, "LENGTH", 3)
     verify.verify_mixer("attention", AttentionConfig(5), d_model=70, dtype="float32")
 

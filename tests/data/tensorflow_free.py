@@ -1,10 +1,10 @@
-"""TensorFlow is needed to prepare a data set, and must not be needed to read one."""
+"""Preparing a data set needs TensorFlow; reading one must not."""
 
 from importlib.util import find_spec
 
 import pytest
 
-# Looked for, not imported: that takes seconds.
+# Only searched for, since the import takes seconds.
 needs_tensorflow = pytest.mark.skipif(
     not (find_spec("tensorflow") and find_spec("importlib_resources")),
     reason="tensorflow and importlib_resources, which prepare data sets, are absent",

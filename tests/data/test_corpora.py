@@ -137,7 +137,7 @@ def test_python_without_source_files(tmp_path, monkeypatch):
 
 
 def load_in_a_new_process(before="", **options):
-    """Returns the text, and what was printed while it was loaded."""
+    """Returns the text and the output printed while loading it."""
     code = (
         f"{before}\nfrom hyena_jax.config import TextConfig\nfrom hyena_jax.data.corpora import load_text\n"
         f"text = load_text(TextConfig(**{options!r}))\nprint(repr(tuple(text)))"
@@ -194,7 +194,7 @@ def test_offline_says_how_to_supply_the_file(tmp_path, monkeypatch):
     assert str(error.value) == (
         "name 'tiny_shakespeare' cannot be prepared (ConnectionError: no network);"
         " save https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-        " as input.txt in a folder and give --data.manual-dir FOLDER, or give any text by --data.path FILE"
+        " as input.txt in a folder and give --data.manual-dir FOLDER, or give any text with --data.path FILE"
     )
 
 

@@ -131,7 +131,8 @@ def test_offline_says_how_to_supply_the_files(tmp_path, monkeypatch):
     assert str(error.value) == (
         "name 'cifar10' cannot be prepared (ConnectionError: no network);"
         " save https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz as cifar-10-binary.tar.gz"
-        " in a folder and give --data.manual-dir FOLDER, or give a folder of IDX files by --data.path FOLDER"
+        " in a folder and give --data.manual-dir FOLDER,"
+        " or give a folder of IDX files with --data.path FOLDER"
     )
     with pytest.raises(UserError, match="train-labels-idx1-ubyte.gz in a folder and give --data.manual-dir"):
         load_images(ImagesConfig(name="mnist", tfds_dir=str(tmp_path)))

@@ -1,4 +1,4 @@
-"""Data of a user's own: arrays, rows, an iterator; their batches, facts, fingerprints and errors."""
+"""A user's own data as arrays, rows and iterators: batches, sizes, fingerprints and errors."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ ARRAYS = {"inputs": WINDOWS[:, :-1], "targets": WINDOWS[:, 1:], "weights": WEIGH
 
 
 class Source:
-    """The same rows, one by one."""
+    """The rows of ARRAYS as a random-access source."""
 
     def __init__(self, n: int = 20, **changes):
         self.n, self.changes = n, changes
@@ -41,7 +41,7 @@ class Source:
 
 
 class Endless:
-    """Rows i, i + 3, ..., whose state is i."""
+    """An iterator over rows i, i + 3, ..., with state i."""
 
     def __init__(self, stop=None):
         self.i, self.stop = 0, stop
@@ -166,7 +166,7 @@ def test_the_model_takes_its_sizes_from_the_data():
     with pytest.raises(UserError, match="model.vocab_size must be at least the data's 9, got 5"):
         sources.from_rows(ARRAYS).complete(experiment(dataclasses.replace(LANGUAGE_MODEL, vocab_size=5)))
     with pytest.raises(
-        UserError, match=r"inputs of a row must be at most model.max_len=4 tokens, got \(5,\)"
+        UserError, match=r"inputs of a row must be at most model.max_len=4 tokens \(or .*\), got \(5,\)"
     ):
         sources.from_rows(ARRAYS).complete(experiment(dataclasses.replace(LANGUAGE_MODEL, max_len=4)))
     with pytest.raises(UserError, match="logging.sample_prompt must be None with data without a tokenizer"):
@@ -210,8 +210,8 @@ def test_tokens_in_windows():
     sums = {"count": 2.0, "nats": 2.0, "correct": 1.0, "probability": 1.0}
     assert data.metrics(sums) == {"perplexity": pytest.approx(np.e), "accuracy": 0.5, "probability": 0.5}
     for wrong, options, message in (
-        (np.float32(tokens), {}, r"tokens must be integers of one dimension.* got 'float32\[100\]'"),
-        (tokens.reshape(10, 10), {}, r"tokens must be integers of one dimension"),
+        (np.float32(tokens), {}, r"tokens must be a one-dimensional array.* got 'float32\[100\]'"),
+        (tokens.reshape(10, 10), {}, r"tokens must be a one-dimensional array"),
         (tokens - 1, {}, "tokens must be ids, at least 0, got -1"),
         (tokens[:20], {}, "the held-out stream of tokens is too short: 2 tokens, and seq_len=8"),
         (tokens[:0], {}, "tokens must be not empty"),
@@ -250,10 +250,10 @@ def test_a_run_keeps_the_encoding(encoding):
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ({**ARRAYS, "inputs": WINDOWS[:3]}, "rows of the arrays must be as many in each"),
+        ({**ARRAYS, "inputs": WINDOWS[:3]}, "rows of the arrays must be equal in number"),
         (
             {"inputs": WINDOWS},
-            r"a row must be a dict with inputs, targets, and .* got \['inputs'\]",
+            r"a row must be a dict with inputs, targets and .* got \['inputs'\]",
         ),
         ({**ARRAYS, "mask": WEIGHTS}, "a row must be a dict with inputs"),
         (

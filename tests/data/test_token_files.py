@@ -1,4 +1,4 @@
-"""Files of tokens: mapped, never read as a whole, and refused by name where they are not such."""
+"""Token files are memory-mapped, never read as a whole, and wrong files are refused by name."""
 
 import numpy as np
 import pytest
@@ -54,9 +54,9 @@ def test_a_vocabulary_and_a_held_out_file_may_be_given(tmp_path):
 @pytest.mark.parametrize(
     ("name", "values", "options", "message"),
     [
-        ("a.npy", TOKENS / 2, {}, r"path '.*a.npy' must be integers of one dimension.* got 'float64\[300\]'"),
-        ("a.npy", TOKENS > 3, {}, r"must be integers of one dimension"),
-        ("a.npy", TOKENS.reshape(3, 100), {}, r"must be integers of one dimension.* got 'int64\[3, 100\]'"),
+        ("a.npy", TOKENS / 2, {}, r"path '.*a.npy' must be a one-dimensional array.* got 'float64\[300\]'"),
+        ("a.npy", TOKENS > 3, {}, r"must be a one-dimensional array"),
+        ("a.npy", TOKENS.reshape(3, 100), {}, r"must be a one-dimensional array.* got 'int64\[3, 100\]'"),
         ("a.npy", TOKENS - 700, {}, "tokens must be ids, at least 0, got -"),
         ("a.npy", TOKENS[:0], {}, "a.npy' .*empty"),
         ("a.npy", TOKENS.astype(object), {}, "path '.*a.npy' must be an array of numbers, got 'object'"),

@@ -25,7 +25,7 @@ TEXTS = st.one_of(st.text(), st.lists(PIECES).map("".join))
 
 
 def train_bpe(byte_level=True):
-    """A tiny tokenizer; without byte_level it knows the letters a and b and gives [UNK] for others."""
+    """A tiny BPE tokenizer; without byte_level it knows only the letters a and b, others become [UNK]."""
     if not byte_level:
         vocab = {"[UNK]": 0, "a": 1, "b": 2, "ab": 3}
         return tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("a", "b")], unk_token="[UNK]"))
@@ -230,7 +230,7 @@ def changed(**parts):
     ("content", "reason"),
     [
         (None, "No such file"),
-        (b"{}", "not a Hugging Face"),
+        (b"{}", "not a working Hugging Face"),
         (b"text", "not JSON"),
         (b"[" * 10**5, "lists and objects deep"),
         (changed(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "Precompiled"),
@@ -250,7 +250,7 @@ def test_wrong_tokenizer_file(tmp_path, content, reason, capfd):
     with pytest.raises(UserError, match=reason):
         tokenizer = build_tokenizer(TextConfig(tokenizer="bpe", tokenizer_path=str(path)), "text")
         tokenizer.decode(tokenizer.encode("a"))
-    assert capfd.readouterr() == ("", "")  # a panic of the library writes to the descriptor
+    assert capfd.readouterr() == ("", "")  # a panic of the library writes to file descriptor 2
 
 
 def test_a_tokenizer_that_is_not_byte_pair():
@@ -265,7 +265,7 @@ def test_a_tokenizer_that_is_not_byte_pair():
         ({"kind": "byte"}, "did you mean 'bytes'"),
         ({"kind": "characters"}, "KeyError\\('symbols'\\)"),
         ({"kind": "graphemes", "symbols": 3}, "TypeError"),
-        ({"kind": "bpe", "definition": "{}"}, "not a Hugging Face"),
+        ({"kind": "bpe", "definition": "{}"}, "not a working Hugging Face"),
         ({"kind": "bpe", "definition": ["x"]}, "TypeError"),
         ({"kind": "characters", "symbols": "ba"}, "in ascending order"),
         ({"kind": "graphemes", "symbols": ["a", 3]}, "grapheme clusters"),

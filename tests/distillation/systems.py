@@ -12,10 +12,10 @@ def oscillations(poles: list[complex], n_taps: int, n_channels: int = 3, seed: i
 
 
 def noise(n_channels: int, n_taps: int, seed: int = 0) -> np.ndarray:
-    """White noise: no recurrence much smaller than itself comes near."""
+    """White noise, which no much smaller recurrence approximates."""
     return np.random.default_rng(seed).standard_normal((n_channels, n_taps))
 
 
 def decaying_noise(n_channels: int, n_taps: int, decay: float, seed: int = 0) -> np.ndarray:
-    """White noise under exp(-decay t)."""
+    """White noise times exp(-decay t)."""
     return noise(n_channels, n_taps, seed) * np.exp(-decay * np.arange(n_taps))

@@ -1,4 +1,4 @@
-"""The command as a person types it, on a run of a second."""
+"""The command line, on a run that trains for a second."""
 
 import json
 from dataclasses import replace
@@ -38,7 +38,7 @@ def workdir(tmp_path_factory, text):
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory, workdir):
-    """Folders of a run without long filters, and of one on images; nothing looks for their checkpoints."""
+    """Folders of a run without long filters and of a run on images, both without checkpoints."""
     folder = tmp_path_factory.mktemp("others")
     experiment = config.read(workdir / "config.json")
     hawk = replace(experiment, model=replace(experiment.model, pattern=(HawkConfig(),)))
@@ -93,7 +93,7 @@ def test_auto_takes_the_smallest_size_within_the_bound(workdir, tmp_path, capsys
     code = run(*command)
     captured = capsys.readouterr()
     assert "Validation loss and KL" in captured.out
-    if code == 0:  # rounding may fall either way
+    if code == 0:  # rounding may go either way
         assert (
             json.loads((tmp_path / "b" / "distillation.json").read_text())["after"]["loss"]
             <= (json.loads((tmp_path / "a" / "distillation.json").read_text())["before"]["loss"])

@@ -1,4 +1,4 @@
-"""Hankel matrices against loops and dense SVDs; the two bounds that follow from their singular values."""
+"""Hankel matrices against loops and dense SVDs, and the two bounds from their singular values."""
 
 import numpy as np
 import pytest

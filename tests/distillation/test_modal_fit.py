@@ -1,4 +1,4 @@
-"""Known systems are found again; what does not compress is not said to."""
+"""Known systems are recovered; incompressible responses keep a large error."""
 
 import numpy as np
 import pytest

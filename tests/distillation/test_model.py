@@ -82,7 +82,7 @@ def test_every_kind_of_long_filter_is_found_and_nothing_else_is_touched():
     assert [(layer.layer, layer.taps.shape) for layer in before] == [
         (0, (2, 4, L)), (2, (1, 2, L)), (3, (1, 4, L))
     ]  # fmt: skip
-    # As many modes as taps: what little is left is the rounding of the parameters.
+    # As many modes as taps: only the rounding of the parameters remains.
     experiment, new = distilled(experiment_of(config), params, L)
     after = long_filters(experiment.model, new)
     for old, fitted in zip(before, after, strict=True):
@@ -113,7 +113,7 @@ class LongConfig(MixerConfig):
 
 
 class Long(nn.Module):
-    """A mixer of one's own: one long convolution."""
+    """A user's mixer: one long convolution."""
 
     d_model: int
     max_len: int
@@ -131,7 +131,7 @@ class Long(nn.Module):
 
 
 class Hidden(Long):
-    """The same, but nobody can reach its filter."""
+    """The same mixer, but its filter cannot be reached."""
 
     def setup(self):
         self.long_filter = build_filter(1, self.d_model, self.max_len, self.config.filter)

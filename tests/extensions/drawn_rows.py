@@ -1,4 +1,4 @@
-"""Rows from an iterator that never ends, each with its own weights: harder rows count more."""
+"""Rows from an endless iterator, each with its own weights: harder rows count more."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ from hyena_jax.data.tokenizers import IdsTokenizer
 
 @dataclass(frozen=True)
 class DrawnRowsConfig(DataConfig):
-    """Counting modulo 7, from a start and in steps that are drawn."""
+    """Counting modulo 7 from a random start in random steps."""
 
     seq_len: int = 16
     """Tokens of a row."""
 
 
 class Drawn:
-    """The rows of a generator, whose state is the generator's."""
+    """An iterator over random rows; its state is the generator's state."""
 
     def __init__(self, seq_len: int, seed: int):
         self.seq_len = seq_len
@@ -41,7 +41,7 @@ class Drawn:
 
 
 def load(config, encoding):
-    """The same rows every time."""
+    """A data set with the same rows every time."""
     held_out = Drawn(config.seq_len, seed=1)
     return sources.from_rows(
         Drawn(config.seq_len, seed=0), [next(held_out) for _ in range(8)], encoding=IdsTokenizer(7)

@@ -1,4 +1,4 @@
-"""A mixer with a decoding state: an exponential moving average, with a trained decay for each channel."""
+"""A mixer with a decoding state: an exponential moving average with a trained decay per channel."""
 
 from collections import namedtuple
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class EMAConfig(MixerConfig):
     """Initial decay a of every channel in y_t = a y_{t-1} + (1 - a) x_t."""
 
 
-# What the batch has in common (the tokens seen so far), and the last output y [B, D].
+# The number of tokens seen, which the batch shares, and the last output y [B, D].
 EMAState = namedtuple("EMAState", ["shared", "y"])
 
 

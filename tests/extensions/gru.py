@@ -1,4 +1,4 @@
-"""A whole model: token embedding, one GRU of Flax's, and a head."""
+"""A whole model: token embedding, one Flax GRU, and a head."""
 
 from dataclasses import dataclass
 

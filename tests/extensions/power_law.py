@@ -1,4 +1,4 @@
-"""A long filter with two numbers a channel: h_t = gain (1 + t)^-decay."""
+"""A long filter with two numbers per channel: h_t = gain (1 + t)^-decay."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""An optimizer: steps of one size along the sign of each gradient's running mean."""
+"""An optimizer: steps of fixed size along the sign of each gradient's running mean."""
 
 from dataclasses import dataclass
 

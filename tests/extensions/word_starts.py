@@ -1,4 +1,4 @@
-"""A text as rows of bytes, with a masked loss: only the first letter of each word is to be predicted."""
+"""Text as rows of bytes with a masked loss: only the first letter of each word is predicted."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ class WordStartsConfig(DataConfig):
 
 
 def load(config, encoding):
-    """Rows [n, L] of bytes, each row's targets one byte on, weighted by whether a space comes before."""
+    """Rows [n, L] of bytes; targets are shifted by one byte, with weight 1 after a space, else 0."""
     text = np.frombuffer(Path(config.path).read_bytes(), np.uint8)
     n_rows = (len(text) - 1) // config.seq_len
     inputs, targets = (text[i : i + n_rows * config.seq_len].reshape(n_rows, -1) for i in (0, 1))

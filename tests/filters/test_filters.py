@@ -1,4 +1,4 @@
-"""What every filter keeps to, and how each starts."""
+"""The contract of every filter, and each filter's initialisation."""
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ CONFIGS = {
 }
 NAMES = {config_class: name for name, config_class in FILTER_CONFIGS.items()}
 all_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-# One of two that differ in a constant alone is for the grid where a test takes seconds.
+# Of two filters that differ only in a constant, slow tests run one under the marker `grid`.
 most_configs = pytest.mark.parametrize(
     "config",
     [pytest.param(c, marks=pytest.mark.grid if name == "s4d_inv" else ()) for name, c in CONFIGS.items()],
@@ -60,9 +60,9 @@ most_configs = pytest.mark.parametrize(
 
 
 def init(config, max_len: int = MAX_LEN, moved: float = 0.02):
-    """The module and its initial parameters, each moved a little, so that zeros do not hide mistakes.
+    """The module and its initial parameters, slightly perturbed, so that zeros do not hide mistakes.
 
-    By no more than the kernels' own scale: sines of large arguments would amplify float32 rounding.
+    The perturbation is at most the kernels' scale: sines of large arguments would amplify float32 rounding.
     """
     with jax.enable_x64(False):
         module = build_filter(N, D, max_len, config)

@@ -90,7 +90,7 @@ CONFIGS = [
 
 @st.composite
 def command_lines(draw: Callable) -> list[str]:
-    """One command with up to three flags, and now and then a word that does not belong there."""
+    """One command with up to three flags, and sometimes a word that does not belong there."""
     command = draw(st.sampled_from(COMMANDS))
     places = st.sampled_from(["run"] * 6 + ["other", "nowhere", "text.txt", ""])
     match command:
@@ -105,7 +105,7 @@ def command_lines(draw: Callable) -> list[str]:
             prompt = draw(st.sampled_from(["the", "", "ß", "a" * 99]))
             line, flags = [command, draw(places), "--prompt", prompt], GENERATE_FLAGS
         case "export":
-            # Names that are taken, or cannot be: nothing is written.
+            # Names that exist, or are impossible, so that nothing is written.
             output = draw(st.sampled_from(["text.txt", "other", "nowhere/a.safetensors", "run/config.json"]))
             line, flags = [command, draw(places), "--output", output], EXPORT_FLAGS
         case "distill":
@@ -131,7 +131,7 @@ def command_lines(draw: Callable) -> list[str]:
 
 
 def words(hint: Any) -> st.SearchStrategy[list[str]]:
-    """What a person types for a value of that type."""
+    """Words that a user might type for a value of that type."""
     if hint in (Path, Path | None):
         hint = str
 

@@ -26,7 +26,7 @@ WRONG = (None, "x", 1.5, -1, True, (), [1], {}, b"x")
 
 
 class Plan(NamedTuple):
-    """A config that was not made yet: making it may be refused."""
+    """A config to be made, which may be refused."""
 
     config_class: type
     options: dict[str, Any]
@@ -43,12 +43,12 @@ def _make(value: Any) -> Any:
 
 
 def values(hint: Any) -> st.SearchStrategy:
-    """Mostly values of an annotated type that make sense, edges, and now and then something else."""
+    """Values of an annotated type: mostly sensible, sometimes edge cases or wrong types."""
     return mostly(_typed(hint), st.sampled_from(WRONG), 15)
 
 
 def mostly(usual: st.SearchStrategy, rare: st.SearchStrategy, odds: int) -> st.SearchStrategy:
-    """`usual`, but for one time in `odds`. (`one_of` counts a strategy once, however often it is given.)"""
+    """`usual`, except once in `odds` draws. (`one_of` counts a repeated strategy only once.)"""
     return st.sampled_from([usual] * (odds - 1) + [rare]).flatmap(lambda strategy: strategy)
 
 

@@ -11,7 +11,7 @@ from hyena_jax import cli, config
 from hyena_jax.config.flags import Flag, flags_of, n_values
 
 CONFIGS = ("quickstart", "images", "shakespeare_cpu:hawk", "griffin", "wikitext103_hyena_125m")
-# What must be given, for each command and each config of `train`.
+# Required arguments of each command and each config of `train`.
 COMMANDS = {
     **{f"train {name}": ["--workdir", "new"] for name in CONFIGS},
     "eval": ["run"],
@@ -38,7 +38,7 @@ def keyword_flags(command: str) -> list[Flag]:
 
 
 def wrong_values(hint: Any) -> tuple[str, ...]:
-    """Texts that no value of the type is written as."""
+    """Texts that are not a value of the type."""
     if get_origin(hint) in (Union, types.UnionType):
         kinds = [wrong_values(kind) for kind in get_args(hint) if kind is not type(None)]
         return tuple(text for text in kinds[0] if all(text in other for other in kinds))
@@ -50,7 +50,7 @@ def wrong_values(hint: Any) -> tuple[str, ...]:
 
 
 def wrong_lines(command: str) -> Iterator[tuple[list[str], str]]:
-    """Words to add to a command line, and what the message must hold."""
+    """Words to add to a command line, and text that the message must contain."""
     flags = keyword_flags(command)
     known = {flag.name for flag in flags}
     for flag in flags:

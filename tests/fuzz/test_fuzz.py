@@ -35,7 +35,7 @@ FUZZ = settings(
 
 
 class Hangs(BaseException):
-    """A case took too long. Nothing that it runs may handle this."""
+    """A case took too long. A BaseException, so that the code under test does not catch it."""
 
 
 class Built(BaseException):
@@ -73,7 +73,7 @@ def shapes_of(experiment: Experiment) -> tuple:
 
 
 def batch_of(experiment: Experiment) -> dict:
-    """Two rows as a model of this experiment reads them, as shapes."""
+    """The shapes of two rows as a model of this experiment reads them."""
     config = experiment.model
     if isinstance(config, ImageClassifierConfig):
         inputs = jax.ShapeDtypeStruct((2, *config.image_size, config.channels), jnp.float32)
@@ -154,7 +154,7 @@ TRAIN = """
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """A finished run, a text, a folder of something else, and what is to stay as it is."""
+    """A finished run, a text, another folder, and files that must not change."""
     root = tmp_path_factory.mktemp("fuzz")
     (root / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
     (root / "other").mkdir()

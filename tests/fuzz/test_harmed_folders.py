@@ -1,7 +1,7 @@
 """Generated harm to run folders: each command does what it should, or refuses in a line. Run with -m fuzz.
 
-What is computed is replaced by what is cheap: `eval` notes which parameters it was given, `train` saves the
-state that it restored as that of the next step. A few cases run by default.
+Computation is replaced by stubs: `eval` records the parameters that it was given, `train` saves the restored
+state as the next step's. A few cases run by default.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def paths_of(folder: Path) -> list[str]:
 
 
 def link(name: str, kind: str, folder: Path, outside: Path) -> None:
-    """Puts a link, or what has no end, in the place of a file or a folder, or where none is."""
+    """Puts a link, or an endless file, in place of a file or a folder, or where there is none."""
     path, moved = folder / name, outside / "moved"
     if os.path.lexists(path):
         path.rename(moved)
@@ -108,7 +108,7 @@ def flips(folder: Path, names: list[str]) -> Iterator[Case]:
 
 
 def move(moves: list[tuple[str, str]], copy: bool, manifests: bool, folder: Path, outside: Path) -> None:
-    """Renames steps all at once, or copies them; what is in the way goes."""
+    """Renames or copies steps all at once, replacing existing ones."""
     checkpoints, drafts = folder / "checkpoints", outside.parent / "drafts"
     for one, other in moves:
         shutil.copytree(checkpoints / one, drafts / other)
@@ -135,7 +135,7 @@ def moves() -> Iterator[Case]:
 
 
 def declare(item: str, number: int, changes: dict, folder: Path, outside: Path) -> None:
-    """Changes what zarr says of an array, and writes the manifest again."""
+    """Changes an array's zarr metadata and rewrites the manifest."""
     checkpoint = folder / "checkpoints" / "4"
     base = {"driver": "file", "path": f"{checkpoint / item}/"}
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
@@ -179,7 +179,7 @@ def declarations() -> Iterator[Case]:
 
 
 def metadata(name: str, change: Callable[[str], str], folder: Path, outside: Path) -> None:
-    """Changes a file of JSON of Orbax's, or ours, and writes the manifest again."""
+    """Changes a JSON file of Orbax or of this package and rewrites the manifest."""
     path = folder / "checkpoints" / "4" / name
     path.write_text(change(path.read_text()))
     write_manifest(folder / "checkpoints" / "4")
@@ -213,7 +213,7 @@ def all_metadata() -> Iterator[Case]:
 
 
 def poison(number: int, value: float, folder: Path, outside: Path) -> None:
-    """Saves the newest checkpoint again, with an entry that is not finite."""
+    """Rewrites the newest checkpoint with an entry that is not finite."""
     run, checkpoints = read_run(folder), folder / "checkpoints"
     params = load_params(run, models.build(run.experiment.model), "latest", print)[1]
     leaves, structure = jax.tree.flatten(params)
@@ -270,7 +270,7 @@ def saved(whole):
 
 
 def save_next(trainer: Trainer, state, start: int, *_) -> dict:
-    """In place of the steps: all that a run writes, but nothing computed."""
+    """Replaces training: writes all files of a run without computing."""
     state = state._replace(step=state.step + 1)
     trainer.log.write(start + 1, {"train/loss": 1.0})
     trainer.log.sync()
@@ -325,7 +325,7 @@ def try_case(case: Case, whole: Path, saved: set[str], root: Path, monkeypatch) 
 
 
 def file_contents(folder: Path) -> dict[str, bytes]:
-    """Regular files alone: a link may name a device, and a pipe waits."""
+    """Contents of regular files only: a link may name a device, and a pipe would block."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 

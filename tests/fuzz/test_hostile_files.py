@@ -1,6 +1,6 @@
-"""Files that are not what they are said to be: special, sparse, packed, or changed in any byte.
+"""Files that are not what they claim to be: special, sparse, compressed, or changed in any byte.
 
-Each is read or refused in one line, soon, and within a bound on memory.
+Each is read, or refused in one line, within bounds on time and memory.
 """
 
 import contextlib
@@ -203,7 +203,7 @@ def test_good_files_are_read(readers, samples, tmp_path):
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "bin"])
 def test_changed_files(readers, samples, tmp_path, name):
-    """Bytes changed, cut or added, headers first: read or refused, never more."""
+    """Bytes changed, cut or added, headers first: the file is read or refused."""
     good, path = samples[name], tmp_path / NAMES.get(name, "file")
     place = st.one_of(st.integers(0, min(200, len(good) - 1)), st.integers(0, len(good) - 1))
     change = st.tuples(place, st.sampled_from([0, 1, 127, 255, *b'[{"9-,:}]']))
@@ -227,7 +227,7 @@ VALUES = [None, True, -1, 0, 2**31, 2**64, 10**400, 1.5, 1e400, "x", "\udcff", "
 
 
 def changed_values(value, path=()):
-    """Paths to all that is inside of a JSON value."""
+    """Paths to all values inside a JSON value."""
     yield path
     if isinstance(value, dict | list):
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):

@@ -1,4 +1,4 @@
-"""Numbers that no machine can compute with, in every field and flag: refused by name, in one line."""
+"""Numbers too extreme to compute with are refused by name in one line, in every field and flag."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ HUGE = [2**63, -(2**63) - 1, 10**30, 10**400]
 
 
 def numbers(hint) -> tuple[bool, bool]:
-    """Whether values of a type are numbers, and whether they are tuples of such."""
+    """Whether values of a type are numbers, and whether they are tuples of numbers."""
     hints = [hint, *typing.get_args(hint)]
     tuples = [inner for inner in hints if typing.get_origin(inner) is tuple and int in typing.get_args(inner)]
     return int in hints or float in hints or bool(tuples), bool(tuples)

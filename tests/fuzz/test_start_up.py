@@ -1,4 +1,4 @@
-"""Signals at moments swept over the start of a command, and environments that JAX cannot start in."""
+"""Signals at moments swept over the start of a command, and environments in which JAX cannot start."""
 
 import json
 import os
@@ -56,7 +56,7 @@ COMMANDS = {
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", COMMANDS)
 def test_signals_swept_over_the_start(places, tmp_path, name, seed):
-    """Between the first tenth of a second, in which Python itself starts, and 20 s, mostly early."""
+    """From 0.1 s, the start of Python itself, to 20 s, mostly early."""
     generator = random.Random(f"{name} {seed}")
     number = generator.choice([signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     if signal.getsignal(number) == signal.SIG_IGN:  # these tests run under nohup
@@ -72,7 +72,7 @@ def test_signals_swept_over_the_start(places, tmp_path, name, seed):
         finally:
             process.kill()
     code, lines = process.returncode, error.splitlines()
-    if code == 0:  # it was done before the signal came
+    if code == 0:  # the command ended before the signal
         assert name in ("eval", "export")
     elif name in ("train", "continue"):
         assert len(lines) == 1, error
@@ -138,7 +138,7 @@ WRONG = [
 
 @pytest.mark.parametrize("setting", WRONG)
 def test_environments_that_jax_cannot_start_in(places, tmp_path, setting):
-    """One line that names it, and no folder; or the command works, where JAX takes the value."""
+    """One line names the variable and no folder is made; or JAX accepts the value and the command works."""
     name, _, value = setting.partition("=")
     flags = ["--workdir", tmp_path / "run", "--data.path", places / "text.txt", "--training.steps", 2]
     with start(*TRAIN, *flags, **{name: value}) as process:

@@ -1,4 +1,4 @@
-"""Generated processes that do not fit together: each is refused in a line, soon. Run with -m fuzz."""
+"""Generated processes that do not fit together are soon refused in one line. Run with -m fuzz."""
 
 import contextlib
 import io
@@ -30,7 +30,7 @@ class Joined(BaseException):
 
 @pytest.fixture
 def unconnected(monkeypatch):
-    """Neither JAX's coordinator nor a name server is asked; a name is unknown at once."""
+    """Contacts neither JAX's coordinator nor a name server; every host name is unknown at once."""
 
     def initialize(*_, **__):
         raise Joined
@@ -86,7 +86,7 @@ RIGHT = {"host": ["127.0.0.1", "localhost"], "count": ["2", "3"], "number": ["0"
 
 @st.composite
 def meetings(draw):
-    """Flags of a process, at most two of which are wrong."""
+    """Flags of a process, at most two of them wrong."""
     wrong = draw(st.sets(st.sampled_from(sorted(WRONG)), max_size=2))
     values = {
         "port": str(draw(free_ports())),
@@ -104,7 +104,7 @@ def meetings(draw):
 
 
 def test_wrong_flags(unconnected, tmp_path):
-    """All have nobody to meet."""
+    """No process finds the others."""
     outcomes = Counter()
 
     @settings(FUZZ, max_examples=FLAGS)
@@ -150,7 +150,7 @@ def test_wrong_environments(unconnected, tmp_path):
             st.fixed_dictionaries({name: st.sampled_from([None, *values]) for name, values in job.items()})
             for job in (SLURM, SLURM, OPEN_MPI)
         ),
-        # Mostly right: what is wrong in one variable shows.
+        # Mostly right, so that a single wrong variable shows.
         *(
             st.sampled_from(list(job)).flatmap(
                 lambda name, job=job: st.fixed_dictionaries(
@@ -179,7 +179,7 @@ def test_wrong_environments(unconnected, tmp_path):
 
 
 def test_rolls():
-    """All of a call come through, or those that may not do not: never a part of them."""
+    """All processes pass, or all that must not are refused, never a part of them."""
     outcomes = Counter()
     cards = st.builds(
         lambda number, count, version: {"number": number, "count": count, "version": version},
@@ -227,7 +227,7 @@ def test_rolls():
 
 
 def test_settings(monkeypatch):
-    """What processes were told differs anywhere, or nowhere."""
+    """The settings of the processes differ in one place, or in none."""
     values = st.dictionaries(
         st.sampled_from(["workdir", "seed", "model.d_model", "init_from"]),
         st.one_of(st.none(), st.integers(0, 2), st.sampled_from(["", "a"]), st.just([1])),

@@ -43,7 +43,7 @@ PATTERNS = {
 
 
 def with_grid(*names):
-    """All patterns; those that are named carry the grid's marker."""
+    """All patterns; the named ones get the marker `grid`."""
     return [pytest.param(name, marks=pytest.mark.grid if name in names else ()) for name in PATTERNS]
 
 
@@ -61,7 +61,7 @@ def model(name, max_len=300):
     params = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["params"]
 
     def scale(path, x):
-        """Larger than at first, so that what comes next depends on what came before; filters stay smooth."""
+        """Scales parameters up, so that the next token depends on the context; filters stay smooth."""
         return x if "filter" in jax.tree_util.keystr(path) else 3 * x
 
     return module, jax.tree_util.tree_map_with_path(scale, params)
@@ -80,7 +80,7 @@ def forward(name, max_len):
 
 
 def check_greedy(name, prompt, continuation, max_len=300):
-    """Each token is the most probable after all before it by the parallel form, as is its log-probability."""
+    """Each token is the parallel form's most probable one, with the same log-probability."""
     tokens = np.concatenate([prompt, continuation.tokens]).astype(np.int32)
     log_probs = np.asarray(forward(name, max_len)(tokens[None, :-1])[0, len(prompt) - 1 :])
     chosen = np.take_along_axis(log_probs, continuation.tokens[:, None], axis=1)[:, 0]
@@ -182,7 +182,7 @@ def test_pieces_end_once_every_row_has_stopped():
 
 @pytest.mark.parametrize("prompt", [pytest.param([3], marks=pytest.mark.grid), [3, 1, 4, 5] * 6])
 def test_a_full_context_slides_by_half(prompt):
-    """The definition: when 16 tokens were read, the last 8 are read again."""
+    """By definition: after 16 tokens were read, the last 8 are read again."""
     (ours,) = drawn("hyena", [prompt], max_len=16, n_tokens=40, rule=GREEDY)
     read, new = list(prompt[-16:]), []
     for _ in range(40):
@@ -195,7 +195,7 @@ def test_a_full_context_slides_by_half(prompt):
 
 def test_a_full_context_is_refused_by_choice():
     assert len(drawn("hyena", [[3]], max_len=16, n_tokens=16, on_full="error")[0].tokens) == 16
-    with pytest.raises(UserError, match="max_new_tokens must be at most 16: .*max_len=16.*, got 17"):
+    with pytest.raises(UserError, match="max_new_tokens must be at most 16 .*max_len=16.*, got 17"):
         drawn("hyena", [[3]], max_len=16, n_tokens=17, on_full="error")
     with pytest.raises(UserError, match="prompt length must be at most max_len=16, got 17"):
         drawn("hyena", [[3] * 17], max_len=16, n_tokens=1, on_full="error")
@@ -203,7 +203,7 @@ def test_a_full_context_is_refused_by_choice():
 
 @pytest.mark.parametrize("name", ["griffin", "constant"])
 def test_states_that_do_not_grow_go_on_beyond_max_len(name):
-    """As a model would for which max_len is larger."""
+    """They continue as in a model with a larger max_len."""
     (ours,) = drawn(name, [[3, 1]], max_len=16, n_tokens=40, rule=GREEDY, on_full="error")
     larger = drawn(name, [[3, 1]], n_tokens=40, rule=GREEDY)[0]
     np.testing.assert_array_equal(ours.tokens, larger.tokens)
@@ -222,7 +222,7 @@ def test_reading_goes_on_from_a_state():
     request = Request(20, GREEDY)
     ours = continuations(proceed(module, params, parts, request))
     np.testing.assert_array_equal(ours[0].tokens, drawn("mixed", [whole], n_tokens=20, rule=GREEDY)[0].tokens)
-    # What was read is not used up.
+    # The first request does not consume what was read.
     again = continuations(proceed(module, params, parts, request))
     np.testing.assert_array_equal(ours[0].tokens, again[0].tokens)
 

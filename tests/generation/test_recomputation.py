@@ -1,4 +1,4 @@
-"""Decoding without a state: by the model's parallel form alone, in the same loop."""
+"""Decoding without a state, by only the model's parallel form, in the same loop."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ RAGGED = [np.array(prompt) for prompt in ([3], [1, 4, 1, 5, 9, 2, 6], [5, 3, 5])
 
 @dataclass(frozen=True)
 class MeanConfig(MixerConfig):
-    """The mean of a token and all before it."""
+    """The running mean of the tokens."""
 
 
 class Mean(nn.Module):
@@ -51,7 +51,7 @@ class CountsConfig(ModelConfig):
 
 
 class Counts(nn.Module):
-    """A model with `__call__` alone: logits from a token, and from how often each came so far."""
+    """A model with only `__call__`: logits from the current token and the counts of tokens so far."""
 
     config: CountsConfig
 
@@ -69,7 +69,7 @@ def language_model(*pattern):
 
 def with_params(model):
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["params"]
-    return model, jax.tree.map(lambda x: 3 * x, params)  # so that what comes next depends on the context
+    return model, jax.tree.map(lambda x: 3 * x, params)  # so that the next token depends on the context
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def assert_same(ours, expected):
 
 
 def naive(model, params, prompt, count):
-    """Greedy tokens by one call of the model a token."""
+    """Greedy tokens by one call of the model per token."""
     apply = jax.jit(model.apply)
     read, new = list(prompt), []
     for _ in range(count):

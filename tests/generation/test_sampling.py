@@ -35,7 +35,7 @@ def draws(rule: SamplingRule) -> np.ndarray:
     ],
 )
 def test_draws_follow_the_rule(rule, weights):
-    """Chi-square; its 1 - 1e-5 quantile for 4 degrees of freedom is 28.5."""
+    """Chi-square test; the 1 - 1e-5 quantile for 4 degrees of freedom is 28.5."""
     expected = COUNT * np.array(weights) / np.sum(weights)
     seen, possible = draws(rule), expected > 0
     assert np.all(seen[~possible] == 0)
@@ -61,8 +61,8 @@ def test_rows_do_not_depend_on_each_other():
         ({"top_p": 1.5}, "top_p must be in .0, 1., got 1.5"),
         ({"top_p": 0.0}, "top_p must be in"),
         ({"min_p": -0.1}, "min_p must be in"),
-        ({"greedy": True, "top_k": 3}, "greedy must be alone"),
-        ({"greedy": True, "min_p": 0.5}, "greedy must be alone"),
+        ({"greedy": True, "top_k": 3}, "greedy must be given without"),
+        ({"greedy": True, "min_p": 0.5}, "greedy must be given without"),
     ],
 )
 def test_wrong_rules_are_refused(options, message):

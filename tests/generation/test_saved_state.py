@@ -48,7 +48,7 @@ def test_a_saved_state_goes_on_as_if_it_had_not_been_saved(model, saved):
 def test_a_state_of_other_parameters_is_refused(model, saved):
     module, params = model
     other = jax.tree.map(lambda x: x + 1, params)
-    with pytest.raises(UserError, match="of another model or checkpoint"):
+    with pytest.raises(UserError, match="belongs to another model or checkpoint"):
         saved_state.load(saved[1], module, other, saved_state.origin(module.config, other))
 
 
@@ -89,7 +89,7 @@ CHANGES = {
     "no rows": (lambda a: about(a, rows=0), "rows must be as many as"),
     "many rows": (lambda a: about(a, rows=10**12), "rows must be as many as"),
     "rows of another type": (lambda a: about(a, rows=[2]), "rows must be as many as"),
-    "another format": (lambda a: about(a, format=2), "of another model or checkpoint"),
+    "another format": (lambda a: about(a, format=2), "belongs to another model or checkpoint"),
     "about nothing": (lambda a: a | {"about": np.array("[]")}, "about must be an object"),
     "deep": (lambda a: a | {"about": np.array("[" * 9000)}, "lists and objects deep"),
     "a number as about": (lambda a: a | {"about": np.array(3)}, "about must be a short text"),
@@ -129,12 +129,12 @@ def test_archives_that_are_not_plain_are_refused(model, saved, tmp_path):
     with pytest.raises(UserError, match="neither compressed nor encrypted"):
         saved_state.load(path, *model, saved[2])
     data = bytearray(saved[1].read_bytes())
-    data[data.index(b"PK\x01\x02") + 8] |= 1  # the flag of encryption, in the directory
+    data[data.index(b"PK\x01\x02") + 8] |= 1  # the encryption flag in the directory
     path.write_bytes(data)
     with pytest.raises(UserError, match="neither compressed nor encrypted"):
         saved_state.load(path, *model, saved[2])
     data = bytearray(saved[1].read_bytes())
-    data[data.index(b"descr") + 200] ^= 1  # in the first array, behind its header
+    data[data.index(b"descr") + 200] ^= 1  # in the first array, after its header
     path.write_bytes(data)
     with pytest.raises(UserError, match="Bad CRC"):
         saved_state.load(path, *model, saved[2])
@@ -145,7 +145,7 @@ def test_archives_that_are_not_plain_are_refused(model, saved, tmp_path):
 
 
 def test_a_state_in_bfloat16_is_read_as_such(tmp_path):
-    """NumPy's format knows no bfloat16."""
+    """NumPy's format has no bfloat16."""
     config = LanguageModelConfig(
         pattern=(AttentionConfig(),),
         n_layers=1,

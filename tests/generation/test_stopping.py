@@ -1,4 +1,4 @@
-"""A row ends where its text first holds a stop, and other rows do not notice."""
+"""A row ends where its text first contains a stop; other rows are unaffected."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ LETTERS = CharactersTokenizer("abcdefghijk")
 
 
 def end_of(tokens, texts):
-    """By definition: the shortest beginning of the text that holds one of them."""
+    """By definition: the shortest prefix of the text that contains a stop."""
     text = LETTERS.decode(tokens)
     ends = [text.index(stop) + len(stop) for stop in texts if stop in text]
     return min(ends, default=len(text))

@@ -1,4 +1,4 @@
-"""What every mixer keeps to. A new mixer is a new line in `cases`."""
+"""The contract of every mixer. A new mixer needs a case in `cases`."""
 
 from collections.abc import Callable
 from functools import cache
@@ -28,17 +28,17 @@ BIDIRECTIONAL = {name: case for name, case in EVERY.items() if not case.config.c
 
 
 def marks(name, in_grid):
-    """One process for all tests of a case, so that they share what `jitted` compiled."""
+    """Marks that run all tests of a case in one process, so that they share the programs of `jitted`."""
     return [pytest.mark.xdist_group(name), *([pytest.mark.grid] if in_grid else [])]
 
 
 def over(cases):
-    """Cases, and options too."""
+    """All cases and options."""
     return pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n, False)) for n in cases])
 
 
 def over_cases(cases):
-    """Cases, and options under the marker `grid` alone."""
+    """Cases, and options only under the marker `grid`."""
     return pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n, n in OPTIONS)) for n in cases])
 
 
@@ -62,7 +62,7 @@ def inputs(length: int, seed: int = 0, batch: int = 2) -> jax.Array:
 
 @cache
 def init(name: str) -> dict:
-    """Initial parameters, each moved a little, so that zeros do not hide mistakes."""
+    """Initial parameters, slightly perturbed, so that zeros do not hide mistakes."""
     with jax.enable_x64(False):  # the first test that asks may be one in float64
         params = jax.jit(build(EVERY[name]).init)(jax.random.key(0), inputs(3))["params"]
         leaves, structure = jax.tree.flatten(params)
@@ -78,7 +78,7 @@ def to_float64(tree):
 
 @cache
 def jitted(name: str, method: str | None = None, dtype=None) -> Callable:
-    """A method of the case's mixer as a function of parameters and arguments; compiled once a shape."""
+    """A method of the case's mixer as a function of parameters and arguments; compiled once per shape."""
     module = build(EVERY[name], dtype)
     return jax.jit(lambda params, *args: module.apply({"params": params}, *args, method=method))
 
@@ -162,7 +162,7 @@ def test_gradients_equal_those_of_the_direct_form(name, monkeypatch):
         grads = []
         for method in (long_conv.fft_conv, long_conv.direct_conv):
             monkeypatch.setattr(long_conv, "fft_conv", method)
-            # A new lambda each time, or the second trace would be the first one's.
+            # A new lambda each time, or the second call would reuse the first trace.
             grads.append(jax.jit(jax.grad(lambda *args: loss(*args), (0, 1)))(*args))
         for ours, direct in zip(*map(jax.tree.leaves, grads), strict=True):
             np.testing.assert_allclose(ours, direct, rtol=1e-8, atol=1e-9 * np.abs(direct).max())
@@ -232,7 +232,7 @@ def test_steps_with_tiles_equal_the_parallel_form(name, monkeypatch):
     for row, length in enumerate(lengths):
         expected = jitted(name)(params, x[row : row + 1, 5 - length :])[0, length:]
         assert_close(outputs[row], expected)
-    # Without tiles again: exact at any time, and room for a prefill.
+    # Back to no tiles: exact at any time, with room for a prefill.
     if has_tiles(state):
         assert np.isnan(step(params, absorb(state, 2), x[:, 0])[1]).all()
     assert jax.tree.structure(close_tiles(state)) == jax.tree.structure(empty)
@@ -247,7 +247,7 @@ def test_document_boundaries_are_refused_where_they_would_leak(name):
 @over_cases([name for name, case in EVERY.items() if case.resets])
 def test_documents_equal_the_oracle_and_do_not_leak(name):
     params, x = init(name), inputs(OPTION_LENGTH)
-    # The first id comes back: that is a document of its own.
+    # The first id returns, which starts a separate document.
     ids = np.repeat([[0, 1, 0, 3], [5, 6, 6, 5]], [5, 1, 17, 8], axis=1)
     runs = np.cumsum(np.diff(ids, axis=1, prepend=ids[:, :1]) != 0, axis=1)
     run = jitted(name)
@@ -318,7 +318,7 @@ def test_bfloat16_decoding_keeps_its_state_types(name):
 
 @over(CASES)
 def test_same_shapes_do_not_retrace(name):
-    chex.clear_trace_counter()  # it counts by the function's code, which all mixers share here
+    chex.clear_trace_counter()  # it counts by the function's code, which all mixers share
     module, params = build(EVERY[name]), init(name)
     once = chex.assert_max_traces(n=1)(lambda params, x: module.apply({"params": params}, x))
     forward = jax.jit(once)

@@ -1,4 +1,4 @@
-"""What is Hawk's own: its size, how it starts, and where documents start."""
+"""Tests only for Hawk: its size, its initialisation, and document starts."""
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +69,7 @@ def test_initial_factors_are_uniform_by_area_in_the_ring(ring, power):
     assert factors.min() >= 0.9 - 1e-5
     assert factors.max() <= 0.999 + 1e-5
     quantiles = np.sort((factors**2 - 0.9**2) / (0.999**2 - 0.9**2))
-    # Kolmogorov's distance of 4096 uniform numbers is above this once in a million.
+    # The Kolmogorov-Smirnov statistic of 4096 uniform numbers exceeds this once in a million.
     assert np.abs(quantiles - np.linspace(0, 1, 4096)).max() < 2.7 / np.sqrt(4096)
 
 
@@ -81,7 +81,7 @@ def test_documents_in_one_row_equal_separate_rows_where_the_start_is_a_reset():
 
 
 def test_a_row_that_starts_after_the_first_prefill_is_reset_there():
-    """A row of a ragged prefill may be padding altogether; its first token is still to come."""
+    """A row of a ragged prefill may be all padding; its first token is still to come."""
     prefill, step = jax.jit(bound().prefill), jax.jit(bound().step)
     state, _ = prefill(bound().init_state(1, 11), 9 * X[:, :4], jnp.array([0]))
     state, first = step(state, X[:, 0])

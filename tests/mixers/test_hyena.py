@@ -1,4 +1,4 @@
-"""What is Hyena's own: how its forms start, and their edges."""
+"""Tests only for Hyena: the initialisation of its forms, and edge cases."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ PARAMS = {
     name: jax.jit(mixer.init)(jax.random.key(0), jnp.zeros((1, 1, D)))["params"]
     for name, mixer in MIXERS.items()
 }
-UNIFORM = 3**-0.5  # deviation of a uniform distribution in -1..1
+UNIFORM = 3**-0.5  # standard deviation of the uniform distribution on -1..1
 
 
 @pytest.mark.parametrize(

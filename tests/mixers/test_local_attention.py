@@ -1,4 +1,4 @@
-"""What is local attention's own: a ring of keys, filled and read in pieces of any size."""
+"""Tests only for local attention: its ring buffer of keys, filled and read in pieces of any size."""
 
 import jax
 import jax.numpy as jnp

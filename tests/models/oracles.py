@@ -1,4 +1,4 @@
-"""What the tests of models share."""
+"""Helpers of the tests of models."""
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,14 @@ from hyena_jax.mixers import mixer_class
 
 
 def random_params(config: ModelConfig, inputs: jax.Array) -> dict:
-    """Parameters without zeros and ones, which hide mistakes; initialisers have tests of their own."""
+    """Random parameters, since initial zeros and ones hide mistakes; initialisers are tested separately."""
     shapes = jax.eval_shape(models.build(config).init, jax.random.key(0), inputs)["params"]
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), shapes)
 
 
 def mixers_of(config: ModelConfig) -> list:
-    """The mixers of the pattern as the oracles of models take them; their own oracles are the contract's."""
+    """The mixers of the pattern as functions for the oracles of models."""
 
     def mixer(mixer_config):
         module = mixer_class(mixer_config)(config.d_model, config.max_len, mixer_config)

@@ -56,7 +56,7 @@ def init(config: LanguageModelConfig = CONFIG):
 
 @cache
 def jitted(config: LanguageModelConfig, method: str | None = None):
-    """A method of the model as a function of parameters and arguments; compiled once a shape."""
+    """A method of the model as a function of parameters and arguments; compiled once per shape."""
     model = models.build(config)
     return jax.jit(lambda params, *args: model.apply({"params": params}, *args, method=method))
 
@@ -83,7 +83,7 @@ def test_equals_its_oracle(config):
     "name", [pytest.param(n, marks=() if n == "griffin" else pytest.mark.grid) for n in VARIANTS]
 )
 def test_derivatives_in_both_modes(name):
-    """With one mixer: each has its own test."""
+    """With one mixer, since each mixer has its own test."""
     config = dataclasses.replace(VARIANTS[name], pattern=CONFIG.pattern[1:], n_layers=1)
     with jax.enable_x64(True):
         model, tokens = models.build(config), TOKENS[:, :7]
@@ -133,7 +133,7 @@ def test_the_soft_cap_bounds_the_logits():
     ],
 )
 def test_initial_deviations(name, embedding, hidden, out):
-    """Of 2 layers, D = 64 and a hidden width of 256; a uniform variable on ±b has deviation b / sqrt(3)."""
+    """For 2 layers, D = 64, hidden width 256; a uniform variable on ±b has standard deviation b / sqrt(3)."""
     config = LanguageModelConfig(
         pattern=(AttentionConfig(),),
         n_layers=2,
@@ -215,7 +215,7 @@ def test_dropout_needs_its_key_and_is_off_when_deterministic(remat):
 
 
 def test_bare_mixers_drop_nothing_but_the_embedding():
-    """A zero embedding shows no dropout, and there is no other."""
+    """With a zero embedding dropout has no effect, so there is no other dropout."""
     config = dataclasses.replace(
         VARIANTS["bare_mixers"], dropout=0.5, learned_positions=False, tied_head=False, head_bias=True
     )

@@ -1,4 +1,4 @@
-"""Published models that no shipped config is; those that are, are counted in `tests/test_config.py`."""
+"""Published models without a shipped config; shipped configs are counted in `tests/test_config.py`."""
 
 import jax
 import jax.numpy as jnp
@@ -67,9 +67,9 @@ def test_fastmax_on_mnist(head):
 @pytest.mark.parametrize(
     ("mixer", "size"),
     [
-        # ViT-B/16 has 86,567,656: a class token more, and its position.
+        # ViT-B/16 has 86,567,656: in addition a class token and its position.
         (AttentionConfig(n_heads=12, causal=False), 86_567_656 - 2 * 768),
-        # Hyena-ViT in its place, 78.5% on ImageNet-1k (Poli et al. 2023): 88M.
+        # Hyena-ViT, 78.5% on ImageNet-1k (Poli et al. 2023): 88M.
         (HyenaConfig(bidirectional=True), 88_069_912),
     ],
 )

@@ -1,4 +1,4 @@
-"""Language models whose sequences four fake devices share out equal those on one, gradient by gradient."""
+"""Language models with sequences sharded over four fake devices equal one device, gradient by gradient."""
 
 import dataclasses
 import os

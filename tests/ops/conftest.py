@@ -4,6 +4,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _strict_promotion():
-    """No dtype may be mixed by accident."""
+    """Makes accidental mixing of dtypes an error."""
     with jax.numpy_dtype_promotion("strict"):
         yield

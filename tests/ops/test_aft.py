@@ -21,7 +21,7 @@ anywhere = settings(max_examples=30, deadline=None, derandomize=True)
 
 
 def exponents(*shape):
-    """Of keys and of factors whose products are biases: what overflows, vanishes, or does neither."""
+    """Exponents of keys and of bias factors that overflow, vanish, or do neither."""
     return arrays(np.float32, shape, elements=st.floats(-100, 100, width=32))
 
 
@@ -70,7 +70,7 @@ def expected(variant, keys, values, u, v, ids):
 @pytest.mark.parametrize("ids", [ONE_DOCUMENT, pytest.param(TWO_DOCUMENTS, marks=pytest.mark.grid)])
 @pytest.mark.parametrize("scale", [1, pytest.param(40, marks=pytest.mark.grid)])
 def test_derivatives_in_both_modes(variant, ids, scale):
-    """Over more than one block of queries, with keys that differ little, and more than products can take."""
+    """Over several blocks of queries, with keys that differ by less and by more than PRODUCT_RANGE."""
     thorough = scale > 1
     rng = np.random.default_rng(0)
     shapes = ((1, LENGTH, WIDTH), (1, LENGTH, WIDTH), (LENGTH, 1), (LENGTH, 1))
@@ -97,7 +97,7 @@ def test_extreme_exponents(variant, ids, keys, u, seed):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_nothing_comes_from_later(variant):
-    """Not even by the size of a later key, which would show in a running maximum that looks ahead."""
+    """Not even through the size of a later key, as in a running maximum that looks ahead."""
     rng = np.random.default_rng(0)
     keys, values, weight = rng.standard_normal((3, 1, LENGTH, WIDTH)).astype(np.float32)
     u, v = rng.standard_normal((2, LENGTH, 1)).astype(np.float32)
@@ -159,7 +159,7 @@ def test_one_tap_has_no_deviation():
 
 
 def test_biases_of_all_pairs_never_exist_together():
-    """Temporary memory of the gradient of AFT-full against one array [B, L, L, D]."""
+    """The gradient of AFT-full needs less temporary memory than one array [B, L, L, D]."""
     length, width = 512, 16
     shapes = [(1, length, width)] * 2 + [(length, 4)] * 2
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

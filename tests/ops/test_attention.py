@@ -68,7 +68,7 @@ def test_segments_do_not_see_each_other():
 
 
 def test_the_keys_before_the_queries_are_seen():
-    """As in a cache: all queries after `offset` keys, which may be known only when it runs."""
+    """As with a cache: all queries come after `offset` keys, which may be a traced number."""
     q, k, v = arrays(7)
     expected = attention.softmax_attention(q, k, v, one_segment(7))[:, 3:5]
     for offset in (3, jnp.int32(3)):
@@ -91,7 +91,7 @@ VISIBLE = {
 
 
 def objective(form, visible):
-    """A scalar of q, k and v that weighs all outputs differently, without queries that see nothing."""
+    """A scalar function of q, k, v that weights all outputs differently, except queries without keys."""
 
     def weigh(q, k, v):
         o = form(q, k, v, visible)
@@ -229,7 +229,7 @@ def test_the_softmax_of_bfloat16_is_computed_in_float32():
     y = FORMS["blocks"](q, k, v, Visible(is_causal=True))
     assert y.dtype == jnp.bfloat16
     wide = (np.asarray(x, np.float64) for x in (q, k, v))
-    # 127 keys are added up: in bfloat16 that alone would miss by far more.
+    # Summing 127 keys in bfloat16 alone would cause a much larger error.
     assert_close(y, attention.softmax_attention(*wide, one_segment(127)))
 
 
@@ -243,7 +243,7 @@ def test_the_softmax_of_bfloat16_is_computed_in_float32():
     ],
 )
 def test_blocks_take_memory_in_proportion_to_the_length(mode, window):
-    """Blocks and arrays [L, d] grow with L, four times here; weights of all queries would grow 16 times."""
+    """At four times the length, memory grows four times; with the weights of all queries, 16 times."""
 
     def temporary(length):
         visible = Visible(True, window)
@@ -284,7 +284,7 @@ def test_future_keys_have_exactly_no_gradient(attend):
 @pytest.mark.parametrize("window", [1, 4, 7, 100])
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 17, 31])
 def test_a_window_equals_the_definition(length, window):
-    """Shorter than the window, a block exactly, and with a last block that is not full."""
+    """Lengths below the window, of exactly one block, and with a partial last block."""
     q, k, v = arrays(length, 2)
     expected = attention.softmax_attention(q, k, v, one_segment(length), window=window)
     assert_close(local_attention(q, k, v, window), expected)
@@ -293,7 +293,7 @@ def test_a_window_equals_the_definition(length, window):
 @pytest.mark.parametrize("window", [4, 30])
 def test_segments_do_not_see_each_other_in_a_window(window):
     q, k, v = arrays(31)
-    # Ids that decrease, return nowhere, and one that is 0 like the padding of blocks.
+    # Ids in any order, each in one run, one of them 0 like the padding of blocks.
     segments = np.repeat([[7, 5, 0, -3], [1, 2, 0, 4]], [5, 1, 17, 8], axis=1)
     y = local_attention(q, k, v, window, segment_ids=jnp.asarray(segments))
     assert_close(y, attention.softmax_attention(q, k, v, segments, window=window))
@@ -306,7 +306,7 @@ def test_a_window_reaches_into_the_keys_before_the_queries(n_before, window):
     expected = attention.softmax_attention(q, k, v, one_segment(31), window=window)[:, n_before:]
     if window == 30:
         assert_close(local_attention(q[:, n_before:], k, v, window), expected)
-    else:  # what precedes the first query by more than the window is not needed
+    else:  # keys more than a window before the first query are not needed
         start = max(n_before - window, 0)
         assert_close(local_attention(q[:, n_before:], k[:, start:], v[:, start:], window), expected)
 
@@ -361,7 +361,7 @@ def test_rotary_products_depend_on_the_distance_alone():
 
 def test_rotary_keeps_the_dtype_and_turns_in_float32():
     q, _, _ = arrays(7)
-    positions = 5000 + jnp.arange(7)  # bfloat16 has no number between 5000 and 5024
+    positions = 5000 + jnp.arange(7)  # bfloat16 has no number strictly between 5000 and 5024
     y = rotary(q.astype(jnp.bfloat16), positions, 6, 10_000.0)
     assert y.dtype == jnp.bfloat16
     assert_close(y, rotary(q, positions, 6, 10_000.0))

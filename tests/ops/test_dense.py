@@ -14,7 +14,7 @@ from hyena_jax.ops.dense import (
     to_channels_first,
 )
 
-# Each with the einsum that it is, and shapes of its arguments.
+# Each function with the equivalent einsum and the shapes of its arguments.
 PRODUCTS = {
     "dense": (dense, "bld,dc->blc", (2, 7, 3), (3, 5)),
     "block_dense": (block_dense, "hni,hij->hnj", (2, 7, 3), (2, 3, 5)),

@@ -36,7 +36,7 @@ def test_one_argument_alone_may_be_differentiated(argument):
 
 
 def test_gradients_are_those_of_the_rule():
-    """A rule that is wrong on purpose shows which one ran."""
+    """A deliberately wrong rule shows that it was used."""
     f = own_derivative(forward, lambda residuals, y_bar: (jnp.full_like(X, 2.0), jnp.full_like(KERNEL, 3.0)))
     gradients = jax.grad(lambda *args: f(*args).sum(), (0, 1))(jnp.asarray(X), jnp.asarray(KERNEL))
     np.testing.assert_array_equal(gradients[0], np.full_like(X, 2.0))
@@ -85,7 +85,7 @@ def test_the_solution_of_an_equation_keeps_infinities_and_dtypes_apart():
 
 
 def test_the_compiled_backward_pass_is_that_of_the_rule_alone():
-    """Of the equation behind it nothing is left: three products, no second tangent, no sum over nothing."""
+    """Nothing of the linear solve remains: three products, no second tangent, no empty sums."""
 
     def loss(x, kernel):
         return (own_derivative(forward, pull_back)(x, kernel) ** 2).sum()

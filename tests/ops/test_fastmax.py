@@ -55,7 +55,7 @@ def test_derivatives_in_both_modes(p, causal, monkeypatch):
     """Over several chunks, the last one not full."""
     monkeypatch.setattr(fastmax, "CHUNK", 4)
     with jax.enable_x64(True):
-        form = factorized.__wrapped__  # not what was compiled with other chunks
+        form = factorized.__wrapped__  # do not reuse programs compiled for other chunks
         check_modes(lambda args: form(*args, p, causal), arrays(7, 0.4), is_thorough=p == 3)
 
 
@@ -110,7 +110,7 @@ def test_standardization_sees_one_token_alone():
 
 
 def test_features_of_a_whole_sequence_never_exist():
-    """Temporary memory of the gradient, at a length of 64 chunks, against one array [B, L, H, M]."""
+    """At 64 chunks, the gradient needs less temporary memory than one array [B, L, H, M]."""
     length, width = 64 * fastmax.CHUNK, 8
     q = jax.ShapeDtypeStruct((1, length, 1, width), jnp.float32)
     gradient = jax.jit(jax.grad(lambda q, k, v: factorized(q, k, v, 3, True).sum(), (0, 1, 2)))

@@ -16,7 +16,7 @@ from hyena_jax.ops.linear_recurrence import associative_recurrence, loop_recurre
 from hyena_jax.reference import recurrence
 
 METHODS = (scan_recurrence, loop_recurrence, associative_recurrence, None)
-# Compiled as a whole: step by step, the parallel form is hundreds of small programs.
+# Compiled as a whole, since the associative form would otherwise be hundreds of small programs.
 linear_recurrence = jax.jit(ops.linear_recurrence, static_argnames=("reverse", "method"))
 DIRECTIONS = pytest.mark.parametrize("reverse", [False, True])
 
@@ -108,7 +108,7 @@ def test_one_argument_alone_may_be_differentiated(argument):
 @DIRECTIONS
 @pytest.mark.parametrize("method", METHODS)
 def test_bfloat16_gradients(method, reverse):
-    """a and x are read, and their derivatives written, in bfloat16; the state and the sums are float32."""
+    """a, x and their gradients are bfloat16; the state and the sums are float32."""
     a, x, h0 = arrays(37)
     a, x, h0 = jnp.bfloat16(a), jnp.bfloat16(x), jnp.float32(h0)
 
@@ -169,13 +169,13 @@ def test_bfloat16_input_is_summed_in_float32(method):
     h, last = linear_recurrence(a, x, method=method)
     assert h.dtype == jnp.bfloat16
     assert last.dtype == jnp.float32
-    assert last == 300  # a sum in bfloat16 stops at 256
+    assert last == 300  # a sum of ones in bfloat16 stops at 256
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("factor", [0.0, 1e-30, 1.0, -1.0, np.nextafter(np.float32(1), np.float32(0))])
 def test_is_finite_at_the_edges(factor, method):
-    """Also at the products of factors that underflow, and with large inputs."""
+    """Also where products of factors underflow, and with large inputs."""
     x = jnp.asarray(1e30 * arrays(127)[1], jnp.float32)
     a = jnp.full_like(x, factor)
 

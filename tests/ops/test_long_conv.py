@@ -50,7 +50,7 @@ def test_bfloat16_input_is_convolved_in_float32(method):
     u = jnp.asarray(u, jnp.bfloat16)
     y = long_conv(u, h, skip, method)
     assert y.dtype == jnp.bfloat16
-    # One rounding, of the result: half a unit in the last of 8 bits.
+    # Only the result is rounded: half a unit in the last of 8 bits.
     expected = convolution.long_conv(u, h, skip)
     assert np.all(np.abs(np.float64(y) - expected) <= 2.0**-8 * np.abs(expected) + 1e-4)
 
@@ -108,7 +108,7 @@ def test_forward_jacobian_equals_the_reverse_one(method):
 
 @pytest.mark.parametrize("shape", [(3, 4, 7), (4, 3, 7), (3, 1, 7), (7,)])
 def test_derivatives_in_both_modes_where_ffts_are_sharded(shape):
-    """Over rows, over the axis before them, and over nothing."""
+    """Sharded over rows, over the axis before them, and not at all."""
     rng = np.random.default_rng(0)
     args = rng.standard_normal(shape), rng.standard_normal((*shape[:1], 1, 7)[-len(shape) :])
     with jax.enable_x64(True), jax.set_mesh(jax.make_mesh((2, 2), ("a", "b"), (AxisType.Auto,) * 2)):

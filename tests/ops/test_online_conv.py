@@ -14,7 +14,7 @@ WIDTH = GROUPS * FILTERS
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
-    """So that short sequences have tiles of many sizes."""
+    """Small tiles, so that short sequences have tiles of many sizes."""
     monkeypatch.setattr(online_conv, "TILE", 2)
 
 
@@ -25,7 +25,7 @@ def example(length):
 
 
 def expected(u, h):
-    """By the definition, in float64."""
+    """The convolution by its definition, in float64."""
     rows = np.asarray(u, np.float64).transpose(0, 2, 1)
     return long_conv(rows, np.tile(h, (GROUPS, 1)), np.zeros(WIDTH)).transpose(0, 2, 1)
 
@@ -34,7 +34,7 @@ UNLIMITED = Window(jnp.int32(0), jnp.int32(10**9))
 
 
 def run_with_tiles(u, h, start, window=lambda position: UNLIMITED, tile_at=online_conv.due_size):
-    """Outputs from `start` on, the earlier inputs absorbed at once."""
+    """Outputs from `start`, with the earlier inputs absorbed at once."""
     length = u.shape[1]
     taps, spectra = online_conv.reversed_taps(h), online_conv.tile_spectra(h)
     inputs = u.at[:, start:].set(0)

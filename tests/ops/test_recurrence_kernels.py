@@ -25,7 +25,7 @@ def arrays(batch: int, length: int, channels: int):
 
 
 def exact(a, x, h0, weight, last_weight, reverse):
-    """The oracle, and the derivative of the weighted sum of both outputs by a, x and h0; float64."""
+    """The oracle's outputs, and the gradients of their weighted sum with respect to a, x and h0; float64."""
     a, x, h0, weight, last_weight = map(np.float64, (a, x, h0, weight, last_weight))
     h, last = recurrence.linear_recurrence(a, x, h0, reverse)
     if reverse:
@@ -81,7 +81,7 @@ def test_bfloat16(kernel, reverse):
     ours = run(a, x, h0)
     assert [v.dtype for v in ours] == [jnp.bfloat16, jnp.float32, jnp.bfloat16, jnp.bfloat16, jnp.float32]
     expected = exact(*map(np.float32, (a, x, h0, weight, last_weight)), reverse)
-    assert_close(ours[1], expected[1])  # the state is not rounded on the way
+    assert_close(ours[1], expected[1])  # the state is not rounded between blocks
     for values, theirs in zip(ours, expected, strict=True):
         assert_close(values, theirs, "bfloat16")
 
@@ -104,7 +104,7 @@ def test_h0_may_be_left_out_and_half_continued(kernel):
     [(gpu_recurrence, "cuda", "xla.gpu.triton"), (tpu_recurrence, "tpu", "tpu_custom_call")],
 )
 def test_lowers_to_one_kernel_each_way(kernel, platform, call, dtype, reverse):
-    """No device is needed to translate a kernel; what the device's compiler makes of it is not tested."""
+    """Lowering needs no device; the device's own compiler is not tested."""
     if platform == "cuda" and jax.__version_info__ >= (0, 12):
         pytest.skip("JAX 0.12 lowers Triton kernels, which it deprecates, only where there is a GPU")
     sequence = jax.ShapeDtypeStruct((2, 131, 37), dtype)

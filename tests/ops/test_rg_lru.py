@@ -62,7 +62,7 @@ def test_what_came_before_a_start_does_not_matter():
     st.sampled_from([0.0, 1e-30, 1e-7, 0.1, 1.0]),
 )
 def test_is_finite_where_a_is_almost_0_or_1(rate, r):
-    """1 - a or a is below 1e-7 when softplus(rate) is, or when 8 r softplus(rate) is above 16."""
+    """1 - a is below 1e-7 if 8 r softplus(rate) is; a is near 1e-7 if it is 16, and smaller beyond."""
     x = jnp.float32(arrays(17)[0])
 
     def loss(x, r, i, rate):
@@ -78,7 +78,7 @@ def test_is_finite_where_a_is_almost_0_or_1(rate, r):
 
 @pytest.mark.parametrize("distance", [1e-7, 1e-12, 1e-20])
 def test_the_input_is_scaled_exactly_where_a_is_almost_1(distance):
-    """1 - a^2 written down directly would be 0, or off by tens of percent, in float32."""
+    """In float32 the direct formula 1 - a^2 would be 0, or wrong by tens of percent."""
     one = jnp.ones((1, 1, 1))
     rate = jnp.log(jnp.expm1(jnp.full(1, distance / 8)))
     h, _ = rg_lru(one, one, one, rate)

@@ -1,5 +1,5 @@
-"""Every operator over four fake devices that share the sequence out equals its form on one, and so does every
-gradient."""
+"""Every operator with its sequence sharded over four fake devices equals its form on one device, and so does
+every gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def check(whole, local, in_axes: tuple[str, ...], out_axes: str, *args, mesh: Mesh | None = None) -> None:
-    """`local` over the devices equals `whole` of the same arguments, as do the gradients by the floats."""
+    """`local` over the devices equals `whole` of the same arguments, as do the gradients of all floats."""
     floats = tuple(i for i, x in enumerate(args) if x is not None and x.dtype.kind == "f")
 
     def results(f):
@@ -64,7 +64,7 @@ def test_long_conv(groups):
 @pytest.mark.parametrize("n_taps", [1, 3, 8])
 @pytest.mark.parametrize("ids", [None, IDS[:, None]], ids=["one_document", "documents"])
 def test_short_conv(n_taps, ids):
-    """Also with taps that reach back over more than one device, or over all."""
+    """Also with taps that reach over several devices, or over all."""
 
     def whole(x, taps, bias, ids):
         return short_conv.short_conv(x, taps, bias, 2, None, ids)
@@ -119,7 +119,7 @@ def test_rg_lru_with_documents():
 @pytest.mark.parametrize("window", [4, 20])
 @pytest.mark.parametrize("ids", [None, IDS], ids=["one_document", "documents"])
 def test_local_attention(window, ids):
-    """Also with windows over more than one device, or over all."""
+    """Also with windows over several devices, or over all."""
 
     def whole(q, k, v, ids):
         return attention.local_attention(q, k, v, window, None, ids)
@@ -146,7 +146,7 @@ def test_softmax_attention(is_causal, ids):
 
 
 def test_softmax_attention_in_blocks():
-    """With more queries on a device than one block holds."""
+    """With more than one block of queries on a device."""
 
     def whole(q, k, v):
         return attention.softmax_attention(q, k, v, True, method=attention.plain_attention)
@@ -174,7 +174,7 @@ def test_fastmax(is_causal):
 @pytest.mark.parametrize("spread", [1, 60])
 @pytest.mark.parametrize("ids", [None, IDS], ids=["one_document", "documents"])
 def test_aft_simple(spread, ids):
-    """Also where the exponents of one device vanish beside another's."""
+    """Also where the exponents of one device vanish next to another's."""
     documents = np.asarray(jnp.broadcast_to(aft.places(LENGTH, ids).document, (BATCH, LENGTH)))
 
     def whole(keys, values, documents):

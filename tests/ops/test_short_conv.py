@@ -8,7 +8,7 @@ from tolerances import assert_close
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 from hyena_jax.reference import convolution
 
-# Where time and channels are, of x [B, C, L]: the order of axes in which an operator likes them.
+# Orders of axes: where channels and time of x [B, C, L] are.
 LAYOUTS = {"channels_first": (1, 0, 2), "channels_last": (0, 2, 1)}
 
 
@@ -18,7 +18,7 @@ def arrays(length: int, n_taps: int, dtype=np.float32):
 
 
 def filtered(x, taps, bias, history=None, segment_ids=None, layout="channels_first"):
-    """`short_conv` of x [B, C, L] with taps [C, K], in a layout of its own."""
+    """`short_conv` of x [B, C, L] with taps [C, K], in the given order of axes."""
     order = LAYOUTS[layout]
     axis = order.index(2)
 
@@ -124,5 +124,5 @@ def test_a_document_equals_itself_alone():
 
 def test_segments_and_a_history_are_refused_together():
     x, taps, bias = arrays(7, 4)
-    with pytest.raises(ValueError, match="segment_ids must be None where a history is given"):
+    with pytest.raises(ValueError, match="segment_ids must be None when history is given"):
         filtered(x, taps, bias, empty_history(2, 3, 4), np.zeros((2, 7), int))

@@ -47,7 +47,7 @@ def contents(folder):
 
 
 def declare(checkpoint, name: str, content: bytes | None = None, **changes) -> None:
-    """Changes what zarr says of an array, as someone would who then writes the manifest again."""
+    """Changes an array's zarr metadata and rewrites the manifest, as an attacker would."""
     base = {"driver": "file", "path": f"{checkpoint / 'params'}/"}
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
     about = json.loads(store.read(f"{name}/.zarray").result().value) | changes
@@ -119,7 +119,7 @@ UNVERIFIED = "(the run was stopped before its digests were written)"
 
 
 def test_the_newest_verified_checkpoint_is_used(folder):
-    """A newer one may be damaged unnoticed; it is kept, out of the way of the next save."""
+    """A newer damaged checkpoint is skipped and kept, out of the way of the next save."""
     (folder / "5" / "manifest.json").unlink()
     before = contents(folder / "5")
     lines = []
@@ -173,7 +173,7 @@ def test_a_folder_of_another_step_is_damaged(folder, verified):
 
 
 def test_links_are_set_aside_and_what_they_name_stays(folder, tmp_path):
-    """Also one that is older than what is used: Orbax would fail to delete it."""
+    """Also a link older than the checkpoint in use, which Orbax would fail to delete."""
     outside = tmp_path / "outside"
     shutil.move(folder / "2", outside)
     (folder / "2").symlink_to(outside)

@@ -47,7 +47,7 @@ def arguments(text, workdir, steps, *more):
 
 @contextmanager
 def launched(n_processes, command, grace=60):
-    """The launcher, whose standard error goes where its standard output goes."""
+    """The launcher, with its standard error joined to its standard output."""
     flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
     ours = [sys.executable, "-u", "-m", "hyena_jax", "launch", "--num-processes", str(n_processes)]
     with subprocess.Popen(
@@ -66,7 +66,7 @@ def launched(n_processes, command, grace=60):
 
 
 def until(launcher, text):
-    """Reads on until a line holds `text`; returns what was read."""
+    """Reads until a line contains `text`; returns all lines read."""
     lines = []
     for line in launcher.stdout:
         lines.append(line)
@@ -226,7 +226,7 @@ def test_processes_that_do_not_fit_together_are_refused(text, tmp_path, changes,
 @pytest.mark.scale
 @pytest.mark.parametrize("plugin", ["drawn_rows", "word_starts"])
 def test_rows_and_weights_of_the_users_own_train_in_two_processes_as_in_one(text, tmp_path, plugin):
-    """And continue: an iterator is read as a whole by each process, whose rows of a batch are its own."""
+    """And continue: each process reads the whole iterator and keeps its own rows of a batch."""
     own = ["--plugin", EXTENSIONS / f"{plugin}.py", "--data", plugin, "--logging.sample-prompt", None]
 
     def train(workdir, steps, n_processes):
@@ -304,7 +304,7 @@ def test_alone_everything_is_agreed():
         ({"coordinator": "::1:80", "num_processes": 2, "process_id": 1}, "coordinator must be HOST:PORT"),
         (
             {"coordinator": "a:1", "num_processes": 2, "process_id": 1, "distributed": True},
-            "distributed must be False where coordinator is given",
+            "distributed must be False when coordinator is given",
         ),
         ({"join_timeout": 0.0}, "join_timeout must be more than 0"),
     ],
@@ -333,12 +333,12 @@ def test_what_differs_between_processes_is_named(other, message, monkeypatch):
 
 
 class Joined(Exception):
-    """All was found right before JAX is asked to connect."""
+    """All checks passed, and JAX would connect now."""
 
 
 @pytest.fixture
 def joined(monkeypatch):
-    """The arguments that JAX is given, in place of joining."""
+    """The arguments that JAX would join with."""
     found = {}
 
     def initialize(*place, **options):

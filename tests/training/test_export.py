@@ -153,7 +153,7 @@ def test_other_dtypes_are_converted(tmp_path):
 
 
 def test_a_run_starts_from_the_parameters_of_another(experiment, tmp_path, console):
-    """With a learning rate too small to move them, it ends with them too; a wrong file changes nothing."""
+    """With a tiny learning rate the parameters stay the same; a wrong file changes nothing."""
     optimizer = dataclasses.replace(experiment.optimizer, learning_rate=1e-30)
     groups = tuple(dataclasses.replace(g, learning_rate=None, weight_decay=0.0) for g in optimizer.groups)
     still = dataclasses.replace(

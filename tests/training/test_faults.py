@@ -1,4 +1,4 @@
-"""Faults to whole runs in this process; `-m faults` does them to processes, as experiments/faults/run.py."""
+"""Faults in whole runs in this process; `-m faults` tests processes, as experiments/faults/run.py does."""
 
 import dataclasses
 import shutil
@@ -57,7 +57,7 @@ def test_all_checkpoints_damaged_is_refused_again_and_again(run, experiment, con
 
 @pytest.mark.faults
 def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp_path, console):
-    """Also where it has other symbols: the run's own tokenizer reads it."""
+    """Also if the text has other symbols, since the run's tokenizer reads it."""
     letters = dataclasses.replace(
         experiment, data=dataclasses.replace(experiment.data, tokenizer="characters")
     )

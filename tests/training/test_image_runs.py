@@ -71,7 +71,7 @@ def trained(experiment, tmp_path_factory):
 
 @pytest.fixture
 def whole(trained, tmp_path):
-    """A copy of the run that was never stopped."""
+    """A copy of an uninterrupted run."""
     return shutil.copytree(trained, tmp_path / "whole")
 
 
@@ -139,7 +139,7 @@ def test_devices_and_accumulation_share_a_batch(experiment, tmp_path, console, h
 
 
 def log_probabilities(workdir, images):
-    """Float64, of the images as they lie in the file, from the parameters that a run saved."""
+    """Float64 log-probabilities of the images in the file, from a run's saved parameters."""
     model, normalization = models.build(read_run(workdir).experiment.model), read_run(workdir).encoding
     _, saved = load_params(read_run(workdir), model, "latest", print)
     inputs = ((images / 255 - normalization.mean) / normalization.std).astype(np.float32)[..., None]
@@ -201,7 +201,7 @@ def test_changed_images_are_refused(whole, experiment, tmp_path, console):
     with pytest.raises(UserError, match="the images changed since workdir"):
         train(dataclasses.replace(experiment, data=others), whole, console)
     config = json.loads((whole / "config.json").read_text())
-    del config["sha256"]  # who edits the settings deletes it
+    del config["sha256"]  # delete the digest, as a user who edits the settings does
     config["data"]["path"] = others.path
     (whole / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="the images changed since the run was started"):

@@ -1,4 +1,4 @@
-"""Whole runs: what they leave, and that stopping them anywhere changes nothing."""
+"""Whole runs: the files they write, and that stopping them anywhere changes nothing."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ def with_training(experiment, **changes):
 
 
 def rows(workdir):
-    """Metrics without what depends on the clock."""
+    """Metrics without fields that depend on the clock."""
     return [
         {k: v for k, v in row.items() if k != "time" and not k.endswith("_per_second")}
         for row in read_rows(workdir / "metrics.jsonl")
@@ -52,7 +52,7 @@ def assert_same_run(a, b):
 
 @pytest.fixture
 def whole(experiment, tmp_path, console):
-    """The run that was never stopped."""
+    """An uninterrupted run."""
     train(experiment, tmp_path / "whole", console)
     return tmp_path / "whole"
 
@@ -186,7 +186,7 @@ def test_a_finished_run_can_grow(whole, experiment, console):
 
 @pytest.mark.scale
 def test_devices_share_a_batch(whole, experiment, tmp_path, console):
-    """Dropout differs by device; without it, two devices train as one does."""
+    """Without dropout, which differs by device, two devices train like one."""
     dry = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, dropout=0.0))
     train(dry, tmp_path / "one", console)
     train(dataclasses.replace(dry, parallel=ParallelConfig(devices=2)), tmp_path / "two", console)

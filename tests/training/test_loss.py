@@ -43,7 +43,7 @@ def test_in_parts_equals_at_once(chunk, tied_head, monkeypatch):
 
 
 class Plain(nn.Module):
-    """A model of one's own, which has nothing but `__call__`."""
+    """A user's model with only `__call__`."""
 
     config: Any
 
@@ -55,7 +55,7 @@ class Plain(nn.Module):
 
 
 class Split(Plain):
-    """The same with `hidden` and `logits`."""
+    """The same model with `hidden` and `logits`."""
 
     def hidden(self, tokens, segment_ids=None, deterministic=True):
         return self.embedding(tokens)

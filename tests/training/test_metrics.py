@@ -17,7 +17,7 @@ def test_rows_come_back_with_all_digits(tmp_path):
 
 
 def strictly(line: str) -> dict:
-    """As readers do that know JSON alone."""
+    """Parses strict JSON, which has no NaN."""
 
     def refuse(name):
         raise ValueError(name)

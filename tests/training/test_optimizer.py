@@ -236,11 +236,11 @@ def test_values_are_those_of_optax(name):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_groups_decay_and_clipping_act_on_every_optimizer(name):
-    """Decay is decoupled, rates are in proportion, constants stay, the global norm is bounded."""
+    """Decay is decoupled, rates are proportional, constants stay, the global norm is bounded."""
     params, constant = tree(0), ParameterGroup("embedding", learning_rate=0.0)
     schedule = ConstantConfig(warmup_steps=0)
     plain = dataclasses.replace(PLAIN[name][0], schedule=schedule, weight_decay=0.0, groups=(constant,))
-    norm = float(global_norm(tree(1)["blocks_0"]))  # what is constant is not in the norm
+    norm = float(global_norm(tree(1)["blocks_0"]))  # constant parameters do not count in the norm
     changed = dataclasses.replace(
         plain,
         clip_norm=norm / 8,
@@ -289,7 +289,7 @@ def test_the_state_of_every_optimizer_is_saved_and_restored(tmp_path, name):
 
 
 def test_a_state_from_before_there_were_several_optimizers_is_restored(tmp_path):
-    """The transformation as it was written then, for one group and the rest."""
+    """The optimizer as older versions built it, with one group and the rest."""
     params = tree(0)
     labels = jax.tree.map(lambda leaf: int(leaf.ndim > 1), params)
 
@@ -323,7 +323,7 @@ def test_a_state_from_before_there_were_several_optimizers_is_restored(tmp_path)
 
 @dataclasses.dataclass(frozen=True)
 class RMSPropConfig(OptimizerConfig):
-    """The one of a user: ten lines."""
+    """A user's optimizer, in ten lines."""
 
     decay: float = 0.9
 
@@ -343,7 +343,7 @@ def steps_down(config, peak, total_steps):
 
 @pytest.fixture
 def registered(monkeypatch):
-    """A function that registers for this test alone."""
+    """A function that registers parts for only this test."""
     for registry in (OptimizerConfig.registry, ScheduleConfig.registry):
         monkeypatch.setattr(registry, "_parts", dict(registry.parts))
     return register

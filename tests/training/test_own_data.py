@@ -1,4 +1,4 @@
-"""Runs on a user's own rows: they stop, continue and end as runs on text do."""
+"""Runs on a user's own rows stop, continue and end like runs on text."""
 
 import dataclasses
 import signal
@@ -39,7 +39,7 @@ class MeanConfig(LossConfig):
 
 
 class Drawn:
-    """Endless rows of a generator, whose state is the generator's."""
+    """An endless iterator over random rows; its state is the generator's state."""
 
     def __init__(self, stop):
         self.rng, self.n, self.stop = np.random.default_rng(3), 0, stop
@@ -61,7 +61,7 @@ class Drawn:
 
 
 def row_of(rng):
-    """Counting upwards from anywhere; the first half of the targets is not learnt."""
+    """Counting up from a random start; the first half of the targets has weight 0."""
     window = (np.arange(9) + rng.integers(7)) % 7
     return {"inputs": window[:-1], "targets": window[1:], "weights": np.arange(8) >= 4}
 
@@ -110,7 +110,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(own, form, tmp_path, cons
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
     found = rows(tmp_path / "whole")
     assert {"train/loss", "train/top_2_accuracy"} <= {*found[0]}
-    assert "train/perplexity" not in found[0]  # nats are not what is lowered
+    assert "train/perplexity" not in found[0]  # the loss is not in nats
     last = found[-1]
     assert 0 < np.log(last["validation/perplexity"]) != last["validation/loss"]
     assert last["validation/top_2_accuracy"] >= last["validation/accuracy"]

@@ -1,4 +1,4 @@
-"""What a person sees of a run, on a terminal and in a file."""
+"""The output of a run on a terminal and in a file."""
 
 import dataclasses
 import io

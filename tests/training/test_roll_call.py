@@ -1,4 +1,4 @@
-"""Processes that say who they are before they join: here, threads."""
+"""Processes that identify themselves before they join, here as threads."""
 
 import json
 import socket
@@ -45,7 +45,7 @@ def outcomes_of(coordinator, cards, timeout=20.0):
 
 @contextmanager
 def stranger(coordinator, text=b""):
-    """A connection to process 0, as soon as it listens, that was greeted and said this."""
+    """A connection to process 0, made as soon as it listens, that was greeted and sent this."""
     host, _, port = coordinator.rpartition(":")
     while True:
         try:
@@ -126,7 +126,7 @@ def test_strangers_do_no_harm(coordinator, text):
         try:
             with stranger(coordinator, text):
                 assert call_roll(coordinator, card(1, 2), 20) is None
-        except (ConnectionResetError, BrokenPipeError):  # it was closed while it still talked
+        except (ConnectionResetError, BrokenPipeError):  # it was closed while still sending
             assert call_roll(coordinator, card(1, 2), 20) is None
         assert first.result() == coordinator
 

@@ -1,4 +1,4 @@
-"""What a stranger or a disk may have done to a run folder: refused in a line, and nothing outside changes."""
+"""Damaged or malicious run folders are refused in one line, and nothing outside changes."""
 
 import dataclasses
 import json
@@ -52,13 +52,13 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def folder(whole, tmp_path):
-    """A copy of it, to do harm to."""
+    """A copy of the run, to be damaged."""
     return shutil.copytree(whole, tmp_path / "run")
 
 
 @pytest.fixture
 def outside(tmp_path):
-    """What must stay as it is."""
+    """A folder that must not change."""
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "thesis.tex").write_text("precious")
@@ -83,7 +83,7 @@ def test_nothing_is_written_through_links_to_files(folder, outside, is_hard):
     assert run("train", "--resume", folder, "--training.steps", 6) == 0
     assert contents(outside) == before
     left = [path.name for path in folder.iterdir() if path.is_symlink() or path.name.endswith(".draft")]
-    assert left in ([], ["data.json"])  # which says the same as before, and is not written
+    assert left in ([], ["data.json"])  # which is unchanged and so not rewritten
     assert read_rows(folder / "metrics.jsonl")[-1]["step"] == 6
 
 
@@ -126,7 +126,7 @@ def test_checkpoints_may_not_be_those_of_others(folder, whole, outside, where, c
 
 
 def test_checkpoints_may_be_on_another_disk(folder, tmp_path, capsys):
-    """Moved there, or there from the start."""
+    """Moved there, or created there."""
     disk = tmp_path / "disk"
     shutil.move(folder / "checkpoints", disk)
     (folder / "checkpoints").symlink_to(disk)
@@ -155,7 +155,7 @@ def commands(folder, tmp_path):
 
 
 def each_is_refused(folder, tmp_path, capsys) -> list[str]:
-    """The lines of all commands, of which none may do anything."""
+    """The error lines of all commands, none of which may do anything."""
     lines, before = [], contents(tmp_path)
     for arguments in commands(folder, tmp_path).values():
         assert run(*arguments) == 2
@@ -180,7 +180,7 @@ def test_a_bit_that_flipped_in_a_setting_is_refused(folder, tmp_path, name, caps
 
 
 def test_a_setting_that_was_edited_on_purpose_is_read(folder, capsys):
-    """The message says how: without the digest, as in folders of earlier versions."""
+    """As the message says: without the digest, like folders of earlier versions."""
     values = json.loads((folder / "config.json").read_text())
     del values["sha256"]
     values["training"]["steps"] = 6
@@ -191,7 +191,7 @@ def test_a_setting_that_was_edited_on_purpose_is_read(folder, capsys):
 
 
 def poison(folder, value: float) -> str:
-    """Saves the newest checkpoint again with one entry that is not finite; returns the parameter's name."""
+    """Rewrites the newest checkpoint with one entry not finite; returns the parameter's name."""
     checkpoints, loaded = folder / "checkpoints", read_run(folder)
     model = models.build(loaded.experiment.model)
     step, params = load_params(loaded, model, "latest", print)

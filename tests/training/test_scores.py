@@ -1,4 +1,4 @@
-"""Losses and metrics against their formulas, in every layout, and what is refused of a user's."""
+"""Losses and metrics against their formulas, in every layout, and errors of a user's own."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class Data:
 def batch(t: int, rows: int = 8, masked: bool = True) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(t)
     windows = rng.integers(0, 13, (rows, 12), dtype=np.int32)
-    # Rows of very different weight: a mean of the parts' means would be another number.
+    # Rows of very different weight, so that a mean of the parts' means would differ.
     weights = (
         rng.random((rows, 11)) * np.arange(rows)[:, None] ** 2 * (rng.random((rows, 11)) > 0.5)
     ).astype("f")
@@ -134,7 +134,7 @@ LAYOUTS = [
 BATCHES = [batch(t) for t in range(3)]
 METRICS = {
     "right": lambda logits, targets: logits.argmax(-1) == targets,
-    # Its derivative is not finite: no gradient may flow through a metric.
+    # Its derivative is not finite, as no gradient may flow through a metric.
     "root": lambda logits, targets: jnp.sqrt(logits[..., 0] - logits[..., 0]),
 }
 

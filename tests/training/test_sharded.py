@@ -1,4 +1,4 @@
-"""The sharded strategy: what is divided how, and that no layout changes what is computed."""
+"""The sharded strategy: how arrays are sharded, and that no layout changes the values."""
 
 import dataclasses
 import json
@@ -66,7 +66,7 @@ def losses(
     optimizer_config: OptimizerConfig = ADAMW,
     steps: int = 5,
 ) -> list[float]:
-    """Some steps from the same start; the state stays sharded as its leaves' shapes say."""
+    """Losses of some steps from the same start; the state stays sharded by its leaves' shapes."""
     strategy = parallel.make_strategy(config)
     model = models.build(model_config, strategy.sequence_axis)
     params = jax.eval_shape(lambda: init_params(model, 0))
@@ -110,12 +110,12 @@ def test_rows_and_length_of_a_batch_are_divided():
 
 
 def test_a_mesh_trains_as_pmap_does():
-    """All meshes of eight devices: below."""
+    """Meshes of eight devices are tested below."""
     found = losses(sharded(1, 2, 2), HYENA, accumulation_steps=2)
     np.testing.assert_allclose(found, losses(ParallelConfig(devices=1), HYENA), atol=1e-5)
 
 
-MOST = ("adafactor", "muon")  # their states have leaves that are not shaped like a parameter
+MOST = ("adafactor", "muon")  # their states have leaves in other shapes than parameters
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ MOST = ("adafactor", "muon")  # their states have leaves that are not shaped lik
     [pytest.param(name, marks=() if name in MOST else pytest.mark.scale) for name in OPTIMIZER_CONFIGS],
 )
 def test_every_optimizer_trains_on_a_mesh_as_on_one_device(name):
-    """The losses after the first update show it; Adafactor factors what is at least 16 x 16."""
+    """The losses after the first update show it; Adafactor factors arrays of at least 16 x 16."""
     options = {"min_dim_size_to_factor": 16} if name == "adafactor" else {}
     groups = (ParameterGroup("mlp", learning_rate=1e-3), NO_DECAY)
     optimizer = OPTIMIZER_CONFIGS[name](schedule=ConstantConfig(warmup_steps=0), groups=groups, **options)

@@ -1,4 +1,4 @@
-"""The train step, alone and over several devices. Every device test compares with one device."""
+"""The train step on one device and on several; tests with several devices compare with one."""
 
 import dataclasses
 
@@ -90,7 +90,7 @@ def test_two_runs_are_identical_to_the_last_bit():
 
 
 def test_devices_drop_out_differently():
-    """With equal rows everywhere, equal dropout would make two devices' mean loss equal to one device's."""
+    """With equal rows and equal dropout everywhere, the mean loss on two devices would equal that on one."""
     model = models.build(dataclasses.replace(CONFIG, dropout=0.5))
     rows = {name: np.tile(values[:1], (2, 1)) for name, values in batch(0).items()}
 

@@ -1,7 +1,7 @@
-"""The cases of the contract test, one file a family of mixers; a new file here is found by itself.
+"""The cases of the contract test, one file per family of mixers; new files here are found automatically.
 
-A mixer has at least one case in CASES, which goes through every test of the contract at every length; each
-main option has one in OPTIONS, which goes through them at one length (and at all under the marker `grid`).
+A mixer has at least one case in CASES, which runs every test of the contract at every length; each main
+option has a case in OPTIONS, which runs them at one length (at all lengths under the marker `grid`).
 """
 
 import importlib

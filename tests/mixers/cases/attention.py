@@ -11,7 +11,7 @@ def attention_case(config: AttentionConfig | LocalAttentionConfig) -> Case:
 
 CASES = {
     "attention": attention_case(AttentionConfig(4)),
-    # In blocks at L = 64 and 127, with the last one not full; as a whole at 1 and 7.
+    # In blocks at L = 64 and 127, with a partial last block; at once at 1 and 7.
     "local_attention": attention_case(LocalAttentionConfig(2, window=5)),
 }
 OPTIONS = {

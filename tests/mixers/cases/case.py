@@ -1,4 +1,4 @@
-"""What a case is."""
+"""A case of the contract test."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,12 +8,12 @@ import numpy as np
 from hyena_jax.config import MixerConfig
 from hyena_jax.mixers import mixer_oracle
 
-# Small, and with the odd Lmax that every length of the tests fits into.
+# Small, with an odd Lmax of at least every length in the tests.
 D, MAX_LEN = 8, 127
 
 
 class Case(NamedTuple):
-    """A mixer's config, its NumPy float64 oracle, and what is special about its arithmetic."""
+    """A mixer's config, its NumPy float64 oracle, and properties of its arithmetic."""
 
     config: MixerConfig
     oracle: Callable[[dict, np.ndarray], np.ndarray]

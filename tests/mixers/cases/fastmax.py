@@ -11,7 +11,7 @@ def fastmax_case(n_heads=2, **options) -> Case:
 
 CASES = {"fastmax": fastmax_case()}
 OPTIONS = {
-    # Small scales keep the sums of weights of odd degrees far from 0, where any rounding is magnified.
+    # Small scales keep the sums of weights of odd degrees away from 0, where rounding is magnified.
     "fastmax_p1": fastmax_case(p=1, scale=0.2),
     "fastmax_p3": fastmax_case(p=3, scale=0.2, init="torch"),
     "fastmax_p4": fastmax_case(p=4, qkv_bias=True, init="gpt2"),

@@ -1,4 +1,4 @@
-"""Hyena in its published forms, and the convolutional mixers beside it."""
+"""Hyena in its published forms, and the other mixers with long convolutions."""
 
 from cases.case import MAX_LEN, Case, D, make_case
 from hyena_jax.config import (
