@@ -15,8 +15,7 @@ from typing import Any
 
 from hyena_jax import config
 from hyena_jax.benchmark.settings import Decode, Model, Operators
-from hyena_jax.commands import bench, distill, eval, export, generate, launch, train
-from hyena_jax.commands.messages import fail, note
+from hyena_jax.commands import bench, distill, eval, export, fail, generate, launch, note, train
 from hyena_jax.config import UserError, choose, require
 from hyena_jax.config.choices import choice_flags, describe_choices
 from hyena_jax.config.flags import as_flag, flags_of, read

@@ -56,7 +56,7 @@ ALLOWED = {
     "launched": {"cli", "commands"},
 }
 # The parts of training that know pytrees, not models, as all of `parallel` does.
-TREES_ONLY = ("algorithms", "checkpoint", "export", "optimizer", "schedules")
+TREES_ONLY = ("checkpoint", "export", "optimizer", "schedules")
 
 
 def imports(path: Path) -> set[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hyena_jax.benchmark.settings import Settings
-from hyena_jax.commands.messages import fail, table_console
+from hyena_jax.commands import fail, table_console
 from hyena_jax.startup import import_jax, keep_freed_memory, start_devices
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hyena_jax.commands.messages import fail, note, table_console
+from hyena_jax.commands import fail, note, table_console
 from hyena_jax.config import PluginFlags, UserError, read_json, require
 from hyena_jax.config.checks import require_at_least
 from hyena_jax.config.flags import FLAT, positional

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hyena_jax.commands import RunSelection
-from hyena_jax.commands.messages import note
+from hyena_jax.commands import RunSelection, note
 from hyena_jax.config.flags import FLAT
 from hyena_jax.startup import start_jax
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyena_jax import config
-from hyena_jax.commands import RunSelection
-from hyena_jax.commands.messages import note
+from hyena_jax.commands import RunSelection, note
 from hyena_jax.config.flags import FLAT
 from hyena_jax.startup import start_jax
 

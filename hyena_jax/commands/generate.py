@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hyena_jax.commands import RunSelection
-from hyena_jax.commands.messages import note
+from hyena_jax.commands import RunSelection, note
 from hyena_jax.config import UserError, require
 from hyena_jax.config.flags import FLAT
 from hyena_jax.startup import start_jax

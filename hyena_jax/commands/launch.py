@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from hyena_jax.commands.messages import note
+from hyena_jax.commands import note
 from hyena_jax.config import require
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

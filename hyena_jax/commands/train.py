@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyena_jax.commands.messages import fail, note
+from hyena_jax.commands import fail, note
 from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError
 from hyena_jax.config.choices import take_flag
 from hyena_jax.config.flags import FLAT, positional

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -22,12 +24,14 @@ from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.evaluate import held_out_values, sum_held_out
 from hyena_jax.training.metrics import MetricsLog, NoLog
 from hyena_jax.training.optimizer import global_norm
-from hyena_jax.training.profiling import Profile
 from hyena_jax.training.progress import Progress
 from hyena_jax.training.schedules import make_schedule
 from hyena_jax.training.scores import Score
 from hyena_jax.training.signals import StopRequest
 from hyena_jax.training.step import FINITE, Metrics, TrainState, make_eval_step, make_train_step
+
+# Late enough for compilation to be over, long enough to see the pattern of a step.
+PROFILE_FROM, PROFILE_STEPS = 5, 10
 
 
 class Diverged(Exception):
@@ -74,7 +78,7 @@ class Trainer:
         self.eval_step = setup.strategy.map_eval_step(eval_step)
 
     def run(
-        self, state: TrainState, start: int, data_state: Any, stop: StopRequest, profile: Profile
+        self, state: TrainState, start: int, data_state: Any, stop: StopRequest, profile: "Profile"
     ) -> optax.Params:
         """Trains after step `start` until done or asked to stop; returns the parameters then.
 
@@ -228,3 +232,34 @@ class Clock:
             yield
         finally:
             self._start += time.perf_counter() - began
+
+
+class Profile:
+    """Traces PROFILE_STEPS steps into `folder`, PROFILE_FROM steps after the start; earlier in a short run.
+
+    Does nothing if `folder` is None.
+    """
+
+    def __init__(self, folder: Path | None, start: int, steps: int):
+        self._folder = folder
+        self._first = start + max(0, min(PROFILE_FROM, steps - start - PROFILE_STEPS))
+        self._is_tracing = False
+
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+
+    def before_step(self, t: int) -> None:
+        """Starts or stops the trace at its steps; `t` counts steps from 0."""
+        if self._folder is not None and t == self._first:
+            jax.profiler.start_trace(self._folder)
+            self._is_tracing = True
+        if t == self._first + PROFILE_STEPS:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._is_tracing:
+            jax.profiler.stop_trace()
+            self._is_tracing = False

@@ -1,5 +1,6 @@
 """A run: its parts loaded, checked and placed on the devices, its folder locked, then trained."""
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,7 +14,7 @@ import optax
 from rich.console import Console
 
 from hyena_jax import config, models, parallel
-from hyena_jax.config import Experiment, UserError, require
+from hyena_jax.config import Experiment, UserError, memory_size, require
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.parallel.processes import (
     first_request,
@@ -23,14 +24,12 @@ from hyena_jax.parallel.processes import (
     require_equal_devices,
     together,
 )
-from hyena_jax.parallel.strategy import check_batch
+from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.training import export
-from hyena_jax.training.capacity import check_capacity
 from hyena_jax.training.checkpoint import Checkpoints, best, saved_steps
-from hyena_jax.training.loop import Setup, Trainer, all_finite
+from hyena_jax.training.loop import Profile, Setup, Trainer, all_finite
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
 from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.profiling import Profile
 from hyena_jax.training.progress import Progress, parameter_table
 from hyena_jax.training.run_folder import (
     CHECKPOINTS,
@@ -44,6 +43,8 @@ from hyena_jax.training.scores import loss_function, metric_functions
 from hyena_jax.training.signals import Interrupted, stop_requests
 from hyena_jax.training.step import TrainState, init_params, init_state, make_eval_step
 from hyena_jax.trees import path_name
+
+GIB = 2**30
 
 
 class Result(NamedTuple):
@@ -184,10 +185,41 @@ def _check(experiment: Experiment, data: Dataset, init_from: Path | None, consol
         strategy.check(make_eval_step(model, loss, metrics), shapes, batch)
         optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
         state = jax.eval_shape(partial(init_state, optimizer=optimizer), shapes)
-        check_capacity(experiment, strategy, state, batch)
+        _check_capacity(experiment, strategy, state, batch)
     report = partial(console.print, soft_wrap=True)
     initial = None if init_from is None else together(lambda: export.read(init_from, shapes, report))
     return Setup(experiment, data, strategy, model, shapes, optimizer, loss, metrics, initial)
+
+
+def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batch: Any) -> None:
+    """Refuses a run whose state, or whose activations of one layer, exceed the memory.
+
+    Both are lower bounds, so no run is refused that could fit. Only the memory of CPUs is checked.
+
+    Args:
+      state: shapes of the state before the first step.
+      batch: a batch of any size, with rows like all others.
+
+    Raises:
+      UserError: it names what to lower.
+    """
+    if strategy.devices[0].platform != "cpu":
+        return
+    memory = memory_size()
+    local = sum(device.process_index == jax.process_index() for device in strategy.devices)
+    # pmap keeps a copy on each device; a mesh, at least one over all processes together.
+    copies = local if strategy.axis_name is not None else local / len(strategy.devices)
+    size = copies * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    allowed = f"at most the {memory / GIB:.1f} GiB of memory; lower model.max_len, a width or n_layers"
+    require(size <= memory, "parameters and optimizer state", f"{size / GIB:.1f} GiB", allowed)
+    row = batch["inputs"].shape[1:]
+    numbers = math.prod(row)
+    if experiment.model.input_kind.is_tokens and hasattr(experiment.model, "d_model"):
+        numbers = max(numbers, row[0] * experiment.model.d_model)  # the residual stream
+    parts = strategy.row_shard.count * experiment.optimizer.accumulation_steps
+    most = int(memory / (2 * numbers)) * parts  # in bfloat16
+    must = f"at most {most}, so that the activations of a layer fit {memory / GIB:.1f} GiB of memory"
+    require(experiment.data.batch_size <= most, "data.batch_size", experiment.data.batch_size, must)
 
 
 def _place(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, Any]:
