@@ -23,10 +23,11 @@ from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import stops
 from hyena_jax.startup import refuse_wrong_jaxlib
-from hyena_jax.training import loop, metrics
+from hyena_jax.training import metrics
+from hyena_jax.training import run as training
 from hyena_jax.training.evaluate import evaluate_run, load_data
 from hyena_jax.training.progress import watched
-from hyena_jax.training.run_folder import Run, load_params, read_run
+from hyena_jax.training.run_folder import RunFolder, load_params, read_run
 
 Prompt = str | Sequence[int] | np.ndarray
 """Text, if the data have a tokenizer, or token ids."""
@@ -43,7 +44,7 @@ class LoadedRun:
     """`model.apply({"params": params}, inputs)` gives logits."""
     params: optax.Params = field(repr=False)
     """NumPy arrays."""
-    folder: Run = field(repr=False)
+    folder: RunFolder = field(repr=False)
     """Contents of the run folder."""
     note: Callable[[str], None] = field(repr=False)
     """Prints a note for the user."""
@@ -182,7 +183,7 @@ def train(
     require(isinstance(experiment, Experiment), "experiment", kind, "an Experiment; load_config gives one")
     profile, init_from = (None if path is None else Path(path) for path in (profile, init_from))
     console = Console(highlight=False, markup=False, quiet=quiet)
-    loop.train(experiment, Path(workdir), console, profile, init_from, accept_changed_data)
+    training.train(experiment, Path(workdir), console, profile, init_from, accept_changed_data)
     return load_run(workdir, quiet=quiet)
 
 

@@ -160,7 +160,8 @@ def test_resume_takes_config_and_data_from_the_folder(workdir, text, capsys):
     assert run("train", "quickstart", "--workdir", workdir, *SMALL) == 2
     error = capsys.readouterr().err
     assert (
-        f"data.path: {str(text)!r} -> None; hyena-jax train --resume {workdir} takes those of then" in error
+        f"data.path: {str(text)!r} -> None; hyena-jax train --resume {workdir} reads the earlier ones"
+        in error
     )
     assert run("train", "--resume", workdir, "--seed", 3) == 2
     assert "holds a different experiment: seed: 0 -> 3" in capsys.readouterr().err

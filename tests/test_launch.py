@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hyena_jax import launch
+from hyena_jax.commands import launch
 
 WAITING, FAILING, DONE = ["sleep", "60"], ["sh", "-c", "exit 3"], ["true"]
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 import tyro
 
 from hyena_jax.benchmark.timing import compile_program, interleave
-from hyena_jax.cli import keep_freed_memory
 from hyena_jax.ops.attention import Attention, Visible, blocked_attention, plain_attention
+from hyena_jax.startup import keep_freed_memory
 
 N_HEADS, HEAD_DIM = 4, 64
 N_THREADS = 2

@@ -19,9 +19,9 @@ from targets import STEPS, VOCABULARY, steps
 
 from hyena_jax import config as configs
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.cli import keep_freed_memory
-from hyena_jax.training.loop import train
+from hyena_jax.startup import keep_freed_memory
 from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.run import train
 
 N_STEPS, WARM_UP = 300, 50
 

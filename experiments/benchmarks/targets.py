@@ -16,6 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import tyro
+from hyena_jax.pmap.strategy import local_devices
 from rich.console import Console
 from rich.table import Table
 
@@ -24,11 +25,11 @@ from hyena_jax import models
 from hyena_jax.benchmark import flax_baseline, torch_baseline
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.benchmark.programs import Effort, Program, jit_program, measure
-from hyena_jax.cli import keep_freed_memory
 from hyena_jax.config import ExplicitFilterConfig, HawkConfig, HyenaConfig
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops import fastmax
-from hyena_jax.training import parallel
+from hyena_jax.parallel import pmap
+from hyena_jax.startup import keep_freed_memory
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
@@ -208,15 +209,15 @@ def steps(spec: str) -> Program:
     model = models.build(replace(experiment.model, vocab_size=VOCABULARY))
     params = init_params(model, 0)
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
-    devices = parallel.local_devices(1)
-    step = parallel.map_train_step(make_train_step(model, optimizer, 0, parallel.AXIS), devices)
+    devices = local_devices(1)
+    step = pmap.map_train_step(make_train_step(model, optimizer, 0, pmap.AXIS), devices)
     shape = (1, experiment.data.batch_size, experiment.model.max_len)
     keys = (jax.random.key(i) for i in range(2))
     batch = {
         name: jax.random.randint(key, shape, 0, VOCABULARY)
         for name, key in zip(("inputs", "targets"), keys, strict=True)
     }
-    kept = [parallel.replicate(init_state(params, optimizer), devices)]
+    kept = [pmap.replicate(init_state(params, optimizer), devices)]
 
     def run() -> Any:
         for _ in range(STEPS):

@@ -122,8 +122,8 @@ def meetings(stage: Stage) -> Iterator[Trial]:
     cases = {
         "port in use": (1, (0,), 3, "Address already in use"),
         "two processes of one number": (3, (0, 1, 1), 2, "process_id must differ between processes"),
-        "process 1 does not come": (2, (0,), 3, "process 1 of 2 did not come"),
-        "process 0 does not come": (2, (1,), 3, "process 0 did not come"),
+        "process 1 does not come": (2, (0,), 3, "process 1 of 2 did not connect"),
+        "process 0 does not come": (2, (1,), 3, "process 0 did not connect"),
     }
     for fault, (count, numbers, code, line) in cases.items():
         yield Trial(fault, "", partial(refuse, stage, count, numbers, code, line))

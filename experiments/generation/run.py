@@ -24,10 +24,10 @@ from rich.progress import track
 
 from hyena_jax import models
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.cli import keep_freed_memory
 from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig, MixerConfig, ModalFilterConfig
 from hyena_jax.generation.decoding import Request, generate
 from hyena_jax.generation.sampling import SamplingRule
+from hyena_jax.startup import keep_freed_memory
 
 VOCABULARY = 256
 # The distilled model's filters have 32 real states a channel.

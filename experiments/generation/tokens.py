@@ -19,10 +19,10 @@ from rich.progress import track
 from run import build
 
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.cli import keep_freed_memory
 from hyena_jax.config import MIXER_CONFIGS
 from hyena_jax.generation.decoding import Request, prefill, proceed
 from hyena_jax.generation.sampling import SamplingRule
+from hyena_jax.startup import keep_freed_memory
 
 N_TOKENS = 512
 

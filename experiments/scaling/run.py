@@ -33,9 +33,8 @@ def measure(strategy: str, fsdp: int, rows: int, steps: int) -> float:
     import jax
     import numpy as np
 
-    from hyena_jax import models
+    from hyena_jax import models, parallel
     from hyena_jax.config import AdamWConfig, HyenaConfig, LanguageModelConfig, ParallelConfig
-    from hyena_jax.training import parallel
     from hyena_jax.training.optimizer import make_optimizer
     from hyena_jax.training.step import init_params, init_state, make_train_step
 
@@ -53,7 +52,7 @@ def measure(strategy: str, fsdp: int, rows: int, steps: int) -> float:
     step = make_train_step(model, optimizer, 0, spread.axis_name)
     step, state = spread.map_train_step(step, jax.eval_shape(make)), spread.make_state(make)
     windows = np.random.default_rng(0).integers(0, 256, (rows, 257), dtype=np.int32)
-    batch = spread.rows.of({"inputs": windows[:, :-1], "targets": windows[:, 1:]})
+    batch = spread.row_shard.of({"inputs": windows[:, :-1], "targets": windows[:, 1:]})
     seconds = []
     for _ in range(steps + 3):
         began = time.perf_counter()
@@ -66,7 +65,7 @@ def measure(strategy: str, fsdp: int, rows: int, steps: int) -> float:
 def worker(arguments: argparse.Namespace) -> None:
     """One process of a layout; the first prints its time."""
     from hyena_jax.config import Cluster
-    from hyena_jax.training import distributed
+    from hyena_jax.parallel import processes as distributed
 
     if arguments.processes > 1:
         address = f"127.0.0.1:{arguments.port}"
@@ -74,7 +73,7 @@ def worker(arguments: argparse.Namespace) -> None:
     seconds = measure(arguments.strategy, arguments.fsdp, arguments.rows, arguments.steps)
     if distributed.is_first():
         print(json.dumps(seconds))
-    distributed.part()
+    distributed.leave()
 
 
 def run_layout(processes: int, devices: int, strategy: str, fsdp: int, rows: int, steps: int) -> float:

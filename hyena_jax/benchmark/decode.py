@@ -15,7 +15,7 @@ from hyena_jax.benchmark.timing import Timing, interleave, time_once
 from hyena_jax.benchmark.verify import example_inputs
 from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig, UserError
 from hyena_jax.generation import decoding
-from hyena_jax.generation.programs import Piece, empty_state
+from hyena_jax.generation.programs import Chunk, empty_state
 from hyena_jax.mixers import decodes_by_state
 
 VOCABULARY = 256
@@ -78,7 +78,7 @@ class Decoder:
     """One model with its programs."""
 
     prefill: Program
-    proceed: Callable[[], list[Piece]]
+    proceed: Callable[[], list[Chunk]]
     """Draws the new tokens after the prompt, as `hyena-jax generate` does."""
     n_params: int
     state_bytes: int
@@ -128,15 +128,15 @@ def build(config: LanguageModelConfig, context: int, batch: int, n_new: int) -> 
         state = empty_state(model, params, batch, context)
         return model.apply({"params": params}, state, prompt, None, True, method="prefill")
 
-    def proceed() -> list[Piece]:
-        return list(decoding.proceed(model, params, prompted, decoding.Request(n_new)))
+    def proceed() -> list[Chunk]:
+        return list(decoding.proceed(model, params, prefilled, decoding.Request(n_new)))
 
-    prompted = decoding.prefill(model, params, np.asarray(prompt), context=context)
+    prefilled = decoding.prefill(model, params, np.asarray(prompt), context=context)
     return Decoder(
         prefill=jit_program(prefill, params, prompt),
         proceed=proceed,
         n_params=sum(leaf.size for leaf in jax.tree.leaves(params)),
-        state_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(prompted.state)),
+        state_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(prefilled.state)),
     )
 
 

@@ -20,7 +20,8 @@ from hyena_jax.benchmark.timing import Compiled, time_once
 from hyena_jax.benchmark.verify import example_inputs
 from hyena_jax.config import Experiment, ImagesConfig, ModelConfig, TextConfig, require
 from hyena_jax.data.dataset import load
-from hyena_jax.training import parallel
+from hyena_jax.parallel import pmap
+from hyena_jax.parallel.strategy import check_batch, local_devices
 from hyena_jax.training.loss import cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
@@ -67,8 +68,8 @@ def subject(settings: Model) -> Subject:
     if settings.batch_size is not None:
         data = replace(data, batch_size=settings.batch_size)
     experiment = replace(experiment, data=data)
-    n_devices = len(parallel.local_devices(experiment.parallel.devices))
-    parallel.check_batch(data.batch_size, n_devices, experiment.optimizer.accumulation_steps)
+    n_devices = len(local_devices(experiment.parallel.devices))
+    check_batch(data.batch_size, n_devices, experiment.optimizer.accumulation_steps)
     match data:
         case TextConfig():
             return _text(experiment, settings)
@@ -166,15 +167,13 @@ def _plain_programs(model: nn.Module, params: dict, inputs: jax.Array, targets: 
 
 def _train_step(model: nn.Module, params: dict, batch: dict, experiment: Experiment) -> Program:
     """The step as the loop of training maps and donates it; each run goes on from the state before."""
-    devices = parallel.local_devices(experiment.parallel.devices)
+    devices = local_devices(experiment.parallel.devices)
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
     parts = experiment.optimizer.accumulation_steps
-    step = parallel.map_train_step(
-        make_train_step(model, optimizer, experiment.seed, parallel.AXIS, parts), devices
-    )
+    step = pmap.map_train_step(make_train_step(model, optimizer, experiment.seed, pmap.AXIS, parts), devices)
     # A copy: the state is donated, and the parameters are still needed by the other programs.
-    state = parallel.replicate(parallel.host_copy(init_state(params, optimizer)), devices)
-    batch = parallel.split_batch(batch, len(devices))
+    state = pmap.replicate(pmap.host_copy(init_state(params, optimizer)), devices)
+    batch = pmap.split_batch(batch, len(devices))
     compiled = _compile(step, state, batch)
     latest = [state]
 

@@ -142,7 +142,7 @@ def verify_decoding(name: str, config: LanguageModelConfig) -> None:
 def example_inputs(config: ModelConfig, batch: int, length: int) -> jax.Array:
     """Random tokens int32 [B, length]; or what else the model reads, such as images, in its one shape."""
     shape, dtype = config.input_row()
-    if config.inputs == "tokens":
+    if config.input_kind.is_tokens:
         shape = (length, *shape[1:])
     if jnp.issubdtype(dtype, jnp.integer):
         # Every model of integers has 0 and 1.

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from hyena_jax.config.checks import Checked, require, require_at_least, require_at_most
+from hyena_jax.config.inputs import InputKind, input_kind
 from hyena_jax.config.models import MOST_SYMBOLS, RUNTIME
 from hyena_jax.config.registry import Registry, register
 
@@ -27,6 +28,11 @@ class DataConfig(Checked):
 
     batch_size: int = field(default=16, kw_only=True)
     """Rows per step, over all devices and accumulation steps."""
+
+    @property
+    def input_kind(self) -> InputKind:
+        """What follows from `inputs`."""
+        return input_kind(self.inputs)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -110,7 +110,7 @@ class Experiment(Checked):
                 f"data must be what the model reads ({self.model.inputs}), got {names[0]} and {names[1]}"
                 f" ({self.data.inputs})"
             )
-        if self.data.inputs != "tokens":
+        if not self.data.input_kind.is_tokens:
             prompt = self.logging.sample_prompt
             require(prompt is None, "logging.sample_prompt", prompt, "None with data that are not tokens")
         elif hasattr(self.data, "seq_len") and hasattr(self.model, "max_len"):

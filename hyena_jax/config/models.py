@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from hyena_jax.config.checks import Checked, UserError, require, require_at_least, require_at_most
+from hyena_jax.config.inputs import InputKind, input_kind
 from hyena_jax.config.mixers import HyenaConfig, Init, MixerConfig
 from hyena_jax.config.registry import Registry, register
 
@@ -40,6 +41,11 @@ class ModelConfig(Checked):
 
     inputs: ClassVar[str] = "tokens"
     """What the model reads: `tokens`, `images`, or another word; must equal the data config's `inputs`."""
+
+    @property
+    def input_kind(self) -> InputKind:
+        """What follows from `inputs`."""
+        return input_kind(self.inputs)
 
     def input_row(self) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of the longest row of inputs; here max_len token ids."""

@@ -306,8 +306,8 @@ register("constant", ConstantConfig, "hyena_jax.training.schedules:constant")
 register("warmup_stable_decay", WarmupStableDecayConfig, "hyena_jax.training.schedules:warmup_stable_decay")
 
 OPTIMIZER_CONFIGS = OptimizerConfig.registry
-register("adamw", AdamWConfig, "hyena_jax.training.algorithms:adamw")
-register("lion", LionConfig, "hyena_jax.training.algorithms:lion")
-register("adafactor", AdafactorConfig, "hyena_jax.training.algorithms:adafactor")
-register("sgd", SGDConfig, "hyena_jax.training.algorithms:sgd")
-register("muon", MuonConfig, "hyena_jax.training.algorithms:muon")
+register("adamw", AdamWConfig, "hyena_jax.training.optimizer:adamw")
+register("lion", LionConfig, "hyena_jax.training.optimizer:lion")
+register("adafactor", AdafactorConfig, "hyena_jax.training.optimizer:adafactor")
+register("sgd", SGDConfig, "hyena_jax.training.optimizer:sgd")
+register("muon", MuonConfig, "hyena_jax.training.optimizer:muon")

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyena_jax.config import Experiment, UserError, require
+from hyena_jax.config.inputs import input_kind
 from hyena_jax.data import loader
 from hyena_jax.data.facts import fill_in
 from hyena_jax.data.image_sources import Labelled
@@ -192,7 +193,7 @@ def from_rows(
         encoding=encoding,
         facts={**_facts(train, held_out, form, inputs, encoding), **sizes},
         scores=dict(scores),
-        unit=unit or {"tokens": "token", "images": "image"}.get(inputs, "row"),
+        unit=unit or input_kind(inputs).unit,
         source=source,
         fingerprint=_fingerprint(train, held_out, encoding),
     )
@@ -247,7 +248,7 @@ class _Form(dict):
 
 def _form_of(row: Any, inputs: str) -> _Form:
     """The form of a row. Raises UserError if `row` is not a row."""
-    names = {"inputs", "targets"}
+    names, kind = {"inputs", "targets"}, input_kind(inputs)
     is_row = isinstance(row, Mapping) and names <= set(row) <= names | {"weights"}
     shown = sorted(row) if isinstance(row, Mapping) else type(row).__name__
     require(is_row, "a row", shown, "a dict with inputs, targets and optionally weights")
@@ -256,9 +257,9 @@ def _form_of(row: Any, inputs: str) -> _Form:
         value = np.asarray(value)
         is_real = value.dtype.kind in "biuf"
         require(is_real, f"{name} of a row", value.dtype.name, "integers or floating point numbers")
-        as_float = name == "weights" or value.dtype.kind == "f" or (name == "inputs" and inputs == "images")
+        as_float = name == "weights" or value.dtype.kind == "f" or (name == "inputs" and kind.is_images)
         form[name] = (value.shape, np.dtype(np.float32 if as_float else np.int32))
-    if inputs == "tokens":
+    if kind.is_tokens:
         dtype = np.asarray(row["inputs"]).dtype
         require(dtype.kind in "iu", "inputs of a row", dtype.name, "integers, the ids of tokens")
     if "weights" in row:
@@ -272,8 +273,8 @@ def _form_of(row: Any, inputs: str) -> _Form:
 
 
 def _facts(train: Any, held_out: Any, form: _Form, inputs: str, encoding: Any) -> dict[str, Any]:
-    facts, (shape, _) = {}, form["inputs"]
-    if inputs == "images" and len(shape) == 3:
+    facts, (shape, _), kind = {}, form["inputs"], input_kind(inputs)
+    if kind.is_images and len(shape) == 3:
         facts |= {"image_size": shape[:2], "channels": shape[2]}
     if is_tokenizer(encoding):
         facts["vocab_size"] = encoding.vocab_size
@@ -287,7 +288,7 @@ def _facts(train: Any, held_out: Any, form: _Form, inputs: str, encoding: Any) -
         require(least >= 0, "targets", int(least), must)
     if form["targets"] == ((), np.int32):
         facts["n_classes"] = max(2, int(most) + 1)
-    if inputs == "tokens":
+    if kind.is_tokens:
         read = [part.arrays["inputs"] for part in parts]
         require(min(x.min() for x in read) >= 0, "inputs", int(min(x.min() for x in read)), "at least 0")
         largest = max(int(x.max()) for x in read)
@@ -387,7 +388,7 @@ class Rows:
             experiment.data.inputs,
             f"{self.inputs!r}, as its load says",
         )
-        if self.inputs == "tokens" and hasattr(experiment.model, "max_len"):
+        if input_kind(self.inputs).is_tokens and hasattr(experiment.model, "max_len"):
             most, shape = experiment.model.max_len, self.form["inputs"][0]
             fits = len(shape) == 1 and shape[0] <= most
             require(fits, "inputs of a row", shape, f"at most model.max_len={most} tokens (or raise that)")
@@ -456,15 +457,15 @@ class Rows:
 
     def loss_metrics(self, loss: float) -> dict[str, float]:
         """Perplexity of tokens, from the loss in nats per token; nothing for other inputs."""
-        return {"perplexity": perplexity(loss)} if self.inputs == "tokens" else {}
+        return {"perplexity": perplexity(loss)} if input_kind(self.inputs).is_tokens else {}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Accuracy if targets are classes; for tokens also perplexity and mean probability."""
         if "nats" not in sums:
             return {}
-        return (
-            token_metrics(sums) if self.inputs == "tokens" else {"accuracy": sums["correct"] / sums["count"]}
-        )
+        if input_kind(self.inputs).is_tokens:
+            return token_metrics(sums)
+        return {"accuracy": sums["correct"] / sums["count"]}
 
 
 def _check_form(form: _Form, first: _Form) -> None:

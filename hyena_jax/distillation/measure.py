@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hyena_jax import parallel
 from hyena_jax.config import ParallelConfig
 from hyena_jax.data.text import Corpus
 from hyena_jax.distillation import hankel
 from hyena_jax.distillation.model import LongFilters
-from hyena_jax.training import parallel
 from hyena_jax.training.evaluate import held_out_values, sum_held_out
 from hyena_jax.training.metrics import Values
 from hyena_jax.training.step import Batch, Metrics, make_eval_step

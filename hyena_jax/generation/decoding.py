@@ -1,7 +1,7 @@
 """The loop that continues prompts. The host only counts; `programs.py` holds what the device runs.
 
 Axes: P prompts, R rows (each prompt's samples, one after the other), T tokens of the longest prompt, C tokens
-of a piece, V vocabulary.
+of a chunk, V vocabulary.
 
 A prompt is read at once (`prefill`); then a program draws up to `TILE` tokens per call without the host, and
 after each `TILE` tokens long convolutions absorb a finished tile (`hyena_jax.ops.online_conv`). Any causal
@@ -23,7 +23,7 @@ from hyena_jax import models
 from hyena_jax.config import ModelConfig, choose, require
 from hyena_jax.config.checks import MOST_COUNT
 from hyena_jax.generation import programs
-from hyena_jax.generation.programs import Cursor, Drawing, Piece, Rows
+from hyena_jax.generation.programs import Chunk, Cursor, SamplingConfig, SamplingInputs
 from hyena_jax.generation.prompts import OnFull, check_prompts, right_aligned
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import StopTexts, cut
@@ -46,7 +46,7 @@ class Request:
     stop_tokens: tuple[int, ...] = ()
     """A row ends after any of these ids."""
     stop_texts: StopTexts | None = None
-    """A row ends after any of these texts. They are searched after each piece, so up to TILE - 1 more tokens
+    """A row ends after any of these texts. They are searched after each chunk, so up to TILE - 1 more tokens
     are drawn and dropped."""
     n_symbols: int | None = None
     """Ids to draw from, if the model's vocabulary is larger than the tokenizer's; None draws from all."""
@@ -57,7 +57,7 @@ class Request:
     context; `error` refuses beforehand. A state that does not grow continues."""
 
 
-class Prompted(NamedTuple):
+class Prefilled(NamedTuple):
     """A model that has read prompts: its state, the logits [P, V] of the next token, and the tokens read.
 
     `room` is how many more tokens the state can read; None if the state does not grow.
@@ -78,7 +78,7 @@ class Continuation(NamedTuple):
 
 def generate(
     model: nn.Module, params: optax.Params, prompts: Sequence[np.ndarray], request: Request
-) -> Iterator[Piece]:
+) -> Iterator[Chunk]:
     """Continues prompts: `prefill` with as much room as the request needs, then `proceed`, with their errors.
 
     Only the last max_len tokens of a prompt are read, unless `request.on_full` is `error`.
@@ -95,9 +95,9 @@ def prefill(
     model: nn.Module,
     params: optax.Params,
     prompts: Sequence[np.ndarray],
-    before: Prompted | None = None,
+    before: Prefilled | None = None,
     context: int | None = None,
-) -> Prompted:
+) -> Prefilled:
     """The model after reading all prompts at once; they are right-aligned and share one position counter.
 
     Args:
@@ -125,33 +125,35 @@ def prefill(
         room is None or n_read <= room, "prompt length", n_read, f"at most the {room} tokens of room left"
     )
     state, logits = programs.read(model, params, state, tokens, lengths)
-    return Prompted(state, logits, tuple(prompts), None if room is None else room - n_read)
+    return Prefilled(state, logits, tuple(prompts), None if room is None else room - n_read)
 
 
-def proceed(model: nn.Module, params: optax.Params, prompted: Prompted, request: Request) -> Iterator[Piece]:
+def proceed(
+    model: nn.Module, params: optax.Params, prefilled: Prefilled, request: Request
+) -> Iterator[Chunk]:
     """Continues prompts that were read.
 
     Yields:
       Pieces of at most TILE tokens, until there are `request.n_tokens` or every row has stopped.
 
     Raises:
-      UserError: before the first piece, if a value is out of range, or the room is too small with `error`.
+      UserError: before the first chunk, if a value is out of range, or the room is too small with `error`.
     """
     _check_request(request, model.config)
-    if request.on_full == "error" and prompted.room is not None:
-        most = prompted.room + 1
+    if request.on_full == "error" and prefilled.room is not None:
+        most = prefilled.room + 1
         allowed = f"at most {most} after the prompt at max_len={model.config.max_len}, or on_full 'slide'"
         require(request.n_tokens <= most, "max_new_tokens", request.n_tokens, allowed)
     # A separate generator, so that the checks above run now and not at the first token.
-    return _pieces(model, params, prompted, request) if request.n_tokens else iter(())
+    return _chunks(model, params, prefilled, request) if request.n_tokens else iter(())
 
 
-def continuations(pieces: Iterator[Piece]) -> list[Continuation]:
+def continuations(chunks: Iterator[Chunk]) -> list[Continuation]:
     """The whole continuation of every row, up to its stop."""
-    pieces = list(pieces)
-    if not pieces:
+    chunks = list(chunks)
+    if not chunks:
         return []
-    tokens, log_probs, is_new = (np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True))
+    tokens, log_probs, is_new = (np.concatenate(parts, axis=1) for parts in zip(*chunks, strict=True))
     return [Continuation(t[new], p[new]) for t, p, new in zip(tokens, log_probs, is_new, strict=True)]
 
 
@@ -169,42 +171,44 @@ def _check_request(request: Request, config: ModelConfig) -> None:
         require(0 <= token < config.vocab_size, "stop token", token, f"in 0..{config.vocab_size - 1}")
 
 
-def _pieces(model: nn.Module, params: optax.Params, prompted: Prompted, request: Request) -> Iterator[Piece]:
+def _chunks(
+    model: nn.Module, params: optax.Params, prefilled: Prefilled, request: Request
+) -> Iterator[Chunk]:
     """The host's side of the loop, which counts tokens, tiles and room."""
-    n_prompts, left = len(prompted.read), request.n_tokens
-    drawing = Drawing(request.rule, request.n_symbols, request.lazy)
-    rows = Rows(
+    n_prompts, left = len(prefilled.read), request.n_tokens
+    sampling = SamplingConfig(request.rule, request.n_symbols, request.lazy)
+    rows = SamplingInputs(
         jnp.tile(jnp.arange(request.n_samples, dtype=jnp.uint32) + np.uint32(request.seed), n_prompts),
         jnp.asarray(request.stop_tokens, jnp.int32),
     )
-    known = [row for row in prompted.read for _ in range(request.n_samples)]
-    state, logits = programs.repeat_rows((prompted.state, prompted.logits), request.n_samples)
-    room, unread = prompted.room, Cursor(None, None, jnp.zeros((), jnp.int32), jnp.zeros(len(known), bool))
+    known = [row for row in prefilled.read for _ in range(request.n_samples)]
+    state, logits = programs.repeat_rows((prefilled.state, prefilled.logits), request.n_samples)
+    room, unread = prefilled.room, Cursor(None, None, jnp.zeros((), jnp.int32), jnp.zeros(len(known), bool))
     watches = [] if request.stop_texts is None else [request.stop_texts.watch() for _ in known]
     n_steps = 0
-    cursor, piece = programs.first_token(drawing, rows, unread._replace(state=state), logits)
+    cursor, chunk = programs.first_token(sampling, rows, unread._replace(state=state), logits)
     while True:
-        piece, stopped = jax.device_get((piece, cursor.stopped))
+        chunk, stopped = jax.device_get((chunk, cursor.stopped))
         if watches:
-            piece, stopped = cut(piece, stopped, watches)
+            chunk, stopped = cut(chunk, stopped, watches)
             cursor = cursor._replace(stopped=jnp.asarray(stopped))
-        left -= piece.tokens.shape[1]
-        yield piece
+        left -= chunk.tokens.shape[1]
+        yield chunk
         if left == 0 or stopped.all():
             return
-        known = [np.append(row, new) for row, new in zip(known, piece.tokens, strict=True)]
+        known = [np.append(row, new) for row, new in zip(known, chunk.tokens, strict=True)]
         if room is not None and n_steps == room:
             known = [row[-max(1, model.config.max_len // 2) :] for row in known]
             again = prefill(model, params, known)
             room, n_steps = again.room, 0
-            cursor, piece = programs.first_token(
-                drawing, rows, cursor._replace(state=again.state), again.logits
+            cursor, chunk = programs.first_token(
+                sampling, rows, cursor._replace(state=again.state), again.logits
             )
             continue
         count = min(TILE - n_steps % TILE, left)
         count = count if room is None else min(count, room - n_steps)
-        cursor, piece = programs.next_tokens(model, drawing, params, rows, cursor, count)
-        piece = Piece(*(array[:, :count] for array in piece))
+        cursor, chunk = programs.next_tokens(model, sampling, params, rows, cursor, count)
+        chunk = Chunk(*(array[:, :count] for array in chunk))
         n_steps += count
         if due_size(n_steps) and long_memory.has_tiles(cursor.state):
             cursor = cursor._replace(state=programs.absorb(cursor.state, due_size(n_steps)))

@@ -1,7 +1,7 @@
-"""What the decoding loop runs on the device: reading prompts, drawing tokens, absorbing tiles.
+"""What the decoding loop runs on the device: reading prompts, sampling tokens, absorbing tiles.
 
 Axes: P prompts, R rows (each prompt's samples, one after the other), T tokens of the longest prompt, C tokens
-of a piece, V vocabulary.
+of a chunk, V vocabulary.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ from hyena_jax.mixers import long_memory
 from hyena_jax.ops.online_conv import TILE
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """The next C tokens of all rows, NumPy arrays [R, C].
 
     Log-probabilities are the model's, before temperature and restrictions. `is_new` is False after a row has
@@ -40,14 +40,14 @@ class Cursor(NamedTuple):
     stopped: jax.Array
 
 
-class Rows(NamedTuple):
+class SamplingInputs(NamedTuple):
     """The seed of each row, uint32 [R], and the tokens that stop any row, int32 [n]."""
 
     seeds: jax.Array
     stop_tokens: jax.Array
 
 
-class Drawing(NamedTuple):
+class SamplingConfig(NamedTuple):
     """The part of a `Request` that programs are compiled for."""
 
     rule: SamplingRule
@@ -82,39 +82,41 @@ def read(
     return state, logits[:, -1]
 
 
-@partial(jax.jit, static_argnames="drawing")  # does not donate: what was read can serve another request
-def first_token(drawing: Drawing, rows: Rows, cursor: Cursor, logits: jax.Array) -> tuple[Cursor, Piece]:
+@partial(jax.jit, static_argnames="sampling")  # does not donate: what was read can serve another request
+def first_token(
+    sampling: SamplingConfig, rows: SamplingInputs, cursor: Cursor, logits: jax.Array
+) -> tuple[Cursor, Chunk]:
     """The first new token, and the state prepared for the steps after it."""
-    cursor, drawn = _draw(drawing, rows, cursor, logits)
-    state = cursor.state if drawing.lazy else long_memory.open_tiles(cursor.state)
+    cursor, drawn = _draw(sampling, rows, cursor, logits)
+    state = cursor.state if sampling.lazy else long_memory.open_tiles(cursor.state)
     return cursor._replace(state=state), jax.tree.map(lambda x: x[:, None], drawn)
 
 
-@partial(jax.jit, static_argnames=("model", "drawing"), donate_argnames="cursor")
+@partial(jax.jit, static_argnames=("model", "sampling"), donate_argnames="cursor")
 def next_tokens(
     model: nn.Module,
-    drawing: Drawing,
+    sampling: SamplingConfig,
     params: optax.Params,
-    rows: Rows,
+    rows: SamplingInputs,
     cursor: Cursor,
     count: jax.Array,
-) -> tuple[Cursor, Piece]:
-    """The next `count` <= TILE tokens, in the first columns of a piece; stops early if all rows stop."""
+) -> tuple[Cursor, Chunk]:
+    """The next `count` <= TILE tokens, in the first columns of a chunk; stops early if all rows stop."""
 
-    def is_going(carry: tuple[jax.Array, Cursor, Piece]) -> jax.Array:
+    def is_going(carry: tuple[jax.Array, Cursor, Chunk]) -> jax.Array:
         return (carry[0] < count) & ~carry[1].stopped.all()
 
-    def draw_one(carry: tuple[jax.Array, Cursor, Piece]) -> tuple[jax.Array, Cursor, Piece]:
-        i, cursor, piece = carry
+    def draw_one(carry: tuple[jax.Array, Cursor, Chunk]) -> tuple[jax.Array, Cursor, Chunk]:
+        i, cursor, chunk = carry
         state, logits = with_state(model).apply({"params": params}, cursor.state, cursor.token, method="step")
-        cursor, drawn = _draw(drawing, rows, cursor._replace(state=state), logits)
-        piece = jax.tree.map(lambda all, new: all.at[:, i].set(new), piece, drawn)
-        return i + 1, cursor, piece
+        cursor, drawn = _draw(sampling, rows, cursor._replace(state=state), logits)
+        chunk = jax.tree.map(lambda all, new: all.at[:, i].set(new), chunk, drawn)
+        return i + 1, cursor, chunk
 
     shape = (len(rows.seeds), TILE)
-    empty = Piece(jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.zeros(shape, bool))
-    _, cursor, piece = jax.lax.while_loop(is_going, draw_one, (jnp.zeros((), jnp.int32), cursor, empty))
-    return cursor, piece
+    empty = Chunk(jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.zeros(shape, bool))
+    _, cursor, chunk = jax.lax.while_loop(is_going, draw_one, (jnp.zeros((), jnp.int32), cursor, empty))
+    return cursor, chunk
 
 
 @partial(jax.jit, static_argnames="size", donate_argnames="state")
@@ -123,12 +125,14 @@ def absorb(state: Any, size: int) -> Any:
     return long_memory.absorb(state, size)
 
 
-def _draw(drawing: Drawing, rows: Rows, cursor: Cursor, logits: jax.Array) -> tuple[Cursor, Piece]:
-    """Draws a token per row from logits [R, V]; the piece has arrays [R]."""
-    logits = logits[:, : drawing.n_symbols]
+def _draw(
+    sampling: SamplingConfig, rows: SamplingInputs, cursor: Cursor, logits: jax.Array
+) -> tuple[Cursor, Chunk]:
+    """Draws a token per row from logits [R, V]; the chunk has arrays [R]."""
+    logits = logits[:, : sampling.n_symbols]
     keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), cursor.index))(rows.seeds)
-    token = sample(logits, keys, drawing.rule)
+    token = sample(logits, keys, sampling.rule)
     log_probs = jax.nn.log_softmax(logits)
     log_prob = jnp.take_along_axis(log_probs, token[:, None], axis=1)[:, 0]
     stopped = cursor.stopped | (token[:, None] == rows.stop_tokens).any(1)
-    return Cursor(cursor.state, token, cursor.index + 1, stopped), Piece(token, log_prob, ~cursor.stopped)
+    return Cursor(cursor.state, token, cursor.index + 1, stopped), Chunk(token, log_prob, ~cursor.stopped)

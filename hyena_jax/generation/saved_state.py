@@ -16,7 +16,7 @@ import optax
 from hyena_jax import models
 from hyena_jax.config import ModelConfig, UserError, memory_size, open_input, parse_json, require
 from hyena_jax.data import npy
-from hyena_jax.generation.decoding import Prompted
+from hyena_jax.generation.decoding import Prefilled
 from hyena_jax.generation.programs import empty_state
 from hyena_jax.generation.prompts import check_prompts
 from hyena_jax.training import atomic
@@ -35,22 +35,22 @@ def origin(model_config: ModelConfig, params: optax.Params) -> str:
     return digest.hexdigest()
 
 
-def save(path: Path, prompted: Prompted, origin: str) -> None:
+def save(path: Path, prefilled: Prefilled, origin: str) -> None:
     """Writes the state and the tokens read, atomically.
 
     Raises:
       OSError: if the file cannot be written.
     """
-    leaves = jax.device_get(jax.tree.leaves((prompted.state, prompted.logits)))
+    leaves = jax.device_get(jax.tree.leaves((prefilled.state, prefilled.logits)))
     arrays = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
-    arrays |= {f"read_{i}": row for i, row in enumerate(prompted.read)}
-    context = None if prompted.room is None else prompted.room + max(map(len, prompted.read))
-    about = {"format": FORMAT, "origin": origin, "rows": len(prompted.read), "context": context}
+    arrays |= {f"read_{i}": row for i, row in enumerate(prefilled.read)}
+    context = None if prefilled.room is None else prefilled.room + max(map(len, prefilled.read))
+    about = {"format": FORMAT, "origin": origin, "rows": len(prefilled.read), "context": context}
     with atomic.replacing(path) as draft, draft.open("wb") as file:
         np.savez(file, about=json.dumps(about), **arrays)
 
 
-def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prompted:
+def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prefilled:
     """The state that `save` wrote; shapes are checked against the model before arrays are read.
 
     Raises:
@@ -58,7 +58,7 @@ def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Pro
     """
     try:
         with open_input("load_state", path, memory_size()) as file, zipfile.ZipFile(file) as archive:
-            return _prompted(_members(archive), model, params, origin)
+            return _prefilled(_members(archive), model, params, origin)
     except OtherOrigin as error:
         raise UserError(f"load_state {str(path)!r} belongs to another model or checkpoint") from error
     except MemoryError:
@@ -106,7 +106,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
     return Member(header, read)
 
 
-def _prompted(members: dict[str, Member], model: nn.Module, params: optax.Params, origin: str) -> Prompted:
+def _prefilled(members: dict[str, Member], model: nn.Module, params: optax.Params, origin: str) -> Prefilled:
     about = _about(members, origin)
     rows, context = about["rows"], about["context"]
     most = model.config.max_len
@@ -127,7 +127,7 @@ def _prompted(members: dict[str, Member], model: nn.Module, params: optax.Params
     dtype = np.dtype(jax.numpy.bfloat16) if members[name].header.dtype.kind == "V" else np.float32
     logits = _checked(members, name, (rows, model.config.vocab_size), dtype)
     room = None if context is None else context - n_read
-    return Prompted(structure.unflatten(map(jax.numpy.asarray, arrays)), logits, tuple(reads), room)
+    return Prefilled(structure.unflatten(map(jax.numpy.asarray, arrays)), logits, tuple(reads), room)
 
 
 def _about(members: dict[str, Member], origin: str) -> dict[str, Any]:

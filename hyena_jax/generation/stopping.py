@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hyena_jax.config import require
-from hyena_jax.generation.programs import Piece
+from hyena_jax.generation.programs import Chunk
 from hyena_jax.generation.prompts import encode
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class StopTexts:
     texts: tuple[str, ...]
 
     def watch(self) -> Watch:
-        """A function that reads the tokens of one row, piece by piece, from its first new token."""
+        """A function that reads the tokens of one row, chunk by chunk, from its first new token."""
         decode, longest = self.tokenizer.stream(), max(map(len, self.texts))
         seen = ""
 
@@ -56,12 +56,12 @@ def stops(tokenizer: "Tokenizer", texts: Sequence[str]) -> tuple[tuple[int, ...]
     return tuple(ids), watched
 
 
-def cut(piece: Piece, stopped: np.ndarray, watches: Sequence[Watch]) -> tuple[Piece, np.ndarray]:
-    """The piece cut after the end of each row, and which rows have stopped, bool [R]."""
-    is_new, stopped = piece.is_new.copy(), stopped.copy()
+def cut(chunk: Chunk, stopped: np.ndarray, watches: Sequence[Watch]) -> tuple[Chunk, np.ndarray]:
+    """The chunk cut after the end of each row, and which rows have stopped, bool [R]."""
+    is_new, stopped = chunk.is_new.copy(), stopped.copy()
     for i, watch in enumerate(watches):
-        kept = watch(piece.tokens[i][piece.is_new[i]])
+        kept = watch(chunk.tokens[i][chunk.is_new[i]])
         if kept is not None:
             is_new[i, kept:] = False
             stopped[i] = True
-    return piece._replace(is_new=is_new), stopped
+    return chunk._replace(is_new=is_new), stopped

@@ -1,7 +1,7 @@
-"""Files that are whole or not there, whatever happens to the process or the machine meanwhile.
+"""Files that are either whole or missing, whatever happens to the process or the machine.
 
-A draft is a new file under a name that nobody can foresee, and renaming it replaces a link, not what the link
-names: nothing outside a folder is written through links in it.
+Each is written as a draft, a new file with an unpredictable name, and then renamed. Renaming replaces a link,
+not its target: nothing outside a folder is written through links in it.
 """
 
 import os
@@ -13,21 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DRAFT = re.compile(r"\.[0-9a-f]{16}\.draft|(config|data|metrics)\.(json|jsonl)\.draft")
-"""Names of drafts, of earlier versions too."""
+"""Names of drafts, also from earlier versions."""
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes UTF-8. A failure leaves `path` as it was."""
+    """Writes UTF-8; a failure leaves `path` as it was."""
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """An empty file beside `path`, to be written; it takes the place of `path` once it is on the disk.
+    """An empty file next to `path` for the caller to write; it replaces `path` once it is on the disk.
 
-    A failure leaves `path` as it was. The file has the mode that the umask gives to new files, whatever mode
-    its writer gave it.
+    A failure leaves `path` as it was. The file gets the mode that the umask gives to new files, even if its
+    writer changed it.
     """
     draft = path.with_name(f".{secrets.token_hex(8)}.draft")
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -39,12 +39,12 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         draft.replace(path)
     except BaseException:
-        draft.unlink(missing_ok=True)  # on a full disk even a draft is in the way
+        draft.unlink(missing_ok=True)  # on a full disk even a draft takes space
         raise
 
 
 def remove_drafts(folder: Path) -> None:
-    """Removes what kills left in a folder that nobody else writes to."""
+    """Removes drafts that killed processes left in a folder that nobody else writes to."""
     for path in folder.iterdir():
         if DRAFT.fullmatch(path.name) and (path.is_symlink() or path.is_file()):
             path.unlink()

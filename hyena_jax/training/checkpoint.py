@@ -1,13 +1,13 @@
-"""Checkpoints: Orbax writes them, a SHA-256 manifest proves them. Knows pytrees, not models.
+"""Checkpoints: written by Orbax, verified by a SHA-256 manifest. Knows pytrees, not models.
 
     checkpoints/<step>/{params,train_state,meta}/   one committed checkpoint
     checkpoints/<step>/manifest.json                see `manifest.py`; written after the commit
     checkpoints/<step>.damaged/                     set aside by a restore
-    checkpoints/<step>.unverified/                  the same, where there was a verified one
+    checkpoints/<step>.unverified/                  the same, if an earlier verified one was used instead
 
 Orbax renames a checkpoint into place once it is whole, but does not notice a bit that flips later. A
-checkpoint without a manifest is one whose process was killed between commit and manifest: it is unverified,
-and used only where no other can be.
+checkpoint without a manifest is unverified: its process was killed between commit and manifest. It is used
+only if no other checkpoint can be.
 """
 
 import itertools
@@ -29,8 +29,8 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from hyena_jax.config import UserError, read_json
+from hyena_jax.parallel.processes import from_first, is_first, lost_another
 from hyena_jax.training.declared import misfit
-from hyena_jax.training.distributed import from_first, is_first, lost_another
 from hyena_jax.training.manifest import damage_in, is_verified, write_manifest
 
 Tree = Any
@@ -38,7 +38,7 @@ Tree = Any
 STEP = re.compile("0|[1-9][0-9]*")
 """Names of committed checkpoints."""
 TEMPORARY = ".orbax-checkpoint-tmp"
-"""In the names of what Orbax has not committed."""
+"""Part of the names of what Orbax has not committed."""
 
 
 class Restored(NamedTuple):
@@ -50,10 +50,10 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run, for writing; several processes all make the same calls.
+    """The checkpoints of one run, for writing; all processes make the same calls.
 
-    Use as a context manager: leaving it waits for the save under way. `keep` latest checkpoints are kept,
-    and beside them the one whose meta has the lowest `loss`.
+    A context manager; leaving it waits for the pending save. Keeps the latest `keep` checkpoints and the one
+    whose meta has the lowest `loss`.
     """
 
     def __init__(self, folder: Path, keep: int, report: Callable[[str], None]):
@@ -72,7 +72,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if lost_another(error):  # a save under way waits for it: it cannot end
+        if lost_another(error):  # a pending save waits for that process and cannot end
             self._committer.shutdown(wait=False)
             return
         try:
@@ -80,34 +80,31 @@ class Checkpoints:
         finally:
             self._committer.shutdown()
             try:
-                self._close()
+                if self._manager is not None:
+                    with _as_os_error("the last checkpoint could not be written"):
+                        self._manager.close()
             finally:
                 threading.excepthook = self._usual_hook
                 self._quiet.__exit__(kind, error, trace)
 
-    def _close(self) -> None:
-        if self._manager is not None:
-            with _as_os_error("the last checkpoint could not be written"):
-                self._manager.close()
-
     def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
-        """Orbax's thread would print a traceback of what is raised again where we wait for it."""
+        """Silences Orbax's thread: its error is raised where we wait for the thread."""
         if error.thread is None or error.thread.name != "save_finalize":
             self._usual_hook(error)
 
     def restore(self, targets: dict[str, Tree]) -> Restored | None:
-        """The newest checkpoint that is verified and whole, or None if there is none at all.
+        """The newest checkpoint that is verified and whole, or None if there are no checkpoints.
 
-        `targets` are trees of arrays, or of `jax.ShapeDtypeStruct`: those with a sharding are restored with
-        it, whatever the layout was when they were saved; each process reads only what its devices hold.
+        `targets` are trees of arrays or of `jax.ShapeDtypeStruct`; a leaf with a sharding is restored with
+        it, however it was sharded when saved, and each process reads only what its devices hold.
 
-        Where none is verified, the newest that can be read is used, and reported. Those that are newer than
-        the one that is used are renamed `<step>.damaged` or `<step>.unverified` and reported: left in place
-        they would make Orbax skip the later save of the same step. So are links, which Orbax cannot delete.
+        If none is verified, the newest readable one is used and reported. Checkpoints newer than that are
+        renamed `<step>.damaged` or `<step>.unverified` and reported: left in place, they would make Orbax
+        skip the later save of the same step. Links are renamed too, since Orbax cannot delete them.
 
         Raises:
-          UserError: if there were checkpoints and none can be used; they stay where they are, so that the
-            next start is refused too. If one is whole but not of this model.
+          UserError: if there are checkpoints but none can be used; they stay where they are, so that the next
+            start is refused too. If one is whole but does not fit the model.
         """
         steps = from_first(lambda: _by_trust(self._folder))
         faults: dict[int, str] = {}
@@ -123,28 +120,33 @@ class Checkpoints:
         if steps:
             newest = max(faults)
             raise UserError(
-                f"every checkpoint in {self._folder} is damaged ({newest}: {faults[newest]}); start again in"
+                f"every checkpoint in {self._folder} is damaged ({newest}: {faults[newest]}); start over in"
                 " a new folder"
             )
         return None
 
     def save(self, step: int, items: dict[str, Tree], meta: dict[str, Any]) -> None:
-        """Saves trees in the background; a save under way is finished first.
+        """Saves trees in the background, after any pending save is finished.
 
-        Leaves are NumPy arrays, or arrays over all devices of all processes, which then write them together.
+        Leaves are NumPy arrays, or arrays over the devices of all processes, which then write them together.
         They are copied from the devices before this returns.
 
-        `meta` is JSON; its `step` is this step, by which a folder that was renamed is noticed, and its
-        `loss` the validation loss at this step, None where it was not evaluated.
+        `meta` is JSON; its `step` is this step, so that a renamed folder is noticed, and its `loss` the
+        validation loss at this step, or None if it was not evaluated.
         """
         self._finish()
         arguments = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         arguments["meta"] = ocp.args.JsonSave(meta)
         with _as_os_error(f"checkpoint {step} could not be written"):
-            manager = self._open()
-            if not manager.save(step, args=ocp.args.Composite(**arguments), force=True):
+            if self._manager is None:
+                options = ocp.CheckpointManagerOptions(
+                    preservation_policy=_LatestAndBest(self._folder, self._keep),
+                    cleanup_tmp_directories=True,
+                )
+                self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
+            if not self._manager.save(step, args=ocp.args.Composite(**arguments), force=True):
                 raise OSError(f"Orbax refused to save in {self._folder}")
-        self._pending = self._committer.submit(self._commit, manager, step)
+        self._pending = self._committer.submit(self._commit, self._manager, step)
 
     def _commit(self, manager: ocp.CheckpointManager, step: int) -> None:
         with _as_os_error(f"checkpoint {step} could not be written"):
@@ -153,24 +155,15 @@ class Checkpoints:
                 write_manifest(self._folder / str(step))
 
     def _finish(self) -> None:
-        """Waits for the save under way; raises here what went wrong there."""
+        """Waits for the pending save, and raises its error."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
-    def _open(self) -> ocp.CheckpointManager:
-        if self._manager is None:
-            options = ocp.CheckpointManagerOptions(
-                preservation_policy=_LatestAndBest(self._folder, self._keep),
-                cleanup_tmp_directories=True,
-            )
-            self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
-        return self._manager
-
 
 @contextmanager
 def _as_os_error(what: str) -> Iterator[None]:
-    """Storage layers raise many kinds when a disk is full or not writable; callers should see one."""
+    """Raises the many errors of storage layers, as of a full disk, as one OSError."""
     try:
         yield
     except Exception as error:
@@ -180,10 +173,10 @@ def _as_os_error(what: str) -> Iterator[None]:
 
 @contextmanager
 def _without_abandoned() -> Iterator[None]:
-    """After a failure, does not print what becomes of the reads and writes that were still under way.
+    """Silences reports about reads and writes that a failure interrupts.
 
-    TensorStore reports them to an event loop that is closed, and Orbax's coroutines are dropped. Since that
-    may come late, it holds for the rest of the process.
+    TensorStore reports them to a closed event loop, and Orbax's coroutines are dropped. They may come late,
+    so after a failure they stay silenced for the rest of the process.
     """
     usual = sys.unraisablehook
 
@@ -199,7 +192,7 @@ def _without_abandoned() -> Iterator[None]:
 
 
 class _LatestAndBest:
-    """Orbax's preservation policy. Its own BestN forgets the losses of earlier processes."""
+    """Orbax's preservation policy; its own BestN forgets the losses of earlier processes."""
 
     def __init__(self, folder: Path, keep: int):
         self._folder = folder
@@ -216,10 +209,10 @@ class _LatestAndBest:
 def restore_readonly(
     folder: Path, targets: dict[str, Tree], report: Callable[[str], None], step: int | None = None
 ) -> Restored:
-    """The checkpoint of `step`, or the one that `Checkpoints.restore` takes; changes nothing on disk.
+    """The checkpoint of `step`, or the one that `Checkpoints.restore` would use; changes nothing on disk.
 
     Raises:
-      UserError: if there is none, or the one asked for is missing or damaged.
+      UserError: if there is none, or the requested one is missing or damaged.
     """
     steps = from_first(lambda: _by_trust(folder))
     if step is not None:
@@ -240,14 +233,14 @@ def restore_readonly(
 
 
 class Best(NamedTuple):
-    """The saved step with the lowest validation loss; (None, inf) where no saved step was evaluated."""
+    """The saved step with the lowest validation loss; (None, inf) if no saved step was evaluated."""
 
     step: int | None
     loss: float
 
 
 def best(folder: Path) -> Best:
-    """Finds it among the committed checkpoints."""
+    """The best of the committed checkpoints."""
     metas = [(step, _meta(folder / str(step))) for step in saved_steps(folder)]
     known = [
         Best(step, meta["loss"])
@@ -269,7 +262,7 @@ _UNVERIFIED = "the run was stopped before its digests were written"
 
 
 def _by_trust(folder: Path) -> list[tuple[int, bool]]:
-    """Saved steps, and whether each has a manifest: those that have one first, newest first."""
+    """(step, whether it has a manifest) of saved steps: those with a manifest first, newest first."""
     steps = [(step, is_verified(folder / str(step))) for step in saved_steps(folder)]
     return sorted(steps, key=lambda found: found[1], reverse=True)
 
@@ -278,7 +271,7 @@ def _try_restore(folder: Path, step: int, verified: bool, targets: dict[str, Tre
     """The items of a checkpoint, or why it cannot be used.
 
     Raises:
-      UserError: if the files are what was saved, but do not fit: it is the model that changed.
+      UserError: if the files are as they were saved but do not fit: the model changed.
     """
     checkpoint = folder / str(step)
     fault = from_first(lambda: _fault(checkpoint))
@@ -295,8 +288,8 @@ def _try_restore(folder: Path, step: int, verified: bool, targets: dict[str, Tre
             items = {name: restored[name] for name in targets}
             if list(map(np.shape, jax.tree.leaves(items))) == list(map(np.shape, jax.tree.leaves(targets))):
                 return Restored(step, items, restored["meta"])
-            unfit = "its arrays are arranged in another way"
-        except Exception as error:  # Orbax and its storage layer raise many kinds for files they cannot use
+            unfit = "the tree of its arrays differs"
+        except Exception as error:  # Orbax and its storage layer raise many kinds for unusable files
             unfit = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
     if verified:
         raise UserError(f"{checkpoint} is whole, but does not fit this model: {unfit}")
@@ -304,7 +297,7 @@ def _try_restore(folder: Path, step: int, verified: bool, targets: dict[str, Tre
 
 
 def _fault(checkpoint: Path) -> str | None:
-    """Why a checkpoint cannot be used, as far as its files tell; None if nothing speaks against it."""
+    """Why a checkpoint cannot be used, judging by its files; None if it can."""
     if checkpoint.is_symlink():
         return "it is a symbolic link"
     if not checkpoint.is_dir():
@@ -316,11 +309,11 @@ def _fault(checkpoint: Path) -> str | None:
 
 
 def _set_aside(folder: Path, step: int, faults: dict[int, str]) -> list[str]:
-    """Renames the checkpoints that are newer than `step`, and links; returns a line for each."""
+    """Renames checkpoints newer than `step`, and links; returns a line about each."""
     lines = []
     for path in sorted(folder.iterdir()):
         if path.is_symlink() and TEMPORARY in path.name:
-            path.unlink()  # Orbax deletes what has such a name, which fails for links
+            path.unlink()  # Orbax would delete this name, which fails for links
         elif STEP.fullmatch(path.name) and (int(path.name) > step or path.is_symlink()):
             why = faults.get(int(path.name), "it is a symbolic link" if path.is_symlink() else None)
             kind = "unverified" if why is None else "damaged"

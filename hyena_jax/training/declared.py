@@ -1,27 +1,27 @@
-"""What a checkpoint declares of its arrays, compared with what is expected before anything is allocated.
+"""Compares the arrays that a checkpoint declares with the expected ones, before anything is allocated.
 
-Orbax keeps each array as zarr (version 2) in TensorStore's OCDBT database: under NAME/.zarray its shape, the
-shape of its chunks and its dtype, as JSON. TensorStore allocates what it finds declared there.
+Orbax keeps each array as zarr (version 2) in TensorStore's OCDBT database: JSON under NAME/.zarray holds its
+shape, the shape of its chunks and its dtype. TensorStore allocates whatever is declared there.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import tensorstore as ts
 
 from hyena_jax.config import parse_json
+from hyena_jax.trees import named_leaves
 
 Tree = Any
 
 ARRAY, OTHER_ARRAY = "/.zarray", "/zarr.json"
-"""Ends of keys: of an array of version 2, and of version 3, which is not written here."""
+"""Ends of keys: an array of zarr version 2, and of version 3, which this package does not write."""
 
 
 def misfit(folder: Path, targets: dict[str, Tree]) -> str | None:
-    """The first difference between the arrays in a checkpoint's folder and `targets`; None if they agree.
+    """The first difference between the arrays in a checkpoint's folder and `targets`; None if there is none.
 
     Args:
       targets: for each item, a tree of arrays or of `jax.ShapeDtypeStruct`.
@@ -38,10 +38,7 @@ def _misfits(folder: Path, item: str, target: Tree) -> Iterator[str]:
     store = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
     keys = [key.decode(errors="replace") for key in store.list().result()]
     stored = {key.removesuffix(ARRAY) for key in keys if key.endswith(ARRAY)}
-    wanted = {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(target)
-    }
+    wanted = named_leaves(target, ".")
     others = [key.removesuffix(OTHER_ARRAY) for key in keys if key.endswith(OTHER_ARRAY)]
     for name in [*others, *sorted(stored - {*wanted})]:
         yield f"{item}/{name.replace('.', '/')} is unexpected"
@@ -70,7 +67,7 @@ def _are_chunks(chunks: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _zarr_dtype(dtype: Any) -> str:
-    """As TensorStore's zarr driver writes it: `<f4`; those that NumPy does not know by name, `bfloat16`."""
+    """The dtype as TensorStore's zarr driver writes it: `<f4`; one unknown to NumPy by name, `bfloat16`."""
     dtype = np.dtype(dtype)
     return dtype.name if dtype.kind == "V" else dtype.newbyteorder("<").str
 

@@ -8,19 +8,19 @@ import flax.linen as nn
 import numpy as np
 import optax
 
+from hyena_jax import parallel
 from hyena_jax.config import ParallelConfig, UserError, require
 from hyena_jax.config.checks import MOST_COUNT
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.data.loader import Batch
-from hyena_jax.training import parallel
+from hyena_jax.parallel.strategy import Strategy, round_up
 from hyena_jax.training.metrics import Values
-from hyena_jax.training.run_folder import Run
+from hyena_jax.training.run_folder import RunFolder
 from hyena_jax.training.scores import TAKEN, loss_function, metric_functions
 from hyena_jax.training.step import make_eval_step
-from hyena_jax.training.strategy import Strategy
 
 Watch = Callable[[Iterable[Batch], int], Iterable[Batch]]
-"""watch(batches, how many they are) -> the same batches."""
+"""watch(batches, their number) -> the same batches."""
 
 
 def sum_held_out(
@@ -32,32 +32,32 @@ def sum_held_out(
     max_rows: int | None = None,
     watch: Watch | None = None,
 ) -> dict[str, float]:
-    """What `eval_step(params, batch)` gives for each row [B], added up over the held-out part of the data.
+    """The results of `eval_step(params, batch)`, [B] for the rows of a batch, summed over the held-out data.
 
-    Everything held out counts once (or what is in `max_rows` rows of it). The sums of `make_eval_step` over
-    rows are added up without rounding in between, so the result does not depend on how rows were batched,
-    beyond the rounding inside a row. All processes must call this.
+    Every held-out row counts once (or `max_rows` of them). Rows are summed without intermediate rounding, so
+    that, beyond the rounding within a row, the result does not depend on how rows were batched. All processes
+    must call this.
 
     Args:
-      eval_step: mapped by `strategy`, as `params` are placed by it.
-      watch: passes the batches on, and may show how far the evaluation is.
+      eval_step: `make_eval_step`, mapped by `strategy`; `params` are placed by `strategy`.
+      watch: passes the batches on, and may show progress.
     """
     n_rows = data.n_eval_rows(max_rows)
-    batch_size = parallel.round_up(min(batch_size, n_rows), strategy.row_shards)
+    batch_size = round_up(min(batch_size, n_rows), strategy.row_shards)
     rows: dict[str, list[np.ndarray]] = {}
     batches = data.eval_batches(batch_size, max_rows)
     for batch in batches if watch is None else watch(batches, math.ceil(n_rows / batch_size)):
-        sums = eval_step(params, strategy.place_batch(strategy.rows.of(batch)))
+        sums = eval_step(params, strategy.place_batch(strategy.row_shard.of(batch)))
         for name, values in sums.items():
             rows.setdefault(name, []).append(np.asarray(values, np.float64).ravel())
     return {name: math.fsum(np.concatenate(values)) for name, values in rows.items()}
 
 
 def held_out_values(data: Dataset, sums: Mapping[str, float]) -> Values:
-    """What sums over held-out targets say: the mean `loss`, `Dataset.metrics`, the means of further metrics.
+    """Metrics from sums over held-out targets: the mean `loss`, `Dataset.metrics`, and other means.
 
     Raises:
-      UserError: if no target has a weight.
+      UserError: if all weights are 0.
     """
     count = sums["count"]
     require(count > 0, "sum of the weights of held-out targets", count, "above 0")
@@ -66,20 +66,20 @@ def held_out_values(data: Dataset, sums: Mapping[str, float]) -> Values:
 
 
 def evaluate_run(
-    run: Run,
+    run: RunFolder,
     model: nn.Module,
     params: optax.Params,
     path: str | None,
     batch_size: int,
     watch: Watch | None = None,
 ) -> Values:
-    """Metrics on all that a run held out, or on all of the data at `path`; and how many units that is.
+    """Metrics on all held-out data of a run, or on all data at `path`; and the number of units in them.
 
     Args:
       watch: see `sum_held_out`.
 
     Raises:
-      UserError: if the data cannot be had, does not fit the model, or is not what the run held out.
+      UserError: if the data cannot be read, do not fit the model, or are not what the run held out.
     """
     require(1 <= batch_size <= MOST_COUNT, "batch_size", batch_size, f"in 1..{MOST_COUNT}")
     data = load_data(run, path)
@@ -90,17 +90,22 @@ def evaluate_run(
     return {**held_out_values(data, sums), f"{data.unit}s": data.n_held_out}
 
 
-def load_data(run: Run, path: str | None = None) -> Dataset:
-    """The data of a run, or those at `path` with all of them held out.
+def load_data(run: RunFolder, path: str | None = None) -> Dataset:
+    """The data of a run; or the data at `path`, all of them held out.
 
     Raises:
-      UserError: if they cannot be had, do not fit the model, or are not what the run was started with.
+      UserError: if they cannot be read, do not fit the model, or differ from what the run was started with.
     """
     config = run.experiment.data
     if path is not None:
         names = {field.name for field in fields(config)}
         kind = type(config).__name__
-        require({"path", "validation_path"} <= names, "path", path, f"absent: {kind} reads no files named so")
+        require(
+            {"path", "validation_path"} <= names,
+            "path",
+            path,
+            f"absent: {kind} has no path and validation_path",
+        )
         config = replace(config, path=path, validation_path=path)
     data = load(config, run.encoding)
     if path is None and data.fingerprint != run.fingerprint:

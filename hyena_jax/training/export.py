@@ -1,8 +1,7 @@
 """Parameters as one safetensors file, and back: to share them, or to start another run from them.
 
-A tensor's name is its path in the tree of parameters, such as `blocks_0/mixer/in_proj/kernel`. The file's
-metadata hold `config`, the experiment as `config.json` of its run has it, and `step`. Knows pytrees, not
-models.
+A tensor's name is its path in the tree of parameters, such as `blocks_0/mixer/in_proj/kernel`. The metadata
+hold `config`, the experiment as in its run's `config.json`, and `step`. Knows pytrees, not models.
 """
 
 import difflib
@@ -17,43 +16,43 @@ import numpy as np
 from hyena_jax.config import UserError, open_input, require
 from hyena_jax.config.plugins import printable
 from hyena_jax.training import atomic
-from hyena_jax.training.optimizer import path_name
+from hyena_jax.trees import named_leaves
 
 Tree = Any
 
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
-"""What a parameter can be read from, by the names of the format."""
+"""Dtypes that a parameter can be read from, as the format names them."""
 MOST_LINES = 100
-"""Of a report on a file that does not fit."""
+"""Most lines of a report about a file that does not fit."""
 
 
 def check_target(path: Path) -> None:
-    """Raises UserError unless `write` can make `path`, and what goes beside it, and overwrites nothing."""
+    """Raises UserError unless `write` can create `path` and its config without overwriting a file."""
     require(path.suffix not in ("", ".json"), "output", str(path), "a file such as model.safetensors")
     require(path.parent.is_dir(), "output", str(path), "in a folder that exists")
     for file in (path, config_beside(path)):
-        require(not file.exists(), "output", str(path), f"a new file, but {file.name} is there")
+        require(not file.exists(), "output", str(path), f"a new file, but {file.name} already exists")
 
 
 def config_beside(path: Path) -> Path:
-    """Where the config of the parameters in `path` is."""
+    """The config file of the parameters in `path`."""
     return path.with_suffix(".json")
 
 
 def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> None:
-    """Writes `path`, and the config once more in readable form beside it (`.json` in place of the suffix).
+    """Writes `path`, and next to it the config in readable form (with the suffix `.json`).
 
     Args:
       params: arrays of any dtype that safetensors knows.
       config: the experiment as JSON values.
 
     Raises:
-      OSError: if that fails; then `path` is as it was.
+      OSError: if writing fails; then `path` is as it was.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    tensors = {name: np.ascontiguousarray(leaf) for name, leaf in named(params).items()}
+    tensors = {name: np.ascontiguousarray(leaf) for name, leaf in named_leaves(params).items()}
     metadata = {"config": json.dumps(config), "step": str(step)}
     try:
         with atomic.replacing(path) as draft:
@@ -64,18 +63,18 @@ def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> Non
 
 
 def read(path: Path, shapes: Tree, report: Callable[[str], None]) -> Tree:
-    """The tree of `shapes`, with the arrays that `path` holds under its names, as the dtypes of `shapes`.
+    """The tree of `shapes` filled with the arrays in `path` of the same names, in the dtypes of `shapes`.
 
     Args:
-      report: is given a line for each tensor that is missing, has another shape or a dtype that NumPy cannot
-        read, is not finite, or has no place.
+      report: gets a line for each tensor that is missing, unexpected or not finite, or has another shape or a
+        dtype that NumPy cannot read.
 
     Raises:
       UserError: if there is such a tensor, or `path` is not a safetensors file.
     """
     from safetensors import SafetensorError, safe_open
 
-    wanted = named(shapes)
+    wanted = named_leaves(shapes)
     try:
         with open_input("init_from", path), safe_open(path, "numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -97,21 +96,16 @@ def read(path: Path, shapes: Tree, report: Callable[[str], None]) -> Tree:
         report(f"{path}: {problem}")
     if problems:
         count = f"{len(problems)} parameters, listed above"
-        count += f" as far as {MOST_LINES} go" if len(problems) > MOST_LINES else ""
+        count += f" (the first {MOST_LINES})" if len(problems) > MOST_LINES else ""
         raise UserError(f"init_from {str(path)!r} does not fit the model: {count}")
     return jax.tree.unflatten(jax.tree.structure(shapes), arrays.values())
 
 
 class Tensor(NamedTuple):
-    """What the header of a file says of a tensor."""
+    """A tensor as the header of a file describes it."""
 
     dtype: str
     shape: tuple[int, ...]
-
-
-def named(tree: Tree) -> dict[str, Any]:
-    """The leaves by their paths, in the order of the tree."""
-    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _problems(wanted: Mapping[str, Any], found: Mapping[str, Tensor]) -> Iterator[str]:

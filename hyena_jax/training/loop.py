@@ -1,318 +1,265 @@
-"""A run: its input checked, its folder locked, its state restored, then trained on."""
+"""The steps of a run: train, log, evaluate and save until done or asked to stop."""
 
-import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import optax
-from rich.console import Console
 
-from hyena_jax import config, models
-from hyena_jax.config import Experiment, UserError, require
-from hyena_jax.data.dataset import Dataset, load
-from hyena_jax.training import export, parallel
-from hyena_jax.training.capacity import check_capacity
-from hyena_jax.training.checkpoint import Checkpoints, best, saved_steps
-from hyena_jax.training.distributed import (
-    first_request,
-    from_first,
-    is_first,
-    require_equal,
-    require_equal_devices,
-    together,
-)
-from hyena_jax.training.metrics import FILE, MetricsLog, NoLog, draw_learning_curves, read_rows
-from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.profiling import Profile
-from hyena_jax.training.progress import Progress, parameter_table
-from hyena_jax.training.run_folder import (
-    CHECKPOINTS,
-    Run,
-    check_run,
-    kept_encoding,
-    leads_outside,
-    locked,
-    open_run,
-    require_finite,
-)
-from hyena_jax.training.scores import Score, loss_function, metric_functions
-from hyena_jax.training.signals import Interrupted, StopRequest, stop_requests
-from hyena_jax.training.step import TrainState, init_params, init_state, make_eval_step, make_train_step
-from hyena_jax.training.strategy import Strategy
-from hyena_jax.training.trainer import Trainer, all_finite
+from hyena_jax.config import Experiment, UserError
+from hyena_jax.data import loader
+from hyena_jax.data.dataset import Dataset
+from hyena_jax.parallel.processes import first_request
+from hyena_jax.parallel.replicas import check_replicas
+from hyena_jax.parallel.strategy import Strategy
+from hyena_jax.training.checkpoint import Checkpoints
+from hyena_jax.training.evaluate import held_out_values, sum_held_out
+from hyena_jax.training.metrics import MetricsLog, NoLog
+from hyena_jax.training.optimizer import global_norm
+from hyena_jax.training.progress import Progress
+from hyena_jax.training.schedules import make_schedule
+from hyena_jax.training.scores import Score
+from hyena_jax.training.signals import StopRequest
+from hyena_jax.training.step import FINITE, Metrics, TrainState, make_eval_step, make_train_step
 
-T = TypeVar("T")
+# Late enough for compilation to be over, long enough to see the pattern of a step.
+PROFILE_FROM, PROFILE_STEPS = 5, 10
 
 
-class Result(NamedTuple):
-    """What a finished run leaves in memory of every process."""
-
-    model: nn.Module
-    params: optax.Params
-    """NumPy arrays."""
-    data: Dataset
+class Diverged(Exception):
+    """The loss or a gradient is not finite; nothing was saved since."""
 
 
-class Prepared(NamedTuple):
-    """All that a run is made of, before its folder is touched."""
+class Setup(NamedTuple):
+    """Everything that a run is made of, before its folder is touched."""
 
     experiment: Experiment
-    """With what the model takes from the data filled in."""
+    """With the fields filled in that the model takes from the data."""
     data: Dataset
     strategy: Strategy
     model: nn.Module
     shapes: optax.Params
-    """Of the parameters."""
+    """Shapes of the parameters."""
     optimizer: optax.GradientTransformation
     loss: Score
     metrics: dict[str, Score]
-    """In addition to what the data give by themselves."""
-    given: optax.Params | None
-    """What a new run starts from, where that is not drawn."""
+    """Metrics in addition to those that the data define."""
+    initial: optax.Params | None
+    """Initial parameters of a new run, if they are not drawn at random."""
 
 
-def train(
-    experiment: Experiment,
-    workdir: Path,
-    console: Console,
-    profile: Path | None = None,
-    init_from: Path | None = None,
-    accept_changed_data: bool = False,
-) -> Result:
-    """Trains to `experiment.training.steps`, from the newest checkpoint in `workdir` if there is one.
+@dataclass
+class Trainer:
+    """The training loop and what it writes to."""
 
-    All that can be wrong with the input is checked before `workdir` is touched. Of several processes all
-    call this with the same arguments; each reads its own rows of every batch, and the first alone prints and
-    writes.
+    setup: Setup
+    checkpoints: Checkpoints
+    log: MetricsLog | NoLog
+    progress: Progress
+    best_loss: float
+    """Lowest validation loss of the saved steps."""
+    clock: "Clock" = field(init=False)
+    schedule: optax.Schedule = field(init=False)
+    eval_step: Callable = field(init=False)
 
-    Args:
-      profile: folder for a `jax.profiler` trace of a few steps.
-      init_from: file of parameters (see `export`) that a new run starts from.
-      accept_changed_data: continue although the data are not those that the run was started with; they are
-        read with the run's own tokenizer or normalization.
+    def __post_init__(self) -> None:
+        setup, experiment = self.setup, self.setup.experiment
+        self.clock = Clock(experiment.data.batch_size * setup.data.units_per_row)
+        self.schedule = make_schedule(experiment.optimizer, experiment.training.steps)
+        eval_step = make_eval_step(setup.model, setup.loss, setup.metrics)
+        self.eval_step = setup.strategy.map_eval_step(eval_step)
 
-    Raises:
-      UserError: see `load`, `Dataset.complete`, `make_optimizer`, `check_run` and `Checkpoints.restore`.
-      Diverged: if the loss or a gradient is not finite.
-      Interrupted: after one of `signals.STOPPING`, once a step was trained; before that, they act as usual.
-    """
-    require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
-    leads_out = profile is not None and leads_outside(workdir, profile / "plugins" / "profile")
-    require(not leads_out, "profile", str(profile), "no link that leads out of the run folder")
-    with stop_requests() as stop:
-        console = console if is_first() else Console(quiet=True)
-        require_equal_devices()
-        given = {"init_from": str(init_from), "accept_changed_data": accept_changed_data}
-        require_equal({"workdir": str(workdir.absolute()), **given, **_settings(experiment)})
-        prepared = _prepare(experiment, workdir, console, init_from, accept_changed_data)
+    def run(
+        self, state: TrainState, start: int, data_state: Any, stop: StopRequest, profile: "Profile"
+    ) -> optax.Params:
+        """Trains after step `start` until done or asked to stop; returns the parameters then.
 
-        def check() -> Run | None:
-            return check_run(workdir, prepared.experiment, prepared.data, accept_changed_data)
-
-        _on_first(check)
-        with ExitStack() as stack:
-            _on_first(lambda: stack.enter_context(locked(workdir)))
-            run = _on_first(check)  # from here on nobody else changes it
-            params = _run(prepared, workdir, run, console, profile, stop)
-        stop.name = first_request(stop.name)  # one that came after the last step counts too
-    if is_first():
-        draw_learning_curves(workdir, _curves(prepared))
-    if stop.is_set:
-        saved = from_first(lambda: saved_steps(workdir / CHECKPOINTS)[0])
-        again = f"hyena-jax train --resume {shlex.quote(str(workdir))}"
-        raise Interrupted(
-            f"stopped by {stop.name}; saved at step {saved}: rerun the command to continue, or {again}"
+        Args:
+          data_state: the state of the data at step `start`, if they are a `loader.Stream`.
+        """
+        setup, experiment, strategy = self.setup, self.setup.experiment, self.setup.strategy
+        training, parallel = experiment.training, experiment.parallel
+        train_step = make_train_step(
+            setup.model,
+            setup.optimizer,
+            experiment.seed,
+            strategy.axis_name,
+            experiment.optimizer.accumulation_steps,
+            setup.loss,
+            setup.metrics,
         )
-    return Result(prepared.model, params, prepared.data)
+        train_step = strategy.map_train_step(train_step, jax.eval_shape(lambda: state))
+        dataset = setup.data.train_batches(experiment.data.batch_size, experiment.seed, *strategy.row_shard)
+        stream = dataset if isinstance(dataset, loader.Stream) else None
+        if stream is not None and start > 0:
+            stream.restore(data_state)
+        step, saved, stopping = start, start, False
+        with closing(loader.iterate(dataset, start)) as batches:
+            while step < training.steps and not stopping:
+                try:
+                    t, batch = next(batches)
+                except loader.DataEnded as error:
+                    if step > saved:
+                        self._save(step, state, None, stream)
+                    raise UserError(
+                        f"{error}, before training.steps={training.steps}; what was trained is saved: lower"
+                        " training.steps, or give an iterator that starts over"
+                    ) from error
+                profile.before_step(t)
+                state, metrics = train_step(state, strategy.place_batch(batch))
+                step = t + 1
+                if step == start + 1:
+                    jax.block_until_ready(state)  # keep compilation out of the reported speed
+                    self.clock.restart(step)
+                    stop.defer()  # from here on there is something to save
+                is_last = step == training.steps
+                check_every = parallel.check_replicas_every
+                if check_every is not None and step % check_every == 0:
+                    check_replicas(strategy.to_global(state), step)
+                if step % training.log_every == 0 or is_last:
+                    self._log_training(step, state, metrics)
+                loss = None
+                if step % training.eval_every == 0 or is_last:
+                    loss = self._evaluate(step, state)
+                is_best = loss is not None and loss < self.best_loss
+                asked = stop.name  # read once: a signal that comes later waits for the next step
+                if jax.process_count() > 1:  # all processes stop at the same step
+                    asked = first_request(asked) if step % parallel.stop_every == 0 else None
+                    stop.name = stop.name or asked
+                stopping = asked is not None
+                if step % training.checkpoint_every == 0 or is_best or is_last or stopping:
+                    self._save(step, state, loss, stream)
+                    saved = step
+                self.progress.advance(step)
+        return strategy.host_copy(state.params)
+
+    def _log_training(self, step: int, state: TrainState, metrics: Metrics) -> None:
+        values = {name: value.item() for name, value in metrics.items()}
+        _require_finite(values.pop("bad_step"))
+        experiment, data = self.setup.experiment, self.setup.data
+        speed = self.clock.units_per_second(step)
+        row = {
+            **values,
+            **(data.loss_metrics(values["loss"]) if experiment.loss.in_nats else {}),
+            "param_norm": param_norm(state.params).item(),
+            "learning_rate": float(self.schedule(step - 1)),
+            f"{data.unit}s_per_second": speed,
+        }
+        self.log.write(step, {f"train/{name}": value for name, value in row.items()})
+        self.progress.training(step, values["loss"], speed)
+
+    def _evaluate(self, step: int, state: TrainState) -> float:
+        data, strategy, training = self.setup.data, self.setup.strategy, self.setup.experiment.training
+        jax.block_until_ready(state)  # steps that still run count as training time
+        with self.clock.paused(), self.progress.evaluating():
+            batch_size, n_rows = training.eval_batch_size, training.eval_windows
+            sums = sum_held_out(strategy, self.eval_step, state.params, data, batch_size, n_rows)
+        values = held_out_values(data, sums)
+        if not math.isfinite(values["loss"]):
+            raise _diverged(f"the validation loss at step {step} is {values['loss']}")
+        self.log.write(step, {f"validation/{name}": value for name, value in values.items()})
+        self.progress.validation(step, values["loss"])
+        return values["loss"]
+
+    def _save(self, step: int, state: TrainState, loss: float | None, stream: loader.Stream | None) -> None:
+        jax.block_until_ready(state)
+        with self.clock.paused():
+            _require_finite(state.bad_step.item())
+            if not all_finite(state.params):
+                raise _diverged(f"a parameter is not finite after step {step}")
+            self.log.sync()
+            meta = {"step": step, "loss": loss}
+            if stream is not None:
+                meta["data_state"] = stream.state()
+            self.checkpoints.save(step, self.setup.strategy.to_global(state).to_items(), meta)
+        if loss is not None:
+            self.best_loss = min(loss, self.best_loss)
 
 
-def _prepare(
-    experiment: Experiment,
-    workdir: Path,
-    console: Console,
-    init_from: Path | None,
-    accept_changed_data: bool,
-) -> Prepared:
-    """Checks all that the folder does not decide."""
-    with _own_parts(experiment):
-        data = together(lambda: _load(experiment, workdir, accept_changed_data))
-        experiment = data.complete(experiment)
-    require_equal({"the data's fingerprint": data.fingerprint, **_settings(experiment)})
-    strategy = parallel.make_strategy(experiment.parallel)
-    accumulation_steps = experiment.optimizer.accumulation_steps
-    parallel.check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
-    is_text = experiment.model.inputs == "tokens"
-    can_shard = strategy.sequence_axis is None or is_text
-    require(can_shard, "parallel.sequence", experiment.parallel.sequence, "1 unless the model reads tokens")
-    with _own_parts(experiment):
-        model = models.build(experiment.model, strategy.sequence_axis)
-        shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
-        loss, metrics = loss_function(experiment.loss), metric_functions(experiment, data)
-        batch = next(data.eval_batches(strategy.row_shards, 1))
-        if config.plugins_in(experiment):  # what does not fit shows when it is traced
-            jax.eval_shape(make_eval_step(models.build(experiment.model), loss, metrics), shapes, batch)
-        strategy.check(make_eval_step(model, loss, metrics), shapes, batch)
-        optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
-        state = jax.eval_shape(partial(init_state, optimizer=optimizer), shapes)
-        check_capacity(experiment, strategy, state, batch)
-    report = partial(console.print, soft_wrap=True)
-    given = None if init_from is None else together(lambda: export.read(init_from, shapes, report))
-    return Prepared(experiment, data, strategy, model, shapes, optimizer, loss, metrics, given)
+def _require_finite(bad_step: int) -> None:
+    if bad_step != FINITE:
+        raise _diverged(f"the loss or a gradient was not finite at step {bad_step}")
 
 
-def _settings(experiment: Experiment) -> dict[str, Any]:
-    """Every value of an experiment by its path, as its flag is named; of plugins, their code alone."""
-    encoded = config.encode(experiment)
-    digests = [plugin["sha256"] for plugin in encoded.pop("plugins", {}).values()]
-    leaves = jax.tree.leaves_with_path(encoded, is_leaf=lambda value: value is None)
-    names = {jax.tree_util.keystr(path, simple=True, separator="."): value for path, value in leaves}
-    return {"the plugins' SHA-256": digests, **names}
-
-
-@contextmanager
-def _own_parts(experiment: Experiment) -> Iterator[None]:
-    """Faults in parts of the user's own are wrong input; without such parts, an error keeps its traceback."""
-    try:
-        yield
-    except (UserError, OSError):
-        raise
-    except Exception as error:
-        if not config.plugins_in(experiment):
-            raise
-        raise UserError(f"a part of your own failed: {config.describe_fault(error)}") from error
-
-
-def _load(experiment: Experiment, workdir: Path, accept_changed_data: bool) -> Dataset:
-    """The data, read as a run that is there reads them."""
-    encoding = kept_encoding(workdir, experiment)
-    try:
-        return load(experiment.data, encoding)
-    except UserError:
-        if encoding is None or accept_changed_data:
-            raise
-        return load(experiment.data)  # other symbols: `check_run` says that the data changed
-
-
-def _run(
-    prepared: Prepared,
-    workdir: Path,
-    run: Run | None,
-    console: Console,
-    profile: Path | None,
-    stop: StopRequest,
-) -> optax.Params:
-    """Trains in the folder that is locked, and was found to hold `run`; returns the parameters at the end."""
-    experiment, data, strategy = prepared.experiment, prepared.data, prepared.strategy
-    training, folder = experiment.training, workdir / CHECKPOINTS
-    _on_first(lambda: read_rows(workdir / FILE))  # refuses a file that the log could not continue
-    with Checkpoints(folder, training.keep_checkpoints, console.print) as checkpoints:
-        state, data_state = _restore_or_make(checkpoints, prepared)
-        changes = from_first(lambda: open_run(workdir, run, experiment, data))
-        _announce(console, prepared, run is None, changes)
-        start = int(state.step)
-        if start >= training.steps:
-            console.print(f"already trained to step {start}; a larger --training.steps goes on")
-            return strategy.host_copy(state.params)
-        if start:
-            console.print(f"continuing after step {start}")
-        with (
-            _metrics_log(workdir, start, experiment) as log,
-            Progress(console, start, training.steps, data.unit) as progress,
-            Profile(profile if is_first() else None, start, training.steps) as trace,
-        ):
-            trainer = Trainer(
-                experiment=experiment,
-                data=data,
-                strategy=strategy,
-                train_step=_mapped_train_step(prepared, state),
-                eval_step=strategy.map_eval_step(
-                    make_eval_step(prepared.model, prepared.loss, prepared.metrics)
-                ),
-                checkpoints=checkpoints,
-                log=log,
-                progress=progress,
-                best_loss=from_first(lambda: best(folder).loss),
-                data_state=data_state,
-            )
-            return trainer.run(state, start, stop, trace)
-
-
-def _mapped_train_step(prepared: Prepared, state: TrainState) -> Callable:
-    experiment, strategy = prepared.experiment, prepared.strategy
-    parts = experiment.optimizer.accumulation_steps
-    step = make_train_step(
-        prepared.model,
-        prepared.optimizer,
-        experiment.seed,
-        strategy.axis_name,
-        parts,
-        prepared.loss,
-        prepared.metrics,
+def _diverged(what: str) -> Diverged:
+    return Diverged(
+        f"{what}; nothing was saved since. Try a lower optimizer.learning_rate, a longer warm-up, a lower "
+        "optimizer.clip_norm, or model.dtype float32, in a new workdir"
     )
-    return strategy.map_train_step(step, jax.eval_shape(lambda: state))
 
 
-def _curves(prepared: Prepared) -> dict[str, str]:
-    """The metrics that are drawn against the step, and what their axes say."""
-    curves = {**prepared.data.curves, **{label: label for label in prepared.metrics}}
-    return curves if prepared.experiment.loss.in_nats else {**curves, "loss": "loss"}
+# Not part of the training step: only the steps that are logged need it.
+param_norm = jax.jit(global_norm)
 
 
-def _announce(console: Console, prepared: Prepared, is_new: bool, changes: Sequence[str]) -> None:
-    """What is about to be trained, on what, and what is different from the last start."""
-    experiment, devices, processes = prepared.experiment, prepared.strategy.devices, jax.process_count()
-    if is_new:
-        console.print(parameter_table(prepared.shapes, experiment.optimizer))
-    lacks = models.lacks(prepared.model) if experiment.model.inputs == "tokens" else []
-    if lacks:
-        console.print(f"this model has no {'; no '.join(lacks)}", soft_wrap=True)
-    console.print(f"data      {prepared.data.source}")
-    among = f" in {processes} processes" if processes > 1 else ""
-    console.print(f"devices   {len(devices)} x {devices[0].device_kind}{among}")
-    for change in changes:
-        console.print(f"changed since the last start: {change}", soft_wrap=True)
-        decay_steps = getattr(experiment.optimizer.schedule, "decay_steps", 0)
-        if change.startswith("training.steps") and decay_steps is None:
-            console.print(
-                "the learning rate now decays until the new last step (optimizer.schedule.decay_steps)",
-                soft_wrap=True,
-            )
+@jax.jit
+def all_finite(params: optax.Params) -> jax.Array:
+    """Whether every entry is finite, bool []."""
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]).all()
 
 
-def _metrics_log(workdir: Path, step: int, experiment: Experiment) -> AbstractContextManager:
-    if is_first():
-        return MetricsLog(workdir, step, experiment.logging.tensorboard)
-    return nullcontext(NoLog())
+class Clock:
+    """Training speed, without the time that evaluation and saving take."""
+
+    def __init__(self, units_per_step: int):
+        self._units_per_step = units_per_step
+        self.restart(0)
+
+    def restart(self, step: int) -> None:
+        """Begins a new interval after `step`."""
+        self._step, self._start = step, time.perf_counter()
+
+    def units_per_second(self, step: int) -> float:
+        """The speed since the interval began; begins a new one."""
+        units = (step - self._step) * self._units_per_step
+        speed = units / (time.perf_counter() - self._start)
+        self.restart(step)
+        return speed
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time in this context does not count."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._start += time.perf_counter() - began
 
 
-def _restore_or_make(checkpoints: Checkpoints, prepared: Prepared) -> tuple[TrainState, Any]:
-    """The placed state of the newest checkpoint; or that before the first step, with the parameters given.
+class Profile:
+    """Traces PROFILE_STEPS steps into `folder`, PROFILE_FROM steps after the start; earlier in a short run.
 
-    And the state of the data, where the checkpoint holds one.
+    Does nothing if `folder` is None.
     """
-    strategy, given = prepared.strategy, prepared.given
 
-    def make() -> TrainState:
-        params = init_params(prepared.model, prepared.experiment.seed)
-        return init_state(params, prepared.optimizer)
+    def __init__(self, folder: Path | None, start: int, steps: int):
+        self._folder = folder
+        self._first = start + max(0, min(PROFILE_FROM, steps - start - PROFILE_STEPS))
+        self._is_tracing = False
 
-    restored = checkpoints.restore(strategy.restore_target(jax.eval_shape(make)).to_items())
-    if restored is None:
-        state = strategy.make_state(make)
-        return (state if given is None else state._replace(params=strategy.place(given))), None
-    state = strategy.from_global(TrainState.from_items(restored.items))
-    found = int(state.step)
-    require(found == restored.step, f"step in checkpoint {restored.step}", found, "that of its folder")
-    if not all_finite(state.params):
-        require_finite(strategy.host_copy(state.params), f"checkpoint {restored.step}")
-    return state, restored.meta.get("data_state")
+    def __enter__(self) -> "Profile":
+        return self
 
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
 
-def _on_first(make: Callable[[], T]) -> T | None:
-    """What `make` returns on process 0, which alone runs it; None on the others. All get its error."""
-    return together(lambda: make() if is_first() else None)
+    def before_step(self, t: int) -> None:
+        """Starts or stops the trace at its steps; `t` counts steps from 0."""
+        if self._folder is not None and t == self._first:
+            jax.profiler.start_trace(self._folder)
+            self._is_tracing = True
+        if t == self._first + PROFILE_STEPS:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._is_tracing:
+            jax.profiler.stop_trace()
+            self._is_tracing = False

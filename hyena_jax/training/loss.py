@@ -1,6 +1,6 @@
-"""The loss, in parts of the length where the logits of all of it would be too many.
+"""The loss, computed in chunks of the length if all logits together would take too much memory.
 
-Axes: B batch, L length, V answers to choose from (a vocabulary, or classes), n devices that share L out.
+Axes: B batch, L length, V classes (tokens of a vocabulary, or labels), n devices that shard L.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from hyena_jax.models import has_hidden, n_length_shards
 
 Tree = TypeVar("Tree")
 
-# Beyond this number [B, L, V] of logits, the loss is computed in parts, unless the model's config says how.
+# With more logits [B, L, V] than this, the loss is computed in chunks, unless the model's config decides.
 MOST_LOGITS = 2**26
 
 
@@ -27,12 +27,12 @@ def scored(
     deterministic: bool = True,
     rngs: dict[str, jax.Array] | None = None,
 ) -> Tree:
-    """`score(logits, targets)` of a model at `inputs` and `targets` of a batch.
+    """`score(logits, targets)` for a model's logits at the `inputs` of a batch, and its `targets`.
 
     Args:
-      score: arrays of the shape of its targets, each entry from its own target and logits. A model with
-        `hidden` and `logits` may be asked for its logits part by part, and again for the derivative: see
-        `LanguageModelConfig.loss_chunk`.
+      score: returns arrays of the shape of `targets`; each entry depends only on its own target and logits.
+        The logits of a model with `hidden` and `logits` may be computed chunk by chunk, and are then
+        recomputed in the backward pass: see `LanguageModelConfig.loss_chunk`.
     """
     variables, inputs, targets = {"params": params}, batch["inputs"], batch["targets"]
     n_tokens = chunk_tokens(model, targets.shape)
@@ -48,10 +48,10 @@ def scored(
 
 
 def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:
-    """Tokens of a row whose logits exist at a time, for targets of a shape [B, L] or [B]; None for all.
+    """Tokens per row whose logits are in memory at a time, for targets [B, L] or [B]; None for all.
 
-    The model's config decides by `loss_chunk`, where it has one. A model without `hidden` and `logits`, or
-    without a vocabulary, computes all logits at once.
+    The field `loss_chunk` of the model's config decides, if it is set. A model without `hidden` and `logits`,
+    or without a vocabulary, computes all logits at once.
     """
     vocab_size = getattr(model.config, "vocab_size", None)
     if not has_hidden(model) or vocab_size is None or len(shape) != 2:
@@ -67,9 +67,9 @@ def _over_chunks(
     n_tokens: int,
     n_devices: int,
 ) -> Tree:
-    """f of arrays [B, L, ...], in chunks [B, n, c, ...] one after the other; each result is like [B, L].
+    """f of arrays [B, L, ...], in chunks [B, n, c, ...] one after the other; each result is [B, L].
 
-    A chunk holds c <= n_tokens / n tokens of each device's part of the length, so that all devices take part.
+    A chunk holds c <= n_tokens / n tokens of each device's shard of the length: all devices take part.
     """
     batch, length = arrays[0].shape[:2]
     part = length // n_devices
@@ -91,8 +91,8 @@ def _over_chunks(
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Nats at each target, float32, of the shape of `targets`.
 
-    Logits are [B, L, V] for targets [B, L], [B, V] for targets [B]; or [B, L, V] for targets [B] where a
-    model answers once a patch of an image: the label is then every patch's target, and the mean counts.
+    Logits are [B, L, V] for targets [B, L], and [B, V] for targets [B]; or [B, L, V] for targets [B] if a
+    model classifies every patch of an image: the label is then every patch's target, and nats are the mean.
     """
     if logits.ndim == targets.ndim + 2:
         labels = jnp.broadcast_to(targets[:, None], logits.shape[:2])
@@ -101,10 +101,10 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def answers(logits: jax.Array, n_dims: int) -> jax.Array:
-    """The most probable answer to each target; `n_dims` is the rank of the targets.
+    """The most probable class at each target; `n_dims` is the rank of the targets.
 
-    Where a model answers once a patch, the mean over patches of their log-probabilities decides. The mean of
-    the logits orders answers alike: in each patch the two differ by one number.
+    If a model classifies every patch, the mean over patches of the log-probabilities decides. The mean of the
+    logits orders classes alike: in each patch the two differ by a constant.
     """
     if logits.ndim == n_dims + 2:
         logits = logits.mean(axis=1)

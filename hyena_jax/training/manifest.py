@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: SHA-256 digests of its every file, by which damage is noticed."""
+"""The manifest of a checkpoint: SHA-256 digests of all its files, to detect damage."""
 
 import hashlib
 import json
@@ -18,14 +18,14 @@ def write_manifest(checkpoint: Path) -> None:
 
 
 def is_verified(checkpoint: Path) -> bool:
-    """Whether there is a manifest: without one, damage cannot be noticed."""
+    """Whether there is a manifest; without one, damage cannot be detected."""
     return (checkpoint / MANIFEST).exists()
 
 
 def damage_in(checkpoint: Path) -> str | None:
-    """What differs from the manifest, on one line; None if nothing does, or there is no manifest.
+    """The first difference from the manifest, on one line; None if there is none, or no manifest.
 
-    Pipes, devices and links are damage, too: all that Orbax may open is a file.
+    Pipes, devices and links count as damage: Orbax may only open files.
     """
     try:
         files = _files(checkpoint)
@@ -45,7 +45,7 @@ def damage_in(checkpoint: Path) -> str | None:
 
 
 def _files(checkpoint: Path) -> list[str]:
-    """Names of all files, relative to the folder. Raises UserError if something else is among them."""
+    """Names of all files, relative to the folder; UserError if anything in it is not a file or folder."""
     names = []
     for path in sorted(checkpoint.rglob("*")):
         name = str(path.relative_to(checkpoint))

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: `metrics.jsonl`, TensorBoard event files, `learning_curves.png`."""
+"""The metrics of a run: `metrics.jsonl`, TensorBoard event files, `learning_curves.png`."""
 
 import json
 import math
@@ -25,11 +25,11 @@ EVENTS = "tensorboard"
 class MetricsLog:
     """Appends rows `{"step": ..., "time": ..., name: value, ...}`; a context manager.
 
-    `time` is when the row was written, in seconds since 1970 (UTC). What is not finite is written as null,
-    since JSON has no infinity.
+    `time` is when the row was written, in seconds since 1970 (UTC). Values that are not finite are written as
+    null, since JSON has no infinity.
 
-    On resume, rows beyond `step` belong to work that was lost and will be done again: they are dropped, and
-    TensorBoard is told to forget them too. The checkpoint of a step is saved after the step's rows.
+    On resume, rows beyond `step` belong to steps that were lost and will be repeated: they are dropped, and
+    TensorBoard is told to drop them too. The checkpoint of a step is saved after its rows.
     """
 
     def __init__(self, workdir: Path, step: int, tensorboard: bool):
@@ -61,7 +61,7 @@ class MetricsLog:
             self._events.write(step, values)
 
     def sync(self) -> None:
-        """Makes what was written last through a crash of the machine."""
+        """Flushes, so that written rows survive a crash of the machine."""
         os.fsync(self._file.fileno())
         if self._events is not None:
             self._events.sync()
@@ -74,7 +74,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 class NoLog:
-    """A `MetricsLog` that writes nothing: that of every process but the first."""
+    """A `MetricsLog` that writes nothing, for every process but the first."""
 
     def write(self, step: int, values: Values) -> None:
         """Nothing."""
@@ -84,10 +84,10 @@ class NoLog:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """All rows of a metrics file; none where there is no file. A last line cut short by a kill is dropped.
+    """All rows of a metrics file; none if there is no file. A last line cut short by a kill is dropped.
 
     Raises:
-      UserError: if another line is not a row.
+      UserError: if any other line is not a row.
     """
     if not path.exists():
         return []
@@ -97,12 +97,12 @@ def read_rows(path: Path) -> list[dict]:
         try:
             row = parse_json(line)
             rows.append({"step": operator.index(row["step"]), **row})
-            for value in row.values():  # null, or a number that a float can hold
+            for value in row.values():  # null, or a number that fits a float
                 math.isfinite(0 if value is None else value)
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise UserError(
-                f"{path} line {number} is not a row of metrics: {line[:60]!r}; without that line, or without"
-                " the file, the run goes on"
+                f"{path} line {number} is not a row of metrics: {line[:60]!r}; remove that line or the file"
+                " to continue"
             ) from error
     return rows
 
@@ -111,7 +111,7 @@ def draw_learning_curves(workdir: Path, labels: dict[str, str]) -> Path:
     """Draws metrics against the step into `learning_curves.png`, one below the other.
 
     Args:
-      labels: for the name of each metric, what its axis says.
+      labels: for each metric, by name, the label of its axis.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

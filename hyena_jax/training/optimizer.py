@@ -1,4 +1,7 @@
-"""An experiment's optimizer, and parameter groups for any direction. Knows pytrees, not models."""
+"""The optimizers: each is an update direction, applied under the rules of parameter groups.
+
+Knows pytrees, not models.
+"""
 
 import math
 import re
@@ -8,21 +11,32 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig, ParameterGroup, UserError
+from hyena_jax.config import (
+    AdafactorConfig,
+    AdamWConfig,
+    GroupedOptimizerConfig,
+    LionConfig,
+    MuonConfig,
+    OptimizerConfig,
+    ParameterGroup,
+    SGDConfig,
+    UserError,
+)
 from hyena_jax.training.schedules import make_schedule
+from hyena_jax.trees import named_leaves, path_name
 
 
 def make_optimizer(
     config: OptimizerConfig, params: optax.Params, total_steps: int
 ) -> optax.GradientTransformation:
-    """The transformation of `config`, tried on the parameters' shapes unless it is this package's.
+    """The transformation of `config`; one of the user's own is tried on the parameters' shapes.
 
     Args:
       params: the parameters, or their shapes.
 
     Raises:
       UserError: if the config's class is not registered; if its function does not make a transformation, or
-        one that fails on these parameters; if a group matches no parameter; see also `make_schedule`.
+        one that fails on these parameters; if a group matches no parameter. See also `make_schedule`.
     """
     part = OptimizerConfig.registry.part_of(type(config))
     make, what = OptimizerConfig.registry.target(type(config)), f"optimizer {part.name!r}"
@@ -32,7 +46,7 @@ def make_optimizer(
         if not isinstance(optimizer, optax.GradientTransformation):
             raise UserError(f"{what} must be an optax.GradientTransformation, got {optimizer!r}")
         if not part.config_class.__module__.startswith("hyena_jax."):  # tracing large models takes a second
-            _try(what, optimizer, params)
+            _check_update(what, optimizer, params)
     except UserError:
         raise
     except Exception as error:  # the function may be the user's: its faults are input
@@ -40,8 +54,11 @@ def make_optimizer(
     return optimizer
 
 
-def _try(what: str, optimizer: optax.GradientTransformation, params: optax.Params) -> None:
-    """Refuses an optimizer whose update changes the form of the parameters or of its state."""
+def _check_update(what: str, optimizer: optax.GradientTransformation, params: optax.Params) -> None:
+    """Refuses an optimizer whose update changes the structure of the parameters or of its state."""
+
+    def form(tree: tuple) -> tuple:
+        return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
     def update() -> tuple:
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
@@ -50,12 +67,80 @@ def _try(what: str, optimizer: optax.GradientTransformation, params: optax.Param
         return (zeros, state), (optax.apply_updates(zeros, updates), new)
 
     before, after = jax.eval_shape(update)
-    if _form(before) != _form(after):
-        raise UserError(f"{what} must give updates of the parameters' shapes, and a state like that before")
+    if form(before) != form(after):
+        raise UserError(
+            f"{what} must give updates of the parameters' shapes, and a state like the one before"
+        )
 
 
-def _form(tree: tuple) -> tuple:
-    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+def adamw(
+    config: AdamWConfig, schedule: optax.Schedule, params: optax.Params
+) -> optax.GradientTransformation:
+    """Adam's bias-corrected moments."""
+    return in_groups(config, schedule, params, optax.scale_by_adam(config.b1, config.b2, config.eps))
+
+
+def lion(config: LionConfig, schedule: optax.Schedule, params: optax.Params) -> optax.GradientTransformation:
+    """The sign of b1 m + (1 - b1) g."""
+    return in_groups(config, schedule, params, optax.scale_by_lion(config.b1, config.b2))
+
+
+def adafactor(
+    config: AdafactorConfig, schedule: optax.Schedule, params: optax.Params
+) -> optax.GradientTransformation:
+    """Gradients over the root of their factored second moment, clipped, relative to each parameter's size."""
+    scale = optax.scale_by_factored_rms(
+        decay_rate=config.decay_rate,
+        min_dim_size_to_factor=config.min_dim_size_to_factor,
+        epsilon=config.eps,
+    )
+    clip = optax.clip_by_block_rms(config.clipping_threshold or math.inf)
+    relative = optax.scale_by_param_block_rms() if config.multiply_by_parameter_scale else optax.identity()
+    return in_groups(config, schedule, params, optax.chain(scale, clip, relative))
+
+
+def sgd(config: SGDConfig, schedule: optax.Schedule, params: optax.Params) -> optax.GradientTransformation:
+    """The momentum, or the gradient if there is no momentum."""
+    momentum = optax.trace(config.momentum, config.nesterov) if config.momentum else optax.identity()
+    return in_groups(config, schedule, params, momentum)
+
+
+def muon(config: MuonConfig, schedule: optax.Schedule, params: optax.Params) -> optax.GradientTransformation:
+    """The momentum, orthogonalised and scaled, for matrices; Adam's direction for other parameters.
+
+    Raises:
+      UserError: if `config.matrices` matches no matrix.
+    """
+    pattern = compile_pattern("optimizer.matrices", config.matrices)
+
+    def kind(path: jax.tree_util.KeyPath, leaf: jax.Array) -> str:
+        return "muon" if leaf.ndim >= 2 and pattern.search(path_name(path)) else "adam"
+
+    kinds = jax.tree_util.tree_map_with_path(kind, params)
+    if "muon" not in jax.tree.leaves(kinds):
+        raise UserError(
+            f"optimizer.matrices {config.matrices!r} must match a parameter with two axes or more"
+        )
+    orthogonal = optax.contrib.scale_by_muon(
+        ns_steps=config.ns_steps,
+        beta=config.beta,
+        eps=config.eps,
+        nesterov=config.nesterov,
+        weight_dimension_numbers=lambda updates: jax.tree.map(
+            lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), updates
+        ),
+    )
+
+    def scaled(update: jax.Array) -> jax.Array:
+        n_in, n_out = update.shape[-2:]
+        if config.consistent_rms is None:
+            return update * math.sqrt(max(1, n_out / n_in))
+        return update * (config.consistent_rms * math.sqrt(max(n_in, n_out)))
+
+    scale = optax.stateless(lambda updates, _: jax.tree.map(scaled, updates))
+    adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    direction = optax.partition({"muon": optax.chain(orthogonal, scale), "adam": adam}, kinds)
+    return in_groups(config, schedule, params, direction)
 
 
 def in_groups(
@@ -64,13 +149,14 @@ def in_groups(
     params: optax.Params,
     direction: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Clip by global norm, `direction`, then decoupled decay and learning rate for each group.
+    """Clipping by global norm, `direction`, then decoupled weight decay and learning rate for each group.
 
     A group's learning rate follows the schedule in proportion to its peak. Parameters of a group with
     learning rate 0 are constants: their gradients do not count in the global norm either.
 
     Args:
-      direction: from gradients to what the learning rate multiplies, uphill: optax.scale_by_adam(), say.
+      direction: from gradients to an ascent direction, which the learning rate multiplies, such as
+        `optax.scale_by_adam()`.
 
     Raises:
       UserError: if a group matches no parameter, or its pattern is not a regular expression.
@@ -94,7 +180,7 @@ def in_groups(
 
 
 def complete_groups(config: GroupedOptimizerConfig) -> list[ParameterGroup]:
-    """The groups with every learning rate and decay filled in; the last one takes what the others leave."""
+    """The groups with all learning rates and decays filled in; the last group matches everything else."""
     return [
         ParameterGroup(
             group.pattern,
@@ -108,7 +194,7 @@ def complete_groups(config: GroupedOptimizerConfig) -> list[ParameterGroup]:
 def label_parameters(groups: Iterable[ParameterGroup], params: optax.Params) -> optax.Params:
     """The tree of `params` with, at each leaf, the index of the first group that matches its path.
 
-    Leaves that no group matches get the index after the last.
+    Leaves that no group matches get the number of groups.
     """
     groups = tuple(groups)
     patterns = [
@@ -123,7 +209,7 @@ def label_parameters(groups: Iterable[ParameterGroup], params: optax.Params) -> 
     used = set(jax.tree.leaves(labels))
     for i, group in enumerate(groups):
         if i not in used and not group.optional:
-            names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+            names = list(named_leaves(params))
             raise UserError(
                 f"optimizer.groups.{i}.pattern {group.pattern!r} matches no parameter that earlier groups"
                 f" left: correct it, remove the group, or allow this by --optimizer.groups.{i}.optional;"
@@ -132,13 +218,8 @@ def label_parameters(groups: Iterable[ParameterGroup], params: optax.Params) -> 
     return labels
 
 
-def path_name(path: jax.tree_util.KeyPath) -> str:
-    """A leaf's path as `block_0/mixer/in_proj/kernel`."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
 def compile_pattern(what: str, pattern: str) -> re.Pattern[str]:
-    """A regular expression, or UserError where it is not one."""
+    """The regular expression `pattern`; UserError if it is not one."""
     try:
         return re.compile(pattern)
     except re.error as error:

@@ -1,4 +1,4 @@
-"""What a classifier makes of held-out images, as a picture."""
+"""A picture of held-out images with a classifier's predictions."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 
-from hyena_jax.data.images import ImageSet
+from hyena_jax.data.dataset import Dataset
 from hyena_jax.training import atomic
 from hyena_jax.training.loss import answers
 
@@ -16,14 +16,20 @@ RIGHT, WRONG = "#333333", "#c8442d"
 COLUMNS = 8
 
 
+def has_labels(data: Dataset) -> bool:
+    """Whether each row of the data has one integer as its target."""
+    targets = next(data.eval_batches(1, 1))["targets"]
+    return targets.ndim == 1 and targets.dtype.kind == "i"
+
+
 def draw_predictions(
-    model: nn.Module, params: optax.Params, data: ImageSet, count: int, path: Path
+    model: nn.Module, params: optax.Params, data: Dataset, count: int, path: Path
 ) -> tuple[int, int]:
-    """Draws `count` evenly spaced held-out images (or all) with the predicted label, and the true one if it
-    differs, in red.
+    """Draws `count` evenly spaced held-out images (or all) with predicted labels; wrong ones in red, with the
+    true label.
 
     Returns:
-      How many are right, and how many were drawn.
+      How many predictions are right, and how many images were drawn.
     """
     count = data.n_eval_rows(count)
     (batch,) = data.eval_batches(count, count)

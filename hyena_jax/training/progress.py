@@ -1,4 +1,4 @@
-"""What a person sees of a run: the table of parameters, the live bar, and rows where there is no terminal."""
+"""What a run shows: a table of parameters, a progress bar, and rows of text without a terminal."""
 
 import math
 import re
@@ -17,16 +17,17 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig
-from hyena_jax.training.optimizer import complete_groups, label_parameters, path_name
+from hyena_jax.training.optimizer import complete_groups, label_parameters
+from hyena_jax.trees import named_leaves
 
 T = TypeVar("T")
 
-# Without a terminal: least seconds between two rows of training metrics.
+# Least seconds between two rows of training metrics, without a terminal.
 ROW_EVERY = 5.0
 
 
 class Progress:
-    """A live bar with loss, validation loss, speed and time left; rows of the same without a terminal."""
+    """A progress bar with loss, validation loss, speed and time left; without a terminal, rows of text."""
 
     def __init__(self, console: Console, start: int, steps: int, unit: str):
         self._console, self._start, self._steps, self._unit = console, start, steps, unit
@@ -60,7 +61,7 @@ class Progress:
         self._rich.update(self._task, completed=step, description="training")
 
     def training(self, step: int, loss: float, speed: float) -> None:
-        """Shows the loss of `step` and the units a second since the last time."""
+        """Shows the loss of `step` and the speed since the last call, in units a second."""
         self._loss, self._speed = f"loss {loss:.4f}", f"{speed:,.0f} {self._unit}s/s"
         self._show()
         now = time.monotonic()
@@ -72,14 +73,14 @@ class Progress:
             )
 
     def validation(self, step: int, loss: float) -> None:
-        """Shows the validation loss after `step`, and prints it in a row that stays."""
+        """Shows the validation loss after `step`, also as a row of text."""
         self._validation_loss = f"validation {loss:.4f}"
         self._show()
         self._console.print(f"step {step:6d}   validation loss {loss:.4f}")
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Says that the bar stands still for an evaluation."""
+        """Shows `evaluating` while the bar stands still."""
         self._rich.update(self._task, description="evaluating")
         yield
         self._rich.update(self._task, description="training")
@@ -89,7 +90,7 @@ class Progress:
         self._rich.update(self._task, values=values)
 
     def _left(self, step: int, now: float) -> str:
-        """How long the steps that are left take, at the pace since compilation, evaluations included."""
+        """Time for the remaining steps at the speed since compilation, evaluations included."""
         if self._began is None or step == self._start:
             return ""
         seconds = (now - self._began) / (step - self._start) * (self._steps - step)
@@ -98,13 +99,13 @@ class Progress:
 
 @contextmanager
 def bar(what: str, total: int, console: Console | None = None) -> Iterator[Callable[..., None]]:
-    """A bar with the time left, on a terminal alone, which goes when it is done.
+    """A progress bar with the time left, which disappears at the end; nothing without a terminal.
 
     Yields:
-      advance(by=1), which moves it.
+      advance(by=1), which moves the bar.
 
     Args:
-      console: where lines are printed meanwhile; the bar is on the standard error if that is not a terminal.
+      console: where lines are printed meanwhile; if it is not a terminal, the bar is on the standard error.
     """
     console = console if console is not None and console.is_terminal else Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -117,7 +118,7 @@ def bar(what: str, total: int, console: Console | None = None) -> Iterator[Calla
 
 
 def watched(what: str, items: Iterable[T], total: int) -> Iterator[T]:
-    """The items, with a `bar` that moves by one for each."""
+    """The items, with a `bar` that advances by one for each."""
     with bar(what, total) as advance:
         for item in items:
             yield item
@@ -125,15 +126,15 @@ def watched(what: str, items: Iterable[T], total: int) -> Iterator[T]:
 
 
 def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:
-    """Every kind of parameter with shape and count; like blocks share a row.
+    """Every parameter with shape and count; equal parameters of all blocks share a row.
 
-    With groups also the learning rate and decay of each, and the optional groups that match nothing.
+    With parameter groups, also their learning rate and decay, and the optional groups that match nothing.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(params)
+    leaves = named_leaves(params)
     rules, headers, caption = _rules(params, config)
     rows: dict[tuple, int] = {}
-    for (path, leaf), rule in zip(leaves, rules, strict=True):
-        name = re.sub(r"blocks_\d+", "blocks_*", path_name(path))
+    for (path, leaf), rule in zip(leaves.items(), rules, strict=True):
+        name = re.sub(r"blocks_\d+", "blocks_*", path)
         rows[name, leaf.shape, rule] = rows.get((name, leaf.shape, rule), 0) + 1
     table = Table(box=None, header_style="bold", caption=caption, caption_justify="left")
     table.add_column("parameter", overflow="fold")
@@ -151,7 +152,7 @@ def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:
 
 
 def _rules(params: optax.Params, config: OptimizerConfig) -> tuple[list, tuple[str, ...], str | None]:
-    """What an optimizer does with each parameter, under which headers, and what to say below the table."""
+    """Learning rate and decay of each parameter, the headers of these columns, and a caption."""
     if not isinstance(config, GroupedOptimizerConfig):
         return [()] * len(jax.tree.leaves(params)), (), None
     groups = complete_groups(config)

@@ -1,8 +1,8 @@
-"""A run's folder: what makes it explain itself, and what keeps one experiment from overwriting another.
+"""A run's folder: it describes itself, and one experiment cannot overwrite another.
 
-config.json          the experiment, with what the model takes from the data filled in
+config.json          the experiment, with the fields filled in that the model takes from the data
 data.json            tokenizer and fingerprint of the text, or normalization and fingerprint of the images;
-                     both carry a digest of themselves, see `config/digest.py`
+                     both files carry their own digest, see `config/digest.py`
 metrics.jsonl, tensorboard/, learning_curves.png; sample.txt (text) or predictions.png (images)
 checkpoints/         see `checkpoint.py`
 """
@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,45 +26,44 @@ from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.config.digest import with_digest, without_digest
 from hyena_jax.config.files import RUN_CONFIG
 from hyena_jax.data.dataset import Dataset, Encoding, encoding_from_json
+from hyena_jax.parallel.processes import on_first
 from hyena_jax.training import atomic
 from hyena_jax.training.checkpoint import STEP, best, restore_readonly, saved_steps
-from hyena_jax.training.metrics import EVENTS
-from hyena_jax.training.optimizer import path_name
+from hyena_jax.training.metrics import EVENTS, FILE, read_rows
 from hyena_jax.training.step import init_params
+from hyena_jax.trees import named_leaves
 
 CHECKPOINTS = "checkpoints"
-MOST_DIGITS = 10
-"""Of the number of a step."""
 LOCK = ".lock"
-# What a kill while a run folder is made can leave behind, next to drafts; config.json comes last.
+# Besides drafts, what a kill can leave of a run folder that is being made; config.json is written last.
 UNFINISHED = {LOCK, "data.json"}
 
 
-class Run(NamedTuple):
-    """What a run folder says about itself."""
+class RunFolder(NamedTuple):
+    """How a run folder describes itself."""
 
     experiment: Experiment
     encoding: Encoding
     fingerprint: str
     checkpoints: Path
     plugins: Mapping[str, Any]
-    """What the plugins were whose parts it uses: see `config.plugins_in`."""
+    """The plugins whose parts the run uses: see `config.plugins_in`."""
 
 
 def check_run(
     workdir: Path, experiment: Experiment, data: Dataset, accept_changed_data: bool = False
-) -> Run | None:
-    """Whether `workdir` can be the folder of this experiment; changes nothing.
+) -> RunFolder | None:
+    """Checks that `workdir` can be the folder of this experiment; changes nothing.
 
     Args:
-      accept_changed_data: a run whose data were others may go on with these.
+      accept_changed_data: allow an existing run to continue with changed data.
 
     Returns:
-      The run that is there, or None where there is none yet.
+      The run in the folder, or None if there is none yet.
 
     Raises:
-      UserError: if workdir is no folder, holds other things, another experiment, or one whose data were
-        others. If what is written there would be written somewhere else.
+      UserError: if workdir is not a folder, or holds other files, another experiment, or a run on other data;
+        if a link in it leads outside.
     """
     is_run = config.is_run(workdir)
     if workdir.exists() and not workdir.is_dir():
@@ -83,24 +82,44 @@ def check_run(
     if run.fingerprint != data.fingerprint and not accept_changed_data:
         changes = config.runtime_differences(experiment, run.experiment)
         named = "; ".join(line for line in changes if line.startswith("data."))
-        offer = f" {named}; hyena-jax train --resume {workdir} takes those of then;" if named else ""
+        offer = f" {named}; hyena-jax train --resume {workdir} reads the earlier ones;" if named else ""
         faults.append(
             f"the {data.kind} changed since workdir {str(workdir)!r} was started (its fingerprint differs;"
-            f"{offer} --accept-changed-data goes on with the {data.kind} of now)"
+            f"{offer} --accept-changed-data continues with the current {data.kind})"
         )
     if faults:
         raise UserError("; ".join(faults))
     return run
 
 
-def open_run(workdir: Path, run: Run | None, experiment: Experiment, data: Dataset) -> list[str]:
+@contextmanager
+def hold_folder(
+    workdir: Path, experiment: Experiment, data: Dataset, accept_changed_data: bool
+) -> Iterator[RunFolder | None]:
+    """Checks and locks `workdir`; yields the run in it, as `check_run` does. All processes must call this.
+
+    Process 0 alone looks and locks; its errors are raised in all processes.
+    """
+
+    def check() -> RunFolder | None:
+        return check_run(workdir, experiment, data, accept_changed_data)
+
+    on_first(check)  # before the folder is created
+    with ExitStack() as stack:
+        on_first(lambda: stack.enter_context(locked(workdir)))
+        run = on_first(check)  # once more: from here on nobody else changes the folder
+        on_first(lambda: read_rows(workdir / FILE))  # refuses a file that the log could not continue
+        yield run
+
+
+def open_run(workdir: Path, run: RunFolder | None, experiment: Experiment, data: Dataset) -> list[str]:
     """Makes `workdir`, which is locked, the folder of this experiment.
 
     Args:
-      run: what `check_run` found.
+      run: the run that `check_run` found in it.
 
     Returns:
-      What differs from the last time, as readable lines.
+      The differences from the last start, as readable lines.
     """
     write_description(workdir, experiment, data.to_json())
     if run is None:
@@ -112,21 +131,21 @@ def open_run(workdir: Path, run: Run | None, experiment: Experiment, data: Datas
 
 
 def _is_unfinished(path: Path) -> bool:
-    """Whether that can be in the folder of a run that is about to start."""
+    """Whether `path` can be in the folder of a run that is about to start."""
     is_ready = path.name == CHECKPOINTS and path.is_symlink() and not any(path.iterdir())
     return is_ready or path.name in UNFINISHED or bool(atomic.DRAFT.fullmatch(path.name))
 
 
 def _refuse_links(workdir: Path) -> None:
-    """Refuses links to folders, through which files would be written outside; those to files are replaced.
+    """Refuses links to folders, through which files would be written outside; links to files get replaced.
 
-    The checkpoints may be on a larger disk, in a folder that holds nothing else.
+    `checkpoints` may be a link to a folder on a larger disk that holds nothing else.
     """
     events, checkpoints = workdir / EVENTS, workdir / CHECKPOINTS
     if events.is_symlink() or (events.exists() and not events.is_dir()):
         raise UserError(f"{events} must be a folder, but is a symbolic link or a file: remove it")
     target = checkpoints.resolve()
-    allowed = "a folder, or a link to one that holds nothing but this run's checkpoints"
+    allowed = "a folder, or a link to a folder that holds only this run's checkpoints"
     if checkpoints.exists() or checkpoints.is_symlink():
         require(target.is_dir(), "checkpoints", str(target), allowed)
     if checkpoints.is_symlink():
@@ -136,14 +155,14 @@ def _refuse_links(workdir: Path) -> None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether that is what `Checkpoints` leaves in its folder."""
+    """Whether `path` is something that `Checkpoints` leaves in its folder."""
     step, _, rest = path.name.partition(".")
     is_whole = rest or path.is_symlink() or (path / "_CHECKPOINT_METADATA").is_file()
     return bool(STEP.fullmatch(step) and is_whole)
 
 
 def kept_encoding(workdir: Path, experiment: Experiment) -> Encoding | None:
-    """What the run in `workdir` reads its data with; None if there is no run, or one on another kind."""
+    """The encoding of the run in `workdir`; None if there is no run, or its data are of another kind."""
     if not config.is_run(workdir):
         return None
     run = read_run(workdir)
@@ -151,22 +170,25 @@ def kept_encoding(workdir: Path, experiment: Experiment) -> Encoding | None:
 
 
 def write_description(workdir: Path, experiment: Experiment, data: dict[str, Any]) -> None:
-    """Makes an existing folder a run's, as far as it is not; `data` is what `Dataset.to_json` returned."""
+    """Writes config.json and data.json where they differ; `data` is the result of `Dataset.to_json`."""
     _write_json(workdir / "data.json", data)
     _write_json(workdir / "config.json", config.encode(experiment))
 
 
 @contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-    """Makes the folder if it is missing, and holds it; the lock ends with the process, however that ends.
+    """Creates the folder if it is missing, and locks it; the lock ends with the process, however it ends.
+
+    If the block fails before anything else is in a folder that was created here, the folder is removed.
 
     Raises:
       UserError: if another process trains here, or a file is in the way.
     """
+    is_new = not workdir.exists()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"workdir {str(workdir)!r} cannot be made a folder: {error.strerror}") from error
+        raise UserError(f"workdir {str(workdir)!r} cannot be created: {error.strerror}") from error
     try:
         lock = os.open(workdir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -179,14 +201,20 @@ def locked(workdir: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise UserError(f"workdir {str(workdir)!r} is in use: another process trains there") from error
         atomic.remove_drafts(workdir)
-        yield
+        try:
+            yield
+        except BaseException:
+            if is_new and [path.name for path in workdir.iterdir()] == [LOCK]:
+                (workdir / LOCK).unlink()
+                workdir.rmdir()
+            raise
 
 
-def read_run(workdir: Path) -> Run:
+def read_run(workdir: Path) -> RunFolder:
     """Reads a run folder.
 
     Raises:
-      UserError: if workdir holds no run, or its files are not what `open_run` writes.
+      UserError: if workdir holds no run, or one of its files is damaged.
     """
     experiment = config.read_run(workdir)
     plugins = config.read_json("workdir", workdir / RUN_CONFIG).get("plugins", {})
@@ -195,21 +223,21 @@ def read_run(workdir: Path) -> Run:
         data = without_digest(data)
         encoding = encoding_from_json(data)
         config.require(isinstance(data["fingerprint"], str), "fingerprint", data["fingerprint"], "a text")
-        return Run(experiment, encoding, data["fingerprint"], workdir / CHECKPOINTS, plugins)
+        return RunFolder(experiment, encoding, data["fingerprint"], workdir / CHECKPOINTS, plugins)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{workdir / 'data.json'} cannot be read: {error}") from error
 
 
 def load_params(
-    run: Run, model: nn.Module, step: str, report: Callable[[str], None]
+    run: RunFolder, model: nn.Module, step: str, report: Callable[[str], None]
 ) -> tuple[int, optax.Params]:
-    """The parameters of a saved step, as NumPy arrays, and its number.
+    """The number of a saved step, and its parameters as NumPy arrays.
 
     Args:
       step: `latest`, `best`, or a number.
 
     Raises:
-      UserError: if `step` is none of these or not saved, or no checkpoint is usable.
+      UserError: if `step` is something else or not saved, or no checkpoint is usable.
     """
     folder = run.checkpoints
     if not saved_steps(folder):
@@ -233,24 +261,24 @@ def load_params(
 
 
 def require_finite(params: optax.Params, source: str) -> None:
-    """Refuses NumPy parameters with an entry that is not finite, by their name."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    """Raises UserError, with the parameter's name, if an entry of NumPy parameters is not finite."""
+    for name, leaf in named_leaves(params).items():
         if not np.isfinite(leaf).all():
-            raise UserError(f"{source} cannot be used: parameter {path_name(path)} is not finite")
+            raise UserError(f"{source} cannot be used: parameter {name} is not finite")
 
 
 def leads_outside(workdir: Path, path: Path) -> bool:
-    """Whether a path in a run folder is one outside of it, through a link."""
+    """Whether a path in a run folder leads out of it through a link."""
     is_inside = path.absolute().is_relative_to(workdir.absolute())
     return is_inside and not path.resolve().is_relative_to(workdir.resolve())
 
 
 def _write_json(path: Path, value: dict) -> None:
-    """Writes it with its digest, unless that is what is there."""
+    """Writes a JSON file with its digest, unless it already holds that."""
     text = json.dumps(with_digest(value), indent=2) + "\n"
     try:
         is_there = config.read_bytes("workdir", path, most=len(text)).decode() == text
-    except ValueError:  # there is none, or another, or something that is not a file
+    except ValueError:  # no file, or one with another text
         is_there = False
     if not is_there:
         atomic.write_text(path, text)

@@ -1,6 +1,6 @@
-"""Schedules of the learning rate, by their configs.
+"""Learning-rate schedules, one for each config.
 
-Each takes the config, the peak rate, and the steps that the run trains.
+Each takes the config, the peak rate and the number of steps that the run trains.
 """
 
 import jax
@@ -21,10 +21,10 @@ from hyena_jax.config import (
 
 
 def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """The learning rate by the number of updates so far.
+    """The learning rate as a function of the number of updates so far.
 
-    Where the config does not say when the decay ends, `total_steps` does: then a run that is prolonged
-    follows a different schedule than one that was long from the start.
+    If the config does not say when the decay ends, it ends at `total_steps`: then a run that is extended
+    later follows a different schedule than one that had all steps from the start.
 
     Raises:
       UserError: if the config's class is not registered, or its function does not make a schedule.
@@ -36,7 +36,7 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
         rate = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
     except UserError:
         raise
-    except Exception as error:  # the function may be the user's: its faults are input
+    except Exception as error:  # the function may be the user's: its errors are wrong input
         raise UserError(f"schedule {name!r} fails: {type(error).__name__}: {error}") from error
     if not isinstance(rate, jax.ShapeDtypeStruct) or rate.shape != ():
         raise UserError(f"schedule {name!r} must give one learning rate for a step, got {rate}")
@@ -44,24 +44,24 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
 
 
 def cosine(config: CosineConfig, peak: float, total_steps: int) -> optax.Schedule:
-    """Warm-up, then peak ((1 - f) (1 + cos(pi t / T)) / 2 + f) with f the final fraction, T steps long."""
+    """Warm-up, then peak ((1 - f) (1 + cos(pi t / T)) / 2 + f) over T steps; f is the final fraction."""
     decay = _end(config, total_steps) - config.warmup_steps
     return _warmed_up(config, peak, optax.cosine_decay_schedule(peak, decay, _final_fraction(config, peak)))
 
 
 def linear(config: LinearConfig, peak: float, total_steps: int) -> optax.Schedule:
-    """Warm-up, then a straight line to the final rate."""
+    """Warm-up, then linear decay to the final rate."""
     decay = _end(config, total_steps) - config.warmup_steps
     return _warmed_up(config, peak, optax.linear_schedule(peak, _final_fraction(config, peak) * peak, decay))
 
 
 def constant(config: ConstantConfig, peak: float, total_steps: int) -> optax.Schedule:
-    """Warm-up, then the peak."""
+    """Warm-up, then the peak rate."""
     return _warmed_up(config, peak, optax.constant_schedule(peak))
 
 
 def warmup_stable_decay(config: WarmupStableDecayConfig, peak: float, total_steps: int) -> optax.Schedule:
-    """Warm-up, then the peak, and at last a straight line to the final rate."""
+    """Warm-up, then the peak rate, then linear decay to the final rate."""
     end = _end(config, total_steps)
     decay = min(max(1, round(config.decay_fraction * end)), end - config.warmup_steps)
     stable = end - config.warmup_steps - decay
@@ -78,7 +78,7 @@ def _final_fraction(config: DecayScheduleConfig, peak: float) -> float:
 
 
 def _warmed_up(config: WarmupScheduleConfig, peak: float, after: optax.Schedule) -> optax.Schedule:
-    """From 0 to the peak in `warmup_steps`, then `after`, which counts from there."""
+    """From 0 to the peak in `warmup_steps`, then `after`, which starts counting there."""
     if config.warmup_steps == 0:
         return after
     rise = optax.linear_schedule(0.0, peak, config.warmup_steps)

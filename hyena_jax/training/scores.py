@@ -1,6 +1,6 @@
-"""What is computed at each target: the loss and the metrics of an experiment.
+"""The loss and the metrics of an experiment, computed at each target.
 
-Axes: B batch, L length, V answers to choose from (a vocabulary, or classes).
+Axes: B batch, L length, V classes (tokens of a vocabulary, or labels).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from hyena_jax.training.loss import answers, cross_entropy
 Score = Callable[[jax.Array, jax.Array], jax.Array]
 """score(logits, targets) -> values, of the shape of `targets`."""
 
-# Columns that training and evaluation write by themselves.
+# Names that training and evaluation use themselves.
 TAKEN = {
     *("loss", "count", "nats", "correct", "probability", "perplexity", "bits_per_byte"),
     *("grad_norm", "param_norm", "bad_step", "learning_rate"),
@@ -32,17 +32,17 @@ TAKEN = {
 
 
 def loss_function(config: LossConfig) -> Score:
-    """The loss that `config` describes, float; UserError when it is traced with what it cannot judge."""
+    """The loss that `config` describes, float; raises UserError when traced with arrays that do not fit."""
     registry = type(config).registry
     name, function = registry.part_of(type(config)).name, registry.target(type(config))
     return partial(_checked, f"the loss {name!r}", (jnp.floating,), partial(function, config))
 
 
 def metric_functions(experiment: Experiment, data: Dataset) -> dict[str, Score]:
-    """The metrics of an experiment and of its data, by label; as `loss_function`, of any real dtype.
+    """The metrics of an experiment and of its data, by label; like `loss_function`, of any real dtype.
 
     Raises:
-      UserError: if two have the same label, or one has a label that training writes by itself.
+      UserError: if two have the same label, or one has a label that training uses itself.
     """
     functions = dict(data.scores)
     for config in experiment.metrics:
@@ -61,12 +61,12 @@ def metric_functions(experiment: Experiment, data: Dataset) -> dict[str, Score]:
 def _checked(
     what: str, dtypes: tuple[Any, ...], function: Score, logits: jax.Array, targets: jax.Array
 ) -> jax.Array:
-    """`function(logits, targets)`; UserError unless its values are of the shape of `targets`."""
+    """`function(logits, targets)`; UserError unless its values have the shape of `targets`."""
     given = f"logits {_described(logits)} and targets {_described(targets)}"
     try:
         values = jnp.asarray(function(logits, targets))
-    except Exception as error:  # the function is the user's own program: its faults are input
-        raise UserError(f"{what} cannot be computed of {given}: {type(error).__name__}: {error}") from error
+    except Exception as error:  # the function may be the user's: its faults are input
+        raise UserError(f"{what} cannot be computed from {given}: {type(error).__name__}: {error}") from error
     if values.shape != targets.shape:
         raise UserError(
             f"{what} must be of the shape {targets.shape} of the targets, one value each, got"
@@ -82,7 +82,7 @@ def _described(x: jax.Array) -> str:
 
 
 def are_classes(logits: jax.Array, targets: jax.Array) -> bool:
-    """Whether each target is one of V answers, which the logits give log-probabilities of."""
+    """Whether each target is one of V classes whose log-probabilities the logits give."""
     once_a_patch = targets.ndim == 1 and logits.ndim == 3 and len(logits) == len(targets)
     fits = logits.shape[:-1] == targets.shape or once_a_patch
     return jnp.issubdtype(targets.dtype, jnp.integer) and fits and logits.shape[-1] > 1
@@ -100,12 +100,12 @@ def cross_entropy_loss(config: CrossEntropyConfig, logits: jax.Array, targets: j
 
 
 def accuracy(config: AccuracyConfig, logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Whether each target is the most probable answer, bool."""
+    """Whether each target is the most probable class, bool."""
     return answers(logits, targets.ndim) == targets
 
 
 def top_k_accuracy(config: TopKAccuracyConfig, logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Whether each target is among the k most probable answers, bool; of equal logits the first count."""
+    """Whether each target is among the k most probable classes, bool; of equal logits the first wins."""
     if logits.ndim == targets.ndim + 2:  # as in `answers`
         logits = logits.mean(axis=1)
     own = jnp.take_along_axis(logits, targets[..., None], -1)
@@ -115,35 +115,28 @@ def top_k_accuracy(config: TopKAccuracyConfig, logits: jax.Array, targets: jax.A
 
 
 def weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """weights * values, and 0 where the weight is 0, whatever the value there."""
+    """weights * values, and 0 where the weight is 0, even if the value there is not finite."""
     return jnp.where(weights == 0, 0, weights * values)
 
 
-def train_scores(loss: Score, metrics: Mapping[str, Score]) -> Callable[[jax.Array, jax.Array], dict]:
-    """`score(logits, targets)`: the values of `loss`, and of each metric in float32 without a gradient."""
-
-    def score(logits: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
-        return {"loss": loss(logits, targets), **_metric_values(metrics, logits, targets)}
-
-    return score
-
-
-def eval_scores(loss: Score, metrics: Mapping[str, Score]) -> Callable[[jax.Array, jax.Array], dict]:
-    """The same; and `nats`, `correct` and `probability` of targets that are classes."""
-
-    def score(logits: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
-        values = {"loss": loss(logits, targets), **_metric_values(metrics, logits, targets)}
-        if are_classes(logits, targets):
-            nats = cross_entropy(logits, targets)
-            correct = answers(logits, targets.ndim) == targets
-            values |= {"nats": nats, "correct": correct, "probability": jnp.exp(-nats)}
-        return values
-
-    return score
-
-
-def _metric_values(
-    metrics: Mapping[str, Score], logits: jax.Array, targets: jax.Array
+def train_values(
+    loss: Score, metrics: Mapping[str, Score], logits: jax.Array, targets: jax.Array
 ) -> dict[str, jax.Array]:
+    """At each target the values of `loss`, and of each metric in float32, without a gradient."""
+    values = {"loss": loss(logits, targets)}
     logits = jax.lax.stop_gradient(logits)
-    return {label: metric(logits, targets).astype(jnp.float32) for label, metric in metrics.items()}
+    for label, metric in metrics.items():
+        values[label] = metric(logits, targets).astype(jnp.float32)
+    return values
+
+
+def eval_values(
+    loss: Score, metrics: Mapping[str, Score], logits: jax.Array, targets: jax.Array
+) -> dict[str, jax.Array]:
+    """`train_values`; and `nats`, `correct` and `probability` if the targets are classes."""
+    values = train_values(loss, metrics, logits, targets)
+    if are_classes(logits, targets):
+        nats = cross_entropy(logits, targets)
+        correct = answers(logits, targets.ndim) == targets
+        values |= {"nats": nats, "correct": correct, "probability": jnp.exp(-nats)}
+    return values

@@ -1,4 +1,4 @@
-"""Stopping a run in good order."""
+"""Stopping a run in an orderly way."""
 
 import signal
 import threading
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-# What asks a run to stop: Ctrl-C, a scheduler that wants its machine back, a terminal that is closed.
+# Signals that ask a run to stop: Ctrl-C, a scheduler that needs the machine, a terminal that is closed.
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -16,7 +16,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Set once a signal asked the process to stop after `defer`; `name` is the signal's."""
+    """Set once a signal asks the process to stop, after `defer`; `name` is the name of the signal."""
 
     name: str | None = None
 
@@ -29,12 +29,12 @@ class StopRequest:
         return self.name is not None
 
     def defer(self) -> None:
-        """From here on a signal is only noted: there is something to save first."""
+        """From now on signals are only noted, since there is something to save first."""
         for number in self._usual:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # The usual handler is called from here: were it installed, `watch_signals` would call it at once.
+        # The usual handler is called here: if it were installed, `watch_signals` would call it at once.
         usual = self._usual[number]
         if self.name is None or number != signal.SIGINT:
             self.name = self.name or signal.Signals(number).name
@@ -47,11 +47,11 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Gives out a request that signals set once it is deferred; until then they act as they always do.
+    """Yields a request that signals set after its `defer`; until then they act as usual.
 
-    After the first one a second Ctrl-C acts as it always does, too; who insists otherwise sends SIGKILL.
-    SIGHUP stays ignored where it was (nohup), and so does SIGINT (a job in the background). Python handles
-    signals in the main thread alone: in another thread the request is never set.
+    After the first signal, a second Ctrl-C acts as usual. Signals that are ignored stay ignored: SIGHUP under
+    nohup, SIGINT in a background job. Python handles signals only in the main thread: in another thread the
+    request is never set.
     """
     can_handle = threading.current_thread() is threading.main_thread()
     usual = {number: signal.getsignal(number) for number in STOPPING if can_handle}

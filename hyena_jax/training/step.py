@@ -1,9 +1,10 @@
 """The pure training and evaluation steps.
 
-Axes: B batch, L length, V answers to choose from (a vocabulary, or classes).
+Axes: B batch, L length.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import optax
 from hyena_jax.models import example_inputs
 from hyena_jax.training.loss import cross_entropy, scored
 from hyena_jax.training.optimizer import global_norm
-from hyena_jax.training.scores import Score, eval_scores, train_scores, weighted
+from hyena_jax.training.scores import Score, eval_values, train_values, weighted
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
@@ -25,10 +26,10 @@ NO_METRICS: Mapping[str, Score] = MappingProxyType({})
 
 
 class TrainState(NamedTuple):
-    """All that changes while training.
+    """Everything that changes while training.
 
-    `bad_step` is the first step whose loss or gradient was not finite, or FINITE: it stays once set, so
-    that reading it now and then is enough.
+    `bad_step` is the first step whose loss or gradient was not finite, or FINITE. Once set it stays, so it is
+    enough to read it now and then.
     """
 
     step: jax.Array
@@ -37,7 +38,7 @@ class TrainState(NamedTuple):
     bad_step: jax.Array
 
     def to_items(self) -> dict[str, optax.Params]:
-        """The items of a checkpoint; who only needs parameters reads `params` alone."""
+        """The items of a checkpoint: `params`, which can be read alone, and `train_state`."""
         rest = {"step": self.step, "opt_state": self.opt_state, "bad_step": self.bad_step}
         return {"params": self.params, "train_state": rest}
 
@@ -48,7 +49,7 @@ class TrainState(NamedTuple):
 
 
 def init_params(model: nn.Module, seed: int) -> optax.Params:
-    """The initial parameters that `seed` decides."""
+    """Initial parameters, drawn from `seed`."""
     return jax.jit(model.init)(jax.random.key(seed), example_inputs(model.config))["params"]
 
 
@@ -76,27 +77,22 @@ def make_train_step(
       seed: root of the dropout keys; each step and device folds in its own index.
       axis_name: the mapped axis over which gradients and metrics are averaged, or None under plain jit,
         where a mean over the batch is already global.
-      accumulation_steps: the batch is cut into this many equal parts, one after the other in memory.
-      loss: what is lowered, and
-      metrics: what else is measured, by name, at each target: see `scores`.
+      accumulation_steps: equal parts of the batch, of which only one is in memory at a time.
+      loss: minimised; its values and
+      metrics: values, by name, are computed at each target: see `scores`.
 
     Returns:
       The step. `batch` holds `inputs` [B, ...] and `targets`, int32 [B, L] or [B], and may hold `weights`,
       float32 of their shape: means over targets are then sum(w x) / sum(w), with both sums over all devices
-      and parts, and 0 where all weights are 0. The step's metrics are float32 scalars: the mean `loss` and
-      those of `metrics`, `grad_norm` (before clipping), and int32 `bad_step`.
+      and parts, and 0 if all weights are 0. The step's metrics are float32 scalars: the means of `loss` and
+      of each metric, `grad_norm` (before clipping), and int32 `bad_step`.
     """
-    score = train_scores(loss, metrics)
-
-    def over_devices(tree: Metrics | optax.Params, is_weighted: bool) -> Metrics | optax.Params:
-        if axis_name is None:
-            return tree
-        return (jax.lax.psum if is_weighted else jax.lax.pmean)(tree, axis_name)
+    score = partial(train_values, loss, metrics)
 
     def loss_fn(
         params: optax.Params, batch: Batch, key: jax.Array, total: jax.Array | None
     ) -> tuple[jax.Array, Metrics]:
-        """Means over the targets of `batch`; or its share of the means of all, of which `total` is sum(w)."""
+        """Means over the targets of `batch`; given `total`, the sum of all weights, its share of them."""
         values = scored(score, model, params, batch, False, {"dropout": key})
         if total is None:
             means = {name: x.mean() for name, x in values.items()}
@@ -104,39 +100,38 @@ def make_train_step(
             means = {name: weighted(x, batch["weights"]).sum() / total for name, x in values.items()}
         return means["loss"], means
 
-    def means_and_grads(params: optax.Params, batch: Batch, key: jax.Array) -> tuple[Metrics, optax.Params]:
-        total = None
-        if "weights" in batch:
-            total = over_devices(batch["weights"].sum(), is_weighted=True)
-            total = jnp.where(total > 0, total, 1)
-        gradient = jax.grad(loss_fn, has_aux=True)
-        if accumulation_steps == 1:
-            grads, means = gradient(params, batch, key, total)
-            return over_devices((means, grads), total is not None)
-        parts = jax.tree.map(cut, batch)
-
-        def add_part(sums: tuple, part: tuple[Batch, jax.Array]) -> tuple[tuple, None]:
-            return jax.tree.map(jnp.add, sums, gradient(params, *part, total)), None
-
-        zero = (jax.tree.map(jnp.zeros_like, params), {name: jnp.zeros(()) for name in ("loss", *metrics)})
-        sums, _ = jax.lax.scan(add_part, zero, (parts, jax.random.split(key, accumulation_steps)))
-        if total is None:
-            sums = jax.tree.map(lambda x: x / accumulation_steps, sums)
-        grads, means = over_devices(sums, total is not None)
-        return means, grads
-
-    def cut(x: jax.Array) -> jax.Array:
-        # Part i holds the rows i, i + parts, ...: rows that lie on different devices stay where they are.
-        return jnp.moveaxis(x.reshape(-1, accumulation_steps, *x.shape[1:]), 1, 0)
+    gradient = jax.grad(loss_fn, has_aux=True)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        params = state.params
         key = jax.random.fold_in(jax.random.key(seed), state.step)
+        total = batch["weights"].sum() if "weights" in batch else None
         if axis_name is not None:
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        means, grads = means_and_grads(state.params, batch, key)
+            total = None if total is None else jax.lax.psum(total, axis_name)
+        total = None if total is None else jnp.where(total > 0, total, 1)
+        if accumulation_steps == 1:
+            grads, means = gradient(params, batch, key, total)
+        else:
+
+            def add_part(sums: tuple, part: tuple[Batch, jax.Array]) -> tuple[tuple, None]:
+                return jax.tree.map(jnp.add, sums, gradient(params, *part, total)), None
+
+            # Part i holds the rows i, i + parts, ..., so that rows on different devices stay there.
+            parts = jax.tree.map(
+                lambda x: jnp.moveaxis(x.reshape(-1, accumulation_steps, *x.shape[1:]), 1, 0), batch
+            )
+            zeros = jax.tree.map(jnp.zeros_like, params), {name: jnp.zeros(()) for name in ("loss", *metrics)}
+            keys = jax.random.split(key, accumulation_steps)
+            (grads, means), _ = jax.lax.scan(add_part, zeros, (parts, keys))
+            if total is None:
+                grads, means = jax.tree.map(lambda x: x / accumulation_steps, (grads, means))
+        if axis_name is not None:
+            reduce = jax.lax.pmean if total is None else jax.lax.psum
+            means, grads = reduce((means, grads), axis_name)
         grad_norm = global_norm(grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        updates, opt_state = optimizer.update(grads, state.opt_state, params)
+        params = optax.apply_updates(params, updates)
         step = state.step + 1
         is_bad = ~(jnp.isfinite(means["loss"]) & jnp.isfinite(grad_norm))
         bad_step = jnp.where((state.bad_step == FINITE) & is_bad, step, state.bad_step)
@@ -151,12 +146,12 @@ def make_eval_step(
 ) -> Callable[[optax.Params, Batch], Metrics]:
     """`eval_step(params, batch)`: for each row of the batch, sums over its targets, float32 [B].
 
-    The sums are those of `loss` and `metrics`; `count` of the weights; and of targets that are classes `nats`
-    (negative log-likelihoods), `correct` and `probability`, whatever the loss. `batch` also holds `weights`
-    of the shape of `targets`, 0 where a target is padding. Sums by row, not over the batch, so that adding
-    them up on the host does not depend on how rows were grouped.
+    Sums of `loss` and `metrics`; of the weights, as `count`; and, if targets are classes, of `nats` (negative
+    log-likelihoods), `correct` and `probability`, whatever the loss. `batch` also holds `weights` of the
+    shape of `targets`, 0 where a target is padding. Sums by row, not over the batch, so that adding them up
+    on the host does not depend on how rows were batched.
     """
-    score = eval_scores(loss, metrics)
+    score = partial(eval_values, loss, metrics)
 
     def eval_step(params: optax.Params, batch: Batch) -> Metrics:
         weights = batch["weights"]

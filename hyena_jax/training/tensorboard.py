@@ -9,20 +9,20 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
 FLUSH_EVERY = 30.0
-"""Seconds after which a row also writes out what waits in memory."""
+"""Seconds after which a row also flushes the file."""
 
 
 class EventFile:
-    """An event file of its own for each start of a run.
+    """An event file; each start of a run writes its own.
 
-    Rows are written where they are logged. The thread to which tensorboardX's SummaryWriter leaves this dies
-    of a full disk unnoticed, and its queue then blocks the training for ever.
+    Rows are written by the thread that logs them. The SummaryWriter of tensorboardX has a thread for this,
+    which dies unnoticed on a full disk, and then its queue blocks the training forever.
     """
 
     def __init__(self, folder: Path, first_step: int):
-        """Makes the folder; TensorBoard forgets what its earlier files say from `first_step` on."""
+        """Makes the folder; TensorBoard then drops rows of earlier files from `first_step` on."""
         folder.mkdir(exist_ok=True)
-        # Names tell seconds alone; two starts may share one.
+        # The usual name holds seconds only, which two starts may share.
         self._file = EventsWriter(str(folder / "events"), f".{time.time_ns() % 10**9:09d}")
         self._flushed = time.monotonic()
         self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
@@ -35,12 +35,12 @@ class EventFile:
             self.sync()
 
     def sync(self) -> None:
-        """Makes what was written last through a crash of the machine."""
+        """Flushes, so that written rows survive a crash of the machine."""
         self._file.flush()
         self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Writes out the rest."""
+        """Flushes and closes the file."""
         self._file.close()
 
     def _write(self, **content: object) -> None:

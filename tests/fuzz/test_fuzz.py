@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from hyena_jax import cli, models
 from hyena_jax.config import Experiment, ImageClassifierConfig, UserError, decode, encode
-from hyena_jax.training import loop
+from hyena_jax.training import run
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
@@ -179,10 +179,10 @@ def test_command_lines(places, monkeypatch):
     def built(*_: object) -> None:
         raise Built
 
-    monkeypatch.setattr(loop, "init_params", build)
+    monkeypatch.setattr(run, "init_params", build)
     monkeypatch.setattr(programs, "empty_state", lambda *_: None)
     monkeypatch.setattr(programs, "read", lambda model, params, state, *_: (state, np.zeros((1, 1))))
-    monkeypatch.setattr(decoding, "_pieces", lambda *_: iter(()))
+    monkeypatch.setattr(decoding, "_chunks", lambda *_: iter(()))
     for module, name in ((operators, "verify_method"), (verify, "verify_model"), (verify, "verify_mixer")):
         monkeypatch.setattr(module, name, built)
     monkeypatch.chdir(places)

@@ -25,9 +25,9 @@ from fuzz.test_fuzz import TRAIN, assert_clear, contents, time_limit
 
 from hyena_jax import api, cli, models
 from hyena_jax.training.checkpoint import Checkpoints, saved_steps
+from hyena_jax.training.loop import Trainer
 from hyena_jax.training.manifest import damage_in, write_manifest
 from hyena_jax.training.run_folder import load_params, read_run
-from hyena_jax.training.trainer import Trainer
 
 pytestmark = pytest.mark.xdist_group("fuzz")
 
@@ -274,9 +274,9 @@ def save_next(trainer: Trainer, state, start: int, *_) -> dict:
     state = state._replace(step=state.step + 1)
     trainer.log.write(start + 1, {"train/loss": 1.0})
     trainer.log.sync()
-    items = trainer.strategy.to_global(state).to_items()
+    items = trainer.setup.strategy.to_global(state).to_items()
     trainer.checkpoints.save(start + 1, items, {"step": start + 1, "loss": None})
-    return trainer.strategy.host_copy(state.params)
+    return trainer.setup.strategy.host_copy(state.params)
 
 
 def try_case(case: Case, whole: Path, saved: set[str], root: Path, monkeypatch) -> dict[str, int]:
@@ -289,8 +289,8 @@ def try_case(case: Case, whole: Path, saved: set[str], root: Path, monkeypatch) 
 
     monkeypatch.setattr(api, "evaluate_run", note)
     monkeypatch.setattr(Trainer, "run", save_next)
-    monkeypatch.setattr("hyena_jax.training.loop.draw_learning_curves", lambda *_: None)
-    monkeypatch.setattr(cli, "_show_sample", lambda *_: None)
+    monkeypatch.setattr("hyena_jax.training.run.draw_learning_curves", lambda *_: None)
+    monkeypatch.setattr("hyena_jax.generation.sample.write_sample", lambda *_: None)
     shutil.rmtree(root, ignore_errors=True)
     folder, outside = root / "run", root / "outside"
     outside.mkdir(parents=True)

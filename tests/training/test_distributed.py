@@ -15,9 +15,8 @@ from test_roll_call import free_port
 
 from hyena_jax import cli
 from hyena_jax.config import Cluster, UserError
-from hyena_jax.training import distributed
-from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.distributed import (
+from hyena_jax.parallel import processes as distributed
+from hyena_jax.parallel.processes import (
     from_first,
     gather,
     join,
@@ -26,6 +25,7 @@ from hyena_jax.training.distributed import (
     require_equal_devices,
     together,
 )
+from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.manifest import damage_in
 from hyena_jax.training.metrics import read_rows
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from hyena_jax import config, models
 from hyena_jax.config import UserError
 from hyena_jax.training import export
-from hyena_jax.training.loop import train
+from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
 from hyena_jax.training.step import init_params
 
@@ -62,8 +62,8 @@ def test_every_name_that_does_not_fit_gets_a_line(file):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("model.safetensors", "a new file, but model.safetensors is there, got"),
-        ("model.npz", "a new file, but model.json is there"),
+        ("model.safetensors", "a new file, but model.safetensors already exists, got"),
+        ("model.npz", "a new file, but model.json already exists"),
         ("other.json", "a file such as model.safetensors"),
         ("other", "a file such as model.safetensors"),
         ("nowhere/other.safetensors", "in a folder that exists"),

@@ -12,10 +12,11 @@ import pytest
 
 from hyena_jax import cli
 from hyena_jax.config import UserError
-from hyena_jax.training import atomic, loop
+from hyena_jax.training import atomic
+from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.loop import train
 from hyena_jax.training.metrics import MetricsLog, read_rows
+from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import locked, read_run
 from hyena_jax.training.signals import Interrupted, stop_requests
 
@@ -109,7 +110,7 @@ def test_a_torn_last_row_is_dropped(run, experiment, console):
 def test_a_line_that_is_no_row_is_named(run, experiment, console, line):
     path = run / "metrics.jsonl"
     path.write_text(line + "\n" + path.read_text())
-    with pytest.raises(UserError, match="line 1 is not a row of metrics.*without that line"):
+    with pytest.raises(UserError, match="line 1 is not a row of metrics.*remove that line"):
         train(longer(experiment), run, console)
 
 
@@ -141,13 +142,13 @@ def test_tensorboard_on_a_full_disk_fails_where_it_is_written(tmp_path, monkeypa
 
 
 def test_a_signal_acts_as_usual_until_a_step_was_trained(experiment, tmp_path, console, monkeypatch):
-    usual = loop.init_params
+    usual = training.init_params
 
     def init_params(model, seed):
         signal.raise_signal(signal.SIGINT)
         return usual(model, seed)
 
-    monkeypatch.setattr(loop, "init_params", init_params)
+    monkeypatch.setattr(training, "init_params", init_params)
     with pytest.raises(KeyboardInterrupt) as raised:
         train(experiment, tmp_path / "run", console)
     assert not isinstance(raised.value, Interrupted)
@@ -189,7 +190,7 @@ def test_each_end_has_its_exit_code(error, code, message, tmp_path, monkeypatch,
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(loop, "train", fail)
+    monkeypatch.setattr(training, "train", fail)
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # a broken pipe takes it away
     assert cli.main(["train", "quickstart", "--workdir", str(tmp_path)]) == code
     assert message in capsys.readouterr().err

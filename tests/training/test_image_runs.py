@@ -27,12 +27,12 @@ from hyena_jax.config import (
     UserError,
 )
 from hyena_jax.data.images import load_image_set
-from hyena_jax.training import trainer
+from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.loop import train
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.predictions import draw_predictions
+from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
 from hyena_jax.training.signals import Interrupted
 
@@ -103,7 +103,7 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
 def test_a_stopped_run_continues_as_if_it_had_not_been(
     whole, experiment, tmp_path, console, monkeypatch, stop_after
 ):
-    workdir, usual = tmp_path / "stopped", trainer.loader.iterate
+    workdir, usual = tmp_path / "stopped", loop.loader.iterate
 
     def iterate(dataset, start):
         for t, batch in usual(dataset, start):
@@ -111,11 +111,11 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(
                 signal.raise_signal(signal.SIGTERM)
             yield t, batch
 
-    monkeypatch.setattr(trainer.loader, "iterate", iterate)
+    monkeypatch.setattr(loop.loader, "iterate", iterate)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(experiment, workdir, console)
     assert saved_steps(workdir / "checkpoints")[0] == stop_after
-    monkeypatch.setattr(trainer.loader, "iterate", usual)
+    monkeypatch.setattr(loop.loader, "iterate", usual)
     train(experiment, workdir, console)
     assert_same_run(whole, workdir)
 

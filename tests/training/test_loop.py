@@ -11,14 +11,16 @@ import jax
 import numpy as np
 import pytest
 
+from hyena_jax import models
 from hyena_jax.config import ConstantConfig, ParallelConfig, UserError
-from hyena_jax.training import loop, trainer
+from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import best, saved_steps
-from hyena_jax.training.loop import train
+from hyena_jax.training.loop import Diverged
 from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.progress import Progress
+from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, locked, read_run
 from hyena_jax.training.signals import Interrupted, stop_requests
-from hyena_jax.training.trainer import Diverged
 
 
 def with_training(experiment, **changes):
@@ -35,7 +37,7 @@ def rows(workdir):
 
 def params(workdir):
     step, values = load_params(
-        read_run(workdir), loop.models.build(read_run(workdir).experiment.model), "latest", print
+        read_run(workdir), models.build(read_run(workdir).experiment.model), "latest", print
     )
     return step, jax.tree.leaves(values)
 
@@ -83,7 +85,7 @@ def test_same_seed_same_run_and_another_seed_another(whole, experiment, tmp_path
 def test_a_stopped_run_continues_as_if_it_had_not_been(
     whole, experiment, tmp_path, console, monkeypatch, stop_after
 ):
-    workdir, usual = tmp_path / "stopped", trainer.loader.iterate
+    workdir, usual = tmp_path / "stopped", loop.loader.iterate
 
     def iterate(dataset, start):
         for t, batch in usual(dataset, start):
@@ -91,11 +93,11 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(
                 signal.raise_signal(signal.SIGTERM)
             yield t, batch
 
-    monkeypatch.setattr(trainer.loader, "iterate", iterate)
+    monkeypatch.setattr(loop.loader, "iterate", iterate)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(experiment, workdir, console)
     assert saved_steps(workdir / "checkpoints")[0] == stop_after
-    monkeypatch.setattr(trainer.loader, "iterate", usual)
+    monkeypatch.setattr(loop.loader, "iterate", usual)
     train(experiment, workdir, console)
     assert f"continuing after step {stop_after}" in console.file.getvalue()
     assert_same_run(whole, workdir)
@@ -104,18 +106,18 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(
 def test_a_signal_after_the_save_of_a_step_stops_after_the_next(
     whole, experiment, tmp_path, console, monkeypatch
 ):
-    workdir, usual = tmp_path / "stopped", loop.Progress.advance
+    workdir, usual = tmp_path / "stopped", Progress.advance
 
     def advance(progress, step):
         usual(progress, step)
         if step == 6:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(loop.Progress, "advance", advance)
+    monkeypatch.setattr(Progress, "advance", advance)
     with pytest.raises(Interrupted):
         train(experiment, workdir, console)
     assert saved_steps(workdir / "checkpoints")[0] == 7
-    monkeypatch.setattr(loop.Progress, "advance", usual)
+    monkeypatch.setattr(Progress, "advance", usual)
     train(experiment, workdir, console)
     assert_same_run(whole, workdir)
 
@@ -137,15 +139,15 @@ import os, signal, sys
 from pathlib import Path
 from rich.console import Console
 from hyena_jax import config
-from hyena_jax.training import loop, trainer
-usual = trainer.loader.iterate
+from hyena_jax.training import loop, run
+usual = loop.loader.iterate
 def iterate(dataset, start):
     for t, batch in usual(dataset, start):
         if t == {step}:
             os.kill(os.getpid(), signal.SIGKILL)
         yield t, batch
-trainer.loader.iterate = iterate
-loop.train(config.read(Path({config!r})), Path({workdir!r}), Console())
+loop.loader.iterate = iterate
+run.train(config.read(Path({config!r})), Path({workdir!r}), Console())
 """
 
 
@@ -285,7 +287,7 @@ def test_a_second_signal_acts_as_usual():
 
 def test_parameters_of_any_saved_step_can_be_read(whole, console):
     run = read_run(whole)
-    model = loop.models.build(run.experiment.model)
+    model = models.build(run.experiment.model)
     steps = saved_steps(whole / "checkpoints")
     assert load_params(run, model, str(steps[-1]), print)[0] == steps[-1]
     assert load_params(run, model, "best", print)[0] == best(whole / "checkpoints").step

@@ -19,10 +19,10 @@ from hyena_jax.config import (
 from hyena_jax.data import sources
 from hyena_jax.data.tokenizers import IdsTokenizer
 from hyena_jax.models import build
-from hyena_jax.training import trainer
+from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.loop import train
+from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
 from hyena_jax.training.signals import Interrupted
 
@@ -93,7 +93,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(own, form, tmp_path, cons
     smooth = CrossEntropyConfig(label_smoothing=0.1)
     experiment = own(form, loss=smooth, metrics=(TopKAccuracyConfig(2),))
     train(experiment, tmp_path / "whole", console)
-    usual = trainer.loader.iterate
+    usual = loop.loader.iterate
 
     def iterate(dataset, start):
         for t, batch in usual(dataset, start):
@@ -102,7 +102,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(own, form, tmp_path, cons
             yield t, batch
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.loader, "iterate", iterate)
+        patch.setattr(loop.loader, "iterate", iterate)
         with pytest.raises(Interrupted):
             train(experiment, tmp_path / "stopped", console)
     assert saved_steps(tmp_path / "stopped" / "checkpoints")[0] == 7
@@ -120,7 +120,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(own, form, tmp_path, cons
     assert values["tokens"] == 24
     for name in ("loss", "perplexity", "top_2_accuracy"):
         assert values[name] == pytest.approx(last[f"validation/{name}"], rel=1e-6)
-    with pytest.raises(UserError, match="path must be absent: OwnConfig reads no files named so"):
+    with pytest.raises(UserError, match="path must be absent: OwnConfig has no path and validation_path"):
         evaluate_run(run, build(run.experiment.model), params, "somewhere", 5)
 
 

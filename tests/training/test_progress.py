@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from hyena_jax.training import progress
-from hyena_jax.training.loop import train
+from hyena_jax.training.run import train
 
 ROW = re.compile(r"step +(\d+)   loss \d\.\d{4}   [\d,]+ tokens/s   \d:\d\d:\d\d left")
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from hyena_jax.config import UserError
-from hyena_jax.training import roll_call
-from hyena_jax.training.roll_call import GREETING, Address, call_roll
+from hyena_jax.parallel import roll_call
+from hyena_jax.parallel.roll_call import GREETING, Address, call_roll
 
 VERSIONS = {"jax": "1.0"}
 SOON = 0.3
@@ -93,16 +93,16 @@ def test_what_does_not_fit_is_refused_in_all(coordinator, cards, message):
 
 
 def test_a_process_that_does_not_come(coordinator):
-    message = f"process 2 of 3 did not come to {coordinator} in 0.3 s"
+    message = f"process 2 of 3 did not connect to {coordinator} in 0.3 s"
     for error in outcomes_of(coordinator, [card(0, 3), card(1, 3)], SOON):
         with pytest.raises(OSError, match=message):
             raise error
-    with pytest.raises(OSError, match=r"process 1, 2, 3, 4, 5, 6, 7, 8, \.\.\. of 1000000000 did not come"):
+    with pytest.raises(OSError, match=r"process 1, 2, 3, 4, 5, 6, 7, 8, \.\.\. of 1000000000 did not"):
         call_roll(coordinator, card(0, 10**9), 0.01)
 
 
 def test_nobody_is_at_the_coordinator(coordinator):
-    with pytest.raises(OSError, match=f"process 0 did not come to {coordinator} in 0.3 s"):
+    with pytest.raises(OSError, match=f"process 0 did not connect to {coordinator} in 0.3 s"):
         call_roll(coordinator, card(1, 2), SOON)
 
 

@@ -15,9 +15,9 @@ from hyena_jax import cli, config, models
 from hyena_jax.config import OptimizerConfig, ParameterGroup, UserError
 from hyena_jax.training import atomic, export
 from hyena_jax.training.checkpoint import Checkpoints, saved_steps
-from hyena_jax.training.loop import train
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, locked, read_run
 from hyena_jax.training.step import init_state
 
@@ -92,7 +92,7 @@ def test_nothing_is_written_through_links_to_files(folder, outside, is_hard):
     [
         (".lock", ".lock must be a file, but is a symbolic link: remove it"),
         ("tensorboard", "tensorboard must be a folder, but is a symbolic link"),
-        ("checkpoints", "or a link to one that holds nothing but this run's checkpoints"),
+        ("checkpoints", "or a link to a folder that holds only this run's checkpoints"),
         ("profile", "profile must be no link that leads out of the run folder"),
     ],
 )

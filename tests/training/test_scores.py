@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from hyena_jax import models
+from hyena_jax import models, parallel
 from hyena_jax.config import (
     AccuracyConfig,
     AttentionConfig,
@@ -26,7 +26,6 @@ from hyena_jax.config import (
     identity_differences,
     register,
 )
-from hyena_jax.training import parallel
 from hyena_jax.training.loss import cross_entropy, scored
 from hyena_jax.training.scores import are_classes, loss_function, metric_functions
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
@@ -219,7 +218,7 @@ def test_targets_that_are_not_classes_have_no_nats():
             r" float32\[\] of logits float32\[8, 11, 13\] and targets int32\[8, 11\]",
         ),
         ("dtype", "the loss 'test_squared' must be floating, got bool"),
-        ("raises", r"the loss 'test_squared' cannot be computed of logits .*: TypeError"),
+        ("raises", r"the loss 'test_squared' cannot be computed from logits .*: TypeError"),
     ],
 )
 def test_a_wrong_loss_is_refused_when_it_is_traced(wrong, message):

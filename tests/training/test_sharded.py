@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from hyena_jax import config, models
+from hyena_jax import config, models, parallel
 from hyena_jax.config import (
     FILTER_CONFIGS,
     NO_DECAY,
@@ -29,17 +29,16 @@ from hyena_jax.config import (
     ParameterGroup,
     UserError,
 )
-from hyena_jax.training import parallel
+from hyena_jax.parallel.mesh import batch_spec, leaf_spec
+from hyena_jax.parallel.replicas import check_replicas
+from hyena_jax.parallel.strategy import bytes_on_one_device
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.loop import train
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.replicas import check_replicas
+from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
-from hyena_jax.training.sharded import batch_spec, leaf_spec
 from hyena_jax.training.step import init_params, init_state, make_train_step
-from hyena_jax.training.strategy import bytes_on_one_device
 
 CONFIG = LanguageModelConfig(
     pattern=(HyenaConfig(), AttentionConfig(2)), n_layers=2, d_model=32, d_ff=64, max_len=16, vocab_size=64
@@ -79,7 +78,7 @@ def losses(
     step = make_train_step(model, optimizer, 0, strategy.axis_name, accumulation_steps)
     step, state, found = strategy.map_train_step(step, jax.eval_shape(make)), strategy.make_state(make), []
     for t in range(steps):
-        state, metrics = step(state, strategy.place_batch(strategy.rows.of(batch(t))))
+        state, metrics = step(state, strategy.place_batch(strategy.row_shard.of(batch(t))))
         found.append(float(metrics["loss"]))
     if config.strategy == "sharded":
         for leaf in jax.tree.leaves(state):
@@ -320,7 +319,7 @@ from pathlib import Path
 from rich.console import Console
 from hyena_jax import config
 from hyena_jax.config import ParallelConfig
-from hyena_jax.training.loop import train
+from hyena_jax.training.run import train
 from hyena_jax.training.metrics import read_rows
 from test_sharded import sharded
 

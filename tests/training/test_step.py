@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from hyena_jax import models
+from hyena_jax import models, parallel
 from hyena_jax.config import (
     AdamWConfig,
     AttentionConfig,
@@ -21,7 +21,8 @@ from hyena_jax.config import (
 )
 from hyena_jax.data.text import Corpus
 from hyena_jax.data.tokenizers import BytesTokenizer
-from hyena_jax.training import parallel
+from hyena_jax.parallel import pmap
+from hyena_jax.parallel.strategy import check_batch, local_devices
 from hyena_jax.training.evaluate import held_out_values, sum_held_out
 from hyena_jax.training.loss import answers, cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
@@ -48,18 +49,18 @@ def batch(t: int, rows: int = 8) -> dict[str, np.ndarray]:
 
 def fresh_state(n_devices: int = 1, optimizer=OPTIMIZER):
     state = init_state(jax.tree.map(jnp.copy, PARAMS), optimizer)
-    return parallel.replicate(state, parallel.local_devices(n_devices))
+    return pmap.replicate(state, local_devices(n_devices))
 
 
 def run(n_devices: int, model=MODEL, optimizer=OPTIMIZER, accumulation_steps: int = 1, steps: int = 5):
-    devices = parallel.local_devices(n_devices)
-    step = make_train_step(model, optimizer, 0, parallel.AXIS, accumulation_steps)
-    step = parallel.map_train_step(step, devices)
+    devices = local_devices(n_devices)
+    step = make_train_step(model, optimizer, 0, pmap.AXIS, accumulation_steps)
+    step = pmap.map_train_step(step, devices)
     state, losses = fresh_state(n_devices, optimizer), []
     for t in range(steps):
-        state, metrics = step(state, parallel.split_batch(batch(t), n_devices))
+        state, metrics = step(state, pmap.split_batch(batch(t), n_devices))
         losses.append(float(metrics["loss"]))
-    return losses, parallel.host_copy(state)
+    return losses, pmap.host_copy(state)
 
 
 @pytest.mark.parametrize(("n_devices", "accumulation_steps"), [(2, 1), (4, 1), (1, 4), (2, 2)])
@@ -94,33 +95,31 @@ def test_devices_drop_out_differently():
     rows = {name: np.tile(values[:1], (2, 1)) for name, values in batch(0).items()}
 
     def first_loss(n_devices, rows):
-        step = make_train_step(model, OPTIMIZER, 0, parallel.AXIS)
-        step = parallel.map_train_step(step, parallel.local_devices(n_devices))
-        return float(step(fresh_state(n_devices), parallel.split_batch(rows, n_devices))[1]["loss"])
+        step = make_train_step(model, OPTIMIZER, 0, pmap.AXIS)
+        step = pmap.map_train_step(step, local_devices(n_devices))
+        return float(step(fresh_state(n_devices), pmap.split_batch(rows, n_devices))[1]["loss"])
 
     alone = first_loss(1, {name: values[:1] for name, values in rows.items()})
     assert first_loss(2, rows) != alone
 
 
 def test_the_state_is_donated_and_the_step_does_not_retrace():
-    train_step = chex.assert_max_traces(n=1)(make_train_step(MODEL, OPTIMIZER, 0, parallel.AXIS))
-    step = parallel.map_train_step(train_step, parallel.local_devices(2))
+    train_step = chex.assert_max_traces(n=1)(make_train_step(MODEL, OPTIMIZER, 0, pmap.AXIS))
+    step = pmap.map_train_step(train_step, local_devices(2))
     state = fresh_state(2)
     for t in range(3):
         old = state
-        state, _ = step(state, parallel.split_batch(batch(t), 2))
+        state, _ = step(state, pmap.split_batch(batch(t), 2))
     assert old.params["embedding"]["embedding"].is_deleted()
 
 
 def test_host_copy_survives_donation():
-    step = parallel.map_train_step(
-        make_train_step(MODEL, OPTIMIZER, 0, parallel.AXIS), parallel.local_devices(1)
-    )
-    state, _ = step(fresh_state(), parallel.split_batch(batch(0), 1))
-    copy = parallel.host_copy(state.params)
+    step = pmap.map_train_step(make_train_step(MODEL, OPTIMIZER, 0, pmap.AXIS), local_devices(1))
+    state, _ = step(fresh_state(), pmap.split_batch(batch(0), 1))
+    copy = pmap.host_copy(state.params)
     before = jax.tree.map(np.copy, copy)
     for t in range(3):
-        state, _ = step(state, parallel.split_batch(batch(t), 1))
+        state, _ = step(state, pmap.split_batch(batch(t), 1))
     for a, b in zip(jax.tree.leaves(copy), jax.tree.leaves(before), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -172,6 +171,6 @@ def test_a_patch_that_is_certain_outvotes_two_that_lean():
 
 def test_too_many_devices_and_indivisible_batches_are_refused():
     with pytest.raises(UserError, match="parallel.devices must be at most 4 on this machine, got 5"):
-        parallel.local_devices(5)
+        local_devices(5)
     with pytest.raises(UserError, match="data.batch_size must be a multiple of .* = 2 x 3, got 8"):
-        parallel.check_batch(8, 2, 3)
+        check_batch(8, 2, 3)

@@ -1,9 +1,9 @@
-"""Before several processes join, process 0 hears from each of them, and all learn what is wrong.
+"""A roll call before several processes join, so that every process learns what is wrong.
 
-JAX ends a process that cannot join its coordination service (SIGABRT, after a minute), so what can be known
-is found out first, over the coordinator's port and before JAX listens there: process 0 greets every
-connection, the others say in a line of JSON who they are, and all get one answer, once the last has come or
-one does not fit. A connection that says anything else is closed and does no harm.
+JAX aborts a process that cannot join its coordination service (SIGABRT, after a minute). The roll call checks
+beforehand, on the coordinator's port before JAX listens there: process 0 greets every connection, each other
+process identifies itself with a line of JSON, and all get the same answer as soon as the last one has
+connected or one does not fit. Connections that send anything else are closed and do no harm.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from hyena_jax.config import UserError, require
 from hyena_jax.config.cluster import require_address
 
 BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
-"""JAX's variable for where process 0 listens, if the others know it by another address."""
+"""JAX's variable for the address that process 0 listens on, if it differs from the coordinator's."""
 GREETING = b"\x06"
-"""One byte, unlike the first of HTTP/2, which JAX's coordinator sends."""
+"""One byte that differs from the first byte of HTTP/2, which JAX's coordinator sends."""
 RETRY_EVERY, RESOLVE_WITHIN, LINE_WITHIN = 0.1, 5.0, 5.0
-"""Seconds: between two tries, for a name to become known, and for a line of a connection."""
+"""Seconds between two tries, until a host name must resolve, and until a connection must send its line."""
 ANYWHERE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 Card = dict[str, Any]
-"""What a process says of itself: `process_id`, `num_processes`, and `versions` by the names of packages."""
+"""How a process identifies itself: `process_id`, `num_processes`, and `versions` of packages."""
 Fault = tuple[bool, str]
-"""Whether it is wrong input (the machine failed otherwise), and what to say."""
+"""(whether the input is wrong; if not, the machine failed; the message)."""
 
 
 class Address(NamedTuple):
-    """An address that a name was resolved to."""
+    """An address that a host name resolved to."""
 
     family: socket.AddressFamily
     host: str
@@ -46,19 +46,19 @@ class Address(NamedTuple):
 
 
 def call_roll(coordinator: str, card: Card, timeout: float) -> str | None:
-    """Returns once all processes are there and fit together. Every process must call this.
+    """Returns once all processes have connected and fit together. Every process must call it.
 
     Args:
-      coordinator: HOST:PORT, where process 0 listens and the others find it.
-      timeout: seconds to wait for the others.
+      coordinator: HOST:PORT where process 0 listens.
+      timeout: seconds to wait for the other processes.
 
     Returns:
       On process 0, the address for JAX's coordinator to listen on; None on the others.
 
     Raises:
-      UserError: if the host is unknown or, on process 0, another machine; on all, if two processes have one
-        number, or were told of different numbers of processes, or run different versions.
-      OSError: if the port is in use, or a process did not come within `timeout`.
+      UserError: if the host is unknown or, on process 0, is another machine; on all processes, if two have
+        the same process_id, or num_processes or versions differ.
+      OSError: if the port is in use, or a process did not connect within `timeout`.
     """
     if card["process_id"] > 0:
         fault = asyncio.run(_report(coordinator, card, timeout))
@@ -76,10 +76,10 @@ def call_roll(coordinator: str, card: Card, timeout: float) -> str | None:
 
 
 def _listen(place: str) -> tuple[Address, socket.socket]:
-    """Listens on the address of one interface, not on all.
+    """Listens on the address of one interface, with one exception.
 
-    Where a machine's name means loopback to itself (in /etc/hosts, as Debian writes it), the others know that
-    name by another address: there, all interfaces are listened on.
+    If the host resolves its own name to loopback (Debian's /etc/hosts does), the other hosts resolve the name
+    to another address: then it listens on all interfaces.
     """
     name, error = _split(place)[0], None
     for address in _resolve(place):
@@ -89,7 +89,7 @@ def _listen(place: str) -> tuple[Address, socket.socket]:
             return address, socket.create_server(address[1:], family=address.family)
         except OSError as raised:
             error = raised
-            if error.errno == errno.EADDRINUSE:  # also where another of the name's addresses is free
+            if error.errno == errno.EADDRINUSE:  # even if another address of this name is free
                 break
     is_elsewhere = error.errno == errno.EADDRNOTAVAIL
     require(not is_elsewhere, "coordinator", place, "an address of the machine that process 0 runs on")
@@ -97,7 +97,7 @@ def _listen(place: str) -> tuple[Address, socket.socket]:
 
 
 def _resolve(place: str) -> list[Address]:
-    """The addresses of HOST:PORT; a name that is unknown may become known while machines start."""
+    """The addresses of HOST:PORT; retries, since names may become known only while machines start."""
     host, port = _split(place)
     deadline = time.monotonic() + RESOLVE_WITHIN
     while True:
@@ -117,12 +117,12 @@ def _split(place: str) -> tuple[str, int]:
 
 
 async def _hear(listener: socket.socket, coordinator: str, ours: Card, timeout: float) -> Fault | None:
-    """Process 0: hears from the others until all are present or something is wrong, and answers them."""
+    """Process 0: listens until all processes are present or something is wrong, then answers them."""
     count, present, handlers = ours["num_processes"], {0}, set()
     answer: asyncio.Future[Fault | None] = asyncio.get_running_loop().create_future()
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, ValueError, RecursionError), closing(writer):  # strangers, and who died
+        with suppress(OSError, ValueError, RecursionError), closing(writer):  # strangers and dead processes
             writer.write(GREETING)
             async with asyncio.timeout(LINE_WITHIN):
                 card = json.loads(await reader.readline())
@@ -138,7 +138,7 @@ async def _hear(listener: socket.socket, coordinator: str, ours: Card, timeout: 
             gone.cancel()
             if answer.done():
                 writer.write(json.dumps(answer.result()).encode() + b"\n")
-            else:  # it ended; one that is started in its place may come
+            else:  # it ended, but may be started once more
                 present.discard(number)
 
     server = await asyncio.start_server(hear, sock=listener)
@@ -149,7 +149,7 @@ async def _hear(listener: socket.socket, coordinator: str, ours: Card, timeout: 
         missing = (str(i) for i in range(count) if i not in present)
         first = ", ".join(itertools.islice(missing, 8)) + (", ..." if count - len(present) > 8 else "")
         answer.set_result(
-            (False, f"process {first} of {count} did not come to {coordinator} in {timeout:g} s")
+            (False, f"process {first} of {count} did not connect to {coordinator} in {timeout:g} s")
         )
     server.close()
     if handlers:
@@ -168,7 +168,7 @@ def _is_card(card: Any) -> bool:
 
 
 def _misfit(card: Card, ours: Card, present: set[int]) -> Fault | None:
-    """What does not fit of a process that is not process 0."""
+    """Why another process does not fit process 0; None if it does."""
     number, told, count = card["process_id"], card["num_processes"], ours["num_processes"]
     same = {"num_processes": (count, told)}
     same |= {name: (version, card["versions"].get(name)) for name, version in ours["versions"].items()}
@@ -181,33 +181,33 @@ def _misfit(card: Card, ours: Card, present: set[int]) -> Fault | None:
 
 
 def must_be_same(name: str, first: object, number: int, other: object) -> str:
-    """How a value is refused that is `first` in process 0 and `other` in process `number`."""
+    """The message about a value that is `first` in process 0 and `other` in process `number`."""
     return f"{name} must be the same in all processes, got {first!r} in process 0 and {other!r} in {number}"
 
 
 async def _report(coordinator: str, card: Card, timeout: float) -> Fault | None:
-    """Any other process: the answer of process 0."""
+    """Any other process: identifies itself and returns the answer of process 0."""
     _resolve(coordinator)
     host, port = _split(coordinator)
     try:
         async with asyncio.timeout(timeout):
             reader, writer, greeting = await _greeted(host, port)
     except TimeoutError:
-        return False, f"process 0 did not come to {coordinator} in {timeout:g} s"
+        return False, f"process 0 did not connect to {coordinator} in {timeout:g} s"
     with closing(writer):
         if greeting != GREETING:
             return False, f"another program, or another training, listens on coordinator {coordinator}"
         with suppress(OSError, ValueError):
             writer.write(json.dumps(card).encode() + b"\n")
-            async with asyncio.timeout(timeout + LINE_WITHIN):  # process 0 gives up before
+            async with asyncio.timeout(timeout + LINE_WITHIN):  # process 0 gives up earlier
                 return json.loads(await reader.readline())
-    return False, f"process 0 at {coordinator} ended before all processes had come"
+    return False, f"process 0 at {coordinator} ended before all processes had connected"
 
 
 async def _greeted(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
-    """A connection, and the first byte that came over it, as soon as there is one."""
+    """The first connection that sends a byte, and that byte."""
     while True:
-        with suppress(OSError):  # nobody listens there yet
+        with suppress(OSError):  # nobody listens yet
             reader, writer = await asyncio.open_connection(host, port)
             if greeting := await reader.read(1):
                 return reader, writer, greeting

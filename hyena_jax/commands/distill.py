@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from hyena_jax.commands import fail, note, table_console
 from hyena_jax.config import PluginFlags, UserError, read_json, require
 from hyena_jax.config.checks import require_at_least
 from hyena_jax.config.flags import FLAT, positional
+from hyena_jax.startup import keep_freed_memory, start_jax
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +62,18 @@ class Distill:
         require(is_free, "output", str(self.output), "a new or an empty folder")
 
 
-def run(settings: Distill, console: "Console", command: Sequence[str] = ()) -> None:
+def run(command: Distill, arguments: Sequence[str]) -> int:
+    """Distils a run; exit code 1 if no state size keeps to the bound."""
+    start_jax(note)
+    keep_freed_memory()
+    try:
+        distill(command, table_console(), ["hyena-jax", *arguments])
+    except NoSizeHolds as error:
+        return fail(error, 1)
+    return 0
+
+
+def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) -> None:
     """Distils a run as the settings say, prints the results and writes the new run folder.
 
     Args:
@@ -120,7 +133,7 @@ def _load(settings: Distill, report: Callable[[str], None]) -> "Source":
     from hyena_jax.training.run_folder import load_params, read_run
 
     run = read_run(settings.workdir)
-    is_tokens = run.experiment.data.inputs == "tokens"
+    is_tokens = run.experiment.data.input_kind.is_tokens
     require(is_tokens, "workdir", str(settings.workdir), "a run on text or on other tokens")
     config = run.experiment.model
     check_distillable(config)

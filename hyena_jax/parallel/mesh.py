@@ -1,9 +1,8 @@
 """The `sharded` strategy: jit over a mesh (data, fsdp, sequence), where XLA inserts the communication.
 
-The rows of a batch are divided over data and fsdp together, their length over sequence. Parameters and
-optimizer state are divided over fsdp (Rajbhandari et al. 2020, arXiv:1910.02054, stage 3): each device holds
-1/fsdp of them, gathers a layer where it is used, and sums only its own part of the gradient. Knows pytrees,
-not models.
+The rows of a batch are sharded over data and fsdp together, their length over sequence. Parameters and
+optimizer state are sharded over fsdp (Rajbhandari et al. 2020, arXiv:1910.02054, stage 3): each device holds
+1/fsdp of them, gathers a layer where it is used, and sums only its own shard of the gradient.
 """
 
 import math
@@ -16,17 +15,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hyena_jax.config import ParallelConfig, UserError, require
-from hyena_jax.training.strategy import Rows, Strategy, all_devices
+from hyena_jax.parallel.strategy import RowShard, Strategy, all_devices
 
 DATA, FSDP, SEQUENCE = AXES = ("data", "fsdp", "sequence")
-# Leaves of fewer elements stay whole: dividing them saves nothing, and gathering them costs a message each.
+# Leaves with fewer elements are not sharded: that would save nothing and cost a message to gather each.
 SMALL = 1024
 
 Tree = Any
 
 
 def leaf_spec(shape: Sequence[int], fsdp: int) -> PartitionSpec:
-    """Divides the longest axis that fsdp divides, the first of equals; else, or if it is small, nothing."""
+    """Shards the longest axis that fsdp divides (of equal ones the first); small leaves stay whole."""
     divisible = [axis for axis, size in enumerate(shape) if size % fsdp == 0]
     if fsdp == 1 or math.prod(shape) < SMALL or not divisible:
         return PartitionSpec()
@@ -40,10 +39,10 @@ def batch_spec(n_dims: int) -> PartitionSpec:
 
 
 def make_mesh(config: ParallelConfig) -> Mesh:
-    """The mesh of `config` over all devices, those of a process side by side, sequence innermost.
+    """The mesh of `config` over all devices: a process's devices are neighbours, sequence is innermost.
 
     Raises:
-      UserError: if its size is not the number of devices, or a process' devices are not whole rows of it.
+      UserError: if its size is not the number of devices, or a process's devices are not whole rows of it.
     """
     devices = all_devices(config.devices)
     inner = config.fsdp * config.sequence
@@ -58,20 +57,20 @@ def make_mesh(config: ParallelConfig) -> Mesh:
     return Mesh(np.array(devices).reshape(data, config.fsdp, config.sequence), AXES)
 
 
-def sharded_strategy(config: ParallelConfig) -> Strategy:
-    """See the module."""
+def mesh_strategy(config: ParallelConfig) -> Strategy:
+    """The strategy of this module over the devices of `config`; UserError if they do not fit the mesh."""
     mesh = make_mesh(config)
-    rows = _rows(mesh)
+    row_shard = _row_shard(mesh)
     return Strategy(
         devices=tuple(mesh.devices.flat),
         axis_name=None,
         sequence_axis=SEQUENCE if config.sequence > 1 else None,
         row_shards=mesh.shape[DATA] * mesh.shape[FSDP],
-        rows=rows,
+        row_shard=row_shard,
         check=partial(_check, mesh),
         make_state=partial(_make_state, mesh),
         place=lambda tree: jax.tree.map(_place_leaf, tree, _shardings(mesh, tree)),
-        place_batch=partial(_place_batch, mesh, rows),
+        place_batch=partial(_place_batch, mesh, row_shard),
         map_train_step=partial(_map_train_step, mesh),
         map_eval_step=partial(_map_eval_step, mesh),
         host_copy=partial(_host_copy, mesh),
@@ -81,12 +80,12 @@ def sharded_strategy(config: ParallelConfig) -> Strategy:
     )
 
 
-def _rows(mesh: Mesh) -> Rows:
-    """Processes whose devices share rows, and divide only the length, read the same ones."""
+def _row_shard(mesh: Mesh) -> RowShard:
+    """Processes whose devices hold the same rows, and shard only their length, read the same rows."""
     local = mesh.devices.size // jax.process_count()
     first = jax.process_index() * local // mesh.shape[SEQUENCE]
     per_process = max(1, local // mesh.shape[SEQUENCE])
-    return Rows(first // per_process, mesh.shape[DATA] * mesh.shape[FSDP] // per_process)
+    return RowShard(first // per_process, mesh.shape[DATA] * mesh.shape[FSDP] // per_process)
 
 
 def _shardings(mesh: Mesh, shapes: Tree) -> Tree:
@@ -102,7 +101,7 @@ def _check(mesh: Mesh, eval_step: Callable, shapes: Tree, batch: Tree) -> None:
         if leaf.ndim > 1 and leaf.shape[1] % n_parts:
             of = f"a divisor of the rows' length {leaf.shape[1]}"
             raise UserError(f"parallel.sequence must be {of}, got {n_parts}")
-    try:  # what operators cannot share out shows when they are called
+    try:  # operators refuse what they cannot shard when they are traced
         with jax.set_mesh(mesh):
             jax.eval_shape(eval_step, shapes, batch)
     except ValueError as error:
@@ -110,7 +109,7 @@ def _check(mesh: Mesh, eval_step: Callable, shapes: Tree, batch: Tree) -> None:
 
 
 def _make_state(mesh: Mesh, make: Callable[[], Tree]) -> Tree:
-    """Each device computes and holds its part alone: the whole need not fit on one."""
+    """Each device computes and holds only its own shard: the whole state need not fit on one device."""
     with jax.set_mesh(mesh):
         return jax.jit(make, out_shardings=_shardings(mesh, jax.eval_shape(make)))()
 
@@ -120,17 +119,17 @@ def _place_leaf(leaf: np.ndarray, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
 
 
-def _place_batch(mesh: Mesh, rows: Rows, batch: Tree) -> Tree:
+def _place_batch(mesh: Mesh, row_shard: RowShard, batch: Tree) -> Tree:
     def place(ours: np.ndarray) -> jax.Array:
-        first = rows.index * len(ours)
-        total = rows.count * len(ours)
+        first = row_shard.index * len(ours)
+        total = row_shard.count * len(ours)
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def shard(index: tuple[slice, ...]) -> np.ndarray:
             start, stop, _ = index[0].indices(total)
             return ours[(slice(start - first, stop - first), *index[1:])]
 
         sharding = NamedSharding(mesh, batch_spec(ours.ndim))
-        return jax.make_array_from_callback((total, *ours.shape[1:]), sharding, part)
+        return jax.make_array_from_callback((total, *ours.shape[1:]), sharding, shard)
 
     return jax.tree.map(place, batch)
 
@@ -145,7 +144,7 @@ def _map_eval_step(mesh: Mesh, eval_step: Callable) -> Callable:
 
 
 def _within(mesh: Mesh, step: Callable) -> Callable:
-    """The mesh is ambient while `step` is traced, for mixers that map themselves over it."""
+    """`step`, traced with the mesh ambient, for mixers that call `shard_map`."""
 
     def mapped(*args: Tree) -> Tree:
         with jax.set_mesh(mesh):

@@ -1,9 +1,9 @@
-"""How a step is spread over devices: which strategy, and the default one, `jax.pmap` over a named axis.
+"""The `pmap` strategy, which is the default: `jax.pmap` over a named axis.
 
-The state goes in and comes out unmapped (`in_axes=None`, `out_axes=None`): each device holds a copy, none has
-a leading axis, and the old copy is given up to the new one. (With the state mapped along a leading axis, XLA
-copies every leaf at every step.) Batches have a leading device axis. Of several processes each sees its own
-devices' copies and feeds its own devices; the axis spans all. Knows pytrees, not models.
+The state is not mapped (`in_axes=None`, `out_axes=None`): each device holds a copy without a leading axis,
+and the step donates the old copy to the new one. (If the state were mapped along a leading axis, XLA would
+copy every leaf at every step.) Batches have a leading device axis. With several processes, each process sees
+the copies on its own devices and feeds its own devices; the axis spans all devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,26 +14,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hyena_jax.config import ParallelConfig, UserError
-from hyena_jax.training.sharded import sharded_strategy
-from hyena_jax.training.strategy import Rows, Strategy, all_devices
+from hyena_jax.config import ParallelConfig
+from hyena_jax.parallel.strategy import RowShard, Strategy, all_devices
 
 AXIS = "data"
 
 Tree = Any
 
 
-def make_strategy(config: ParallelConfig) -> Strategy:
-    """The strategy that `config` names, over its devices.
-
-    Raises:
-      UserError: if the devices do not suffice, or do not fit the mesh.
-    """
-    return sharded_strategy(config) if config.strategy == "sharded" else pmap_strategy(config)
-
-
 def pmap_strategy(config: ParallelConfig) -> Strategy:
-    """See the module."""
+    """The strategy of this module over the devices of `config`; UserError if there are too few."""
     devices = all_devices(config.devices)
     ours = [device for device in devices if device.process_index == jax.process_index()]
     everywhere, here = _replicated(devices), _replicated(ours)
@@ -42,7 +32,7 @@ def pmap_strategy(config: ParallelConfig) -> Strategy:
         axis_name=AXIS,
         sequence_axis=None,
         row_shards=len(devices),
-        rows=Rows(jax.process_index(), jax.process_count()),
+        row_shard=RowShard(jax.process_index(), jax.process_count()),
         check=lambda eval_step, shapes, batch: None,
         make_state=lambda make: replicate(make(), ours),
         place=partial(replicate, devices=ours),
@@ -56,33 +46,15 @@ def pmap_strategy(config: ParallelConfig) -> Strategy:
     )
 
 
-def local_devices(count: int | None) -> list[jax.Device]:
-    """The first `count` devices of this process, or all.
-
-    Raises:
-      UserError: if there are fewer.
-    """
-    return [device for device in all_devices(count) if device.process_index == jax.process_index()]
-
-
-def check_batch(batch_size: int, row_shards: int, accumulation_steps: int) -> None:
-    """Raises UserError unless all devices get the same number of rows in every accumulated part."""
-    if batch_size % (row_shards * accumulation_steps):
-        raise UserError(
-            f"data.batch_size must be a multiple of devices that divide its rows x accumulation_steps = "
-            f"{row_shards} x {accumulation_steps}, got {batch_size}"
-        )
-
-
 def replicate(tree: Tree, devices: Sequence[jax.Device]) -> Tree:
-    """A copy on each device, laid out as the mapped step returns it: otherwise that compiles twice."""
+    """A copy on each device, laid out as the mapped step returns it; otherwise the step compiles twice."""
     return jax.device_put(tree, _replicated(devices))
 
 
 def map_train_step(train_step: Callable, devices: Sequence[jax.Device]) -> Callable:
-    """`train_step(state, batch)` over all devices; the state it is given is donated.
+    """`train_step(state, batch)` over all devices, which donates its state.
 
-    The step must leave the same state and metrics on every device, as one that averages its gradients does.
+    The step must compute the same state and metrics on every device, as it does when it averages gradients.
     """
     return jax.pmap(
         train_step, axis_name=AXIS, in_axes=(None, 0), out_axes=None, devices=devices, donate_argnums=0
@@ -90,7 +62,7 @@ def map_train_step(train_step: Callable, devices: Sequence[jax.Device]) -> Calla
 
 
 def map_eval_step(eval_step: Callable, devices: Sequence[jax.Device]) -> Callable:
-    """`eval_step(params, batch)` over all devices; each gets the rows of all, [devices, B / devices]."""
+    """`eval_step(params, batch)` over all devices; every device gets all rows, [devices, B / devices]."""
 
     def gathered(params: Tree, batch: Tree) -> Tree:
         return jax.lax.all_gather(eval_step(params, batch), AXIS)
@@ -108,17 +80,12 @@ def split_batch(batch: Tree, n_devices: int) -> Tree:
     return jax.tree.map(lambda x: x.reshape(n_devices, -1, *x.shape[1:]), batch)
 
 
-def round_up(rows: int, row_shards: int) -> int:
-    """The least multiple of `row_shards` that is at least `rows`."""
-    return -(-rows // row_shards) * row_shards
-
-
 def _replicated(devices: Sequence[jax.Device]) -> NamedSharding:
     return NamedSharding(Mesh(np.array(devices), (AXIS,)), PartitionSpec())
 
 
 def _relabel(tree: Tree, sharding: NamedSharding) -> Tree:
-    """The copies on this process' devices, as arrays replicated over the devices of `sharding`."""
+    """The same copies as arrays replicated over the devices of `sharding`; shares memory."""
 
     def relabel(leaf: jax.Array) -> jax.Array:
         copies = [shard.data for shard in leaf.addressable_shards]

@@ -1,6 +1,6 @@
-"""Several processes, through `jax.distributed`: how they meet, and the few things they must agree on.
+"""Several processes through `jax.distributed`: how they join, and what they must agree on.
 
-Everything here also holds for one process, where it costs nothing.
+Everything here also works with one process, at no cost.
 """
 
 import importlib.metadata
@@ -17,23 +17,24 @@ import jax
 import numpy as np
 
 from hyena_jax.config import Cluster, UserError
-from hyena_jax.training.roll_call import call_roll, must_be_same
+from hyena_jax.parallel.roll_call import call_roll, must_be_same
 
 T = TypeVar("T")
 
 STATUS = "(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): "
-"""How messages of the runtime begin that are about another process."""
+"""How the runtime's messages about another process begin."""
 
 
 def join(cluster: Cluster, heartbeat_timeout: int) -> None:
-    """Joins the other processes, if there are to be any. Must come before anything is computed.
+    """Joins the other processes, if the flags name any. Call it before anything is computed.
 
     Args:
-      heartbeat_timeout: seconds; a process that is silent for longer is taken for dead, and JAX ends the
-        others. A process that ended waits as long for the others to end.
+      heartbeat_timeout: seconds; a process that is silent for longer counts as dead, and JAX ends the other
+        processes. A process that is done waits this long for the others.
 
     Raises:
-      UserError: if nothing says where the others are, or they do not fit together: see `call_roll`.
+      UserError: if neither the flags nor the environment say where the processes are, or they do not fit
+        together: see `call_roll`.
       OSError: if they cannot be reached within `cluster.join_timeout` seconds.
     """
     if not cluster.distributed and cluster.coordinator is None:
@@ -47,9 +48,9 @@ def join(cluster: Cluster, heartbeat_timeout: int) -> None:
     }
     bind_address = call_roll(found.coordinator, card, cluster.join_timeout)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Its handler of SIGTERM would take the place of ours; the loop agrees on stopping by itself.
+    # JAX's handler of SIGTERM would replace ours; the training loop agrees on stopping without it.
     jax.config.update("jax_enable_preemption_service", False)
-    # gRPC would ask a proxy for the other processes, even on this machine, and wait for it in vain.
+    # gRPC would look for the other processes through a proxy, even on this machine, and wait in vain.
     os.environ.setdefault("no_grpc_proxy", found.coordinator.rpartition(":")[0].strip("[]"))
     jax.config.update("jax_check_proxy_envs", False)
     try:
@@ -68,8 +69,8 @@ def join(cluster: Cluster, heartbeat_timeout: int) -> None:
 
 
 def _from_environment(cluster: Cluster) -> Cluster:
-    """Where the others are, as the cluster's environment names them."""
-    from jax._src import clusters  # JAX offers this as a part of `initialize` alone, which is too late for us
+    """The processes as the cluster's environment names them."""
+    from jax._src import clusters  # the public API detects them only inside `initialize`, too late for us
 
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
     detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
@@ -85,14 +86,14 @@ def _from_environment(cluster: Cluster) -> Cluster:
         ) from error
 
 
-def part() -> None:
-    """Parts from the other processes; what follows is computed alone. Waits until all call this."""
+def leave() -> None:
+    """Disconnects from the other processes once all of them call this; the caller then computes alone."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
 
 
-def leave_at_once(code: int) -> NoReturn:
-    """Ends this process without waiting for the others, which may wait for it and now see that it ended."""
+def exit_at_once(code: int) -> NoReturn:
+    """Exits immediately; peers waiting on this process see it disconnect."""
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -100,47 +101,45 @@ def leave_at_once(code: int) -> NoReturn:
 
 
 def lost_another(error: BaseException | None) -> bool:
-    """Whether an error means that of several processes another, or this one, cannot go on.
+    """Whether an error means that one of several processes, this one or another, cannot continue.
 
-    Errors that all raise (wrong input, a stop, a loss that is not finite) are not of this kind.
+    Errors that all processes raise (wrong input, a stop, a loss that is not finite) do not count.
     """
-    return jax.process_count() > 1 and (isinstance(error, OSError) or _in_communication(error))
-
-
-def _in_communication(error: BaseException | None) -> bool:
-    """Whether the runtime failed. What gloo has to say of a closed connection comes as a ValueError, too."""
-    is_status = isinstance(error, ValueError) and re.match(STATUS, str(error))
-    return isinstance(error, jax.errors.JaxRuntimeError) or bool(is_status)
+    if jax.process_count() == 1:
+        return False
+    # gloo reports a closed connection as a ValueError.
+    is_status = isinstance(error, ValueError) and re.match(STATUS, str(error)) is not None
+    return is_status or isinstance(error, OSError | jax.errors.JaxRuntimeError)
 
 
 @contextmanager
 def leaving_on_failure(report: Callable[[object, int], int]) -> Iterator[None]:
-    """Reports an error after which several processes cannot go on, and ends this one at once with code 3."""
+    """Reports an error after which several processes cannot continue, and exits at once with code 3."""
     try:
         yield
     except Exception as error:
         if not lost_another(error):
             raise
         is_ours = isinstance(error, OSError)
-        with suppress(OSError):  # the reader of our output may be gone
+        with suppress(OSError):  # whoever read our output may be gone
             report(error if is_ours else f"another process is lost: {str(error).splitlines()[0]}", 3)
-        leave_at_once(3)
+        exit_at_once(3)
 
 
 def is_first() -> bool:
-    """Whether this is process 0, which alone prints and writes."""
+    """Whether this is process 0, the only one that prints and writes."""
     return jax.process_index() == 0
 
 
 def gather(value: T) -> list[T]:
-    """The JSON values that all processes call this with, in their order. All must call it."""
+    """The JSON values of all processes, in the order of processes. All must call it."""
     if jax.process_count() == 1:
         return [value]
     from jax.experimental import multihost_utils
 
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(len(text)))
-    # A power of two, so that few lengths are compiled.
+    # Padded to a power of two, so that few lengths are compiled.
     padded = np.zeros(1 << int(sizes.max()).bit_length(), np.uint8)
     padded[: len(text)] = text
     rows = multihost_utils.process_allgather(padded)
@@ -148,9 +147,9 @@ def gather(value: T) -> list[T]:
 
 
 def together(make: Callable[[], T]) -> T:
-    """What `make` returns here. Where it raises in one process, all raise, and none waits for another.
+    """What `make` returns in this process; if it raises in one process, all processes raise.
 
-    Every process must call this. The UserError or OSError is that of the first process that had one.
+    All must call it. The UserError or OSError is the one of the first process that had one.
     """
     if jax.process_count() == 1:
         return make()
@@ -167,19 +166,24 @@ def together(make: Callable[[], T]) -> T:
 
 
 def from_first(make: Callable[[], T]) -> T:
-    """What `make` returns (a JSON value) on process 0, which alone runs it; all get it, or its error."""
-    return gather(together(lambda: make() if is_first() else None))[0]
+    """The JSON value that `make` returns on process 0, the only one to run it; all get it, or its error."""
+    return gather(on_first(make))[0]
+
+
+def on_first(make: Callable[[], T]) -> T | None:
+    """What `make` returns on process 0, the only one to run it; None on the others. All get its error."""
+    return together(lambda: make() if is_first() else None)
 
 
 def require_equal_devices() -> None:
-    """Raises UserError, on all processes, unless they have as many devices each, as all else here needs."""
+    """Raises UserError, on all processes, unless all of them have the same number of devices."""
     counts = Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:
         raise UserError(f"every process must have the same number of devices, got {dict(counts)}")
 
 
 def require_equal(values: Mapping[str, Any]) -> None:
-    """Raises UserError, on all processes, unless all call this with the same JSON values; names one."""
+    """Raises UserError, on all processes, unless all call this with equal JSON values; names a difference."""
     first, *others = gather(dict(values))
     for i, other in enumerate(others, 1):
         for name in first | other:
@@ -188,5 +192,8 @@ def require_equal(values: Mapping[str, Any]) -> None:
 
 
 def first_request(name: str | None) -> str | None:
-    """The signal that the first process that got one got; None if none did. All must call it."""
+    """The name of the signal that a process got (of several, the first process); None if none did.
+
+    All must call it.
+    """
     return next((asked for asked in gather(name) if asked is not None), None)

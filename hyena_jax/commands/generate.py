@@ -7,34 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hyena_jax.config import PluginFlags, UserError, require
-from hyena_jax.config.flags import FLAT, positional
+from hyena_jax.commands import RunSelection, note
+from hyena_jax.config import UserError, require
+from hyena_jax.config.flags import FLAT
+from hyena_jax.startup import start_jax
 
 if TYPE_CHECKING:
     import numpy as np
 
     from hyena_jax.data.tokenizers import Tokenizer
-    from hyena_jax.generation.decoding import Continuation, Prompted, Request
-    from hyena_jax.generation.programs import Piece
+    from hyena_jax.generation.decoding import Continuation, Prefilled, Request
+    from hyena_jax.generation.programs import Chunk
     from hyena_jax.generation.sampling import SamplingRule
-    from hyena_jax.training.run_folder import Run
+    from hyena_jax.training.run_folder import RunFolder
 
 
 # Most continuations at once: they are computed together and printed when all are done.
 MOST_ROWS = 4096
 # Escapes in --stop, which shells pass on as two characters.
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
-
-
-@dataclass(frozen=True)
-class RunSelection:
-    """A run and one of its checkpoints."""
-
-    workdir: Path = field(metadata=positional("WORKDIR"))
-    """Folder of a run."""
-    step: str = "latest"
-    """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
-    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
 
 @dataclass(frozen=True)
@@ -72,13 +63,16 @@ class Generate:
     """File from --save-state to continue from, without reading its prompts again. Prompts are appended."""
 
 
-def run(command: Generate, note: Callable[[str], None]) -> int:
-    """Generates and prints; returns the exit code."""
+def run(command: Generate, arguments: Sequence[str]) -> int:
+    """Prints the continuations; one alone as it is generated."""
+    start_jax(note)
+
     from hyena_jax import models
     from hyena_jax.data.tokenizers import is_tokenizer
     from hyena_jax.generation.decoding import continuations, generate, proceed
     from hyena_jax.generation.prompts import encode
     from hyena_jax.generation.recomputation import note_recomputation
+    from hyena_jax.generation.sample import stream
     from hyena_jax.generation.sampling import SamplingRule
     from hyena_jax.training.progress import bar
     from hyena_jax.training.run_folder import load_params, read_run
@@ -86,7 +80,7 @@ def run(command: Generate, note: Callable[[str], None]) -> int:
     _check_files(command)
     rule = SamplingRule(command.greedy, command.temperature, command.top_k, command.top_p, command.min_p)
     run = read_run(command.run.workdir)
-    is_text = run.experiment.data.inputs == "tokens" and is_tokenizer(run.encoding)
+    is_text = run.experiment.data.input_kind.is_tokens and is_tokenizer(run.encoding)
     must = "a run on text, or on tokens with a tokenizer"
     require(is_text, "workdir", str(command.run.workdir), must)
     request = _request(command, rule, run.encoding)
@@ -95,38 +89,25 @@ def run(command: Generate, note: Callable[[str], None]) -> int:
     _, params = load_params(run, model, command.run.step, note)
     note_recomputation(model, note)
     if command.load_state is None and command.save_state is None:
-        shown, pieces = prompts, generate(model, params, prompts, request)
+        shown, chunks = prompts, generate(model, params, prompts, request)
     else:
-        prompted = _read(command, run, model, params, prompts)
-        shown, pieces = prompted.read, proceed(model, params, prompted, request)
+        prefilled = _read(command, run, model, params, prompts)
+        shown, chunks = prefilled.read, proceed(model, params, prefilled, request)
     if len(shown) * request.n_samples == 1 and command.output is None:
-        stream(run.encoding, shown[0], pieces)
+        stream(run.encoding, shown[0], chunks)
         return 0
     with bar("generating", request.n_tokens) as advance:
-        rows = continuations(_counted(pieces, advance)) or [None] * len(shown) * request.n_samples
+        rows = continuations(_counted(chunks, advance)) or [None] * len(shown) * request.n_samples
     _show(run.encoding, shown, rows, request.n_samples)
     if command.output is not None:
         _write(command.output, run.encoding, shown, rows, request.n_samples)
     return 0
 
 
-def _counted(pieces: "Iterator[Piece]", advance: Callable[[int], None]) -> "Iterator[Piece]":
-    for piece in pieces:
-        advance(piece.tokens.shape[1])
-        yield piece
-
-
-def stream(tokenizer: "Tokenizer", prompt: "np.ndarray", pieces: "Iterator[Piece]") -> str:
-    """Prints the prompt, and each piece of its single row as it is generated; returns the whole text."""
-    decode = tokenizer.stream()
-    texts = [decode(prompt)]
-    print(texts[0], end="", flush=True)
-    for piece in pieces:
-        texts.append(decode(piece.tokens[0][piece.is_new[0]]))
-        print(texts[-1], end="", flush=True)
-    texts.append(decode([], final=True))
-    print(texts[-1])
-    return "".join(texts)
+def _counted(chunks: "Iterator[Chunk]", advance: Callable[[int], None]) -> "Iterator[Chunk]":
+    for chunk in chunks:
+        advance(chunk.tokens.shape[1])
+        yield chunk
 
 
 def _check_files(command: Generate) -> None:
@@ -162,8 +143,8 @@ def _request(command: Generate, rule: "SamplingRule", tokenizer: "Tokenizer") ->
 
 
 def _read(
-    command: Generate, run: "Run", model: object, params: dict, prompts: "list[np.ndarray]"
-) -> "Prompted":
+    command: Generate, run: "RunFolder", model: object, params: dict, prompts: "list[np.ndarray]"
+) -> "Prefilled":
     """The state after the loaded state, if any, and the prompts; saved if asked for."""
     from hyena_jax.generation import saved_state
     from hyena_jax.generation.decoding import prefill
@@ -173,10 +154,10 @@ def _read(
     if command.load_state is not None:
         before = saved_state.load(command.load_state, model, params, origin)
     reads = before is None or len(prompts) > 0
-    prompted = prefill(model, params, prompts, before) if reads else before
+    prefilled = prefill(model, params, prompts, before) if reads else before
     if command.save_state is not None:
-        saved_state.save(command.save_state, prompted, origin)
-    return prompted
+        saved_state.save(command.save_state, prefilled, origin)
+    return prefilled
 
 
 def _show(

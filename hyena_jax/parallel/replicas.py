@@ -1,7 +1,4 @@
-"""Whether the copies that devices hold are copies: compared bit by bit, to find memory that fails silently.
-
-Knows pytrees, not models.
-"""
+"""Compares the copies that devices hold bit by bit, to find memory that fails silently."""
 
 import hashlib
 from typing import Any
@@ -9,20 +6,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from hyena_jax.training.distributed import gather
+from hyena_jax.parallel.processes import gather
+from hyena_jax.trees import path_name
 
 Tree = Any
 
 
 def check_replicas(tree: Tree, step: int) -> None:
-    """Compares all copies of every part of every leaf, within this process and between processes.
+    """Compares all copies of every shard of every leaf, within this process and between processes.
 
     Args:
-      tree: arrays over all devices, as `Strategy.to_global` gives them. All processes must call this.
-      step: for the message.
+      tree: arrays over all devices, as `Strategy.to_global` returns them. All processes must call this.
+      step: the training step, for the message.
 
     Raises:
-      OSError: on all processes, if two copies differ in a bit; it names the leaf and the devices.
+      OSError: on all processes, if two copies differ in a bit; the message names the leaf and the devices.
     """
     first_seen: dict[str, tuple[str, str]] = {}
     for where, part, digest in (copy for copies in gather(_digests(tree)) for copy in copies):
@@ -30,15 +28,15 @@ def check_replicas(tree: Tree, step: int) -> None:
         if seen[1] != digest:
             raise OSError(
                 f"after step {step} the copies of {part} on {seen[0]} and {where} differ: memory or a device "
-                "is faulty; the checkpoints before are not affected"
+                "is faulty; earlier checkpoints are not affected"
             )
 
 
 def _digests(tree: Tree) -> list[tuple[str, str, str]]:
-    """(device, leaf and its part, SHA-256) for all that this process' devices hold."""
+    """(device, leaf and its shard, SHA-256) of everything that this process's devices hold."""
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        name = path_name(path)
         for shard in leaf.addressable_shards:
             whole = all(span == slice(None) for span in shard.index)
             part = name if whole else f"{name}[{', '.join(map(_span, shard.index))}]"

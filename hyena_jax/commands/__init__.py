@@ -1,0 +1,45 @@
+"""The commands, one file each: a dataclass of its flags, and `run(command, arguments)`, its exit code.
+
+No file here imports JAX at module level, so that `--help` and wrong flags answer at once.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hyena_jax.config import PluginFlags
+from hyena_jax.config.flags import FLAT, positional
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class RunSelection:
+    """Which parameters of which run."""
+
+    workdir: Path = field(metadata=positional("WORKDIR"))
+    """Folder of a run."""
+    step: str = "latest"
+    """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
+    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
+
+
+def note(text: str) -> None:
+    """Prints a line to the standard error."""
+    print(f"hyena-jax: {text}", file=sys.stderr)
+
+
+def fail(reason: object, code: int) -> int:
+    """Prints an error on one line; returns the exit code."""
+    note(f"error: {' '.join(str(reason).split())}")
+    return code
+
+
+def table_console() -> "Console":
+    """A console for tables; in a file they are not folded to the width of some terminal."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 200
+    return Console(highlight=False, markup=False, width=width)

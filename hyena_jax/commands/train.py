@@ -1,0 +1,105 @@
+"""`hyena-jax train`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hyena_jax.commands import fail, note
+from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError
+from hyena_jax.config.choices import take_flag
+from hyena_jax.config.flags import FLAT, positional
+from hyena_jax.startup import import_jax, keep_compiled_programs, keep_freed_memory, start_devices
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train CONFIG[:VARIANT] in a folder, or continue the run in that folder.
+
+    `hyena-jax train --resume DIR [flags]` continues the run in DIR with its own settings, without CONFIG and
+    --workdir; flags, such as --training.steps, change a setting.
+    """
+
+    config: str = field(metadata=positional("CONFIG[:VARIANT]"))
+    """Name of a config, or a Python file with get_config()."""
+    workdir: Path
+    """Folder of the run; created if missing, continued if it holds this experiment."""
+    profile: Path | None = None
+    """Write a jax.profiler trace of ten steps to this folder."""
+    init_from: Path | None = None
+    """File of initial parameters for a new run, as written by `export`."""
+    accept_changed_data: bool = False
+    """Continue the run although its data changed; they are read as before (same tokenizer)."""
+    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
+    cluster: Cluster = field(default=Cluster(), metadata=FLAT)
+    experiment: Experiment = field(default=Experiment(), metadata=FLAT)
+
+
+def expand_resume(arguments: list[str]) -> list[str]:
+    """The arguments of `train --resume DIR` as CONFIG and --workdir; other arguments as they are."""
+    if arguments[:1] != ["train"]:
+        return arguments
+    folder, rest = take_flag("--resume", arguments)
+    if folder is None:
+        return arguments
+    others = [argument for argument in rest if argument.partition("=")[0] == "--workdir"]
+    others += [argument for argument in rest[1:2] if not argument.startswith("-")]
+    if others:
+        raise UserError(f"--resume {folder!r} already gives config and workdir: leave out {others[0]!r}")
+    return ["train", str(Path(folder) / "config.json"), "--workdir", folder, *rest[1:]]
+
+
+def run(command: Train, arguments: Sequence[str]) -> int:
+    """Trains, then shows a sample of the text or predictions on images."""
+    import_jax()
+    keep_compiled_programs(note)
+    keep_freed_memory()
+
+    from rich.console import Console
+
+    from hyena_jax.generation.sample import write_sample
+    from hyena_jax.parallel import processes
+    from hyena_jax.training.loop import Diverged
+    from hyena_jax.training.predictions import draw_predictions, has_labels
+    from hyena_jax.training.run import train
+    from hyena_jax.training.signals import Interrupted
+
+    experiment, workdir = command.experiment, command.workdir
+    processes.join(command.cluster, experiment.parallel.heartbeat_timeout)
+    start_devices()
+    console = Console(highlight=False, markup=False)
+    try:
+        with processes.leaving_on_failure(fail):
+            result = train(
+                experiment,
+                workdir,
+                console,
+                command.profile,
+                command.init_from,
+                command.accept_changed_data,
+            )
+            is_first = processes.is_first()
+            processes.leave()
+    except Diverged as error:
+        return fail(error, 4) if processes.is_first() else 4
+    except Interrupted as error:
+        if processes.is_first():
+            note(str(error))
+        return 75
+    except BrokenPipeError:
+        sys.stdout = None
+        return fail("nobody reads the output any more; rerun the command to continue", 3)
+    if not is_first:
+        return 0
+    kind, logging = experiment.data.input_kind, experiment.logging
+    has_text = kind.is_tokens and getattr(result.data, "tokenizer", None) is not None
+    if has_text and logging.sample_tokens > 0:
+        print("sample:\n")
+        write_sample(workdir / "sample.txt", result.model, result.params, result.data, experiment)
+    elif kind.is_images and has_labels(result.data) and logging.sample_images > 0:
+        path = workdir / "predictions.png"
+        n_images = logging.sample_images
+        n_right, n_drawn = draw_predictions(result.model, result.params, result.data, n_images, path)
+        print(f"predictions: {n_right} of {n_drawn} right, drawn in {path}")
+    print(f"\nrun folder: {workdir}   curves: {workdir / 'learning_curves.png'}")
+    return 0

@@ -1,0 +1,110 @@
+"""The training loop's view of devices and processes.
+
+Shapes: B rows of a global batch; each process reads an equal share of them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hyena_jax.config import UserError, require
+
+Tree = Any
+
+
+class RowShard(NamedTuple):
+    """The rows of every global batch that a process reads: shard `index` of `count` equal shards."""
+
+    index: int
+    count: int
+
+    def of(self, batch: Tree) -> Tree:
+        """This shard of arrays [B, ...]."""
+        return jax.tree.map(lambda x: np.split(x, self.count)[self.index], batch)
+
+
+class Strategy(NamedTuple):
+    """One way to spread a step over devices. A "placed" tree lies on devices as the mapped steps need it."""
+
+    devices: tuple[jax.Device, ...]
+    """The devices of all processes."""
+    axis_name: str | None
+    """For `make_train_step`: the axis to average over; None if means are global already."""
+    sequence_axis: str | None
+    """For `models.build`: the mesh axis over which sequences are sharded, or None."""
+    row_shards: int
+    """Number of shards of a batch's rows; the batch size must be a multiple of it."""
+    row_shard: RowShard
+    """The rows that this process reads."""
+    check: Callable[[Callable, Tree, Tree], None]
+    """(`eval_step`, shapes of parameters, a batch): raises UserError if the batch or the model cannot be
+    sharded."""
+    make_state: Callable[[Callable[[], Tree]], Tree]
+    """The placed result of a function without arguments."""
+    place: Callable[[Tree], Tree]
+    """Places a tree of host arrays, the same in all processes: parameters, or a state."""
+    place_batch: Callable[[Tree], Tree]
+    """Places this process's rows of a batch."""
+    map_train_step: Callable[[Callable, Tree], Callable]
+    """(`train_step`, shapes of the state) -> `step(placed state, placed batch)`, which donates the state."""
+    map_eval_step: Callable[[Callable], Callable]
+    """`eval_step` -> `step(placed parameters, placed batch)`; every process gets the sums of all rows."""
+    host_copy: Callable[[Tree], Tree]
+    """A placed tree as whole NumPy arrays, which later steps cannot change. All processes must call it."""
+    to_global: Callable[[Tree], Tree]
+    """A placed tree as arrays over the devices of all processes, as checkpoints need it; shares memory."""
+    from_global: Callable[[Tree], Tree]
+    """The inverse of `to_global`."""
+    restore_target: Callable[[Tree], Tree]
+    """Shapes of a placed tree -> the same shapes with the shardings of `to_global`."""
+
+
+def all_devices(count: int | None) -> tuple[jax.Device, ...]:
+    """The first `count` devices of each process, or all; process after process.
+
+    Raises:
+      UserError: if a process has fewer.
+    """
+    n_local = len(jax.local_devices())
+    require(
+        count is None or count <= n_local, "parallel.devices", count, f"at most {n_local} on this machine"
+    )
+    ordered = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    chosen, taken = [], Counter()
+    for device in ordered:
+        if count is None or taken[device.process_index] < count:
+            chosen.append(device)
+            taken[device.process_index] += 1
+    return tuple(chosen)
+
+
+def local_devices(count: int | None) -> list[jax.Device]:
+    """The first `count` devices of this process, or all.
+
+    Raises:
+      UserError: if there are fewer.
+    """
+    return [device for device in all_devices(count) if device.process_index == jax.process_index()]
+
+
+def check_batch(batch_size: int, row_shards: int, accumulation_steps: int) -> None:
+    """Raises UserError unless all devices get the same number of rows in every accumulated microbatch."""
+    if batch_size % (row_shards * accumulation_steps):
+        raise UserError(
+            f"data.batch_size must be a multiple of the devices that shard its rows x accumulation_steps = "
+            f"{row_shards} x {accumulation_steps}, got {batch_size}"
+        )
+
+
+def round_up(rows: int, row_shards: int) -> int:
+    """The least multiple of `row_shards` that is at least `rows`."""
+    return -(-rows // row_shards) * row_shards
+
+
+def bytes_on_one_device(trees: Sequence[Tree]) -> int:
+    """Bytes of placed trees on the first local device."""
+    shards = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves(trees)]
+    return sum(shard.nbytes for shard in shards)

@@ -1,0 +1,262 @@
+"""A run: its parts loaded, checked and placed on the devices, its folder locked, then trained."""
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import optax
+from rich.console import Console
+
+from hyena_jax import config, models, parallel
+from hyena_jax.config import Experiment, UserError, memory_size, require
+from hyena_jax.data.dataset import Dataset, load
+from hyena_jax.parallel.processes import (
+    first_request,
+    from_first,
+    is_first,
+    require_equal,
+    require_equal_devices,
+    together,
+)
+from hyena_jax.parallel.strategy import Strategy, check_batch
+from hyena_jax.training import export
+from hyena_jax.training.checkpoint import Checkpoints, best, saved_steps
+from hyena_jax.training.loop import Profile, Setup, Trainer, all_finite
+from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
+from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.progress import Progress, parameter_table
+from hyena_jax.training.run_folder import (
+    CHECKPOINTS,
+    hold_folder,
+    kept_encoding,
+    leads_outside,
+    open_run,
+    require_finite,
+)
+from hyena_jax.training.scores import loss_function, metric_functions
+from hyena_jax.training.signals import Interrupted, stop_requests
+from hyena_jax.training.step import TrainState, init_params, init_state, make_eval_step
+from hyena_jax.trees import path_name
+
+GIB = 2**30
+
+
+class Result(NamedTuple):
+    """What a finished run leaves in memory of every process."""
+
+    model: nn.Module
+    params: optax.Params
+    """NumPy arrays."""
+    data: Dataset
+
+
+def train(
+    experiment: Experiment,
+    workdir: Path,
+    console: Console,
+    profile: Path | None = None,
+    init_from: Path | None = None,
+    accept_changed_data: bool = False,
+) -> Result:
+    """Trains to `experiment.training.steps`, from the newest checkpoint in `workdir` if there is one.
+
+    All input is checked before `workdir` is touched. Several processes all call this with the same arguments;
+    each reads its own rows of every batch, and only the first prints and writes.
+
+    Args:
+      profile: folder for a `jax.profiler` trace of a few steps.
+      init_from: file of parameters (see `export`) that a new run starts from.
+      accept_changed_data: continue although the data differ from those that the run was started with; they
+        are read with the run's own tokenizer or normalization.
+
+    Raises:
+      UserError: see `load`, `Dataset.complete`, `make_optimizer`, `check_run` and `Checkpoints.restore`.
+      Diverged: if the loss or a gradient is not finite.
+      Interrupted: after a signal in `signals.STOPPING`, once a step was trained; before, it acts as usual.
+    """
+    require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
+    leads_out = profile is not None and leads_outside(workdir, profile / "plugins" / "profile")
+    require(not leads_out, "profile", str(profile), "no link that leads out of the run folder")
+    with stop_requests() as stop:
+        console = console if is_first() else Console(quiet=True)
+        require_equal_devices()
+        arguments = {"workdir": str(workdir.absolute()), "init_from": str(init_from)}
+        arguments["accept_changed_data"] = accept_changed_data
+        require_equal({**arguments, **_settings(experiment)})
+        experiment, data = _load(experiment, workdir, accept_changed_data)
+        setup = _check(experiment, data, init_from, console)
+        training, folder = experiment.training, workdir / CHECKPOINTS
+        with (
+            hold_folder(workdir, experiment, data, accept_changed_data) as previous,
+            Checkpoints(folder, training.keep_checkpoints, console.print) as checkpoints,
+        ):
+            state, data_state = _place(setup, checkpoints)
+            changes = from_first(lambda: open_run(workdir, previous, experiment, data))
+            _announce(console, setup, previous is None, changes)
+            start = int(state.step)
+            if start >= training.steps:
+                console.print(f"already trained to step {start}; raise --training.steps to continue")
+                params = setup.strategy.host_copy(state.params)
+            else:
+                if start:
+                    console.print(f"continuing after step {start}")
+                tensorboard = experiment.logging.tensorboard
+                with (
+                    MetricsLog(workdir, start, tensorboard) if is_first() else nullcontext(NoLog()) as log,
+                    Progress(console, start, training.steps, data.unit) as progress,
+                    Profile(profile if is_first() else None, start, training.steps) as trace,
+                ):
+                    best_loss = from_first(lambda: best(folder).loss)
+                    trainer = Trainer(setup, checkpoints, log, progress, best_loss)
+                    params = trainer.run(state, start, data_state, stop, trace)
+        asked = first_request(stop.name)  # a signal after the last step counts too
+    if is_first():
+        curves = {**data.curves, **{label: label for label in setup.metrics}}
+        draw_learning_curves(workdir, curves if experiment.loss.in_nats else {**curves, "loss": "loss"})
+    if asked is not None:
+        saved = from_first(lambda: saved_steps(folder)[0])
+        again = f"hyena-jax train --resume {shlex.quote(str(workdir))}"
+        raise Interrupted(
+            f"stopped by {asked}; saved at step {saved}. Rerun the command to continue, or run: {again}"
+        )
+    return Result(setup.model, params, data)
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    """Every value of an experiment by its path, as its flag is named; of plugins only their digests."""
+    encoded = config.encode(experiment)
+    digests = [plugin["sha256"] for plugin in encoded.pop("plugins", {}).values()]
+    leaves = jax.tree.leaves_with_path(encoded, is_leaf=lambda value: value is None)
+    return {"the plugins' SHA-256": digests, **{path_name(path, "."): value for path, value in leaves}}
+
+
+@contextmanager
+def _own_parts(experiment: Experiment) -> Iterator[None]:
+    """Turns errors in parts of the user's own into UserError; without such parts, errors are left alone."""
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        if not config.plugins_in(experiment):
+            raise
+        raise UserError(f"a part of your own failed: {config.describe_fault(error)}") from error
+
+
+def _load(experiment: Experiment, workdir: Path, accept_changed_data: bool) -> tuple[Experiment, Dataset]:
+    """The data, read as an existing run in `workdir` reads them, and the experiment completed from them."""
+
+    def load_data() -> Dataset:
+        encoding = kept_encoding(workdir, experiment)
+        try:
+            return load(experiment.data, encoding)
+        except UserError:
+            if encoding is None or accept_changed_data:
+                raise
+            return load(experiment.data)  # with other symbols: `check_run` reports that the data changed
+
+    with _own_parts(experiment):
+        data = together(load_data)
+        experiment = data.complete(experiment)
+    require_equal({"the data's fingerprint": data.fingerprint, **_settings(experiment)})
+    return experiment, data
+
+
+def _check(experiment: Experiment, data: Dataset, init_from: Path | None, console: Console) -> Setup:
+    """Builds everything that does not depend on the run's folder, and checks that it fits together."""
+    strategy = parallel.make_strategy(experiment.parallel)
+    accumulation_steps = experiment.optimizer.accumulation_steps
+    check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
+    can_shard = strategy.sequence_axis is None or experiment.model.input_kind.is_tokens
+    require(can_shard, "parallel.sequence", experiment.parallel.sequence, "1 unless the model reads tokens")
+    with _own_parts(experiment):
+        model = models.build(experiment.model, strategy.sequence_axis)
+        shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
+        loss, metrics = loss_function(experiment.loss), metric_functions(experiment, data)
+        batch = next(data.eval_batches(strategy.row_shards, 1))
+        if config.plugins_in(experiment):  # parts that do not fit fail when they are traced
+            jax.eval_shape(make_eval_step(models.build(experiment.model), loss, metrics), shapes, batch)
+        strategy.check(make_eval_step(model, loss, metrics), shapes, batch)
+        optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
+        state = jax.eval_shape(partial(init_state, optimizer=optimizer), shapes)
+        _check_capacity(experiment, strategy, state, batch)
+    report = partial(console.print, soft_wrap=True)
+    initial = None if init_from is None else together(lambda: export.read(init_from, shapes, report))
+    return Setup(experiment, data, strategy, model, shapes, optimizer, loss, metrics, initial)
+
+
+def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batch: Any) -> None:
+    """Refuses a run whose state, or whose activations of one layer, exceed the memory.
+
+    Both are lower bounds, so no run is refused that could fit. Only the memory of CPUs is checked.
+
+    Args:
+      state: shapes of the state before the first step.
+      batch: a batch of any size, with rows like all others.
+
+    Raises:
+      UserError: it names what to lower.
+    """
+    if strategy.devices[0].platform != "cpu":
+        return
+    memory = memory_size()
+    local = sum(device.process_index == jax.process_index() for device in strategy.devices)
+    # pmap keeps a copy on each device; a mesh, at least one over all processes together.
+    copies = local if strategy.axis_name is not None else local / len(strategy.devices)
+    size = copies * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    allowed = f"at most the {memory / GIB:.1f} GiB of memory; lower model.max_len, a width or n_layers"
+    require(size <= memory, "parameters and optimizer state", f"{size / GIB:.1f} GiB", allowed)
+    row = batch["inputs"].shape[1:]
+    numbers = math.prod(row)
+    if experiment.model.input_kind.is_tokens and hasattr(experiment.model, "d_model"):
+        numbers = max(numbers, row[0] * experiment.model.d_model)  # the residual stream
+    parts = strategy.row_shard.count * experiment.optimizer.accumulation_steps
+    most = int(memory / (2 * numbers)) * parts  # in bfloat16
+    must = f"at most {most}, so that the activations of a layer fit {memory / GIB:.1f} GiB of memory"
+    require(experiment.data.batch_size <= most, "data.batch_size", experiment.data.batch_size, must)
+
+
+def _place(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, Any]:
+    """The placed state of the newest checkpoint, or of step 0; and the data's state in that checkpoint."""
+    strategy, initial = setup.strategy, setup.initial
+
+    def make() -> TrainState:
+        return init_state(init_params(setup.model, setup.experiment.seed), setup.optimizer)
+
+    restored = checkpoints.restore(strategy.restore_target(jax.eval_shape(make)).to_items())
+    if restored is None:
+        state = strategy.make_state(make)
+        return (state if initial is None else state._replace(params=strategy.place(initial))), None
+    state = strategy.from_global(TrainState.from_items(restored.items))
+    found = int(state.step)
+    require(found == restored.step, f"step in checkpoint {restored.step}", found, "the step of its folder")
+    if not all_finite(state.params):
+        require_finite(strategy.host_copy(state.params), f"checkpoint {restored.step}")
+    return state, restored.meta.get("data_state")
+
+
+def _announce(console: Console, setup: Setup, is_new: bool, changes: Sequence[str]) -> None:
+    """Prints what will be trained, on which data and devices, and what changed since the last start."""
+    experiment, devices, processes = setup.experiment, setup.strategy.devices, jax.process_count()
+    if is_new:
+        console.print(parameter_table(setup.shapes, experiment.optimizer))
+    lacks = models.lacks(setup.model) if experiment.model.input_kind.is_tokens else []
+    if lacks:
+        console.print(f"this model has no {'; no '.join(lacks)}", soft_wrap=True)
+    console.print(f"data      {setup.data.source}")
+    among = f" in {processes} processes" if processes > 1 else ""
+    console.print(f"devices   {len(devices)} x {devices[0].device_kind}{among}")
+    for change in changes:
+        console.print(f"changed since the last start: {change}", soft_wrap=True)
+        decay_steps = getattr(experiment.optimizer.schedule, "decay_steps", 0)
+        if change.startswith("training.steps") and decay_steps is None:
+            console.print(
+                "the learning rate now decays until the new last step (optimizer.schedule.decay_steps)",
+                soft_wrap=True,
+            )

@@ -1,0 +1,15 @@
+"""Names of the leaves of a tree, such as parameters."""
+
+from typing import Any
+
+import jax
+
+
+def path_name(path: jax.tree_util.KeyPath, separator: str = "/") -> str:
+    """A leaf's path as `block_0/mixer/in_proj/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator=separator)
+
+
+def named_leaves(tree: Any, separator: str = "/") -> dict[str, Any]:
+    """The leaves by their paths, in the order of the tree."""
+    return {path_name(path, separator): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
