@@ -8,15 +8,12 @@ without that they are not tried, and the table says so.
 """
 
 import json
-import os
-import platform
 import shutil
 import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +26,8 @@ from fault_storage import damages, data_and_rivals, disks, may_mount, permission
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+
+from hyena_jax.benchmark.machine import describe_machine, describe_versions
 
 HERE = Path(__file__).parent
 
@@ -87,8 +86,8 @@ def main(
         report = {
             "command": " ".join(["python", *sys.argv]),
             "seconds": round(seconds),
-            "hardware": hardware(),
-            "versions": versions(),
+            "hardware": describe_machine(),
+            "versions": describe_versions("orbax-checkpoint", "tensorboardX"),
             "faults": summary(plan, results),
             "trials": sorted(results, key=lambda result: (result["fault"], result["trial"])),
         }
@@ -175,22 +174,6 @@ def table(plan: list[Trial], results: list[dict]) -> Table:
         ratio = f"{counts['survived']} / {counts['tried']}" if counts["tried"] else "not tried: needs a mount"
         rows.add_row(fault, ratio, str(counts.get("hit", "")))
     return rows
-
-
-def hardware() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    names = (
-        [line for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        if cpuinfo.exists()
-        else []
-    )
-    name = names[0].split(":")[1].strip() if names else platform.processor()
-    return f"{os.cpu_count()} x {name}"
-
-
-def versions() -> dict[str, str]:
-    names = ("jax", "flax", "orbax-checkpoint", "tensorboardX")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def draw(path: Path, picture: Picture) -> None:
             if any(value for points in panel.curves.values() for value in points.values()):
                 axes.set_xscale("log", base=2)
                 axes.set_yscale("log")
-                axes.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
+                axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 1 else "")
                 axes.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
         row[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.savefig(path, dpi=120)
