@@ -28,7 +28,7 @@ from hyena_jax.benchmark.report import (
 )
 from hyena_jax.benchmark.settings import Model
 from hyena_jax.benchmark.timing import Measured, Program, describe, jit_program, measure
-from hyena_jax.config import Experiment, ImagesConfig, ModelConfig, TextConfig, require
+from hyena_jax.config import Experiment, ImagesConfig, TextConfig, require
 from hyena_jax.data.dataset import load
 from hyena_jax.training import parallel
 from hyena_jax.training.loss import cross_entropy
@@ -104,7 +104,13 @@ def make_subject(settings: Model) -> Subject:
             image_size, channels, n_classes = IMAGES[data.name]
             sizes = {"image_size": image_size, "channels": channels, "n_classes": n_classes}
             model = replace(experiment.model, **sizes)
-            batches = {model.max_len: partial(_images, model, data.batch_size)}
+
+            def pixels() -> Batch:
+                """Random pixels, all of one class."""
+                inputs = verify.example_inputs(model, data.batch_size, model.max_len)
+                return {"inputs": inputs, "targets": jnp.zeros(data.batch_size, jnp.int32)}
+
+            batches = {model.max_len: pixels}
             found = Subject(replace(experiment, model=model), "image", batches)
         case _:
             without = f"absent with {type(data).__name__}, which is read as it is"
@@ -134,12 +140,6 @@ def _text(experiment: Experiment, settings: Model) -> Subject:
     lengths = tuple(sorted(settings.seq_len)) or (experiment.data.seq_len,)
     batches = {length: partial(batch, length) for length in lengths}
     return Subject(replace(experiment, model=model), "token", batches)
-
-
-def _images(model: ModelConfig, batch_size: int) -> Batch:
-    """Random pixels of one class."""
-    inputs = verify.example_inputs(model, batch_size, model.max_len)
-    return {"inputs": inputs, "targets": jnp.zeros(batch_size, jnp.int32)}
 
 
 def bench_model(
