@@ -213,5 +213,5 @@ def picture(results: Results) -> Picture:
         Panel("time of a token", "ms", curves(seconds, 1e-3)),
         Panel("decoding state", "MiB", curves(sizes, MIB)),
     )
-    model = f"{settings['n_layers']} layers of {settings['d_model']} channels, {settings['dtype']}"
+    model = f"n_layers {settings['n_layers']}, d_model {settings['d_model']}, {settings['dtype']}"
     return Picture(f"Decoding: {model}; {describe_device(results)}", "context, tokens", panels)

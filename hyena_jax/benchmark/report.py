@@ -184,6 +184,7 @@ def draw(path: Path, picture: Picture) -> None:
             groups.append([])
         groups[-1].append(methods)
 
+    lengths = sorted({x for panel in picture.panels for points in panel.curves.values() for x in points})
     figure = Figure(figsize=(11, 0.8 + 3.6 * len(groups)), layout="constrained")
     figure.suptitle(picture.title, fontsize="medium")
     grid = figure.subplots(len(groups), len(picture.panels), squeeze=False, sharex=True, sharey="col")
@@ -202,7 +203,7 @@ def draw(path: Path, picture: Picture) -> None:
             if any(value for points in panel.curves.values() for value in points.values()):
                 axes.set_xscale("log", base=2)
                 axes.set_yscale("log")
-                axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 1 else "")
+                axes.set_xticks(lengths, [f"{x:,}" for x in lengths])
                 axes.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
         row[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.savefig(path, dpi=120)
