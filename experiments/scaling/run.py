@@ -1,4 +1,4 @@
-"""Weak scaling on one machine: the same rows for every device, on more fake CPU devices and more processes.
+"""Weak scaling on one machine: the same rows per device, on more fake CPU devices and more processes.
 
 python experiments/scaling/run.py [--steps 30] [--rows 4]
 
@@ -28,7 +28,7 @@ FLAG = "--xla_force_host_platform_device_count="
 
 
 def measure(strategy: str, fsdp: int, rows: int, steps: int) -> float:
-    """Median seconds of a step, without its compilation."""
+    """Median seconds of a step, without compilation."""
     import jax
     import numpy as np
 
@@ -112,7 +112,7 @@ def table(results: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--rows", type=int, default=4, help="rows for each device")
+    parser.add_argument("--rows", type=int, default=4, help="rows per device")
     for name, default in (("worker", ""), ("strategy", "pmap")):
         parser.add_argument(f"--{name}", default=default, help=argparse.SUPPRESS)
     for name, default in (("port", 0), ("processes", 1), ("process-id", 0), ("fsdp", 1)):
