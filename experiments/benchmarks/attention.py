@@ -2,8 +2,8 @@
 
 python experiments/benchmarks/attention.py [--lengths 1024 4096 8192] [--least-runs 5] [--no-plain]
 
-Prints a line for each program. Ratios are between medians of runs that took turns in this process; leave the
-machine alone meanwhile.
+Prints a line for each program. Every ratio compares medians of runs that took turns in this process; leave
+the machine idle meanwhile.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 import tyro
 
-from hyena_jax.benchmark.timing import compile_program, interleave
+from hyena_jax.benchmark.timing import interleave, jit_program
 from hyena_jax.ops.attention import Attention, Visible, blocked_attention, plain_attention
 from hyena_jax.startup import keep_freed_memory
 
@@ -29,13 +29,13 @@ def main(
     least_runs: int = 5,
     plain: bool = True,
 ) -> None:
-    """Measures the forms length by length.
+    """Measures the forms, one length after another.
 
     Args:
       lengths: L.
-      seconds: of measuring for each program.
-      least_runs: of each program, however long they take.
-      plain: measure the form that holds all weights as well.
+      seconds: measuring time of each program.
+      least_runs: minimum timed runs of each program.
+      plain: also measure the form that holds all weights in memory.
     """
     keep_freed_memory()
     torch.set_num_threads(N_THREADS)
@@ -48,9 +48,9 @@ def main(
         for name, form in forms.items():
             for part, function in passes(form).items():
                 inputs = arrays if part == "both" else arrays[:3]
-                executable = compile_program(function, *inputs).executable
-                programs[name, part] = partial(executable, *inputs)
-                megabytes[name, part] = executable.memory_analysis().temp_size_in_bytes / 1e6
+                program = jit_program(function, *inputs)
+                programs[name, part] = program.run
+                megabytes[name, part] = program.memory.temporary / 1e6
         for run in programs.values():
             jax.block_until_ready(run())
         for (name, part), timing in (times := interleave(programs, seconds, least_runs)).items():
@@ -61,7 +61,7 @@ def main(
 
 
 def passes(form: Attention) -> dict[str, Callable]:
-    """`forward`, and `both`: o and the gradients of q, k and v for the last argument."""
+    """`forward`, and `both`: o with the gradients of q, k and v, given the cotangent of o."""
 
     def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return form(q, k, v, Visible(is_causal=True))
@@ -74,7 +74,7 @@ def passes(form: Attention) -> dict[str, Callable]:
 
 
 def pytorch(arrays: list[jax.Array]) -> dict[tuple[str, str], Callable]:
-    """The same by `scaled_dot_product_attention`, on q, k, v and the cotangent [B, L, H, d]."""
+    """`scaled_dot_product_attention` on the same q, k, v and cotangent [B, L, H, d]."""
     tensors = [torch.tensor(np.asarray(x)).transpose(1, 2).contiguous() for x in arrays]
     q, k, v = (x.requires_grad_() for x in tensors[:3])
     attend = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)

@@ -1,8 +1,8 @@
-"""What the training loop costs beside its bare step: data, metrics, progress, saving.
+"""What the training loop adds to its bare step: data, metrics, progress, saving.
 
 python experiments/benchmarks/loop.py [--output experiments/benchmarks]
 
-Writes loop.json. Both are timed over ten steps at a time, in turns of a few hundred steps in one process.
+Writes loop.json. Loop and bare step take turns of a few hundred steps in one process, timed ten at a time.
 """
 
 import json
@@ -29,7 +29,7 @@ N_STEPS, WARM_UP = 300, 50
 def main(
     output: Path = Path(__file__).parent, rounds: int = 3, mixers: tuple[str, ...] = ("hyena", "hawk")
 ) -> None:
-    """Measures each mixer's `shakespeare_cpu` and prints the ratio of medians."""
+    """Measures `shakespeare_cpu` with each mixer, and prints the ratio of medians."""
     keep_freed_memory()
     results = {}
     for name in mixers:
@@ -46,12 +46,12 @@ def main(
         print(
             f"{spec}: loop {medians[0]:.1f} ms a step, bare {medians[1]:.1f}, {medians[0] / medians[1]:.3f}"
         )
-    report = describe_machine() | describe_versions(with_torch=False) | {"results": results}
+    report = describe_machine() | describe_versions() | {"results": results}
     (output / "loop.json").write_text(json.dumps(report, indent=2) + "\n")
 
 
 def loop_times(spec: str) -> list[float]:
-    """Milliseconds a step of a training run on random characters, as its metrics tell them."""
+    """Milliseconds per step of a training run on random characters, from its metrics."""
     with TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         symbols = "\n" + "".join(map(chr, range(ord("0"), ord("0") + VOCABULARY - 1)))

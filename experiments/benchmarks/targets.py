@@ -1,9 +1,9 @@
-"""Operators against the least that they could cost, their dense products, or the form that they replace.
+"""Operators against a lower bound of their cost, their dense products, or against the form that they replace.
 
 python experiments/benchmarks/targets.py [--output experiments/benchmarks]
 
-Writes targets.json and prints the table. Every ratio is between medians of runs that took turns in this
-process; leave the machine alone meanwhile.
+Writes targets.json and prints the table. Every ratio compares medians of runs that took turns in this
+process; leave the machine idle meanwhile.
 """
 
 import json
@@ -24,7 +24,8 @@ from hyena_jax import config as configs
 from hyena_jax import models
 from hyena_jax.benchmark import flax_baseline, torch_baseline
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.benchmark.programs import Effort, Program, jit_program, measure
+from hyena_jax.benchmark.settings import Effort
+from hyena_jax.benchmark.timing import Program, jit_program, measure
 from hyena_jax.config import ExplicitFilterConfig, HawkConfig, HyenaConfig
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops import fastmax
@@ -33,7 +34,7 @@ from hyena_jax.startup import keep_freed_memory
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
-# Free taps: what makes a filter is no part of the operator here.
+# Free taps: computing the filter is not part of the operator here.
 HYENA = HyenaConfig(filter=ExplicitFilterConfig())
 HAWK = HawkConfig(gate_blocks=8)
 VOCABULARY = 65
@@ -46,10 +47,10 @@ def main(
     """Measures everything, one group after the other.
 
     Args:
-      output: where targets.json goes.
-      seconds: of measuring for each program.
-      keep_memory: have glibc keep freed memory, as `hyena-jax` does; PyTorch's and JAX's alike.
-      only: measure the groups whose name begins so, and write no file.
+      output: folder of targets.json.
+      seconds: measuring time of each program.
+      keep_memory: have glibc keep freed memory, as `hyena-jax` does, for PyTorch and JAX alike.
+      only: measure only the groups whose name starts with this, and write no file.
     """
     if keep_memory:
         keep_freed_memory()
@@ -70,7 +71,8 @@ def main(
         first = {part: measured[name, part].seconds.median for name, part in reversed(programs)}
         for (name, part), found in measured.items():
             per = STEPS if part.endswith("steps") else 1
-            median, lower, upper = (1e3 * t / per for t in found.seconds[:3])
+            timing = found.seconds
+            median, lower, upper = (1e3 * t / per for t in (timing.median, timing.lower, timing.upper))
             ratio = found.seconds.median / first[part]
             table.add_row(group, name, part, f"{median:.1f}", f"{lower:.1f}-{upper:.1f}", f"{ratio:.2f}")
             results.setdefault(group, {}).setdefault(name, {})[part] = {
@@ -89,9 +91,7 @@ def main(
     if only:
         return
     report = (
-        describe_machine()
-        | describe_versions(with_torch=True)
-        | {"results": results, "fastmax_megabytes": memory}
+        describe_machine() | describe_versions("torch") | {"results": results, "fastmax_megabytes": memory}
     )
     (output / "targets.json").write_text(json.dumps(report, indent=2) + "\n")
 
@@ -114,7 +114,7 @@ def inputs(*shape: int) -> tuple[jax.Array, jax.Array]:
 
 
 class Projections(nn.Module):
-    """The two dense layers of Hyena, and one sum so that the second has an input."""
+    """Hyena's two dense layers; a sum makes the second one's input."""
 
     width: int
 
@@ -155,7 +155,7 @@ def hawk(batch: int, length: int, width: int) -> dict:
     params = jax.jit(module.init)(jax.random.key(0), x)
 
     def products(params: dict, x: jax.Array) -> jax.Array:
-        """The block's matrix products, in the order of axes that suits them best."""
+        """The block's matrix products, with the axes in their best order."""
         params = params["params"]
         kernel, n_blocks = params["in_proj"]["kernel"], HAWK.gate_blocks
         gate, u = x @ kernel[:, :width], x @ kernel[:, width:]
@@ -193,7 +193,7 @@ def scaled(qk: tuple) -> tuple[jax.Array, jax.Array]:
 
 
 def fastmax_memory(length: int) -> float:
-    """Megabytes of temporary memory of the factorized form with its derivative."""
+    """Megabytes of temporary memory of the factorized form, forward and backward."""
     v, y_bar = inputs(1, length, 1, 32)
     program = both_passes("", factorized, (v, v), v, y_bar)["", "forward + backward"]
     return program.memory.temporary / 1e6

@@ -1,35 +1,47 @@
-"""Trains Hyena on Tiny Shakespeare, distils it to several sizes, and writes results.json and plot.png.
+"""Trains Hyena on Tiny Shakespeare, distils it to several state sizes, and writes results.json and plot.png.
 
-python experiments/distillation/run.py --workdir DIR [--path input.txt] [--lengths 64] [--sizes 8 32]
+python experiments/distillation/run.py [--workdir DIR] [--path input.txt] [--lengths 64] [--sizes 8 32]
+python experiments/distillation/run.py --plot-only    # plot.png from results.json
 
-The model is `shakespeare_cpu:hyena` (4 layers, width 128, 2,000 steps of 12 windows) with its context 64,
-and 256. What is finished in WORKDIR is read, not done again.
+The model is `shakespeare_cpu:hyena` (4 layers, width 128, 2,000 steps of 12 windows) with contexts 64 and
+256. Runs that are finished in WORKDIR are read, not repeated.
 """
 
 import json
-import platform
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import tyro
 
-from hyena_jax.benchmark.machine import describe_machine
+from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.benchmark.report import COLOURS
 
 HERE = Path(__file__).parent
 BOUND = 0.02
-"""Nats by which the loss of order 32 should grow at most."""
+"""The increase of the loss, in nats, that state size 32 should keep below."""
 
 
 def main(
-    workdir: Path,
+    workdir: Path = Path("runs/distillation"),
     path: str | None = None,
     lengths: tuple[int, ...] = (64, 256),
     sizes: tuple[int, ...] = (2, 4, 8, 16, 32, 64),
+    plot_only: bool = False,
 ) -> None:
-    """Trains and distils what is missing, then writes the results."""
-    report = {"hardware": describe_machine(), "versions": versions(), "runs": []}
+    """Trains and distils what is missing, then writes the results.
+
+    Args:
+      workdir: folder of the runs.
+      path: the text; None takes TensorFlow Datasets' copy.
+      lengths: contexts of the trained models.
+      sizes: state sizes, in real numbers per channel.
+      plot_only: draw plot.png from results.json, and train nothing.
+    """
+    if plot_only:
+        draw(json.loads((HERE / "results.json").read_text())["runs"])
+        return
+    report = {"hardware": describe_machine(), "versions": describe_versions(), "runs": []}
     for length in lengths:
         run = workdir / f"shakespeare_{length}"
         data = ["--data.path", path] if path else []
@@ -51,33 +63,30 @@ def command(*arguments: str) -> None:
 
 
 def draw(runs: list[dict]) -> None:
-    """Growth of the loss, KL and worst filter error against the state size."""
+    """Loss increase, KL and the worst layer's filter error against the state size."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure.suptitle("Hyena on Tiny Shakespeare, long filters replaced by recurrences", fontsize="medium")
     loss, kl, error = figure.subplots(1, 3)
-    for length in dict.fromkeys(run["max_len"] for run in runs):
+    for length, colour in zip(dict.fromkeys(run["max_len"] for run in runs), COLOURS, strict=False):
         ours = [run for run in runs if run["max_len"] == length]
-        sizes = [run["state_size"] for run in ours]
-        loss.plot(sizes, [run["loss_increase"] for run in ours], "o-", label=f"context {length}")
-        kl.plot(sizes, [run["kl"] for run in ours], "o-")
+        sizes, style = [run["state_size"] for run in ours], {"color": colour, "marker": "o"}
+        loss.plot(sizes, [run["loss_increase"] for run in ours], label=f"context {length}", **style)
+        kl.plot(sizes, [run["kl"] for run in ours], label=f"context {length}", **style)
         worst = [max(filters["error"] for filters in run["filters"]) for run in ours]
-        error.plot(sizes, worst, "o-")
-    loss.axhline(BOUND, color="grey", linestyle="--", linewidth=1)
-    loss.set(title="Growth of the validation loss (nats)")
-    loss.legend(frameon=False)
-    kl.set(title="KL(run || distilled), nats a token", yscale="log")
-    error.set(title="Relative L2 error, worst layer", yscale="log")
+        error.plot(sizes, worst, label=f"context {length}", **style)
+    loss.axhline(BOUND, color="grey", linestyle="--", linewidth=1, label=f"bound, {BOUND} nats")
+    loss.set(title="Increase of the validation loss", ylabel="nats")
+    kl.set(title="KL(original || distilled)", ylabel="nats per token", yscale="log")
+    error.set(title="Filter error, worst layer", ylabel="relative L2 error", yscale="log")
     for axes in (loss, kl, error):
         axes.set_xscale("log", base=2)
-        axes.set(xlabel="state size")
+        axes.set(xlabel="state size, real numbers per channel")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         axes.grid(alpha=0.25)
+        axes.legend(frameon=False)
     figure.savefig(HERE / "plot.png", dpi=130)
-
-
-def versions() -> dict[str, str]:
-    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 if __name__ == "__main__":

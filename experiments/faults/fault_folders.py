@@ -1,4 +1,4 @@
-"""What was done to a run folder: links, swapped steps, flipped settings, false declarations."""
+"""Harm to a run folder: links, swapped steps, flipped bits of settings, false declarations."""
 
 import json
 import random
@@ -32,7 +32,7 @@ DECLARED = {
 
 
 def folders(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
-    """Each kind of harm; `count` bits of settings."""
+    """Every kind of harm once, and `count` flipped bits of settings."""
     generator = random.Random(f"folders {seed}")
     for name in LINKS:
         yield Trial("a link to a file outside", name, partial(link_to_file, stage, name))
@@ -55,7 +55,7 @@ def folders(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
 
 
 def link_to_file(stage: Stage, name: str, workdir: Path) -> dict:
-    """The link is replaced, and the file that it named stays as it is."""
+    """Training replaces the link, and the file that it pointed to stays unchanged."""
     path, outside = stage.copy_half(workdir) / name, workdir.with_name(f"{workdir.name}_outside")
     outside.mkdir()
     if path.exists():
@@ -71,7 +71,7 @@ def link_to_file(stage: Stage, name: str, workdir: Path) -> dict:
 
 
 def link_outside(stage: Stage, name: str, workdir: Path) -> dict:
-    """Refused; without the link the run continues."""
+    """The run is refused; once the link is removed, it continues."""
     path, outside = stage.copy_half(workdir) / name, workdir.with_name(f"{workdir.name}_outside")
     kept = workdir.with_name(f"{workdir.name}_kept")
     outside.mkdir()
@@ -99,7 +99,7 @@ def other_disk(stage: Stage, workdir: Path) -> dict:
 
 
 def link_as_step(stage: Stage, workdir: Path) -> dict:
-    """Set aside; what it names stays."""
+    """Training sets the link aside, and the checkpoint that it points to stays."""
     outside = workdir.with_name(f"{workdir.name}_outside")
     newest = stage.copy_half(workdir) / "checkpoints" / str(HALF)
     shutil.move(newest, outside)
@@ -113,7 +113,7 @@ def link_as_step(stage: Stage, workdir: Path) -> dict:
 
 
 def swapped(stage: Stage, workdir: Path) -> dict:
-    """Neither is used where there is a third; else refused, and nothing changes."""
+    """Neither is used if there is a third one; otherwise the run is refused, and nothing changes."""
     checkpoints = stage.copy_half(workdir) / "checkpoints"
     one, other, *rest = saved_steps(checkpoints)
     (checkpoints / str(one)).rename(checkpoints / "swap")
@@ -138,7 +138,7 @@ def copied(stage: Stage, workdir: Path) -> dict:
 
 
 def flip(name: str, place: float, workdir: Path) -> None:
-    """A digit, so that the file is read as JSON: other bits are noticed by themselves."""
+    """Flips a bit of a digit, so that the file stays valid JSON; other flips break the JSON."""
     data = bytearray((workdir / name).read_bytes())
     start = data.index(b"\n", data.index(b'"sha256"'))  # the line of the digest comes first
     digits = [i for i in range(start, len(data)) if chr(data[i]).isdigit()]
@@ -147,7 +147,7 @@ def flip(name: str, place: float, workdir: Path) -> None:
 
 
 def declare(changes: dict, workdir: Path) -> None:
-    """Changes what zarr says of the embedding, and writes the manifest again."""
+    """Changes zarr's metadata of the embedding, and rewrites the manifest."""
     checkpoint = workdir / "checkpoints" / str(HALF)
     base = {"driver": "file", "path": f"{checkpoint / 'params'}/"}
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
@@ -158,7 +158,7 @@ def declare(changes: dict, workdir: Path) -> None:
 
 
 def refused(stage: Stage, harm: Callable[[Path], None], message: str, workdir: Path) -> dict:
-    """By a command that reads and by one that writes, and nothing changes."""
+    """`eval` and `train` both refuse the run, and nothing changes."""
     harm(stage.copy_half(workdir))
     before = contents(workdir)
     ended = stage.lab.command("eval", workdir).wait()

@@ -1,4 +1,4 @@
-"""Stopping a run at moments of all kinds, and going on."""
+"""Stopping a run at all kinds of moments, and continuing it."""
 
 import random
 import shutil
@@ -19,7 +19,7 @@ TEMPORARY = "orbax-checkpoint-tmp"
 
 
 class Trial(NamedTuple):
-    """One fault, once; `run(workdir)` raises NotSurvived or returns what is worth a note."""
+    """One trial of a fault; `run(workdir)` raises NotSurvived, or returns notes for the results."""
 
     fault: str
     name: str
@@ -28,26 +28,26 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """What the trials start from."""
+    """The runs that trials start from and compare with."""
 
     lab: Lab
     whole: Path
-    """The run of STEPS steps that nothing happened to."""
+    """The undisturbed run of STEPS steps."""
     half: Path
-    """The same one, trained to HALF."""
+    """The same run, trained to HALF."""
     seconds: float
-    """Time of the whole command."""
+    """Seconds of the whole command."""
     together: Path
-    """The run of STEPS steps in two processes that nothing happened to."""
+    """The undisturbed run of STEPS steps in two processes."""
     together_seconds: float
 
     def copy_half(self, workdir: Path) -> Path:
-        """A run that waits to be continued."""
+        """A copy of the run at HALF, ready to be continued."""
         shutil.copytree(self.half, workdir)
         return workdir
 
     def finish(self, workdir: Path, after: int | None) -> str:
-        """Continues to the end, from that step, and compares; returns what was printed."""
+        """Continues a run, demands that it starts after that step and ends alike, and returns its output."""
         ended = self.lab.train(workdir)
         if after:
             ended.demand_text(f"continuing after step {after} ")
@@ -56,7 +56,7 @@ class Stage:
 
 
 def kills(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
-    """SIGKILL: two fifths of them at any time, the others at moments that are hard to hit by chance."""
+    """SIGKILL: two fifths at any time, the others at moments that are hard to hit by chance."""
     generator = random.Random(seed)
     moments = [
         ("at any time", kill_any_time),
@@ -81,14 +81,14 @@ def kills(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
 
 
 def kill_any_time(stage: Stage, fraction: float, workdir: Path) -> dict:
-    """Between the start of the process and its expected end."""
+    """Kills the run between the process's start and its expected end."""
     started = stage.lab.start(workdir)
     time.sleep(fraction * stage.seconds)
     return _kill_and_finish(stage, started, workdir, lambda: True)
 
 
 def kill_thrice(stage: Stage, fraction: float, workdir: Path) -> dict:
-    """Three kills; between them the run gets on by what it can save."""
+    """Kills the run three times; between kills it advances as far as it can save."""
     generator, after = random.Random(fraction), []
     for _ in range(3):
         started = stage.lab.start(workdir)
@@ -101,7 +101,7 @@ def kill_thrice(stage: Stage, fraction: float, workdir: Path) -> dict:
 
 
 def kill_in_write(stage: Stage, fraction: float, workdir: Path) -> dict:
-    """Up to 60 ms after a save began, which takes about as long."""
+    """Kills the run up to 60 ms after a save began; a save takes about as long."""
     generator = random.Random(fraction)
     step, delay = generator.randrange(EVERY, STEPS, EVERY), generator.uniform(0, 0.06)
     folder = workdir / "checkpoints" / f"{step}.{TEMPORARY}"
@@ -112,7 +112,7 @@ def kill_in_write(stage: Stage, fraction: float, workdir: Path) -> dict:
 
 
 def kill_before_manifest(stage: Stage, fraction: float, workdir: Path) -> dict:
-    """As soon as a checkpoint is committed."""
+    """Kills the run as soon as a checkpoint is committed."""
     step = random.Random(fraction).randrange(EVERY, STEPS, EVERY)
     folder = workdir / "checkpoints" / str(step)
     started = stage.lab.start(workdir)
@@ -122,7 +122,7 @@ def kill_before_manifest(stage: Stage, fraction: float, workdir: Path) -> dict:
 
 
 def kill_in_deletion(stage: Stage, fraction: float, workdir: Path) -> dict:
-    """As soon as the first file of an old checkpoint is gone."""
+    """Kills the run as soon as the first file of an old checkpoint is deleted."""
     step = random.Random(fraction).randrange(EVERY, HALF, EVERY)
     folder = workdir / "checkpoints" / str(step)
     started = stage.lab.start(workdir)
@@ -133,7 +133,7 @@ def kill_in_deletion(stage: Stage, fraction: float, workdir: Path) -> dict:
 
 
 def kill_in_creation(stage: Stage, fraction: float, workdir: Path) -> dict:
-    """Up to 3 ms after the folder appeared."""
+    """Kills the run up to 3 ms after its folder appeared."""
     started = stage.lab.start(workdir)
     started.wait_for(workdir.exists)
     time.sleep(0.003 * fraction)
@@ -151,7 +151,7 @@ def _kill_and_finish(stage: Stage, started: Started, workdir: Path, is_hit: Call
 
 
 def last_verified(workdir: Path) -> int:
-    """What a start continues after: the newest checkpoint with a manifest, or any where none has one."""
+    """The step that a run continues after: the newest with a manifest, or the newest if none has one."""
     checkpoints = workdir / "checkpoints"
     steps = saved_steps(checkpoints)
     return max(
@@ -171,7 +171,7 @@ def stops(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
 
 
 def starts(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
-    """Signals at any moment of a start, new or continued."""
+    """Signals at any moment while a new or a continued run starts."""
     generator = random.Random(f"starts {seed}")
     for i in range(count):
         number = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[i % 3]
@@ -181,7 +181,7 @@ def starts(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
 
 
 def stop(stage: Stage, number: signal.Signals, step: int, delay: float, workdir: Path) -> dict:
-    """Saves within a step, and says so by its exit code."""
+    """The run saves within a step, and its exit code says so."""
     started = stage.lab.start(workdir)
     demand(started.wait_for(lambda: last_row(workdir) >= step), "it ended early")
     time.sleep(delay)
@@ -192,7 +192,7 @@ def stop(stage: Stage, number: signal.Signals, step: int, delay: float, workdir:
     ended.demand_code(75)
     ended.demand_text(f"stopped by {number.name}; saved at step")
     saved = newest(workdir)
-    # A row may be written after we looked; then the step under way is finished.
+    # A row may be written after we looked; then the current step is finished.
     demand(before <= saved <= before + 2, f"asked after step {before}, saved after step {saved}")
     demand(last_row(workdir) == saved, "rows beyond the checkpoint")
     stage.finish(workdir, saved)
@@ -200,7 +200,7 @@ def stop(stage: Stage, number: signal.Signals, step: int, delay: float, workdir:
 
 
 def stop_start(stage: Stage, number: signal.Signals, delay: float, is_continued: bool, workdir: Path) -> dict:
-    """One line, and 130 or 75: 75 where a step was saved, or where a scheduler asked."""
+    """The run prints one line; its exit code is 75 if a step was saved or a scheduler asked, else 130."""
     if is_continued:
         shutil.copytree(stage.half, workdir)
     started = stage.lab.start(workdir)
@@ -217,7 +217,7 @@ def stop_start(stage: Stage, number: signal.Signals, delay: float, is_continued:
 
 
 def stop_twice(stage: Stage, workdir: Path) -> dict:
-    """A scheduler that repeats itself does not break the save."""
+    """A scheduler that repeats its signal does not break the save."""
     started = stage.lab.start(workdir)
     demand(started.wait_for(lambda: last_row(workdir) >= 7), "it ended early")
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Harm to one of two processes that train together, to their launcher, and to how they meet."""
+"""Harm to one of two processes that train together, to their launcher, and to their connection."""
 
 import contextlib
 import os
@@ -15,11 +15,11 @@ from fault_kills import TEMPORARY, Stage, Trial
 from fault_runs import EVERY, STEPS, Started, demand, demand_same_end, last_row, newest
 
 GRACE, PATIENCE = 5, 15
-"""Seconds that the others get to end by themselves, and that this program allows the launcher beyond them."""
+"""Seconds that the other processes get to end by themselves, and that the launcher may take beyond them."""
 
 
 def processes(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
-    """One of two is killed, or the launcher is asked to stop."""
+    """One of two processes is killed, or their launcher is asked to stop."""
     generator = random.Random(f"processes {seed}")
     for i in range(count):
         killed, fraction = i % 2, generator.random()
@@ -33,14 +33,14 @@ def processes(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
 
 
 def kill_one(stage: Stage, killed: int, fraction: float, workdir: Path) -> dict:
-    """From the start of the processes on."""
+    """Kills one process at any time after they started."""
     started = _launch(stage, workdir)
     time.sleep(0.1 + fraction * stage.together_seconds)
     return _kill_and_finish(stage, started, killed, workdir, lambda: True)
 
 
 def kill_one_in_write(stage: Stage, killed: int, fraction: float, workdir: Path) -> dict:
-    """While both write a checkpoint."""
+    """Kills one process while both write a checkpoint."""
     generator = random.Random(fraction)
     step, delay = generator.randrange(EVERY, STEPS, EVERY), generator.uniform(0, 0.06)
     folder = workdir / "checkpoints" / f"{step}.{TEMPORARY}"
@@ -51,7 +51,7 @@ def kill_one_in_write(stage: Stage, killed: int, fraction: float, workdir: Path)
 
 
 def stop_both(stage: Stage, workdir: Path) -> dict:
-    """Both save at the same step."""
+    """Both processes save at the same step."""
     started = _launch(stage, workdir)
     demand(started.wait_for(lambda: last_row(workdir) >= 7), "it ended early")
     started.process.terminate()
@@ -68,7 +68,7 @@ def _launch(stage: Stage, workdir: Path) -> Started:
 
 def _kill_and_finish(stage: Stage, started: Started, killed: int, workdir: Path, is_hit) -> dict:
     begun, pid = time.perf_counter(), _pid(started, killed)
-    if pid is None:  # it was done already
+    if pid is None:  # it had already finished
         started.wait()
         _finish(stage, workdir, None)
         return {"hit": False}
@@ -97,7 +97,7 @@ def _finish(stage: Stage, workdir: Path, after: int | None) -> None:
 
 
 def _pid(launcher: Started, process_id: int) -> int | None:
-    """Of one of the processes; None once it has ended."""
+    """The id of one of the processes; None once it has ended."""
     command = ["ps", "-ww", "--ppid", str(launcher.process.pid), "-o", "pid=,args="]
     while launcher.is_running:
         children = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
@@ -108,7 +108,7 @@ def _pid(launcher: Started, process_id: int) -> int | None:
 
 
 def meetings(stage: Stage) -> Iterator[Trial]:
-    """What keeps processes from meeting, or parts them from their launcher."""
+    """Faults that keep processes from connecting, or separate them from their launcher."""
     for number in (signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT):
         yield Trial("launcher of two processes ended", number.name, partial(end_launcher, stage, number))
     yield Trial("launcher of two processes ended", "while they start", partial(end_launcher_early, stage))
@@ -130,14 +130,14 @@ def meetings(stage: Stage) -> Iterator[Trial]:
 
 
 def end_launcher(stage: Stage, number: signal.Signals, workdir: Path) -> dict:
-    """Its processes stop and save."""
+    """The launcher ends, and its processes stop and save."""
     started = _launch(stage, workdir)
     demand(started.wait_for(lambda: last_row(workdir) >= 7), "it ended early")
     begun = time.perf_counter()
     started.process.send_signal(number)
     ended = started.wait()  # until the last process has closed its output
     seconds = time.perf_counter() - begun
-    if ended.code == 0:  # it was done already
+    if ended.code == 0:  # it had already finished
         return {"hit": False}
     code = 75 if number == signal.SIGHUP else -number
     demand(ended.code == code, f"exit code {ended.code} instead of {code}: {ended.text[-600:]}")
@@ -150,7 +150,7 @@ def end_launcher(stage: Stage, number: signal.Signals, workdir: Path) -> dict:
 
 
 def end_launcher_early(stage: Stage, workdir: Path) -> dict:
-    """Before they have anything to save: they end at once."""
+    """The launcher is killed before there is anything to save: its processes end immediately."""
     started = _launch(stage, workdir)
     demand(_pid(started, 1) is not None, "it ended early")
     started.process.kill()
@@ -164,7 +164,7 @@ def end_launcher_early(stage: Stage, workdir: Path) -> dict:
 
 
 def connect(stage: Stage, text: bytes, workdir: Path) -> dict:
-    """Before and after the processes have met; the training ends as one that was left alone."""
+    """Connects before and after the processes have joined; the training ends as if undisturbed."""
     started = _launch(stage, workdir)
     port = int(_arguments(started, 1).partition("--coordinator 127.0.0.1:")[2].split()[0])
     talked, connections = 0, []
@@ -185,7 +185,7 @@ def connect(stage: Stage, text: bytes, workdir: Path) -> dict:
 
 
 def come_late(stage: Stage, workdir: Path) -> dict:
-    """It is refused, and the training does not notice."""
+    """The second process is refused, and the training is not affected."""
     started = _launch(stage, workdir)
     place = _arguments(started, 1).partition("--coordinator ")[2].split()[0]
     demand(started.wait_for(lambda: last_row(workdir) >= 7), "it ended early")
@@ -200,7 +200,7 @@ def come_late(stage: Stage, workdir: Path) -> dict:
 
 
 def refuse(stage: Stage, count: int, numbers: tuple[int, ...], code: int, line: str, workdir: Path) -> dict:
-    """Each of the processes says so, and nothing is made."""
+    """Every process reports the fault, and nothing is created."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         if "in use" not in line:

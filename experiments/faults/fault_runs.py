@@ -1,4 +1,4 @@
-"""Runs of `hyena-jax train` to do harm to, and how one is compared with the run that nothing happened to."""
+"""Runs of `hyena-jax train` to harm, and their comparison with an undisturbed run."""
 
 import hashlib
 import os
@@ -30,11 +30,11 @@ FLAGS = f"""
 """.split()
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(999, 0, -1))
 LONGEST = 120.0
-"""Seconds after which a run hangs."""
+"""Seconds after which a run counts as hanging."""
 
 
 class NotSurvived(Exception):
-    """What was promised does not hold."""
+    """A run did not behave as promised."""
 
 
 def demand(condition: object, what: str) -> None:
@@ -45,14 +45,14 @@ def demand(condition: object, what: str) -> None:
 
 @dataclass(frozen=True)
 class Lab:
-    """Where runs are made: `text.txt`, a cache of compiled programs, and a folder for each run."""
+    """The folder of all runs: `text.txt`, a cache of compiled programs, and a folder per run."""
 
     root: Path
     spec: str = "shakespeare_cpu"
     flags: tuple[str, ...] = tuple(FLAGS)
 
     def open(self) -> "Lab":
-        """Writes the text that all runs are trained on."""
+        """Writes the text that all runs train on."""
         self.root.mkdir(parents=True, exist_ok=True)
         self.text.write_text(TEXT)
         return self
@@ -66,7 +66,7 @@ class Lab:
             "JAX_COMPILATION_CACHE_DIR": str(self.root / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-            # JAX, which this program imports, sets it to 1, and what XLA logs would fill the pipes.
+            # JAX, which this program imports, sets it to 1, and XLA's log would fill the pipes.
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
         return {**os.environ, "JAX_PLATFORMS": "cpu", **cache}
@@ -79,7 +79,7 @@ class Lab:
         prefix: tuple[str, ...] = (),
         launch: tuple[object, ...] | None = None,
     ) -> "Started":
-        """Starts a training; a flag that is given twice counts the second time.
+        """Starts a training; of a flag that is given twice, the second value counts.
 
         Args:
           launch: flags of the launcher that starts it in several processes; None starts one, without.
@@ -96,7 +96,7 @@ class Lab:
         return Started(subprocess.Popen(line, env=self.environment(), **pipes))
 
     def train(self, workdir: Path, *flags: object, steps: int = STEPS, code: int = 0) -> "Ended":
-        """Trains to the end, which must be that exit code."""
+        """Trains to the end and demands that exit code."""
         ended = self.start(workdir, *flags, steps=steps).wait()
         ended.demand_code(code)
         return ended
@@ -112,11 +112,11 @@ class Ended:
 
     @property
     def text(self) -> str:
-        """All it printed, unfolded."""
+        """The whole output, with wrapped lines joined."""
         return " ".join((self.out + " " + self.err).split())
 
     def demand_code(self, code: int) -> None:
-        """The exit code, without traceback, and with one line of ours where something was wrong."""
+        """Demands the exit code, no traceback and, after an error, one line of ours."""
         demand(self.code == code, f"exit code {self.code} instead of {code}: {self.text[-600:]}")
         demand("Traceback" not in self.text, f"a traceback: {self.text[-1500:]}")
         if code:
@@ -126,7 +126,7 @@ class Ended:
             demand(len(ours) == len(lines) == 1, f"not one line on the standard error: {self.err[-1500:]}")
 
     def demand_text(self, pattern: str) -> str:
-        """What the pattern matches in the output."""
+        """Demands a match of the pattern in the output, and returns it."""
         found = re.search(pattern, self.text)
         demand(found, f"nothing like {pattern!r} was said: {self.text[-600:]}")
         return found.group()
@@ -134,7 +134,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Started:
-    """A command under way."""
+    """A running command."""
 
     process: subprocess.Popen
 
@@ -143,7 +143,7 @@ class Started:
         return self.process.poll() is None
 
     def wait(self) -> Ended:
-        """Waits for its end."""
+        """Waits until the command ends."""
         try:
             out, err = self.process.communicate(timeout=LONGEST)
         except subprocess.TimeoutExpired:
@@ -153,7 +153,7 @@ class Started:
         return Ended(self.process.returncode, out, err)
 
     def kill(self) -> Ended:
-        """SIGKILL."""
+        """Kills the command by SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
         return self.wait()
 
@@ -167,24 +167,24 @@ class Started:
 
 
 def last_row(workdir: Path) -> int:
-    """The step of the last whole row of metrics, 0 before the first."""
+    """The step of the last whole row of metrics; 0 if there is none."""
     rows = read_rows(workdir / "metrics.jsonl")
     return rows[-1]["step"] if rows else 0
 
 
 def newest(workdir: Path) -> int:
-    """The newest committed checkpoint, 0 before the first."""
+    """The step of the newest committed checkpoint; 0 if there is none."""
     return max(saved_steps(workdir / "checkpoints"), default=0)
 
 
 def rows_without_times(workdir: Path) -> list[dict]:
-    """The metrics without what depends on the clock."""
+    """The metrics without the values that depend on the clock."""
     rows = read_rows(workdir / "metrics.jsonl")
     return [{k: v for k, v in row.items() if k != "time" and not k.endswith("_per_second")} for row in rows]
 
 
 def state_digest(workdir: Path, step: int) -> str:
-    """SHA-256 of every leaf of a checkpoint: parameters, optimizer's state, step."""
+    """SHA-256 of every leaf of a checkpoint: parameters, optimizer state, step."""
     names = ("params", "train_state")
     handlers = {name: ocp.StandardCheckpointHandler() for name in names}
     with ocp.Checkpointer(
@@ -192,7 +192,7 @@ def state_digest(workdir: Path, step: int) -> str:
     ) as checkpointer:
         folder = (workdir / "checkpoints" / str(step)).absolute()
         about = checkpointer.metadata(folder).item_metadata
-        # As NumPy arrays, on whatever devices the leaves were when they were saved.
+        # As NumPy arrays, whichever devices held the leaves when they were saved.
         targets = jax.tree.map(
             lambda leaf: np.empty(leaf.shape, leaf.dtype), {name: about[name] for name in names}
         )
@@ -206,7 +206,7 @@ def state_digest(workdir: Path, step: int) -> str:
 
 
 def demand_same_end(workdir: Path, whole: Path) -> None:
-    """A run ended as the one that nothing happened to: state, metrics, TensorBoard, no remains."""
+    """Demands that a run ended as the undisturbed one: state, metrics, TensorBoard, no leftover files."""
     step = newest(workdir)
     demand(step == newest(whole), f"it ended at step {step}")
     demand(state_digest(workdir, step) == state_digest(whole, step), "other parameters or optimizer state")
@@ -226,7 +226,7 @@ def demand_same_end(workdir: Path, whole: Path) -> None:
 
 
 def tensorboard_steps(folder: Path, tag: str) -> list[int]:
-    """Steps of a scalar as TensorBoard shows them: a start takes back the steps from its own on."""
+    """Steps of a scalar as TensorBoard shows them: a restart discards steps from its first one on."""
     steps: list[int] = []
     for file in sorted(folder.iterdir()):
         for event in _events(file.read_bytes()):

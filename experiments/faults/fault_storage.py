@@ -1,4 +1,4 @@
-"""Harm to what a run left on the disk, to the disk, and to the data."""
+"""Harm to a run's files, to its disk, and to its data."""
 
 import os
 import random
@@ -17,7 +17,7 @@ from hyena_jax.training.manifest import damage_in
 from hyena_jax.training.metrics import read_rows
 
 AS_USER = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
-"""Runs a command of root's without the right to pass over permissions."""
+"""Prefix that runs a command as root without root's right to ignore permissions."""
 
 
 def _files(checkpoint: Path) -> list[Path]:
@@ -25,7 +25,7 @@ def _files(checkpoint: Path) -> list[Path]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file and what is in it."""
+    """Every file with its contents."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
@@ -66,7 +66,7 @@ DAMAGES = (truncate, flip_bit, delete_half, flip_bit, truncate_manifest, flip_bi
 
 
 def damages(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
-    """Checkpoints that are not what was saved."""
+    """Checkpoints that differ from what was saved."""
     generator = random.Random(f"damages {seed}")
     for i in range(count):
         harm = DAMAGES[i % len(DAMAGES)]
@@ -81,7 +81,7 @@ def damages(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
 
 
 def damage(stage: Stage, harm: Callable, seed: float, workdir: Path) -> dict:
-    """Reading uses the one before and changes nothing; training sets the damaged one aside."""
+    """`eval` uses the checkpoint before and changes nothing; training sets the damaged one aside."""
     checkpoints = stage.copy_half(workdir) / "checkpoints"
     harm(checkpoints / str(HALF), random.Random(seed))
     before = contents(workdir)
@@ -108,7 +108,7 @@ def damage_two(stage: Stage, workdir: Path) -> dict:
 
 
 def damage_all(stage: Stage, workdir: Path) -> dict:
-    """Refused, again and again, and nothing is touched."""
+    """The run is refused, also the second time, and nothing is changed."""
     checkpoints = stage.copy_half(workdir) / "checkpoints"
     for step in saved_steps(checkpoints):
         truncate(checkpoints / str(step), random.Random(step))
@@ -141,7 +141,7 @@ def torn_line(stage: Stage, workdir: Path) -> dict:
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int = 16) -> Iterator[None]:
-    """A file system of that size at `folder`, in memory."""
+    """A file system of that size at `folder`, held in memory."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder], check=True)
     try:
@@ -162,7 +162,7 @@ def may_mount(folder: Path) -> bool:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """A file that takes all but `leave` bytes of a disk."""
+    """Writes a file that leaves only `leave` bytes of a disk."""
     ballast, block = disk / "ballast", bytes(4096)
     with ballast.open("wb", buffering=0) as file:
         try:
@@ -175,7 +175,7 @@ def fill(disk: Path, leave: int) -> Path:
 
 
 def disks(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
-    """Disks that are full or cannot be written; those that need a mount only where that is permitted."""
+    """Disks that are full or read-only; trials that need a mount run only where mounting is permitted."""
     generator = random.Random(f"disks {seed}")
     for i in range(count):
         when = ("before the start", "while it trains")[i % 2]
@@ -186,7 +186,7 @@ def disks(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
 
 
 def full_disk(stage: Stage, when: str, leave: int, workdir: Path) -> dict:
-    """Exit code 3, the checkpoints there still whole, and with room again it goes on."""
+    """The run ends with exit code 3 and whole checkpoints, and continues once there is room."""
     with small_disk(workdir):
         run = stage.copy_half(workdir / "run")
         if when == "before the start":
@@ -198,7 +198,7 @@ def full_disk(stage: Stage, when: str, leave: int, workdir: Path) -> dict:
             ballast = fill(workdir, leave)
             ended = started.wait()
         reached = newest(run)
-        if ended.code != 0:  # a run that fits into what is left is none the worse
+        if ended.code != 0:  # a run that fits into the remaining space is not disturbed
             _demand_failed(ended, run)
         ballast.unlink()
         stage.finish(run, reached if reached < STEPS else None)
@@ -254,7 +254,7 @@ def metrics_folder(stage: Stage, workdir: Path) -> dict:
 
 
 def read_only_user(stage: Stage, workdir: Path) -> dict:
-    """Root passes over permissions unless it gives up that right, as it does here."""
+    """Root ignores permissions unless it gives up that right, as it does here."""
     folders = [stage.copy_half(workdir), *(path for path in workdir.rglob("*") if path.is_dir())]
     for folder in folders:
         folder.chmod(0o555)
@@ -269,7 +269,7 @@ def read_only_user(stage: Stage, workdir: Path) -> dict:
 
 
 def data_and_rivals(stage: Stage) -> Iterator[Trial]:
-    """Another text, and another process."""
+    """The text is changed, or a second training uses the folder."""
     yield Trial("text changed between stop and start", "", partial(changed_text, stage))
     yield Trial("second training in a folder in use", "", partial(second_training, stage))
     for i in range(3):
@@ -277,7 +277,7 @@ def data_and_rivals(stage: Stage) -> Iterator[Trial]:
 
 
 def changed_text(stage: Stage, workdir: Path) -> dict:
-    """Refused; with the flag it goes on, says so, and needs the flag no more."""
+    """The run is refused; with the flag it continues, says so, and no longer needs the flag."""
     stage.copy_half(workdir)
     other = stage.lab.text.with_name(f"{workdir.name}.txt")
     other.write_text(stage.lab.text.read_text().replace("wall", "hall"))
@@ -298,7 +298,7 @@ def changed_text(stage: Stage, workdir: Path) -> dict:
 
 
 def second_training(stage: Stage, workdir: Path) -> dict:
-    """The second is refused and changes nothing; the first does not notice."""
+    """The second training is refused and changes nothing; the first is not affected."""
     started = stage.lab.start(workdir)
     demand(started.wait_for(lambda: last_row(workdir) >= 2), "it ended early")
     settings = (workdir / "config.json").read_bytes()
@@ -313,7 +313,7 @@ def second_training(stage: Stage, workdir: Path) -> dict:
 def two_at_once(stage: Stage, workdir: Path) -> dict:
     both = [stage.lab.start(workdir) for _ in range(2)]
     codes = sorted(started.wait().code for started in both)
-    # One that comes when the other is done finds a finished run.
+    # A training that starts after the other one is done finds a finished run.
     demand(codes in ([0, 2], [0, 0]), f"exit codes {codes}")
     demand_same_end(workdir, stage.whole)
     return {"exit codes": codes}

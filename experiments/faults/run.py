@@ -1,22 +1,19 @@
-"""Does harm to real training runs, and checks that they end as if nothing had happened.
+"""Harms real training runs, and checks that they end as if nothing had happened.
 
 python experiments/faults/run.py [--kills 50] [--seed 0] [--workdir runs/faults]
 
-Every trial is a run of `shakespeare_cpu`, scaled down, as a process of its own. Writes results.json, and the
-table to the screen. Disks that are full or read-only are mounted in memory, which takes root on Linux;
-without that they are not tried, and the table says so.
+Every trial is a scaled-down run of `shakespeare_cpu` in its own process. Writes results.json, and prints the
+table. Full and read-only disks are mounted in memory, which needs root on Linux; without root they are not
+tried, and the table says so.
 """
 
 import json
-import os
-import platform
 import shutil
 import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +27,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from hyena_jax.benchmark.machine import describe_machine, describe_versions
+
 HERE = Path(__file__).parent
 
 
@@ -38,19 +37,19 @@ class Counts:
     """How often each fault is tried."""
 
     kills: int = 50
-    """How often a run is killed."""
+    """Kills of a run."""
     stops: int = 12
-    """How often one is asked to stop by a signal."""
+    """Signals that ask a run to stop."""
     starts: int = 12
-    """How often a signal comes while a run starts."""
+    """Signals while a run starts."""
     damages: int = 18
-    """How many checkpoints are damaged."""
+    """Damaged checkpoints."""
     full_disks: int = 12
-    """How many disks run full."""
+    """Disks that run full."""
     settings: int = 8
-    """How many bits of a run's settings flip."""
+    """Flipped bits of a run's settings."""
     processes: int = 8
-    """How often one of two processes is killed."""
+    """Kills of one of two processes."""
 
 
 def main(
@@ -64,12 +63,12 @@ def main(
     """Tries every fault, then writes the results.
 
     Args:
-      counts: how often each.
-      seed: of the moments and places.
-      jobs: runs at once.
-      workdir: the runs; emptied first. That of a trial that is survived is deleted.
-      out: where results.json goes.
-      only: try the faults whose name holds this, and write nothing.
+      counts: how often each fault is tried.
+      seed: draws moments and places.
+      jobs: runs at the same time.
+      workdir: folder of the runs, emptied first; the folders of survived trials are deleted.
+      out: folder of results.json.
+      only: try only the faults whose name contains this, and write nothing.
     """
     console, start = Console(highlight=False), time.perf_counter()
     shutil.rmtree(workdir, ignore_errors=True)
@@ -87,8 +86,8 @@ def main(
         report = {
             "command": " ".join(["python", *sys.argv]),
             "seconds": round(seconds),
-            "hardware": hardware(),
-            "versions": versions(),
+            "hardware": describe_machine(),
+            "versions": describe_versions("orbax-checkpoint", "tensorboardX"),
             "faults": summary(plan, results),
             "trials": sorted(results, key=lambda result: (result["fault"], result["trial"])),
         }
@@ -98,7 +97,7 @@ def main(
 
 
 def prepare(lab: Lab) -> Stage:
-    """What to start from and to compare with; the second whole run is timed, and shows that runs repeat."""
+    """The runs to start from and compare with; the second whole run is timed, and shows that runs repeat."""
     lab.train(lab.root / "whole")
     seconds = time_again(lab, "whole", None)
     lab.train(lab.root / "half", steps=HALF)
@@ -109,7 +108,7 @@ def prepare(lab: Lab) -> Stage:
 
 
 def time_again(lab: Lab, name: str, launch: tuple[object, ...] | None) -> float:
-    """Seconds of a run as `name` was, which must end alike."""
+    """Seconds of a repetition of the run `name`, which must end alike."""
     start, workdir = time.perf_counter(), lab.root / f"{name}_again"
     lab.start(workdir, launch=launch).wait().demand_code(0)
     seconds = time.perf_counter() - start
@@ -118,7 +117,7 @@ def time_again(lab: Lab, name: str, launch: tuple[object, ...] | None) -> float:
 
 
 def trials(stage: Stage, counts: Counts, seed: int) -> Iterable[Trial]:
-    """All of them, in the order of the table."""
+    """All trials, in the order of the table."""
     yield from kills(stage, counts.kills, seed)
     yield from stops(stage, counts.stops, seed)
     yield from starts(stage, counts.starts, seed)
@@ -132,7 +131,7 @@ def trials(stage: Stage, counts: Counts, seed: int) -> Iterable[Trial]:
 
 
 def try_all(stage: Stage, plan: list[Trial], jobs: int) -> Iterable[dict]:
-    """Results as they come, under a bar."""
+    """Results in the order in which trials end, under a progress bar."""
     with Progress(console=Console(stderr=True)) as bar, ThreadPoolExecutor(jobs) as pool:
         task = bar.add_task("faults", total=len(plan))
         futures = [pool.submit(attempt, trial, stage.lab.root / f"trial_{i}") for i, trial in enumerate(plan)]
@@ -142,7 +141,7 @@ def try_all(stage: Stage, plan: list[Trial], jobs: int) -> Iterable[dict]:
 
 
 def attempt(trial: Trial, workdir: Path) -> dict:
-    """One trial; whatever goes wrong in it counts against the run."""
+    """The result of one trial; any error counts as not survived."""
     start = time.perf_counter()
     result = {"fault": trial.fault, "trial": trial.name, "survived": True}
     try:
@@ -169,28 +168,12 @@ def summary(plan: list[Trial], results: list[dict]) -> dict[str, dict]:
 
 
 def table(plan: list[Trial], results: list[dict]) -> Table:
-    """`summary` for people."""
+    """The summary as a table for the screen."""
     rows = Table("fault", "survived / tried", "moment hit", box=None)
     for fault, counts in summary(plan, results).items():
         ratio = f"{counts['survived']} / {counts['tried']}" if counts["tried"] else "not tried: needs a mount"
         rows.add_row(fault, ratio, str(counts.get("hit", "")))
     return rows
-
-
-def hardware() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    names = (
-        [line for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        if cpuinfo.exists()
-        else []
-    )
-    name = names[0].split(":")[1].strip() if names else platform.processor()
-    return f"{os.cpu_count()} x {name}"
-
-
-def versions() -> dict[str, str]:
-    names = ("jax", "flax", "orbax-checkpoint", "tensorboardX")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
 if __name__ == "__main__":

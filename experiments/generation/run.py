@@ -1,11 +1,12 @@
-"""What whole generations cost: by recomputing the context, lazily, online (tiles), and with constant states.
+"""What whole generations cost: recomputing the context, lazily, online (tiles), and with constant states.
 
 python experiments/generation/run.py [--output experiments/generation] [--longest 65536]
+python experiments/generation/run.py --plot-only    # plot.png from results.json
 
-Writes results.json and plot.png. Every model has 4 layers of 128 channels; L tokens are drawn after a prompt
-of one. Each whole generation runs twice and the second counts. What would take longer than --most-seconds is
-timed on its first pieces (recomputation: at 20 positions) and marked as extrapolated: the time of a token
-does not depend on its position there.
+Writes results.json and plot.png. Every model has 4 layers of 128 channels and generates L tokens after a
+prompt of one. Each whole generation runs twice, and the second counts. A generation that would take longer
+than --most-seconds is timed on its first pieces (recomputation: at 20 positions) and marked as extrapolated:
+there the time of a token does not depend on its position.
 """
 
 import json
@@ -24,6 +25,8 @@ from rich.progress import track
 
 from hyena_jax import models
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.benchmark.report import COLOURS
+from hyena_jax.benchmark.scaling import fitted_exponent
 from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig, MixerConfig, ModalFilterConfig
 from hyena_jax.generation.decoding import Request, generate
 from hyena_jax.generation.sampling import SamplingRule
@@ -45,7 +48,7 @@ def build(mixer: MixerConfig, length: int) -> tuple[models.LanguageModel, dict]:
 
 
 def generation(mixer: MixerConfig, length: int, batch: int, most_seconds: float, lazy: bool = False) -> dict:
-    """Seconds of a whole generation of `length` tokens, or of its first pieces, times what is left."""
+    """Seconds of a whole generation of `length` tokens; lazily, extrapolated from its first pieces."""
     model, params = build(mixer, length)
     request = Request(length, SamplingRule(greedy=True), lazy=lazy)
     prompts = [np.array([1])] * batch
@@ -64,7 +67,7 @@ def generation(mixer: MixerConfig, length: int, batch: int, most_seconds: float,
 
 
 def recomputation(mixer: MixerConfig, length: int, batch: int, whole_until: int = 2048) -> dict:
-    """The same by the parallel form over the whole context for every token; one program for all positions."""
+    """Seconds when each token runs the parallel form over the whole context, as one program."""
     model, params = build(mixer, length)
 
     @jax.jit
@@ -84,10 +87,17 @@ def recomputation(mixer: MixerConfig, length: int, batch: int, whole_until: int 
 
 
 def result(seconds: float, length: int, batch: int, extrapolated: bool) -> dict:
-    """One line of the results."""
+    """One entry of results.json."""
     return {"length": length, "batch": batch, "seconds": seconds, "extrapolated": extrapolated}
 
 
+LABELS = {
+    "recomputed": "Hyena, context recomputed",
+    "lazy": "Hyena, lazy",
+    "online": "Hyena, online (tiles)",
+    "distilled": "Hyena, modal filters",
+    "hawk": "Hawk",
+}
 METHODS: dict[str, Callable[[int, int, float], dict]] = {
     "recomputed": lambda length, batch, _: recomputation(HyenaConfig(), length, batch),
     "lazy": lambda length, batch, most: generation(HyenaConfig(), length, batch, most, lazy=True),
@@ -97,19 +107,26 @@ METHODS: dict[str, Callable[[int, int, float], dict]] = {
 }
 
 
-def exponent(rows: list[dict]) -> float:
-    """e of seconds = c length^e, fitted from LEAST_FITTED tokens up."""
-    points = [(math.log(r["length"]), math.log(r["seconds"])) for r in rows if r["length"] >= LEAST_FITTED]
-    return float(np.polyfit(*zip(*points, strict=True), 1)[0])
-
-
 def main(
     output: Path = Path(__file__).parent,
     longest: int = 65_536,
     batched: int = 16_384,
     most_seconds: float = 40,
+    plot_only: bool = False,
 ) -> None:
-    """Measures every method at powers of four, and a batch of 8 at one length."""
+    """Measures every method at powers of four, and a batch of 8 at one length.
+
+    Args:
+      output: folder of results.json and plot.png.
+      longest: the greatest length to measure.
+      batched: the length that is also measured with a batch of 8.
+      most_seconds: lazy generations that take longer are extrapolated.
+      plot_only: draw plot.png from results.json, and measure nothing.
+    """
+    if plot_only:
+        report = json.loads((output / "results.json").read_text())
+        draw(output / "plot.png", report["results"], report["exponents"])
+        return
     keep_freed_memory()
     lengths = [length for length in (256, 1024, 4096, 16_384, 65_536) if length <= longest]
     cases = [(length, 1) for length in lengths] + [(batched, 8)] * (batched <= longest)
@@ -121,29 +138,36 @@ def main(
             mark = " (extrapolated)" if row["extrapolated"] else ""
             print(f"{name:>10} L={length:6d} B={batch} {row['seconds']:10.2f} s{mark}", flush=True)
             jax.clear_caches()
-    single = {name: [row for row in rows if row["batch"] == 1] for name, rows in results.items()}
-    exponents = {name: exponent(rows) for name, rows in single.items() if len(rows) > 2}
+    times = {
+        name: {row["length"]: row["seconds"] for row in rows if row["batch"] == 1}
+        for name, rows in results.items()
+    }
+    fitted = {name: fitted_exponent(points, LEAST_FITTED) for name, points in times.items()}
+    exponents = {name: exponent for name, exponent in fitted.items() if exponent is not None}
     report = {"command": " ".join(["python", *sys.argv]), **describe_machine()}
-    report |= describe_versions(with_torch=False) | {"exponents": exponents, "results": results}
+    report |= describe_versions() | {"exponents": exponents, "results": results}
     (output / "results.json").write_text(json.dumps(report, indent=2) + "\n")
-    draw(output / "plot.png", single, exponents)
+    draw(output / "plot.png", results, exponents)
 
 
 def draw(path: Path, results: dict[str, list[dict]], exponents: dict[str, float]) -> None:
-    """Seconds against length; what was extrapolated is hollow."""
-    figure = Figure(figsize=(7, 5), layout="constrained")
+    """Seconds against length for one sequence; extrapolated times are hollow."""
+    figure = Figure(figsize=(7.5, 5), layout="constrained")
     axes = figure.subplots()
-    for i, (name, rows) in enumerate(results.items()):
-        label = f"{name}, L^{exponents[name]:.2f}" if name in exponents else name
-        lengths, seconds = ([row[key] for row in rows] for key in ("length", "seconds"))
-        axes.plot(lengths, seconds, color=f"C{i}", label=label)
-        faces = ["white" if row["extrapolated"] else f"C{i}" for row in rows]
-        axes.scatter(lengths, seconds, color=faces, edgecolors=f"C{i}", zorder=3)
-    axes.set(xscale="log", yscale="log", xlabel="tokens generated", ylabel="seconds for all of them")
+    for (name, rows), colour in zip(results.items(), COLOURS, strict=False):
+        single = [row for row in rows if row["batch"] == 1]
+        grows = f": grows as L^{exponents[name]:.2f}" if name in exponents else ""
+        lengths, seconds = ([row[key] for row in single] for key in ("length", "seconds"))
+        axes.plot(lengths, seconds, color=colour, label=LABELS[name] + grows)
+        faces = ["white" if row["extrapolated"] else colour for row in single]
+        axes.scatter(lengths, seconds, color=faces, edgecolors=colour, zorder=3)
+    axes.set(yscale="log", xlabel="L, tokens generated", ylabel="time for all tokens, seconds")
     axes.set_xscale("log", base=2)
-    axes.set_title("Whole generations: 4 layers of 128 channels, batch 1 (hollow: extrapolated)")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend()
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
+    axes.set_title("Generating L tokens with 4 layers of 128 channels (hollow: extrapolated)")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left", frameon=False)
     figure.savefig(path, dpi=120)
 
 

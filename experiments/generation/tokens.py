@@ -1,10 +1,10 @@
-"""Tokens a second of every mixer, by the context that its state has room for.
+"""Tokens per second of every mixer, by the context length that its state is allocated for.
 
 python experiments/generation/tokens.py [--output experiments/generation]
 
 Writes tokens.json and prints the table. Every model has 4 layers of 128 channels and reads a prompt of one
-token; 512 tokens are then drawn twice, and the second time counts. What a step costs depends on the room of
-the state alone, but for online convolutions, whose larger tiles come later: run.py times whole contexts.
+token; it then generates 512 tokens twice, and the second time counts. A step's cost depends only on the
+allocated length, except for online convolutions, whose larger tiles come later: run.py times whole contexts.
 """
 
 import json
@@ -28,7 +28,7 @@ N_TOKENS = 512
 
 
 def tokens_per_second(name: str, context: int) -> float:
-    """Of one row, after the first time, which compiles."""
+    """The speed of one sequence, in the second of two runs; the first compiles."""
     model, params = build(MIXER_CONFIGS[name](), context)
     prompted = prefill(model, params, [np.array([1])])
     request = Request(N_TOKENS, SamplingRule(greedy=True))
@@ -41,10 +41,10 @@ def tokens_per_second(name: str, context: int) -> float:
 
 
 def main(output: Path = Path(__file__).parent, contexts: tuple[int, ...] = (1024, 4096, 16_384)) -> None:
-    """Measures every mixer at every context; what is done so far is kept."""
+    """Measures every mixer at every context, and writes tokens.json after each mixer."""
     keep_freed_memory()
     report = {"command": " ".join(["python", *sys.argv]), **describe_machine()}
-    report |= describe_versions(with_torch=False) | {"tokens_per_second": {}}
+    report |= describe_versions() | {"tokens_per_second": {}}
     for name in track(MIXER_CONFIGS, description="generating"):
         row = report["tokens_per_second"][name] = {}
         for context in contexts:

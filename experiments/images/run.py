@@ -1,47 +1,52 @@
 """Trains the variants of `images` with several seeds, on digits and on a folder of IDX files.
 
-python experiments/images/run.py --workdir runs/images [--path FOLDER]
+python experiments/images/run.py [--workdir runs/images] [--path FOLDER]
+python experiments/images/run.py --plot-only    # accuracy.png from results.json
 
-Writes results.json and accuracy.png. A run that is already in WORKDIR is read, not trained again.
+Writes results.json and accuracy.png. Runs that are finished in WORKDIR are read, not repeated.
 """
 
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import tyro
 
+from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.benchmark.report import COLOURS
 from hyena_jax.training.metrics import read_rows
 
 HERE = Path(__file__).parent
 
 
 def main(
-    workdir: Path,
+    workdir: Path = Path("runs/images"),
     path: str | None = None,
     out: Path = HERE,
     variants: tuple[str, ...] = ("fastmax", "fastmax_p1", "fastmax_p3", "softmax", "hyena", "gated"),
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
     path_seeds: tuple[int, ...] = (0, 1, 2),
     steps: int | None = None,
+    plot_only: bool = False,
 ) -> None:
     """Trains what is missing, one run after the other, then writes the results.
 
     Args:
-      workdir: the runs.
+      workdir: folder of the runs.
       path: folder with a pair of IDX files, for the MNIST variants; None trains on digits alone.
-      out: where results.json and accuracy.png go.
-      variants: of the config `images`.
-      seeds: of the runs on digits.
-      path_seeds: of the runs on `path`.
-      steps: of every run, for a quick look in a workdir of its own; None takes the config's.
+      out: folder of results.json and accuracy.png.
+      variants: variants of the config `images`.
+      seeds: seeds of the runs on digits.
+      path_seeds: seeds of the runs on `path`.
+      steps: steps of every run, for a quick look in another workdir; None takes the config's.
+      plot_only: draw accuracy.png from results.json, and train nothing.
     """
+    if plot_only:
+        draw(json.loads((out / "results.json").read_text())["results"], out / "accuracy.png")
+        return
     flags = [] if steps is None else ["--training.steps", str(steps)]
     plan = {"digits": ("", seeds, flags)}
     if path is not None:
@@ -52,13 +57,14 @@ def main(
             spec = f"images:{prefix}{variant}"
             runs = [train(spec, seed, workdir / f"{data}_{variant}_{seed}", its_flags) for seed in its_seeds]
             results[data][variant] = summary(runs)
-    report = {"hardware": hardware(), "versions": versions(), "results": results}
+    report = {"hardware": describe_machine(), "versions": describe_versions("scikit-learn")}
+    report |= {"results": results}
     (out / "results.json").write_text(json.dumps(report, indent=2) + "\n")
     draw(results, out / "accuracy.png")
 
 
 def train(spec: str, seed: int, workdir: Path, flags: list[str]) -> dict:
-    """Trains one run unless its result is there; the time is that of the whole command."""
+    """Trains one run unless its result exists; `seconds` is the time of the whole command."""
     result = workdir / "result.json"
     if result.exists():
         return json.loads(result.read_text())
@@ -89,35 +95,26 @@ def summary(runs: list[dict]) -> dict:
 
 
 def draw(results: dict[str, dict], path: Path) -> None:
-    """Accuracy of every run as a dot, the mean of a variant as a bar."""
+    """Accuracy of every run as a dot; over several seeds also their mean and standard deviation."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.2 * len(results), 3.6), layout="constrained")
+    figure = Figure(figsize=(4.6 * len(results), 4), layout="constrained")
     panels = figure.subplots(1, len(results), squeeze=False)[0]
     for axes, (data, variants) in zip(panels, results.items(), strict=True):
         for i, found in enumerate(variants.values()):
             accuracies = [run["accuracy"] for run in found["runs"]]
-            axes.plot([i] * len(accuracies), accuracies, "o", color="#9db4d0", markersize=5)
-            axes.plot([i - 0.3, i + 0.3], 2 * [found["accuracy_mean"]], color="#c8442d", linewidth=2)
+            mean, deviation = found["accuracy_mean"], found["accuracy_deviation"]
+            if deviation is not None:
+                around = {"alpha": 0.25, "color": COLOURS[0], "linewidth": 0}
+                axes.fill_between([i - 0.3, i + 0.3], mean - deviation, mean + deviation, **around)
+                axes.plot([i - 0.3, i + 0.3], [mean, mean], color=COLOURS[0], linewidth=2)
+            axes.plot([i] * len(accuracies), accuracies, "o", color=COLOURS[1], markersize=4)
+        n_seeds = len(found["runs"])
         axes.set_xticks(range(len(variants)), list(variants), rotation=30, ha="right")
-        axes.set(title=data, ylabel="accuracy on held-out images")
+        axes.set(title=f"{data}, {n_seeds} seed{'s' * (n_seeds > 1)}", ylabel="accuracy on held-out images")
         axes.grid(alpha=0.25, axis="y")
+    figure.suptitle("dots: runs; line and band: mean and standard deviation", fontsize="medium")
     figure.savefig(path, dpi=130)
-
-
-def hardware() -> str:
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-        cpu = names[0] if names else cpu
-    return f"{os.cpu_count()} x {cpu}"
-
-
-def versions() -> dict[str, str]:
-    return {"python": platform.python_version()} | {
-        name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy", "scikit-learn")
-    }
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """Peak memory of one training step against the length of the sequence.
 
 python experiments/long_context/run.py [--output experiments/long_context] [--lengths 16384 ...] [--layouts]
+python experiments/long_context/run.py --plot-only    # plot.png from results.json
 
-Each step runs in a process of its own, which compiles it, takes it twice on random bytes and reports the most
-memory it ever held resident (VmHWM). With `--layouts` also what XLA plans for each of 1, 2, 4 and 8 devices
-that share one sequence out: compiled on as many fake devices, not run. Writes results.json and plot.png.
+Each step runs in its own process, which compiles it, runs it twice on random bytes and reports its peak
+resident memory (VmHWM). With `--layouts`, also what XLA plans for each of 2, 4 and 8 devices that shard one
+sequence: compiled on as many fake devices, not run. Writes results.json and plot.png.
 """
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -22,7 +22,7 @@ from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig, choos
 
 MIXERS = {"hyena": HyenaConfig(), "hawk": HawkConfig()}
 LENGTHS = tuple(2**k for k in range(14, 21))
-# Without recomputing and with all logits at once, for comparison, only up to here.
+# The greatest length of plain steps, which recompute nothing and compute all logits at once.
 LONGEST_PLAIN = 2**17
 LAYOUT_LEN, LAYOUTS = 2**15, (1, 2, 4, 8)
 AXES = ("data", "fsdp", "sequence")
@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Step:
-    """One training step: a mixer's name, the length, how it saves memory, and devices that share L out."""
+    """One training step: a mixer's name, the length, how it saves memory, and the devices that shard L."""
 
     mixer: str
     length: int
@@ -55,7 +55,7 @@ class Step:
 
 
 def compile_step(step: Step):
-    """The compiled step, its state and its batch; on a mesh if several devices share the length out."""
+    """The compiled step, its state and its batch; on a mesh if several devices shard the length."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -82,8 +82,8 @@ def compile_step(step: Step):
 
 
 def measure(step: Step) -> dict:
-    """Planned memory, and, on one device, the peak and the seconds of the second of two steps."""
-    from hyena_jax.benchmark.memory import compiled_memory
+    """Planned memory; on one device, also the peak, and the seconds of the second of two steps."""
+    from hyena_jax.benchmark.memory import compiled_memory, resident_bytes
 
     compiled, state, batch = compile_step(step)
     row = {**asdict(step), "planned_bytes": compiled_memory(compiled).total}
@@ -93,13 +93,12 @@ def measure(step: Step) -> dict:
             state, metrics = compiled(state, batch)
             loss = float(metrics["loss"])
             row |= {"loss": loss, "step_seconds": time.perf_counter() - start}
-        status = Path("/proc/self/status").read_text()
-        row["peak_bytes"] = 1024 * int(re.search(r"VmHWM:\s+(\d+)", status)[1])
+        row["peak_bytes"] = resident_bytes("VmHWM")
     return row
 
 
 def in_a_process(step: Step) -> dict | None:
-    """`measure` in a process of its own; None if that ends badly, for want of memory for instance."""
+    """`measure` in its own process; None if that fails, for example for lack of memory."""
     flags = f"--xla_force_host_platform_device_count={step.n_devices}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     command = [sys.executable, __file__, "--one", json.dumps(asdict(step))]
@@ -115,11 +114,24 @@ def main(
     mixers: tuple[str, ...] = tuple(MIXERS),
     lengths: tuple[int, ...] = LENGTHS,
     layouts: bool = False,
+    plot_only: bool = False,
     one: str | None = None,
 ) -> None:
-    """Measures, prints and writes; `one` is the JSON of a single step, which is printed alone."""
+    """Measures, prints and writes.
+
+    Args:
+      output: folder of results.json and plot.png.
+      mixers: mixers to measure.
+      lengths: lengths to measure.
+      layouts: also compile for several devices.
+      plot_only: draw plot.png from results.json, and measure nothing.
+      one: JSON of a single step to measure and print; the program starts itself with it.
+    """
     if one is not None:
         print(json.dumps(measure(Step(**json.loads(one)))))
+        return
+    if plot_only:
+        draw(json.loads((output / "results.json").read_text())["rows"], output / "plot.png")
         return
     from hyena_jax.benchmark.machine import describe_machine, describe_versions
 
@@ -141,33 +153,36 @@ def main(
             f"planned {row['planned_bytes'] / GIB:6.2f} GiB, peak {row.get('peak_bytes', 0) / GIB:6.2f} GiB",
             flush=True,
         )
-        report = describe_machine() | describe_versions(with_torch=False) | {"rows": rows}
+        report = describe_machine() | describe_versions() | {"rows": rows}
         path.write_text(json.dumps(report, indent=2) + "\n")
     draw(rows, output / "plot.png")
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Peak memory against length, on logarithmic axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Peak memory against length: economical steps solid, plain steps dashed, both in the mixer's colour."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    FigureCanvasAgg(figure)
+    from hyena_jax.benchmark.report import COLOURS
+
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
-    for mixer, colour in zip(MIXERS, ("#1f6f8b", "#c8442d"), strict=True):
-        for remat, line in (("block", "o-"), ("none", "o--")):
+    for mixer, colour in zip(MIXERS, COLOURS, strict=False):
+        for remat, dashes in (("block", "-"), ("none", "--")):
             found = [r for r in rows if (r["mixer"], r["remat"]) == (mixer, remat) and "peak_bytes" in r]
-            what = "recomputed blocks, loss in parts" if remat == "block" else "plain"
+            what = "economical" if remat == "block" else "plain"
             x, y = [r["length"] for r in found], [r["peak_bytes"] / GIB for r in found]
-            axes.plot(x, y, line, color=colour, label=f"{mixer}, {what}", markersize=4)
-    axes.axhline(24, color="#999999", linewidth=0.8)
+            axes.plot(x, y, dashes, marker="o", color=colour, label=f"{mixer}, {what}", markersize=4)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.set_xlabel("length of the sequence, bytes")
-    axes.set_ylabel("peak memory of a training step, GiB")
-    axes.grid(True, color="#e5e5e5")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+    axes.tick_params(axis="x", rotation=30)
+    axes.set(xlabel="length of the sequence, bytes", ylabel="peak memory of the process, GiB")
+    axes.set_title("Memory of a training step: 2 layers of width 64, one sequence")
+    axes.grid(alpha=0.3)
+    axes.legend(
+        frameon=False, alignment="left", title="economical: --model.remat block --model.loss-chunk 8192"
+    )
     figure.savefig(path, dpi=130)
 
 

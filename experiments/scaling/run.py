@@ -1,16 +1,15 @@
-"""Weak scaling on one machine: the same rows for every device, on more fake CPU devices and more processes.
+"""Weak scaling on one machine: the same rows per device, on more fake CPU devices and more processes.
 
 python experiments/scaling/run.py [--steps 30] [--rows 4]
 
-Writes results.json and the table of README.md beside this file. Devices that share cores cannot be faster
-than the cores: the table shows how much work the spreading itself adds, as the ratio of the time of a step to
-that of one device doing all the rows of that step alone.
+Writes results.json and the table of README.md next to this file. Devices that share cores cannot be faster
+than the cores: the table shows how much work the distribution itself adds, as the ratio of a step's time to
+the time that one device takes for all rows of that step.
 """
 
 import argparse
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -29,7 +28,7 @@ FLAG = "--xla_force_host_platform_device_count="
 
 
 def measure(strategy: str, fsdp: int, rows: int, steps: int) -> float:
-    """Median seconds of a step, without its compilation."""
+    """Median seconds of a step, without compilation."""
     import jax
     import numpy as np
 
@@ -77,7 +76,7 @@ def worker(arguments: argparse.Namespace) -> None:
 
 
 def run_layout(processes: int, devices: int, strategy: str, fsdp: int, rows: int, steps: int) -> float:
-    """Seconds of a step of `rows` rows in all."""
+    """Seconds of a step with `rows` rows in total."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -97,7 +96,7 @@ def run_layout(processes: int, devices: int, strategy: str, fsdp: int, rows: int
 
 def table(results: dict) -> str:
     lines = [
-        "| strategy | processes | devices in all | rows | ms a step | ms on one device | ratio |",
+        "| strategy | processes | devices in total | rows | ms a step | ms on one device | ratio |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in results["rows"]:
@@ -112,7 +111,7 @@ def table(results: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--rows", type=int, default=4, help="rows for each device")
+    parser.add_argument("--rows", type=int, default=4, help="rows per device")
     for name, default in (("worker", ""), ("strategy", "pmap")):
         parser.add_argument(f"--{name}", default=default, help=argparse.SUPPRESS)
     for name, default in (("port", 0), ("processes", 1), ("process-id", 0), ("fsdp", 1)):
@@ -129,9 +128,9 @@ def main() -> None:
         rows.append({**row, "rows": arguments.rows * total, "seconds": seconds})
         print(rows[-1], flush=True)
     alone = {n: run_layout(1, 1, "pmap", 1, n, arguments.steps) for n in sorted({r["rows"] for r in rows})}
-    import jax
+    from hyena_jax.benchmark.machine import describe_machine, describe_versions
 
-    machine = {"cores": os.cpu_count(), "jax": jax.__version__, "python": platform.python_version()}
+    machine = describe_machine() | describe_versions()
     results = {"machine": machine, "steps": arguments.steps, "rows": rows, "alone": alone}
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     results = json.loads((HERE / "results.json").read_text())

@@ -1,25 +1,25 @@
 """Trains every variant of `shakespeare_cpu` and writes results.json, losses.png and curves.png.
 
-python experiments/shakespeare_cpu/run.py --workdir DIR [--path input.txt] [--variants hyena hawk]
-python experiments/shakespeare_cpu/run.py --workdir DIR [--path input.txt] --measure-time
+python experiments/shakespeare_cpu/run.py [--workdir DIR] [--path input.txt] [--variants hyena hawk]
+python experiments/shakespeare_cpu/run.py [--workdir DIR] [--path input.txt] --measure-time
+python experiments/shakespeare_cpu/run.py --plot-only    # losses.png and curves.png from results.json
 
-A run that is already finished in WORKDIR is read, not trained again. Times are measured apart, one variant
-after the other in one go, since a machine that also does other things would favour some: leave it alone then.
+Runs that are finished in WORKDIR are read, not repeated. Times are measured separately, one variant right
+after another; leave the machine idle then, since other programs would slow down some variants and not others.
 """
 
 import dataclasses
 import json
-import os
-import platform
 import runpy
 import statistics
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import tyro
 
+from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.benchmark.report import COLOURS
 from hyena_jax.config import config_files
 from hyena_jax.training.metrics import read_rows
 
@@ -28,20 +28,31 @@ RESULTS = HERE / "results.json"
 TOKENS_PER_STEP = 12 * 64
 TIMED_STEPS = 300
 SEEDS = {"hyena": 3, "hawk": 3, "attention": 3}
-"""Runs of a variant; one of the others."""
+"""Seeds of these variants; the others have one."""
 VARIANTS = tuple(runpy.run_path(str(config_files()["shakespeare_cpu"]))["VARIANTS"])
 NANOGPT = 1.8857
 """Validation loss of nanoGPT's CPU recipe, in nats."""
 
 
 def main(
-    workdir: Path,
+    workdir: Path = Path("runs/shakespeare_cpu"),
     path: str | None = None,
     variants: tuple[str, ...] = VARIANTS,
     measure_time: bool = False,
+    plot_only: bool = False,
 ) -> None:
-    """Trains what is missing (or measures times), one run after the other, then writes the results."""
+    """Trains what is missing (or measures times), one run after another, then writes the results.
+
+    Args:
+      workdir: folder of the runs.
+      path: the text; None takes TensorFlow Datasets' copy.
+      variants: variants of the config `shakespeare_cpu`.
+      measure_time: measure the time of a step instead of training.
+      plot_only: draw from results.json, and train nothing.
+    """
     report = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"variants": {}}
+    if plot_only:
+        variants = ()
     for variant in variants:
         if measure_time:
             found = {"ms_per_step": measure(variant, workdir / f"{variant}_timed", path)}
@@ -50,22 +61,23 @@ def main(
             found = {"runs": [train(variant, seed, workdir / f"{variant}_{seed}", path) for seed in seeds]}
             found["parameters"] = count_parameters(variant)
         report["variants"][variant] = report["variants"].get(variant, {}) | found
-        report |= {"hardware": hardware(), "versions": versions()}
+        report |= {"hardware": describe_machine(), "versions": describe_versions()}
         RESULTS.write_text(json.dumps(report, indent=2) + "\n")
     draw_losses(report["variants"])
-    if not measure_time:
-        draw_curves({variant: workdir / f"{variant}_0" for variant in ("hyena", "hawk", "attention")})
+    draw_curves(report["variants"])
 
 
 def train(variant: str, seed: int, workdir: Path, path: str | None) -> dict:
-    """Validation loss and accuracy after the whole budget."""
+    """Validation loss and accuracy after the whole budget, and the curve of the loss."""
     run(variant, workdir, path, ["--seed", str(seed)])
-    last = [row for row in read_rows(workdir / "metrics.jsonl") if "validation/loss" in row][-1]
+    rows = [row for row in read_rows(workdir / "metrics.jsonl") if "validation/loss" in row]
+    last = rows[-1]
     return {
         "seed": seed,
         "steps": last["step"],
         "validation_loss": last["validation/loss"],
         "accuracy": last["validation/accuracy"],
+        "curve": [(row["step"], row["validation/loss"]) for row in rows],
     }
 
 
@@ -100,62 +112,62 @@ def count_parameters(variant: str) -> int:
 
 
 def draw_losses(variants: dict[str, dict]) -> None:
-    """Validation loss of every variant, best first."""
+    """Validation loss of every variant, best first: the mean over seeds, and their range as a band."""
     from matplotlib.figure import Figure
 
-    means = {
-        name: statistics.mean(run["validation_loss"] for run in result["runs"])
+    losses = {
+        name: [run["validation_loss"] for run in result["runs"]]
         for name, result in variants.items()
         if "runs" in result
     }
-    names = sorted(means, key=means.get, reverse=True)
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    names = sorted(losses, key=lambda name: statistics.mean(losses[name]), reverse=True)
+    means = [statistics.mean(losses[name]) for name in names]
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.subplots()
-    axes.plot([means[name] for name in names], names, "o", color="#5b84b1")
+    several = [i for i, name in enumerate(names) if len(losses[name]) > 1]
+    least, most = ([of(losses[names[i]]) for i in several] for of in (min, max))
+    band = {"color": COLOURS[0], "alpha": 0.3, "linewidth": 9, "label": "range of 3 seeds"}
+    axes.hlines(several, least, most, **band)
+    axes.plot(means, range(len(names)), "o", color=COLOURS[0], label="their mean, or the only seed")
     for i, name in enumerate(names):
-        axes.text(means[name], i, f"  {means[name]:.3f}", va="center", fontsize=8)
+        axes.text(max(losses[name]), i, f"   {means[i]:.3f}", va="center", fontsize=8)
     axes.axvline(NANOGPT, color="grey", linestyle="--", linewidth=1, label="nanoGPT, same budget")
-    axes.set(xlabel="validation loss (nats per character)")
+    axes.set(xlabel="validation loss, nats per character", yticks=range(len(names)), yticklabels=names)
     axes.grid(alpha=0.25)
     axes.margins(x=0.1)  # room for the numbers
-    axes.set_title("Tiny Shakespeare, CPU budget")
+    axes.set_title("Tiny Shakespeare: 0.8M parameters, 2,000 steps on a CPU")
     axes.legend(frameon=False, loc="lower left")
     figure.savefig(HERE / "losses.png", dpi=130)
 
 
-def draw_curves(workdirs: dict[str, Path]) -> None:
-    """Validation loss against the step."""
+def draw_curves(variants: dict[str, dict]) -> None:
+    """Validation loss against the step: mean and range over the seeds whose curves were recorded."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    curves = {
+        name: [run["curve"] for run in variants[name]["runs"] if "curve" in run]
+        for name in SEEDS
+        if name in variants
+    }
+    if not any(curves.values()):
+        return
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    for variant, workdir in workdirs.items():
-        rows = [row for row in read_rows(workdir / "metrics.jsonl") if "validation/loss" in row]
-        if rows:
-            steps, losses = zip(*((row["step"], row["validation/loss"]) for row in rows), strict=True)
-            axes.plot(steps, losses, "o-", label=variant)
-    axes.axhline(NANOGPT, color="grey", linestyle="--", linewidth=1, label="nanoGPT, same budget")
-    axes.set(
-        xlabel="step", ylabel="validation loss (nats per character)", title="Tiny Shakespeare, CPU budget"
-    )
+    for (name, found), colour in zip(curves.items(), COLOURS, strict=False):
+        if found:
+            steps, losses = [step for step, _ in found[0]], [[loss for _, loss in run] for run in found]
+            by_step = list(zip(*losses, strict=True))
+            label = f"{name}, {len(found)} seeds" if len(found) > 1 else f"{name}, 1 seed"
+            axes.plot(steps, list(map(statistics.mean, by_step)), "o-", color=colour, label=label)
+            axes.fill_between(
+                steps, list(map(min, by_step)), list(map(max, by_step)), color=colour, alpha=0.25
+            )
+    axes.axhline(NANOGPT, color="grey", linestyle="--", linewidth=1, label="nanoGPT at the end, same budget")
+    axes.set(xlabel="training step", ylabel="validation loss, nats per character")
+    axes.set_title("Tiny Shakespeare: mean over seeds, and their range")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     figure.savefig(HERE / "curves.png", dpi=130)
-
-
-def hardware() -> str:
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-        cpu = names[0] if names else cpu
-    return f"{os.cpu_count()} x {cpu}"
-
-
-def versions() -> dict[str, str]:
-    return {"python": platform.python_version()} | {
-        name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")
-    }
 
 
 if __name__ == "__main__":

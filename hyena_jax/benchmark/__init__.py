@@ -1,1 +1,1 @@
-"""Time, memory and roofline of any mixer or model, measured only after it was found equal to its oracle."""
+"""Time, memory and roofline share of mixers and models, measured only after they match their oracles."""

@@ -1,19 +1,19 @@
-"""How much work a function is: its operations, counted in the jaxpr that JAX traces of it.
+"""How much work a function does: its operations, counted in the jaxpr that JAX traces from it.
 
-A mixer or filter of the user's is counted like ours; nothing is registered for it. What is computed is
-counted, also products that a mask discards, and what a backward pass recomputes. The rules:
+Users' mixers and filters are counted like ours, without registering anything. Everything that is computed
+counts, including products that a mask discards and values that a backward pass recomputes. The rules:
 
 - a multiply-add of a product is 2 FLOPs, a complex one 8;
 - a real transform of n points is 2.5 n log2 n FLOPs, a complex one 5 n log2 n;
-- any other operation is 1 FLOP for each element of its result (complex 2, a complex product 6), a sum 1 for
-  each element that it reads;
-- integers and booleans, which are positions and masks, count nothing, and neither does moving data;
-- the body of a loop counts once a round; of several branches, the one with the most FLOPs counts;
-- of a linear solve that functions define (`custom_linear_solve`), the function that solves counts.
+- any other operation is 1 FLOP per element of its result (complex 2, a complex product 6); a sum is 1 per
+  element that it reads;
+- integers and booleans (positions and masks) count nothing, and neither does moving data;
+- a loop's body counts once per round; of several branches, the one with the most FLOPs counts;
+- in a linear solve that is defined by functions (`custom_linear_solve`), the function that solves counts.
 
-Bytes are those of the arguments, of the results, and of what products, transforms, sums and loops return: the
-least traffic of the program as it is written, if all other operations are fused with what reads their results
-and what one round of a loop makes stays in the cache.
+Bytes are the bytes of the arguments, of the results, and of the arrays that products, transforms, sums and
+loops return. That is the least traffic of the program as written, if every other operation is fused with its
+consumer and the arrays of one round of a loop stay in the cache.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,18 +26,18 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 
 class Work(NamedTuple):
-    """FLOPs of a program by kind, and bytes that it has to read or write."""
+    """A program's FLOPs by kind, and the bytes that it has to read or write."""
 
     products: float = 0.0
     """FLOPs of matrix products and convolutions."""
     transforms: float = 0.0
     """FLOPs of FFTs."""
     other: float = 0.0
-    """FLOPs of all else: element by element, and sums."""
+    """FLOPs of everything else: elementwise operations and sums."""
     bytes: float = 0.0
-    """Bytes of arguments, results and what is returned by products, transforms, sums and loops."""
+    """Bytes of arguments, results, and the arrays that products, transforms, sums and loops return."""
     open_loops: int = 0
-    """Loops whose rounds are not known before they run; each is counted as one round."""
+    """Loops whose number of rounds is unknown before they run; each is counted as one round."""
 
     @property
     def flops(self) -> float:
@@ -57,7 +57,7 @@ def _add(works: Iterable[Work]) -> Work:
 
 
 def _times(work: Work, rounds: float) -> Work:
-    """The work of so many rounds; what a round makes stays in the cache."""
+    """The work of so many rounds; the arrays of a round stay in the cache."""
     return work._replace(
         products=rounds * work.products,
         transforms=rounds * work.transforms,
@@ -67,7 +67,7 @@ def _times(work: Work, rounds: float) -> Work:
 
 
 def _of_jaxpr(jaxpr: Jaxpr) -> Work:
-    """The work of what results depend on: derivatives leave more behind, which XLA removes."""
+    """The work that the results depend on; XLA removes what else a derivative leaves in the jaxpr."""
     works, needed = [], set(_variables(jaxpr.outvars))
     for equation in reversed(jaxpr.eqns):
         if equation.effects or not needed.isdisjoint(_variables(equation.outvars)):
@@ -134,12 +134,12 @@ MOVES = frozenset(
     sharding_constraint slice split squeeze stop_gradient swap transpose
     """.split()
 )
-# Beginnings of the names of those that read each element once: sums, maxima, running sums, added updates.
+# Prefixes of primitives that read each element once: sums, maxima, running sums, added updates.
 SUMS = ("reduce", "cum", "scatter")
 
 
 def _flops(variable: Any, real: int, of_complex: int) -> int:
-    """So many FLOPs for each element of an array, by its dtype."""
+    """FLOPs of an array at so many per element, depending on its dtype."""
     aval = variable.aval
     if not hasattr(aval, "dtype") or not jnp.issubdtype(aval.dtype, jnp.inexact):
         return 0
@@ -147,7 +147,7 @@ def _flops(variable: Any, real: int, of_complex: int) -> int:
 
 
 def _transforms(equation: Any) -> float:
-    """5 n log2 n for each complex transform of n points, half of that for a real one."""
+    """5 n log2 n for each complex transform of n points, half as many for a real one."""
     argument, result = equation.invars[0].aval, equation.outvars[0].aval
     lengths = equation.params["fft_lengths"]
     n = prod(lengths)
@@ -157,14 +157,14 @@ def _transforms(equation: Any) -> float:
 
 
 def _rounds(loop: Any) -> int | None:
-    """The rounds of a `while` that counts up in constant steps from and to constants; None of any other."""
+    """The rounds of a `while` that counts up from a constant to a constant in constant steps; else None."""
     body, cond = loop.params["body_jaxpr"].jaxpr, loop.params["cond_jaxpr"].jaxpr
     if [test.primitive.name for test in cond.eqns] != ["lt"]:
         return None
     counter, stop = cond.eqns[0].invars
     if isinstance(counter, Literal) or not isinstance(stop, Literal):
         return None
-    # Constants of the two functions come before what the loop carries.
+    # The constants of both functions come before the carried values.
     i = cond.invars.index(counter) - loop.params["cond_nconsts"]
     before = body.invars[loop.params["body_nconsts"] + i]
     start = loop.invars[loop.params["cond_nconsts"] + loop.params["body_nconsts"] + i]

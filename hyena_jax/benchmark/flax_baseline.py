@@ -1,8 +1,9 @@
-"""The mixers as one would first write them in Flax, on our parameters: what the faster forms are measured
-against.
+"""The mixers as one would first write them in Flax, on our parameters: a baseline for the faster forms.
 
-Plain autodiff throughout; `nn.Conv` with one group a channel; `jnp.fft` over axis 1 of [B, L, D]; a plain
-`jax.lax.associative_scan`. For configs of default options. Axes: B batch, L length, D channels, H heads.
+Plain autodiff throughout, `nn.Conv` with one group per channel, `jnp.fft` over axis 1 of [B, L, D], and a
+plain `jax.lax.associative_scan`. For configs with default options.
+
+Axes: B batch, L length, D channels, H heads.
 """
 
 import flax.linen as nn
@@ -25,7 +26,7 @@ class NaiveHyena(nn.Module):
         """y [B, L, D] of x [B, L, D]."""
         order, width, length = self.config.order, x.shape[2], x.shape[1]
         z = nn.Dense((order + 1) * width, dtype=self.dtype, name="in_proj")(x)
-        z = causal_conv(self.config.short_filter_len, self.dtype, "short_conv")(z)
+        z = causal_conv(z, self.config.short_filter_len, self.dtype)
         *gates, v = jnp.split(z, order + 1, axis=-1)
         h = build_filter(order - 1, width, self.max_len, self.config.filter).copy(name="filter")(length)
         skip = self.param("skip", nn.initializers.normal(1.0), (order - 1, width))
@@ -50,7 +51,7 @@ class NaiveHawk(nn.Module):
         width = x.shape[2]
         dense = {"use_bias": False, "dtype": self.dtype}
         gate, u = jnp.split(nn.Dense(2 * width, **dense, name="in_proj")(x), 2, axis=-1)
-        u = causal_conv(self.config.short_filter_len, self.dtype, "short_conv")(u)
+        u = causal_conv(u, self.config.short_filter_len, self.dtype)
         gates = (nn.Dense(width, **dense, name=name)(u) for name in ("recurrence_gate", "input_gate"))
         r, i = (nn.sigmoid(z.astype(jnp.float32)) for z in gates)
         rate = self.param("rate", nn.initializers.normal(1.0), (width,))
@@ -65,7 +66,7 @@ class NaiveHawk(nn.Module):
 
 
 class NaiveAttention(nn.Module):
-    """Causal multi-head attention by two einsums and all weights."""
+    """Causal multi-head attention by two einsums, with all weights in memory."""
 
     config: AttentionConfig
     max_len: int
@@ -86,22 +87,16 @@ class NaiveAttention(nn.Module):
 MIXERS: dict[str, type[nn.Module]] = {"hyena": NaiveHyena, "hawk": NaiveHawk, "attention": NaiveAttention}
 
 
-def causal_conv(n_taps: int, dtype: jnp.dtype, name: str) -> nn.Module:
-    """Returns the depthwise FIR as a module from [B, L, D] to [B, L, D]."""
-
-    def apply(x: jax.Array) -> jax.Array:
-        channels = x.shape[2]
-        conv = nn.Conv(
-            channels,
-            (n_taps,),
-            padding=((n_taps - 1, 0),),
-            feature_group_count=channels,
-            dtype=dtype,
-            name=name,
-        )
-        return conv(x)
-
-    return apply
+def causal_conv(x: jax.Array, n_taps: int, dtype: jnp.dtype) -> jax.Array:
+    """The depthwise FIR of x [B, L, D], as a layer of the module that calls this."""
+    return nn.Conv(
+        x.shape[2],
+        (n_taps,),
+        padding=((n_taps - 1, 0),),
+        feature_group_count=x.shape[2],
+        dtype=dtype,
+        name="short_conv",
+    )(x)
 
 
 def convert_params(params: dict) -> dict:
@@ -117,14 +112,14 @@ def convert_params(params: dict) -> dict:
 
 
 def build(mixer: str, config: MixerConfig, max_len: int, dtype: jnp.dtype) -> nn.Module:
-    """The naive module; its parameters are ours through `convert_params`."""
+    """The naive module; `convert_params` makes its parameters from ours."""
     return MIXERS[mixer](config, max_len, dtype)
 
 
 def value_and_gradient(
     config: MixerConfig, params: dict, x: jax.Array, cotangent: jax.Array, max_len: int, mixer: str
 ) -> tuple[jax.Array, jax.Array]:
-    """y, and the gradient of x [B, L, D] for a cotangent of y; for the check before timing."""
+    """y, and the gradient of x [B, L, D] given a cotangent of y; for the check before timing."""
     module = build(mixer, config, max_len, x.dtype)
     converted = convert_params(params)
 

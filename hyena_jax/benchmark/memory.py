@@ -1,4 +1,4 @@
-"""How much memory a program takes, as its compiler planned it and as it was seen while it ran."""
+"""How much memory a program takes: planned by its compiler, and observed while it runs."""
 
 import ctypes
 import re
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import jax
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-# What writing it to CLEAR_REFS asks for: forget the highest resident set so far.
+# Written to CLEAR_REFS, it makes the kernel forget the highest resident set so far.
 RESET_PEAK = "5"
-# Part of the available memory that a program may plan to take.
+# The part of the available memory that a program may plan to take.
 USABLE = 0.8
 
 
 class CompiledMemory(NamedTuple):
-    """Bytes that XLA planned: arguments, results, and the most of temporary buffers."""
+    """Bytes that XLA planned: arguments, results, and the peak of temporary buffers."""
 
     arguments: int
     outputs: int
@@ -30,7 +30,7 @@ class CompiledMemory(NamedTuple):
 
 
 def compiled_memory(executable: jax.stages.Compiled) -> CompiledMemory | None:
-    """What the backend says of an executable; None where it says nothing."""
+    """The backend's plan for an executable; None from a backend that reports none."""
     analysis = executable.memory_analysis()
     if analysis is None:
         return None
@@ -40,12 +40,12 @@ def compiled_memory(executable: jax.stages.Compiled) -> CompiledMemory | None:
 
 
 def live_memory(run: Callable[[], Any]) -> int | None:
-    """Bytes at the peak of one run, or None where nothing measures them.
+    """Bytes at the peak of one run, or None where they cannot be measured.
 
-    On an accelerator the highest use of the device so far, in which the parameters and inputs of all
-    programs count, and earlier programs too. On Linux the growth of this process's resident memory during
-    the run: temporary buffers, results and whatever the allocator did not give back, but not the arguments,
-    which were there before. The allocator's free memory is given back first, or reuse would hide all of it.
+    On an accelerator, the device's highest use so far, which includes the parameters and inputs of all
+    programs, and earlier programs. On Linux, the growth of this process's resident memory during the run:
+    temporary buffers, results and whatever the allocator kept, but not the arguments, which were there
+    before. The allocator's free memory is returned first; otherwise its reuse would hide all growth.
     """
     stats = jax.local_devices()[0].memory_stats()
     if stats is not None:
@@ -53,39 +53,31 @@ def live_memory(run: Callable[[], Any]) -> int | None:
         return jax.local_devices()[0].memory_stats().get("peak_bytes_in_use")
     if sys.platform != "linux":
         return None
-    _give_back_free_memory()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
     try:
         CLEAR_REFS.write_text(RESET_PEAK)
     except OSError:  # some containers forbid it
         return None
-    before = _resident("VmRSS")
+    before = resident_bytes("VmRSS")
     jax.block_until_ready(run())
-    return max(_resident("VmHWM") - before, 0)
+    return max(resident_bytes("VmHWM") - before, 0)
 
 
-def available_memory() -> int | None:
-    """Bytes that a new program may take here; None where it is not known."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats is not None:
-        limit = stats.get("bytes_limit")
-        return None if limit is None else limit - stats["bytes_in_use"]
-    try:
-        return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[1])
-    except (OSError, TypeError):
-        return None
-
-
-def fits(n_bytes: int) -> bool:
-    """Whether a program that takes so much can run without driving the machine to its limit."""
-    available = available_memory()
-    return available is None or n_bytes <= USABLE * available
-
-
-def _resident(field: str) -> int:
+def resident_bytes(field: str) -> int:
+    """This process's resident memory on Linux: VmRSS now, or VmHWM at its peak."""
     return 1024 * int(re.search(rf"{field}:\s+(\d+)", STATUS.read_text())[1])
 
 
-def _give_back_free_memory() -> None:
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
+def fits(n_bytes: int) -> bool:
+    """Whether a program of so many bytes fits the available memory with room to spare, if that is known."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats is not None:
+        limit = stats.get("bytes_limit")
+        return limit is None or n_bytes <= USABLE * (limit - stats["bytes_in_use"])
+    try:
+        available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[1]
+    except (OSError, TypeError):
+        return True
+    return n_bytes <= USABLE * 1024 * int(available)

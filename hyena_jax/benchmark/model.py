@@ -1,8 +1,6 @@
-"""A config's model as a whole: forward, loss and gradient, and the step that trains it.
+"""`hyena-jax bench model`: a config's whole model, forward, with gradients, and the whole training step."""
 
-Axes: B batch, L length.
-"""
-
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,30 +11,42 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax import config, models
+from hyena_jax.benchmark import verify
 from hyena_jax.benchmark.memory import fits
-from hyena_jax.benchmark.programs import Effort, Measured, Program, describe, jit_program, measure
+from hyena_jax.benchmark.report import (
+    MIB,
+    Cells,
+    Panel,
+    Picture,
+    Report,
+    Results,
+    curves,
+    describe_device,
+    memory_of,
+    milliseconds,
+    number,
+)
 from hyena_jax.benchmark.settings import Model
-from hyena_jax.benchmark.timing import Compiled, time_once
-from hyena_jax.benchmark.verify import example_inputs
-from hyena_jax.config import Experiment, ImagesConfig, ModelConfig, TextConfig, require
+from hyena_jax.benchmark.timing import Measured, Program, describe, jit_program, measure
+from hyena_jax.config import Experiment, ImagesConfig, TextConfig, require
 from hyena_jax.data.dataset import load
 from hyena_jax.parallel import pmap
 from hyena_jax.parallel.strategy import check_batch, local_devices
 from hyena_jax.training.loss import cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.progress import bar
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
 FORWARD, GRADIENT, STEP = "forward", "loss_and_gradient", "train_step"
-# Height and width, colours and classes of the known images.
+# Height and width, colour channels and classes of the known images.
 IMAGES = {"digits": ((8, 8), 1, 10), "mnist": ((28, 28), 1, 10), "cifar10": ((32, 32), 3, 10)}
-
 
 Batch = dict[str, jax.Array]
 
 
 @dataclass(frozen=True)
 class ModelRow:
-    """What was measured of a model at one length (or image size, in patches), by pass."""
+    """What was measured of a model at one length: tokens, or patches of an image."""
 
     length: int
     batch: int
@@ -44,21 +54,38 @@ class ModelRow:
     """Tokens, or images, in a batch."""
     n_params: int
     passes: dict[str, Measured]
+    """By pass: `forward`, `loss_and_gradient`, `train_step`."""
 
 
 class Subject(NamedTuple):
     """What is measured: a config's model, at one or several lengths."""
 
     experiment: Experiment
-    """With all that its model takes from its data."""
+    """The config, completed with what its model takes from its data."""
     unit: str
     """What is predicted and counted: `token`, `image`."""
     batches: dict[int, Callable[[], Batch]]
     """`inputs` and `targets` by length."""
 
 
-def subject(settings: Model) -> Subject:
-    """The model of the settings' config, with random text or images; other data are read.
+def run(settings: Model, report: Report) -> None:
+    """Checks the model and measures it at every length."""
+    subject = make_subject(settings)
+    with bar("measuring", 1 + len(subject.batches), report.console) as advance:
+        if not verify.verify_model(settings.config, subject.experiment.model):
+            report.notes.append(
+                f"values not checked: {settings.config} has no oracle, or a part of it has none"
+            )
+        advance()
+        for row in bench_model(subject, settings, advance, report.notes.append):
+            report.add(row, cells(subject.unit, row))
+            report.write()
+    first = report.rows[:1]
+    report.finish([f"{row['n_params']:,} parameters, batch {row['batch']}" for row in first], picture)
+
+
+def make_subject(settings: Model) -> Subject:
+    """The model of the settings' config, with random text or images; other data is read.
 
     Raises:
       UserError: if the config is unknown or does not fit the settings, or its data cannot be read.
@@ -78,17 +105,28 @@ def subject(settings: Model) -> Subject:
             image_size, channels, n_classes = IMAGES[data.name]
             sizes = {"image_size": image_size, "channels": channels, "n_classes": n_classes}
             model = replace(experiment.model, **sizes)
-            batches = {model.max_len: partial(_images, model, data.batch_size)}
+
+            def pixels() -> Batch:
+                """Random pixels, all of one class."""
+                inputs = verify.example_inputs(model, data.batch_size, model.max_len)
+                return {"inputs": inputs, "targets": jnp.zeros(data.batch_size, jnp.int32)}
+
+            batches = {model.max_len: pixels}
             found = Subject(replace(experiment, model=model), "image", batches)
         case _:
             without = f"absent with {type(data).__name__}, which is read as it is"
-            found = _read(experiment)
+            dataset = load(data)
+            experiment = dataset.complete(experiment)
+            batch = dict(dataset.train_batches(data.batch_size, experiment.seed)[0])
+            shape = batch["inputs"].shape
+            length = getattr(experiment.model, "max_len", shape[1] if len(shape) > 1 else 1)
+            found = Subject(experiment, dataset.unit, {length: lambda: batch})
     require(not settings.seq_len, "seq_len", settings.seq_len, without)
     return found
 
 
 def _text(experiment: Experiment, settings: Model) -> Subject:
-    """Random tokens, with the settings' number of symbols where the model leaves it to its text."""
+    """Random tokens, of the settings' vocabulary where the model takes its own from its text."""
     model, batch_size = experiment.model, experiment.data.batch_size
     if getattr(model, "vocab_size", 0) is None:
         model = replace(model, vocab_size=settings.vocab_size)
@@ -97,7 +135,7 @@ def _text(experiment: Experiment, settings: Model) -> Subject:
         require(length <= longest, "seq_len", length, f"at most model.max_len={longest}")
 
     def batch(length: int) -> Batch:
-        tokens = example_inputs(model, batch_size, length)
+        tokens = verify.example_inputs(model, batch_size, length)
         return {"inputs": tokens, "targets": tokens}
 
     lengths = tuple(sorted(settings.seq_len)) or (experiment.data.seq_len,)
@@ -105,28 +143,12 @@ def _text(experiment: Experiment, settings: Model) -> Subject:
     return Subject(replace(experiment, model=model), "token", batches)
 
 
-def _images(model: ModelConfig, batch_size: int) -> Batch:
-    """Random pixels of one class."""
-    inputs = example_inputs(model, batch_size, model.max_len)
-    return {"inputs": inputs, "targets": jnp.zeros(batch_size, jnp.int32)}
-
-
-def _read(experiment: Experiment) -> Subject:
-    """The first batch of the data."""
-    data = load(experiment.data)
-    experiment = data.complete(experiment)
-    batch = dict(data.train_batches(experiment.data.batch_size, experiment.seed)[0])
-    shape = batch["inputs"].shape
-    length = getattr(experiment.model, "max_len", shape[1] if len(shape) > 1 else 1)
-    return Subject(experiment, data.unit, {length: lambda: batch})
-
-
 def bench_model(
-    subject: Subject, effort: Effort, advance: Callable[[], None], note: Callable[[str], None]
+    subject: Subject, settings: Model, advance: Callable[[], None], note: Callable[[str], None]
 ) -> Iterator[ModelRow]:
-    """One row a length; the three programs take turns.
+    """One row per length; the three programs take turns.
 
-    The step is mapped over the devices as training maps it; the two others run on the first alone.
+    The training step runs on all devices, as in training; the two other programs run on the first alone.
     """
     experiment = subject.experiment
     model = models.build(experiment.model)
@@ -141,11 +163,11 @@ def bench_model(
             note(f"{needed / 2**30:,.1f} GiB at length {length} are more than is available; no longer")
             return
         n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-        measured = measure(programs, effort)
+        measured = measure(programs, settings)
         yield ModelRow(length, len(batch["inputs"]), batch["targets"].size, n_params, measured)
         advance()
-        if max(m.seconds.median for m in measured.values()) > effort.max_seconds:
-            note(f"a run at length {length} took over {effort.max_seconds:g} s; no longer")
+        if max(m.seconds.median for m in measured.values()) > settings.max_seconds:
+            note(f"a run at length {length} took over {settings.max_seconds:g} s; no longer")
             return
 
 
@@ -166,25 +188,47 @@ def _plain_programs(model: nn.Module, params: dict, inputs: jax.Array, targets: 
 
 
 def _train_step(model: nn.Module, params: dict, batch: dict, experiment: Experiment) -> Program:
-    """The step as the loop of training maps and donates it; each run goes on from the state before."""
+    """The step as the training loop maps and donates it; each run continues from the previous run's state."""
     devices = local_devices(experiment.parallel.devices)
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
     parts = experiment.optimizer.accumulation_steps
     step = pmap.map_train_step(make_train_step(model, optimizer, experiment.seed, pmap.AXIS, parts), devices)
-    # A copy: the state is donated, and the parameters are still needed by the other programs.
-    state = pmap.replicate(pmap.host_copy(init_state(params, optimizer)), devices)
+    # A copy: the state is donated, and the other programs still need the parameters.
+    latest = [pmap.replicate(pmap.host_copy(init_state(params, optimizer)), devices)]
     batch = pmap.split_batch(batch, len(devices))
-    compiled = _compile(step, state, batch)
-    latest = [state]
+    start = time.perf_counter()
+    executable = step.lower(latest[0], batch).compile()
+    seconds = time.perf_counter() - start
 
     def run() -> Any:
-        latest[0], metrics = compiled.executable(latest[0], batch)
+        latest[0], metrics = executable(latest[0], batch)
         return latest[0], metrics
 
-    return describe(compiled.executable, compiled.seconds, run)
+    return describe(executable, seconds, run)
 
 
-def _compile(step: Callable, *args: Any) -> Compiled:
-    found = []
-    seconds = time_once(lambda: found.append(step.lower(*args).compile()))
-    return Compiled(found[0], seconds)
+def cells(unit: str, row: ModelRow) -> Iterator[Cells]:
+    """A line for each pass at one length."""
+    for name, measured in row.passes.items():
+        yield {
+            "pass": name.replace("_", " "),
+            "length": f"{row.length:,}",
+            "ms": milliseconds(measured.seconds),
+            f"{unit}s/s": f"{row.units / measured.seconds.median:,.0f}",
+            "compile s": number(measured.compile_seconds, ".1f"),
+            "MiB planned": number(measured.compiled_bytes, ",.1f", MIB),
+            "MiB live": number(measured.live_bytes, ",.1f", MIB),
+            "GFLOP by XLA": number(measured.xla_flops, ",.3g", 1e9),
+        }
+
+
+def picture(results: Results) -> Picture:
+    """Time and memory of each pass by length."""
+    passes = [(name, row["length"], each) for row in results["rows"] for name, each in row["passes"].items()]
+    seconds = ((name, length, each["seconds"]["median"]) for name, length, each in passes)
+    memory = ((name, length, memory_of(each)) for name, length, each in passes)
+    panels = (
+        Panel("time of a batch", "ms", curves(seconds, 1e-3)),
+        Panel("memory", "MiB", curves(memory, MIB)),
+    )
+    return Picture(f"{results['settings']['config']}; {describe_device(results)}", "length", panels)

@@ -1,6 +1,6 @@
-"""Mixers over lengths: ours, and the baselines beside them. Axes: B batch, L length, D channels."""
+"""`hyena-jax bench operators`: mixers and baselines over lengths. Axes: B batch, L length, D channels."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,35 +10,43 @@ import jax.numpy as jnp
 
 from hyena_jax.benchmark import flax_baseline, verify
 from hyena_jax.benchmark.counts import Work, count
+from hyena_jax.benchmark.machine import Roofline, measure_roofline
 from hyena_jax.benchmark.memory import fits
-from hyena_jax.benchmark.programs import Effort, Measured, Program, jit_program, measure
-from hyena_jax.benchmark.roofline import Roofline
+from hyena_jax.benchmark.report import (
+    MIB,
+    Cells,
+    Panel,
+    Picture,
+    Report,
+    Results,
+    curves,
+    describe_device,
+    memory_of,
+    milliseconds,
+    number,
+)
+from hyena_jax.benchmark.scaling import crossover, fitted_exponent
+from hyena_jax.benchmark.settings import Operators
+from hyena_jax.benchmark.timing import Measured, Program, jit_program, measure
 from hyena_jax.config import MIXER_CONFIGS, MixerConfig
 from hyena_jax.mixers import mixer_class
+from hyena_jax.training.progress import bar
 
 FORWARD, BOTH, FILTER = "forward", "forward_backward", "filter"
-# Autograd keeps about so many arrays for each that the equations name: to tell what could not fit.
+# Autograd keeps about this many arrays for each one that the equations name; estimates what cannot fit.
 KEPT_BY_AUTOGRAD = 6
-
-
-class Sizes(NamedTuple):
-    """Of the inputs x [B, L, D], and their dtype's name."""
-
-    batch: int
-    length: int
-    d_model: int
-    dtype: str
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one method at one length: numbers by pass, `filter` where there is a long one."""
+    """What was measured of one method at one length."""
 
     method: str
     mixer: str
     length: int
     n_params: int
     passes: dict[str, Measured]
+    """By pass: `forward`, `forward_backward`, and `filter` for mixers with a long filter."""
 
 
 class Method(NamedTuple):
@@ -51,8 +59,28 @@ class Method(NamedTuple):
     """`ours`, or a baseline's name."""
 
 
+def run(settings: Operators, report: Report) -> None:
+    """Checks every method, measures it over the lengths, and reports exponents and crossovers."""
+    configs = {name: MIXER_CONFIGS[name]() for name in settings.chosen}
+    chosen = methods(configs, settings.baseline)
+    with bar("measuring", len(chosen) * (1 + len(settings.lengths)), report.console) as advance:
+        for method in chosen:
+            if not verify_method(method, settings.d_model, settings.dtype):
+                report.notes.append(f"values not checked: {method.name} has no oracle")
+            advance()
+        roofline = measure_roofline(settings.dtype)
+        for row in bench_lengths(chosen, settings, roofline, advance, report.notes.append):
+            report.add(row, cells(row))
+            report.write(roofline=roofline._asdict(), **scaling(report.rows))
+    found = scaling(report.rows)
+    flops, n_bytes = roofline.flops_per_second / 1e9, roofline.bytes_per_second / 1e9
+    limits = f"this machine: {flops:,.1f} GFLOP/s in a matrix product, {n_bytes:,.1f} GB/s in a copy"
+    lines = [*describe_scaling(found, max(settings.lengths)), limits]
+    report.finish(lines, picture, roofline=roofline._asdict(), **found)
+
+
 def methods(configs: Mapping[str, MixerConfig], baselines: tuple[str, ...]) -> list[Method]:
-    """Ours for every mixer, and each baseline where there is one of these options."""
+    """Ours for every mixer, and each baseline that has the mixer, if its options are the defaults."""
     found = []
     for name, config in configs.items():
         found.append(Method(name, name, config, "ours"))
@@ -63,7 +91,7 @@ def methods(configs: Mapping[str, MixerConfig], baselines: tuple[str, ...]) -> l
 
 
 def verify_method(method: Method, d_model: int, dtype: str) -> bool:
-    """Raises `verify.Mismatch` unless the method gives what the oracle does; False without an oracle."""
+    """Raises `verify.Mismatch` unless the method equals its oracle; returns whether there is one."""
     if method.source == "ours":
         return verify.verify_mixer(method.name, method.config, d_model, dtype)
     baseline = partial(_baseline(method.source).value_and_gradient, mixer=method.mixer)
@@ -73,9 +101,7 @@ def verify_method(method: Method, d_model: int, dtype: str) -> bool:
 
 def bench_lengths(
     chosen: list[Method],
-    lengths: tuple[int, ...],
-    sizes: Sizes,
-    effort: Effort,
+    settings: Operators,
     roofline: Roofline,
     advance: Callable[[], None],
     note: Callable[[str], None],
@@ -83,16 +109,14 @@ def bench_lengths(
     """The rows of all methods, length by length; at each length the methods take turns.
 
     Args:
-      sizes: of the inputs; its length is not read.
-      advance: called once a method and length, done or left out.
-      note: called with a line for every method that goes no further.
+      advance: called once for each method and length, measured or left out.
+      note: called with a line for every method that is not measured at greater lengths.
     """
     remaining = list(chosen)
-    for length in sorted(lengths):
-        at_length = sizes._replace(length=length)
+    for length in sorted(settings.lengths):
         programs, built = {}, {}
         for method in list(remaining):
-            candidate = build(method, at_length)
+            candidate = build(method, length, settings)
             if fits(candidate.needed_bytes):
                 programs |= {(method.name, part): program for part, program in candidate.programs.items()}
                 built[method.name] = candidate
@@ -100,22 +124,31 @@ def bench_lengths(
                 remaining.remove(method)
                 needed = f"{candidate.needed_bytes / 2**30:,.1f} GiB at length {length}"
                 note(f"{method.name}: {needed} are more than is available")
-        measured = measure(programs, effort)
-        for method in [m for m in remaining if m.name in built]:
-            passes = {part: m for (name, part), m in measured.items() if name == method.name}
-            yield _row(method, length, built[method.name], passes, roofline)
-            open_loops = built[method.name].works[BOTH].open_loops
-            if open_loops and length == min(lengths):
+        measured = measure(programs, settings)
+        for method in list(remaining):
+            n_params, works = built[method.name].n_params, built[method.name].works
+            passes = {}
+            for part, work in works.items():
+                if (method.name, part) in measured:
+                    found = measured[method.name, part]
+                    share = roofline.least_seconds(work.flops, work.bytes) / found.seconds.median
+                    passes[part] = replace(
+                        found, flops=work.flops, least_bytes=work.bytes, roofline_share=share
+                    )
+            yield Row(method.name, method.mixer, length, n_params, passes)
+            open_loops = works[BOTH].open_loops
+            if open_loops and length == min(settings.lengths):
                 note(f"{method.name}: {open_loops} loops of unknown length are counted as one round each")
-            if max(m.seconds.median for m in passes.values()) > effort.max_seconds:
+            if max(m.seconds.median for m in passes.values()) > settings.max_seconds:
                 remaining.remove(method)
-                note(f"{method.name}: a run at length {length} took over {effort.max_seconds:g} s; no longer")
+                limit = f"took over {settings.max_seconds:g} s; no longer"
+                note(f"{method.name}: a run at length {length} {limit}")
         for _ in chosen:
             advance()
 
 
 class Built(NamedTuple):
-    """The programs of a method, and the work that our mixer is for the same results."""
+    """The programs of a method, and the work that our mixer does for the same results."""
 
     programs: dict[str, Program]
     """By pass."""
@@ -125,16 +158,16 @@ class Built(NamedTuple):
 
     @property
     def needed_bytes(self) -> int:
-        """What the largest program takes: as its compiler planned it, or without one by its work."""
+        """Bytes of the largest program: as its compiler planned, or estimated from its work."""
         planned = [program.memory.total for program in self.programs.values() if program.memory is not None]
         return max(planned, default=int(KEPT_BY_AUTOGRAD * self.works[FORWARD].bytes))
 
 
-def build(method: Method, sizes: Sizes) -> Built:
+def build(method: Method, length: int, settings: Operators) -> Built:
     """Compiles a method's passes."""
-    config, dtype = method.config, jnp.dtype(sizes.dtype)
-    module = mixer_class(config)(sizes.d_model, sizes.length, config, 1, dtype)
-    shape = (sizes.batch, sizes.length, sizes.d_model)
+    config, dtype = method.config, jnp.dtype(settings.dtype)
+    module = mixer_class(config)(settings.d_model, length, config, 1, dtype)
+    shape = (settings.batch_size, length, settings.d_model)
     x, cotangent = (jax.random.normal(jax.random.key(i), shape).astype(dtype) for i in range(2))
     params = verify.initial_params(module, x[:1, :1], 2)
     n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -143,17 +176,17 @@ def build(method: Method, sizes: Sizes) -> Built:
         return module.apply({"params": params}, x, None, True)
 
     def long_filter(params: dict) -> jax.Array:
-        return module.apply({"params": params}, method=lambda mixer: mixer.filter(sizes.length))
+        return module.apply({"params": params}, method=lambda mixer: mixer.filter(length))
 
     passes = _passes(ours, params, x, cotangent)
     if callable(getattr(module.bind({"params": params}), "filter", None)):
         passes[FILTER] = long_filter, (params,)
     works = {part: count(function, *args) for part, (function, args) in passes.items()}
     if method.source == "torch":
-        runs = _baseline("torch").programs(method.mixer, config, sizes.length, params, x, cotangent)
+        runs = _baseline("torch").programs(method.mixer, config, length, params, x, cotangent)
         return Built({part: Program(run) for part, run in runs.items()}, works, n_params)
     if method.source == "flax":
-        naive = flax_baseline.build(method.mixer, config, sizes.length, dtype)
+        naive = flax_baseline.build(method.mixer, config, length, dtype)
         params = flax_baseline.convert_params(params)
         passes = _passes(lambda params, x: naive.apply({"params": params}, x), params, x, cotangent)
     programs = {part: jit_program(function, *args) for part, (function, args) in passes.items()}
@@ -163,7 +196,7 @@ def build(method: Method, sizes: Sizes) -> Built:
 def _passes(
     forward: Callable[[dict, jax.Array], jax.Array], params: dict, x: jax.Array, cotangent: jax.Array
 ) -> dict[str, tuple[Callable, tuple]]:
-    """Functions and their arguments: y; and y with the gradients of all parameters and x."""
+    """Functions and their arguments: y, and y with the gradients of all parameters and x."""
 
     def forward_backward(params: dict, x: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, Any]:
         y, pullback = jax.vjp(forward, params, x)
@@ -180,15 +213,72 @@ def _baseline(source: str) -> Any:
     return torch_baseline
 
 
-def _row(
-    method: Method, length: int, built: Built, passes: Mapping[str, Measured], roofline: Roofline
-) -> Row:
-    with_counts = {}
-    for part in (FORWARD, BOTH, FILTER):
-        if part in passes:
-            work = built.works[part]
-            share = roofline.least_seconds(work.flops, work.bytes) / passes[part].seconds.median
-            with_counts[part] = replace(
-                passes[part], flops=work.flops, least_bytes=work.bytes, roofline_share=share
-            )
-    return Row(method.name, method.mixer, length, built.n_params, with_counts)
+def scaling(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Exponents of both passes by method, and the lengths from which on a method beats attention."""
+    times = {part: _times(rows, part, 1.0) for part in (FORWARD, BOTH)}
+    exponents = {
+        part: {method: fitted_exponent(points) for method, points in by_method.items()}
+        for part, by_method in times.items()
+    }
+    both = times[BOTH]
+    others = dict.fromkeys(row["method"] for row in rows if row["mixer"] != "attention")
+    crossovers = {
+        reference: {method: crossover(both[method], both[reference]) for method in others}
+        for reference in ("attention", "attention (torch)")
+        if reference in both
+    }
+    return {"exponents": exponents, "crossovers": crossovers}
+
+
+def describe_scaling(found: Mapping[str, Any], longest: int) -> list[str]:
+    """Lines about the exponents and crossovers of `scaling`."""
+    lines = []
+    for part, exponents in found["exponents"].items():
+        fitted = [f"{method} {value:.2f}" for method, value in exponents.items() if value is not None]
+        if fitted:
+            lines.append(f"time of {part} grows as length to the power, from 4,096 on: {', '.join(fitted)}")
+    for reference, lengths in found["crossovers"].items():
+        starts = [
+            f"{method} {f'none up to {longest:,}' if at is None else f'{round(at):,}'}"
+            for method, at in lengths.items()
+        ]
+        if starts:
+            lines.append(f"faster than {reference}, forward and backward, from length: {', '.join(starts)}")
+    return lines
+
+
+def cells(row: Row) -> Iterator[Cells]:
+    """The line of a method and length."""
+    both = row.passes[BOTH]
+    yield {
+        "method": row.method,
+        "length": f"{row.length:,}",
+        "forward ms": milliseconds(row.passes[FORWARD].seconds),
+        "forward + backward ms": milliseconds(both.seconds),
+        "filter ms": milliseconds(row.passes[FILTER].seconds) if FILTER in row.passes else "",
+        "compile s": number(both.compile_seconds, ".1f"),
+        "MiB planned": number(both.compiled_bytes, ",.1f", MIB),
+        "MiB live": number(both.live_bytes, ",.1f", MIB),
+        "GFLOP": number(both.flops, ",.3g", 1e9),
+        "by XLA": number(both.xla_flops, ",.3g", 1e9),
+        "roofline": number(both.roofline_share, ".1%"),
+    }
+
+
+def picture(results: Results) -> Picture:
+    """Time and memory of forward + backward by length, with attention in every row of panels."""
+    settings, rows = results["settings"], results["rows"]
+    sizes = f"batch {settings['batch_size']}, {settings['d_model']} channels, {settings['dtype']}"
+    memory = ((row["method"], row["length"], memory_of(row["passes"][BOTH])) for row in rows)
+    panels = (
+        Panel("time, forward + backward", "ms", _times(rows, BOTH, 1e-3)),
+        Panel("memory, forward + backward", "MiB", curves(memory, MIB)),
+    )
+    title = f"Mixers: {sizes}; {describe_device(results)}"
+    return Picture(title, "length, tokens", panels, reference="attention")
+
+
+def _times(rows: Sequence[Mapping[str, Any]], part: str, unit: float) -> dict[str, dict[int, float]]:
+    """Medians of a pass by method and length, in units of so many seconds."""
+    points = ((row["method"], row["length"], row["passes"][part]["seconds"]["median"]) for row in rows)
+    return curves(points, unit)

@@ -1,181 +1,209 @@
-"""Results for people and programs: tables, JSON, a plot."""
+"""What a benchmark shows and keeps: lines of a table, results.json, plot.png."""
 
 import dataclasses
 import json
+import math
 import re
+import signal
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from rich.console import Console
 
-from hyena_jax.benchmark.decode import DecodeRow
-from hyena_jax.benchmark.model import ModelRow
-from hyena_jax.benchmark.operators import BOTH, FILTER, FORWARD, Row
-from hyena_jax.benchmark.programs import Measured
-from hyena_jax.benchmark.settings import RESULTS
+from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.benchmark.settings import PLOT, RESULTS, Settings, flags
 from hyena_jax.benchmark.timing import Timing
+from hyena_jax.interruption import EndAtOnce, end_at_once
 from hyena_jax.training.atomic import write_text
 
-# By method: a value by length.
-Curves = Mapping[str, Mapping[int, float]]
+Cells = dict[str, str]
+"""One line of a table: cells by the names of their columns."""
+Results = dict[str, Any]
+"""What results.json holds."""
 MIB = 2**20
 
-
-# One line of a table: cells by the names of their columns.
-Cells = dict[str, str]
-
-
-def operators_cells(row: Row) -> Iterator[Cells]:
-    """The line of a method and length; times are medians, with the quartiles behind."""
-    both = row.passes[BOTH]
-    yield {
-        "method": row.method,
-        "length": f"{row.length:,}",
-        "forward ms": milliseconds(row.passes[FORWARD].seconds),
-        "forward + backward ms": milliseconds(both.seconds),
-        "filter ms": milliseconds(row.passes[FILTER].seconds) if FILTER in row.passes else "",
-        "compile s": _number(both.compile_seconds, ".1f"),
-        "MiB planned": _number(both.compiled_bytes, ",.1f", MIB),
-        "MiB live": _number(both.live_bytes, ",.1f", MIB),
-        "GFLOP": _number(both.flops, ",.3g", 1e9),
-        "by XLA": _number(both.xla_flops, ",.3g", 1e9),
-        "roofline": _number(both.roofline_share, ".1%"),
-    }
+# Okabe and Ito's colours, which colour-blind readers tell apart, with a darker yellow.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9A8B00", "#7F3C8D")
+REFERENCE_COLOUR = "#000000"
+# Lines that share a colour, such as ours and PyTorch's, differ by these.
+DASHES, MARKERS = ("-", "--", ":", "-."), "osD^v"
+MOST_LINES = 8
 
 
-def model_cells(unit: str, row: ModelRow) -> Iterator[Cells]:
-    """A line for each pass at one length."""
-    for name, measured in row.passes.items():
-        yield {
-            "pass": name.replace("_", " "),
-            "length": f"{row.length:,}",
-            "ms": milliseconds(measured.seconds),
-            f"{unit}s/s": f"{row.units / measured.seconds.median:,.0f}",
-            "compile s": _number(measured.compile_seconds, ".1f"),
-            "MiB planned": _number(measured.compiled_bytes, ",.1f", MIB),
-            "MiB live": _number(measured.live_bytes, ",.1f", MIB),
-            "GFLOP by XLA": _number(measured.xla_flops, ",.3g", 1e9),
+class Panel(NamedTuple):
+    """One quantity of a picture."""
+
+    title: str
+    unit: str
+    curves: Mapping[str, Mapping[int, float]]
+    """By method, such as `hyena` or `hyena (torch)`: a value by length."""
+
+
+class Picture(NamedTuple):
+    """What `draw` draws: panels side by side, over the same lengths."""
+
+    title: str
+    x_label: str
+    panels: Sequence[Panel]
+    reference: str = ""
+    """The method that every row of panels shows, in black."""
+
+
+class Report:
+    """Prints rows as they are measured, and keeps them in the output folder if there is one.
+
+    Attributes:
+      rows: what was measured so far, as results.json holds it.
+      notes: what is said below the rows.
+    """
+
+    def __init__(self, settings: Settings, console: Console, command: Sequence[str]):
+        """Raises OSError if the output folder cannot be made or written; nothing has been measured then."""
+        self.console, self.rows, self.notes = console, [], []
+        self._settings, self._command = settings, command
+        if settings.output is not None:
+            places = (settings.output, *settings.output.absolute().parents)
+            with tempfile.TemporaryFile(dir=next(path for path in places if path.exists())):
+                pass
+
+    def add(self, row: Any, lines: Iterable[Cells]) -> None:
+        """Prints the lines of a row, a dataclass, and keeps it."""
+        lines = list(lines)
+        if not self.rows:
+            self.console.print(format_line(lines[0], lines[0]), soft_wrap=True)
+        for cells in lines:
+            self.console.print(format_line(cells.values(), cells), soft_wrap=True)
+        self.rows.append(dataclasses.asdict(row))
+
+    def write(self, **summary: Any) -> None:
+        """Writes results.json with the rows so far; from then on, an interruption says that it keeps them.
+
+        Args:
+          summary: further entries of the file.
+        """
+        folder = self._settings.output
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PLOT).unlink(missing_ok=True)  # it shows an earlier benchmark
+        write_text(folder / RESULTS, json.dumps(self._results(summary), indent=1) + "\n")
+        n = len(self.rows)
+        if n and isinstance(signal.getsignal(signal.SIGINT), EndAtOnce):
+            kept = f"{n} rows measured so far are" if n > 1 else "row measured so far is"
+            end_at_once(signal.SIGINT, 130, f"interrupted; the {kept} in {folder}")
+
+    def finish(self, lines: Sequence[str], picture: Callable[[Results], Picture], **summary: Any) -> None:
+        """Prints the notes and `lines`, and writes results.json with all notes, and the picture of it."""
+        folder = self._settings.output
+        for line in (*self.notes, *lines):
+            self.console.print(line, soft_wrap=True)
+        if folder is not None:
+            self.write(**summary)
+            draw(folder / PLOT, picture(self._results(summary)))
+            self.console.print(f"results: {folder}", soft_wrap=True)
+
+    def _results(self, summary: Mapping[str, Any]) -> Results:
+        others = ("torch",) if "torch" in getattr(self._settings, "baseline", ()) else ()
+        return {
+            "command": " ".join(self._command),
+            "settings": flags(self._settings),
+            "machine": describe_machine(),
+            "versions": describe_versions(*others),
+            "notes": self.notes,
+            "rows": self.rows,
+            **summary,
         }
 
 
-def decode_cells(row: DecodeRow) -> Iterator[Cells]:
-    """The line of a mixer, context and batch size."""
-    yield {
-        "mixer": row.method,
-        "context": f"{row.context:,}",
-        "batch": str(row.batch),
-        "prefill ms": milliseconds(row.prefill.seconds),
-        "ms/token": milliseconds(row.step),
-        "tokens/s": f"{row.tokens_per_second:,.0f}",
-        "state MiB": f"{row.state_bytes / MIB:,.2f}",
-        "MiB planned": _number(row.prefill.compiled_bytes, ",.1f", MIB),
-        "compile s": f"{row.prefill.compile_seconds + row.step_compile_seconds:.1f}",
-    }
+def format_line(cells: Iterable[str], columns: Iterable[str]) -> str:
+    """A line of a table that is printed before the next one is known, so columns have fixed widths.
 
-
-def line(cells: Cells) -> str:
-    """A line of a table that is printed before the next one is known: columns have fixed widths."""
+    A column of times with their quartiles, such as `1,234 (1,200-1,301)`, is wider than a plain number.
+    """
     first, *others = cells
-    return "  ".join([cells[first].ljust(22), *(cells[name].rjust(_width(name)) for name in others)])
-
-
-def _width(column: str) -> int:
-    """Of times with their quartiles, such as `1,234 (1,200-1,301)`, or of plain numbers."""
-    return max(len(column), 19 if "ms" in re.split("[ /]", column) else 8)
+    widths = [max(len(name), 19 if "ms" in re.split("[ /]", name) else 8) for name in columns][1:]
+    return "  ".join([first.ljust(22), *map(str.rjust, others, widths)])
 
 
 def milliseconds(timing: Timing) -> str:
     """Median and quartiles, to three digits."""
-    lower, median, upper = (_digits(1e3 * s) for s in (timing.lower, timing.median, timing.upper))
-    return f"{median} ({lower}-{upper})" if timing.runs > 1 else f"{median} (1 run)"
+
+    def digits(seconds: float) -> str:
+        value = 1e3 * seconds
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+    if timing.runs == 1:
+        return f"{digits(timing.median)} (1 run)"
+    return f"{digits(timing.median)} ({digits(timing.lower)}-{digits(timing.upper)})"
 
 
-def time_curves(rows: Sequence[Row], part: str) -> dict[str, dict[int, float]]:
-    """Median seconds of a pass by method and length."""
-    return _curves((row.method, row.length, row.passes[part].seconds.median) for row in rows)
-
-
-def memory_curves(rows: Sequence[Row], part: str) -> dict[str, dict[int, float]]:
-    """Bytes of a pass by method and length."""
-    return _curves((row.method, row.length, memory_of(row.passes[part])) for row in rows)
-
-
-def model_curves(rows: Sequence[ModelRow]) -> tuple[Curves, Curves]:
-    """Seconds and bytes of each pass by length."""
-    passes = [(name, row.length, measured) for row in rows for name, measured in row.passes.items()]
-    time = _curves((name, length, measured.seconds.median) for name, length, measured in passes)
-    return time, _curves((name, length, memory_of(measured)) for name, length, measured in passes)
-
-
-def decode_curves(rows: Sequence[DecodeRow]) -> tuple[Curves, Curves]:
-    """Seconds of a step and bytes of the state, of each mixer and batch size, by context."""
-    names = [f"{row.method}, batch {row.batch}" for row in rows]
-    named = list(zip(names, rows, strict=True))
-    time = _curves((name, row.context, row.step.median) for name, row in named)
-    return time, _curves((name, row.context, row.state_bytes) for name, row in named)
-
-
-def memory_of(measured: Measured) -> float | None:
-    """Bytes as planned; of a program that nothing planned, as seen."""
-    return measured.live_bytes if measured.compiled_bytes is None else measured.compiled_bytes
-
-
-def _curves(points: Iterable[tuple[str, int, float | None]]) -> dict[str, dict[int, float]]:
-    by_method: dict[str, dict[int, float]] = {}
-    for method, length, value in points:
-        if value is not None:
-            by_method.setdefault(method, {})[length] = value
-    return by_method
-
-
-def check_writable(folder: Path) -> None:
-    """Raises OSError if nothing can be written in the folder, or it cannot be made; leaves nothing behind."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    with tempfile.TemporaryFile(dir=existing):
-        pass
-
-
-def write(folder: Path, results: Mapping[str, Any]) -> None:
-    """`results.json` in `folder`, which is made if it is missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / RESULTS, json.dumps(results, indent=1, default=_to_json) + "\n")
-
-
-def draw(path: Path, time: Curves, memory: Curves, titles: tuple[str, str, str]) -> None:
-    """Two panels, both axes logarithmic, a line for each method."""
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    panels = ((time, f"{titles[0]}, ms", 1e-3), (memory, f"{titles[1]}, MiB", MIB))
-    for axes, (by_method, label, unit) in zip(figure.subplots(1, 2), panels, strict=True):
-        for i, (method, points) in enumerate(by_method.items()):
-            # Nothing is where a logarithm is not: memory that did not grow.
-            kept = {length: value / unit for length, value in sorted(points.items()) if value}
-            # Ten colours, and then the next marker.
-            marker, color = "osD^vx"[i // 10 % 6], f"C{i % 10}"
-            axes.plot(list(kept), list(kept.values()), marker=marker, color=color, label=method)
-        if any(value for points in by_method.values() for value in points.values()):
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-        axes.set(xlabel=titles[2], ylabel=label)
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        axes.tick_params(axis="x", rotation=45)
-        axes.grid(alpha=0.3)
-    figure.axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=120)
-
-
-def _digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _number(value: float | None, form: str, unit: float = 1.0) -> str:
+def number(value: float | None, form: str, unit: float = 1.0) -> str:
+    """A number in units; nothing where it was not measured."""
     return "" if value is None else format(value / unit, form)
 
 
-def _to_json(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        timings = {name: part._asdict() for name, part in fields.items() if isinstance(part, Timing)}
-        return fields | timings
-    raise TypeError(f"{value!r} cannot be written as JSON")
+def curves(points: Iterable[tuple[str, int, float | None]], unit: float) -> dict[str, dict[int, float]]:
+    """Values in units, by method and length; what was not measured is left out."""
+    by_method: dict[str, dict[int, float]] = {}
+    for method, length, value in points:
+        if value is not None:
+            by_method.setdefault(method, {})[length] = value / unit
+    return by_method
+
+
+def memory_of(measured: Mapping[str, Any]) -> float | None:
+    """Planned bytes of a pass in `rows`; observed bytes where nothing was planned."""
+    planned = measured["compiled_bytes"]
+    return measured["live_bytes"] if planned is None else planned
+
+
+def describe_device(results: Results) -> str:
+    """The device and cores that the results were measured on, for a picture's title."""
+    machine = results["machine"]
+    return f"{machine['device']}, {machine['cores']} cores"
+
+
+def draw(path: Path, picture: Picture) -> None:
+    """Draws the panels on logarithmic axes: ours and baselines in one colour, at most eight lines a panel.
+
+    More lines are split into several rows of panels with the same axes.
+    """
+    families: dict[str, list[str]] = {}
+    for method in dict.fromkeys(method for panel in picture.panels for method in panel.curves):
+        families.setdefault(re.split(r" \(|, ", method)[0], []).append(method)
+    reference = families.pop(picture.reference, [])
+    room, n_lines = MOST_LINES - len(reference), sum(map(len, families.values()))
+    enough = n_lines / max(1, math.ceil(n_lines / room))
+    groups: list[list[list[str]]] = [[]]
+    for methods in families.values():
+        n_drawn = sum(map(len, groups[-1]))
+        if n_drawn and (n_drawn >= enough or n_drawn + len(methods) > room):
+            groups.append([])
+        groups[-1].append(methods)
+
+    lengths = sorted({x for panel in picture.panels for points in panel.curves.values() for x in points})
+    figure = Figure(figsize=(11, 0.8 + 3.6 * len(groups)), layout="constrained")
+    figure.suptitle(picture.title, fontsize="medium")
+    grid = figure.subplots(len(groups), len(picture.panels), squeeze=False, sharex=True, sharey="col")
+    for row, group in zip(grid, groups, strict=True):
+        coloured = [(REFERENCE_COLOUR, reference), *zip(COLOURS, group, strict=False)]
+        for axes, panel in zip(row, picture.panels, strict=True):
+            for colour, methods in coloured:
+                for i, method in enumerate(methods):
+                    # A logarithmic axis has no zero: memory that did not grow is left out.
+                    points = sorted((x, y) for x, y in panel.curves.get(method, {}).items() if y)
+                    style = {"linestyle": DASHES[i % 4], "marker": MARKERS[i % 5], "color": colour}
+                    axes.plot([x for x, _ in points], [y for _, y in points], label=method, **style)
+            axes.set(title=panel.title, ylabel=panel.unit, xlabel=picture.x_label)
+            axes.tick_params(axis="x", labelbottom=True, rotation=30)
+            axes.grid(alpha=0.3)
+            if any(value for points in panel.curves.values() for value in points.values()):
+                axes.set_xscale("log", base=2)
+                axes.set_yscale("log")
+                axes.set_xticks(lengths, [f"{x:,}" for x in lengths])
+                axes.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
+        row[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    figure.savefig(path, dpi=120)

@@ -1,22 +1,22 @@
-"""How times grow with the length, and where one method overtakes another."""
+"""How times grow with length, and from which length on one method is faster than another."""
 
 import math
 from collections.abc import Mapping
 
-# Below this length fixed costs still count, and an exponent would describe them.
+# At shorter lengths fixed costs dominate, and an exponent would describe them.
 LEAST_LENGTH, LEAST_POINTS = 4096, 3
 
 
-def fitted_exponent(times: Mapping[int, float]) -> float | None:
-    """e of the least-squares fit time = c length^e in logarithms.
+def fitted_exponent(times: Mapping[int, float], least_length: int = LEAST_LENGTH) -> float | None:
+    """The exponent e of the least-squares fit time = c length^e in logarithms.
 
     Args:
-      times: seconds by length; those below LEAST_LENGTH do not count.
+      times: by length, in any unit; lengths below `least_length` are left out.
 
     Returns:
       None with fewer than LEAST_POINTS lengths.
     """
-    points = [(math.log(length), math.log(time)) for length, time in times.items() if length >= LEAST_LENGTH]
+    points = [(math.log(length), math.log(time)) for length, time in times.items() if length >= least_length]
     if len(points) < LEAST_POINTS:
         return None
     mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
@@ -27,11 +27,12 @@ def fitted_exponent(times: Mapping[int, float]) -> float | None:
 def crossover(times: Mapping[int, float], other: Mapping[int, float]) -> float | None:
     """The length from which `times` stays below `other` at all longer lengths that both have.
 
-    Between two measured lengths the logarithm of the ratio of both is taken as linear in that of the length.
+    Between two measured lengths, the logarithm of their ratio is interpolated linearly in the logarithm of
+    the length.
 
     Returns:
-      None where the longest common length still has `other` ahead, or there is none; the shortest common
-      length where `times` is below at all of them.
+      None if `other` is still ahead at the longest common length, or there is no common length; the shortest
+      common length if `times` is below at all of them.
     """
     lengths = sorted(times.keys() & other.keys())
     ratios = {length: math.log(times[length] / other[length]) for length in lengths}

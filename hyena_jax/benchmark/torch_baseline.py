@@ -1,6 +1,6 @@
-"""The mixers in plain PyTorch, on our parameters: what a user of that library would write.
+"""The mixers in plain PyTorch, on our parameters, as a PyTorch user would write them.
 
-For configs of default options. Import only where PyTorch is installed. Axes: B batch, L length, D channels,
+For configs with default options. Import only where PyTorch is installed. Axes: B batch, L length, D channels,
 H heads, d head_dim.
 """
 
@@ -44,7 +44,7 @@ def implicit_filter(
 
 
 def hyena(config: HyenaConfig, max_len: int, params: Tensors, x: torch.Tensor) -> torch.Tensor:
-    """Gate-first Hyena of any order, with an implicit filter or free taps as many as the sequence is long."""
+    """Gate-first Hyena of any order, with an implicit filter or one free tap per position."""
     order, width, length = config.order, x.shape[2], x.shape[1]
     z = causal_conv(params, dense(params["in_proj"], x).transpose(1, 2))
     *gates, v = z.chunk(order + 1, dim=1)
@@ -104,14 +104,14 @@ def dense(params: Tensors, x: torch.Tensor) -> torch.Tensor:
 
 
 def to_torch(x: jax.Array) -> torch.Tensor:
-    """A tensor of the same values and dtype, on a GPU where JAX computes on one and PyTorch can."""
+    """A tensor of the same values and dtype, on a GPU if both JAX and PyTorch can use one."""
     on_gpu = jax.default_backend() == "gpu" and torch.cuda.is_available()
     dtype = getattr(torch, str(x.dtype))
     return torch.tensor(np.asarray(x, np.float32), dtype=dtype, device="cuda" if on_gpu else "cpu")
 
 
 def programs(mixer: str, config: Any, max_len: int, params: dict, x: jax.Array, cotangent: jax.Array) -> dict:
-    """Functions without arguments, `forward` and `forward_backward`; they return when the result is there.
+    """Functions without arguments, `forward` and `forward_backward`; they return when the result is ready.
 
     The second returns y, and the gradients of x and of all parameters.
     """
@@ -142,6 +142,6 @@ def programs(mixer: str, config: Any, max_len: int, params: dict, x: jax.Array, 
 def value_and_gradient(
     config: Any, params: dict, x: jax.Array, cotangent: jax.Array, max_len: int, mixer: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """y, and the gradient of x [B, L, D] for a cotangent of y; for the check before timing."""
+    """y, and the gradient of x [B, L, D] given a cotangent of y; for the check before timing."""
     y, gradients = programs(mixer, config, max_len, params, x, cotangent)["forward_backward"]()
     return tuple(z.detach().float().cpu().numpy() for z in (y, gradients[0]))

@@ -1,4 +1,4 @@
-"""No speed of what is wrong: every mixer and model is compared with its float64 oracle before it is timed."""
+"""Nothing wrong is timed: every mixer and model is first compared with its float64 oracle."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -19,22 +19,22 @@ from hyena_jax.config import (
 )
 from hyena_jax.mixers import mixer_class, mixer_oracle
 
-# How far from the oracle is equal, relative to its largest magnitude.
+# The largest error that counts as equal, relative to the oracle's largest magnitude.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}
-# Odd, small enough for loops in Python; filters are defined by the longer MAX_LEN.
+# An odd length, small enough for loops in Python; filters are defined over the longer MAX_LEN.
 BATCH, LENGTH, MAX_LEN = 2, 33, 128
 LARGEST_WIDTH, LARGEST_VOCABULARY = 64, 61
-# Of the random numbers added to initial parameters, so that zeros hide no mistakes. Small: the sine networks
-# of filters magnify rounding by large kernels.
+# Scale of the noise added to initial parameters, so that zeros hide no mistakes. Small, because the filters'
+# sine networks amplify rounding errors when kernels are large.
 NOISE = 0.02
 
 
 class Mismatch(Exception):
-    """What was to be timed differs from its oracle."""
+    """A mixer or model differs from its oracle, so it is not timed."""
 
 
 def compare(what: str, actual: jax.Array, expected: np.ndarray, dtype: str) -> None:
-    """Raises Mismatch unless both are equal within the tolerance of `dtype`; NaN equals nothing."""
+    """Raises Mismatch unless both agree within the tolerance of `dtype`; NaN never agrees."""
     actual = np.asarray(actual).astype(np.float64)
     error = np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30)
     if not error <= TOLERANCE[dtype]:
@@ -66,11 +66,11 @@ def verify_mixer(name: str, config: MixerConfig, d_model: int, dtype: str) -> bo
 
 
 def verify_baseline(what: str, mixer: str, baseline: Callable, d_model: int, dtype: str) -> None:
-    """Compares a baseline with our mixer of default options, which equals the oracle: y and x's gradient.
+    """Compares a baseline's y and gradient of x with our default mixer's, which match the oracle.
 
     Args:
       what: the baseline's name, for the message.
-      mixer: the mixer's.
+      mixer: the mixer's name.
       baseline: (config, params, x [B, L, D], cotangent, max_len) -> y, gradient of x; arrays of any kind.
 
     Raises:
@@ -95,19 +95,20 @@ def verify_baseline(what: str, mixer: str, baseline: Callable, d_model: int, dty
 
 
 def verify_model(name: str, config: ModelConfig) -> bool:
-    """Compares the logits of a small model of the same blocks with the model's oracle.
+    """Compares the logits of a small model with the same blocks with its oracle.
 
     Returns:
-      Whether the model and all its mixers have oracles; without them, nothing was compared.
+      Whether the model and all its mixers have oracles; otherwise nothing was compared.
 
     Raises:
       Mismatch: where they differ.
     """
     oracle = MODEL_CONFIGS.oracle(type(config))
     small = _small(config)
-    mixers = [_oracle(mixer, small) for mixer in getattr(small, "pattern", ())]
-    if oracle is None or None in mixers:
+    found = [mixer_oracle(mixer) for mixer in getattr(small, "pattern", ())]
+    if oracle is None or None in found:
         return False
+    mixers = [lambda params, x, of=of: of(params, x, small.max_len) for of in found]
     model = models.build(small)
     inputs = example_inputs(small, BATCH, min(LENGTH, getattr(small, "max_len", LENGTH)))
     params = random_params(model, inputs)
@@ -118,7 +119,7 @@ def verify_model(name: str, config: ModelConfig) -> bool:
 
 
 def verify_decoding(name: str, config: LanguageModelConfig) -> None:
-    """Compares a prefill and steps of a small model with its parallel form.
+    """Compares a small model's prefill and steps with its parallel form.
 
     Raises:
       Mismatch: where they differ.
@@ -140,12 +141,12 @@ def verify_decoding(name: str, config: LanguageModelConfig) -> None:
 
 
 def example_inputs(config: ModelConfig, batch: int, length: int) -> jax.Array:
-    """Random tokens int32 [B, length]; or what else the model reads, such as images, in its one shape."""
+    """Random tokens int32 [B, length], or other inputs of the model, such as images, in their one shape."""
     shape, dtype = config.input_row()
     if config.input_kind.is_tokens:
         shape = (length, *shape[1:])
     if jnp.issubdtype(dtype, jnp.integer):
-        # Every model of integers has 0 and 1.
+        # Without a vocabulary size: 0 and 1 are valid for every model that reads integers.
         most = getattr(config, "vocab_size", None) or 2
         return jax.random.randint(jax.random.key(0), (batch, *shape), 0, most, dtype)
     return jax.random.normal(jax.random.key(0), (batch, *shape), dtype)
@@ -158,7 +159,7 @@ def initial_params(module: nn.Module, inputs: jax.Array, seed: int) -> dict:
 
 
 def random_params(module: nn.Module, inputs: jax.Array) -> dict:
-    """Initial parameters, each moved a little."""
+    """Initial parameters with a little noise."""
     leaves, structure = jax.tree.flatten(initial_params(module, inputs, 1))
     keys = jax.random.split(jax.random.key(2), len(leaves))
     moved = [x + NOISE * jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys, strict=True)]
@@ -166,7 +167,7 @@ def random_params(module: nn.Module, inputs: jax.Array) -> dict:
 
 
 def _width(config: MixerConfig, d_model: int) -> int:
-    """A width that is quick for loops in Python, if the mixer can have it."""
+    """A width that is quick for loops in Python, if the mixer allows it."""
     small = min(d_model, LARGEST_WIDTH)
     try:
         config.check(small, MAX_LEN)
@@ -175,14 +176,8 @@ def _width(config: MixerConfig, d_model: int) -> int:
     return small
 
 
-def _oracle(config: MixerConfig, model: ModelConfig) -> Callable[[dict, np.ndarray], np.ndarray] | None:
-    """The oracle of a mixer as one of a model's: (params, x [B, L, D]) -> y."""
-    oracle = mixer_oracle(config)
-    return None if oracle is None else lambda params, x: oracle(params, x, model.max_len)
-
-
 def _small(config: ModelConfig) -> ModelConfig:
-    """The same kind of model with each of its mixers once; narrow and short where its parts allow it."""
+    """The same kind of model with each mixer once, narrow and short where its parts allow it."""
     largest = {
         "dropout": 0.0,
         "n_layers": len(getattr(config, "pattern", ())) or 1,

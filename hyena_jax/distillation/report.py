@@ -112,7 +112,7 @@ def draw(found: Found, path: Path) -> None:
         _draw_filter(filters, before.later, after.later, int(np.argsort(error)[len(error) // 2]))
         relative = np.sort(error / np.maximum(np.linalg.norm(before.later, axis=1), LEAST_SHOWN))
         errors.semilogy(np.maximum(relative, LEAST_SHOWN), label=f"layer {before.layer}")
-    filters.set(xlabel="lag", title="Channels of median error: before (wide), after")
+    filters.set(xlabel="lag", ylabel="filter", title="Channels of median error: before (wide), after")
     errors.axhline(found.max_filter_error, color="grey", linestyle="--", linewidth=1)
     errors.set(xlabel="channel, by error", ylabel="relative L2 error", title=f"Errors at state size {size}")
     errors.legend(frameon=False)

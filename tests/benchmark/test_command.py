@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hyena_jax.benchmark import decode, memory, operators, report, roofline, verify
-from hyena_jax.benchmark.settings import Decode
+from hyena_jax.benchmark import decode, machine, memory, operators, report, verify
+from hyena_jax.benchmark.settings import Decode, Operators
 from hyena_jax.cli import main
 from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig
 from hyena_jax.interruption import EndAtOnce
@@ -107,10 +107,10 @@ def run(*arguments) -> int:
 
 @pytest.fixture(autouse=True)
 def _small_roofline(monkeypatch):
-    """A fake roofline, since the machine's limits do not matter here."""
-    monkeypatch.setattr(roofline, "MATMUL_SIZE", {"cpu": 8})
-    monkeypatch.setattr(roofline, "COPY_BYTES", {"cpu": 1024})
-    monkeypatch.setattr(roofline, "BUDGET", 0.01)
+    """The machine's limits do not matter here."""
+    monkeypatch.setattr(machine, "MATMUL_SIZE", {"cpu": 8})
+    monkeypatch.setattr(machine, "COPY_BYTES", {"cpu": 1024})
+    monkeypatch.setattr(machine, "BUDGET", 0.01)
 
 
 @pytest.fixture
@@ -213,12 +213,12 @@ def test_no_speed_of_what_is_wrong(tmp_path, capsys, monkeypatch):
 def test_what_memory_cannot_hold_and_what_takes_too_long_is_left_out(monkeypatch):
     notes, done = [], []
     chosen = operators.methods({"aft_simple": MIXER_CONFIGS["aft_simple"]()}, ())
-    sizes, effort = operators.Sizes(1, 0, 8, "float32"), operators.Effort(0.0, 1, max_seconds=0.0)
 
     def bench(*lengths):
+        settings = Operators(0.0, 1, max_seconds=0.0, d_model=8, lengths=lengths)
         limits = operators.Roofline(1e9, 1e9)
         advance = partial(done.append, 1)
-        return list(operators.bench_lengths(chosen, lengths, sizes, effort, limits, advance, notes.append))
+        return list(operators.bench_lengths(chosen, settings, limits, advance, notes.append))
 
     assert [row.length for row in bench(8, 16)] == [8]
     assert notes == ["aft_simple: a run at length 8 took over 0 s; no longer"]
@@ -347,7 +347,9 @@ def test_torch_that_is_not_installed_is_named(monkeypatch, capsys):
 
 
 def test_the_plot_takes_what_was_not_measured(tmp_path):
-    report.draw(
-        tmp_path / "plot.png", {"a": {8: 1.0}, "b": {}}, {"a": {8: 0.0}}, ("time", "memory", "length")
-    )
+    panels = [
+        report.Panel("time", "ms", {"a": {8: 1.0}, "b": {}}),
+        report.Panel("memory", "MiB", {"a": {8: 0.0}}),
+    ]
+    report.draw(tmp_path / "plot.png", report.Picture("title", "length", panels))
     assert (tmp_path / "plot.png").exists()

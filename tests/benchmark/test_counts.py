@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 
 from hyena_jax import config as configs
 from hyena_jax.benchmark.counts import count
-from hyena_jax.benchmark.programs import jit_program
+from hyena_jax.benchmark.timing import jit_program
 from hyena_jax.config import FILTER_CONFIGS, MIXER_CONFIGS, MixerConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.mixers import mixer_class

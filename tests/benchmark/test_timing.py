@@ -3,9 +3,17 @@
 import jax.numpy as jnp
 import pytest
 
-from hyena_jax.benchmark.programs import Effort, Program, jit_program, measure
 from hyena_jax.benchmark.scaling import crossover, fitted_exponent
-from hyena_jax.benchmark.timing import MOST_RUNS, interleave, summarize
+from hyena_jax.benchmark.settings import Effort
+from hyena_jax.benchmark.timing import (
+    MOST_RUNS,
+    Program,
+    Timing,
+    interleave,
+    jit_program,
+    measure,
+    summarize,
+)
 
 
 class Clock:
@@ -48,8 +56,8 @@ def test_a_slow_program_still_has_its_least_runs_and_a_quick_one_no_more_than_en
 
 def test_median_quartiles_and_mean():
     timing = summarize([5.0, 1.0, 3.0, 2.0, 40.0])
-    assert timing == (3.0, 2.0, 5.0, 10.2, 5)
-    assert summarize([7.0]) == (7.0, 7.0, 7.0, 7.0, 1)
+    assert timing == Timing(3.0, 2.0, 5.0, 10.2, 5)
+    assert summarize([7.0]) == Timing(7.0, 7.0, 7.0, 7.0, 1)
 
 
 def test_a_measured_program_says_what_its_compiler_said():
