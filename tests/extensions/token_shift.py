@@ -1,9 +1,10 @@
-"""A small mixer: each channel mixes the current token with the previous one, then a dense layer."""
+"""A small mixer: each channel mixes the current token with the previous one, then a dense layer follows."""
 
 from dataclasses import dataclass
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 
 from hyena_jax.config import MixerConfig, register
 from hyena_jax.mixers import inputs
@@ -12,7 +13,7 @@ from hyena_jax.mixers import inputs
 @dataclass(frozen=True)
 class TokenShiftConfig(MixerConfig):
     share: float = 0.5
-    """Initial weight of the token before."""
+    """Initial weight of the previous token."""
 
 
 class TokenShift(nn.Module):
@@ -27,16 +28,16 @@ class TokenShift(nn.Module):
         inputs.check_input(x, self.d_model, self.max_len)
         inputs.refuse_segments(segment_ids)
         share = self.param("share", nn.initializers.constant(self.config.share), (self.d_model,))
-        before = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        mixed = x + share.astype(x.dtype) * (before - x)
+        previous = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        mixed = x + share.astype(x.dtype) * (previous - x)
         return nn.Dense(self.d_model, dtype=self.dtype, name="out_proj")(mixed)
 
 
 def oracle(config, params, x, max_len, segment_ids):
-    """The mixer in NumPy float64, for `bench` and the contract test; optional."""
-    before = x * 0
-    before[:, 1:] = x[:, :-1]
-    mixed = x + params["share"] * (before - x)
+    """The same in NumPy float64, which `bench` and the contract test compare with; optional."""
+    previous = np.zeros_like(x)
+    previous[:, 1:] = x[:, :-1]
+    mixed = x + params["share"] * (previous - x)
     return mixed @ params["out_proj"]["kernel"] + params["out_proj"]["bias"]
 
 
