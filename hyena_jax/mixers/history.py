@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.ops import online_conv
-from hyena_jax.ops.long_conv import long_conv
+from hyena_jax.ops.long_conv import blockwise_conv
 from hyena_jax.ops.online_conv import Window
 
 Memory = tuple[jax.Array, ...]
@@ -58,7 +58,7 @@ def prefill(
         h = online_conv.filters(filters.taps[o])
         # Blocks count from a row's first real token.
         aligned = inputs if block_len is None else _roll_rows(inputs, -first)
-        y = blockwise(aligned.transpose(2, 0, 1), h, None, block_len)
+        y = blockwise_conv(aligned.transpose(2, 0, 1), h, None, block_len)
         y = y if block_len is None else _roll_rows(y.transpose(1, 2, 0), first).transpose(2, 0, 1)
         return jax.lax.dynamic_slice_in_dim(y, position, u.shape[-1], axis=-1).astype(u.dtype), inputs
 
@@ -115,25 +115,6 @@ def window(block_len: jax.Array | None, position: jax.Array, first: jax.Array) -
         return Window(jnp.zeros((), jnp.int32), jnp.asarray(jnp.iinfo(jnp.int32).max))
     begin = position - (position - first) % block_len
     return Window(begin, begin + block_len)
-
-
-def blockwise(
-    u: jax.Array,
-    h: jax.Array,
-    skip: jax.Array | None = None,
-    block_len: int | None = None,
-    future: jax.Array | None = None,
-) -> jax.Array:
-    """y [W, B, L] of u [W, B, L] and h [w, >= L]; each block of `block_len` steps is convolved alone."""
-    width, batch, length = u.shape
-    taps = min(length, block_len or length)
-    n_blocks = -(-length // taps)
-    u = jnp.pad(u, [(0, 0), (0, 0), (0, n_blocks * taps - length)])
-    u = u.reshape(-1, len(h), batch * n_blocks, taps)
-    y = long_conv(u, h[:, None, :taps], None if skip is None else skip[:, None])
-    if future is not None:
-        y = y + long_conv(u[..., ::-1], future[:, None, :taps])[..., ::-1]
-    return y.reshape(width, batch, -1)[..., :length]
 
 
 def _roll_rows(x: jax.Array, shifts: jax.Array) -> jax.Array:

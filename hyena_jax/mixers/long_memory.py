@@ -28,6 +28,7 @@ from hyena_jax.filters.state_space import Modes, modes_of
 from hyena_jax.mixers import history, modal_memory
 from hyena_jax.mixers.history import Taps
 from hyena_jax.mixers.inputs import is_real
+from hyena_jax.ops.long_conv import blockwise_conv
 from hyena_jax.ops.sequence_parallel import on_whole_length
 from hyena_jax.ops.sequence_shards import over_shards, share_out
 from hyena_jax.ops.short_conv import empty_history
@@ -82,7 +83,7 @@ def parallel(
     def convolve(u: jax.Array, o: int) -> tuple[jax.Array, None]:
         own, ahead = (None if x is None else x[o] for x in (skip, future))
         if sequence_axis is None:
-            return history.blockwise(u, h[o], own, block_len, ahead), None
+            return blockwise_conv(u, h[o], own, block_len, ahead), None
         return _over_devices(u, h[o], own, ahead, block_len, sequence_axis), None
 
     return convolve
@@ -96,12 +97,12 @@ def _over_devices(
     block_len: int | None,
     sequence_axis: str,
 ) -> jax.Array:
-    """`history.blockwise` of u [W, B, L] whose length the devices along `sequence_axis` share."""
+    """`blockwise_conv` of u [W, B, L] whose length the devices along `sequence_axis` share."""
 
     def local(u: jax.Array, h: jax.Array, skip: jax.Array | None, future: jax.Array | None) -> jax.Array:
         def convolve(u: jax.Array) -> jax.Array:
             rows = u.reshape(-1, *u.shape[2:])
-            return history.blockwise(rows, h, skip, block_len, future).reshape(u.shape)
+            return blockwise_conv(rows, h, skip, block_len, future).reshape(u.shape)
 
         return on_whole_length(convolve, u, sequence_axis)
 
