@@ -27,7 +27,7 @@ from hyena_jax.generation.programs import Cursor, Drawing, Piece, Rows
 from hyena_jax.generation.prompts import OnFull, check_prompts, right_aligned
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import StopTexts, cut
-from hyena_jax.mixers import long_memory
+from hyena_jax.mixers.long import has_tiles
 from hyena_jax.ops.online_conv import TILE, due_size
 
 
@@ -206,5 +206,5 @@ def _pieces(model: nn.Module, params: optax.Params, prompted: Prompted, request:
         cursor, piece = programs.next_tokens(model, drawing, params, rows, cursor, count)
         piece = Piece(*(array[:, :count] for array in piece))
         n_steps += count
-        if due_size(n_steps) and long_memory.has_tiles(cursor.state):
-            cursor = cursor._replace(state=programs.absorb(cursor.state, due_size(n_steps)))
+        if due_size(n_steps) and has_tiles(cursor.state):
+            cursor = cursor._replace(state=programs.end_tile(cursor.state, due_size(n_steps)))

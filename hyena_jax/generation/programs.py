@@ -15,7 +15,8 @@ import optax
 
 from hyena_jax.generation.recomputation import with_state
 from hyena_jax.generation.sampling import SamplingRule, sample
-from hyena_jax.mixers import long_memory
+from hyena_jax.mixers.long import map_histories
+from hyena_jax.ops import online_conv
 from hyena_jax.ops.online_conv import TILE
 
 
@@ -86,7 +87,7 @@ def read(
 def first_token(drawing: Drawing, rows: Rows, cursor: Cursor, logits: jax.Array) -> tuple[Cursor, Piece]:
     """The token after what was read, and the state ready for the steps that follow."""
     cursor, drawn = _draw(drawing, rows, cursor, logits)
-    state = cursor.state if drawing.lazy else long_memory.open_tiles(cursor.state)
+    state = cursor.state if drawing.lazy else map_histories(online_conv.open_tiles, cursor.state)
     return cursor._replace(state=state), jax.tree.map(lambda x: x[:, None], drawn)
 
 
@@ -118,9 +119,9 @@ def next_tokens(
 
 
 @partial(jax.jit, static_argnames="size", donate_argnames="state")
-def absorb(state: Any, size: int) -> Any:
-    """The state with the tile of `size` that has come due absorbed by its long convolutions."""
-    return long_memory.absorb(state, size)
+def end_tile(state: Any, size: int) -> Any:
+    """The state after a tile of `size` steps, the one that is due, in each of its long convolutions."""
+    return map_histories(partial(online_conv.absorb, size=size), state)
 
 
 def _draw(drawing: Drawing, rows: Rows, cursor: Cursor, logits: jax.Array) -> tuple[Cursor, Piece]:
