@@ -23,7 +23,7 @@ LEAST_DAMPING, MOST_DAMPING = 1e-12, 1e6
 RIDGE = 1e-10
 
 
-class Modes(NamedTuple):
+class FittedModes(NamedTuple):
     """lambda = exp(-exp(log_decay) + i angle), both [C, d]; residues R complex [C, d]."""
 
     log_decay: np.ndarray
@@ -43,7 +43,7 @@ class _Point(NamedTuple):
     cost: np.ndarray  # squared norm of the error plus the ridge term [C]
 
 
-def fit(taps: np.ndarray, n_modes: int, seed: int = 0) -> Modes:
+def fit(taps: np.ndarray, n_modes: int, seed: int = 0) -> FittedModes:
     """Modes fitted to taps [C, T] in the L2 norm, float64.
 
     Each channel starts from the best of three: the recurrence of Ho and Kalman from the taps, the same from
@@ -54,10 +54,10 @@ def fit(taps: np.ndarray, n_modes: int, seed: int = 0) -> Modes:
     """
     n_taps = taps.shape[1]
     largest = 8 * max(4 * n_modes * n_taps, (4 * n_modes) ** 2, n_taps * min(n_taps, hankel.DENSE_ROWS))
-    return Modes(*in_groups(lambda group: _fit_group(group, n_modes, seed), taps, largest))
+    return FittedModes(*in_groups(lambda group: _fit_group(group, n_modes, seed), taps, largest))
 
 
-def response(modes: Modes, n_taps: int) -> np.ndarray:
+def response(modes: FittedModes, n_taps: int) -> np.ndarray:
     """Re sum_n R_n lambda_n^t, float64 [C, n_taps]."""
     return (modes.residue[..., None] * _powers(modes.log_decay, modes.angle, n_taps)).real.sum(1)
 
@@ -88,7 +88,7 @@ def ho_kalman(taps: np.ndarray, n_modes: int, seed: int = 0) -> tuple[np.ndarray
     return log_decay, angle
 
 
-def refine(taps: np.ndarray, log_decay: np.ndarray, angle: np.ndarray, steps: int = STEPS) -> Modes:
+def refine(taps: np.ndarray, log_decay: np.ndarray, angle: np.ndarray, steps: int = STEPS) -> FittedModes:
     """Modes refined by Levenberg-Marquardt steps on the L2 error, with least-squares residues throughout.
 
     This is variable projection in the form of Ruhe and Wedin (1980): after a Gauss-Newton step in modes and
@@ -112,10 +112,10 @@ def refine(taps: np.ndarray, log_decay: np.ndarray, angle: np.ndarray, steps: in
         moving = moving[~arrived & (damping[moving] <= MOST_DAMPING)]
         if not len(moving):
             break
-    return Modes(now.log_decay, now.angle, now.weights[:, :n_modes] + 1j * now.weights[:, n_modes:])
+    return FittedModes(now.log_decay, now.angle, now.weights[:, :n_modes] + 1j * now.weights[:, n_modes:])
 
 
-def _fit_group(taps: np.ndarray, n_modes: int, seed: int) -> Modes:
+def _fit_group(taps: np.ndarray, n_modes: int, seed: int) -> FittedModes:
     starts = [
         ho_kalman(taps, n_modes, seed),
         ho_kalman(hankel.continued(taps), n_modes, seed),

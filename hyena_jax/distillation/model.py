@@ -105,7 +105,7 @@ def distilled_experiment(experiment: Experiment, n_modes: int) -> Experiment:
 
 
 def distilled_params(
-    params: optax.Params, filters: Sequence[LongFilters], fitted: Sequence[modal_fit.Modes]
+    params: optax.Params, filters: Sequence[LongFilters], fitted: Sequence[modal_fit.FittedModes]
 ) -> optax.Params:
     """The parameters with the filters of each layer replaced; all others are unchanged."""
     new = dict(params)
@@ -116,7 +116,7 @@ def distilled_params(
     return new
 
 
-def _modal_parameters(taps: np.ndarray, modes: modal_fit.Modes) -> Mapping[str, Any]:
+def _modal_parameters(taps: np.ndarray, modes: modal_fit.FittedModes) -> Mapping[str, Any]:
     """Parameters of `hyena_jax.filters.state_space.ModalFilter`."""
     residue = np.stack([modes.residue.real, modes.residue.imag], axis=-1)
     by_filter = {"log_decay": modes.log_decay, "angle": modes.angle, "residue": residue}

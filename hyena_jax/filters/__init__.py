@@ -14,7 +14,8 @@ from hyena_jax.filters.explicit import ExplicitFilter, WindowedFilter
 from hyena_jax.filters.implicit import CKConvFilter, ImplicitFilter
 from hyena_jax.filters.lookup import LookupFilter
 from hyena_jax.filters.spectral import FNOFilter, TransferFunctionFilter
-from hyena_jax.filters.state_space import ModalFilter, Modes, S4DFilter
+from hyena_jax.filters.state_space import ModalFilter, S4DFilter
+from hyena_jax.ops.modal_conv import Modes
 
 FILTERS = Targets(FILTER_CONFIGS)
 """The modules of all registered filters, by name."""

@@ -1,9 +1,5 @@
 """Filters that are the impulse response of a diagonal recurrence. Axes: L length, D channels, N filters."""
 
-from functools import partial
-from math import isqrt
-from typing import NamedTuple
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,17 +7,7 @@ import numpy as np
 
 from hyena_jax.config import ModalFilterConfig, S4DFilterConfig
 from hyena_jax.filters.window import check_length
-
-
-class Modes(NamedTuple):
-    """A filter h_0 = lag_zero [N, D], h_t = Re sum_n weights_n lambda_n^(t-1).
-
-    `log_modes` (ln lambda) and `weights` are complex [N, D, n].
-    """
-
-    log_modes: jax.Array
-    weights: jax.Array
-    lag_zero: jax.Array
+from hyena_jax.ops.modal_conv import Modes, modal_response, modal_taps
 
 
 class S4DFilter(nn.Module):
@@ -126,34 +112,6 @@ class ModalFilter(nn.Module):
         """The recurrence whose impulse response the filter is."""
         log_modes = jax.lax.complex(-jnp.exp(self.log_decay), self.angle)
         return Modes(log_modes, _as_complex(self.residue), self.lag_zero)
-
-
-def modes_of(filter_module: nn.Module) -> Modes | None:
-    """The recurrence of a bound filter module; None if the filter has none."""
-    recurrence = getattr(filter_module, "recurrence", None)
-    return None if recurrence is None else recurrence()
-
-
-def modal_taps(modes: Modes, length: int) -> jax.Array:
-    """The first `length` taps [..., D, length]."""
-    later = modal_response(modes.log_modes, modes.weights, length - 1)
-    return jnp.concatenate([modes.lag_zero[..., None], later], axis=-1)
-
-
-def modal_response(log_modes: jax.Array, weights: jax.Array, length: int) -> jax.Array:
-    """Re sum_n weights_n modes_n^t for t = 0 .. length-1: [..., length] of complex [..., n].
-
-    With t = K q + r, modes^t is modes^(K q) modes^r: 2 sqrt(L) exponentials per mode in place of L, and the
-    sum over n is a matrix product.
-    """
-    step = isqrt(max(length - 1, 0)) + 1
-    n_steps = -(-length // step)
-    time = jnp.arange(max(step, n_steps)).astype(log_modes.dtype)
-    starts = weights[..., None] * jnp.exp(log_modes[..., None] * (step * time[:n_steps]))
-    within = jnp.exp(log_modes[..., None] * time[:step])
-    product = partial(jnp.einsum, "...nq,...nr->...qr", precision="highest")
-    taps = product(starts.real, within.real) - product(starts.imag, within.imag)
-    return taps.reshape(*taps.shape[:-2], n_steps * step)[..., :length]
 
 
 def initial_frequencies(config: S4DFilterConfig) -> np.ndarray:

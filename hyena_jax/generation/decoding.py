@@ -27,7 +27,7 @@ from hyena_jax.generation.programs import Chunk, Cursor, SamplingConfig, Samplin
 from hyena_jax.generation.prompts import OnFull, check_prompts, right_aligned
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import StopTexts, cut
-from hyena_jax.mixers import long_memory
+from hyena_jax.mixers.long import has_tiles
 from hyena_jax.ops.online_conv import TILE, due_size
 
 
@@ -210,5 +210,5 @@ def _chunks(
         cursor, chunk = programs.next_tokens(model, sampling, params, rows, cursor, count)
         chunk = Chunk(*(array[:, :count] for array in chunk))
         n_steps += count
-        if due_size(n_steps) and long_memory.has_tiles(cursor.state):
-            cursor = cursor._replace(state=programs.absorb(cursor.state, due_size(n_steps)))
+        if due_size(n_steps) and has_tiles(cursor.state):
+            cursor = cursor._replace(state=programs.end_tile(cursor.state, due_size(n_steps)))

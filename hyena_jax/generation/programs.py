@@ -15,7 +15,8 @@ import optax
 
 from hyena_jax.generation.recomputation import with_state
 from hyena_jax.generation.sampling import SamplingRule, sample
-from hyena_jax.mixers import long_memory
+from hyena_jax.mixers.long import map_histories
+from hyena_jax.ops import online_conv
 from hyena_jax.ops.online_conv import TILE
 
 
@@ -88,7 +89,7 @@ def first_token(
 ) -> tuple[Cursor, Chunk]:
     """The first new token, and the state prepared for the steps after it."""
     cursor, drawn = _draw(sampling, rows, cursor, logits)
-    state = cursor.state if sampling.lazy else long_memory.open_tiles(cursor.state)
+    state = cursor.state if sampling.lazy else map_histories(online_conv.open_tiles, cursor.state)
     return cursor._replace(state=state), jax.tree.map(lambda x: x[:, None], drawn)
 
 
@@ -120,9 +121,9 @@ def next_tokens(
 
 
 @partial(jax.jit, static_argnames="size", donate_argnames="state")
-def absorb(state: Any, size: int) -> Any:
-    """The state after its long convolutions have absorbed the tile of `size` that is due."""
-    return long_memory.absorb(state, size)
+def end_tile(state: Any, size: int) -> Any:
+    """The state after a tile of `size` steps, the one that is due, in each of its long convolutions."""
+    return map_histories(partial(online_conv.absorb, size=size), state)
 
 
 def _draw(

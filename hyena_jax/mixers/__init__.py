@@ -16,8 +16,9 @@ Three more things may be said by a module:
     is_unbounded(config) -> bool        a static method: whether decoding may continue beyond max_len
     filter                              a submodule of `hyena_jax.filters`, which distillation can replace
 
-A decoding loop may call `long_memory.open_tiles` on a state, and `long_memory.absorb` after every
-`ops.online_conv.TILE` steps: steps of long filters then take O(log(L)^2), and no mixer needs to know.
+Mixers with long convolutions share the base class `long.LongConvolutionMixer`. A decoding loop can make their
+steps cheaper, O(log(L)^2), without the mixers' help: by `ops.online_conv.open_tiles` once and `absorb` after
+every `TILE` steps, both through `long.map_histories`.
 """
 
 from collections.abc import Callable

@@ -5,15 +5,13 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import H3Config
-from hyena_jax.filters import build_filter, is_recurrent
+from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
-from hyena_jax.mixers import long_memory
-from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst, short_filtered
-from hyena_jax.mixers.inputs import check_input, check_next, check_state_length, check_token, refuse_segments
-from hyena_jax.mixers.long_memory import Convolve, LongState
+from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst
+from hyena_jax.mixers.long import Convolutions, LongConvolutionMixer
 
 
-class H3(nn.Module):
+class H3(LongConvolutionMixer):
     """y = W_o (q ⊙ SSM_diag(SSM_shift(k) ⊙ v)) (Fu et al. 2023, arXiv 2212.14052, section 3.1).
 
     The shift state space is a FIR of M taps, taps_t = sum_i shift_c[i + t] shift_b[i], plus a skip. In heads
@@ -21,12 +19,7 @@ class H3(nn.Module):
     filter for each head, and is contracted with q over the key's channels.
 
     Attributes:
-      d_model: D.
-      max_len: Lmax, the longest sequence.
       config: see `H3Config`.
-      n_layers: depth of the residual stack; scales the initial output projection by 1/sqrt(2 n_layers).
-      dtype: of the activations; None follows the input. Filters, FFTs and states stay in float32.
-      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
 
     Parameters:
       qkv_proj/kernel [D, 3*D]: columns are q, k, v, D each; head h has channels h*d .. (h+1)*d - 1.
@@ -40,17 +33,7 @@ class H3(nn.Module):
       out_proj/bias [D]:
     """
 
-    d_model: int
-    max_len: int
     config: H3Config = H3Config()
-    n_layers: int = 1
-    dtype: jnp.dtype | None = None
-    sequence_axis: str | None = None
-
-    @staticmethod
-    def is_unbounded(config: H3Config) -> bool:
-        """Decoding may continue beyond max_len where the filter is decoded as a recurrence."""
-        return is_recurrent(config.filter)
 
     def setup(self) -> None:
         config, width = self.config, self.d_model
@@ -65,62 +48,34 @@ class H3(nn.Module):
         self.skip = self.param("skip", nn.initializers.normal(1.0), (n_heads,))
         self.out_proj = FromChannelsFirst(width, self.dtype, init.out_kernel)
 
-    def __call__(
-        self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
-    ) -> jax.Array:
-        """y [B, L, D] of x [B, L, D].
+    @property
+    def width(self) -> int:
+        """H d^2, the channels of all outer products."""
+        return self.d_model * self.config.head_dim
 
-        Raises:
-          ValueError: for a wrong rank, width or length of x; and with segment_ids, since a long filter
-            reaches across document boundaries.
-        """
-        check_input(x, self.d_model, self.max_len)
-        refuse_segments(segment_ids)
-        convolve = long_memory.parallel(
-            self.filter(x.shape[1]), self.skip[None], sequence_axis=self.sequence_axis
-        )
-        return self._mix(x, None, None, convolve, deterministic)[0]
+    @property
+    def skips(self) -> jax.Array:
+        """The skip of the one filter, [1, H]."""
+        return self.skip[None]
 
-    def init_state(self, batch_size: int, max_len: int) -> LongState:
-        """The state before the first token of a sequence of at most `max_len` tokens."""
-        check_state_length(max_len, self.max_len)
-        shape = (batch_size, max_len, self.d_model * self.config.head_dim)
-        return long_memory.init_state(self.filter, self.skip[None], shape, self.shift_b.shape)
+    @property
+    def short_shape(self) -> tuple[int, int]:
+        """D and M."""
+        return self.shift_b.shape
 
-    def prefill(
-        self, state: LongState, x: jax.Array, lengths: jax.Array | None = None
-    ) -> tuple[LongState, jax.Array]:
-        """The next T tokens x [B, T, D] at once."""
-        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
-        return long_memory.prefill(self._mix, state, x, lengths)
-
-    def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
-        """The next token x [B, D]; see `long_memory.step` for its cost."""
-        check_token(x, self.d_model, len(state.first))
-        return long_memory.step(self._mix, state, x)
-
-    def _mix(
-        self,
-        x: jax.Array,
-        short_history: jax.Array | None,
-        real: jax.Array | None,
-        convolve: Convolve,
-        deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array | None, ...]]:
-        """The operator around its long convolution: y, and the memories after x [B, T, D]."""
+    def mix(
+        self, x: jax.Array, convolutions: Convolutions, deterministic: bool
+    ) -> tuple[jax.Array, Convolutions]:
         q, k, v = self.qkv_proj(x)  # [D, B, T]
-        if real is not None:
-            v = jnp.where(real, v, 0)
-        (shifted,), short_history = short_filtered(
-            [k], self._shift_taps(), jnp.zeros_like(self.shift_skip), short_history, real, self.sequence_axis
-        )
+        v = convolutions.masked(v)
+        taps, bias = self._shift_taps(), jnp.zeros_like(self.shift_skip)
+        (shifted,), convolutions = convolutions.short([k], taps, bias)
         q, shifted, values = (self._heads(part) for part in (q, shifted, v))
         # [d, d, H, B, T]: the head last among the channels, which share a filter across it.
         outer = shifted[:, None] * values
-        z, memory = convolve(outer.reshape(-1, *v.shape[1:]), 0)
+        z, convolutions = convolutions.long(outer.reshape(-1, *v.shape[1:]), 0)
         y = (q[:, None] * z.reshape(outer.shape)).sum(0)
-        y = self.out_proj(y.swapaxes(0, 1).reshape(v.shape))
-        return y, short_history, (memory,)
+        return self.out_proj(y.swapaxes(0, 1).reshape(v.shape)), convolutions
 
     def _heads(self, x: jax.Array) -> jax.Array:
         """[D, B, T] -> [d, H, B, T]."""

@@ -8,17 +8,8 @@ import jax.numpy as jnp
 from hyena_jax.config import HyenaConfig
 from hyena_jax.filters import build_filter, is_recurrent
 from hyena_jax.initializers import initializers, uniform_fan_in
-from hyena_jax.mixers import long_memory
-from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst, short_filtered
-from hyena_jax.mixers.inputs import (
-    check_causal,
-    check_input,
-    check_next,
-    check_state_length,
-    check_token,
-    refuse_segments,
-)
-from hyena_jax.mixers.long_memory import Convolve, LongState
+from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst
+from hyena_jax.mixers.long import Convolutions, LongConvolutionMixer
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -31,7 +22,7 @@ ACTIVATIONS = {
 }
 
 
-class Hyena(nn.Module):
+class Hyena(LongConvolutionMixer):
     """Order-N gated long convolutions (Poli et al. 2023, arXiv 2302.10866).
 
     A dense projection to (N+1) W channels and a depthwise FIR give the gates x_i and the signal v:
@@ -50,12 +41,7 @@ class Hyena(nn.Module):
     `bidirectional` adds g_o * v from the future, with g the second half of the filters and lag 0 in both.
 
     Attributes:
-      d_model: D.
-      max_len: Lmax, the longest sequence; filters are defined relative to it.
       config: see `HyenaConfig`.
-      n_layers: depth of the residual stack; scales the initial output projection, see `initializers`.
-      dtype: of the activations; None follows the input. Filters, FFTs and states stay in float32.
-      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
 
     Parameters:
       in_proj/kernel [D, (N+1)*W]: columns are the gates in ascending order, then v, W each.
@@ -72,16 +58,11 @@ class Hyena(nn.Module):
       out_proj/bias [D]:
     """
 
-    d_model: int
-    max_len: int
     config: HyenaConfig = HyenaConfig()
-    n_layers: int = 1
-    dtype: jnp.dtype | None = None
-    sequence_axis: str | None = None
 
     @staticmethod
     def is_unbounded(config: HyenaConfig) -> bool:
-        """Decoding may continue beyond max_len where the filter is decoded as a recurrence."""
+        """As in the base class; a recurrence does not restart at the blocks, so there must be one."""
         return config.num_blocks == 1 and is_recurrent(config.filter)
 
     def setup(self) -> None:
@@ -105,84 +86,43 @@ class Hyena(nn.Module):
 
     @property
     def width(self) -> int:
-        """W."""
+        """W, the inner width."""
         return self.config.inner_factor * self.d_model
 
     @property
     def n_filters(self) -> int:
-        """F."""
+        """F, without the filters of the future."""
         return self.config.order if self.config.gating == "conv_first" else self.config.order - 1
 
     @property
     def block_len(self) -> int | None:
-        """Steps of a block that is convolved alone; None where the sequence is one block."""
+        """Steps of a block that is convolved by itself; None where the sequence is one block."""
         return None if self.config.num_blocks == 1 else self.max_len // self.config.num_blocks
 
-    def __call__(
-        self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
-    ) -> jax.Array:
-        """y [B, L, D] of x [B, L, D].
-
-        Raises:
-          ValueError: for a wrong rank, width or length of x; and with segment_ids, since a long filter
-            reaches across document boundaries.
-        """
-        check_input(x, self.d_model, self.max_len)
-        refuse_segments(segment_ids)
-        h = self.filter(x.shape[1])
+    def filters(self, length: int) -> tuple[jax.Array, jax.Array | None]:
+        """The filters [F, w, length], and if bidirectional as many of the future."""
+        h = self.filter(length)
         future = h[self.n_filters :] if self.config.bidirectional else None
-        convolve = long_memory.parallel(
-            h[: self.n_filters], self.skip, self.block_len, future, self.sequence_axis
-        )
-        return self._mix(x, None, None, convolve, deterministic)[0]
+        return h[: self.n_filters], future
 
-    def init_state(self, batch_size: int, max_len: int) -> LongState:
-        """The state before the first token of a sequence of at most `max_len` tokens."""
-        check_causal(self.config)
-        check_state_length(max_len, self.max_len)
-        shape = (batch_size, max_len, self.width)
-        return long_memory.init_state(self.filter, self.skip, shape, self.short_taps.shape, self.block_len)
-
-    def prefill(
-        self, state: LongState, x: jax.Array, lengths: jax.Array | None = None
-    ) -> tuple[LongState, jax.Array]:
-        """The next T tokens x [B, T, D] at once."""
-        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
-        return long_memory.prefill(self._mix, state, x, lengths, self.block_len)
-
-    def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
-        """The next token x [B, D]; see `long_memory.step` for its cost."""
-        check_token(x, self.d_model, len(state.first))
-        return long_memory.step(self._mix, state, x)
-
-    def _mix(
-        self,
-        x: jax.Array,
-        short_history: jax.Array | None,
-        real: jax.Array | None,
-        convolve: Convolve,
-        deterministic: bool,
-    ) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array | None, ...]]:
-        """The operator around its long convolutions: y, and the memories after x [B, T, D]."""
-        (*gates, v), short_history = short_filtered(
-            self.in_proj(x), self.short_taps, self.short_bias, short_history, real, self.sequence_axis
-        )
-        if real is not None:
-            v = jnp.where(real, v, 0)
+    def mix(
+        self, x: jax.Array, convolutions: Convolutions, deterministic: bool
+    ) -> tuple[jax.Array, Convolutions]:
+        parts, convolutions = convolutions.short(self.in_proj(x), self.short_taps, self.short_bias)
+        *gates, v = parts
+        v = convolutions.masked(v)
         gate_first = self.config.gating == "gate_first"
-        memories = []
         for o in range(self.n_filters):
             if gate_first:
                 v = v * self._over_head(gates[self.n_filters - o])
-            v, memory = convolve(self.dropout(v, deterministic), o)
+            v, convolutions = convolutions.long(self.dropout(v, deterministic), o)
             v = self._mix_heads(v, o)
             if not gate_first:
                 v = v * self._over_head(gates[o])
-            memories.append(memory)
         if gate_first:
             v = v * gates[0]
         v = ACTIVATIONS[self.config.activation](v)
-        return self.out_proj(v), short_history, tuple(memories)
+        return self.out_proj(v), convolutions
 
     def _over_head(self, gate: jax.Array) -> jax.Array:
         """The gate [W, B, T], or with outer mixing its sum over each head's channels at all of them."""

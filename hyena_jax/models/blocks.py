@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig, require
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers import long_memory, mixer_class
+from hyena_jax.mixers import mixer_class
+from hyena_jax.mixers.long import FILTER
 from hyena_jax.models.norms import make_norm
 from hyena_jax.ops.dense import dense_dot_general
 
@@ -17,7 +18,7 @@ from hyena_jax.ops.dense import dense_dot_general
 # again.
 REMAT_POLICIES = {
     "block": jax.checkpoint_policies.nothing_saveable,
-    "filters": jax.checkpoint_policies.save_only_these_names(long_memory.FILTER),
+    "filters": jax.checkpoint_policies.save_only_these_names(FILTER),
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }

@@ -1,92 +1,163 @@
-"""The convolution of `long_conv`, one output at a time and exactly: y_t = sum_{s=0..t} h_s u_{t-s}.
+"""Long convolutions decoded exactly with any filter: y_t = sum_{s=0..t} h_s u_{t-s}, from all inputs so far.
 
-Axes: B batch, S longest length, W channels, w filters (W = G w, channel g w + c has filter c), U inputs of a
-tile. Time comes before the channels here, [B, S, W]: a step then writes and reads whole rows.
+Axes: B batch, T new tokens, S the most tokens of a history, F filters, w channels of a filter, W = G w
+(channel g w + c has channel c of the filter), U inputs of a tile. Time comes before the channels in a
+history, [B, S, W]: a step then reads and writes whole rows.
 
-Two ways to the same values:
+`prefill` takes T inputs at once, by one FFT over the whole history. `step` takes one, in either of two ways:
 
-- `lazy_output`: one product with the whole history, O(S) a step. It needs the inputs alone.
-- tiles, O(log(S)^2) a step on average (relaxed multiplication: van der Hoeven 2002, Relax, but don't be too
-  lazy; Oncescu et al. 2024, arXiv 2410.12982). Beside the inputs, `later` [B, S, W] holds what those of
-  finished tiles add to later outputs, and `near_output` adds the inputs since the last tile to that. After
-  every `TILE` steps, with n done and U the largest power of two that divides n, `absorb` adds the last U
-  inputs to the U outputs that come next, by one FFT of 2 U points. No size is dynamic, so that nothing
-  branches and no buffer is copied: who calls knows n.
+- by one product with the whole history, O(S) a step, at any time;
+- with tiles, O(log(S)^2) a step on average (relaxed multiplication: van der Hoeven 2002, Relax, but don't be
+  too lazy; Oncescu et al. 2024, arXiv 2410.12982). `open_tiles` computes `later` [B, S, W]: what the inputs
+  so far add to later outputs. A step adds to that the inputs since the last tile. After every `TILE` steps,
+  n since the opening, `absorb` adds to the next U outputs what the last U inputs contribute, by one FFT of
+  2 U points, where U = `due_size(n)`. The caller counts n, so every size is static: nothing branches, and no
+  buffer is copied.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from hyena_jax.ops.broadcasting import sum_products
-from hyena_jax.ops.long_conv import long_conv
+from hyena_jax.ops.long_conv import blockwise_conv, long_conv
 
-# Steps from one tile to the next, a power of two; the inputs of so many steps are summed up directly.
+# Steps from one tile to the next, a power of two; as many inputs are summed directly.
 TILE = 64
 
+# A convolution that continues a state: (u [W, B, T], index of the filter) -> y [W, B, T], its memory after u.
+OnlineConvolution = Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]
 
-class Window(NamedTuple):
-    """Which inputs count: those of a row from `begin` on, for outputs before `end`; int32 [B] or []."""
+
+class Tiling(NamedTuple):
+    """Spectra [F, w, U + 1] of each size U; positions [] of the opening and of the end of the last tile."""
+
+    spectra: tuple[jax.Array, ...]
+    opened: jax.Array
+    last_end: jax.Array
+
+
+class FilterTaps(NamedTuple):
+    """Filters as `reversed_taps` [F, 2 S - 1, w].
+
+    `block_len` [] is the number of steps in a block that is convolved by itself, None where the sequence is
+    one block; `tiling` is None while no tiles are open.
+    """
+
+    taps: jax.Array
+    block_len: jax.Array | None
+    tiling: Tiling | None
+
+
+class History(NamedTuple):
+    """F convolutions at `position` [], of rows whose tokens (and blocks) begin at `first` [B].
+
+    For each filter the inputs so far [B, S, W] and, while tiles are open, `later` [B, S, W].
+    """
+
+    filters: FilterTaps
+    position: jax.Array
+    first: jax.Array
+    inputs: tuple[jax.Array, ...]
+    later: tuple[jax.Array, ...] | None
+
+
+class BlockBounds(NamedTuple):
+    """The inputs of a block start at `begin`, and its outputs stop before `end`: int32 [B] or []."""
 
     begin: jax.Array
     end: jax.Array
 
 
-def reversed_taps(h: jax.Array) -> jax.Array:
-    """The taps [..., 2 S - 1, w] of h [..., w, S] as the inputs meet them: h_{S-1} .. h_0, then zeros.
+def empty(
+    h: jax.Array, skip: jax.Array | None, batch_size: int, width: int, block_len: int | None
+) -> tuple[FilterTaps, tuple[jax.Array, ...]]:
+    """Filters h [F, w, S] with skips [F, w], and for each the inputs [B, S, W] before the first token: 0."""
+    if skip is not None:
+        h = h.at[..., 0].add(skip)
+    block = None if block_len is None else jnp.asarray(block_len, jnp.int32)
+    inputs = tuple(jnp.zeros((batch_size, h.shape[-1], width), h.dtype) for _ in h)
+    return FilterTaps(reversed_taps(h), block, None), inputs
 
-    From entry S - 1 - t on, they are the weights of inputs 0, 1, .. in the output t.
+
+def reversed_taps(h: jax.Array) -> jax.Array:
+    """The taps [..., 2 S - 1, w] of h [..., w, S] in the order of the inputs: h_{S-1} .. h_0, then zeros.
+
+    From row S - 1 - t on, they are the weights of inputs 0, 1, .. in output t.
     """
     zeros = jnp.zeros((*h.shape[:-1], h.shape[-1] - 1), h.dtype)
     return jnp.concatenate([h[..., ::-1], zeros], axis=-1).swapaxes(-1, -2)
 
 
-def filters(taps: jax.Array) -> jax.Array:
+def forward_taps(taps: jax.Array) -> jax.Array:
     """h [..., w, S] of `reversed_taps`."""
     length = (taps.shape[-2] + 1) // 2
     return taps[..., length - 1 :: -1, :].swapaxes(-1, -2)
 
 
-def lazy_output(inputs: jax.Array, taps: jax.Array, position: jax.Array, begin: jax.Array) -> jax.Array:
-    """y [B, W] at `position` of inputs [B, S, W], that of `position` among them.
+def prefill(history: History, block_len: int | None) -> OnlineConvolution:
+    """The convolution of the next tokens u [W, B, T]; block_len as in the history's filters, but static."""
+    filters, position, first, *_ = history
 
-    Args:
-      taps: [2 S - 1, w], see `reversed_taps`.
-      begin: int32 [B] or []: earlier inputs do not count.
+    def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
+        inputs = _write(history.inputs[o], u, position)
+        h = forward_taps(filters.taps[o])
+        # Blocks count from a row's first token.
+        aligned = inputs if block_len is None else _roll_rows(inputs, -first)
+        y = blockwise_conv(aligned.transpose(2, 0, 1), h, None, block_len)
+        y = y if block_len is None else _roll_rows(y.transpose(1, 2, 0), first).transpose(2, 0, 1)
+        return jax.lax.dynamic_slice_in_dim(y, position, u.shape[-1], axis=-1).astype(u.dtype), inputs
+
+    return convolve
+
+
+def step(history: History) -> OnlineConvolution:
+    """The convolution of one token u [W, B, 1].
+
+    With tiles, the output is NaN if `absorb` has been skipped, so that it cannot go unnoticed.
     """
-    return _product(inputs, taps, position, jnp.zeros((), jnp.int32), begin)
+    filters, position, _, _, later = history
+    begin = _block_bounds(history).begin
+
+    def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
+        inputs = _write(history.inputs[o], u, position)
+        taps = filters.taps[o]
+        if later is None:
+            y = _product(inputs, taps, position, jnp.zeros((), jnp.int32), begin)
+        else:
+            y = _near_output(inputs, later[o], taps, position, filters.tiling.last_end, begin)
+        return y.T[..., None].astype(u.dtype), inputs
+
+    return convolve
 
 
-def near_output(
+def _near_output(
     inputs: jax.Array,
     later: jax.Array,
     taps: jax.Array,
     position: jax.Array,
-    start: jax.Array,
+    last_end: jax.Array,
     begin: jax.Array,
 ) -> jax.Array:
-    """y [B, W] at `position`: what `later` says, and the inputs since `start`, when the last tile ended.
-
-    NaN if another tile should have ended since, so that a forgotten `absorb` cannot go unnoticed.
-
-    Args:
-      inputs, taps, begin: see `lazy_output`.
-      later: [B, S, W].
-    """
+    """y [B, W] at `position`: `later` there, and the inputs since the last tile; NaN if a tile is overdue."""
     length = inputs.shape[1]
     size = min(TILE, length)
-    offset = jnp.minimum(start, length - size)
+    offset = jnp.minimum(last_end, length - size)
     near = jax.lax.dynamic_slice_in_dim(inputs, offset, size, axis=1)
-    y = _product(near, taps, position, offset, jnp.maximum(start, begin))
+    y = _product(near, taps, position, offset, jnp.maximum(last_end, begin))
     y = y + jax.lax.dynamic_index_in_dim(later, position, axis=1, keepdims=False)
-    return jnp.where(position - start < TILE, y, jnp.nan)
+    return jnp.where(position - last_end < TILE, y, jnp.nan)
 
 
 def _product(
     inputs: jax.Array, taps: jax.Array, position: jax.Array, offset: jax.Array, begin: jax.Array
 ) -> jax.Array:
-    """y [B, W] at `position` of inputs [B, n, W], the first of which is that of `offset`."""
+    """y [B, W] at `position`, from the inputs [B, n, W] at positions `offset` .. `offset` + n - 1.
+
+    Inputs before `begin` count as 0; taps [2 S - 1, w] are `reversed_taps`.
+    """
     batch, size, width = inputs.shape
     last = (taps.shape[0] - 1) // 2
     weights = jax.lax.dynamic_slice_in_dim(taps, last - (position - offset), size)
@@ -104,49 +175,76 @@ def tile_sizes(length: int) -> tuple[int, ...]:
 
 
 def due_size(n_steps: int) -> int:
-    """The size of the tile that ends after `n_steps`; 0 where none does."""
+    """The size of the tile that is due after `n_steps` steps; 0 where none is."""
     return 0 if n_steps % TILE else n_steps & -n_steps
 
 
-def tile_spectra(h: jax.Array) -> tuple[jax.Array, ...]:
-    """For each of the `tile_sizes(S)` the spectrum [..., w, U + 1] of h_1 .. h_{2U-1}, of h [..., w, S]."""
+def open_tiles(history: History) -> History:
+    """The history whose steps use tiles: `absorb` must follow every `TILE` steps. One FFT over all inputs."""
+    filters, position, _, inputs, _ = history
+    h = forward_taps(filters.taps)
+    bounds = _block_bounds(history)
+
+    def contribution(inputs: jax.Array, h: jax.Array) -> jax.Array:
+        length = inputs.shape[1]
+        seen = jnp.where(_before(length, position) & _from(length, bounds.begin), inputs, 0)
+        later = _time_first(long_conv(_channels_first(seen, len(h)), h), inputs.shape)
+        return jnp.where(_before(length, bounds.end), later, 0)
+
+    later = tuple(contribution(x, h[o]) for o, x in enumerate(inputs))
     sizes = tile_sizes(h.shape[-1])
-    return tuple(jnp.fft.rfft(h[..., 1 : 2 * size], n=2 * size) for size in sizes)
+    # A tile of U inputs meets h_1 .. h_{2U-1}.
+    spectra = tuple(jnp.fft.rfft(h[..., 1 : 2 * size], n=2 * size) for size in sizes)
+    return history._replace(filters=filters._replace(tiling=Tiling(spectra, position, position)), later=later)
 
 
-def open_tiles(inputs: jax.Array, h: jax.Array, position: jax.Array, window: Window) -> jax.Array:
-    """What the inputs [B, S, W] before `position` add to later outputs, [B, S, W]: one FFT over all of them.
+def close_tiles(history: History) -> History:
+    """The history whose steps need no `absorb`, and which a prefill can continue."""
+    return history._replace(filters=history.filters._replace(tiling=None), later=None)
 
-    Args:
-      h: [w, S].
+
+def absorb(history: History, size: int) -> History:
+    """The history after a tile: `size` must be `due_size` of the number of steps since the opening.
+
+    At any other moment, or with another size, the next outputs are NaN.
     """
-    length = inputs.shape[1]
-    seen = jnp.where(_before(length, position) & _from(length, window.begin), inputs, 0)
-    later = _time_first(long_conv(_channels_first(seen, len(h)), h), inputs.shape)
-    return jnp.where(_before(length, window.end), later, 0)
+    filters, position, _, inputs, later = history
+    spectra, opened, last_end = filters.tiling
+    n_steps = position - opened
+    is_due = (n_steps & -n_steps == size) & (position - last_end == TILE)
+    # An end so long ago counts as overdue in the next step, which gives NaN.
+    tiling = Tiling(spectra, opened, jnp.where(is_due, position, -TILE))
+    bounds = _block_bounds(history)
+    spectrum = spectra[(size // TILE).bit_length() - 1]
+    later = tuple(_add_tile(inputs[o], later[o], spectrum[o], position, bounds) for o in range(len(inputs)))
+    return history._replace(filters=filters._replace(tiling=tiling), later=later)
 
 
-def absorb(
-    inputs: jax.Array, later: jax.Array, spectrum: jax.Array, position: jax.Array, window: Window
+def _add_tile(
+    inputs: jax.Array, later: jax.Array, spectrum: jax.Array, position: jax.Array, bounds: BlockBounds
 ) -> jax.Array:
-    """`later` [B, S, W] with what the U inputs before `position` add.
-
-    Args:
-      inputs: [B, S, W].
-      spectrum: [w, U + 1], see `tile_spectra`.
-    """
+    """`later` [B, S, W] plus the contribution of the U inputs before `position`; spectrum [w, U + 1]."""
     length, size = inputs.shape[1], spectrum.shape[-1] - 1
     tile = jax.lax.dynamic_slice_in_dim(inputs, position - size, size, axis=1)
-    tile = jnp.where(_from(size, window.begin - (position - size)), tile, 0)
+    tile = jnp.where(_from(size, bounds.begin - (position - size)), tile, 0)
     product = jnp.fft.rfft(_channels_first(tile, len(spectrum)), n=2 * size) * spectrum
     added = jnp.fft.irfft(product, n=2 * size)[..., size - 1 : 2 * size - 1]
     added = _time_first(added.astype(later.dtype), tile.shape)
-    added = jnp.where(_before(size, window.end - position), added, 0)
-    # Near the end fewer than U outputs are left: what begins before `position` is moved out of the way.
+    added = jnp.where(_before(size, bounds.end - position), added, 0)
+    # Near the end fewer than U outputs are left: the slice starts before `position`, where nothing is added.
     offset = jnp.minimum(position, length - size)
     added = jnp.where(_from(size, position - offset), jnp.roll(added, position - offset, axis=1), 0)
     before = jax.lax.dynamic_slice_in_dim(later, offset, size, axis=1)
     return jax.lax.dynamic_update_slice_in_dim(later, before + added, offset, axis=1)
+
+
+def _block_bounds(history: History) -> BlockBounds:
+    """The block that holds the position, in each row."""
+    block_len, position = history.filters.block_len, history.position
+    if block_len is None:
+        return BlockBounds(jnp.zeros((), jnp.int32), jnp.asarray(jnp.iinfo(jnp.int32).max))
+    begin = position - (position - history.first) % block_len
+    return BlockBounds(begin, begin + block_len)
 
 
 def _from(length: int, begin: jax.Array) -> jax.Array:
@@ -168,3 +266,14 @@ def _time_first(x: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
     """[B, G, w, T] as [B, T, W]."""
     batch, length, width = shape
     return x.reshape(batch, width, length).swapaxes(1, 2)
+
+
+def _roll_rows(x: jax.Array, shifts: jax.Array) -> jax.Array:
+    """x [B, S, W] with row b rotated by shifts[b] steps towards the end."""
+    return jax.vmap(lambda row, shift: jnp.roll(row, shift, axis=0))(x, shifts)
+
+
+def _write(inputs: jax.Array, u: jax.Array, position: jax.Array) -> jax.Array:
+    """inputs [B, S, W] with u [W, B, T] at `position` .. `position` + T - 1."""
+    u = u.transpose(1, 2, 0).astype(inputs.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(inputs, u, position, axis=1)

@@ -16,7 +16,7 @@ SYSTEMS = {
 }
 
 
-def relative_errors(taps: np.ndarray, modes: modal_fit.Modes) -> np.ndarray:
+def relative_errors(taps: np.ndarray, modes: modal_fit.FittedModes) -> np.ndarray:
     error = modal_fit.response(modes, taps.shape[1]) - taps
     return np.linalg.norm(error, axis=1) / np.linalg.norm(taps, axis=1)
 

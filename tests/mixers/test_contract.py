@@ -1,7 +1,7 @@
 """The contract of every mixer. A new mixer needs a case in `cases`."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import chex
 import jax
@@ -15,7 +15,7 @@ from tolerances import DIFFERENCE_TOLERANCE, TOLERANCE, assert_close
 
 from hyena_jax import mixers
 from hyena_jax.config import MIXER_CONFIGS, UserError
-from hyena_jax.mixers.long_memory import absorb, close_tiles, has_tiles, open_tiles
+from hyena_jax.mixers.long import has_tiles, map_histories
 from hyena_jax.ops import long_conv, online_conv
 
 LENGTHS = (1, 7, 64, 127)
@@ -214,6 +214,10 @@ def check_decoding(name, length, splits):
         assert state.shared.position == length
 
 
+def absorb(state, size):
+    return map_histories(partial(online_conv.absorb, size=size), state)
+
+
 @over_cases([name for name, case in DECODED.items() if hasattr(case.config, "filter")])
 def test_steps_with_tiles_equal_the_parallel_form(name, monkeypatch):
     """After a ragged prefill; with tiles of few steps, so that there are many sizes."""
@@ -221,13 +225,13 @@ def test_steps_with_tiles_equal_the_parallel_form(name, monkeypatch):
     params, x, lengths = init(name), inputs(OPTION_LENGTH), [3, 5]
     empty = build(EVERY[name]).bind({"params": params}).init_state(2, OPTION_LENGTH)
     state, _ = jitted(name, "prefill")(params, empty, x[:, :5], jnp.array(lengths))
-    state, outputs = jax.jit(open_tiles)(state), []
-    step, absorb_tile = jitted(name, "step"), jax.jit(absorb, static_argnums=1)
+    state, outputs = jax.jit(partial(map_histories, online_conv.open_tiles))(state), []
+    step, end_tile = jitted(name, "step"), jax.jit(absorb, static_argnums=1)
     for n, t in enumerate(range(5, OPTION_LENGTH), start=1):
         state, y = step(params, state, x[:, t])
         outputs.append(y)
         if online_conv.due_size(n):
-            state = absorb_tile(state, online_conv.due_size(n))
+            state = end_tile(state, online_conv.due_size(n))
     outputs = jnp.stack(outputs, axis=1)
     for row, length in enumerate(lengths):
         expected = jitted(name)(params, x[row : row + 1, 5 - length :])[0, length:]
@@ -235,7 +239,8 @@ def test_steps_with_tiles_equal_the_parallel_form(name, monkeypatch):
     # Back to no tiles: exact at any time, with room for a prefill.
     if has_tiles(state):
         assert np.isnan(step(params, absorb(state, 2), x[:, 0])[1]).all()
-    assert jax.tree.structure(close_tiles(state)) == jax.tree.structure(empty)
+    closed = map_histories(online_conv.close_tiles, state)
+    assert jax.tree.structure(closed) == jax.tree.structure(empty)
 
 
 @over([name for name, case in CASES.items() if case.resets is None])

@@ -9,6 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tolerances import assert_close
 
 from hyena_jax.ops.long_conv import (
+    blockwise_conv,
     direct_conv,
     factors,
     fft_conv,
@@ -33,6 +34,21 @@ def arrays(length: int, dtype=np.float32, seed: int = 0):
 def test_equals_the_definition(method, length):
     u, h, skip = arrays(length)
     assert_close(long_conv(u, h, skip, method), convolution.long_conv(u, h, skip))
+
+
+@pytest.mark.parametrize(("length", "block_len"), [(1, None), (13, None), (13, 5), (13, 17)])
+def test_blocks_of_both_directions_equal_the_definition(length, block_len):
+    """Two groups of three channels; the last block is incomplete."""
+    rng = np.random.default_rng(length)
+    u, h, future, skip = (rng.standard_normal(shape) for shape in ((6, 2, length), (3, 17), (3, 17), (3,)))
+    with jax.enable_x64(True):
+        y = blockwise_conv(*map(jnp.asarray, (u, h, skip)), block_len, jnp.asarray(future))
+    taps = [np.tile(a, (2, 1)) for a in (h, future)]
+    for start in range(0, length, block_len or length):
+        block = u.swapaxes(0, 1)[..., start : start + (block_len or length)]
+        expected = convolution.long_conv(block, taps[0], np.tile(skip, 2))
+        expected += convolution.long_conv(block[..., ::-1], taps[1], np.zeros(6))[..., ::-1]
+        assert_close(y[..., start : start + block.shape[-1]], expected.swapaxes(0, 1))
 
 
 @pytest.mark.parametrize("method", METHODS)

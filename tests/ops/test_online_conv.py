@@ -5,7 +5,7 @@ import pytest
 from tolerances import assert_close
 
 from hyena_jax.ops import online_conv
-from hyena_jax.ops.online_conv import Window
+from hyena_jax.ops.online_conv import History
 from hyena_jax.reference.convolution import long_conv
 
 BATCH, GROUPS, FILTERS = 2, 3, 2
@@ -30,54 +30,45 @@ def expected(u, h):
     return long_conv(rows, np.tile(h, (GROUPS, 1)), np.zeros(WIDTH)).transpose(0, 2, 1)
 
 
-UNLIMITED = Window(jnp.int32(0), jnp.int32(10**9))
+def history_of(u, h, position, first=(0, 0), block_len=None):
+    """The history of the inputs before `position`."""
+    filters, _ = online_conv.empty(h[None], None, BATCH, WIDTH, block_len)
+    inputs = (u.at[:, position:].set(0),)
+    return History(filters, jnp.int32(position), jnp.array(first, jnp.int32), inputs, None)
 
 
-def run_with_tiles(u, h, start, window=lambda position: UNLIMITED, tile_at=online_conv.due_size):
-    """Outputs from `start`, with the earlier inputs absorbed at once."""
-    length = u.shape[1]
-    taps, spectra = online_conv.reversed_taps(h), online_conv.tile_spectra(h)
-    inputs = u.at[:, start:].set(0)
-    later = online_conv.open_tiles(inputs, h, jnp.int32(start), window(start))
-    origin, outputs = start, []
+def run(history, u, tile_at=online_conv.due_size):
+    """Outputs from the history's position on."""
+    origin, length = int(history.position), u.shape[1]
+    outputs = []
     for t in range(origin, length):
-        inputs = inputs.at[:, t].set(u[:, t])
-        position, last = jnp.int32(t), jnp.int32(start)
-        y = online_conv.near_output(inputs, later, taps, position, last, window(t).begin)
-        outputs.append(y)
+        y, inputs = online_conv.step(history)(u[:, t].T[..., None], 0)
+        history = history._replace(position=history.position + 1, inputs=(inputs,))
+        outputs.append(y[..., 0].T)
         size = tile_at(t + 1 - origin)
         if size and t + 1 < length:
-            spectrum = spectra[online_conv.tile_sizes(length).index(size)]
-            later = online_conv.absorb(inputs, later, spectrum, position + 1, window(t + 1))
-            start = t + 1
-    return jnp.stack(outputs, axis=1) if outputs else jnp.zeros((BATCH, 0, WIDTH))
+            history = online_conv.absorb(history, size)
+    return jnp.stack(outputs, axis=1)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 16, 37])
 def test_any_start_equals_the_definition(length):
     u, h = example(length)
     y = expected(u, h)
-    for start in {0, 1, length // 2, length - 1}:
-        assert_close(run_with_tiles(u, h, start), y[:, start:])
+    for start in {0, min(1, length - 1), length // 2, length - 1}:
+        assert_close(run(online_conv.open_tiles(history_of(u, h, start)), u), y[:, start:])
 
 
 def test_lazy_steps_equal_the_definition():
     u, h = example(13)
-    taps = online_conv.reversed_taps(h)
-    steps = [online_conv.lazy_output(u, taps, jnp.int32(t), jnp.int32(0)) for t in range(13)]
-    assert_close(jnp.stack(steps, axis=1), expected(u, h))
+    assert_close(run(history_of(u, h, 0), u, tile_at=lambda n: 0), expected(u, h))
 
 
-def test_windows_of_rows_are_kept():
+def test_blocks_of_rows_are_convolved_by_themselves():
     """Rows whose blocks of 5 steps begin at different positions."""
     u, h = example(23)
     first, length = np.array([3, 1]), 5
-
-    def window(position):
-        begin = position - (position - first) % length
-        return Window(jnp.asarray(begin), jnp.asarray(begin + length))
-
-    y = run_with_tiles(u, h, 6, window)
+    y = run(online_conv.open_tiles(history_of(u, h, 6, first, length)), u)
     for row in range(BATCH):
         for t in range(6, 23):
             begin = t - (t - first[row]) % length
@@ -87,7 +78,7 @@ def test_windows_of_rows_are_kept():
 
 def test_taps_turn_back_into_filters():
     h = jax.random.normal(jax.random.key(0), (3, 4, 11))
-    np.testing.assert_array_equal(online_conv.filters(online_conv.reversed_taps(h)), h)
+    np.testing.assert_array_equal(online_conv.forward_taps(online_conv.reversed_taps(h)), h)
 
 
 def test_sizes_are_those_of_the_schedule():
@@ -99,7 +90,7 @@ def test_sizes_are_those_of_the_schedule():
 
 def test_a_forgotten_tile_makes_outputs_nan():
     u, h = example(9)
-    y = run_with_tiles(u, h, 0, tile_at=lambda n: 0)
+    y = run(online_conv.open_tiles(history_of(u, h, 0)), u, tile_at=lambda n: 0)
     assert np.isfinite(y[:, :2]).all()
     assert np.isnan(y[:, 2:]).all()
 
@@ -107,4 +98,5 @@ def test_a_forgotten_tile_makes_outputs_nan():
 def test_float64_stays():
     with jax.enable_x64(True):
         u, h = (jnp.asarray(np.float64(x)) for x in example(37))
-        np.testing.assert_allclose(run_with_tiles(u, h, 3), expected(u, h)[:, 3:], rtol=0, atol=1e-12)
+        y = run(online_conv.open_tiles(history_of(u, h, 3)), u)
+        np.testing.assert_allclose(y, expected(u, h)[:, 3:], rtol=0, atol=1e-12)

@@ -1,37 +1,72 @@
-"""Long convolutions with the response of a small recurrence, in constant time and memory a token.
+"""Convolution with the response of a small diagonal recurrence, in constant time and memory a token.
 
-Axes: B batch, T new tokens, F filters, w channels of a filter, G groups, W = G w, n modes, K steps of a
-block.
+Axes: B batch, L length, T new tokens, F filters, w channels of a filter, G groups, W = G w, n modes, K steps
+of a block.
 
     y_t = Re sum_n R_n x_{n,t} + h_0 u_t,   x_{n,t+1} = lambda_n x_{n,t} + u_t
 
-(Massaroli et al. 2023, arXiv 2310.18780), so that x holds earlier inputs only. See `long_memory`.
+(Massaroli et al. 2023, arXiv 2310.18780), so that the state x holds earlier inputs only.
 """
 
-from collections.abc import Callable
+from functools import partial
+from math import isqrt
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.filters.state_space import Modes, modal_taps
 from hyena_jax.ops.long_conv import long_conv
+from hyena_jax.ops.online_conv import OnlineConvolution
 
-# Steps that a prefill takes at once: the powers of all modes for so many are in memory.
+# Steps that a prefill takes at once: as many powers of every mode are in memory.
 BLOCK = 256
+
+
+class Modes(NamedTuple):
+    """A filter h_0 = lag_zero [F, w], h_t = Re sum_n weights_n lambda_n^(t-1).
+
+    `weights` R and `log_modes`, which is ln lambda, are complex [F, w, n].
+    """
+
+    log_modes: jax.Array
+    weights: jax.Array
+    lag_zero: jax.Array
+
+
+def modal_taps(modes: Modes, length: int) -> jax.Array:
+    """The first taps h [..., w, length]."""
+    later = modal_response(modes.log_modes, modes.weights, length - 1)
+    return jnp.concatenate([modes.lag_zero[..., None], later], axis=-1)
+
+
+def modal_response(log_modes: jax.Array, weights: jax.Array, length: int) -> jax.Array:
+    """Re sum_n weights_n modes_n^t for t = 0 .. length-1: [..., length] of complex [..., n].
+
+    With t = K q + r, modes^t is modes^(K q) modes^r: 2 sqrt(L) exponentials a mode in place of L, and the
+    sum over n is a product of matrices.
+    """
+    step = isqrt(max(length - 1, 0)) + 1
+    n_steps = -(-length // step)
+    time = jnp.arange(max(step, n_steps)).astype(log_modes.dtype)
+    starts = weights[..., None] * jnp.exp(log_modes[..., None] * (step * time[:n_steps]))
+    within = jnp.exp(log_modes[..., None] * time[:step])
+    product = partial(jnp.einsum, "...nq,...nr->...qr", precision="highest")
+    taps = product(starts.real, within.real) - product(starts.imag, within.imag)
+    return taps.reshape(*taps.shape[:-2], n_steps * step)[..., :length]
 
 
 def empty(
     modes: Modes, skip: jax.Array | None, batch_size: int, width: int
 ) -> tuple[Modes, tuple[jax.Array, ...]]:
-    """The modes with the skips [F, w] in lag 0, and the states [B, W, n] before the first token."""
+    """The modes with the skips [F, w] in lag 0, and the states [B, W, n] of each before the first token."""
     if skip is not None:
         modes = modes._replace(lag_zero=modes.lag_zero + skip)
     shape = (batch_size, width, modes.weights.shape[-1])
     return modes, tuple(jnp.zeros(shape, modes.weights.dtype) for _ in modes.weights)
 
 
-def step(modes: Modes, states: tuple[jax.Array, ...]) -> Callable:
-    """The `Convolve` of one token u [W, B, 1]."""
+def step(modes: Modes, states: tuple[jax.Array, ...]) -> OnlineConvolution:
+    """The convolution of one token u [W, B, 1]."""
 
     def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
         weights, decay, lag_zero = modes.weights[o], jnp.exp(modes.log_modes[o]), modes.lag_zero[o]
@@ -45,8 +80,8 @@ def step(modes: Modes, states: tuple[jax.Array, ...]) -> Callable:
     return convolve
 
 
-def prefill(modes: Modes, states: tuple[jax.Array, ...]) -> Callable:
-    """The `Convolve` of the next tokens u [W, B, T], in blocks of K: O(T (log K + n))."""
+def prefill(modes: Modes, states: tuple[jax.Array, ...]) -> OnlineConvolution:
+    """The convolution of the next tokens u [W, B, T], in blocks of K: O(T (log K + n))."""
 
     def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
         one = Modes(*(part[o] for part in modes))
