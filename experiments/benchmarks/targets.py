@@ -16,7 +16,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import tyro
-from hyena_jax.pmap.strategy import local_devices
 from rich.console import Console
 from rich.table import Table
 
@@ -30,6 +29,7 @@ from hyena_jax.config import ExplicitFilterConfig, HawkConfig, HyenaConfig
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops import fastmax
 from hyena_jax.parallel import pmap
+from hyena_jax.parallel.strategy import local_devices
 from hyena_jax.startup import keep_freed_memory
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,13 +200,17 @@ def locked(workdir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f"workdir {str(workdir)!r} is in use: another process trains there") from error
+        # A start that fails removes its lock; who opened that file before holds nothing.
+        is_ours = os.path.samestat(os.fstat(lock), (workdir / LOCK).stat())
+        require(is_ours, "workdir", str(workdir), "a folder that no other process removes")
         atomic.remove_drafts(workdir)
         try:
             yield
         except BaseException:
-            if is_new and [path.name for path in workdir.iterdir()] == [LOCK]:
-                (workdir / LOCK).unlink()
-                workdir.rmdir()
+            with suppress(OSError):
+                if is_new and [path.name for path in workdir.iterdir()] == [LOCK]:
+                    (workdir / LOCK).unlink()
+                    workdir.rmdir()
             raise
 
 

@@ -269,3 +269,14 @@ def test_a_run_is_trained_from_its_own_settings_in_python(folder, console):
 def test_the_config_of_a_run_starts_another(folder, tmp_path, console):
     train(config.load(str(folder / "config.json")), tmp_path / "again", console)
     assert read_run(tmp_path / "again").experiment == read_run(folder).experiment
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_start_that_fails_removes_the_folder_only_if_it_made_it(tmp_path, is_new):
+    workdir = tmp_path / "run"
+    if not is_new:
+        workdir.mkdir()
+    with pytest.raises(UserError), locked(workdir):
+        assert (workdir / ".lock").exists()
+        raise UserError("of the start")
+    assert workdir.exists() != is_new
