@@ -18,7 +18,7 @@ from hyena_jax.initializers import initializers
 from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, is_real, sums_dtype
 from hyena_jax.ops import aft, sequence_parallel
 from hyena_jax.ops.aft_blocks import full_sums
-from hyena_jax.ops.sequence_shards import over_shards
+from hyena_jax.ops.sequence_shards import sharded
 
 # What position biases are made of starts as N(0, 10^-2) in the paper; read as a variance.
 position_init = nn.initializers.normal(0.1, jnp.float32)
@@ -152,7 +152,7 @@ class AFTSimple(AFT):
       config: see `AFTSimpleConfig`.
       n_layers: depth of the residual stack; initialisers of the output projection may depend on it.
       dtype: of the activations; None follows the input. Sums and states stay in float32.
-      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
+      sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
 
     Parameters:
       qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each.
@@ -170,15 +170,9 @@ class AFTSimple(AFT):
         return True
 
     def _parallel(self, keys: jax.Array, values: jax.Array, places: aft.Places) -> aft.Sums:
-        axis = self.sequence_axis
-        if axis is None:
-            return super()._parallel(keys, values, places)
-
-        def local(keys: jax.Array, values: jax.Array, documents: jax.Array) -> aft.Sums:
-            return sequence_parallel.aft_simple(keys, values, documents, axis)
-
-        documents = jnp.broadcast_to(places.document, keys.shape[:2])
-        return over_shards(local, axis, ("BL1D", "BL1D", "BL"), "BL1D")(keys, values, documents)
+        in_axes = ("BL1D", "BL1D", "1L" if len(places.document) == 1 else "BL")
+        running_sums = sharded(sequence_parallel.aft_simple, self.sequence_axis, in_axes, "BL1D")
+        return running_sums(keys, values, places.document)
 
     def _empty(self, keys: jax.Array, values: jax.Array) -> aft.Sums:
         return aft.no_sums(keys, values)

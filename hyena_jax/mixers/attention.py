@@ -3,7 +3,6 @@
 Axes: B batch, L length, T new tokens, D channels, H heads, G heads of keys and values, d head_dim.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -23,7 +22,10 @@ from hyena_jax.mixers.inputs import (
 )
 from hyena_jax.ops import sequence_parallel
 from hyena_jax.ops.attention import rotary, softmax_attention
-from hyena_jax.ops.sequence_shards import over_shards
+from hyena_jax.ops.sequence_shards import sharded
+
+# Queries, keys, values and segment_ids, see `sequence_shards.over_shards`.
+QKV_AXES = ("BLHd", "BLGd", "BLGd", "BL")
 
 
 class AttentionState(NamedTuple):
@@ -47,7 +49,7 @@ class Attention(nn.Module):
       config: see `AttentionConfig`.
       n_layers: depth of the residual stack; scales the initial output projection.
       dtype: of the activations; None follows the input. The softmax stays in float32.
-      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
+      sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
 
     Parameters:
       qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
@@ -78,11 +80,8 @@ class Attention(nn.Module):
         check_input(x, self.d_model, self.max_len, segment_ids)
         q, k, v = heads(self.qkv_proj(x), self.config, jnp.zeros((), jnp.int32))
         segment_ids = None if segment_ids is None else documents(segment_ids)
-        if self.sequence_axis is not None:
-            attend = partial(sequence_parallel.softmax_attention, is_causal=self.config.causal)
-            return self._output(over_devices(attend, self.sequence_axis, q, k, v, segment_ids))
-        ids = None if segment_ids is None else (segment_ids, segment_ids)
-        return self._output(softmax_attention(q, k, v, self.config.causal, segment_ids=ids))
+        attend = partial(sequence_parallel.softmax_attention, is_causal=self.config.causal)
+        return self._output(sharded(attend, self.sequence_axis, QKV_AXES, "BLHd")(q, k, v, segment_ids))
 
     def init_state(self, batch_size: int, max_len: int) -> AttentionState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
@@ -146,19 +145,6 @@ def heads(
         positions = position + jnp.arange(q.shape[1], dtype=jnp.int32)
         q, k = (rotary(z, positions, n_turned, config.rotary_base) for z in (q, k))
     return q, k, v
-
-
-def over_devices(
-    attend: Callable[..., jax.Array],
-    axis: str,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array | None,
-) -> jax.Array:
-    """`attend(q, k, v, segment_ids, axis_name)` of all tokens, whose length is shared out over `axis`."""
-    local = partial(attend, axis_name=axis)
-    return over_shards(local, axis, ("BLHd", "BLGd", "BLGd", "BL"), "BLHd")(q, k, v, segment_ids)
 
 
 def empty_cache(

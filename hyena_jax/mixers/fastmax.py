@@ -1,5 +1,6 @@
 """Fastmax attention. Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M features."""
 
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -20,7 +21,7 @@ from hyena_jax.mixers.inputs import (
 )
 from hyena_jax.ops import fastmax, sequence_parallel
 from hyena_jax.ops.attention import same_segment
-from hyena_jax.ops.sequence_shards import over_shards
+from hyena_jax.ops.sequence_shards import sharded
 
 
 class FastmaxState(NamedTuple):
@@ -45,7 +46,7 @@ class Fastmax(nn.Module):
       config: see `FastmaxConfig`.
       n_layers: depth of the residual stack; initialisers of the output projection may depend on it.
       dtype: of the activations; None follows the input. Kernel, sums and states stay in float32.
-      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
+      sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
 
     Parameters:
       qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each, head after head.
@@ -94,16 +95,22 @@ class Fastmax(nn.Module):
           ValueError: for a wrong rank, width or length of x.
         """
         check_input(x, self.d_model, self.max_len, segment_ids)
-        config, (q, k, v) = self.config, self._qkv(x)
-        if self.sequence_axis is not None:
-            o = self._over_devices(q, k, v, segment_ids)
-        elif segment_ids is not None or not config.factorized:
-            o = fastmax.fastmax_quadratic(q, k, v, config.p, self._mask(x.shape[1], segment_ids))
-        elif config.causal:
-            o = fastmax.fastmax_causal(q, k, v, config.p, fastmax.no_sums(k, config.p))[0]
-        else:
-            o = fastmax.fastmax_bidirectional(q, k, v, config.p)
-        return self._output(o, x)
+        config, axis, (q, k, v) = self.config, self.sequence_axis, self._qkv(x)
+        if config.factorized and segment_ids is None:
+            if config.causal:
+                attend = partial(sequence_parallel.fastmax_causal, p=config.p)
+            else:
+                attend = partial(sequence_parallel.fastmax_bidirectional, p=config.p)
+            return self._output(sharded(attend, axis, ("BLHd",) * 3, "BLHd")(q, k, v), x)
+        require(axis is None or config.factorized, "factorized", False, "True with a sequence_axis")
+        given = None if segment_ids is None else segment_ids.shape
+        require(axis is None, "segment_ids", given, "None with a sequence_axis")
+        mask = jnp.ones((x.shape[1], x.shape[1]), bool)
+        if config.causal:
+            mask = jnp.tril(mask)
+        if segment_ids is not None:
+            mask = mask & same_segment(documents(segment_ids))
+        return self._output(fastmax.fastmax_quadratic(q, k, v, config.p, mask), x)
 
     def init_state(self, batch_size: int, max_len: int) -> FastmaxState:
         """The state before the first token of a sequence of at most `max_len` tokens.
@@ -142,29 +149,6 @@ class Fastmax(nn.Module):
             q, k = fastmax.standardize(q), fastmax.standardize(k)
         scale = q.shape[-1] ** -0.5 if config.scale is None else config.scale
         return q * scale**0.5, k * scale**0.5, v
-
-    def _over_devices(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None
-    ) -> jax.Array:
-        """The factorized form of all tokens, whose length is shared out over the sequence axis."""
-        config, axis = self.config, self.sequence_axis
-        require(config.factorized, "factorized", config.factorized, "True with a sequence_axis")
-        given = None if segment_ids is None else segment_ids.shape
-        require(segment_ids is None, "segment_ids", given, "None with a sequence_axis")
-        attend = (
-            sequence_parallel.fastmax_causal if config.causal else sequence_parallel.fastmax_bidirectional
-        )
-
-        def local(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return attend(q, k, v, config.p, axis)
-
-        return over_shards(local, axis, ("BLHd", "BLHd", "BLHd"), "BLHd")(q, k, v)
-
-    def _mask(self, length: int, segment_ids: jax.Array | None) -> jax.Array:
-        mask = jnp.ones((length, length), bool)
-        if self.config.causal:
-            mask = jnp.tril(mask)
-        return mask if segment_ids is None else mask & same_segment(documents(segment_ids))
 
     def _output(self, o: jax.Array, x: jax.Array) -> jax.Array:
         return self.out_proj(o.reshape(x.shape).astype(self.dtype or x.dtype))

@@ -4,6 +4,7 @@ Axes: B batch, L length, T new tokens, D channels, W recurrence width, H blocks 
 channels of a block, K taps.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -18,21 +19,18 @@ from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state
 from hyena_jax.mixers.projections import SplitDense
 from hyena_jax.ops.dense import block_dense
 from hyena_jax.ops.rg_lru import RATE_SCALE, rg_lru
-from hyena_jax.ops.sequence_parallel import linear_recurrence, short_convolution
-from hyena_jax.ops.sequence_shards import over_shards
+from hyena_jax.ops.sequence_parallel import rg_lru_from_start, short_convolution
+from hyena_jax.ops.sequence_shards import sharded
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
 
 class HawkState(NamedTuple):
-    """The first real position of each row [B], FIR inputs [B, W, K-1] and recurrent state [B, W], float32.
-
-    The last two are None in the parallel form, which starts from nothing.
-    """
+    """The first real position of each row [B], FIR inputs [B, W, K-1] and recurrent state [B, W], float32."""
 
     shared: Shared
     first: jax.Array
-    short_history: jax.Array | None
-    h: jax.Array | None
+    short_history: jax.Array
+    h: jax.Array
 
 
 class Hawk(nn.Module):
@@ -48,9 +46,9 @@ class Hawk(nn.Module):
       max_len: longest sequence; the state does not grow with it.
       config: see `HawkConfig`.
       n_layers: depth of the residual stack; scales the initial output projection by sqrt(2 / n_layers).
-      dtype: of the activations and the dense layers, those of the gates among them; None follows the input.
-        From the gates' sigmoids on, recurrence and state stay in float32.
-      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
+      dtype: of the activations and of all dense layers, including the gates'; None follows the input. The
+        gates' sigmoids, the recurrence and the state stay in float32.
+      sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
 
     Parameters:
       in_proj/kernel [D, 2*W]: columns are the GELU branch (W_g), the recurrent branch (W_r), W each.
@@ -109,13 +107,20 @@ class Hawk(nn.Module):
           ValueError: for a wrong rank, width or length of x.
         """
         check_input(x, self.d_model, self.max_len, segment_ids)
-        state = self.init_state(x.shape[0], x.shape[1])._replace(short_history=None, h=None)
-        starts = self._starts(state, x.shape[1])
+        starts = (jnp.arange(x.shape[1], dtype=jnp.int32) == 0) & self.config.reset_at_start
+        starts, ids = jnp.broadcast_to(starts, x.shape[:2]), None
         if segment_ids is not None:
             segment_ids = documents(segment_ids)
             changes = segment_ids[:, 1:] != segment_ids[:, :-1]
             starts = starts | jnp.pad(changes, ((0, 0), (1, 0)))
-        return self._mix(state, x, starts, None, segment_ids)[1]
+            ids = segment_ids[..., None]
+        gate, u = self._branches(x)
+        in_axes = ("HBLI", "KH11I", "H11I", "BL1")
+        fir = sharded(partial(short_convolution, axis=-2), self.sequence_axis, in_axes, "HBLI")
+        u = fir(u, *self._short_filter(), ids)
+        in_axes = ("HBLI", "HBLI", "HBLI", "H11I", "BL")
+        recurrence = sharded(rg_lru_from_start, self.sequence_axis, in_axes, "HBLI")
+        return self._output(gate, recurrence(u, *self._gates(u), self._blocks(self.rate[None, None]), starts))
 
     def init_state(self, batch_size: int, max_len: int) -> HawkState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
@@ -133,90 +138,52 @@ class Hawk(nn.Module):
     ) -> tuple[HawkState, jax.Array]:
         """The next T tokens x [B, T, D] at once."""
         check_next(x, self.d_model, self.max_len, len(state.first), lengths)
-        n_tokens = x.shape[1]
-        if lengths is not None:
-            state = state._replace(first=n_tokens - lengths)
-        return self._mix(state, x, self._starts(state, n_tokens), is_real(lengths, n_tokens), None)
+        n_tokens, real = x.shape[1], is_real(lengths, x.shape[1])
+        first = state.first if lengths is None else n_tokens - lengths
+        positions = state.shared.position + jnp.arange(n_tokens, dtype=jnp.int32)
+        starts = (positions == first[:, None]) & self.config.reset_at_start
+        gate, u = self._branches(x)
+        if real is not None:
+            u = jnp.where(real[..., None], u, 0)
+        before = self._blocks(state.short_history.swapaxes(1, 2))
+        history = advance_history(before, u, 2)
+        u = short_conv(u, *self._short_filter(), 2, before)
+        if real is not None:  # the FIR's bias got into the padding
+            u = jnp.where(real[..., None], u, 0)
+        rate, h0 = self._blocks(self.rate[None, None]), self._blocks(state.h)
+        h, h_last = rg_lru(u, *self._gates(u), rate, h0, starts)
+        y = self._output(gate, h)
+        history, h_last = _join(history).swapaxes(1, 2), _join(h_last)
+        return HawkState(Shared(state.shared.position + n_tokens), first, history, h_last), y
 
     def step(self, state: HawkState, x: jax.Array) -> tuple[HawkState, jax.Array]:
         """The next token x [B, D], in constant time."""
         state, y = self.prefill(state, x[:, None])
         return state, y[:, 0]
 
-    def _starts(self, state: HawkState, n_tokens: int) -> jax.Array:
-        """Mask [B, T]: which of the next tokens are the first of their row, if those count as starts."""
-        positions = state.shared.position + jnp.arange(n_tokens, dtype=jnp.int32)
-        return (positions == state.first[:, None]) & self.config.reset_at_start
+    def _branches(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The GELU branch [B, T, W], and the recurrent branch in blocks [H, B, T, I].
 
-    def _mix(
-        self,
-        state: HawkState,
-        x: jax.Array,
-        starts: jax.Array,
-        real: jax.Array | None,
-        segment_ids: jax.Array | None,
-    ) -> tuple[HawkState, jax.Array]:
-        """The state after x [B, T, D], and y [B, T, D]."""
+        The gates' blocks come first from here to `_output`: their products then read every array in order,
+        where XLA for CPUs would recompute an array while it transposes it.
+        """
         gate, u = self.in_proj(x)
-        # The blocks of the gates come first, [H, B, T, I], in what follows: their products then find every
-        # array in order, where XLA for CPUs would recompute it while it transposes.
-        u = self._blocks(u)
-        if real is not None:
-            u = jnp.where(real[..., None], u, 0)
-        before = None if state.short_history is None else self._blocks(state.short_history.swapaxes(1, 2))
-        ids = None if segment_ids is None else segment_ids[..., None]
+        return gate, self._blocks(u)
+
+    def _short_filter(self) -> tuple[jax.Array, jax.Array]:
+        """Taps [K, H, 1, 1, I] and bias [H, 1, 1, I] of the FIR."""
         taps, bias = self._blocks(self.short_taps.T[:, None, None]), self._blocks(self.short_bias[None, None])
-        history = advance_history(before, u, 2)
-        u = self._fir(u, taps.swapaxes(0, 1), bias, before, ids)
-        if real is not None:  # the FIR's bias got into the padding
-            u = jnp.where(real[..., None], u, 0)
-        gates = (self.recurrence_gate(u), self.input_gate(u))
-        r, i = (jax.nn.sigmoid(z.astype(self.rate.dtype)) for z in gates)
-        h0 = None if state.h is None else self._blocks(state.h)
-        h, h_last = self._rg_lru(u, r, i, self._blocks(self.rate[None, None]), h0, starts)
-        y = self.out_proj(jax.nn.gelu(gate, approximate=self.config.gelu == "tanh") * _join(h))
-        if history is not None:
-            history, h_last = _join(history).swapaxes(1, 2), _join(h_last)
-        return HawkState(Shared(state.shared.position + x.shape[1]), state.first, history, h_last), y
+        return taps.swapaxes(0, 1), bias
 
-    def _fir(
-        self,
-        u: jax.Array,
-        taps: jax.Array,
-        bias: jax.Array,
-        before: jax.Array | None,
-        ids: jax.Array | None,
-    ) -> jax.Array:
-        """The FIR of u [H, B, T, I], after nothing on all devices of the sequence axis."""
-        axis = self.sequence_axis
-        if axis is None or before is not None:
-            return short_conv(u, taps, bias, 2, before, ids)
+    def _gates(self, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """r and i of u, [H, B, T, I], float32."""
+        r, i = self.recurrence_gate(u), self.input_gate(u)
+        return jax.nn.sigmoid(r.astype(self.rate.dtype)), jax.nn.sigmoid(i.astype(self.rate.dtype))
 
-        def local(u: jax.Array, taps: jax.Array, bias: jax.Array, ids: jax.Array | None) -> jax.Array:
-            return short_convolution(u, taps, bias, ids, -2, axis)
-
-        in_axes = ("HBLI", "KH11I", "H11I", "BL1")
-        return over_shards(local, axis, in_axes, "HBLI")(u, taps, bias, ids)
-
-    def _rg_lru(
-        self,
-        u: jax.Array,
-        r: jax.Array,
-        i: jax.Array,
-        rate: jax.Array,
-        h0: jax.Array | None,
-        starts: jax.Array,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """`rg_lru`, from nothing on all devices of the sequence axis."""
-        axis = self.sequence_axis
-        if axis is None or h0 is not None:
-            return rg_lru(u, r, i, rate, h0, starts)
-
-        def local(u: jax.Array, r: jax.Array, i: jax.Array, rate: jax.Array, starts: jax.Array) -> jax.Array:
-            return rg_lru(u, r, i, rate, None, starts, linear_recurrence(axis))[0]
-
-        in_axes = ("HBLI", "HBLI", "HBLI", "H11I", "BL")
-        return over_shards(local, axis, in_axes, "HBLI")(u, r, i, rate, starts), None
+    def _output(self, gate: jax.Array, h: jax.Array) -> jax.Array:
+        """y [B, T, D] of the GELU branch [B, T, W] and the recurrence's states [H, B, T, I]."""
+        gate = jax.nn.gelu(gate, approximate=self.config.gelu == "tanh")
+        return self.out_proj(gate * _join(h))
 
     def _blocks(self, x: jax.Array) -> jax.Array:
         """x [..., W] as [H, ..., I]."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import LocalAttentionConfig
-from hyena_jax.mixers.attention import empty_cache, heads, over_devices, projections
+from hyena_jax.mixers.attention import QKV_AXES, empty_cache, heads, projections
 from hyena_jax.mixers.inputs import (
     Shared,
     check_input,
@@ -23,6 +23,7 @@ from hyena_jax.mixers.inputs import (
 )
 from hyena_jax.ops import sequence_parallel
 from hyena_jax.ops.attention import local_attention, softmax_attention
+from hyena_jax.ops.sequence_shards import sharded
 
 
 class LocalAttentionState(NamedTuple):
@@ -46,7 +47,7 @@ class LocalAttention(nn.Module):
       config: see `LocalAttentionConfig`.
       n_layers: depth of the residual stack; scales the initial output projection.
       dtype: of the activations; None follows the input. The softmax stays in float32.
-      sequence_axis: mesh axis over which L is shared out; None: each device has it whole.
+      sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
 
     Parameters:
       qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
@@ -83,10 +84,8 @@ class LocalAttention(nn.Module):
         if segment_ids is not None:
             segment_ids = documents(segment_ids)
         q, k, v = heads(self.qkv_proj(x), self.config, jnp.zeros((), jnp.int32))
-        if self.sequence_axis is not None:
-            attend = partial(sequence_parallel.local_attention, window=self.config.window)
-            return self._output(over_devices(attend, self.sequence_axis, q, k, v, segment_ids))
-        return self._output(local_attention(q, k, v, self.config.window, segment_ids=segment_ids))
+        attend = partial(sequence_parallel.local_attention, window=self.config.window)
+        return self._output(sharded(attend, self.sequence_axis, QKV_AXES, "BLHd")(q, k, v, segment_ids))
 
     def init_state(self, batch_size: int, max_len: int) -> LocalAttentionState:
         """The state before the first token of a sequence of at most `max_len` tokens."""

@@ -1,22 +1,23 @@
-"""Sequence parallelism: the operators on a sequence of which each device holds one part.
+"""Sequence parallelism: operators on a sequence whose length is sharded over the devices of a mesh axis.
 
-Axes: B batch, L length, l = L / n the part of it on one of n devices, T queries, C channels, D channels of a
-recurrence, H heads, G heads of keys and values, d head_dim, K taps. The parts follow one another in the order
-of the devices along the mesh axis `axis_name`.
+Axes: B batch, L length, l = L / n the shard of L on one of n devices, T queries, C channels, D channels of a
+recurrence, H heads, G heads of keys and values, d head_dim, K taps.
 
-Each function runs inside `shard_map` (`sequence_shards.over_shards` calls it there): it reads and returns the
-local part, and talks to the other devices by collectives over `axis_name`. What goes between devices:
+Each function reads and returns the local shard; the shards follow one another in the order of the devices
+along the mesh axis `axis_name`. It runs inside `shard_map` and communicates by collectives over `axis_name`.
+With `axis_name=None` the shard is the whole sequence (l = L), and the function is the plain operator.
+`sequence_shards.sharded` calls it either way. What devices communicate:
 
-    long_conv           everything, twice: length for channels by all-to-all, and back
+    long_conv           all inputs and outputs: an all-to-all from shards of L to shards of C, and one back
     linear_recurrence   the product of the factors and the last state, [B, D] each
     short_conv          the last K - 1 inputs
     local_attention     the last `window` keys and values
     attention           all keys and values
     fastmax             sums of features over keys
-    aft_simple          running sums of the last key
+    aft_simple          running sums at the last key
 
 Arrays that are alike on all devices (taps, for instance) must have been cast to vary over `axis_name`: the
-sum of their gradients over the devices is the gradient of that cast.
+gradient of that cast sums their gradients over the devices.
 """
 
 from collections.abc import Callable
@@ -24,24 +25,26 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops import aft, attention, fastmax, short_conv
+from hyena_jax.ops import aft, attention, fastmax, rg_lru, short_conv
 from hyena_jax.ops.derivatives import linear_solve
 from hyena_jax.ops.linear_recurrence import Recurrence, default_method
 
 
-def on_whole_length(f: Callable[[jax.Array], jax.Array], u: jax.Array, axis_name: str) -> jax.Array:
-    """f [G, C/n, B, L] -> [G, C/n, B, L], applied to u [G, C, B, l]: channels are shared out in place of L.
+def on_whole_length(f: Callable[[jax.Array], jax.Array], u: jax.Array, axis_name: str | None) -> jax.Array:
+    """f [G, C/n, B, L] -> [G, C/n, B, L] applied to u [G, C, B, l]: f sees channels sharded instead of L.
 
     Two all-to-all collectives; device i gets channels i C/n .. (i+1) C/n - 1 of each of the G groups.
     """
+    if axis_name is None:
+        return f(u)
     whole = jax.lax.all_to_all(u, axis_name, split_axis=1, concat_axis=3, tiled=True)
     return jax.lax.all_to_all(f(whole), axis_name, split_axis=3, concat_axis=1, tiled=True)
 
 
 def before(x: jax.Array, n: int, axis: int, axis_name: str) -> jax.Array:
-    """The n entries along `axis` that precede this device's x, oldest first: zeros where the sequence starts.
+    """The n entries along `axis` before this device's x, oldest first; zeros before the sequence starts.
 
-    From as many devices as it takes, one step of the ring each.
+    They come from as many devices as needed, one `ppermute` for each.
     """
     length, n_devices = x.shape[axis], jax.lax.axis_size(axis_name)
     parts = []
@@ -60,16 +63,18 @@ def short_convolution(
     bias: jax.Array,
     segment_ids: jax.Array | None,
     axis: int,
-    axis_name: str,
+    axis_name: str | None,
 ) -> jax.Array:
-    """`ops.short_conv.short_conv` of the whole sequence: x and, at axes counted alike, segment_ids are local.
+    """`ops.short_conv.short_conv` from the start of the sequence; x and segment_ids are local.
 
     Args:
       taps: [K, ...], each broadcast against x.
       bias: broadcast against x.
       segment_ids: integers broadcast against x, or None.
-      axis: which axis of x is time, counted from the last: negative.
+      axis: which axis of x and segment_ids is time; negative, since segment_ids may have fewer axes.
     """
+    if axis_name is None:
+        return short_conv.short_conv(x, taps, bias, axis, None, segment_ids)
     n = len(taps) - 1
     seen = jnp.concatenate([before(x, n, axis, axis_name), x], axis)
     if segment_ids is not None:
@@ -78,13 +83,15 @@ def short_convolution(
     return jax.lax.slice_in_dim(y, n, y.shape[axis], axis=axis)
 
 
-def linear_recurrence(axis_name: str) -> Recurrence:
+def linear_recurrence(axis_name: str | None) -> Recurrence:
     """A form of `ops.linear_recurrence`: a, x and h are local, h0 is the state before the whole sequence.
 
-    Each device runs its part from 0, the products of factors and the last states of all parts give the state
-    before each, and the device runs its part again from there. h0 counts on the first device alone (the last
-    one, in reverse); the state returned is that after the local part.
+    Each device runs its shard from 0. The products of factors and the last states of all shards give the
+    state before each shard, from which each device reruns its shard. h0 counts on the first device alone (in
+    reverse, on the last). The returned state is the one after the local shard.
     """
+    if axis_name is None:
+        return default_method()
 
     def form(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
         h = _recurrence(a, x, h0, reverse, axis_name)
@@ -117,7 +124,7 @@ def _recurrence(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_n
 
     def transpose_solve(known: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start_bar, h_bar = known
-        # The factor of the first step on the next device; what it multiplies at the very end is 0.
+        # The factor of the first step on the next device; at the very end it multiplies 0.
         edge = jax.lax.ppermute(a[:, first, None], axis_name, backward)
         later = joined(edge, a[:, :-1] if reverse else a[:, 1:], reverse)
         g = _run(later, h_bar, jnp.zeros_like(start_bar), not reverse, axis_name)
@@ -128,7 +135,7 @@ def _recurrence(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_n
 
 
 def _run(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str) -> jax.Array:
-    """h, each device's part computed twice: from 0, and from the state before it."""
+    """h, of which each device computes its shard twice: from 0, and from the state before it."""
     run = default_method()
     last = run(a, x, jnp.zeros_like(h0), reverse)[1]
     start = _state_before(a.astype(h0.dtype).prod(axis=1), last, h0, reverse, axis_name)
@@ -138,7 +145,7 @@ def _run(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: st
 def _state_before(
     factor: jax.Array, last: jax.Array, h0: jax.Array, reverse: bool, axis_name: str
 ) -> jax.Array:
-    """State [B, D] before this device's part, given each part's h -> factor h + last."""
+    """State [B, D] before this device's shard; each shard maps the state h before it to factor h + last."""
     parts = jax.lax.all_gather((factor, last), axis_name)
 
     def advance(h: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -148,14 +155,28 @@ def _state_before(
     return jax.lax.dynamic_index_in_dim(starts, jax.lax.axis_index(axis_name), keepdims=False)
 
 
-def local_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, window: int, axis_name: str
+def rg_lru_from_start(
+    x: jax.Array, r: jax.Array, i: jax.Array, rate: jax.Array, starts: jax.Array, axis_name: str | None
 ) -> jax.Array:
-    """`ops.attention.local_attention` of q [B, l, H, d] and keys and values [B, l, G, d] of all devices.
+    """`ops.rg_lru.rg_lru` from the start of the sequence: h [..., l, D]; starts [..., l] is local too."""
+    return rg_lru.rg_lru(x, r, i, rate, None, starts, linear_recurrence(axis_name))[0]
+
+
+def local_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array | None,
+    window: int,
+    axis_name: str | None,
+) -> jax.Array:
+    """`ops.attention.local_attention` of q [B, l, H, d], k and v [B, l, G, d].
 
     Args:
-      segment_ids: integers [B, l], or None; other documents must have other ids.
+      segment_ids: integers [B, l], different for different documents, or None.
     """
+    if axis_name is None:
+        return attention.local_attention(q, k, v, window, segment_ids=segment_ids)
     length = q.shape[1]
     n = min(window, length * (jax.lax.axis_size(axis_name) - 1))
     k, v = (jnp.concatenate([before(z, n, 1, axis_name), z], axis=1) for z in (k, v))
@@ -166,12 +187,20 @@ def local_attention(
 
 
 def softmax_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, is_causal: bool, axis_name: str
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array | None,
+    is_causal: bool,
+    axis_name: str | None,
 ) -> jax.Array:
-    """`ops.attention.softmax_attention` of q [B, l, H, d] over all keys and values, [B, l, G, d] here.
+    """`ops.attention.softmax_attention` of q [B, l, H, d] to the k and v [B, l, G, d] of all devices.
 
-    Every device holds all keys and values.
+    Every device then holds all keys and values.
     """
+    if axis_name is None:
+        ids = None if segment_ids is None else (segment_ids, segment_ids)
+        return attention.softmax_attention(q, k, v, is_causal, segment_ids=ids)
     length = q.shape[1]
     k, v = (jax.lax.all_gather(z, axis_name, axis=1, tiled=True) for z in (k, v))
     start = jax.lax.axis_index(axis_name) * length
@@ -181,24 +210,34 @@ def softmax_attention(
     return attention.softmax_attention(q, k, v, is_causal, start, segment_ids=ids)
 
 
-def fastmax_causal(q: jax.Array, k: jax.Array, v: jax.Array, p: int, axis_name: str) -> jax.Array:
-    """`ops.fastmax.fastmax_causal` of q, k, v [B, l, H, d]: the sums of earlier parts are added up first."""
+def fastmax_causal(q: jax.Array, k: jax.Array, v: jax.Array, p: int, axis_name: str | None) -> jax.Array:
+    """`ops.fastmax.fastmax_causal` of q, k, v [B, l, H, d], from the start of the sequence."""
+    if axis_name is None:
+        return fastmax.fastmax_causal(q, k, v, p, fastmax.no_sums(k, p))[0]
     sums = jax.lax.all_gather(fastmax.key_sums(k, v, p), axis_name)
     is_earlier = jnp.arange(len(sums), dtype=jnp.int32) < jax.lax.axis_index(axis_name)
     earlier = jnp.where(is_earlier.reshape(-1, 1, 1, 1, 1), sums, 0).sum(axis=0)
     return fastmax.fastmax_causal(q, k, v, p, earlier)[0]
 
 
-def fastmax_bidirectional(q: jax.Array, k: jax.Array, v: jax.Array, p: int, axis_name: str) -> jax.Array:
+def fastmax_bidirectional(
+    q: jax.Array, k: jax.Array, v: jax.Array, p: int, axis_name: str | None
+) -> jax.Array:
     """`ops.fastmax.fastmax_bidirectional` of q, k, v [B, l, H, d]."""
+    if axis_name is None:
+        return fastmax.fastmax_bidirectional(q, k, v, p)
     return fastmax.attend_to_sums(q, jax.lax.psum(fastmax.key_sums(k, v, p), axis_name), p)
 
 
-def aft_simple(keys: jax.Array, values: jax.Array, documents: jax.Array, axis_name: str) -> aft.Sums:
-    """`ops.aft.running_sums` over the whole sequence: keys and values [B, l, ...], documents [B or 1, l].
+def aft_simple(keys: jax.Array, values: jax.Array, documents: jax.Array, axis_name: str | None) -> aft.Sums:
+    """`ops.aft.running_sums` from the start of the sequence.
 
-    Each part sums from nothing; then what came before it is merged in, as far as its document goes on.
+    Each device sums its shard from nothing, then adds the sums of earlier shards wherever the same document
+    continues. Keys and values are [B, l, ...], documents [B or 1, l].
     """
+    if axis_name is None:
+        return aft.running_sums(keys, values, aft.no_sums(keys, values), documents)
+    documents = jnp.broadcast_to(documents, keys.shape[:2])
     sums = aft.running_sums(keys, values, aft.no_sums(keys, values), documents)
     here = aft.Run(documents[..., None, None], sums)
     last = jax.tree.map(lambda x: x[:, -1:], here)

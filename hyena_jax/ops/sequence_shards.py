@@ -1,6 +1,10 @@
-"""How an operator on local shards becomes one on whole arrays, by `shard_map` on the ambient mesh."""
+"""Runs an operator on whole arrays, or on each device's shard of them by `shard_map` on the ambient mesh.
+
+It knows operators and no parameters, so it belongs to `ops`, whose tests use it too.
+"""
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -10,23 +14,41 @@ from jax.sharding import PartitionSpec
 ROWS, LENGTH, CHANNELS = "BLC"
 
 
+def sharded(
+    local: Callable[..., Any], sequence_axis: str | None, in_axes: tuple[str, ...], out_axes: str
+) -> Callable[..., Any]:
+    """`local(*arrays, axis_name)` as a function of whole arrays: the one place that decides how it runs.
+
+    Without a sequence axis, `local` gets the whole arrays and `axis_name=None`. With one, it runs under
+    `over_shards` on each device's shard, and `axis_name` names the axis of its collectives.
+
+    Args:
+      local: as the functions of `ops.sequence_parallel`.
+      sequence_axis: mesh axis over which the sequences are sharded, or None.
+      in_axes: see `over_shards`.
+      out_axes: see `over_shards`.
+    """
+    local = partial(local, axis_name=sequence_axis)
+    return local if sequence_axis is None else over_shards(local, sequence_axis, in_axes, out_axes)
+
+
 def over_shards(
     f: Callable[..., Any], sequence_axis: str, in_axes: tuple[str, ...], out_axes: str
 ) -> Callable[..., Any]:
     """`f(*local arrays)` as a function of the whole arrays, inside `jit` with a mesh (`jax.set_mesh`).
 
-    Axes are written as letters: `L` is cut into parts along the mesh axis `sequence_axis`, as is `C`, and `B`
-    into parts along all other axes of the mesh (where these do not divide it, each holds all rows). Any other
-    letter is an axis that every device has whole. Arrays without some of these axes are cast to vary along
-    them, so that their derivatives are summed.
+    Axes are written as letters. `L` and `C` are sharded over the mesh axis `sequence_axis`, and `B` over all
+    other axes of the mesh (if their sizes do not divide it, every device holds all rows). Any other letter is
+    an axis that every device holds whole. Arrays without some of these axes are cast to vary along the
+    missing mesh axes, so that their gradients are summed over the devices.
 
     Args:
       in_axes: one string for each argument; an argument may be None.
       out_axes: one string, for every array of the result.
 
     Raises:
-      ValueError: when called, without an ambient mesh that has `sequence_axis`, or if that does not divide
-        L or C.
+      ValueError: when called, if the ambient mesh has no axis `sequence_axis`, or its size does not divide L
+        or C.
     """
 
     def mapped(*args: jax.Array | None) -> Any:
@@ -66,16 +88,19 @@ def axis_size(sequence_axis: str) -> int:
     return mesh.shape[sequence_axis]
 
 
-def share_out(x: jax.Array, sequence_axis: str, axis: int) -> jax.Array:
-    """x, of which each device along `sequence_axis` is to compute one part of `axis`, if they divide it."""
-    if x.shape[axis] % axis_size(sequence_axis):
+def share_out(x: jax.Array, sequence_axis: str | None, axis: int) -> jax.Array:
+    """x, whose `axis` is sharded over the devices along `sequence_axis` if their number divides it.
+
+    x itself without a sequence axis.
+    """
+    if sequence_axis is None or x.shape[axis] % axis_size(sequence_axis):
         return x
     spec = PartitionSpec(*(sequence_axis if i == axis % x.ndim else None for i in range(x.ndim)))
     return jax.lax.with_sharding_constraint(x, spec)
 
 
 def _vary(x: jax.Array | None, axes: str, names: dict[str, Any]) -> jax.Array | None:
-    """x, cast to vary along all mesh axes in use."""
+    """x cast to vary along all mesh axes in use."""
     if x is None:
         return None
     missing = () if ROWS in axes else names[ROWS] or ()
