@@ -16,7 +16,7 @@ from flax.typing import Initializer
 from hyena_jax.config import HawkConfig
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, documents, is_real
-from hyena_jax.mixers.projections import SplitDense
+from hyena_jax.mixers.dense import SplitDense
 from hyena_jax.ops.dense import block_dense
 from hyena_jax.ops.rg_lru import RATE_SCALE, rg_lru
 from hyena_jax.ops.sequence_parallel import rg_lru_from_start, short_convolution
