@@ -20,10 +20,10 @@ from hyena_jax.mixers.inputs import (
     check_next,
     check_state_length,
     check_token,
-    documents,
 )
 from hyena_jax.ops import sequence_parallel
 from hyena_jax.ops.attention import local_attention, rotary, softmax_attention
+from hyena_jax.ops.documents import documents
 from hyena_jax.ops.sequence_shards import sharded
 
 # Of queries, keys, values and segment_ids, as `sharded` reads them.
@@ -135,7 +135,7 @@ class Attention(HeadsAttention):
         """
         check_input(x, self.d_model, self.max_len, segment_ids)
         q, k, v = self._heads(x, jnp.zeros((), jnp.int32))
-        segment_ids = None if segment_ids is None else documents(segment_ids)
+        segment_ids = None if segment_ids is None else documents(segment_ids).number
         attend = partial(sequence_parallel.softmax_attention, is_causal=self.config.causal)
         return self._output(sharded(attend, self.sequence_axis, QKV_AXES, "BLHd")(q, k, v, segment_ids))
 
@@ -202,7 +202,7 @@ class LocalAttention(HeadsAttention):
         """
         check_input(x, self.d_model, self.max_len, segment_ids)
         q, k, v = self._heads(x, jnp.zeros((), jnp.int32))
-        segment_ids = None if segment_ids is None else documents(segment_ids)
+        segment_ids = None if segment_ids is None else documents(segment_ids).number
         attend = partial(sequence_parallel.local_attention, window=self.config.window)
         return self._output(sharded(attend, self.sequence_axis, QKV_AXES, "BLHd")(q, k, v, segment_ids))
 

@@ -20,6 +20,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hyena_jax.ops.documents import documents
+
 EMPTY = -1e30
 """Exponent of what is not there: padding, and keys that a query does not see. It weighs exactly 0."""
 
@@ -36,7 +38,7 @@ class Sums(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Positions, counted from the first token of a document, and documents, counted: int32 [B or 1, L]."""
+    """Positions in the document and numbers of the documents, int32 [B or 1, L]."""
 
     position: jax.Array
     document: jax.Array
@@ -47,13 +49,12 @@ Bias = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def places(length: int, segment_ids: jax.Array | None = None) -> Places:
-    """Places of whole rows; a document starts wherever segment_ids [B, L] change. None is one document."""
-    index = jnp.arange(length, dtype=jnp.int32)[None]
+    """Places of whole rows; None is one document a row."""
     if segment_ids is None:
+        index = jnp.arange(length, dtype=jnp.int32)[None]
         return Places(index, jnp.zeros_like(index))
-    starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], [(0, 0), (1, 0)], constant_values=True)
-    first = jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
-    return Places(index - first, jnp.cumsum(starts, axis=1, dtype=index.dtype))
+    found = documents(segment_ids)
+    return Places(found.position, found.number)
 
 
 def mean(sums: Sums) -> jax.Array:
