@@ -206,6 +206,15 @@ def test_runs_from_before_there_were_several_optimizers_are_the_same_experiment(
     assert config.identity_differences(now, before) == []
 
 
+def test_fields_are_read_by_their_former_names():
+    mixer = {"type": "hyena", "num_heads": 2, "num_blocks": 4}
+    values = {**config.encode(Experiment()), "model": {"type": "language_model", "pattern": [mixer]}}
+    assert config.decode(values).model.pattern == (HyenaConfig(n_heads=2, n_blocks=4),)
+    mixer["n_heads"] = 2
+    with pytest.raises(UserError, match="extra fields found.*num_heads"):
+        config.decode(values)
+
+
 def test_an_old_final_rate_is_kept_as_a_fraction():
     old = config.decode({"optimizer": FLAT | {"learning_rate": 1e-3, "decay_steps": 70}}).optimizer
     assert old.schedule == config.CosineConfig(warmup_steps=50, decay_steps=70, final_fraction=2e-4 / 1e-3)
@@ -497,8 +506,8 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
         ),
         (lambda: with_mixer(config.FastmaxConfig(causal=False)), "of causal mixers.*got 'FastmaxConfig'"),
         (lambda: with_mixer(config.GatedHyenaConfig(causal=False)), "of causal mixers"),
-        (lambda: with_mixer(HyenaConfig(num_heads=3)), "num_heads must be a divisor of .*d_model=8, got 3"),
-        (lambda: with_mixer(HyenaConfig(num_blocks=3)), "num_blocks must be a divisor of max_len=64, got 3"),
+        (lambda: with_mixer(HyenaConfig(n_heads=3)), "n_heads must be a divisor of .*d_model=8, got 3"),
+        (lambda: with_mixer(HyenaConfig(n_blocks=3)), "n_blocks must be a divisor of max_len=64, got 3"),
         (lambda: with_mixer(HawkConfig(gate_blocks=3)), "gate_blocks must be a divisor of width=8, got 3"),
         (lambda: with_mixer(config.H3Config(head_dim=3)), "head_dim must be a divisor of d_model=8, got 3"),
         (lambda: with_mixer(config.AFTConvConfig(n_heads=3)), "n_heads must be a divisor of d_model=8"),

@@ -1,4 +1,4 @@
-"""The README and the pages it links to are true: examples run, links lead somewhere, flags and modules exist."""
+"""The README and the pages it links to are true: examples run, links, flags and modules exist."""
 
 import re
 import subprocess

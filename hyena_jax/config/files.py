@@ -15,7 +15,7 @@ from hyena_jax.config.experiment import Experiment
 from hyena_jax.config.filters import FilterConfig
 from hyena_jax.config.input_files import parse_json, read_json
 from hyena_jax.config.losses import LossConfig, MetricConfig
-from hyena_jax.config.mixers import MixerConfig
+from hyena_jax.config.mixers import HyenaConfig, MixerConfig
 from hyena_jax.config.models import ModelConfig
 from hyena_jax.config.optimizers import OptimizerConfig, ScheduleConfig
 from hyena_jax.config.plugins import MissingPlugin, describe_fault, import_parts, plugins_in, require_plugins
@@ -85,6 +85,9 @@ KINDS = (
 )
 REGISTRIES = tuple(base.registry for base in KINDS)
 
+FORMER_NAMES: dict[type, dict[str, str]] = {HyenaConfig: {"num_heads": "n_heads", "num_blocks": "n_blocks"}}
+"""Fields by their names in older config.json files, for the class that has them and its subclasses."""
+
 
 def _converter() -> "cattrs.Converter":
     import cattrs
@@ -107,8 +110,13 @@ def _tag(converter: "cattrs.Converter", base: type) -> None:
     def read(value: Any, _: Any) -> Any:
         tagged = isinstance(value, Mapping) and isinstance(value.get("type"), str)
         require(tagged, registry.kind, value, f"an object with a `type`, one of {', '.join(registry)}")
+        config_class = choose(registry.kind, value["type"], registry)
         rest = {key: inner for key, inner in value.items() if key != "type"}
-        return converter.structure(rest, choose(registry.kind, value["type"], registry))
+        for owner in config_class.__mro__:
+            for former, name in FORMER_NAMES.get(owner, {}).items():
+                if former in rest and name not in rest:
+                    rest[name] = rest.pop(former)
+        return converter.structure(rest, config_class)
 
     def is_base(hint: Any) -> bool:
         return hint is base  # not a subclass, whose fields are read and written directly

@@ -66,12 +66,12 @@ class HyenaConfig(MixerConfig):
     """`conv_first`: the paper's equation 6; `gate_first`: the published PyTorch code and checkpoints."""
     short_filter_len: int = 3
     """Taps of the depthwise causal FIR filter on the projections."""
-    num_heads: int = 1
+    n_heads: int = 1
     """Heads H, which share the same W / H filters; W = inner_factor * d_model."""
     inner_factor: int = 1
     """Width of projections and filters, as a multiple of d_model."""
-    num_blocks: int = 1
-    """Blocks of max_len / num_blocks tokens, each convolved separately."""
+    n_blocks: int = 1
+    """Blocks of max_len / n_blocks tokens, each convolved separately."""
     outer_mixing: bool = False
     """Gate with the sum of the gate over each head's channels instead of the gate."""
     post_order_ffn: bool = False
@@ -91,7 +91,7 @@ class HyenaConfig(MixerConfig):
         least = 2 if self.gating == "gate_first" else 1
         require(self.order >= least, "order", self.order, f"at least {least} with gating {self.gating!r}")
         require_at_most(MOST_GATES, self, "inner_factor")
-        require_at_least(1, self, "num_heads", "inner_factor", "num_blocks")
+        require_at_least(1, self, "n_heads", "inner_factor", "n_blocks")
         _check_unrolled(self)
         require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
 
@@ -103,8 +103,8 @@ class HyenaConfig(MixerConfig):
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the inner width, the blocks the length."""
         require_sizes(d_model, max_len)
-        require_divisor("num_heads", self.num_heads, "inner_factor * d_model", self.inner_factor * d_model)
-        require_divisor("num_blocks", self.num_blocks, "max_len", max_len)
+        require_divisor("n_heads", self.n_heads, "inner_factor * d_model", self.inner_factor * d_model)
+        require_divisor("n_blocks", self.n_blocks, "max_len", max_len)
         self.filter.check(max_len)
 
 
@@ -388,12 +388,12 @@ for _name, _config_class, _module in (
     ("gated_hyena", GatedHyenaConfig, "gated_hyena:GatedHyena"),
     ("hawk", HawkConfig, "hawk:Hawk"),
     ("attention", AttentionConfig, "attention:Attention"),
-    ("local_attention", LocalAttentionConfig, "local_attention:LocalAttention"),
+    ("local_attention", LocalAttentionConfig, "attention:LocalAttention"),
     ("fastmax", FastmaxConfig, "fastmax:Fastmax"),
     ("aft_full", AFTFullConfig, "aft:AFTFull"),
-    ("aft_local", AFTLocalConfig, "aft_windowed:AFTLocal"),
+    ("aft_local", AFTLocalConfig, "aft:AFTLocal"),
     ("aft_simple", AFTSimpleConfig, "aft:AFTSimple"),
-    ("aft_conv", AFTConvConfig, "aft_windowed:AFTConv"),
+    ("aft_conv", AFTConvConfig, "aft:AFTConv"),
     ("h3", H3Config, "h3:H3"),
     ("s4d", S4DConfig, "convolution:S4D"),
     ("fir", FIRConfig, "convolution:FIR"),

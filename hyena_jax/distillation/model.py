@@ -52,10 +52,10 @@ def check_distillable(config: ModelConfig) -> None:
     names = ", ".join(dict.fromkeys(type(mixer).__name__ for mixer in config.pattern))
     require(bool(with_filters), "workdir", names, "a run with a mixer that has a long filter")
     for mixer in with_filters:
-        n_blocks = getattr(mixer, "num_blocks", 1)
+        n_blocks = getattr(mixer, "n_blocks", 1)
         if n_blocks != 1:
             raise UserError(
-                f"num_blocks must be 1 to be distilled, got {n_blocks}: a recurrence continues across blocks"
+                f"n_blocks must be 1 to be distilled, got {n_blocks}: a recurrence continues across blocks"
             )
     require(config.max_len >= LEAST_LEN, "max_len", config.max_len, f"at least {LEAST_LEN}")
 

@@ -2,9 +2,9 @@
 
     y_t = W_o ( sigmoid(q_t) ⊙ sum_{s<=t} exp(k_s + w_{t,s}) v_s / sum_{s<=t} exp(k_s + w_{t,s}) ) + b_o
 
-They differ in the position biases w, and so in what decoding has to remember. Axes: B batch, L length, T new
-tokens, D channels, H heads (1 but in AFT-conv), c channels of a head's key, d of its value, K the window or
-the taps, R rank.
+They differ in the position biases w, and so in the memory that decoding needs. Axes: B batch, L length, T new
+tokens, D channels, H heads (1 except in AFT-conv), c channels of a head's key, d of its value, K the window
+or the taps, R rank.
 """
 
 from typing import NamedTuple
@@ -17,15 +17,15 @@ from hyena_jax.config import AFTConvConfig, AFTFullConfig, AFTLocalConfig, AFTSi
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, is_real, sums_dtype
 from hyena_jax.ops import aft, sequence_parallel
-from hyena_jax.ops.aft_blocks import full_sums
+from hyena_jax.ops.aft_blocks import full_sums, window_sums
 from hyena_jax.ops.sequence_shards import sharded
 
-# What position biases are made of starts as N(0, 10^-2) in the paper; read as a variance.
+# The paper initialises the parameters of position biases as N(0, 10^-2), read here as a variance.
 position_init = nn.initializers.normal(0.1, jnp.float32)
 
 
-class Window(NamedTuple):
-    """The last K - 1 keys [B, K-1, H, c] and values [B, K-1, H, d], and the sums over all before them."""
+class LastKeys(NamedTuple):
+    """The last K - 1 keys [B, K-1, H, c] and values [B, K-1, H, d], and the sums over all earlier tokens."""
 
     keys: jax.Array
     values: jax.Array
@@ -33,26 +33,26 @@ class Window(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """All keys and values [B, max_len, 1, D]; keys that are padding or still to come are `aft.EMPTY`."""
+    """All keys and values [B, max_len, 1, D]; keys of padding and of tokens still to come are `aft.EMPTY`."""
 
     keys: jax.Array
     values: jax.Array
 
 
 class AFTState(NamedTuple):
-    """What the operator remembers, float32, and the index of each row's first real token [B]."""
+    """The operator's memory, float32, and the index of each row's first real token [B]."""
 
     shared: Shared
     first: jax.Array
-    memory: aft.Sums | Window | Cache
+    memory: aft.Sums | LastKeys | Cache
 
 
 class AFT(nn.Module):
-    """The contract around what the four differ in.
+    """The mixer contract for all four; a subclass adds its memory and its sums over keys.
 
-    `_empty(keys, values)` is the memory before the first token, for keys and values [B, max_len, ...] like
-    these. `_continue(memory, keys, values, places, position)` is the sums of the T tokens that come next, at
-    index `position`, and the memory after them.
+    `_empty(keys, values)` returns the memory before the first token, for keys and values of the given shapes
+    [B, max_len, ...] and dtypes. `_continue(memory, keys, values, places, position)` returns the sums of the
+    next T tokens, the first of which has index `position`, and the memory after them.
     """
 
     d_model: int
@@ -87,7 +87,7 @@ class AFT(nn.Module):
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
     ) -> jax.Array:
-        """y [B, L, D] of x [B, L, D]; each run of equal segment_ids [B, L] is a document by itself.
+        """y [B, L, D] of x [B, L, D]; each run of equal segment_ids [B, L] is a document.
 
         Raises:
           ValueError: for a wrong rank, width or length of x.
@@ -240,3 +240,123 @@ class AFTFull(AFT):
     ) -> aft.Sums:
         bias = aft.low_rank_bias(self.position_queries, self.position_keys)
         return full_sums(keys, values, bias, queries, seen, own)
+
+
+class WindowedAFT(AFT):
+    """Position biases on the last K tokens; the state is their keys and values, and the sums before them."""
+
+    def _empty(self, keys: jax.Array, values: jax.Array) -> LastKeys:
+        def last(x: jax.Array, fill: float) -> jax.Array:
+            return jnp.full_like(x, fill, shape=(x.shape[0], self.window - 1, *x.shape[2:]))
+
+        return LastKeys(last(keys, aft.EMPTY), last(values, 0), aft.no_sums(keys, values))
+
+    def _continue(
+        self, memory: LastKeys, keys: jax.Array, values: jax.Array, places: aft.Places, position: jax.Array
+    ) -> tuple[aft.Sums, LastKeys]:
+        kept = self.window - 1
+        keys = jnp.concatenate([memory.keys, keys], axis=1)
+        values = jnp.concatenate([memory.values, values], axis=1)
+        earlier = places.position[:, :1] + jnp.arange(-kept, 0, dtype=jnp.int32)
+        seen = aft.Places(
+            jnp.concatenate([earlier, places.position], axis=1),
+            jnp.pad(places.document, [(0, 0), (kept, 0)], mode="edge"),
+        )
+        sums, before = window_sums(keys, values, self.bias(), memory.before, seen, self.window)
+        start = keys.shape[1] - kept
+        return sums, LastKeys(keys[:, start:], values[:, start:], before)
+
+
+class AFTLocal(WindowedAFT):
+    """AFT-local: w_{t,s} = u_t . v_s where t - s < window, and 0, not minus infinity, beyond.
+
+    Attributes:
+      d_model: D.
+      max_len: Lmax, longest sequence.
+      config: see `AFTLocalConfig`.
+      n_layers: depth of the residual stack; initialisers of the output projection may depend on it.
+      dtype: of the activations; None follows the input. Sums and states stay in float32.
+
+    Parameters:
+      qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each.
+      qkv_proj/bias [3*D]: likewise.
+      position_queries [Lmax, R]: u, by the position of the query.
+      position_keys [Lmax, R]: v, by the position of the key.
+      out_proj/kernel [D, D]
+      out_proj/bias [D]
+    """
+
+    config: AFTLocalConfig = AFTLocalConfig()
+
+    def setup(self) -> None:
+        super().setup()
+        shape = (self.max_len, self.config.rank)
+        self.position_queries = self.param("position_queries", position_init, shape)
+        self.position_keys = self.param("position_keys", position_init, shape)
+
+    @property
+    def window(self) -> int:
+        """K; no lag is longer than the sequence."""
+        return min(self.config.window, self.max_len)
+
+    def bias(self) -> aft.Bias:
+        """w."""
+        return aft.low_rank_bias(self.position_queries, self.position_keys, self.window)
+
+
+class AFTConv(WindowedAFT):
+    """AFT-conv: one key a head, and w^h_{t,s} = tap t - s of head h, 0 beyond the last of K taps.
+
+    The taps are the parameters, standardised over K, times gamma, plus beta; both are 0 at first.
+
+    Attributes:
+      d_model: D.
+      max_len: longest sequence.
+      config: see `AFTConvConfig`.
+      n_layers: depth of the residual stack; initialisers of the output projection may depend on it.
+      dtype: of the activations; None follows the input. Sums and states stay in float32.
+
+    Parameters:
+      qkv_proj/kernel [D, 2*D + H]: columns are queries, D, one key a head, H, and values, D.
+      qkv_proj/bias [2*D + H]: likewise.
+      position_taps [H, K]: tap 0 meets the current token.
+      position_scale [H]: gamma.
+      position_bias [H]: beta.
+      out_proj/kernel [D, D]
+      out_proj/bias [D]
+    """
+
+    config: AFTConvConfig = AFTConvConfig()
+
+    @staticmethod
+    def is_unbounded(config: AFTConvConfig) -> bool:
+        """Decoding may continue beyond max_len: the state does not grow."""
+        return True
+
+    def setup(self) -> None:
+        super().setup()
+        self.position_taps = self.param("position_taps", position_init, (self.n_heads, self.window))
+        self.position_scale = self.param(
+            "position_scale", nn.initializers.zeros, (self.n_heads,), jnp.float32
+        )
+        self.position_bias = self.param("position_bias", nn.initializers.zeros, (self.n_heads,), jnp.float32)
+
+    @property
+    def n_heads(self) -> int:
+        """H."""
+        return self.config.n_heads
+
+    @property
+    def key_width(self) -> int:
+        """H, with one channel each."""
+        return self.config.n_heads
+
+    @property
+    def window(self) -> int:
+        """K."""
+        return self.config.n_taps
+
+    def bias(self) -> aft.Bias:
+        """w."""
+        taps = aft.standardize_taps(self.position_taps, self.position_scale, self.position_bias)
+        return aft.tap_bias(taps)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from hyena_jax.config import AnnotatedHyenaConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
-from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst
+from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.long import Convolutions, LongConvolutionMixer
 from hyena_jax.ops.broadcasting import sum_products
 from hyena_jax.ops.derivatives import own_derivative

@@ -1,6 +1,7 @@
-"""Softmax multi-head attention.
+"""Softmax multi-head attention: to all keys, or to those in a window.
 
-Axes: B batch, L length, T new tokens, D channels, H heads, G heads of keys and values, d head_dim.
+Axes: B batch, L length, T new tokens, D channels, H heads, G heads of keys and values, d head_dim, S keys in
+a state.
 """
 
 from functools import partial
@@ -18,18 +19,22 @@ from hyena_jax.mixers.inputs import (
     check_input,
     check_next,
     check_state_length,
-    documents,
+    check_token,
 )
 from hyena_jax.ops import sequence_parallel
-from hyena_jax.ops.attention import rotary, softmax_attention
+from hyena_jax.ops.attention import local_attention, rotary, softmax_attention
+from hyena_jax.ops.documents import documents
 from hyena_jax.ops.sequence_shards import sharded
 
-# Queries, keys, values and segment_ids, see `sequence_shards.over_shards`.
+# Of queries, keys, values and segment_ids, as `sharded` reads them.
 QKV_AXES = ("BLHd", "BLGd", "BLGd", "BL")
 
 
 class AttentionState(NamedTuple):
-    """Keys, turned by their positions, and values [B, max_len, G, d]; first real position of a row [B]."""
+    """The keys, rotated by their positions, and the values [B, S, G, d]; first real position of each row [B].
+
+    `Attention` keeps all S = max_len keys by position; `LocalAttention` the last S, position t in slot t % S.
+    """
 
     shared: Shared
     keys: jax.Array
@@ -37,11 +42,71 @@ class AttentionState(NamedTuple):
     first: jax.Array
 
 
-class Attention(nn.Module):
+class HeadsAttention(nn.Module):
+    """The dense layers around the heads, which both forms of attention share."""
+
+    d_model: int
+    max_len: int
+    config: AttentionConfig | LocalAttentionConfig
+    n_layers: int = 1
+    dtype: jnp.dtype | None = None
+    sequence_axis: str | None = None
+
+    def setup(self) -> None:
+        config, d_model = self.config, self.d_model
+        config.check(d_model, self.max_len)
+        init = initializers(config.init, self.n_layers, d_model, d_model)
+        width = (config.n_heads + 2 * self.n_kv_heads) * d_model // config.n_heads
+        self.qkv_proj = nn.Dense(
+            width,
+            use_bias=config.qkv_bias,
+            dtype=self.dtype,
+            kernel_init=init.kernel,
+            bias_init=init.bias,
+        )
+        self.out_proj = nn.Dense(
+            d_model,
+            use_bias=config.out_bias,
+            dtype=self.dtype,
+            kernel_init=init.out_kernel,
+            bias_init=init.out_bias,
+        )
+
+    @property
+    def n_kv_heads(self) -> int:
+        """G."""
+        return self.config.n_kv_heads or self.config.n_heads
+
+    def _heads(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """q [B, T, H, d], k and v [B, T, G, d] of x [B, T, D], whose first token is at `position` [].
+
+        Padding counts as positions: only differences of positions matter.
+        """
+        config, n_heads = self.config, self.config.n_heads
+        qkv = self.qkv_proj(x).reshape(*x.shape[:2], n_heads + 2 * self.n_kv_heads, -1)
+        q, k, v = jnp.split(qkv, [n_heads, n_heads + self.n_kv_heads], axis=2)
+        n_rotated = round(config.rotary_fraction * q.shape[-1])
+        if n_rotated:
+            positions = position + jnp.arange(q.shape[1], dtype=jnp.int32)
+            q, k = (rotary(z, positions, n_rotated, config.rotary_base) for z in (q, k))
+        return q, k, v
+
+    def _output(self, o: jax.Array) -> jax.Array:
+        return self.out_proj(o.reshape(*o.shape[:2], self.d_model))
+
+    def _empty_state(self, batch_size: int, n_keys: int) -> AttentionState:
+        """The state before the first token; keys and values have the dtype of the bound layer's output."""
+        dtype = self.dtype or self.qkv_proj.variables["params"]["kernel"].dtype
+        shape = (batch_size, n_keys, self.n_kv_heads, self.d_model // self.config.n_heads)
+        empty, first = jnp.zeros(shape, dtype), jnp.zeros(batch_size, jnp.int32)
+        return AttentionState(Shared(jnp.zeros((), jnp.int32)), empty, empty, first)
+
+
+class Attention(HeadsAttention):
     """Multi-head attention (Vaswani et al. 2017, section 3.2), causal or not.
 
-    Keys and values can be shared by groups of heads (Ainslie et al. 2023, arXiv 2305.13245) or by all of them
-    (Shazeer 2019, arXiv 1911.02150). Positions are none of its own, or rotary.
+    Groups of heads can share keys and values (Ainslie et al. 2023, arXiv 2305.13245), or all heads can
+    (Shazeer 2019, arXiv 1911.02150). It adds no positions, or rotary ones.
 
     Attributes:
       d_model: D.
@@ -58,16 +123,7 @@ class Attention(nn.Module):
       out_proj/bias [D]: with out_bias.
     """
 
-    d_model: int
-    max_len: int
     config: AttentionConfig = AttentionConfig()
-    n_layers: int = 1
-    dtype: jnp.dtype | None = None
-    sequence_axis: str | None = None
-
-    def setup(self) -> None:
-        self.config.check(self.d_model, self.max_len)
-        self.qkv_proj, self.out_proj = projections(self.config, self.d_model, self.n_layers, self.dtype)
 
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
@@ -78,8 +134,8 @@ class Attention(nn.Module):
           ValueError: for a wrong rank, width or length of x.
         """
         check_input(x, self.d_model, self.max_len, segment_ids)
-        q, k, v = heads(self.qkv_proj(x), self.config, jnp.zeros((), jnp.int32))
-        segment_ids = None if segment_ids is None else documents(segment_ids)
+        q, k, v = self._heads(x, jnp.zeros((), jnp.int32))
+        segment_ids = None if segment_ids is None else documents(segment_ids).number
         attend = partial(sequence_parallel.softmax_attention, is_causal=self.config.causal)
         return self._output(sharded(attend, self.sequence_axis, QKV_AXES, "BLHd")(q, k, v, segment_ids))
 
@@ -87,9 +143,7 @@ class Attention(nn.Module):
         """The state before the first token of a sequence of at most `max_len` tokens."""
         check_causal(self.config)
         check_state_length(max_len, self.max_len)
-        empty = empty_cache(self.config, self.qkv_proj, (batch_size, max_len))
-        first = jnp.zeros(batch_size, jnp.int32)
-        return AttentionState(Shared(jnp.zeros((), jnp.int32)), empty, empty, first)
+        return self._empty_state(batch_size, max_len)
 
     def prefill(
         self, state: AttentionState, x: jax.Array, lengths: jax.Array | None = None
@@ -97,7 +151,7 @@ class Attention(nn.Module):
         """The next T tokens x [B, T, D] at once."""
         check_next(x, self.d_model, state.keys.shape[1], len(state.first), lengths)
         position, n_tokens = state.shared.position, x.shape[1]
-        q, k, v = heads(self.qkv_proj(x), self.config, position)
+        q, k, v = self._heads(x, position)
         keys = jax.lax.dynamic_update_slice_in_dim(state.keys, k.astype(state.keys.dtype), position, axis=1)
         values = jax.lax.dynamic_update_slice_in_dim(
             state.values, v.astype(state.values.dtype), position, axis=1
@@ -112,46 +166,83 @@ class Attention(nn.Module):
         state, y = self.prefill(state, x[:, None])
         return state, y[:, 0]
 
-    def _output(self, o: jax.Array) -> jax.Array:
-        return self.out_proj(o.reshape(*o.shape[:2], self.d_model))
 
+class LocalAttention(HeadsAttention):
+    """Attention to the last `window` keys and the current one (Griffin: arXiv 2402.19427, section 2.3).
 
-def projections(
-    config: AttentionConfig | LocalAttentionConfig, d_model: int, n_layers: int, dtype: jnp.dtype | None
-) -> tuple[nn.Dense, nn.Dense]:
-    """The dense layers before and after the heads: D -> (H + 2 G) d and D -> D."""
-    init = initializers(config.init, n_layers, d_model, d_model)
-    n_kv_heads = config.n_kv_heads or config.n_heads
-    width = (config.n_heads + 2 * n_kv_heads) * d_model // config.n_heads
-    qkv = nn.Dense(width, use_bias=config.qkv_bias, dtype=dtype, kernel_init=init.kernel, bias_init=init.bias)
-    out = nn.Dense(
-        d_model, use_bias=config.out_bias, dtype=dtype, kernel_init=init.out_kernel, bias_init=init.out_bias
-    )
-    return qkv, out
+    Attributes:
+      d_model: D.
+      max_len: longest sequence; the state holds S = min(window + 1, max_len) keys.
+      config: see `LocalAttentionConfig`.
+      n_layers: depth of the residual stack; scales the initial output projection.
+      dtype: of the activations; None follows the input. The softmax stays in float32.
+      sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
 
-
-def heads(
-    qkv: jax.Array, config: AttentionConfig | LocalAttentionConfig, position: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """q [B, T, H, d], k and v [B, T, G, d] of the first projection's output [B, T, (H + 2 G) d].
-
-    The first token is at `position` []. Padding counts: only differences of positions matter.
+    Parameters:
+      qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
+      qkv_proj/bias [(H + 2*G)*d]: with qkv_bias.
+      out_proj/kernel [D, D]
+      out_proj/bias [D]: with out_bias.
     """
-    n_heads, n_kv_heads = config.n_heads, config.n_kv_heads or config.n_heads
-    qkv = qkv.reshape(*qkv.shape[:2], n_heads + 2 * n_kv_heads, -1)
-    q, k, v = jnp.split(qkv, [n_heads, n_heads + n_kv_heads], axis=2)
-    n_turned = round(config.rotary_fraction * q.shape[-1])
-    if n_turned:
-        positions = position + jnp.arange(q.shape[1], dtype=jnp.int32)
-        q, k = (rotary(z, positions, n_turned, config.rotary_base) for z in (q, k))
-    return q, k, v
 
+    config: LocalAttentionConfig = LocalAttentionConfig()
 
-def empty_cache(
-    config: AttentionConfig | LocalAttentionConfig, qkv_proj: nn.Dense, shape: tuple[int, int]
-) -> jax.Array:
-    """Keys or values before the first token, [*shape, G, d] in the dtype of the bound layer's output."""
-    kernel = qkv_proj.variables["params"]["kernel"]
-    n_kv_heads = config.n_kv_heads or config.n_heads
-    head_dim = kernel.shape[0] // config.n_heads
-    return jnp.zeros((*shape, n_kv_heads, head_dim), qkv_proj.dtype or kernel.dtype)
+    @staticmethod
+    def is_unbounded(config: LocalAttentionConfig) -> bool:
+        """Decoding may continue beyond max_len: the state does not grow."""
+        return True
+
+    def __call__(
+        self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
+    ) -> jax.Array:
+        """y [B, L, D] of x [B, L, D]; each run of equal segment_ids [B, L] is a document.
+
+        Raises:
+          ValueError: for a wrong rank, width or length of x.
+        """
+        check_input(x, self.d_model, self.max_len, segment_ids)
+        q, k, v = self._heads(x, jnp.zeros((), jnp.int32))
+        segment_ids = None if segment_ids is None else documents(segment_ids).number
+        attend = partial(sequence_parallel.local_attention, window=self.config.window)
+        return self._output(sharded(attend, self.sequence_axis, QKV_AXES, "BLHd")(q, k, v, segment_ids))
+
+    def init_state(self, batch_size: int, max_len: int) -> AttentionState:
+        """The state before the first token of a sequence of at most `max_len` tokens."""
+        check_state_length(max_len, self.max_len)
+        return self._empty_state(batch_size, min(self.config.window + 1, max_len))
+
+    def prefill(
+        self, state: AttentionState, x: jax.Array, lengths: jax.Array | None = None
+    ) -> tuple[AttentionState, jax.Array]:
+        """The next T tokens x [B, T, D] at once, in O(T window)."""
+        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
+        position, n_tokens, n_slots = state.shared.position, x.shape[1], state.keys.shape[1]
+        first = state.first if lengths is None else n_tokens - lengths
+        q, k, v = self._heads(x, position)
+        # The slots rotated so that the oldest key comes first, then the new ones.
+        keys, values = (
+            jnp.concatenate([jnp.roll(ring, -position % n_slots, axis=1), new.astype(ring.dtype)], axis=1)
+            for ring, new in ((state.keys, k), (state.values, v))
+        )
+        positions = position - n_slots + jnp.arange(keys.shape[1], dtype=jnp.int32)
+        # No query sees the oldest slot: it is window + 1 before the first query, or still empty.
+        y = local_attention(
+            q, keys[:, 1:], values[:, 1:], self.config.window, positions[1:] >= first[:, None]
+        )
+        after = position + n_tokens
+        rings = (jnp.roll(z[:, -n_slots:], after % n_slots, axis=1) for z in (keys, values))
+        return AttentionState(Shared(after), *rings, first), self._output(y)
+
+    def step(self, state: AttentionState, x: jax.Array) -> tuple[AttentionState, jax.Array]:
+        """The next token x [B, D]: overwrites the oldest key and attends to the ring, O(window)."""
+        check_token(x, self.d_model, len(state.first))
+        position, n_slots = state.shared.position, state.keys.shape[1]
+        q, k, v = self._heads(x[:, None], position)
+        keys, values = (
+            jax.lax.dynamic_update_slice_in_dim(ring, new.astype(ring.dtype), position % n_slots, axis=1)
+            for ring, new in ((state.keys, k), (state.values, v))
+        )
+        age = (position - jnp.arange(n_slots, dtype=jnp.int32)) % n_slots
+        real = position - age >= state.first[:, None]
+        y = self._output(softmax_attention(q, keys, values, real=real))
+        return AttentionState(Shared(position + 1), keys, values, state.first), y[:, 0]

@@ -15,12 +15,12 @@ from hyena_jax.mixers.inputs import (
     check_input,
     check_next,
     check_state_length,
-    documents,
     is_real,
     sums_dtype,
 )
 from hyena_jax.ops import fastmax, sequence_parallel
 from hyena_jax.ops.attention import same_segment
+from hyena_jax.ops.documents import documents
 from hyena_jax.ops.sequence_shards import sharded
 
 
@@ -109,7 +109,7 @@ class Fastmax(nn.Module):
         if config.causal:
             mask = jnp.tril(mask)
         if segment_ids is not None:
-            mask = mask & same_segment(documents(segment_ids))
+            mask = mask & same_segment(documents(segment_ids).number)
         return self._output(fastmax.fastmax_quadratic(q, k, v, config.p, mask), x)
 
     def init_state(self, batch_size: int, max_len: int) -> FastmaxState:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from hyena_jax.config import H3Config
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
-from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst
+from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.long import Convolutions, LongConvolutionMixer
 
 

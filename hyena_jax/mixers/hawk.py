@@ -15,9 +15,10 @@ from flax.typing import Initializer
 
 from hyena_jax.config import HawkConfig
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, documents, is_real
-from hyena_jax.mixers.projections import SplitDense
+from hyena_jax.mixers.dense import SplitDense
+from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, is_real
 from hyena_jax.ops.dense import block_dense
+from hyena_jax.ops.documents import documents
 from hyena_jax.ops.rg_lru import RATE_SCALE, rg_lru
 from hyena_jax.ops.sequence_parallel import rg_lru_from_start, short_convolution
 from hyena_jax.ops.sequence_shards import sharded
@@ -110,10 +111,8 @@ class Hawk(nn.Module):
         starts = (jnp.arange(x.shape[1], dtype=jnp.int32) == 0) & self.config.reset_at_start
         starts, ids = jnp.broadcast_to(starts, x.shape[:2]), None
         if segment_ids is not None:
-            segment_ids = documents(segment_ids)
-            changes = segment_ids[:, 1:] != segment_ids[:, :-1]
-            starts = starts | jnp.pad(changes, ((0, 0), (1, 0)))
-            ids = segment_ids[..., None]
+            found = documents(segment_ids)
+            starts, ids = starts | found.changes, found.number[..., None]
         gate, u = self._branches(x)
         in_axes = ("HBLI", "KH11I", "H11I", "BL1")
         fir = sharded(partial(short_convolution, axis=-2), self.sequence_axis, in_axes, "HBLI")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from hyena_jax.config import HyenaConfig
 from hyena_jax.filters import build_filter, is_recurrent
 from hyena_jax.initializers import initializers, uniform_fan_in
-from hyena_jax.mixers.channels_first import FromChannelsFirst, ToChannelsFirst
+from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.long import Convolutions, LongConvolutionMixer
 
 ACTIVATIONS = {
@@ -37,7 +37,7 @@ class Hyena(LongConvolutionMixer):
     Head i holds channels i W/H .. (i+1) W/H - 1; every head has the same W/H filters and skips per
     convolution. With `outer_mixing` the gate x_i of the recurrence is replaced by its sum over the head;
     x_0 of `gate_first` is not. With `post_order_ffn`, v_g <- sum_h order_mix[o, h, g] v_h after convolution
-    o. Blocks of `num_blocks` have max_len / num_blocks steps, whatever the current length.
+    o. Blocks of `n_blocks` have max_len / n_blocks steps, whatever the current length.
     `bidirectional` adds g_o * v from the future, with g the second half of the filters and lag 0 in both.
 
     Attributes:
@@ -63,7 +63,7 @@ class Hyena(LongConvolutionMixer):
     @staticmethod
     def is_unbounded(config: HyenaConfig) -> bool:
         """As in the base class; a recurrence does not restart at the blocks, so there must be one."""
-        return config.num_blocks == 1 and is_recurrent(config.filter)
+        return config.n_blocks == 1 and is_recurrent(config.filter)
 
     def setup(self) -> None:
         config = self.config
@@ -75,11 +75,11 @@ class Hyena(LongConvolutionMixer):
         self.short_taps = self.param("short_taps", uniform_fan_in(taps), (channels, taps))
         self.short_bias = self.param("short_bias", uniform_fan_in(taps), (channels,))
         directions = 2 if config.bidirectional else 1
-        head_dim = self.width // config.num_heads
+        head_dim = self.width // config.n_heads
         self.filter = build_filter(directions * self.n_filters, head_dim, self.max_len, config.filter)
         self.skip = self.param("skip", nn.initializers.normal(1.0), (self.n_filters, head_dim))
         if config.post_order_ffn:
-            shape = (self.n_filters, config.num_heads, config.num_heads)
+            shape = (self.n_filters, config.n_heads, config.n_heads)
             self.order_mix = self.param("order_mix", nn.initializers.normal(head_dim**-0.5), shape)
         self.dropout = nn.Dropout(config.dropout)
         self.out_proj = FromChannelsFirst(self.d_model, self.dtype, init.out_kernel, init.out_bias)
@@ -97,7 +97,7 @@ class Hyena(LongConvolutionMixer):
     @property
     def block_len(self) -> int | None:
         """Steps of a block that is convolved by itself; None where the sequence is one block."""
-        return None if self.config.num_blocks == 1 else self.max_len // self.config.num_blocks
+        return None if self.config.n_blocks == 1 else self.max_len // self.config.n_blocks
 
     def filters(self, length: int) -> tuple[jax.Array, jax.Array | None]:
         """The filters [F, w, length], and if bidirectional as many of the future."""
@@ -139,4 +139,4 @@ class Hyena(LongConvolutionMixer):
         return jnp.einsum("hwbt,hg->gwbt", self._heads(v), weights).reshape(v.shape)
 
     def _heads(self, x: jax.Array) -> jax.Array:
-        return x.reshape(self.config.num_heads, -1, *x.shape[1:])
+        return x.reshape(self.config.n_heads, -1, *x.shape[1:])

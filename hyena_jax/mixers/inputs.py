@@ -41,15 +41,6 @@ def check_token(x: jax.Array, d_model: int, batch_size: int) -> None:
     require(x.shape == (batch_size, d_model), "x", x.shape, f"[B, D] = ({batch_size}, {d_model})")
 
 
-def documents(segment_ids: jax.Array) -> jax.Array:
-    """Numbers the runs of equal ids in each row of segment_ids [B, L]: int32 [B, L], 0 first.
-
-    An id that comes back later in a row is another document.
-    """
-    changes = segment_ids[:, 1:] != segment_ids[:, :-1]
-    return jnp.pad(jnp.cumsum(changes, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
-
-
 def check_state_length(length: int, max_len: int) -> None:
     """Raises ValueError unless a state of `length` tokens fits the model."""
     require(1 <= length <= max_len, "max_len of the state", length, f"in 1..max_len={max_len}")

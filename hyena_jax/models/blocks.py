@@ -14,8 +14,8 @@ from hyena_jax.mixers.long import FILTER
 from hyena_jax.models.norms import make_norm
 from hyena_jax.ops.dense import dense_dot_general
 
-# What the backward pass finds stored beside the inputs of mixers and feed-forward parts; it computes the rest
-# again.
+# What is stored for the backward pass in addition to the inputs of mixers and feed-forward parts; the rest is
+# recomputed.
 REMAT_POLICIES = {
     "block": jax.checkpoint_policies.nothing_saveable,
     "filters": jax.checkpoint_policies.save_only_these_names(FILTER),
@@ -57,7 +57,7 @@ class MLP(nn.Module):
         config = self.config
         init = initializers(config.init, config.n_layers, config.d_model, config.d_ff)
         kernel, bias = (init.out_kernel, init.out_bias) if is_last else (init.kernel, init.bias)
-        # Much is computed from the first layers' output; that of the last is only added up.
+        # An activation follows the first layers' products, a sum the last one's; see `ops.dense`.
         product = None if is_last else dense_dot_general
         return nn.Dense(
             width, dtype=self.dtype, kernel_init=kernel, bias_init=bias, dot_general=product, name=name
@@ -73,17 +73,17 @@ class Block(nn.Module):
       mixer_config: which mixer.
       model: the config of the model that the block is part of.
       dtype: of the activations; None follows the input.
-      sequence_axis: mesh axis over which L is shared out in the parallel form; None: no device shares it.
+      sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
 
     Parameters:
-      mixer_norm/scale [D]: of LayerNorm the factor, of RMSNorm the factor less 1.
+      mixer_norm/scale [D]: the factor of LayerNorm, or the factor less 1 of RMSNorm.
       mixer_norm/bias [D]: only of LayerNorm.
       mixer/*: see the mixer.
       mlp_norm/scale [D]: as mixer_norm/scale.
       mlp_norm/bias [D]: only of LayerNorm.
-      mlp/in_proj/kernel [D, d_ff]: the one layer before the activation, or of `geglu` what is gated.
+      mlp/in_proj/kernel [D, d_ff]: the layer before the activation, or in `geglu` the gated one.
       mlp/in_proj/bias [d_ff]:
-      mlp/gate_proj/kernel [D, d_ff]: only of `geglu`, what goes through the GELU.
+      mlp/gate_proj/kernel [D, d_ff]: only of `geglu`, the layer before the GELU.
       mlp/gate_proj/bias [d_ff]:
       mlp/out_proj/kernel [d_ff, D]:
       mlp/out_proj/bias [D]:
@@ -150,10 +150,10 @@ class Block(nn.Module):
 
 
 def sequence_layout(config: MixerConfig, sequence_axis: str | None) -> dict[str, str]:
-    """The field of a mixer's module that shares the length out, where it has one.
+    """The field that tells a mixer's module the sequence axis; empty without an axis.
 
     Raises:
-      ValueError: for a mixer that has not, if there is a sequence axis.
+      ValueError: if there is a sequence axis and the mixer has no such field.
     """
     if sequence_axis is None:
         return {}
@@ -174,7 +174,10 @@ def make_blocks(
 def apply_blocks(
     blocks: list[Block], x: jax.Array, segment_ids: jax.Array | None, deterministic: bool
 ) -> jax.Array:
-    """The blocks, one after the other; what is to be recomputed, in halves: mixers and feed-forward parts."""
+    """The blocks, one after the other.
+
+    With `remat`, the backward pass recomputes half a block at a time: the mixer or the feed-forward part.
+    """
 
     def mix(block: Block, x: jax.Array) -> jax.Array:
         return block.mix(x, segment_ids, deterministic)
@@ -190,32 +193,31 @@ def apply_blocks(
 
 
 def _recomputed(half: Callable[[Block, jax.Array], jax.Array], block: Block, x: jax.Array) -> jax.Array:
-    """half(block, x), of which little is stored for the backward pass.
+    """half(block, x), recomputed only once its output gradient is available.
 
-    It is recomputed when the gradient with respect to its output is there, and passes on the gradient with
-    respect to its input when those of its parameters are: of no two halves is everything in memory at once.
-    Only reverse mode has use for that, and only reverse mode is served: for forward mode set `remat="none"`.
+    So at most one half's activations are live. `nn.remat` alone decides what is stored, not when the rest is
+    recomputed, and XLA for CPUs recomputes all halves first: see `wait_for` and the figures in
+    tests/models/test_recomputed_memory.py. Reverse mode only; for forward mode set `remat="none"`.
     """
 
     def forward(block: Block, x: jax.Array) -> tuple[jax.Array, Callable]:
         return nn.vjp(nn.remat(half, policy=REMAT_POLICIES[block.model.remat]), block, x)
 
     def backward(pull_back: Callable, y_bar: jax.Array) -> tuple[Any, jax.Array]:
-        params_bar, x_bar = jax.tree.map(lambda kept: wait_for(y_bar, kept), pull_back)(y_bar)
-        return params_bar, wait_for(params_bar, x_bar)
+        # The leaves of `pull_back` are the stored arrays, from which it recomputes the half.
+        return jax.tree.map(lambda stored: wait_for(y_bar, stored), pull_back)(y_bar)
 
     return nn.custom_vjp(half, forward, backward)(block, x)
 
 
-def wait_for(tree: Any, x: jax.Array) -> jax.Array:
-    """x, which cannot be had before the tree; of floats not a number if the tree has one that is not.
+def wait_for(gradient: jax.Array, x: jax.Array) -> jax.Array:
+    """x, which XLA cannot compute before the gradient; NaN if the gradient contains NaN.
 
-    An `optimization_barrier` would not do: XLA for CPUs drops it before it orders the operations.
+    XLA for CPUs drops an `optimization_barrier` before it schedules operations, but not a test for NaN.
     """
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
-    total = sum(leaf.sum() for leaf in jax.tree.leaves(tree))
-    return jnp.where(jnp.isnan(total), jnp.nan, x)
+    return jnp.where(jnp.isnan(gradient.sum()), jnp.nan, x)
 
 
 def activation_dtype(config: BackboneConfig) -> jnp.dtype | None:

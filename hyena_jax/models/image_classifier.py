@@ -64,7 +64,16 @@ class ImageClassifier(nn.Module):
         Raises:
           ValueError: for images of another rank, size or number of colours than the config's.
         """
-        self._check(images, segment_ids)
+        config = self.config
+        require(images.ndim == 4, "images", images.shape, "of rank 4, [B, height, width, colours]")
+        require(len(images) >= 1, "batch size", len(images), "at least 1")
+        is_floating = jnp.issubdtype(images.dtype, jnp.floating)
+        require(is_floating, "images.dtype", str(images.dtype), "a floating point type")
+        require(
+            images.shape[1:3] == config.image_size, "image size", images.shape[1:3], f"{config.image_size}"
+        )
+        require(images.shape[3] == config.channels, "colours", images.shape[3], f"channels={config.channels}")
+        require(segment_ids is None, "segment_ids", segment_ids, "None: an image has no documents")
         x = self.patches(images)
         x = x.reshape(x.shape[0], -1, x.shape[-1])
         if self.config.learned_positions:
@@ -76,15 +85,3 @@ class ImageClassifier(nn.Module):
             x = x.mean(axis=1)
         logits = self.head(x)
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-
-    def _check(self, images: jax.Array, segment_ids: None) -> None:
-        config = self.config
-        require(images.ndim == 4, "images", images.shape, "of rank 4, [B, height, width, colours]")
-        require(len(images) >= 1, "batch size", len(images), "at least 1")
-        is_floating = jnp.issubdtype(images.dtype, jnp.floating)
-        require(is_floating, "images.dtype", str(images.dtype), "a floating point type")
-        require(
-            images.shape[1:3] == config.image_size, "image size", images.shape[1:3], f"{config.image_size}"
-        )
-        require(images.shape[3] == config.channels, "colours", images.shape[3], f"channels={config.channels}")
-        require(segment_ids is None, "segment_ids", segment_ids, "None: an image has no documents")

@@ -12,6 +12,7 @@ from hyena_jax.mixers import is_unbounded
 from hyena_jax.mixers.inputs import Shared
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.models.norms import make_norm
+from hyena_jax.ops.documents import documents
 
 
 class LanguageModelState(NamedTuple):
@@ -95,8 +96,7 @@ class LanguageModel(nn.Module):
         positions = jnp.arange(length)
         if segment_ids is not None:
             require(segment_ids.shape == tokens.shape, "segment_ids.shape", segment_ids.shape, "[B, L]")
-            starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
-            positions = positions - jax.lax.cummax(jnp.where(starts, positions, 0), axis=1)
+            positions = documents(segment_ids).position
         x = self._embed(tokens, positions)
         x = self.dropout(x, deterministic)
         return apply_blocks(self.blocks, x, segment_ids, deterministic)

@@ -20,6 +20,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hyena_jax.ops.documents import documents
+
 EMPTY = -1e30
 """Exponent of padding and of keys that a query does not see. Such a key has weight exactly 0."""
 
@@ -50,10 +52,10 @@ def places(length: int, segment_ids: jax.Array | None = None) -> Places:
     """Places in rows of L tokens; a document starts where segment_ids [B, L] change. None: one document."""
     index = jnp.arange(length, dtype=jnp.int32)[None]
     if segment_ids is None:
+        index = jnp.arange(length, dtype=jnp.int32)[None]
         return Places(index, jnp.zeros_like(index))
-    starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], [(0, 0), (1, 0)], constant_values=True)
-    first = jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
-    return Places(index - first, jnp.cumsum(starts, axis=1, dtype=index.dtype))
+    found = documents(segment_ids)
+    return Places(found.position, found.number)
 
 
 def mean(sums: Sums) -> jax.Array:
@@ -79,26 +81,18 @@ def merge(a: Sums, b: Sums) -> Sums:
     return Sums(largest, of_a * a.weighted + of_b * b.weighted, of_a * a.weights + of_b * b.weights)
 
 
-class Run(NamedTuple):
-    """A run of keys: its last key's document [B or 1, T, 1, 1], and the sums over the run's keys in it."""
+class DocumentSums(NamedTuple):
+    """The document [B or 1, T, 1, 1] of a run's last key, and sums over the run's keys in that document."""
 
     document: jax.Array
     sums: Sums
 
 
-def join(a: Run, b: Run) -> Run:
-    """The run of a's keys followed by b's keys."""
+def join(a: DocumentSums, b: DocumentSums) -> DocumentSums:
+    """The sums over a's keys followed by b's keys."""
     same = a.document == b.document
     sums = jax.tree.map(lambda both, of_b: jnp.where(same, both, of_b), merge(a.sums, b.sums), b.sums)
-    return Run(b.document, sums)
-
-
-def _runs_of_one(keys: jax.Array, values: jax.Array, documents: jax.Array) -> Run:
-    """Each key as a run of one."""
-    largest = jax.lax.stop_gradient(keys)
-    # exp(k - k) is 1, but its derivative is needed.
-    weights = jnp.where(keys > EMPTY / 2, jnp.exp(keys - largest), 0)
-    return Run(documents[..., None, None], Sums(largest, weights * values, weights))
+    return DocumentSums(b.document, sums)
 
 
 def running_sums(keys: jax.Array, values: jax.Array, before: Sums, documents: jax.Array) -> Sums:
@@ -113,13 +107,19 @@ def running_sums(keys: jax.Array, values: jax.Array, before: Sums, documents: ja
     n_keys = keys.shape[1]
     block = math.isqrt(n_keys - 1) + 1
     rest = -n_keys % block
-    terms = _runs_of_one(pad_end(keys, rest, EMPTY), pad_end(values, rest), pad_end(documents, rest))
-    start = Run(terms.document[:, :1], before)
+    keys, values, documents = pad_end(keys, rest, EMPTY), pad_end(values, rest), pad_end(documents, rest)
+    largest = jax.lax.stop_gradient(keys)
+    # exp(k - k) is 1; it is there for its derivative.
+    weights = jnp.where(keys > EMPTY / 2, jnp.exp(keys - largest), 0)
+    terms = DocumentSums(documents[..., None, None], Sums(largest, weights * values, weights))
+    start = DocumentSums(terms.document[:, :1], before)
     # [block, B, n_blocks, H, ...]: a step of the first scan takes one key of every block.
     terms = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(len(x), -1, block, *x.shape[2:]), 2, 0), terms)
-    nothing = jax.tree.map(lambda x, fill: jnp.full_like(x[0], fill), terms, Run(0, Sums(EMPTY, 0, 0)))
+    nothing = jax.tree.map(
+        lambda x, fill: jnp.full_like(x[0], fill), terms, DocumentSums(0, Sums(EMPTY, 0, 0))
+    )
     blocks, inside = jax.lax.scan(lambda run, key: (join(run, key),) * 2, nothing, terms)
-    # A step of the second scan takes a block and returns the run before it.
+    # A step of the second scan takes a block and returns the sums before it.
     blocks = jax.tree.map(lambda x: jnp.moveaxis(x[:, :, None], 1, 0), blocks)
     outside = jax.lax.scan(lambda run, block: (join(run, block), run), start, blocks)[1]
     outside = jax.tree.map(lambda x: jnp.moveaxis(x[:, :, 0], 0, 1), outside)

@@ -26,7 +26,7 @@ fits in float32.
 """
 
 
-class _Tokens(NamedTuple):
+class _PlacedKeys(NamedTuple):
     """Keys [B, S, H, c], values [B, S, H, d] and their places."""
 
     keys: jax.Array
@@ -49,7 +49,7 @@ def full_sums(
         return biased_sums(keys, values, _between(queries, seen, bias))
     block = min(QUERY_BLOCK, n_queries)
     rest = -n_queries % block
-    tokens = _pad_tokens(_Tokens(keys, values, seen), rest)
+    tokens = _pad_tokens(_PlacedKeys(keys, values, seen), rest)
     queries = jax.tree.map(lambda x: pad_end(x, rest), queries)
     index = jnp.arange(tokens.keys.shape[1], dtype=jnp.int32)[:, None, None]
 
@@ -85,11 +85,11 @@ def window_sums(
     same = (document == seen.document[:, window - 1 :])[..., None, None]
     # Scaled by EMPTY, these sums vanish next to the window's, which hold at least the query's own key.
     outside = outside._replace(largest=jnp.where(same, outside.largest, EMPTY))
-    inside = _inside_sums(_Tokens(keys, values, seen), bias, window)
+    inside = _inside_sums(_PlacedKeys(keys, values, seen), bias, window)
     return merge(outside, inside), jax.tree.map(lambda x: x[:, -1:], left)
 
 
-def _inside_sums(tokens: _Tokens, bias: Bias, window: int) -> Sums:
+def _inside_sums(tokens: _PlacedKeys, bias: Bias, window: int) -> Sums:
     """Sums of each query over its window."""
     n_queries = tokens.keys.shape[1] - (window - 1)
     block = min(QUERY_BLOCK, n_queries)
@@ -102,7 +102,7 @@ def _inside_sums(tokens: _Tokens, bias: Bias, window: int) -> Sums:
     return _over_blocks(of_block, n_queries, block)
 
 
-def _block_sums(queries: Places, earlier: _Tokens, own: _Tokens, bias: Bias) -> Sums:
+def _block_sums(queries: Places, earlier: _PlacedKeys, own: _PlacedKeys, bias: Bias) -> Sums:
     """Sums of a block of queries over the keys before the block and the block's own keys.
 
     Only the earlier keys go through matrix products. A product is scaled by the largest of all its keys, and
@@ -173,10 +173,10 @@ def _between(queries: Places, keys: Places, bias: Bias) -> jax.Array:
     return jnp.where(same[..., None], bias(queries.position, keys.position), EMPTY)
 
 
-def _pad_tokens(tokens: _Tokens, n: int) -> _Tokens:
+def _pad_tokens(tokens: _PlacedKeys, n: int) -> _PlacedKeys:
     """The tokens, followed by n that no query sees."""
     values, seen = jax.tree.map(lambda x: pad_end(x, n), (tokens.values, tokens.places))
-    return _Tokens(pad_end(tokens.keys, n, EMPTY), values, seen)
+    return _PlacedKeys(pad_end(tokens.keys, n, EMPTY), values, seen)
 
 
 def _cut(tree: Tree, start: jax.Array, size: int) -> Tree:

@@ -92,8 +92,8 @@ def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible) 
     starts_level = isinstance(visible.offset, int) and visible.offset == 0
     is_triangle = visible.is_causal and starts_level and n_queries == n_keys  # as the library means is_causal
     query_ids, key_ids = visible.segment_ids or (None, None)
-    queries = _Tokens(visible.offset + jnp.arange(n_queries, dtype=jnp.int32), None, query_ids)
-    keys = _Tokens(jnp.arange(n_keys, dtype=jnp.int32), visible.real, key_ids)
+    queries = _MaskInputs(visible.offset + jnp.arange(n_queries, dtype=jnp.int32), None, query_ids)
+    keys = _MaskInputs(jnp.arange(n_keys, dtype=jnp.int32), visible.real, key_ids)
     mask = _mask(queries, keys, visible.is_causal and not is_triangle, visible.window)
     mask = None if mask is None else mask[:, None]
     if q.dtype == jnp.float64:  # the library's softmax would round it to float32
@@ -143,17 +143,17 @@ def blocked_attention(
     if query_ids is not None:
         query_ids = _pad(query_ids, n_padded).reshape(-1, n_blocks, block_len).swapaxes(0, 1)
         key_ids = _pad(key_ids, n_padded_keys)
-    blocks = _Tokens(positions.reshape(n_blocks, block_len), None, query_ids)
+    blocks = _MaskInputs(positions.reshape(n_blocks, block_len), None, query_ids)
     real = jnp.ones((1, n_keys), bool) if visible.real is None else visible.real
-    keys = _Tokens(jnp.arange(n_padded_keys, dtype=jnp.int32), _pad(real, n_padded_keys), key_ids)
+    keys = _MaskInputs(jnp.arange(n_padded_keys, dtype=jnp.int32), _pad(real, n_padded_keys), key_ids)
     ranges = _key_ranges(visible, n_blocks, block_len, n_keys, most_ranges)
 
-    def attend(head: tuple[jax.Array, jax.Array, jax.Array, tuple[_Tokens, _Tokens]]) -> jax.Array:
+    def attend(head: tuple[jax.Array, jax.Array, jax.Array, tuple[_MaskInputs, _MaskInputs]]) -> jax.Array:
         """o [N, B, R, t, d] of q [N, B, R, t, d], and k and v [B, S, d]."""
         q, k, v, (blocks, keys) = head
         parts = []
         for first, last, start, stop in ranges:
-            read = _Tokens(*(None if x is None else x[..., start:stop] for x in keys))
+            read = _MaskInputs(*(None if x is None else x[..., start:stop] for x in keys))
             attend_block = partial(_attend_block, k[:, start:stop], v[:, start:stop], read, visible)
             inputs = jax.tree.map(lambda x, block=slice(first, last): x[block], (q, blocks))
             parts.append(jax.lax.scan(attend_block, None, inputs)[1])
@@ -168,15 +168,15 @@ def blocked_attention(
     return o.transpose(2, 1, 4, 0, 3, 5).reshape(batch, n_padded, n_heads, head_dim)[:, :n_queries]
 
 
-class _Tokens(NamedTuple):
-    """What decides visibility: positions [n], and `real` and segment ids [B or 1, n] or None."""
+class _MaskInputs(NamedTuple):
+    """What `_mask` compares: positions [n], `real` and segment ids [B or 1, n] or None."""
 
     positions: jax.Array
     real: jax.Array | None
     segment_ids: jax.Array | None
 
 
-def _mask(queries: _Tokens, keys: _Tokens, is_causal: bool, window: int | None) -> jax.Array | None:
+def _mask(queries: _MaskInputs, keys: _MaskInputs, is_causal: bool, window: int | None) -> jax.Array | None:
     """Boolean [B or 1, T, S], True where the key is visible; None if every key is."""
     distance = queries.positions[:, None] - keys.positions
     parts = []
@@ -194,10 +194,10 @@ def _mask(queries: _Tokens, keys: _Tokens, is_causal: bool, window: int | None) 
 def _attend_block(
     k: jax.Array,
     v: jax.Array,
-    keys: _Tokens,
+    keys: _MaskInputs,
     visible: Visible,
     carry: None,
-    block: tuple[jax.Array, _Tokens],
+    block: tuple[jax.Array, _MaskInputs],
 ) -> tuple[None, jax.Array]:
     """One step of a scan: o [B, R, t, d] of the block's q [B, R, t, d]."""
     q, queries = block
@@ -214,8 +214,8 @@ def _weighted_sum(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    queries: _Tokens,
-    keys: _Tokens,
+    queries: _MaskInputs,
+    keys: _MaskInputs,
     is_causal: bool,
     window: int | None,
 ) -> tuple[jax.Array, jax.Array]:

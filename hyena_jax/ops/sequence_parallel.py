@@ -239,13 +239,15 @@ def aft_simple(keys: jax.Array, values: jax.Array, documents: jax.Array, axis_na
         return aft.running_sums(keys, values, aft.no_sums(keys, values), documents)
     documents = jnp.broadcast_to(documents, keys.shape[:2])
     sums = aft.running_sums(keys, values, aft.no_sums(keys, values), documents)
-    here = aft.Run(documents[..., None, None], sums)
+    here = aft.DocumentSums(documents[..., None, None], sums)
     last = jax.tree.map(lambda x: x[:, -1:], here)
     parts = jax.lax.all_gather(last, axis_name)
-    nothing = aft.Run(last.document, aft.no_sums(keys, values))
+    nothing = aft.DocumentSums(last.document, aft.no_sums(keys, values))
 
-    def advance(run: aft.Run, part: aft.Run) -> tuple[aft.Run, aft.Run]:
-        return aft.join(run, part), run
+    def advance(
+        before: aft.DocumentSums, shard: aft.DocumentSums
+    ) -> tuple[aft.DocumentSums, aft.DocumentSums]:
+        return aft.join(before, shard), before
 
     starts = jax.lax.scan(advance, nothing, parts)[1]
     index = jax.lax.axis_index(axis_name)

@@ -32,13 +32,13 @@ def hyena(params: dict, x: np.ndarray, h: np.ndarray, config, max_len: int) -> n
     )
     *gates, v = np.split(z, config.order + 1, axis=1)  # each [B, W, L]
     skips = np.float64(params["skip"])
-    n_filters, n_heads = len(skips), config.num_heads
+    n_filters, n_heads = len(skips), config.n_heads
 
     def convolve(v: np.ndarray, o: int) -> np.ndarray:
         """Filter o applied to every head, block by block; then the heads are mixed."""
         y = np.zeros_like(v)
-        for start in range(0, v.shape[2], max_len // config.num_blocks):
-            block = slice(start, start + max_len // config.num_blocks)
+        for start in range(0, v.shape[2], max_len // config.n_blocks):
+            block = slice(start, start + max_len // config.n_blocks)
             past = np.tile(h[o], (n_heads, 1))
             y[:, :, block] = long_conv(v[:, :, block], past, np.tile(skips[o], n_heads))
             if config.bidirectional:

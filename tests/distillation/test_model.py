@@ -200,7 +200,7 @@ def test_kl_against_its_definition():
     [
         (model_config(HawkConfig()), "got 'HawkConfig'"),
         (OwnModelConfig(), "workdir must be a run of a LanguageModelConfig, got 'OwnModelConfig'"),
-        (model_config(HyenaConfig(num_blocks=2)), "num_blocks must be 1 to be distilled, got 2"),
+        (model_config(HyenaConfig(n_blocks=2)), "n_blocks must be 1 to be distilled, got 2"),
         (replace(model_config(FIRConfig()), max_len=3), "max_len must be at least 4, got 3"),
     ],
 )

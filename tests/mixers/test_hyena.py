@@ -18,7 +18,7 @@ from hyena_jax.mixers.annotated_hyena import normalized
 
 D, LENGTH = 128, 64
 MIXERS = {
-    "hyena": Hyena(D, LENGTH, HyenaConfig(order=3, num_heads=8, post_order_ffn=True), n_layers=8),
+    "hyena": Hyena(D, LENGTH, HyenaConfig(order=3, n_heads=8, post_order_ffn=True), n_layers=8),
     "annotated": AnnotatedHyena(D, LENGTH, AnnotatedHyenaConfig()),
     "gated": GatedHyena(D, LENGTH, GatedHyenaConfig()),
     "h3": H3(D, LENGTH, H3Config(), n_layers=8),
@@ -105,8 +105,8 @@ def test_dropout_is_on_the_inputs_of_the_convolutions_alone():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (HyenaConfig(num_heads=3), "num_heads must be a divisor of inner_factor \\* d_model=8, got 3"),
-        (HyenaConfig(num_blocks=3), "num_blocks must be a divisor of max_len=16, got 3"),
+        (HyenaConfig(n_heads=3), "n_heads must be a divisor of inner_factor \\* d_model=8, got 3"),
+        (HyenaConfig(n_blocks=3), "n_blocks must be a divisor of max_len=16, got 3"),
     ],
 )
 def test_what_does_not_fit_is_refused(config, message):

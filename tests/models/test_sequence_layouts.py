@@ -51,7 +51,7 @@ CONFIG = LanguageModelConfig(
     learned_positions=True,
 )
 LONG_FILTERS = {
-    "hyena": HyenaConfig(order=3, gating="conv_first", num_heads=2, num_blocks=2, filter=FILTER),
+    "hyena": HyenaConfig(order=3, gating="conv_first", n_heads=2, n_blocks=2, filter=FILTER),
     "gated_hyena": GatedHyenaConfig(),
     "h3": H3Config(head_dim=2, n_taps=5),
     "s4d": MIXER_CONFIGS["s4d"](),

@@ -38,7 +38,7 @@ def hyena_case(filter_config: FilterConfig = IMPLICIT, max_len: int = MAX_LEN, *
     letters = {
         "N": config.order,
         "F": config.order - (config.gating == "gate_first"),
-        "H": config.num_heads,
+        "H": config.n_heads,
         "K": config.short_filter_len,
         "W": config.inner_factor * D,
     }
@@ -74,14 +74,14 @@ OPTIONS = {
     "hyena_gate_first_3": hyena_case(order=3),
     "hyena_conv_first_3": hyena_case(order=3, gating="conv_first", short_filter_len=4),
     "hyena_conv_first_1": hyena_case(order=1, gating="conv_first"),
-    "hyena_heads": hyena_case(num_heads=2, inner_factor=3, post_order_ffn=True),
-    "hyena_outer_mixing": hyena_case(order=3, num_heads=4, outer_mixing=True, activation="gelu"),
+    "hyena_heads": hyena_case(n_heads=2, inner_factor=3, post_order_ffn=True),
+    "hyena_outer_mixing": hyena_case(order=3, n_heads=4, outer_mixing=True, activation="gelu"),
     "hyena_conv_first_heads": hyena_case(
-        order=2, gating="conv_first", num_heads=2, outer_mixing=True, post_order_ffn=True, activation="silu"
+        order=2, gating="conv_first", n_heads=2, outer_mixing=True, post_order_ffn=True, activation="silu"
     ),
-    "hyena_blocks": hyena_case(num_blocks=8, max_len=128),
-    "hyena_bidirectional": hyena_case(order=3, bidirectional=True, num_heads=2),
-    "hyena_bidirectional_blocks": hyena_case(bidirectional=True, num_blocks=8, max_len=128),
+    "hyena_blocks": hyena_case(n_blocks=8, max_len=128),
+    "hyena_bidirectional": hyena_case(order=3, bidirectional=True, n_heads=2),
+    "hyena_bidirectional_blocks": hyena_case(bidirectional=True, n_blocks=8, max_len=128),
     **{f"hyena_{name}_filter": hyena_case(config, order=3) for name, config in FILTERS.items()},
     "annotated_hyena_3": annotated_case(AnnotatedHyenaConfig(3, 4, WindowedFilterConfig(norm_axis="length"))),
     "gated_hyena_centred": gated_case(GatedHyenaConfig(5, causal=False)),
