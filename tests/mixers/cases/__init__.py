@@ -1,7 +1,7 @@
 """The cases of the contract test, one file a family of mixers; a new file here is found by itself.
 
-A mixer has at least one case in CASES, which goes through every test of the contract at every length; each
-main option has one in OPTIONS, which goes through them at one length (and at all under the marker `grid`).
+A mixer has at least one case in CASES, which goes through the contract at one length; each main option has
+one in OPTIONS, whose values alone are compared. Both go through everything under the marker `grid`.
 """
 
 import importlib
