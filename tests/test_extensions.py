@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from grid import grid_but
 
 from hyena_jax import cli
 from hyena_jax.training.metrics import read_rows
@@ -47,13 +48,7 @@ def losses(run: Path) -> list[float]:
     return [row["train/loss"] for row in read_rows(run / "metrics.jsonl") if "train/loss" in row]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in ("ema", "sign_descent") else pytest.param(name, marks=pytest.mark.grid)
-        for name in FLAGS
-    ],
-)
+@pytest.mark.parametrize("name", grid_but(FLAGS, "ema"))
 def test_a_part_trains_is_killed_continues_and_is_evaluated(name, tmp_path, capsys):
     file = tmp_path / "my parts" / f"{name}.py"
     file.parent.mkdir()

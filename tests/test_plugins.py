@@ -271,6 +271,7 @@ def test_a_filter_of_ones_own_goes_into_every_long_convolution():
             ), name
 
 
+@pytest.mark.grid
 def test_a_mixer_from_a_file_keeps_the_contract():
     """In its own process, as its author would run it."""
     environment = os.environ | {"HYENA_JAX_PLUGINS": os.pathsep.join(map(str, MIXERS))}

@@ -148,6 +148,7 @@ def load_in_a_new_process(before="", **options):
     return ast.literal_eval(done.stdout), done.stderr
 
 
+@pytest.mark.grid
 @needs_shakespeare
 @needs_tensorflow
 def test_tiny_shakespeare_of_tfds_equals_the_plain_file(tmp_path):

@@ -1,5 +1,7 @@
 """The contract of every filter, and each filter's initialisation."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,6 +61,12 @@ most_configs = pytest.mark.parametrize(
 )
 
 
+def lengths(first, *others):
+    """The first alone outside the marker `grid`."""
+    return [first, *(pytest.param(length, marks=pytest.mark.grid) for length in others)]
+
+
+@cache
 def init(config, max_len: int = MAX_LEN, moved: float = 0.02):
     """The module and its initial parameters, slightly perturbed, so that zeros do not hide mistakes.
 
@@ -67,15 +75,22 @@ def init(config, max_len: int = MAX_LEN, moved: float = 0.02):
     with jax.enable_x64(False):
         module = build_filter(N, D, max_len, config)
         params = jax.jit(lambda key: module.init(key, max_len))(jax.random.key(0))["params"]
-        leaves, structure = jax.tree.flatten(params)
-        keys = jax.random.split(jax.random.key(1), len(leaves))
-        moves = [moved * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-        return module, structure.unflatten([x + m for x, m in zip(leaves, moves, strict=True)])
+        rng, scale = np.random.default_rng(1), np.float32(moved)
+        return module, jax.tree.map(
+            lambda x: x + scale * rng.standard_normal(x.shape, x.dtype), jax.device_get(params)
+        )
+
+
+@cache
+def taps(config, max_len: int = MAX_LEN):
+    """The filter as a function of parameters and length; compiled once a length."""
+    module = build_filter(N, D, max_len, config)
+    return jax.jit(lambda params, length: module.apply({"params": params}, length), static_argnums=1)
 
 
 def oracle(config, params, length, max_len=MAX_LEN):
     function = getattr(oracles, NAMES[type(config)])
-    return function(jax.device_get(params), N, length, max_len, config)
+    return function(params, N, length, max_len, config)
 
 
 def test_names_are_those_of_the_configs():
@@ -84,69 +99,70 @@ def test_names_are_those_of_the_configs():
 
 
 @all_configs
-@pytest.mark.parametrize("length", [1, 7, MAX_LEN])
+@pytest.mark.parametrize("length", lengths(MAX_LEN, 1, 7))
 def test_equals_its_oracle(config, length):
-    module, params = init(config)
-    h = jax.jit(module.apply, static_argnums=1)({"params": params}, length)
+    _, params = init(config)
+    h = taps(config)(params, length)
     assert h.shape == (N, D, length)
     assert h.dtype == jnp.float32
     assert_close(h, oracle(config, params, length))
 
 
 @all_configs
-@pytest.mark.parametrize("max_len", [1, 2, 40])
+@pytest.mark.parametrize("max_len", lengths(1, 2, 5, 40))
 def test_equals_its_oracle_at_other_lengths(config, max_len):
     if isinstance(config, TransferFunctionFilterConfig | ExplicitFilterConfig) and max_len < 5:
         pytest.skip("needs more lags than that")
-    module, params = init(config, max_len)
-    assert_close(module.apply({"params": params}, max_len), oracle(config, params, max_len, max_len))
+    _, params = init(config, max_len)
+    assert_close(taps(config, max_len)(params, max_len), oracle(config, params, max_len, max_len))
 
 
 @most_configs
 def test_equals_its_oracle_and_its_differences_in_float64(config):
-    module, params = init(config)
+    _, params = init(config)
     weight = np.random.default_rng(0).standard_normal((N, D, MAX_LEN))
     with jax.enable_x64(True):
-        params = jax.tree.map(lambda x: jnp.asarray(np.float64(x)), params)
-        assert_close(module.apply({"params": params}, MAX_LEN), oracle(config, params, MAX_LEN))
-        grads = jax.grad(lambda p: (weight * module.apply({"params": p}, MAX_LEN)).sum())(params)
-    leaves, structure = jax.tree.flatten(jax.device_get(params))
+        params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+        def product(params):
+            h = taps(config)(params, MAX_LEN)
+            return (weight * h).sum(), h
+
+        grads, h = jax.device_get(jax.jit(jax.grad(product, has_aux=True))(params))
+    assert h.dtype == np.float64
+    assert_close(h, oracle(config, params, MAX_LEN))
+    leaves, structure = jax.tree.flatten(params)
     rng = np.random.default_rng(1)
     for i, grad in enumerate(jax.tree.leaves(grads)):
         direction = rng.standard_normal(leaves[i].shape)
-        moved = []
+        moved = []  # by little, as a norm, the sum of magnitudes, has a kink wherever a tap is 0
         for sign in (1, -1):
             changed = structure.unflatten(
-                [*leaves[:i], leaves[i] + sign * 1e-6 * direction, *leaves[i + 1 :]]
+                [*leaves[:i], leaves[i] + sign * 1e-7 * direction, *leaves[i + 1 :]]
             )
             moved.append((weight * oracle(config, changed, MAX_LEN)).sum())
-        expected = (moved[0] - moved[1]) / 2e-6
-        assert np.sum(np.asarray(grad) * direction) == pytest.approx(
+        expected = (moved[0] - moved[1]) / 2e-7
+        assert np.sum(grad * direction) == pytest.approx(
             expected, rel=DIFFERENCE_TOLERANCE, abs=DIFFERENCE_TOLERANCE
         )
 
 
-@most_configs
-def test_derivatives_in_both_modes(config):
-    module, params = init(config)
-    with jax.enable_x64(True):
-        check_modes(lambda params: module.apply({"params": params}, 7), params)
-
-
 @pytest.mark.grid
 @all_configs
-def test_derivatives_in_both_modes_of_long_filters_and_many_at_once(config):
+@pytest.mark.parametrize(("length", "is_thorough"), [(7, False), (MAX_LEN, True)])
+def test_derivatives_in_both_modes(config, length, is_thorough):
+    """Of long filters also of many at once."""
     module, params = init(config)
     with jax.enable_x64(True):
-        check_modes(lambda params: module.apply({"params": params}, MAX_LEN), params, is_thorough=True)
+        check_modes(lambda params: module.apply({"params": params}, length), params, is_thorough)
 
 
 @all_configs
-def test_a_short_filter_is_the_beginning_of_a_long_one(config):
-    module, params = init(config)
-    long = module.apply({"params": params}, MAX_LEN)
-    for length in (1, 7, 40):
-        assert_close(module.apply({"params": params}, length), long[..., :length])
+@pytest.mark.parametrize("length", lengths(7, 1, 40))
+def test_a_short_filter_is_the_beginning_of_a_long_one(config, length):
+    _, params = init(config)
+    short, long = (np.asarray(taps(config)(params, n)) for n in (length, MAX_LEN))
+    assert_close(short, long[..., :length])
 
 
 @all_configs
@@ -159,9 +175,9 @@ def test_lengths_that_it_lacks_are_refused(config):
 
 @most_configs
 def test_initial_gradients_are_finite(config):
-    module, params = init(config, moved=0.0)
-    grads = jax.grad(lambda p: (module.apply({"params": p}, MAX_LEN) ** 2).sum())(params)
-    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+    _, params = init(config, moved=0.0)
+    grads = jax.jit(jax.grad(lambda params: (taps(config)(params, MAX_LEN) ** 2).sum()))(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
 @pytest.mark.parametrize("features", ["published", "harmonics"])

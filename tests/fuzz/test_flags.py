@@ -2,6 +2,7 @@
 
 import types
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -80,9 +81,12 @@ def rest_of(command: str) -> str:
 
 def is_choice(name: str, command: str) -> bool:
     """Whether a flag chooses a part, and so names a value."""
-    if not command.startswith("train "):
-        return name == "--plugin"
-    return name == "--plugin" or name in cli.choice_flags(config.load(rest_of(command)))
+    return name == "--plugin" or (command.startswith("train ") and name in choices(rest_of(command)))
+
+
+@cache
+def choices(config_name: str) -> set[str]:
+    return set(cli.choice_flags(config.load(config_name)))
 
 
 CASES = [(command, *line) for command in COMMANDS for line in wrong_lines(command)]

@@ -88,7 +88,7 @@ def check_greedy(name, prompt, continuation, max_len=300):
     np.testing.assert_allclose(continuation.log_probs, chosen, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", with_grid("mixed", "griffin"))
+@pytest.mark.parametrize("name", with_grid("mixed", "griffin", "constant"))
 def test_greedy_equals_the_parallel_form(name):
     """Over several tiles of different sizes, after a prompt, up to the whole context."""
     prompt = [3, 1, 4, 1, 5]
@@ -201,7 +201,7 @@ def test_a_full_context_is_refused_by_choice():
         drawn("hyena", [[3] * 17], max_len=16, n_tokens=1, on_full="error")
 
 
-@pytest.mark.parametrize("name", ["griffin", "constant"])
+@pytest.mark.parametrize("name", ["griffin", pytest.param("constant", marks=pytest.mark.grid)])
 def test_states_that_do_not_grow_go_on_beyond_max_len(name):
     """They continue as in a model with a larger max_len."""
     (ours,) = drawn(name, [[3, 1]], max_len=16, n_tokens=40, rule=GREEDY, on_full="error")

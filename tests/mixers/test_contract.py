@@ -18,7 +18,7 @@ from hyena_jax.config import MIXER_CONFIGS, UserError
 from hyena_jax.mixers.long import has_tiles, map_histories
 from hyena_jax.ops import long_conv, online_conv
 
-LENGTHS = (1, 7, 64, 127)
+LENGTHS = (127, 1, 7, 64)
 OPTION_LENGTH = 31
 EVERY = CASES | OPTIONS
 MODES = (jax.jacfwd, jax.jacrev)
@@ -37,17 +37,19 @@ def over(cases):
     return pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n, False)) for n in cases])
 
 
-def over_cases(cases):
-    """Cases, and options only under the marker `grid`."""
-    return pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n, n in OPTIONS)) for n in cases])
+def over_cases(cases, outside_grid=tuple(CASES)):
+    """Those outside the grid, and the others under the marker `grid` alone."""
+    params = [pytest.param(name, marks=marks(name, name not in outside_grid)) for name in cases]
+    return pytest.mark.parametrize("name", params)
 
 
 def at_lengths(lengths):
-    """Cases at every length; options at one, and at the others under the marker `grid`."""
+    """Cases at the first length and options at a shorter one; both at all lengths under the marker `grid`."""
     params = []
     for name in EVERY:
-        for length in lengths if name in CASES else (OPTION_LENGTH, *lengths):
-            in_grid = name in OPTIONS and length != OPTION_LENGTH
+        every = lengths if name in CASES else (OPTION_LENGTH, *lengths)
+        for length in every:
+            in_grid = length != every[0]
             params.append(pytest.param(name, length, marks=marks(name, in_grid), id=f"{name}-{length}"))
     return pytest.mark.parametrize(("name", "length"), params)
 
@@ -56,8 +58,9 @@ def build(case: Case, dtype=None):
     return mixers.mixer_class(case.config)(D, case.max_len, case.config, n_layers=1, dtype=dtype)
 
 
-def inputs(length: int, seed: int = 0, batch: int = 2) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), (batch, length, D), jnp.float32)
+def inputs(length: int, seed: int = 0, batch: int = 2) -> np.ndarray:
+    """In NumPy, as each slice and sum of JAX arrays of another shape would be compiled."""
+    return np.random.default_rng(seed).standard_normal((batch, length, D)).astype(np.float32)
 
 
 @cache
@@ -65,15 +68,14 @@ def init(name: str) -> dict:
     """Initial parameters, slightly perturbed, so that zeros do not hide mistakes."""
     with jax.enable_x64(False):  # the first test that asks may be one in float64
         params = jax.jit(build(EVERY[name]).init)(jax.random.key(0), inputs(3))["params"]
-        leaves, structure = jax.tree.flatten(params)
-        keys = jax.random.split(jax.random.key(1), len(leaves))
-        return structure.unflatten(
-            [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+        rng = np.random.default_rng(1)
+        return jax.tree.map(
+            lambda x: x + np.float32(0.1) * rng.standard_normal(x.shape, x.dtype), jax.device_get(params)
         )
 
 
 def to_float64(tree):
-    return jax.tree.map(lambda x: jnp.asarray(np.float64(x)), tree)
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
 
 
 @cache
@@ -83,6 +85,11 @@ def jitted(name: str, method: str | None = None, dtype=None) -> Callable:
     return jax.jit(lambda params, *args: module.apply({"params": params}, *args, method=method))
 
 
+def empty_state(name: str, params, batch_size: int, length: int, dtype=None):
+    module = build(EVERY[name], dtype)
+    return jax.jit(lambda params: module.bind({"params": params}).init_state(batch_size, length))(params)
+
+
 def test_every_mixer_has_a_case():
     assert {type(case.config) for case in CASES.values()} == set(MIXER_CONFIGS.values())
 
@@ -90,27 +97,28 @@ def test_every_mixer_has_a_case():
 @at_lengths(LENGTHS)
 def test_equals_its_oracle(name, length):
     params, x = init(name), inputs(length)
-    expected = EVERY[name].oracle(jax.device_get(params), np.asarray(x))
+    expected = EVERY[name].oracle(params, x)
     assert_close(jitted(name)(params, x), expected)
 
 
 @over(CASES)
 def test_equals_its_oracle_in_float64(name):
     params, x = init(name), inputs(127)
-    expected = EVERY[name].oracle(jax.device_get(params), np.asarray(x))
+    expected = EVERY[name].oracle(params, x)
     with jax.enable_x64(True):
         y = jitted(name)(to_float64(params), to_float64(x))
     assert y.dtype == np.float64
     assert_close(y, expected)
 
 
-@over(EVERY)
+@over_cases(EVERY)
 def test_gradients_equal_central_differences_of_the_oracle(name):
     with jax.enable_x64(True):
         args = (to_float64(init(name)), to_float64(inputs(7)))
         weight = np.random.default_rng(0).standard_normal((2, 7, D))
-        grads = jax.jit(jax.grad(lambda *args: (weight * jitted(name)(*args)).sum(), (0, 1)))(*args)
-        leaves, structure = jax.tree.flatten(jax.device_get(args))
+        gradient = jax.jit(jax.grad(lambda *args: (weight * jitted(name)(*args)).sum(), (0, 1)))
+        grads = jax.device_get(gradient(*args))
+        leaves, structure = jax.tree.flatten(args)
         rng = np.random.default_rng(1)
         for i, grad in enumerate(jax.tree.leaves(grads)):
             direction = rng.standard_normal(leaves[i].shape)
@@ -124,21 +132,14 @@ def test_gradients_equal_central_differences_of_the_oracle(name):
             )
 
 
-def check_derivatives(name, length, is_thorough):
+@pytest.mark.grid
+@over(EVERY)
+@pytest.mark.parametrize(("length", "is_thorough"), [(7, False), (OPTION_LENGTH, True)])
+def test_derivatives_in_both_modes(name, length, is_thorough):
+    """At the longer length also of many at once."""
     module, args = build(EVERY[name]), (init(name), inputs(length))
     with jax.enable_x64(True):
         check_modes(lambda args: module.apply({"params": args[0]}, args[1]), args, is_thorough)
-
-
-@over_cases(EVERY)
-def test_derivatives_in_both_modes(name):
-    check_derivatives(name, 7, is_thorough=False)
-
-
-@pytest.mark.grid
-@over(EVERY)
-def test_derivatives_in_both_modes_of_long_sequences_and_many_at_once(name):
-    check_derivatives(name, OPTION_LENGTH, is_thorough=True)
 
 
 @pytest.mark.grid
@@ -150,7 +151,7 @@ def test_forward_jacobian_equals_the_reverse_one(name):
     assert_trees_close(*jacobians)
 
 
-@over([name for name, case in CASES.items() if not case.exactly_causal])
+@over_cases([name for name, case in CASES.items() if not case.exactly_causal], outside_grid=["hyena"])
 def test_gradients_equal_those_of_the_direct_form(name, monkeypatch):
     module = build(EVERY[name])
 
@@ -174,7 +175,9 @@ def test_is_causal(name):
     params, x = init(name), inputs(length)
     pullback = jax.jit(lambda x, weight: jax.vjp(lambda x: jitted(name)(params, x), x)[1](weight)[0])
     for t in {0, length // 2, length - 2}:
-        gradient = pullback(x, jnp.zeros_like(x).at[:, t].set(1.0))
+        weight = np.zeros_like(x)
+        weight[:, t] = 1
+        gradient = np.asarray(pullback(x, weight))
         future, past = np.abs(gradient[:, t + 1 :]), np.abs(gradient[:, : t + 1])
         assert past.max() > 0
         assert future.max() <= (0 if EVERY[name].exactly_causal else TOLERANCE["float32"] * past.max())
@@ -187,20 +190,22 @@ def test_what_reads_ahead_has_no_state(name):
         bound.init_state(1, 5)
 
 
-@over(DECODED)
+@over_cases(DECODED, outside_grid=[*CASES, "hyena_modal_filter", "attention_rotary"])
 def test_prefill_and_steps_equal_the_parallel_form(name):
-    check_decoding(name, 7, range(8) if name in CASES else (0, 3))
+    check_decoding(name, 127 if name in CASES else 7, (0, 3))
 
 
-@over_cases(DECODED)
-def test_prefill_and_steps_equal_the_parallel_form_of_long_sequences(name):
-    check_decoding(name, 127, (1, 63, 126))
+@pytest.mark.grid
+@over(DECODED)
+@pytest.mark.parametrize(("length", "splits"), [(7, range(8)), (127, (1, 63, 126))])
+def test_prefill_and_steps_equal_the_parallel_form_wherever_they_meet(name, length, splits):
+    check_decoding(name, length, splits)
 
 
 def check_decoding(name, length, splits):
     params, x = init(name), inputs(length)
     expected = jitted(name)(params, x)
-    start = build(EVERY[name]).bind({"params": params}).init_state(2, length)
+    start = empty_state(name, params, 2, length)
     prefill, step = jitted(name, "prefill"), jitted(name, "step")
     for split in splits:
         state, parts = start, []
@@ -209,8 +214,8 @@ def check_decoding(name, length, splits):
             parts.append(y)
         for t in range(split, length):
             state, y = step(params, state, x[:, t])
-            parts.append(y[:, None])
-        assert_close(jnp.concatenate(parts, axis=1), expected)
+            parts.append(np.asarray(y)[:, None])
+        assert_close(np.concatenate(parts, axis=1), expected)
         assert state.shared.position == length
 
 
@@ -219,6 +224,9 @@ def absorb(state, size):
 
 
 @over_cases([name for name, case in DECODED.items() if hasattr(case.config, "filter")])
+@over_cases(
+    [name for name, case in DECODED.items() if hasattr(case.config, "filter")], outside_grid=["hyena", "h3"]
+)
 def test_steps_with_tiles_equal_the_parallel_form(name, monkeypatch):
     """After a ragged prefill; with tiles of few steps, so that there are many sizes."""
     monkeypatch.setattr(online_conv, "TILE", 2)
@@ -232,9 +240,9 @@ def test_steps_with_tiles_equal_the_parallel_form(name, monkeypatch):
         outputs.append(y)
         if online_conv.due_size(n):
             state = end_tile(state, online_conv.due_size(n))
-    outputs = jnp.stack(outputs, axis=1)
+    outputs = np.stack(outputs, axis=1)
     for row, length in enumerate(lengths):
-        expected = jitted(name)(params, x[row : row + 1, 5 - length :])[0, length:]
+        expected = EVERY[name].oracle(params, x[row : row + 1, 5 - length :])[0, length:]
         assert_close(outputs[row], expected)
     # Back to no tiles: exact at any time, with room for a prefill.
     if has_tiles(state):
@@ -256,65 +264,73 @@ def test_documents_equal_the_oracle_and_do_not_leak(name):
     ids = np.repeat([[0, 1, 0, 3], [5, 6, 6, 5]], [5, 1, 17, 8], axis=1)
     runs = np.cumsum(np.diff(ids, axis=1, prepend=ids[:, :1]) != 0, axis=1)
     run = jitted(name)
-    y = run(params, x, jnp.asarray(ids))
-    assert_close(y, EVERY[name].resets(jax.device_get(params), np.asarray(x), runs))
-    np.testing.assert_array_equal(run(params, x.at[:, :6].set(9.0), jnp.asarray(ids))[:1, 6:], y[:1, 6:])
+    y = np.asarray(run(params, x, ids))
+    assert_close(y, EVERY[name].resets(params, x, runs))
+    other = x.copy()
+    other[:, :6] = 9
+    np.testing.assert_array_equal(np.asarray(run(params, other, ids))[:1, 6:], y[:1, 6:])
 
 
-@over_cases(DECODED)
+@over_cases(DECODED, outside_grid=["hyena", "hawk", "s4d"])
 def test_decoding_in_float64_keeps_its_digits(name):
     with jax.enable_x64(True):
-        params, x = to_float64(init(name)), to_float64(inputs(7))
-        state = build(EVERY[name]).bind({"params": params}).init_state(2, 7)
-        state, y = jitted(name, "prefill")(params, state, x[:, :6])
+        params, x = to_float64((init(name), inputs(7)))
+        state, y = jitted(name, "prefill")(params, empty_state(name, params, 2, 7), x[:, :6])
         _, last = jitted(name, "step")(params, state, x[:, 6])
-        assert_close(jnp.concatenate([y, last[:, None]], axis=1), jitted(name)(params, x))
+    assert last.dtype == np.float64
+    y = np.concatenate([y, np.asarray(last)[:, None]], axis=1)
+    assert_close(y, EVERY[name].oracle(params, x))
 
 
 @over_cases(DECODED)
 def test_rows_of_different_lengths_equal_separate_runs(name):
-    """Also: a step after a ragged prefill, and a prefill after a step."""
+    """Of the oracle. Also: a step after a ragged prefill, and a prefill after a step."""
     params, x, more = init(name), inputs(7), inputs(3, seed=5)
     prefill, step = jitted(name, "prefill"), jitted(name, "step")
-    state = build(EVERY[name]).bind({"params": params}).init_state(2, 12)
-    state, y = prefill(params, state, x, jnp.array([2, 5]))
+    state = empty_state(name, params, 2, 12)
+    state, y = prefill(params, state, x, np.array([2, 5], np.int32))
     state, y_step = step(params, state, more[:, 0])
     state, y_more = prefill(params, state, more[:, 1:])
     for row, length in enumerate([2, 5]):
-        alone = jnp.concatenate([x[row : row + 1, 7 - length :], more[row : row + 1]], axis=1)
-        ours = jnp.concatenate([y[row, 7 - length :], y_step[row][None], y_more[row]])
-        assert_close(ours, jitted(name)(params, alone)[0])
+        alone = np.concatenate([x[row : row + 1, 7 - length :], more[row : row + 1]], axis=1)
+        ours = np.concatenate(
+            [np.asarray(y)[row, 7 - length :], np.asarray(y_step)[row][None], np.asarray(y_more)[row]]
+        )
+        assert_close(ours, EVERY[name].oracle(params, alone)[0])
 
 
 @over_cases(DECODED)
 def test_state_leaves_start_with_the_batch(name):
-    state = build(EVERY[name]).bind({"params": init(name)}).init_state(3, 11)
+    bound = build(EVERY[name]).bind({"params": init(name)})
+    state = jax.eval_shape(lambda: bound.init_state(3, 11))
     assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves(state._replace(shared=None)))
 
 
 @over_cases(EVERY)
 def test_bfloat16_is_close_and_has_finite_gradients(name):
     params, x = init(name), inputs(127)
-    half = x.astype(jnp.bfloat16)
-    y = jitted(name, dtype=jnp.bfloat16)(params, half)
-    assert y.dtype == jnp.bfloat16
-    assert_close(y, jitted(name)(params, x), "bfloat16")
+    half, run = x.astype(jnp.bfloat16), jitted(name, dtype=jnp.bfloat16)
+    assert jax.eval_shape(run, params, half).dtype == jnp.bfloat16
 
     def loss(params, x):
-        return (jitted(name, dtype=jnp.bfloat16)(params, x).astype(jnp.float32) ** 2).sum()
+        y = run(params, x)
+        return (y.astype(jnp.float32) ** 2).sum(), y
 
     promotion = "standard" if EVERY[name].through_library else "strict"
     with jax.numpy_dtype_promotion(promotion):
-        grads = jax.jit(jax.grad(loss, (0, 1)))(params, half)
+        grads, y = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, half)
+    assert_close(y, jitted(name)(params, x), "bfloat16")
     assert all(np.isfinite(np.float32(leaf)).all() for leaf in jax.tree.leaves(grads))
 
 
 @over_cases(DECODED)
 def test_bfloat16_decoding_keeps_its_state_types(name):
     params = init(name)
-    state = build(EVERY[name], jnp.bfloat16).bind({"params": params}).init_state(2, 7)
-    x = inputs(1)[:, 0].astype(jnp.bfloat16)
-    after, y = jitted(name, "step", jnp.bfloat16)(params, state, x)
+    bound = build(EVERY[name], jnp.bfloat16).bind({"params": params})
+    state = jax.eval_shape(lambda: bound.init_state(2, 7))
+    after, y = jax.eval_shape(
+        jitted(name, "step", jnp.bfloat16), params, state, inputs(1)[:, 0].astype(jnp.bfloat16)
+    )
     assert y.dtype == jnp.bfloat16
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
         lambda x: (x.shape, x.dtype), state
@@ -343,7 +359,7 @@ def test_same_shapes_do_not_retrace(name):
 )
 def test_wrong_inputs_are_refused_by_name(name, shape, message):
     with pytest.raises(ValueError, match=message):
-        jax.eval_shape(build(EVERY[name]).init, jax.random.key(0), jnp.zeros(shape))
+        jax.eval_shape(build(EVERY[name]).init, jax.random.key(0), np.zeros(shape, np.float32))
 
 
 @over([name for name in CASES if name in DECODED])
@@ -357,26 +373,25 @@ def test_a_state_longer_than_the_model_is_refused(name):
 @pytest.mark.parametrize(
     ("method", "arguments", "message"),
     [
-        ("step", [jnp.zeros((2, D + 1))], f"got .*{D + 1}|, got {D + 1}"),
-        ("step", [jnp.zeros((3, D))], "got"),
-        ("prefill", [jnp.zeros((3, 4, D))], "batch size must be the state's 2, got 3"),
-        ("prefill", [jnp.zeros((2, 4, D)), jnp.zeros(3, jnp.int32)], "lengths.shape must be"),
+        ("step", [np.zeros((2, D + 1), np.float32)], f"got .*{D + 1}|, got {D + 1}"),
+        ("step", [np.zeros((3, D), np.float32)], "got"),
+        ("prefill", [np.zeros((3, 4, D), np.float32)], "batch size must be the state's 2, got 3"),
+        ("prefill", [np.zeros((2, 4, D), np.float32), np.zeros(3, np.int32)], "lengths.shape must be"),
     ],
 )
 def test_what_does_not_fit_the_state_is_refused_by_name(name, method, arguments, message):
     bound = build(EVERY[name]).bind({"params": init(name)})
-    state = bound.init_state(2, 11)
     with pytest.raises(UserError, match=message):
-        getattr(bound, method)(state, *arguments)
+        jax.eval_shape(lambda: getattr(bound, method)(bound.init_state(2, 11), *arguments))
 
 
 @over([name for name, case in CASES.items() if case.resets])
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (jnp.zeros(7, jnp.int32), "segment_ids.shape must be"),
-        (jnp.zeros((2, 6), jnp.int32), "segment_ids.shape must be"),
-        (jnp.zeros((2, 7)), "segment_ids.dtype must be an integer type, got 'float32'"),
+        (np.zeros(7, np.int32), "segment_ids.shape must be"),
+        (np.zeros((2, 6), np.int32), "segment_ids.shape must be"),
+        (np.zeros((2, 7), np.float32), "segment_ids.dtype must be an integer type, got 'float32'"),
     ],
 )
 def test_wrong_segment_ids_are_refused_by_name(name, ids, message):

@@ -66,9 +66,10 @@ def expected(variant, keys, values, u, v, ids):
     return 2 * reference.aft(np.zeros_like(keys), keys, values, np.stack([w] * WIDTH), ids)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("ids", [ONE_DOCUMENT, pytest.param(TWO_DOCUMENTS, marks=pytest.mark.grid)])
-@pytest.mark.parametrize("scale", [1, pytest.param(40, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("ids", [ONE_DOCUMENT, TWO_DOCUMENTS])
+@pytest.mark.parametrize("scale", [1, 40])
 def test_derivatives_in_both_modes(variant, ids, scale):
     """Over several blocks of queries, with keys that differ by less and by more than PRODUCT_RANGE."""
     thorough = scale > 1

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grid import in_grid
 from tolerances import DIFFERENCE_TOLERANCE, assert_close
 
 from hyena_jax.ops import attention as ops
@@ -34,7 +35,7 @@ def one_segment(length: int) -> np.ndarray:
     return np.zeros((2, length))
 
 
-@pytest.mark.parametrize("length", [1, 7, 64, 127])
+@pytest.mark.parametrize("length", [127, *in_grid(1, 7, 64)])
 def test_equals_the_definition(length):
     q, k, v = arrays(length)
     expected = attention.softmax_attention(q, k, v, one_segment(length))
@@ -149,14 +150,10 @@ def test_blocks_equal_the_definition(length, block_rows):
     assert_close(jax.jit(form, static_argnums=3)(q, k, v, Visible(is_causal=True)), expected)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("form", "case"),
-    [
-        ("blocks", "documents"),
-        pytest.param("blocks", "window", marks=pytest.mark.grid),
-        pytest.param("blocks", "all", marks=pytest.mark.grid),
-        pytest.param("plain", "documents", marks=pytest.mark.grid),
-    ],
+    [("blocks", "documents"), ("blocks", "window"), ("blocks", "all"), ("plain", "documents")],
 )
 def test_derivatives_in_both_modes_and_twice(form, case):
     """Against central differences in float64: gradient, jvp, and both orders of Hessian-vector products."""
@@ -186,6 +183,7 @@ def test_derivatives_in_both_modes_and_twice(form, case):
             assert_close(a, b)
 
 
+@pytest.mark.grid
 def test_derivatives_of_blocks_are_batched():
     """`vmap` of a jvp and of a gradient, `linearize` and `jacfwd`."""
     f = objective(FORMS["blocks"], Visible(is_causal=True))
@@ -282,7 +280,7 @@ def test_future_keys_have_exactly_no_gradient(attend):
 
 
 @pytest.mark.parametrize("window", [1, 4, 7, 100])
-@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 17, 31])
+@pytest.mark.parametrize("length", [31, *in_grid(1, 2, 7, 8, 9, 17)])
 def test_a_window_equals_the_definition(length, window):
     """Lengths below the window, of exactly one block, and with a partial last block."""
     q, k, v = arrays(length, 2)

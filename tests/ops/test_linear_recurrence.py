@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
+from grid import in_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import assert_close
@@ -38,7 +39,7 @@ def loop(a, x, h0, reverse):
 
 @DIRECTIONS
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("length", [1, 2, 7, 64, 127])
+@pytest.mark.parametrize("length", [127, *in_grid(1, 2, 7, 64)])
 def test_equals_the_definition(length, method, reverse):
     args = arrays(length)
     h, last = linear_recurrence(*map(jnp.float32, args), reverse, method)
@@ -68,7 +69,7 @@ def test_equals_the_definition_at_any_shape(length, batch, channels, has_start, 
 
 @DIRECTIONS
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("length", [1, 7, 17])
+@pytest.mark.parametrize("length", [17, *in_grid(1, 7)])
 def test_gradients_equal_plain_autodiff_of_the_loop(length, method, reverse):
     with jax.enable_x64(True):
         args = tuple(map(jnp.asarray, arrays(length)))
@@ -88,7 +89,7 @@ def test_gradients_equal_plain_autodiff_of_the_loop(length, method, reverse):
 
 @DIRECTIONS
 @pytest.mark.parametrize("method", METHODS[:-1])
-@pytest.mark.parametrize("length", [1, 7])
+@pytest.mark.parametrize("length", [7, *in_grid(1)])
 def test_derivatives_in_both_modes(length, method, reverse):
     with jax.enable_x64(True):
         check_modes(lambda args: linear_recurrence(*args, reverse, method), arrays(length), is_thorough=True)

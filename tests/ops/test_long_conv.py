@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
+from grid import in_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -30,7 +31,7 @@ def arrays(length: int, dtype=np.float32, seed: int = 0):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("length", [1, 2, 7, 64, 97, 127])
+@pytest.mark.parametrize("length", [127, *in_grid(1, 2, 7, 64, 97)])
 def test_equals_the_definition(method, length):
     u, h, skip = arrays(length)
     assert_close(long_conv(u, h, skip, method), convolution.long_conv(u, h, skip))
@@ -71,7 +72,7 @@ def test_bfloat16_input_is_convolved_in_float32(method):
     assert np.all(np.abs(np.float64(y) - expected) <= 2.0**-8 * np.abs(expected) + 1e-4)
 
 
-@pytest.mark.parametrize("length", [1, 7, 64, 127])
+@pytest.mark.parametrize("length", [127, *in_grid(1, 7, 64)])
 @pytest.mark.parametrize("method", [fft_conv, matmul_fft_conv, toeplitz_conv])
 def test_gradients_equal_those_of_the_direct_form(method, length):
     with jax.enable_x64(True):
@@ -109,7 +110,7 @@ def test_leading_axes_broadcast_and_gradients_have_the_shapes_of_the_arguments(m
 
 
 @pytest.mark.parametrize("method", METHODS[:-1])
-@pytest.mark.parametrize("length", [1, 7])
+@pytest.mark.parametrize("length", [7, *in_grid(1)])
 def test_derivatives_in_both_modes(length, method):
     with jax.enable_x64(True):
         check_modes(lambda args: long_conv(*args, method), arrays(length), is_thorough=True)

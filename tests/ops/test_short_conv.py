@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
+from grid import in_grid
 from tolerances import assert_close
 
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
@@ -38,7 +39,7 @@ def filtered(x, taps, bias, history=None, segment_ids=None, layout="channels_fir
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n_taps", [1, 3, 4])
-@pytest.mark.parametrize("length", [1, 2, 7, 64, 127])
+@pytest.mark.parametrize("length", [127, *in_grid(1, 2, 7, 64)])
 def test_equals_the_definition(length, n_taps, layout):
     x, taps, bias = arrays(length, n_taps)
     expected = convolution.short_conv(x, taps, bias)
@@ -46,7 +47,7 @@ def test_equals_the_definition(length, n_taps, layout):
     assert_close(filtered(x, taps, bias, empty_history(2, 3, n_taps), layout=layout), expected)
 
 
-@pytest.mark.parametrize("split", range(8))
+@pytest.mark.parametrize("split", [0, 3, *in_grid(1, 2, *range(4, 8))])
 def test_in_two_parts_equals_whole(split):
     x, taps, bias = map(jnp.asarray, arrays(7, 4))
     start = empty_history(2, 3, 4)
@@ -57,7 +58,7 @@ def test_in_two_parts_equals_whole(split):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("length", [2, 7])
+@pytest.mark.parametrize("length", [7, *in_grid(2)])
 @pytest.mark.parametrize("ids", [None, [[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]]])
 def test_gradients_equal_central_differences_of_the_definition(ids, length, layout):
     with jax.enable_x64(True):

@@ -8,6 +8,7 @@ import signal
 
 import numpy as np
 import pytest
+from grid import in_grid
 from idx_files import random_images, write_pair
 from rich.console import Console
 from test_loop import assert_same_run, params, rows
@@ -99,7 +100,7 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
     assert dataclasses.replace(model, image_size=None, channels=None, n_classes=None) == experiment.model
 
 
-@pytest.mark.parametrize("stop_after", [4, 11])
+@pytest.mark.parametrize("stop_after", [11, *in_grid(4)])
 def test_a_stopped_run_continues_as_if_it_had_not_been(
     whole, experiment, tmp_path, console, monkeypatch, stop_after
 ):
@@ -224,6 +225,7 @@ def test_predictions_are_drawn(whole, experiment, tmp_path):
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.grid
 def test_the_seed_decides(whole, experiment, tmp_path, console):
     train(dataclasses.replace(experiment, seed=1), tmp_path / "other", console)
     assert not np.array_equal(params(whole)[1][0], params(tmp_path / "other")[1][0])

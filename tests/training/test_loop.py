@@ -10,6 +10,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from grid import in_grid
 
 from hyena_jax import models
 from hyena_jax.config import ConstantConfig, ParallelConfig, UserError
@@ -81,7 +82,7 @@ def test_same_seed_same_run_and_another_seed_another(whole, experiment, tmp_path
     assert rows(whole) != rows(tmp_path / "other")
 
 
-@pytest.mark.parametrize("stop_after", [2, 4, 5, 11])
+@pytest.mark.parametrize("stop_after", [5, *in_grid(2, 4, 11)])
 def test_a_stopped_run_continues_as_if_it_had_not_been(
     whole, experiment, tmp_path, console, monkeypatch, stop_after
 ):
@@ -151,7 +152,7 @@ run.train(config.read(Path({config!r})), Path({workdir!r}), Console())
 """
 
 
-@pytest.mark.parametrize("step", [3, 7])
+@pytest.mark.parametrize("step", [7, *in_grid(3)])
 def test_a_killed_run_loses_at_most_the_steps_since_its_checkpoint(
     whole, experiment, tmp_path, console, step
 ):
@@ -194,7 +195,7 @@ def test_devices_share_a_batch(whole, experiment, tmp_path, console):
         assert a == pytest.approx(b, rel=1e-4)
 
 
-@pytest.mark.parametrize("rate", [1e30, 1e38])
+@pytest.mark.parametrize("rate", [1e30, *in_grid(1e38)])
 def test_a_diverging_run_stops_and_keeps_good_checkpoints(experiment, tmp_path, console, rate):
     wild = dataclasses.replace(
         experiment,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grid import in_grid
 from jax.sharding import PartitionSpec
 
 from hyena_jax import config, models, parallel
@@ -115,12 +116,10 @@ def test_a_mesh_trains_as_pmap_does():
     np.testing.assert_allclose(found, losses(ParallelConfig(devices=1), HYENA), atol=1e-5)
 
 
-MOST = ("adafactor", "muon")  # their states have leaves in other shapes than parameters
-
-
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in MOST else pytest.mark.scale) for name in OPTIMIZER_CONFIGS],
+    # Adafactor's state has leaves that are not shaped like a parameter.
+    [pytest.param(n, marks=() if n == "adafactor" else pytest.mark.scale) for n in OPTIMIZER_CONFIGS],
 )
 def test_every_optimizer_trains_on_a_mesh_as_on_one_device(name):
     """The losses after the first update show it; Adafactor factors arrays of at least 16 x 16."""
@@ -172,7 +171,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("saved", ["pmap 4", "fsdp 4", "pmap 1"])
+@pytest.mark.parametrize("saved", ["fsdp 4", *in_grid("pmap 4", "pmap 1")])
 def test_a_checkpoint_is_restored_in_every_layout(tmp_path, saved):
     values = {"w": np.random.default_rng(0).standard_normal((64, 48)).astype(np.float32), "n": np.int32(3)}
     strategy = parallel.make_strategy(LAYOUTS[saved])
@@ -188,7 +187,7 @@ def test_a_checkpoint_is_restored_in_every_layout(tmp_path, saved):
         chex.assert_trees_all_equal(strategy.host_copy(found), values)
 
 
-@pytest.mark.parametrize("layout", ["pmap 4", "data 2, fsdp 2"])
+@pytest.mark.parametrize("layout", ["data 2, fsdp 2", *in_grid("pmap 4")])
 def test_a_save_under_way_is_not_changed_by_later_steps(tmp_path, layout):
     strategy = parallel.make_strategy(LAYOUTS[layout])
     values = {"w": np.zeros((256, 256), np.float32)}

@@ -1,7 +1,7 @@
 """The cases of the contract test, one file per family of mixers; new files here are found automatically.
 
-A mixer has at least one case in CASES, which runs every test of the contract at every length; each main
-option has a case in OPTIONS, which runs them at one length (at all lengths under the marker `grid`).
+A mixer has at least one case in CASES, which runs the contract at one length; each main option has a case in
+OPTIONS, of which only the values are compared. Both run everything under the marker `grid`.
 """
 
 import importlib
