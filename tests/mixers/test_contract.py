@@ -223,7 +223,6 @@ def absorb(state, size):
     return map_histories(partial(online_conv.absorb, size=size), state)
 
 
-@over_cases([name for name, case in DECODED.items() if hasattr(case.config, "filter")])
 @over_cases(
     [name for name, case in DECODED.items() if hasattr(case.config, "filter")], outside_grid=["hyena", "h3"]
 )
