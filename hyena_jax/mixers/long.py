@@ -39,7 +39,7 @@ from hyena_jax.ops import modal_conv, online_conv
 from hyena_jax.ops.long_conv import blockwise_conv
 from hyena_jax.ops.online_conv import FilterTaps, History, OnlineConvolution
 from hyena_jax.ops.sequence_parallel import on_whole_length, short_convolution
-from hyena_jax.ops.sequence_shards import over_shards, share_out
+from hyena_jax.ops.sequence_shards import sharded, share_out
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
 # The name by which `jax.checkpoint` policies know the filters of the parallel form.
@@ -114,34 +114,32 @@ class ParallelConvolutions(NamedTuple):
         return x
 
     def short(self, parts: list[jax.Array], taps: jax.Array, bias: jax.Array) -> tuple[list[jax.Array], Self]:
-        def local(part: jax.Array, taps: jax.Array, bias: jax.Array) -> jax.Array:
-            return short_convolution(part, taps, bias, None, -1, self.sequence_axis)
+        def local(part: jax.Array, taps: jax.Array, bias: jax.Array, axis_name: str | None) -> jax.Array:
+            return short_convolution(part, taps, bias, None, -1, axis_name)
 
-        def whole(part: jax.Array, taps: jax.Array, bias: jax.Array) -> jax.Array:
-            return short_conv(part, taps, bias, -1)
-
-        axis = self.sequence_axis
-        convolve = whole if axis is None else over_shards(local, axis, ("WBL", "KW11", "W11"), "WBL")
+        convolve = sharded(local, self.sequence_axis, ("WBL", "KW11", "W11"), "WBL")
         channels = _of_parts(len(parts), taps, bias)
         return [convolve(part, *of_part) for part, of_part in zip(parts, channels, strict=True)], self
 
     def long(self, u: jax.Array, o: int) -> tuple[jax.Array, Self]:
         skip, future = (None if x is None else x[o] for x in (self.skip, self.future))
-        h = self.h[o]
-        if self.sequence_axis is None:
-            return blockwise_conv(u, h, skip, self.block_len, future), self
+        # Each device evaluates the filters at a part of the lags; then channels are sharded in place of lags.
+        h, future = (x if x is None else share_out(x, self.sequence_axis, -1) for x in (self.h[o], future))
 
-        def local(u: jax.Array, h: jax.Array, skip: jax.Array | None, future: jax.Array | None) -> jax.Array:
+        def local(
+            u: jax.Array,
+            h: jax.Array,
+            skip: jax.Array | None,
+            future: jax.Array | None,
+            axis_name: str | None,
+        ) -> jax.Array:
             def convolve(u: jax.Array) -> jax.Array:
-                rows = u.reshape(-1, *u.shape[2:])
-                return blockwise_conv(rows, h, skip, self.block_len, future).reshape(u.shape)
+                return blockwise_conv(u, h, skip, self.block_len, future)
 
-            return on_whole_length(convolve, u, self.sequence_axis)
+            return on_whole_length(convolve, u, axis_name)
 
-        # The network of a filter works on one part of the lags on each device; then channels replace lags.
-        h, future = (x if x is None else share_out(x, self.sequence_axis, -1) for x in (h, future))
-        on_devices = over_shards(local, self.sequence_axis, ("GWBL", "CT", "C", "CT"), "GWBL")
-        return on_devices(u.reshape(-1, len(h), *u.shape[1:]), h, skip, future).reshape(u.shape), self
+        convolve = sharded(local, self.sequence_axis, ("GWBL", "CT", "C", "CT"), "GWBL")
+        return convolve(u.reshape(-1, len(h), *u.shape[1:]), h, skip, future).reshape(u.shape), self
 
 
 class OnlineConvolutions(NamedTuple):

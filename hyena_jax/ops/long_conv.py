@@ -67,24 +67,24 @@ def blockwise_conv(
     """`long_conv` of many channels with few filters; each block of the sequence is convolved by itself.
 
     Args:
-      u: input [W, B, L]; channel g w + c is convolved with filter c.
+      u: input [G, w, B, L]; each of the G groups of channels is convolved with the same filters.
       h: filters [w, >= L]; of a longer one the first L taps are used.
       skip: weights of the input itself, [w].
       block_len: steps of a block; None: the whole sequence is one block.
       future: filters [w, >= L] of the reversed sequence, whose output is added; lag 0 counts in both.
 
     Returns:
-      y [W, B, L].
+      y [G, w, B, L].
     """
-    width, batch, length = u.shape
+    *channels, batch, length = u.shape
     taps = min(length, block_len or length)
     n_blocks = -(-length // taps)
-    u = jnp.pad(u, [(0, 0), (0, 0), (0, n_blocks * taps - length)])
-    u = u.reshape(-1, len(h), batch * n_blocks, taps)
+    u = jnp.pad(u, [(0, 0), (0, 0), (0, 0), (0, n_blocks * taps - length)])
+    u = u.reshape(*channels, batch * n_blocks, taps)
     y = long_conv(u, h[:, None, :taps], None if skip is None else skip[:, None])
     if future is not None:
         y = y + long_conv(u[..., ::-1], future[:, None, :taps])[..., ::-1]
-    return y.reshape(width, batch, -1)[..., :length]
+    return y.reshape(*channels, batch, -1)[..., :length]
 
 
 def default_method(length: int) -> Convolution:

@@ -106,7 +106,9 @@ def prefill(history: History, block_len: int | None) -> OnlineConvolution:
         h = forward_taps(filters.taps[o])
         # Blocks count from a row's first token.
         aligned = inputs if block_len is None else _roll_rows(inputs, -first)
-        y = blockwise_conv(aligned.transpose(2, 0, 1), h, None, block_len)
+        channels_first = aligned.transpose(2, 0, 1)
+        groups = channels_first.reshape(-1, len(h), *channels_first.shape[1:])
+        y = blockwise_conv(groups, h, None, block_len).reshape(channels_first.shape)
         y = y if block_len is None else _roll_rows(y.transpose(1, 2, 0), first).transpose(2, 0, 1)
         return jax.lax.dynamic_slice_in_dim(y, position, u.shape[-1], axis=-1).astype(u.dtype), inputs
 

@@ -41,15 +41,15 @@ def test_equals_the_definition(method, length):
 def test_blocks_of_both_directions_equal_the_definition(length, block_len):
     """Two groups of three channels; the last block is incomplete."""
     rng = np.random.default_rng(length)
-    u, h, future, skip = (rng.standard_normal(shape) for shape in ((6, 2, length), (3, 17), (3, 17), (3,)))
+    u, h, future, skip = (rng.standard_normal(shape) for shape in ((2, 3, 4, length), (3, 17), (3, 17), (3,)))
     with jax.enable_x64(True):
         y = blockwise_conv(*map(jnp.asarray, (u, h, skip)), block_len, jnp.asarray(future))
-    taps = [np.tile(a, (2, 1)) for a in (h, future)]
     for start in range(0, length, block_len or length):
-        block = u.swapaxes(0, 1)[..., start : start + (block_len or length)]
-        expected = convolution.long_conv(block, taps[0], np.tile(skip, 2))
-        expected += convolution.long_conv(block[..., ::-1], taps[1], np.zeros(6))[..., ::-1]
-        assert_close(y[..., start : start + block.shape[-1]], expected.swapaxes(0, 1))
+        block = u.transpose(0, 2, 1, 3).reshape(8, 3, length)[..., start : start + (block_len or length)]
+        expected = convolution.long_conv(block, h, skip)
+        expected += convolution.long_conv(block[..., ::-1], future, np.zeros(3))[..., ::-1]
+        expected = expected.reshape(2, 4, 3, -1).transpose(0, 2, 1, 3)
+        assert_close(y[..., start : start + block.shape[-1]], expected)
 
 
 @pytest.mark.parametrize("method", METHODS)
