@@ -1,9 +1,8 @@
 """With `remat`, a training step's temporary memory grows with depth by stored inputs, not by activations.
 
 Temporary memory in MiB of a step on 4 x 512 tokens, d_model 64, with 2, 4 and 8 layers of attention with 2
-heads (JAX 0.10.1, XLA for CPUs): 31, 57, 108 with remat="none"; 32, 57, 108 with `nn.remat` alone, also where
-`optimization_barrier` takes the place of the test for NaN; 26, 36, 54 where each half of a block waits for its
-output gradient.
+heads (JAX 0.10.1, XLA for CPUs): 31, 57, 108 with remat="none"; 32, 57, 108 with `nn.remat` alone, or where
+`optimization_barrier` takes the place of the test for NaN; 26, 36, 54 where each half waits for its gradient.
 """
 
 import jax
