@@ -1,4 +1,4 @@
-"""A small mixer: each channel mixes the current token with the previous one, then a dense layer."""
+"""A small mixer: each channel mixes the current token with the one before, then a dense layer."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class TokenShift(nn.Module):
 
 
 def oracle(config, params, x, max_len, segment_ids):
-    """The mixer in NumPy float64, for `bench` and the contract test; optional."""
+    """The same in NumPy float64, for `bench` and the contract test to compare with; it may be left out."""
     before = x * 0
     before[:, 1:] = x[:, :-1]
     mixed = x + params["share"] * (before - x)
