@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import layout
 import pytest
 
 from hyena_jax import config
@@ -41,17 +42,8 @@ def test_the_mixer_is_the_example_without_its_oracle():
     assert code.replace(", oracle)", ")") in PAGES["README.md"]
 
 
-def test_the_layout_names_every_module():
-    """But the modules of parts, which are found by their names."""
-    layout = PAGES["hyena_jax/README.md"]
-    layout = layout[layout.index("## Layout") :]
-    layout = layout[: layout.index("\n## ", 1)]
-    modules = {path.name for path in (ROOT / "hyena_jax").rglob("*.py")} - {"__init__.py"}
-    parts = [part for registry in config.REGISTRIES for part in registry.parts.values()]
-    targets = [part.target for part in parts if isinstance(part.target, str)]
-    of_parts = {target.partition(":")[0].split(".")[-1] + ".py" for target in targets}
-    named = set(re.findall(r"\w+\.py", layout))
-    assert modules - of_parts <= named <= modules
+def test_the_list_of_modules_is_the_docstrings():
+    assert layout.page() == PAGES["hyena_jax/README.md"], "run: python tests/layout.py"
 
 
 def test_every_config_is_in_the_table():
