@@ -1,8 +1,9 @@
-"""`hyena-jax bench`."""
+"""`hyena-jax bench operators | model | decode`: checks against oracles, measures, prints and writes."""
 
+import os
 from collections.abc import Sequence
 
-from hyena_jax.benchmark.settings import Settings
+from hyena_jax.benchmark.settings import Decode, Model, Operators, Settings
 from hyena_jax.commands import fail, table_console
 from hyena_jax.startup import import_jax, keep_freed_memory, start_devices
 
@@ -10,17 +11,29 @@ from hyena_jax.startup import import_jax, keep_freed_memory, start_devices
 def run(settings: Settings, arguments: Sequence[str]) -> int:
     """Measures; exit code 1 if what is to be timed differs from its oracle.
 
-    Compiled programs are not kept: a benchmark also times the compiler.
+    Each row is printed and kept as soon as it is measured. Compiled programs are not kept: a benchmark also
+    times the compiler.
     """
     import_jax()
     start_devices()
     keep_freed_memory()
+    settings.check()
+    # PyTorch's idle threads would otherwise spin for more work, and slow down whatever runs next.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-    from hyena_jax.benchmark import command
+    from hyena_jax.benchmark import decode, model, operators
+    from hyena_jax.benchmark.report import Report
     from hyena_jax.benchmark.verify import Mismatch
 
+    report = Report(settings, table_console(), ["hyena-jax", *arguments])
     try:
-        command.run(settings, table_console(), ["hyena-jax", *arguments])
+        match settings:
+            case Operators():
+                operators.run(settings, report)
+            case Model():
+                model.run(settings, report)
+            case Decode():
+                decode.run(settings, report)
     except Mismatch as error:
         return fail(error, 1)
     return 0

@@ -1,4 +1,4 @@
-"""`hyena-jax eval`."""
+"""`hyena-jax eval`: the loss and metrics of a run on held-out data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""`hyena-jax export`."""
+"""`hyena-jax export`: the parameters of a run as a safetensors file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""`hyena-jax train`."""
+"""`hyena-jax train`: trains, then shows a sample of the text or predictions on images."""
 
 import sys
 from collections.abc import Sequence
