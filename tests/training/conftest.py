@@ -1,9 +1,11 @@
 import io
+import shutil
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import hyena_jax
 from hyena_jax.config import (
     HYENA_GROUPS,
     AdamWConfig,
@@ -21,16 +23,25 @@ from hyena_jax.config import (
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(99, 0, -1))
 
 
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory) -> Path:
+    """One path for all tests, so that they can continue copies of one run."""
+    return tmp_path_factory.mktemp("data") / "text.txt"
+
+
 @pytest.fixture
-def text(tmp_path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT)
-    return path
+def text(text_file) -> Path:
+    text_file.write_text(TEXT)
+    return text_file
 
 
 @pytest.fixture
 def experiment(text) -> Experiment:
     """A run of a second: 12 steps, checkpoints at 5 and 10, evaluations at 4, 8 and 12."""
+    return experiment_on(text)
+
+
+def experiment_on(text: Path) -> Experiment:
     return Experiment(
         model=LanguageModelConfig(
             pattern=(HyenaConfig(filter=ImplicitFilterConfig(emb_dim=3, width=4)),),
@@ -46,6 +57,21 @@ def experiment(text) -> Experiment:
         parallel=ParallelConfig(devices=1),
         logging=LoggingConfig(tensorboard=False),
     )
+
+
+@pytest.fixture(scope="session")
+def trained(text_file, tmp_path_factory) -> Path:
+    """The experiment's run, never stopped: to be copied, not changed."""
+    text_file.write_text(TEXT)
+    run = tmp_path_factory.mktemp("runs") / "trained"
+    hyena_jax.train(experiment_on(text_file), run, quiet=True)
+    return run
+
+
+@pytest.fixture
+def whole(trained, experiment, tmp_path) -> Path:
+    """A copy of the run that was never stopped."""
+    return shutil.copytree(trained, tmp_path / "whole")
 
 
 @pytest.fixture

@@ -33,9 +33,8 @@ def contents(folder):
 
 
 @pytest.fixture
-def run(experiment, tmp_path, console):
-    train(experiment, tmp_path / "run", console)
-    return tmp_path / "run"
+def run(trained, experiment, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 def test_a_second_training_changes_nothing(run, experiment, console):

@@ -51,13 +51,6 @@ def assert_same_run(a, b):
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.fixture
-def whole(experiment, tmp_path, console):
-    """An uninterrupted run."""
-    train(experiment, tmp_path / "whole", console)
-    return tmp_path / "whole"
-
-
 def test_a_run_leaves_everything_it_promises(whole, experiment):
     assert {path.name for path in whole.iterdir()} == {
         ".lock", "config.json", "data.json", "metrics.jsonl", "checkpoints", "learning_curves.png"
@@ -271,6 +264,7 @@ def test_wrong_input_is_refused_before_the_folder_exists(experiment, tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.grid
 def test_a_profile_is_written(experiment, tmp_path, console):
     train(with_training(experiment, steps=8), tmp_path / "run", console, profile=tmp_path / "profile")
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
