@@ -4,6 +4,7 @@ Axes: B batch, L length, T new tokens, D channels, H heads, G heads of keys and 
 a state.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ class AttentionState(NamedTuple):
 
 
 class HeadsAttention(nn.Module):
-    """The dense layers around the heads, which both forms of attention share."""
+    """The dense layers around the heads and the parallel form, which both attentions share."""
 
     d_model: int
     max_len: int
@@ -76,6 +77,24 @@ class HeadsAttention(nn.Module):
     def n_kv_heads(self) -> int:
         """G."""
         return self.config.n_kv_heads or self.config.n_heads
+
+    def attend(self) -> Callable[..., jax.Array]:
+        """The function (q, k, v, segment_ids, axis_name) -> o [B, L, H, d] of `ops.sequence_parallel`."""
+        raise NotImplementedError
+
+    def __call__(
+        self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
+    ) -> jax.Array:
+        """y [B, L, D] of x [B, L, D]; each run of equal segment_ids [B, L] is a document.
+
+        Raises:
+          ValueError: for a wrong rank, width or length of x.
+        """
+        check_input(x, self.d_model, self.max_len, segment_ids)
+        q, k, v = self._heads(x, jnp.zeros((), jnp.int32))
+        segment_ids = None if segment_ids is None else documents(segment_ids).number
+        attend = sharded(self.attend(), self.sequence_axis, QKV_AXES, "BLHd")
+        return self._output(attend(q, k, v, segment_ids))
 
     def _heads(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """q [B, T, H, d], k and v [B, T, G, d] of x [B, T, D], whose first token is at `position` [].
@@ -125,19 +144,8 @@ class Attention(HeadsAttention):
 
     config: AttentionConfig = AttentionConfig()
 
-    def __call__(
-        self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
-    ) -> jax.Array:
-        """y [B, L, D] of x [B, L, D]; each run of equal segment_ids [B, L] is a document.
-
-        Raises:
-          ValueError: for a wrong rank, width or length of x.
-        """
-        check_input(x, self.d_model, self.max_len, segment_ids)
-        q, k, v = self._heads(x, jnp.zeros((), jnp.int32))
-        segment_ids = None if segment_ids is None else documents(segment_ids).number
-        attend = partial(sequence_parallel.softmax_attention, is_causal=self.config.causal)
-        return self._output(sharded(attend, self.sequence_axis, QKV_AXES, "BLHd")(q, k, v, segment_ids))
+    def attend(self) -> Callable[..., jax.Array]:
+        return partial(sequence_parallel.softmax_attention, is_causal=self.config.causal)
 
     def init_state(self, batch_size: int, max_len: int) -> AttentionState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
@@ -192,19 +200,8 @@ class LocalAttention(HeadsAttention):
         """Decoding may continue beyond max_len: the state does not grow."""
         return True
 
-    def __call__(
-        self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
-    ) -> jax.Array:
-        """y [B, L, D] of x [B, L, D]; each run of equal segment_ids [B, L] is a document.
-
-        Raises:
-          ValueError: for a wrong rank, width or length of x.
-        """
-        check_input(x, self.d_model, self.max_len, segment_ids)
-        q, k, v = self._heads(x, jnp.zeros((), jnp.int32))
-        segment_ids = None if segment_ids is None else documents(segment_ids).number
-        attend = partial(sequence_parallel.local_attention, window=self.config.window)
-        return self._output(sharded(attend, self.sequence_axis, QKV_AXES, "BLHd")(q, k, v, segment_ids))
+    def attend(self) -> Callable[..., jax.Array]:
+        return partial(sequence_parallel.local_attention, window=self.config.window)
 
     def init_state(self, batch_size: int, max_len: int) -> AttentionState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
