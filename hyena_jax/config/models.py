@@ -74,7 +74,7 @@ class BackboneConfig(ModelConfig):
     final_norm: Norm = "layer"
     """Norm after the last block."""
     residual: bool = True
-    """False chains the mixers without anything in between; requires norm and ffn `none`."""
+    """Residual paths around mixers and feed-forward layers; False requires norm and ffn `none`."""
     learned_positions: bool = False
     """Add a learned position embedding (attention needs it or rotary positions; convolutions do not)."""
     dropout: float = 0.0
