@@ -60,7 +60,7 @@ class Generate:
     save_state: Path | None = None
     """New file for the model's state after the prompts, before sampling."""
     load_state: Path | None = None
-    """File from --save-state to continue from, without rereading its prompts; each --prompt is appended to them."""
+    """File from --save-state to continue from, without rereading its prompts; --prompt adds to them."""
 
 
 def run(command: Generate, arguments: Sequence[str]) -> int:
