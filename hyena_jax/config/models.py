@@ -44,7 +44,7 @@ class ModelConfig(Checked):
 
     @property
     def input_kind(self) -> InputKind:
-        """What follows from `inputs`."""
+        """The properties of the kind that `inputs` names."""
         return input_kind(self.inputs)
 
     def input_row(self) -> tuple[tuple[int, ...], str]:
@@ -87,7 +87,8 @@ class BackboneConfig(ModelConfig):
         default="none", metadata=RUNTIME
     )
     """What the backward pass recomputes of a block. `block`: everything; `filters`: everything but the long
-    filters; `dots`, `dots_no_batch`: everything but matrix products, or but those without batch axes."""
+    filters; `dots`: everything but matrix products; `dots_no_batch`: but matrix products without batch
+    axes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,6 @@
-"""The annotated variant of Hyena. Axes: B batch, L length, T new tokens, D channels, N gates, K taps."""
+"""The annotated variant of Hyena: normalised gates, inner residual paths.
+
+Axes: B batch, L length, T new tokens, D channels, N gates, K taps."""
 
 import flax.linen as nn
 import jax

@@ -1,4 +1,4 @@
-"""Softmax multi-head attention: to all keys, or to those in a window.
+"""Softmax multi-head attention: to all keys, or to the keys in a window.
 
 Axes: B batch, L length, T new tokens, D channels, H heads, G heads of keys and values, d head_dim, S keys in
 the state.

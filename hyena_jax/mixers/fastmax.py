@@ -1,4 +1,6 @@
-"""Fastmax attention. Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M features."""
+"""Fastmax: attention with a polynomial kernel.
+
+Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M features."""
 
 from functools import partial
 from typing import NamedTuple

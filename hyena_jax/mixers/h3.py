@@ -1,4 +1,7 @@
-"""H3. Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M taps of the shift filter."""
+"""H3: two state-space convolutions and two gates.
+
+Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M taps of the shift filter.
+"""
 
 import flax.linen as nn
 import jax

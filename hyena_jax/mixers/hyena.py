@@ -1,5 +1,7 @@
-"""The Hyena operator. Axes: B batch, L length, T new tokens, D channels, W inner width, N gates, F filters,
-H heads, K taps."""
+"""The Hyena operator: gated long convolutions.
+
+Axes: B batch, L length, T new tokens, D channels, W inner width, N gates, F filters, H heads, K taps.
+"""
 
 import flax.linen as nn
 import jax

@@ -110,7 +110,7 @@ class Trainer:
                     if step > saved:
                         self._save(step, state, None, stream)
                     raise UserError(
-                        f"{error}, before training.steps={training.steps}; what was trained is saved: lower"
+                        f"{error}, before training.steps={training.steps}; the steps so far are saved: lower"
                         " training.steps, or give an iterator that starts over"
                     ) from error
                 profile.before_step(t)
