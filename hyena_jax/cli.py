@@ -49,7 +49,7 @@ BENCH = "Measure time and memory: of mixers, of a config's model, or of decoding
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a sample may hold what the terminal cannot show
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a sample may hold characters that the terminal cannot show
         sys.stdout.reconfigure(errors="replace")
     quiet_libraries()  # before a plugin imports them
     try:
@@ -90,7 +90,7 @@ def _run(command: Any, arguments: Sequence[str]) -> int:
 
 
 def _split_launch(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments before and after the `--` of `launch`; all of another command's are before."""
+    """The arguments before and after the `--` of `launch`; for another command, all arguments and none."""
     if arguments[:1] != ["launch"] or "--" not in arguments:
         return arguments, []
     cut = arguments.index("--")
@@ -100,7 +100,7 @@ def _split_launch(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _read(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The command that the arguments describe, and the names of its flags; None if it printed help.
 
-    The config that `train` names, with the kinds that the arguments choose, gives the flags' defaults.
+    For `train`, the defaults of the flags are the named config's, with the parts that the arguments choose.
     """
     kind, words, rest = COMMANDS, [], _load_plugins(train.expand_resume(list(arguments)))
     while isinstance(kind, dict):

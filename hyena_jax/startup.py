@@ -1,4 +1,4 @@
-"""What a command does before it computes: start JAX, or say why it cannot, and keep compiled programs."""
+"""The start of a command: starts JAX, or reports why it cannot start, and keeps compiled programs."""
 
 import ctypes
 import importlib.metadata

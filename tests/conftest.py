@@ -43,7 +43,7 @@ def shakespeare() -> Path:
 
 @pytest.fixture
 def own_parts(monkeypatch) -> None:
-    """What a test registers is forgotten after it."""
+    """Parts that a test registers are forgotten after the test."""
     from hyena_jax.config import REGISTRIES
 
     for registry in REGISTRIES:

@@ -2,7 +2,7 @@
 
 python tests/layout.py
 
-`tests/test_readme.py` checks that the page is what this gives.
+`tests/test_readme.py` checks that the page is up to date.
 """
 
 import ast
@@ -15,7 +15,7 @@ BEGIN, END = "<!-- modules -->\n", "<!-- end -->\n"
 
 
 def first_sentence(file: Path) -> str:
-    """What the module's docstring says up to its first full stop, list of axes or empty line."""
+    """The module's docstring up to its first full stop, list of axes or empty line."""
     text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
     text = " ".join(text.partition("\n\n")[0].split()).partition(" Axes: ")[0]
     return re.split(r"(?<=[^.][^.A-Z])\. ", text)[0].rstrip(".:")

@@ -134,7 +134,7 @@ def test_help_says_what_each_flag_takes_does_and_is(monkeypatch):
         "  --names TEXT ...                Which; None takes none.",
         "  --is-quick",
         "inner: What is inside.",
-        "  --no-inner.is-on                (default: on)",
+        "  --[no-]inner.is-on              (default: on)",
         "  --inner.kind one|two            (default: one)",
         "  --inner.parts.1.shape INT INT",
         "  --width INT                     Channels. (default: 4)",

@@ -18,7 +18,7 @@ from hyena_jax import config
 
 def get_config():
     os.kill(os.getpid(), signal.{name})
-    while True:  # Python code of the main thread, which goes on until it is ended
+    while True:  # Python code of the main thread, which runs until a signal ends it
         np.ones(3).sum()
 """
 

@@ -1,4 +1,4 @@
-"""What the training loop adds to its bare step: data, metrics, progress, saving.
+"""The cost that the training loop adds to its bare step: data, metrics, progress, saving.
 
 python experiments/benchmarks/loop.py [--output experiments/benchmarks]
 

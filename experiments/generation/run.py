@@ -1,4 +1,4 @@
-"""What whole generations cost: recomputing the context, lazily, online (tiles), and with constant states.
+"""The time of whole generations: recomputing the context, lazily, online (tiles), and with constant states.
 
 python experiments/generation/run.py [--output experiments/generation] [--longest 65536]
 python experiments/generation/run.py --plot-only    # plot.png from results.json

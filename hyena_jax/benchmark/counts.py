@@ -1,4 +1,4 @@
-"""How much work a function does: its operations, counted in the jaxpr that JAX traces from it.
+"""How much work a function does: its operations, counted in its jaxpr.
 
 Users' mixers and filters are counted like ours, without registering anything. Everything that is computed
 counts, including products that a mask discards and values that a backward pass recomputes. The rules:
@@ -7,9 +7,9 @@ counts, including products that a mask discards and values that a backward pass 
 - a real transform of n points is 2.5 n log2 n FLOPs, a complex one 5 n log2 n;
 - any other operation is 1 FLOP per element of its result (complex 2, a complex product 6); a sum is 1 per
   element that it reads;
-- integers and booleans (positions and masks) count nothing, and neither does moving data;
+- operations on integers and booleans (positions and masks) are free, and so is moving data;
 - a loop's body counts once per round; of several branches, the one with the most FLOPs counts;
-- in a linear solve that is defined by functions (`custom_linear_solve`), the function that solves counts.
+- of a linear solve that is defined by functions (`custom_linear_solve`), only the solving function counts.
 
 Bytes are the bytes of the arguments, of the results, and of the arrays that products, transforms, sums and
 loops return. That is the least traffic of the program as written, if every other operation is fused with its
@@ -57,7 +57,7 @@ def _add(works: Iterable[Work]) -> Work:
 
 
 def _times(work: Work, rounds: float) -> Work:
-    """The work of so many rounds; the arrays of a round stay in the cache."""
+    """The work of `rounds` rounds; the arrays of a round stay in the cache."""
     return work._replace(
         products=rounds * work.products,
         transforms=rounds * work.transforms,
@@ -67,7 +67,7 @@ def _times(work: Work, rounds: float) -> Work:
 
 
 def _of_jaxpr(jaxpr: Jaxpr) -> Work:
-    """The work that the results depend on; XLA removes what else a derivative leaves in the jaxpr."""
+    """The work that the results depend on; XLA removes the unused equations that a derivative leaves."""
     works, needed = [], set(_variables(jaxpr.outvars))
     for equation in reversed(jaxpr.eqns):
         if equation.effects or not needed.isdisjoint(_variables(equation.outvars)):
@@ -139,7 +139,7 @@ SUMS = ("reduce", "cum", "scatter")
 
 
 def _flops(variable: Any, real: int, of_complex: int) -> int:
-    """FLOPs of an array at so many per element, depending on its dtype."""
+    """FLOPs of an array with `real` or `of_complex` FLOPs per element, by its dtype."""
     aval = variable.aval
     if not hasattr(aval, "dtype") or not jnp.issubdtype(aval.dtype, jnp.inexact):
         return 0

@@ -35,7 +35,7 @@ VOCABULARY = 256
 
 @dataclass(frozen=True)
 class DecodeRow:
-    """What was measured of one mixer's model at one context and batch size."""
+    """The measurements of one mixer's model at one context and batch size."""
 
     method: str
     context: int
@@ -52,7 +52,7 @@ class DecodeRow:
 
 
 def run(settings: Decode, report: Report) -> None:
-    """Checks every mixer, also decoding, and measures it at every context and batch size."""
+    """Checks every mixer and its decoding, and measures it at every context and batch size."""
     chosen, report.notes[:] = with_state(settings)
     n_rows = len(chosen) * len(settings.contexts) * len(settings.batch)
     with bar("measuring", len(chosen) + n_rows, report.console) as advance:
@@ -84,7 +84,7 @@ def with_state(settings: Decode) -> tuple[list[str], list[str]]:
     """The mixers that can be timed, and a note for each other mixer that `all` includes.
 
     Raises:
-      UserError: if a mixer that is named itself cannot be timed.
+      UserError: if a mixer that is named explicitly cannot be timed.
     """
     able, notes = [], []
     for mixer in settings.chosen:

@@ -1,4 +1,4 @@
-"""The mixers as one would first write them in Flax, on our parameters: a baseline for the faster forms.
+"""The mixers as one would first write them in Flax, with our parameters: a baseline for the faster forms.
 
 Plain autodiff throughout, `nn.Conv` with one group per channel, `jnp.fft` over axis 1 of [B, L, D], and a
 plain `jax.lax.associative_scan`. For configs with default options.

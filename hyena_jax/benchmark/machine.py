@@ -1,4 +1,4 @@
-"""The machine and the versions that numbers were measured with, and the most that the machine can do."""
+"""The machine and versions behind measured numbers, and the machine's measured limits."""
 
 import importlib.metadata
 import os
@@ -29,7 +29,7 @@ class Roofline(NamedTuple):
     bytes_per_second: float
 
     def least_seconds(self, flops: float, n_bytes: float) -> float:
-        """The time of so much work, limited by the slower of the two."""
+        """The least time for `flops` and `n_bytes`, limited by the slower of the two."""
         return max(flops / self.flops_per_second, n_bytes / self.bytes_per_second)
 
 

@@ -44,8 +44,8 @@ def live_memory(run: Callable[[], Any]) -> int | None:
 
     On an accelerator, the device's highest use so far, which includes the parameters and inputs of all
     programs, and earlier programs. On Linux, the growth of this process's resident memory during the run:
-    temporary buffers, results and whatever the allocator kept, but not the arguments, which were there
-    before. The allocator's free memory is returned first; otherwise its reuse would hide all growth.
+    temporary buffers, results and memory that the allocator kept, but not the arguments, which existed
+    before. The allocator first returns its free memory; otherwise reusing it would hide all growth.
     """
     stats = jax.local_devices()[0].memory_stats()
     if stats is not None:
@@ -71,7 +71,7 @@ def resident_bytes(field: str) -> int:
 
 
 def fits(n_bytes: int) -> bool:
-    """Whether a program of so many bytes fits the available memory with room to spare, if that is known."""
+    """Whether `n_bytes` fit the available memory with room to spare; True if that is unknown."""
     stats = jax.local_devices()[0].memory_stats()
     if stats is not None:
         limit = stats.get("bytes_limit")

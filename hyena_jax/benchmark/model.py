@@ -46,7 +46,7 @@ Batch = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class ModelRow:
-    """What was measured of a model at one length: tokens, or patches of an image."""
+    """The measurements of a model at one length: tokens, or patches of an image."""
 
     length: int
     batch: int
@@ -58,12 +58,12 @@ class ModelRow:
 
 
 class Subject(NamedTuple):
-    """What is measured: a config's model, at one or several lengths."""
+    """The model to measure, at one or several lengths."""
 
     experiment: Experiment
-    """The config, completed with what its model takes from its data."""
+    """The config, with the fields filled in that its model takes from its data."""
     unit: str
-    """What is predicted and counted: `token`, `image`."""
+    """The unit that is predicted and counted: `token`, `image`."""
     batches: dict[int, Callable[[], Batch]]
     """`inputs` and `targets` by length."""
 
@@ -126,7 +126,7 @@ def make_subject(settings: Model) -> Subject:
 
 
 def _text(experiment: Experiment, settings: Model) -> Subject:
-    """Random tokens, of the settings' vocabulary where the model takes its own from its text."""
+    """Random tokens; a model that takes its vocabulary from its text gets the settings' vocab_size."""
     model, batch_size = experiment.model, experiment.data.batch_size
     if getattr(model, "vocab_size", 0) is None:
         model = replace(model, vocab_size=settings.vocab_size)

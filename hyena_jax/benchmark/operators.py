@@ -33,13 +33,13 @@ from hyena_jax.mixers import mixer_class
 from hyena_jax.training.progress import bar
 
 FORWARD, BOTH, FILTER = "forward", "forward_backward", "filter"
-# Autograd keeps about this many arrays for each one that the equations name; estimates what cannot fit.
+# Autograd keeps about this many arrays for each one in the equations; estimates which programs cannot fit.
 KEPT_BY_AUTOGRAD = 6
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one method at one length."""
+    """The measurements of one method at one length."""
 
     method: str
     mixer: str
@@ -214,7 +214,7 @@ def _baseline(source: str) -> Any:
 
 
 def scaling(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Exponents of both passes by method, and the lengths from which on a method beats attention."""
+    """Exponents of both passes by method, and the length from which each method is faster than attention."""
     times = {part: _times(rows, part, 1.0) for part in (FORWARD, BOTH)}
     exponents = {
         part: {method: fitted_exponent(points) for method, points in by_method.items()}
@@ -279,6 +279,6 @@ def picture(results: Results) -> Picture:
 
 
 def _times(rows: Sequence[Mapping[str, Any]], part: str, unit: float) -> dict[str, dict[int, float]]:
-    """Medians of a pass by method and length, in units of so many seconds."""
+    """Medians of a pass by method and length, in units of `unit` seconds."""
     points = ((row["method"], row["length"], row["passes"][part]["seconds"]["median"]) for row in rows)
     return curves(points, unit)

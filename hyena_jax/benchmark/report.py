@@ -1,4 +1,4 @@
-"""What a benchmark shows and keeps: lines of a table, results.json, plot.png."""
+"""The output of a benchmark: lines of a table, results.json, plot.png."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from hyena_jax.training.atomic import write_text
 Cells = dict[str, str]
 """One line of a table: cells by the names of their columns."""
 Results = dict[str, Any]
-"""What results.json holds."""
+"""The contents of results.json."""
 MIB = 2**20
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, with a darker yellow.
@@ -43,7 +43,7 @@ class Panel(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What `draw` draws: panels side by side, over the same lengths."""
+    """The input of `draw`: panels side by side, over the same lengths."""
 
     title: str
     x_label: str
@@ -56,8 +56,8 @@ class Report:
     """Prints rows as they are measured, and keeps them in the output folder if there is one.
 
     Attributes:
-      rows: what was measured so far, as results.json holds it.
-      notes: what is said below the rows.
+      rows: the measurements so far, as in results.json.
+      notes: lines printed below the rows.
     """
 
     def __init__(self, settings: Settings, console: Console, command: Sequence[str]):
@@ -79,7 +79,7 @@ class Report:
         self.rows.append(dataclasses.asdict(row))
 
     def write(self, **summary: Any) -> None:
-        """Writes results.json with the rows so far; from then on, an interruption says that it keeps them.
+        """Writes results.json with the rows so far; from then on, an interruption reports that they are kept.
 
         Args:
           summary: further entries of the file.
@@ -141,12 +141,12 @@ def milliseconds(timing: Timing) -> str:
 
 
 def number(value: float | None, form: str, unit: float = 1.0) -> str:
-    """A number in units; nothing where it was not measured."""
+    """A number in units; empty if it was not measured."""
     return "" if value is None else format(value / unit, form)
 
 
 def curves(points: Iterable[tuple[str, int, float | None]], unit: float) -> dict[str, dict[int, float]]:
-    """Values in units, by method and length; what was not measured is left out."""
+    """Values in units, by method and length, without those that were not measured."""
     by_method: dict[str, dict[int, float]] = {}
     for method, length, value in points:
         if value is not None:

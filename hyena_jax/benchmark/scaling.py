@@ -1,4 +1,4 @@
-"""How times grow with length, and from which length on one method is faster than another."""
+"""How times grow with length, and the length from which one method is faster than another."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What to measure: the flags of `hyena-jax bench`. Imports nothing heavy."""
+"""The flags of `hyena-jax bench`. Imports nothing heavy."""
 
 import importlib.util
 from dataclasses import dataclass, field, fields
@@ -24,7 +24,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Common(Effort):
-    """What every benchmark takes."""
+    """The flags of every benchmark."""
 
     output: Path | None = None
     """Folder for results.json and plot.png: new, empty, or an earlier benchmark's. Without it, no files."""
@@ -44,12 +44,12 @@ class Common(Effort):
 
 @dataclass(frozen=True)
 class OfMixers(Common):
-    """What the benchmarks of mixers take."""
+    """The flags of the benchmarks of mixers."""
 
     mixers: tuple[str, ...] = ("hyena", "hawk", "attention")
     """Names of mixers; `all` means every mixer."""
     d_model: int = 256
-    """Channels."""
+    """Width D of the mixers."""
     dtype: str = "float32"
     """Dtype of the activations: float32 or bfloat16. Parameters, FFTs and recurrences stay in float32."""
 
@@ -74,9 +74,9 @@ class Operators(OfMixers):
     """Time mixers, forward and with their gradients, over lengths."""
 
     lengths: tuple[int, ...] = tuple(2**i for i in range(8, 18))
-    """Tokens of a sequence."""
+    """Sequence lengths to measure, in tokens."""
     batch_size: int = 1
-    """Sequences."""
+    """Sequences per batch."""
     baseline: tuple[str, ...] = ()
     """Also time our plain versions of the same mixers: `torch`, `flax`, or both."""
 
@@ -97,11 +97,11 @@ class Model(Common):
     config: str = field(kw_only=True, metadata=positional("CONFIG[:VARIANT]"))
     """Name of a config, or a Python file with get_config()."""
     batch_size: int | None = None
-    """Rows of a batch; by default the config's."""
+    """Rows per batch; by default the config's."""
     seq_len: tuple[int, ...] = ()
     """One or several sequence lengths, for models of text; by default the config's."""
     vocab_size: int = 256
-    """Symbols, where the config takes their number from its text."""
+    """Vocabulary size, if the config takes it from its text."""
 
     def check(self) -> None:
         """Raises UserError for values that cannot be run."""
@@ -118,13 +118,13 @@ class Decode(OfMixers):
     """Time the prefill of a prompt and then the decoding loop, in language models of one mixer each."""
 
     contexts: tuple[int, ...] = (1024, 4096)
-    """Tokens of the whole sequence: the prompt and the new tokens."""
+    """Context lengths to measure, in tokens: the prompt and the new tokens."""
     batch: tuple[int, ...] = (1, 8)
-    """Sequences at once."""
+    """Batch sizes to measure."""
     n_new: int = 256
     """New tokens; the prompt is the rest of the context."""
     n_layers: int = 2
-    """Blocks."""
+    """Number of blocks."""
 
     def check(self) -> None:
         """Raises UserError for values that cannot be run."""

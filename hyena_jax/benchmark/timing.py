@@ -1,6 +1,6 @@
 """Programs measured together: compiled, warmed up, then timed in turns.
 
-They take turns so that whatever else the machine does affects all of them alike.
+The programs take turns so that other load on the machine affects all of them alike.
 """
 
 import statistics
@@ -46,7 +46,7 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """One program's numbers: seconds, bytes, FLOPs; None where nothing here can measure them."""
+    """One program's numbers: seconds, bytes, FLOPs; None where this machine cannot measure them."""
 
     seconds: Timing
     compile_seconds: float | None
@@ -74,7 +74,7 @@ def jit_program(function: Callable, *args: Any) -> Program:
 
 
 def describe(executable: jax.stages.Compiled, seconds: float, run: Callable[[], Any]) -> Program:
-    """The program that runs an executable, which took so many seconds to trace and compile."""
+    """The program that runs an executable, which took `seconds` to trace and compile."""
     cost = executable.cost_analysis() or {}
     memory = compiled_memory(executable)
     return Program(run, seconds, memory, cost.get("flops"), cost.get("bytes accessed"))
@@ -115,7 +115,7 @@ def interleave(
 
     Args:
       programs: functions without arguments; the clock stops when their JAX arrays are ready.
-      budget: seconds for each program; a program leaves the rounds once its runs have taken so long.
+      budget: seconds for each program; a program leaves the rounds once its runs have used them up.
       least_runs: minimum runs of every program, however long they take.
     """
     seconds = {key: [] for key in programs}

@@ -1,4 +1,4 @@
-"""The mixers in plain PyTorch, on our parameters, as a PyTorch user would write them.
+"""The mixers in plain PyTorch, with our parameters, as a PyTorch user would write them.
 
 For configs with default options. Import only where PyTorch is installed. Axes: B batch, L length, D channels,
 H heads, d head_dim.

@@ -1,4 +1,4 @@
-"""Nothing wrong is timed: every mixer and model is first compared with its float64 oracle."""
+"""Checks before timing: every mixer and model is compared with its float64 oracle."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -24,7 +24,7 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}
 # An odd length, small enough for loops in Python; filters are defined over the longer MAX_LEN.
 BATCH, LENGTH, MAX_LEN = 2, 33, 128
 LARGEST_WIDTH, LARGEST_VOCABULARY = 64, 61
-# Scale of the noise added to initial parameters, so that zeros hide no mistakes. Small, because the filters'
+# Scale of the noise added to initial parameters, since zeros would hide mistakes. Small, because the filters'
 # sine networks amplify rounding errors when kernels are large.
 NOISE = 0.02
 
@@ -95,7 +95,7 @@ def verify_baseline(what: str, mixer: str, baseline: Callable, d_model: int, dty
 
 
 def verify_model(name: str, config: ModelConfig) -> bool:
-    """Compares the logits of a small model with the same blocks with its oracle.
+    """Compares the logits of a small model of the same blocks with its oracle.
 
     Returns:
       Whether the model and all its mixers have oracles; otherwise nothing was compared.

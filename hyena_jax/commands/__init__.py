@@ -1,4 +1,4 @@
-"""The commands, one file each: a dataclass of its flags, and `run(command, arguments)`, its exit code.
+"""The commands, one file each: a dataclass of its flags, and `run(command, arguments) -> exit code`.
 
 No file here imports JAX at module level, so that `--help` and wrong flags answer at once.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunSelection:
-    """Which parameters of which run."""
+    """A run, and one of its checkpoints."""
 
     workdir: Path = field(metadata=positional("WORKDIR"))
     """Folder of a run."""

@@ -9,7 +9,7 @@ from hyena_jax.startup import import_jax, keep_freed_memory, start_devices
 
 
 def run(settings: Settings, arguments: Sequence[str]) -> int:
-    """Measures; exit code 1 if what is to be timed differs from its oracle.
+    """Measures; returns exit code 1 if a value differs from its oracle.
 
     Each row is printed and kept as soon as it is measured. Compiled programs are not kept: a benchmark also
     times the compiler.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hyena_jax.distillation.sizes import Source, Tried
 
-# Sizes that `auto` tries, up to max_len: a state of that size could just as well store the inputs.
+# Sizes that `auto` tries, up to max_len: a state of max_len numbers could just as well store the inputs.
 AUTO_SIZES = (4, 8, 16, 32, 64, 128, 256)
 
 
@@ -35,7 +35,7 @@ class Distill:
     """Folder of the new run; must not exist, or be empty."""
     state_size: int | Literal["auto"] = "auto"
     """Real state size per channel, an even number: twice the complex modes. `auto` takes the smallest power
-    of two from 4 that keeps to --max-loss-increase."""
+    of two from 4 that stays within --max-loss-increase."""
     step: str = "latest"
     """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
     max_loss_increase: float = 0.01
@@ -63,7 +63,7 @@ class Distill:
 
 
 def run(command: Distill, arguments: Sequence[str]) -> int:
-    """Distils a run; exit code 1 if no state size keeps to the bound."""
+    """Distils a run; returns exit code 1 if no state size stays within the bound."""
     start_jax(note)
     keep_freed_memory()
     try:
@@ -80,8 +80,8 @@ def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) 
       command: the command line, to be recorded.
 
     Raises:
-      UserError: if the settings are wrong or the run cannot be distilled; nothing was written then.
-      NoSizeHolds: if state size `auto` finds no size; nothing was written then.
+      UserError: if the settings are wrong or the run cannot be distilled; then nothing is written.
+      NoSizeHolds: if state size `auto` finds no size; then nothing is written.
       OSError: if the folder cannot be written.
     """
     from hyena_jax.distillation import report, sizes, store

@@ -14,9 +14,9 @@ class Evaluate:
 
     run: RunSelection = field(metadata=FLAT)
     path: str | None = None
-    """Text file or folder, or folder of IDX images, to evaluate on instead."""
+    """Text file or folder, or folder of IDX images, to evaluate on instead of the held-out data."""
     batch_size: int = 64
-    """Sequences or images at once; does not change the result."""
+    """Sequences or images evaluated at once; does not change the result."""
 
 
 def run(command: Evaluate, arguments: Sequence[str]) -> int:

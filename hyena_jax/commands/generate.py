@@ -34,11 +34,11 @@ class Generate:
 
     run: RunSelection = field(metadata=FLAT)
     prompt: tuple[str, ...] = ()
-    """Texts to continue, all at once."""
+    """Texts to continue; several are continued together."""
     max_new_tokens: int = 256
-    """Tokens to add."""
+    """Most tokens to generate."""
     temperature: float = 1.0
-    """Divides the logits."""
+    """Divide the logits by this."""
     top_k: int | None = None
     """Sample only from the k most probable tokens."""
     top_p: float | None = None
@@ -60,11 +60,11 @@ class Generate:
     save_state: Path | None = None
     """New file for the model's state after the prompts, before sampling."""
     load_state: Path | None = None
-    """File from --save-state to continue from, without reading its prompts again. Prompts are appended."""
+    """File from --save-state to continue from, without rereading its prompts; --prompt adds to them."""
 
 
 def run(command: Generate, arguments: Sequence[str]) -> int:
-    """Prints the continuations; one alone as it is generated."""
+    """Prints the continuations; a single one is printed while it is generated."""
     start_jax(note)
 
     from hyena_jax import models
@@ -145,7 +145,7 @@ def _request(command: Generate, rule: "SamplingRule", tokenizer: "Tokenizer") ->
 def _read(
     command: Generate, run: "RunFolder", model: object, params: dict, prompts: "list[np.ndarray]"
 ) -> "Prefilled":
-    """The state after the loaded state, if any, and the prompts; saved if asked for."""
+    """The state after the prompts, which continue --load-state if given; written to --save-state if given."""
     from hyena_jax.generation import saved_state
     from hyena_jax.generation.decoding import prefill
 

@@ -28,7 +28,7 @@ class Launch:
     """Train in several processes on this machine: hyena-jax launch --num-processes N -- train ..."""
 
     num_processes: int
-    """Processes that train together; their devices share every batch."""
+    """Processes that train together; every batch is sharded over their devices."""
     grace: float = 10.0
     """Seconds that the other processes have to end by themselves after one failed."""
 
@@ -52,7 +52,7 @@ def run(command: Launch, arguments: Sequence[str]) -> int:
     count = command.num_processes
     coordinator = ["--coordinator", f"127.0.0.1:{_free_port()}", "--num-processes", str(count)]
     with _noted_signals() as asked, ExitStack() as stack:
-        pipe, held = os.pipe()  # its closing tells the processes that the launcher is gone
+        pipe, held = os.pipe()  # when it closes, the processes know that the launcher is gone
         stack.callback(os.close, held)
         stack.callback(os.close, pipe)
         processes: list[Process] = []
@@ -110,14 +110,14 @@ def _watch(
 
 
 def _first_failed(processes: Sequence[Process]) -> int | None:
-    """A process that failed; rather one that a signal ended, since other failures may follow from that."""
+    """A failed process, preferably one ended by a signal: that may have caused the others. None if none."""
     failed = [i for i, process in enumerate(processes) if process.poll() not in (None, 0, STOPPED)]
     return min(failed, key=lambda i: processes[i].returncode > 0, default=None)
 
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Yields the signals that have asked to stop so far; ignored signals (nohup) stay ignored."""
+    """Yields a list that collects the signals asking to stop; ignored signals (nohup) stay ignored."""
     asked: list[int] = []
     usual = {number: signal.getsignal(number) for number in STOPPING}
     usual = {number: handler for number, handler in usual.items() if handler != signal.SIG_IGN}

@@ -29,7 +29,7 @@ class Train:
     init_from: Path | None = None
     """File of initial parameters for a new run, as written by `export`."""
     accept_changed_data: bool = False
-    """Continue the run although its data changed; they are read as before (same tokenizer)."""
+    """Continue the run although its data changed; the new data are read with the run's tokenizer."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
     cluster: Cluster = field(default=Cluster(), metadata=FLAT)
     experiment: Experiment = field(default=Experiment(), metadata=FLAT)

@@ -16,7 +16,7 @@ class Cluster(Checked):
     distributed: bool = False
     """Join the processes that the cluster's environment names (Slurm, Open MPI, Kubernetes, Cloud TPU)."""
     coordinator: str | None = None
-    """HOST:PORT of process 0, given with num_processes and process_id instead of distributed."""
+    """HOST:PORT of process 0, given with --num-processes and --process-id, instead of --distributed."""
     num_processes: int | None = None
     """Number of processes."""
     process_id: int | None = None

@@ -31,7 +31,7 @@ class DataConfig(Checked):
 
     @property
     def input_kind(self) -> InputKind:
-        """What follows from `inputs`."""
+        """The properties of the kind that `inputs` names."""
         return input_kind(self.inputs)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The config of an experiment: model, data, training, and what is written."""
+"""The config of an experiment: model, data, loss, optimizer, training, devices, logging."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -67,7 +67,7 @@ class ParallelConfig(Checked):
 
 @dataclass(frozen=True)
 class LoggingConfig(Checked):
-    """What a training writes."""
+    """TensorBoard events, and samples or pictures at the end of a run."""
 
     tensorboard: bool = True
     """Write TensorBoard event files."""

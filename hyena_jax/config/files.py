@@ -45,7 +45,7 @@ def load(spec: str) -> Experiment:
         experiment = module.get_config(variant) if variant else module.get_config()
         if type(experiment) is not Experiment:
             raise UserError(f"get_config must return an Experiment, got {type(experiment).__name__}")
-        # Written and read as in a run folder, so that later commands see the same values, checked once more.
+        # Written and read as in a run folder, so that later commands see the same, checked values.
         return decode(parse_json(json.dumps(encode(experiment))))
     except UserError as error:
         raise UserError(f"config {spec}: {error}") from None
@@ -86,7 +86,7 @@ KINDS = (
 REGISTRIES = tuple(base.registry for base in KINDS)
 
 FORMER_NAMES: dict[type, dict[str, str]] = {HyenaConfig: {"num_heads": "n_heads", "num_blocks": "n_blocks"}}
-"""Fields by their names in older config.json files, for the class that has them and its subclasses."""
+"""For a class and its subclasses: old names of fields in config.json files, and the present names."""
 
 
 def _converter() -> "cattrs.Converter":
@@ -128,7 +128,7 @@ def _tag(converter: "cattrs.Converter", base: type) -> None:
 def encode(experiment: Experiment) -> dict[str, Any]:
     """The experiment as JSON values; registered parts have a `type` tag.
 
-    If some parts are not this package's, `plugins` says where they came from: see `plugins_in`.
+    If some parts come from plugins, `plugins` names their sources: see `plugins_in`.
     """
     plugins = plugins_in(experiment)
     values = _converter().unstructure(experiment, unstructure_as=Experiment)
@@ -159,8 +159,8 @@ def decode(values: Mapping[str, Any]) -> Experiment:
 def _renewed(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Values of older versions in the present form.
 
-    `remat` was a bool before there were several policies. Before there were several optimizers, every one was
-    AdamW with a cosine schedule, whose options were its own fields.
+    `remat` was a bool before there were several policies. Before there were several optimizers, every
+    optimizer was AdamW with a cosine schedule, and the schedule's options were fields of the optimizer.
     """
     model, optimizer = values.get("model"), values.get("optimizer")
     if isinstance(model, Mapping) and isinstance(model.get("remat"), bool):
@@ -233,7 +233,7 @@ def _differences(ours: Iterable[tuple[str, Any]], theirs: Iterable[tuple[str, An
 
 
 def _leaves(value: Any, path: str, runtime: bool, is_runtime: bool = False) -> Iterable[tuple[str, Any]]:
-    """Pairs of path and value of all leaves in runtime fields, or of all others."""
+    """Pairs of path and value of all leaves in runtime fields, or in all other fields."""
     children = ()
     if dataclasses.is_dataclass(value):
         if path and runtime == is_runtime:

@@ -76,11 +76,11 @@ def _columns() -> int:
 
 
 def _invocation(flag: Flag) -> str:
-    """A flag with its values; for a boolean, the form that changes the default."""
+    """A flag with its values; for a boolean that is on by default, `--[no-]name`."""
     if flag.is_positional:
         return flag.name
     if flag.hint is bool:
-        return f"--no-{flag.name[2:]}" if flag.default is True else flag.name
+        return f"--[no-]{flag.name[2:]}" if flag.default is True else flag.name
     count = n_values(flag.hint)
     word = _metavar(flag.hint)
     return f"{flag.name} {word + ' ...' if count is None else ' '.join([word] * count)}"

@@ -44,7 +44,7 @@ class ModelConfig(Checked):
 
     @property
     def input_kind(self) -> InputKind:
-        """What follows from `inputs`."""
+        """The properties of the kind that `inputs` names."""
         return input_kind(self.inputs)
 
     def input_row(self) -> tuple[tuple[int, ...], str]:
@@ -74,7 +74,7 @@ class BackboneConfig(ModelConfig):
     final_norm: Norm = "layer"
     """Norm after the last block."""
     residual: bool = True
-    """False chains the mixers without anything in between; requires norm and ffn `none`."""
+    """Residual paths around mixers and feed-forward layers; False requires norm and ffn `none`."""
     learned_positions: bool = False
     """Add a learned position embedding (attention needs it or rotary positions; convolutions do not)."""
     dropout: float = 0.0
@@ -87,7 +87,8 @@ class BackboneConfig(ModelConfig):
         default="none", metadata=RUNTIME
     )
     """What the backward pass recomputes of a block. `block`: everything; `filters`: everything but the long
-    filters; `dots`, `dots_no_batch`: everything but matrix products, or but those without batch axes."""
+    filters; `dots`: everything but matrix products; `dots_no_batch`: but matrix products without batch
+    axes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -106,7 +106,7 @@ def plugins_in(experiment: Any) -> dict[str, Any]:
 def require_plugins(saved: Any, registries: Iterable[Registry]) -> None:
     """Refuses a saved value of `plugins_in` if one of its parts is not registered now.
 
-    A run folder is not trusted: what it names is shown, never imported.
+    A run folder is not trusted: the plugins that it names are shown, never imported.
 
     Raises:
       MissingPlugin: naming the missing parts and the flag to add.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import grain
 
 Encoding = Tokenizer | Normalization | Any
-"""Turns raw data into what a model reads; for a user's data, any JSON value. A run keeps the encoding that it
+"""Converts raw data to a model's inputs; for a user's data, any JSON value. A run keeps the encoding that it
 was trained with."""
 
 
@@ -20,7 +20,7 @@ class Dataset(Protocol):
     """Rows to train on and to evaluate on. A row is one element of a batch: a window of text, an image."""
 
     kind: str
-    """What it holds, for people: `text`, `images`."""
+    """What the data are, to be printed: `text`, `images`."""
     unit: str
     """What is predicted and counted: `token`, `image`."""
     curves: Mapping[str, str]
@@ -30,7 +30,7 @@ class Dataset(Protocol):
     fingerprint: str
     """SHA-256 of all data that a model sees, in hexadecimal."""
     source: str
-    """Where it came from, for people."""
+    """Where the data came from, to be printed."""
 
     @property
     def units_per_row(self) -> int:

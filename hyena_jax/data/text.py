@@ -47,7 +47,7 @@ class Corpus:
     seq_len: int
     """Tokens L in a row of a batch."""
     kind: str = "text"
-    """What it holds, for people."""
+    """What the data are, to be printed."""
 
     @property
     def units_per_row(self) -> int:

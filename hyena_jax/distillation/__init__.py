@@ -1,1 +1,4 @@
-"""Long filters as small recurrences (Massaroli et al. 2023, arXiv 2310.18780), and what is lost."""
+"""Replaces long filters by small recurrences, and measures the error.
+
+Massaroli et al. 2023, arXiv 2310.18780.
+"""

@@ -42,7 +42,7 @@ class Tried(NamedTuple):
 
 
 def evaluate_source(source: Source, batch_size: int) -> Values:
-    """The metrics of the run itself, computed like those of the distilled models; its kl is 0."""
+    """The metrics of the run itself, computed like the distilled models' metrics; its kl is 0."""
     model = models.build(source.experiment.model)
     return measure.compare((model, model), (source.params, source.params), source.data, batch_size)
 

@@ -56,7 +56,7 @@ class WindowedFilter(nn.Module):
     Parameters:
       taps [N, D, Lmax]: tap t is the weight of the input t steps ago, before the window.
       decay [D]: exponents, negative at the start, shared by the N filters; a constant unless trained.
-      shift [D]: what the window decays to; a constant unless trained.
+      shift [D]: the limit of the window; a constant unless trained.
     """
 
     n_filters: int

@@ -1,4 +1,4 @@
-"""What the decoding loop runs on the device: reading prompts, sampling tokens, absorbing tiles.
+"""The device programs of the decoding loop: reading prompts, sampling tokens, absorbing tiles.
 
 Axes: P prompts, R rows (each prompt's samples, one after the other), T tokens of the longest prompt, C tokens
 of a chunk, V vocabulary.
@@ -33,7 +33,7 @@ class Chunk(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """What changes with each token: state, last token [R], tokens drawn so far [], stopped rows bool [R]."""
+    """What each token changes: state, last token [R], tokens drawn so far [], stopped rows bool [R]."""
 
     state: Any
     token: jax.Array

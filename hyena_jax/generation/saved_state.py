@@ -88,7 +88,7 @@ def _members(archive: zipfile.ZipFile) -> dict[str, Member]:
     require(len({info.filename for info in infos}) == len(infos), "names", "some twice", "different")
     stored = sum(info.file_size for info in infos)
     size = os.fstat(archive.fp.fileno()).st_size
-    require(stored <= size, "the archive", f"{stored} bytes in {size}", "as large as what it holds")
+    require(stored <= size, "the archive", f"{stored} bytes in {size}", "as large as its contents")
     return {info.filename.removesuffix(".npy"): _member(archive, info) for info in infos}
 
 

@@ -1,8 +1,8 @@
 """Modules that mix along the sequence, all with one contract.
 
     __call__(x [B, L, D], segment_ids, deterministic) -> y [B, L, D]   training and scoring
-    init_state(batch_size, max_len)                   -> state         evaluates filters, once a generation
-    prefill(state, x [B, T, D], lengths)              -> state, y      continues from any state by T tokens
+    init_state(batch_size, max_len)                   -> state         evaluates filters, once per generation
+    prefill(state, x [B, T, D], lengths)              -> state, y      the next T tokens, from any state
     step(state, x [B, D])                             -> state, y      one token, exact from any state
 
 The state is a NamedTuple; each leaf starts with B, except those in its field `shared`, which the batch
@@ -10,15 +10,15 @@ shares. `segment_ids` is None or [B, L]. `lengths` is None or [B]: row b of a fr
 is then right-aligned, and only its last lengths[b] tokens are real.
 
 A module without `init_state`, `prefill` and `step` trains and scores, and decoding recomputes its context.
-Three more things may be said by a module:
+A module may also declare:
 
     sequence_axis: str | None = None    a field: the mesh axis over which __call__ has L sharded
     is_unbounded(config) -> bool        a static method: whether decoding may continue beyond max_len
     filter                              a submodule of `hyena_jax.filters`, which distillation can replace
 
-Mixers with long convolutions share the base class `long.LongConvolutionMixer`. A decoding loop can make their
-steps cheaper, O(log(L)^2), without the mixers' help: by `ops.online_conv.open_tiles` once and `absorb` after
-every `TILE` steps, both through `long.map_histories`.
+Mixers with long convolutions share the base class `long.LongConvolutionMixer`. A decoding loop reduces the
+cost of their steps to O(log(L)^2) by calling `ops.online_conv.open_tiles` once and `absorb` after every
+`TILE` steps, both through `long.map_histories`.
 """
 
 from collections.abc import Callable
@@ -85,9 +85,9 @@ def has_state(module: type[nn.Module]) -> bool:
 
 
 def is_unbounded(config: MixerConfig) -> bool:
-    """Whether a sequence may continue beyond max_len while it is decoded, as the module says.
+    """Whether decoding may continue beyond max_len, as the mixer's module declares.
 
-    The state must not grow with the sequence, and nothing may be a table over absolute positions.
+    Such a mixer has a state that does not grow with the sequence, and no table over absolute positions.
     """
     says = getattr(mixer_class(config), "is_unbounded", None)
     return says is not None and says(config)

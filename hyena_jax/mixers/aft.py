@@ -1,10 +1,10 @@
-"""The attention-free transformer's four mixers (Zhai et al. 2021, arXiv 2105.14103).
+"""The four mixers of the attention-free transformer.
 
     y_t = W_o ( sigmoid(q_t) ⊙ sum_{s<=t} exp(k_s + w_{t,s}) v_s / sum_{s<=t} exp(k_s + w_{t,s}) ) + b_o
 
-They differ in the position biases w, and so in the memory that decoding needs. Axes: B batch, L length, T new
-tokens, D channels, H heads (1 except in AFT-conv), c channels of a head's key, d of its value, K the window
-or the taps, R rank.
+(Zhai et al. 2021, arXiv 2105.14103). The four differ in the position biases w, and therefore in the memory
+that decoding needs. Axes: B batch, L length, T new tokens, D channels, H heads (1 except in AFT-conv), c
+channels of a head's key, d of its value, K the window or the taps, R rank.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from hyena_jax.ops import aft, sequence_parallel
 from hyena_jax.ops.aft_blocks import full_sums, window_sums
 from hyena_jax.ops.sequence_shards import sharded
 
-# The paper initialises the parameters of position biases as N(0, 10^-2), read here as a variance.
+# The paper initialises the parameters of position biases as N(0, 10^-2); we take 10^-2 as the variance.
 position_init = nn.initializers.normal(0.1, jnp.float32)
 
 
@@ -243,7 +243,7 @@ class AFTFull(AFT):
 
 
 class WindowedAFT(AFT):
-    """Position biases on the last K tokens; the state is their keys and values, and the sums before them."""
+    """Position biases on the last K tokens; the state is the last K - 1 keys and values, and earlier sums."""
 
     def _empty(self, keys: jax.Array, values: jax.Array) -> LastKeys:
         def last(x: jax.Array, fill: float) -> jax.Array:
@@ -305,9 +305,9 @@ class AFTLocal(WindowedAFT):
 
 
 class AFTConv(WindowedAFT):
-    """AFT-conv: one key a head, and w^h_{t,s} = tap t - s of head h, 0 beyond the last of K taps.
+    """AFT-conv: one key per head, and w^h_{t,s} = tap t - s of head h, 0 beyond the last of K taps.
 
-    The taps are the parameters, standardised over K, times gamma, plus beta; both are 0 at first.
+    The taps are the parameters, standardised over K, times gamma, plus beta; gamma and beta start as 0.
 
     Attributes:
       d_model: D.
@@ -317,7 +317,7 @@ class AFTConv(WindowedAFT):
       dtype: of the activations; None follows the input. Sums and states stay in float32.
 
     Parameters:
-      qkv_proj/kernel [D, 2*D + H]: columns are queries, D, one key a head, H, and values, D.
+      qkv_proj/kernel [D, 2*D + H]: columns are queries, D, one key per head, H, and values, D.
       qkv_proj/bias [2*D + H]: likewise.
       position_taps [H, K]: tap 0 meets the current token.
       position_scale [H]: gamma.

@@ -1,4 +1,6 @@
-"""The annotated variant of Hyena. Axes: B batch, L length, T new tokens, D channels, N gates, K taps."""
+"""The annotated variant of Hyena: normalised gates, inner residual paths.
+
+Axes: B batch, L length, T new tokens, D channels, N gates, K taps."""
 
 import flax.linen as nn
 import jax
@@ -17,7 +19,7 @@ EPSILON = 1e-12
 
 
 class AnnotatedHyena(LongConvolutionMixer):
-    """Hyena with normalised gates and residual paths inside, to be stacked without any between blocks.
+    """Hyena with normalised gates and residual paths inside, to be stacked in blocks without residual paths.
 
     z = FIR(W u + b) is split into x_1 .. x_N, v; v <- v + u; for n = 1..N,
     v <- v + x_n / max(||x_n||_2, 1e-12) ⊙ (h_n * v + b_n ⊙ v), the norm over channels; y = v + W_o v + b_o.
@@ -67,7 +69,7 @@ class AnnotatedHyena(LongConvolutionMixer):
 def normalized(gate: jax.Array) -> jax.Array:
     """gate [D, B, L] divided by max(its norm over D, 1e-12); a gate of zeros has finite gradients.
 
-    The backward pass is written by hand for its sum over D (see `sum_products`).
+    The backward pass is written by hand because of its sum over D (see `sum_products`).
     """
     return own_derivative(_normalized, _normalized_pull_back)(gate)
 

@@ -1,7 +1,7 @@
-"""Softmax multi-head attention: to all keys, or to those in a window.
+"""Softmax multi-head attention: to all keys, or to the keys in a window.
 
 Axes: B batch, L length, T new tokens, D channels, H heads, G heads of keys and values, d head_dim, S keys in
-a state.
+the state.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class AttentionState(NamedTuple):
 
 
 class HeadsAttention(nn.Module):
-    """The dense layers around the heads and the parallel form, which both attentions share."""
+    """What both forms of attention share: the dense layers, rotary positions, and the parallel form."""
 
     d_model: int
     max_len: int
@@ -125,7 +125,7 @@ class Attention(HeadsAttention):
     """Multi-head attention (Vaswani et al. 2017, section 3.2), causal or not.
 
     Groups of heads can share keys and values (Ainslie et al. 2023, arXiv 2305.13245), or all heads can
-    (Shazeer 2019, arXiv 1911.02150). It adds no positions, or rotary ones.
+    (Shazeer 2019, arXiv 1911.02150). Positions are rotary, or absent.
 
     Attributes:
       d_model: D.

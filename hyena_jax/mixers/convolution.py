@@ -1,4 +1,7 @@
-"""One long convolution, without gates. Axes: B batch, L length, T new tokens, D channels."""
+"""Mixers of one long convolution without gates: FIR and S4D.
+
+Axes: B batch, L length, T new tokens, D channels.
+"""
 
 import flax.linen as nn
 import jax

@@ -1,7 +1,7 @@
-"""Dense layers with the parameters of `nn.Dense` that compute the products of `hyena_jax.ops.dense`.
+"""Dense layers with the parameters of `nn.Dense` and the products of `hyena_jax.ops.dense`.
 
-That module says what the order of axes and the parts are for. Axes: B batch, L length, D channels in, C
-channels of a part.
+`ops.dense` explains the order of the axes and why the product is split into parts. Axes: B batch, L length, D
+channels in, C channels of a part.
 """
 
 import flax.linen as nn

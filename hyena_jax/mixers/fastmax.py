@@ -1,4 +1,6 @@
-"""Fastmax attention. Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M features."""
+"""Fastmax: attention with a polynomial kernel.
+
+Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M features."""
 
 from functools import partial
 from typing import NamedTuple
@@ -35,10 +37,10 @@ class Fastmax(nn.Module):
     """Attention with a polynomial kernel (Gerami et al. 2024, arXiv 2402.07901).
 
     o_t = sum_s f(scale q_t . k_s) v_s / sum_s f(scale q_t . k_s), f(x) = sum_{l=0..p} x^l / l!, with queries
-    and keys standardised over the channels of their head. Decoding costs O(M d) a token and head,
-    M = C(d+p, p), whatever the length, and gives the same for both forms, `factorized` or not.
+    and keys standardised over the channels of their head. Decoding costs O(M d) per token and head,
+    M = C(d+p, p), at any length, and gives the same values for both forms, `factorized` or not.
 
-    With segment_ids the quadratic form is taken, O(L^2): sums over keys cannot tell documents apart.
+    With segment_ids the quadratic form is used, O(L^2): sums over keys cannot tell documents apart.
 
     Attributes:
       d_model: D.
@@ -135,7 +137,7 @@ class Fastmax(nn.Module):
         return FastmaxState(Shared(state.shared.position + x.shape[1]), sums), self._output(o, x)
 
     def step(self, state: FastmaxState, x: jax.Array) -> tuple[FastmaxState, jax.Array]:
-        """The next token x [B, D]: O(M d) a head."""
+        """The next token x [B, D]: O(M d) per head."""
         state, y = self.prefill(state, x[:, None])
         return state, y[:, 0]
 

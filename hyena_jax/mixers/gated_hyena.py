@@ -1,4 +1,6 @@
-"""The gated variant of Hyena. Axes: B batch, L length, T new tokens, D channels, K taps."""
+"""The gated variant of Hyena: a gate between a long and a short convolution.
+
+Axes: B batch, L length, T new tokens, D channels, K taps."""
 
 import jax
 import jax.numpy as jnp

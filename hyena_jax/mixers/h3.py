@@ -1,4 +1,7 @@
-"""H3. Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M taps of the shift filter."""
+"""H3: two state-space convolutions and two gates.
+
+Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M taps of the shift filter.
+"""
 
 import flax.linen as nn
 import jax
@@ -24,8 +27,8 @@ class H3(LongConvolutionMixer):
     Parameters:
       qkv_proj/kernel [D, 3*D]: columns are q, k, v, D each; head h has channels h*d .. (h+1)*d - 1.
       qkv_proj/bias [3*D]:
-      shift_b [D, M]: what the shift register reads in; starts as 1, 0, 0, ...
-      shift_c [D, M]: what it reads out.
+      shift_b [D, M]: input weights of the shift register; start as 1, 0, 0, ...
+      shift_c [D, M]: output weights of the shift register.
       shift_skip [D]: weight of the key itself.
       filter/*: one filter of H channels, one for each head.
       skip [H]: weight of the second convolution's own input.
@@ -71,7 +74,8 @@ class H3(LongConvolutionMixer):
         taps, bias = self._shift_taps(), jnp.zeros_like(self.shift_skip)
         (shifted,), convolutions = convolutions.short([k], taps, bias)
         q, shifted, values = (self._heads(part) for part in (q, shifted, v))
-        # [d, d, H, B, T]: the head last among the channels, which share a filter across it.
+        # [d, d, H, B, T]: heads last among the channel axes, because each head has one filter for all its d^2
+        # channels.
         outer = shifted[:, None] * values
         z, convolutions = convolutions.long(outer.reshape(-1, *v.shape[1:]), 0)
         y = (q[:, None] * z.reshape(outer.shape)).sum(0)

@@ -147,7 +147,7 @@ class Hawk(nn.Module):
         before = self._blocks(state.short_history.swapaxes(1, 2))
         history = advance_history(before, u, 2)
         u = short_conv(u, *self._short_filter(), 2, before)
-        if real is not None:  # the FIR's bias got into the padding
+        if real is not None:  # the FIR added its bias to the padding
             u = jnp.where(real[..., None], u, 0)
         rate, h0 = self._blocks(self.rate[None, None]), self._blocks(state.h)
         h, h_last = rg_lru(u, *self._gates(u), rate, h0, starts)
@@ -217,10 +217,10 @@ class BlockDense(nn.Module):
 
 
 def ring_init(config: HawkConfig) -> Initializer:
-    """p such that a = exp(-softplus(p)), or a^c, is uniform by area between the radii of `config`."""
+    """The initialiser of p: a = exp(-softplus(p)), or a^c, is uniform by area between `config`'s radii."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
-        # By area, because a is a radius: its square is uniform.
+        # Uniform by area: the square of the radius a is uniform.
         squared = jax.random.uniform(key, shape, dtype, config.min_radius**2, config.max_radius**2)
         log_a = 0.5 * jnp.log(squared)
         if config.ring == "a_to_c":

@@ -1,5 +1,7 @@
-"""The Hyena operator. Axes: B batch, L length, T new tokens, D channels, W inner width, N gates, F filters,
-H heads, K taps."""
+"""The Hyena operator: gated long convolutions.
+
+Axes: B batch, L length, T new tokens, D channels, W inner width, N gates, F filters, H heads, K taps.
+"""
 
 import flax.linen as nn
 import jax
@@ -37,8 +39,9 @@ class Hyena(LongConvolutionMixer):
     Head i holds channels i W/H .. (i+1) W/H - 1; every head has the same W/H filters and skips per
     convolution. With `outer_mixing` the gate x_i of the recurrence is replaced by its sum over the head;
     x_0 of `gate_first` is not. With `post_order_ffn`, v_g <- sum_h order_mix[o, h, g] v_h after convolution
-    o. Blocks of `n_blocks` have max_len / n_blocks steps, whatever the current length.
-    `bidirectional` adds g_o * v from the future, with g the second half of the filters and lag 0 in both.
+    o. `n_blocks` splits the sequence into blocks of max_len / n_blocks steps, at any current length.
+    `bidirectional` adds the convolution of future inputs with g_o, the second half of the filters; lag 0 is
+    in both halves.
 
     Attributes:
       config: see `HyenaConfig`.
@@ -48,7 +51,7 @@ class Hyena(LongConvolutionMixer):
       in_proj/bias [(N+1)*W]:
       short_taps [(N+1)*W, K]: tap 0 meets the current input (libraries that cross-correlate reverse them).
       short_bias [(N+1)*W]:
-      filter/*: F filters of W/H channels; 2 F if bidirectional, those of the future last. Filter o acts at
+      filter/*: F filters of W/H channels; 2 F if bidirectional, the F of the future last. Filter o acts at
         step o of the recurrence.
       skip [F, W//H]: weight b_o of the convolution's own input (the published code keeps these flat, channel
         by channel: reshape(W//H, F) and transpose).
@@ -62,7 +65,7 @@ class Hyena(LongConvolutionMixer):
 
     @staticmethod
     def is_unbounded(config: HyenaConfig) -> bool:
-        """As in the base class; a recurrence does not restart at the blocks, so there must be one."""
+        """As in the base class, with a single block: a recurrence does not restart at block boundaries."""
         return config.n_blocks == 1 and is_recurrent(config.filter)
 
     def setup(self) -> None:
@@ -100,7 +103,7 @@ class Hyena(LongConvolutionMixer):
         return None if self.config.n_blocks == 1 else self.max_len // self.config.n_blocks
 
     def filters(self, length: int) -> tuple[jax.Array, jax.Array | None]:
-        """The filters [F, w, length], and if bidirectional as many of the future."""
+        """The filters [F, w, length]; and if bidirectional, F filters of the future."""
         h = self.filter(length)
         future = h[self.n_filters :] if self.config.bidirectional else None
         return h[: self.n_filters], future
@@ -125,14 +128,14 @@ class Hyena(LongConvolutionMixer):
         return self.out_proj(v), convolutions
 
     def _over_head(self, gate: jax.Array) -> jax.Array:
-        """The gate [W, B, T], or with outer mixing its sum over each head's channels at all of them."""
+        """The gate [W, B, T]; with outer mixing, each channel holds the sum over its head."""
         if not self.config.outer_mixing:
             return gate
         heads = self._heads(gate)
         return jnp.broadcast_to(heads.sum(1, keepdims=True), heads.shape).reshape(gate.shape)
 
     def _mix_heads(self, v: jax.Array, o: int) -> jax.Array:
-        """v [W, B, T] with its heads mixed by the matrix of convolution o, where there is one."""
+        """v [W, B, T] with its heads mixed by `order_mix[o]`; v itself without post_order_ffn."""
         if not self.config.post_order_ffn:
             return v
         weights = self.order_mix[o].astype(v.dtype)

@@ -1,4 +1,4 @@
-"""What every mixer checks and masks in its input, and what the simplest states share."""
+"""Checks and masks of the mixers' inputs, and the shared part of the simplest states."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from hyena_jax.config import MixerConfig, require
 
 
 class Shared(NamedTuple):
-    """What the batch has in common: tokens seen []."""
+    """The part of a state that all rows share: the number of tokens seen []."""
 
     position: jax.Array
 
@@ -28,7 +28,7 @@ def check_input(x: jax.Array, d_model: int, max_len: int, segment_ids: jax.Array
 def check_next(
     x: jax.Array, d_model: int, max_len: int, batch_size: int, lengths: jax.Array | None = None
 ) -> None:
-    """`check_input` of what continues a state of `batch_size` rows; lengths must be integers [B]."""
+    """`check_input` for the next tokens of a state of `batch_size` rows; lengths must have the shape [B]."""
     check_input(x, d_model, max_len)
     require(len(x) == batch_size, "batch size", len(x), f"the state's {batch_size}")
     if lengths is not None:
@@ -54,7 +54,7 @@ def is_real(lengths: jax.Array | None, n_tokens: int) -> jax.Array | None:
 
 
 def masked(x: jax.Array, lengths: jax.Array | None) -> jax.Array:
-    """x [B, T, D] with 0 in place of what is not real; see `is_real`."""
+    """x [B, T, D] with 0 in place of padding; see `is_real`."""
     real = is_real(lengths, x.shape[1])
     return x if real is None else jnp.where(real[..., None], x, 0)
 
@@ -65,7 +65,7 @@ def check_causal(config: MixerConfig) -> None:
 
 
 def refuse_segments(segment_ids: jax.Array | None) -> None:
-    """Raises ValueError for document boundaries, which a mixer would leak across."""
+    """Raises ValueError for segment_ids: the mixer would mix across document boundaries."""
     given = None if segment_ids is None else segment_ids.shape
     require(
         segment_ids is None,
@@ -76,5 +76,5 @@ def refuse_segments(segment_ids: jax.Array | None) -> None:
 
 
 def sums_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """Of sums and recurrences over projections in `dtype`: float32, or float64 where they are."""
+    """The dtype of sums and recurrences over arrays of `dtype`: float32, or float64 for float64."""
     return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)

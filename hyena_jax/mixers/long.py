@@ -1,19 +1,20 @@
-"""The base class of the mixers with long convolutions, and the state they decode with.
+"""The base class of the mixers with long convolutions, and their decoding state.
 
-Axes: B batch, L length, T new tokens, S the most tokens of a state, C channels and K taps of the short FIR,
-F long filters, G groups of channels that share filters, w channels of a group, W = G w, n modes.
+Axes: B batch, L length, T new tokens, S the capacity of a state in tokens, C channels and K taps of the short
+FIR, F long filters, G groups of channels that share filters, w channels of a group, W = G w, n modes.
 
 Such a mixer writes its `setup` and one method,
 
     mix(x [B, T, D], convolutions, deterministic) -> y [B, T, D], convolutions
 
-which says what happens between its convolutions. How these run is up to `convolutions`: over a whole sequence
-(`ParallelConvolutions`), or from a state on (`OnlineConvolutions`). Between the convolutions channels come
-first, [W, B, T] (`hyena_jax.ops.dense` says why); in a state the batch does, as in every mixer's.
+which computes everything between its convolutions. `convolutions` decides how they run: over a whole sequence
+(`ParallelConvolutions`), or continuing a state (`OnlineConvolutions`). Between convolutions the channels are
+the first axis, [W, B, T] (`hyena_jax.ops.dense` says why); in a state the batch is, as in every mixer's
+state.
 
-What a long convolution remembers depends on its filter. A filter that is the impulse response of a small
-recurrence (`modal`, `s4d`) is run as that recurrence, in constant time and memory a token:
-`hyena_jax.ops.modal_conv`. Any other filter needs all inputs: `hyena_jax.ops.online_conv`.
+The memory of a long convolution depends on its filter. A filter that is the impulse response of a small
+recurrence (`modal`, `s4d`) decodes as that recurrence, in constant time and memory per token:
+`hyena_jax.ops.modal_conv`. Any other filter needs all earlier inputs: `hyena_jax.ops.online_conv`.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,14 +48,14 @@ FILTER = "filter"
 
 
 class SharedFilters(NamedTuple):
-    """What the rows share: the filters with the skips in lag 0, and the number of tokens seen []."""
+    """The part of a state that all rows share: filters, with the skips added to lag 0, and tokens seen []."""
 
     filters: FilterTaps | Modes
     position: jax.Array
 
 
 class LongState(NamedTuple):
-    """What a mixer with long convolutions remembers.
+    """The decoding state of a mixer with long convolutions.
 
     Attributes:
       shared: see `SharedFilters`.
@@ -73,9 +74,9 @@ class LongState(NamedTuple):
 
 
 class Convolutions(Protocol):
-    """How the convolutions of a mixer run, and what they remember.
+    """How the convolutions of a mixer run, and their memory.
 
-    Each call returns its output and the convolutions to use from then on, as splitting a random key does.
+    Each call returns its output and the convolutions for the next call, as splitting a random key does.
     """
 
     def masked(self, x: jax.Array) -> jax.Array:
@@ -94,7 +95,7 @@ class Convolutions(Protocol):
 
 
 class ParallelConvolutions(NamedTuple):
-    """Convolutions of a whole sequence; they remember nothing.
+    """Convolutions of a whole sequence, without memory.
 
     Attributes:
       h: filters [F, w, L].
@@ -123,7 +124,7 @@ class ParallelConvolutions(NamedTuple):
 
     def long(self, u: jax.Array, o: int) -> tuple[jax.Array, Self]:
         skip, future = (None if x is None else x[o] for x in (self.skip, self.future))
-        # Each device evaluates the filters at a part of the lags; then channels are sharded in place of lags.
+        # Each device evaluates the filters at its shard of the lags; `sharded` then shards channels instead.
         h, future = (x if x is None else share_out(x, self.sequence_axis, -1) for x in (self.h[o], future))
 
         def local(
@@ -148,8 +149,8 @@ class OnlineConvolutions(NamedTuple):
     Attributes:
       convolve: runs one long convolution.
       real: bool [B, T], False at padding; None without padding.
-      short_history: inputs of the short FIR before these, [C, B, K-1].
-      long_memory: as in `LongState`, after the long convolutions that have run.
+      short_history: the short FIR's inputs before these tokens, [C, B, K-1].
+      long_memory: as in `LongState`, updated by the long convolutions that have run.
     """
 
     convolve: OnlineConvolution
@@ -184,8 +185,8 @@ def _of_parts(n_parts: int, taps: jax.Array, bias: jax.Array) -> Iterator[tuple[
 class LongConvolutionMixer(nn.Module):
     """A mixer around long convolutions; a subclass adds the default of `config`, `setup` and `mix`.
 
-    `setup` sets `filter` (of `hyena_jax.filters`), `skip` [F, w] or None, and `short_taps` [C, K]. Where a
-    mixer differs from that, it overrides the properties below.
+    `setup` sets `filter` (of `hyena_jax.filters`), `skip` [F, w] or None, and `short_taps` [C, K]. A mixer
+    with other shapes overrides the properties below.
 
     Attributes:
       d_model: D.
@@ -205,7 +206,7 @@ class LongConvolutionMixer(nn.Module):
 
     @staticmethod
     def is_unbounded(config: MixerConfig) -> bool:
-        """Whether decoding runs the filter as a recurrence, and so may continue beyond max_len."""
+        """Whether the filter decodes as a recurrence, so that decoding may continue beyond max_len."""
         return is_recurrent(config.filter)
 
     @property
@@ -284,7 +285,7 @@ class LongConvolutionMixer(nn.Module):
         """The next T tokens x [B, T, D] at once; open tiles are closed.
 
         Raises:
-          ValueError: for a wrong shape of x or lengths, or more tokens than the state has room for.
+          ValueError: for a wrong shape of x or lengths, or more tokens than the state's capacity.
         """
         check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         state, n_tokens = map_histories(online_conv.close_tiles, state), x.shape[1]

@@ -3,7 +3,7 @@
     Module(config)
     __call__(inputs, segment_ids, deterministic) -> logits
 
-A module may have more; what it lacks is not used:
+Optional, and not used if the module lacks it:
 
     hidden(inputs, segment_ids, deterministic) -> x     } the loss then computes logits part by part
     logits(x) -> logits                                 }
@@ -103,7 +103,7 @@ def is_unbounded(model: nn.Module) -> bool:
 
 
 def lacks(model: nn.Module) -> list[str]:
-    """What a model of tokens may have and does not have, and what follows from that; see the module."""
+    """The optional parts of the contract above that a model of tokens lacks, each with its consequence."""
     found = []
     if names := without_state(model):
         found.append(f"decoding state ({', '.join(names)}): generate recomputes the context for every token")

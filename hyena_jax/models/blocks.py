@@ -57,7 +57,7 @@ class MLP(nn.Module):
         config = self.config
         init = initializers(config.init, config.n_layers, config.d_model, config.d_ff)
         kernel, bias = (init.out_kernel, init.out_bias) if is_last else (init.kernel, init.bias)
-        # An activation follows the first layers' products, a sum the last one's; see `ops.dense`.
+        # The product of all layers but the last is followed by an activation: see `ops.dense`.
         product = None if is_last else dense_dot_general
         return nn.Dense(
             width, dtype=self.dtype, kernel_init=kernel, bias_init=bias, dot_general=product, name=name
@@ -150,7 +150,7 @@ class Block(nn.Module):
 
 
 def sequence_layout(config: MixerConfig, sequence_axis: str | None) -> dict[str, str]:
-    """The field that tells a mixer's module the sequence axis; empty without an axis.
+    """The keyword argument that gives a mixer's module the sequence axis; empty without an axis.
 
     Raises:
       ValueError: if there is a sequence axis and the mixer has no such field.
@@ -159,7 +159,7 @@ def sequence_layout(config: MixerConfig, sequence_axis: str | None) -> dict[str,
         return {}
     module = mixer_class(config)
     can = "sequence_axis" in module.__dataclass_fields__
-    require(can, "pattern", type(config).__name__, "of mixers that can share a sequence out over devices")
+    require(can, "pattern", type(config).__name__, "of mixers that can shard a sequence over devices")
     return {"sequence_axis": sequence_axis}
 
 
@@ -193,10 +193,10 @@ def apply_blocks(
 
 
 def _recomputed(half: Callable[[Block, jax.Array], jax.Array], block: Block, x: jax.Array) -> jax.Array:
-    """half(block, x), recomputed only once its output gradient is available.
+    """half(block, x), which the backward pass recomputes once its output gradient is available.
 
-    So at most one half's activations are live. `nn.remat` alone decides what is stored, not when the rest is
-    recomputed, and XLA for CPUs recomputes all halves first: see `wait_for` and the figures in
+    At most one half's activations are then live. `nn.remat` alone decides what is stored, not when the rest
+    is recomputed, and XLA for CPUs recomputes all halves first: see `wait_for` and the figures in
     tests/models/test_recomputed_memory.py. Reverse mode only; for forward mode set `remat="none"`.
     """
 
@@ -221,5 +221,5 @@ def wait_for(gradient: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def activation_dtype(config: BackboneConfig) -> jnp.dtype | None:
-    """What modules take as `dtype`: None, which follows the parameters, unless activations are narrower."""
+    """The modules' `dtype`: None, which follows the parameters, unless activations are narrower."""
     return None if config.dtype == "float32" else jnp.dtype(config.dtype)

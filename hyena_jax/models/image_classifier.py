@@ -11,7 +11,7 @@ from hyena_jax.models.norms import make_norm
 
 
 class ImageClassifier(nn.Module):
-    """Patches, blocks over them row by row, and a linear head on their mean or on each of them.
+    """Patches in row-major order, blocks, and a linear head on the patches' mean or on each patch.
 
     Attributes:
       config: see `ImageClassifierConfig`; image_size, channels and n_classes must be known.
@@ -54,11 +54,12 @@ class ImageClassifier(nn.Module):
     def __call__(self, images: jax.Array, segment_ids: None = None, deterministic: bool = True) -> jax.Array:
         """Logits, float32 at least, of images [B, height, width, colours], floating point.
 
-        They are [B, n_classes] with head `average_pool` and [B, L, n_classes] with `per_token`, L = max_len
-        patches in row-major order; pixels at the right and lower border that fill no patch do not count.
+        The shape is [B, n_classes] with head `average_pool` and [B, L, n_classes] with `per_token`, L =
+        max_len patches in row-major order; pixels at the right and lower border that fill no patch are
+        ignored.
 
         Args:
-          segment_ids: None; there so that every model is called alike.
+          segment_ids: None; an argument only because all models are called alike.
           deterministic: False applies dropout, from the RNG stream `dropout`.
 
         Raises:

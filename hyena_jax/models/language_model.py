@@ -30,7 +30,7 @@ class LanguageModel(nn.Module):
 
     Attributes:
       config: see `LanguageModelConfig`; vocab_size V must be known.
-      sequence_axis: axis of the ambient mesh over whose devices `__call__` and `hidden` share L out, or None.
+      sequence_axis: axis of the ambient mesh over which L is sharded in `__call__` and `hidden`, or None.
 
     Parameters:
       embedding/embedding [V, D]: row i is token i; also the head, transposed, with tied_head.
@@ -80,11 +80,11 @@ class LanguageModel(nn.Module):
     def hidden(
         self, tokens: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
     ) -> jax.Array:
-        """What the last block leaves [B, L, D] of tokens int [B, L].
+        """The last block's output [B, L, D] for tokens int [B, L].
 
         Args:
-          segment_ids: None, or integers [B, L], for mixers that can: each run of equal ids is a document, and
-            learned positions restart with it.
+          segment_ids: None, or integers [B, L], for mixers that accept them: each run of equal ids is a
+            document, and learned positions restart there.
           deterministic: False applies dropout, from the RNG stream `dropout`.
 
         Raises:
@@ -115,7 +115,7 @@ class LanguageModel(nn.Module):
     ) -> tuple[LanguageModelState, jax.Array]:
         """Logits [B, T, V] of the next tokens [B, T]; see the mixer contract for `lengths`.
 
-        With `last_only` those after the last token alone, [B, 1, V].
+        With `last_only`, the logits of the last token alone, [B, 1, V].
         """
         self._check(tokens, rank=2)
         n_tokens = tokens.shape[1]
@@ -155,7 +155,7 @@ class LanguageModel(nn.Module):
         return x
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Logits float32 [..., V] of what the last block leaves, x [..., D]."""
+        """Logits float32 [..., V] of the last block's output x [..., D]."""
         x = self.final_norm(x)
         logits = self.embedding.attend(x) if self.config.tied_head else self.head(x)
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))

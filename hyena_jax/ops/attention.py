@@ -35,9 +35,9 @@ class Visible(NamedTuple):
     offset: int | jax.Array = 0
     """Position of the first query among the keys: an int, or an integer array []."""
     real: jax.Array | None = None
-    """Boolean [B or 1, S], False at keys that nobody may see."""
+    """Boolean [B or 1, S], False at keys that no query may see."""
     segment_ids: tuple[jax.Array, jax.Array] | None = None
-    """Integers of queries [B or 1, T] and keys [B or 1, S]: a query sees keys of its own id only."""
+    """Integers of queries [B or 1, T] and keys [B or 1, S]: a query sees only keys of the same id."""
 
 
 # A form of attention: (q [B, T, H, d], k [B, S, G, d], v [B, S, G, d], visible) -> [B, T, H, d] in the dtype
@@ -62,7 +62,7 @@ def softmax_attention(
       is_causal: query t sees keys s <= offset + t.
       offset: position of the first query among the keys, an int or an integer array []; an int lets
         `blocked_attention` skip keys that come later.
-      real: boolean [B or 1, S], False at keys that nobody may see; None is everywhere True.
+      real: boolean [B or 1, S], False at keys that no query may see; None is everywhere True.
       segment_ids: integers of the queries [B or 1, T] and of the keys [B or 1, S]; a query sees only keys of
         its own id. None is one segment.
       method: `plain_attention`, `blocked_attention`, or another function of this kind; None is
@@ -275,8 +275,8 @@ def local_attention(
       k: keys [B, S, G, d]: up to `window` keys before the queries' own, then the T queries' own keys.
       v: values [B, S, G, d].
       window: a key is visible when 0 <= query - key <= window; at least 1.
-      real: boolean [B or 1, S], False at keys that nobody may see; None is everywhere True.
-      segment_ids: integers [B or 1, S]; a query sees only keys of its own id. None is one segment.
+      real: boolean [B or 1, S], False at keys that no query may see; None is everywhere True.
+      segment_ids: integers [B or 1, S]; a query sees only keys of the same id. None is one segment.
       method: as in `softmax_attention`; with more than 2 window keys it is mapped over blocks of `window`
         queries. None is `default_method` of the number of queries in a call.
 

@@ -1,4 +1,4 @@
-"""Products with a matrix of parameters that choose the order of axes in the forward and backward pass.
+"""Products with a parameter matrix, which choose the order of axes in the forward and backward pass.
 
 Axes: B batch, L length, D channels in, C channels out, N rows.
 

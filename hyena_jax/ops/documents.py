@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 
 class Documents(NamedTuple):
-    """Of each token, [B, L]: its document's number in the row, its position in the document, both from 0, and
-    whether the document changes there, which it never does at the first token of a row."""
+    """For each token, [B, L]: its document's number in the row, its position in the document, both from 0,
+    and whether a new document begins there, except at the first token of a row."""
 
     number: jax.Array
     position: jax.Array

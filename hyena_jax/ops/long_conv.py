@@ -4,10 +4,11 @@ Axes: C channels, B batch, L length, n points of a transform. Time is the last a
 broadcast, so that u [C, B, L] and h [C, 1, L] give y [C, B, L]. Every form computes in float32 (float64
 stays float64) and returns the dtype of u.
 
-The Fourier forms need no zeros behind the sequence. Times w^t with w^n = i, a product of polynomials modulo
-x^n - 1 becomes one modulo x^n - i: what wraps round comes back times i, so that of real sequences the real
-part is the causal convolution alone, and n = L complex points do in place of 2L real ones (the right-angle
-convolution of Crandall and Fagin 1994, Discrete weighted transforms and large-integer arithmetic).
+The Fourier forms need no padding to 2L points. Weighting both sequences by w^t, with w^n = i, changes their
+circular convolution (a product of polynomials modulo x^n - 1) into a product modulo x^n - i: the terms that
+wrap around are multiplied by i. For real sequences the real part is then the causal convolution alone, so n =
+L complex points suffice instead of 2L real ones (the right-angle convolution of Crandall and Fagin 1994,
+Discrete weighted transforms and large-integer arithmetic).
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from hyena_jax.ops.derivatives import own_derivative
 
 Convolution = Callable[[jax.Array, jax.Array], jax.Array]
 
-# On a TPU, up to which length one product with a matrix [L, L] is preferred: one tile of its matrix unit.
+# The longest L for which a TPU takes one product with a matrix [L, L]: one tile of its matrix unit.
 TOEPLITZ_LEN = 128
 
 
@@ -38,7 +39,7 @@ def long_conv(
     Args:
       u: input [..., L].
       h: filter [..., L], broadcast against u before the last axis.
-      skip: weight of the input itself [...]; it is added to h_0, which is the same and costs nothing.
+      skip: weight of the input itself [...]; added to h_0, which is equivalent and free.
       method: `fft_conv`, `matmul_fft_conv`, `toeplitz_conv` or `direct_conv`; None is `default_method(L)`.
 
     Returns:
@@ -68,7 +69,7 @@ def blockwise_conv(
 
     Args:
       u: input [G, w, B, L]; each of the G groups of channels is convolved with the same filters.
-      h: filters [w, >= L]; of a longer one the first L taps are used.
+      h: filters [w, >= L]; only the first L taps are used.
       skip: weights of the input itself, [w].
       block_len: steps of a block; None: the whole sequence is one block.
       future: filters [w, >= L] of the reversed sequence, whose output is added; lag 0 counts in both.
@@ -90,9 +91,9 @@ def blockwise_conv(
 def default_method(length: int) -> Convolution:
     """The form for the default backend.
 
-    On a CPU `fft_conv` at every length: forward alone `toeplitz_conv` is faster up to 64 (0.6 to 0.8 of the
+    On a CPU, `fft_conv` at every length: forward alone `toeplitz_conv` is faster up to 64 (0.6 to 0.8 of the
     time), but with the backward pass slower from 32 on; `matmul_fft_conv` takes 2 to 4 times as long. On a
-    TPU the products, short sequences in one: not measured there yet.
+    TPU, `toeplitz_conv` for short sequences and `matmul_fft_conv` beyond: not measured there yet.
     """
     if jax.default_backend() != "tpu":
         return fft_conv
@@ -100,7 +101,7 @@ def default_method(length: int) -> Convolution:
 
 
 def direct_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """The definition: one shifted product a lag, O(L^2)."""
+    """y = h * u by its definition: one shifted product per lag, O(L^2)."""
     length = u.shape[-1]
     padded = jnp.pad(u, [(0, 0)] * (u.ndim - 1) + [(length - 1, 0)])
 
@@ -138,14 +139,14 @@ class Transform(NamedTuple):
 
 
 def fft_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """The same through FFTs, O(L log L): three transforms forward and three backward."""
+    """y = h * u by FFTs, O(L log L): three transforms in the forward pass, three in the backward pass."""
     return _spectral_conv(u, h, FFT, fft_len(u.shape[-1]))
 
 
 def matmul_fft_conv(u: jax.Array, h: jax.Array) -> jax.Array:
     """`fft_conv` with each FFT as two products with Fourier matrices of about sqrt(L) points.
 
-    The first two of Bailey's four steps (1990); the order of frequencies does not matter here, so none is
+    The first two of Bailey's four steps (1990); the order of frequencies does not matter here, so it is not
     restored. O(L^1.5), for matrix units: FlashFFTConv (Fu et al. 2023, arXiv 2311.05908, section 3.1).
     """
     n_rows, n_columns = factors(u.shape[-1])
@@ -156,9 +157,10 @@ def matmul_fft_conv(u: jax.Array, h: jax.Array) -> jax.Array:
 
 
 def _spectral_conv(u: jax.Array, h: jax.Array, transform: Transform, n: int) -> jax.Array:
-    """The backward pass is written by hand for its rounding, so that training repeats earlier losses exactly.
+    """y = h * u by `transform` with n points.
 
-    JAX's own costs the same and differs in the last bit of h's gradient. 100 steps of training amplify that
+    The backward pass is written by hand for its rounding, so that training repeats earlier losses exactly.
+    JAX's own costs the same but differs in the last bit of h's gradient, which 100 steps of training amplify
     until the losses differ by more than 1e-5.
     """
 
@@ -202,10 +204,10 @@ def _right_angle(length: int, n: int, dtype: jnp.dtype) -> tuple[np.ndarray, np.
 
 
 def _sharded(transform: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """A transform of the last axis, of which each device computes some rows, where XLA shards arrays.
+    """A transform of the last axis; where XLA shards arrays, each device transforms some of the rows.
 
     XLA's own sharding of an FFT ends the process unless the square of the number of shards divides the length
-    (fft_handler.cc), and the layouts that it chooses are refused by the CPU's FFT (fft_thunk.cc).
+    (fft_handler.cc), and the CPU's FFT refuses the layouts that XLA chooses (fft_thunk.cc).
     """
 
     def row_major(x: jax.Array) -> jax.Array:
@@ -217,7 +219,8 @@ def _sharded(transform: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array
         if not axes:
             return transform(x)
         n_devices = prod(mesh.shape[name] for name in axes)
-        # The axis before time is a batch, as the devices hold it, or has one entry: then channels.
+        # The axis before time is the batch, sharded as on the devices; if it has one entry, channels are
+        # sharded.
         candidates = [i for i in reversed(range(x.ndim - 1)) if x.shape[i] % n_devices == 0]
         spec = PartitionSpec(*(axes if i in candidates[:1] else None for i in range(x.ndim)))
         local = jax.shard_map(

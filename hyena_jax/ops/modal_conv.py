@@ -1,4 +1,4 @@
-"""Convolution with the response of a small diagonal recurrence, in constant time and memory a token.
+"""Convolution with the response of a small diagonal recurrence, in constant time and memory per token.
 
 Axes: B batch, L length, T new tokens, F filters, w channels of a filter, G groups, W = G w, n modes, K steps
 of a block.
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from hyena_jax.ops.long_conv import long_conv
 from hyena_jax.ops.online_conv import OnlineConvolution
 
-# Steps that a prefill takes at once: as many powers of every mode are in memory.
+# Steps that a prefill takes at once; this many powers of every mode are in memory.
 BLOCK = 256
 
 
@@ -42,8 +42,8 @@ def modal_taps(modes: Modes, length: int) -> jax.Array:
 def modal_response(log_modes: jax.Array, weights: jax.Array, length: int) -> jax.Array:
     """Re sum_n weights_n modes_n^t for t = 0 .. length-1: [..., length] of complex [..., n].
 
-    With t = K q + r, modes^t is modes^(K q) modes^r: 2 sqrt(L) exponentials a mode in place of L, and the
-    sum over n is a product of matrices.
+    With t = K q + r, modes^t is modes^(K q) modes^r: 2 sqrt(L) exponentials per mode instead of L, and the
+    sum over n is a matrix product.
     """
     step = isqrt(max(length - 1, 0)) + 1
     n_steps = -(-length // step)

@@ -1,18 +1,19 @@
 """Long convolutions decoded exactly with any filter: y_t = sum_{s=0..t} h_s u_{t-s}, from all inputs so far.
 
-Axes: B batch, T new tokens, S the most tokens of a history, F filters, w channels of a filter, W = G w
+Axes: B batch, T new tokens, S the capacity of a history in tokens, F filters, w channels of a filter, W = G w
 (channel g w + c has channel c of the filter), U inputs of a tile. Time comes before the channels in a
 history, [B, S, W]: a step then reads and writes whole rows.
 
-`prefill` takes T inputs at once, by one FFT over the whole history. `step` takes one, in either of two ways:
+`prefill` takes T inputs at once, by one FFT over the whole history. `step` takes one input, in one of two
+ways:
 
-- by one product with the whole history, O(S) a step, at any time;
-- with tiles, O(log(S)^2) a step on average (relaxed multiplication: van der Hoeven 2002, Relax, but don't be
-  too lazy; Oncescu et al. 2024, arXiv 2410.12982). `open_tiles` computes `later` [B, S, W]: what the inputs
-  so far add to later outputs. A step adds to that the inputs since the last tile. After every `TILE` steps,
-  n since the opening, `absorb` adds to the next U outputs what the last U inputs contribute, by one FFT of
-  2 U points, where U = `due_size(n)`. The caller counts n, so every size is static: nothing branches, and no
-  buffer is copied.
+- by one product with the whole history, O(S) per step, at any time;
+- with tiles, O(log(S)^2) per step on average (relaxed multiplication: van der Hoeven 2002, Relax, but don't
+  be too lazy; Oncescu et al. 2024, arXiv 2410.12982). `open_tiles` computes `later` [B, S, W], the
+  contribution of the inputs so far to later outputs. A step adds the contribution of the inputs since the
+  last tile. After every `TILE` steps, `absorb` adds the contribution of the last U inputs to the next U
+  outputs, by one FFT of 2 U points, where U = `due_size(n)` and n counts the steps since the opening. The
+  caller counts n, so every size is static: nothing branches, and no buffer is copied.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ import jax.numpy as jnp
 from hyena_jax.ops.broadcasting import sum_products
 from hyena_jax.ops.long_conv import blockwise_conv, long_conv
 
-# Steps from one tile to the next, a power of two; as many inputs are summed directly.
+# Steps from one tile to the next, a power of two. A step sums at most as many inputs directly.
 TILE = 64
 
 # A convolution that continues a state: (u [W, B, T], index of the filter) -> y [W, B, T], its memory after u.
@@ -32,7 +33,7 @@ OnlineConvolution = Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]
 
 
 class Tiling(NamedTuple):
-    """Spectra [F, w, U + 1] of each size U; positions [] of the opening and of the end of the last tile."""
+    """Spectra [F, w, U + 1] for each size U; positions [] of the opening and of the end of the last tile."""
 
     spectra: tuple[jax.Array, ...]
     opened: jax.Array
@@ -52,7 +53,7 @@ class FilterTaps(NamedTuple):
 
 
 class History(NamedTuple):
-    """F convolutions at `position` [], of rows whose tokens (and blocks) begin at `first` [B].
+    """The memory of F convolutions at `position` []; the tokens (and blocks) of a row begin at `first` [B].
 
     For each filter the inputs so far [B, S, W] and, while tiles are open, `later` [B, S, W].
     """
@@ -118,7 +119,7 @@ def prefill(history: History, block_len: int | None) -> OnlineConvolution:
 def step(history: History) -> OnlineConvolution:
     """The convolution of one token u [W, B, 1].
 
-    With tiles, the output is NaN if `absorb` has been skipped, so that it cannot go unnoticed.
+    With tiles, a skipped `absorb` makes the output NaN, never silently wrong.
     """
     filters, position, _, _, later = history
     begin = _block_bounds(history).begin
@@ -208,7 +209,7 @@ def close_tiles(history: History) -> History:
 def absorb(history: History, size: int) -> History:
     """The history after a tile: `size` must be `due_size` of the number of steps since the opening.
 
-    At any other moment, or with another size, the next outputs are NaN.
+    At any other step, or with another size, the next outputs are NaN.
     """
     filters, position, _, inputs, later = history
     spectra, opened, last_end = filters.tiling

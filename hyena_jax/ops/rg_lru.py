@@ -1,6 +1,7 @@
-"""The real-gated linear recurrent unit (De et al. 2024, arXiv 2402.19427, section 2.4).
+"""The real-gated linear recurrent unit (RG-LRU).
 
-Axes: L length, D channels; any axes before them are batch axes.
+De et al. 2024, arXiv 2402.19427, section 2.4. Axes: L length, D channels; any axes before them are batch
+axes.
 """
 
 import chex

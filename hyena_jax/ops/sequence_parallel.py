@@ -6,7 +6,7 @@ recurrence, H heads, G heads of keys and values, d head_dim, K taps.
 Each function reads and returns the local shard; the shards follow one another in the order of the devices
 along the mesh axis `axis_name`. It runs inside `shard_map` and communicates by collectives over `axis_name`.
 With `axis_name=None` the shard is the whole sequence (l = L), and the function is the plain operator.
-`sequence_shards.sharded` calls it either way. What devices communicate:
+`sequence_shards.sharded` calls it either way. The devices communicate:
 
     long_conv           all inputs and outputs: an all-to-all from shards of L to shards of C, and one back
     linear_recurrence   the product of the factors and the last state, [B, D] each
@@ -16,8 +16,8 @@ With `axis_name=None` the shard is the whole sequence (l = L), and the function 
     fastmax             sums of features over keys
     aft_simple          running sums at the last key
 
-Arrays that are alike on all devices (taps, for instance) must have been cast to vary over `axis_name`: the
-gradient of that cast sums their gradients over the devices.
+Arrays that all devices share (taps, for instance) must have been cast to vary over `axis_name`: the gradient
+of that cast sums the gradients over the devices.
 """
 
 from collections.abc import Callable
@@ -44,12 +44,12 @@ def on_whole_length(f: Callable[[jax.Array], jax.Array], u: jax.Array, axis_name
 def before(x: jax.Array, n: int, axis: int, axis_name: str) -> jax.Array:
     """The n entries along `axis` before this device's x, oldest first; zeros before the sequence starts.
 
-    They come from as many devices as needed, one `ppermute` for each.
+    The entries come from as many earlier devices as needed, by one `ppermute` each.
     """
     length, n_devices = x.shape[axis], jax.lax.axis_size(axis_name)
     parts = []
     for hop in range(1, -(-n // length) + 1):
-        # A device that nobody sends to receives zeros.
+        # A device without a sender receives zeros.
         ring = [(i, i + hop) for i in range(n_devices - hop)]
         size = min(length, n - (hop - 1) * length)
         last = jax.lax.slice_in_dim(x, length - size, length, axis=axis)
@@ -135,7 +135,7 @@ def _recurrence(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_n
 
 
 def _run(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str) -> jax.Array:
-    """h, of which each device computes its shard twice: from 0, and from the state before it."""
+    """h; each device computes its shard twice: from 0, and from the state before the shard."""
     run = default_method()
     last = run(a, x, jnp.zeros_like(h0), reverse)[1]
     start = _state_before(a.astype(h0.dtype).prod(axis=1), last, h0, reverse, axis_name)
@@ -232,7 +232,7 @@ def fastmax_bidirectional(
 def aft_simple(keys: jax.Array, values: jax.Array, documents: jax.Array, axis_name: str | None) -> aft.Sums:
     """`ops.aft.running_sums` from the start of the sequence.
 
-    Each device sums its shard from nothing, then adds the sums of earlier shards wherever the same document
+    Each device sums its shard from zero, then adds the sums of earlier shards wherever the same document
     continues. Keys and values are [B, l, ...], documents [B or 1, l].
     """
     if axis_name is None:

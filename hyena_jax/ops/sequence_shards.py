@@ -1,6 +1,6 @@
-"""Runs an operator on whole arrays, or on each device's shard of them by `shard_map` on the ambient mesh.
+"""Runs an operator on whole arrays, or on each device's shards by `shard_map` over the ambient mesh.
 
-It knows operators and no parameters, so it belongs to `ops`, whose tests use it too.
+It handles arrays, not parameters, so it belongs to `ops`.
 """
 
 from collections.abc import Callable
@@ -89,9 +89,9 @@ def axis_size(sequence_axis: str) -> int:
 
 
 def share_out(x: jax.Array, sequence_axis: str | None, axis: int) -> jax.Array:
-    """x, whose `axis` is sharded over the devices along `sequence_axis` if their number divides it.
+    """x, with `axis` sharded over the devices along `sequence_axis` if their number divides its size.
 
-    x itself without a sequence axis.
+    Without a sequence axis, x itself.
     """
     if sequence_axis is None or x.shape[axis] % axis_size(sequence_axis):
         return x

@@ -1,4 +1,4 @@
-"""How a step is spread over devices and processes. Knows pytrees, not models."""
+"""How a training step is distributed over devices and processes. Knows pytrees, not models."""
 
 from hyena_jax.config import ParallelConfig
 from hyena_jax.parallel.mesh import mesh_strategy

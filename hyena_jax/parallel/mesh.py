@@ -81,7 +81,7 @@ def mesh_strategy(config: ParallelConfig) -> Strategy:
 
 
 def _row_shard(mesh: Mesh) -> RowShard:
-    """Processes whose devices hold the same rows, and shard only their length, read the same rows."""
+    """This process's rows; processes whose devices shard the length of the same rows read the same rows."""
     local = mesh.devices.size // jax.process_count()
     first = jax.process_index() * local // mesh.shape[SEQUENCE]
     per_process = max(1, local // mesh.shape[SEQUENCE])
@@ -144,7 +144,7 @@ def _map_eval_step(mesh: Mesh, eval_step: Callable) -> Callable:
 
 
 def _within(mesh: Mesh, step: Callable) -> Callable:
-    """`step`, traced with the mesh ambient, for mixers that call `shard_map`."""
+    """`step`, traced with `mesh` as the ambient mesh, for mixers that call `shard_map`."""
 
     def mapped(*args: Tree) -> Tree:
         with jax.set_mesh(mesh):

@@ -132,7 +132,7 @@ def is_first() -> bool:
 
 
 def gather(value: T) -> list[T]:
-    """The JSON values of all processes, in the order of processes. All must call it."""
+    """The JSON values of all processes, in the order of processes. All processes must call this."""
     if jax.process_count() == 1:
         return [value]
     from jax.experimental import multihost_utils
@@ -147,9 +147,9 @@ def gather(value: T) -> list[T]:
 
 
 def together(make: Callable[[], T]) -> T:
-    """What `make` returns in this process; if it raises in one process, all processes raise.
+    """The result of `make` in this process; if `make` raises in one process, all processes raise.
 
-    All must call it. The UserError or OSError is the one of the first process that had one.
+    All processes must call this. They raise the UserError or OSError of the first process that had one.
     """
     if jax.process_count() == 1:
         return make()
@@ -166,12 +166,12 @@ def together(make: Callable[[], T]) -> T:
 
 
 def from_first(make: Callable[[], T]) -> T:
-    """The JSON value that `make` returns on process 0, the only one to run it; all get it, or its error."""
+    """The JSON value of `make`, which only process 0 runs; all processes get the value, or the error."""
     return gather(on_first(make))[0]
 
 
 def on_first(make: Callable[[], T]) -> T | None:
-    """What `make` returns on process 0, the only one to run it; None on the others. All get its error."""
+    """The result of `make`, which only process 0 runs; None on the others. Its error is raised on all."""
     return together(lambda: make() if is_first() else None)
 
 
@@ -192,8 +192,8 @@ def require_equal(values: Mapping[str, Any]) -> None:
 
 
 def first_request(name: str | None) -> str | None:
-    """The name of the signal that a process got (of several, the first process); None if none did.
+    """The name of the signal that the first of the interrupted processes got; None if none was interrupted.
 
-    All must call it.
+    All processes must call this.
     """
     return next((asked for asked in gather(name) if asked is not None), None)

@@ -25,13 +25,13 @@ BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 GREETING = b"\x06"
 """One byte that differs from the first byte of HTTP/2, which JAX's coordinator sends."""
 RETRY_EVERY, RESOLVE_WITHIN, LINE_WITHIN = 0.1, 5.0, 5.0
-"""Seconds between two tries, until a host name must resolve, and until a connection must send its line."""
+"""Seconds between two tries; for a host name to resolve; for a connection to send its line."""
 ANYWHERE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 Card = dict[str, Any]
 """How a process identifies itself: `process_id`, `num_processes`, and `versions` of packages."""
 Fault = tuple[bool, str]
-"""(whether the input is wrong; if not, the machine failed; the message)."""
+"""(True for wrong input, False for a failed machine; the message)."""
 
 
 class Address(NamedTuple):
@@ -138,7 +138,7 @@ async def _hear(listener: socket.socket, coordinator: str, ours: Card, timeout: 
             gone.cancel()
             if answer.done():
                 writer.write(json.dumps(answer.result()).encode() + b"\n")
-            else:  # it ended, but may be started once more
+            else:  # that process ended, but may be restarted
                 present.discard(number)
 
     server = await asyncio.start_server(hear, sock=listener)

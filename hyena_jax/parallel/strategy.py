@@ -1,6 +1,6 @@
 """The training loop's view of devices and processes.
 
-Shapes: B rows of a global batch; each process reads an equal share of them.
+Shapes: B rows of a global batch; each process reads one of several equal shards of them.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class RowShard(NamedTuple):
 
 
 class Strategy(NamedTuple):
-    """One way to spread a step over devices. A "placed" tree lies on devices as the mapped steps need it."""
+    """One way to distribute a step. A "placed" tree lies on the devices as the mapped steps need it."""
 
     devices: tuple[jax.Device, ...]
     """The devices of all processes."""

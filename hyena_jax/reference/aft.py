@@ -1,6 +1,7 @@
-"""The attention-free transformer's operators, by definition (Zhai et al. 2021, arXiv 2105.14103).
+"""The attention-free transformer's operators, by definition.
 
-Axes: B batch, L length, D channels, H heads. `params` as in `hyena_jax.mixers.AFT*`, as NumPy arrays.
+Zhai et al. 2021, arXiv 2105.14103. Axes: B batch, L length, D channels, H heads. `params` as in
+`hyena_jax.mixers.AFT*`, as NumPy arrays.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
-"""Fastmax attention, by its definition (Gerami et al. 2024, arXiv 2402.07901).
+"""Fastmax attention, by its definition.
 
-Axes: B batch, L length, H heads, d head_dim.
+Gerami et al. 2024, arXiv 2402.07901. Axes: B batch, L length, H heads, d head_dim.
 """
 
 from math import factorial

@@ -1,6 +1,7 @@
-"""Linear recurrences, and the RG-LRU block of Hawk and Griffin (De et al. 2024, arXiv 2402.19427).
+"""Linear recurrences, and the RG-LRU block of Hawk and Griffin.
 
-Axes: B batch, L length, D channels, W recurrence width, H blocks of the gates.
+De et al. 2024, arXiv 2402.19427. Axes: B batch, L length, D channels, W recurrence width, H blocks of the
+gates.
 """
 
 import numpy as np

@@ -1,1 +1,1 @@
-"""Training: state, optimizer, step, loop, parallelism, checkpoints, metrics."""
+"""Training: loss, optimizer, schedules, step, loop, run folder, checkpoints, metrics."""

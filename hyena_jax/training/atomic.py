@@ -44,7 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Removes drafts that killed processes left in a folder that nobody else writes to."""
+    """Removes drafts that killed processes left in a folder that no other process writes to."""
     for path in folder.iterdir():
         if DRAFT.fullmatch(path.name) and (path.is_symlink() or path.is_file()):
             path.unlink()

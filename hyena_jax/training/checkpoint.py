@@ -38,7 +38,7 @@ Tree = Any
 STEP = re.compile("0|[1-9][0-9]*")
 """Names of committed checkpoints."""
 TEMPORARY = ".orbax-checkpoint-tmp"
-"""Part of the names of what Orbax has not committed."""
+"""Part of the names of folders that Orbax has not committed."""
 
 
 class Restored(NamedTuple):
@@ -163,7 +163,7 @@ class Checkpoints:
 
 @contextmanager
 def _as_os_error(what: str) -> Iterator[None]:
-    """Raises the many errors of storage layers, as of a full disk, as one OSError."""
+    """Raises any error of the storage layers, such as a full disk, as an OSError."""
     try:
         yield
     except Exception as error:
@@ -175,8 +175,8 @@ def _as_os_error(what: str) -> Iterator[None]:
 def _without_abandoned() -> Iterator[None]:
     """Silences reports about reads and writes that a failure interrupts.
 
-    TensorStore reports them to a closed event loop, and Orbax's coroutines are dropped. They may come late,
-    so after a failure they stay silenced for the rest of the process.
+    TensorStore reports to a closed event loop, and Orbax's coroutines are dropped. Reports may come late, so
+    after a failure they stay silenced for the rest of the process.
     """
     usual = sys.unraisablehook
 

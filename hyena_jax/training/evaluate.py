@@ -40,7 +40,7 @@ def sum_held_out(
 
     Args:
       eval_step: `make_eval_step`, mapped by `strategy`; `params` are placed by `strategy`.
-      watch: passes the batches on, and may show progress.
+      watch: yields the same batches, and may show progress.
     """
     n_rows = data.n_eval_rows(max_rows)
     batch_size = round_up(min(batch_size, n_rows), strategy.row_shards)
@@ -73,7 +73,7 @@ def evaluate_run(
     batch_size: int,
     watch: Watch | None = None,
 ) -> Values:
-    """Metrics on all held-out data of a run, or on all data at `path`; and the number of units in them.
+    """Metrics on all held-out data of a run, or on all data at `path`; and the number of evaluated units.
 
     Args:
       watch: see `sum_held_out`.

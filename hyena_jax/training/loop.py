@@ -35,7 +35,7 @@ PROFILE_FROM, PROFILE_STEPS = 5, 10
 
 
 class Diverged(Exception):
-    """The loss or a gradient is not finite; nothing was saved since."""
+    """The loss, a gradient or a parameter is not finite; nothing was saved since then."""
 
 
 class Setup(NamedTuple):
@@ -51,14 +51,14 @@ class Setup(NamedTuple):
     optimizer: optax.GradientTransformation
     loss: Score
     metrics: dict[str, Score]
-    """Metrics in addition to those that the data define."""
+    """The metrics of the experiment and of its data, by label."""
     initial: optax.Params | None
     """Initial parameters of a new run, if they are not drawn at random."""
 
 
 @dataclass
 class Trainer:
-    """The training loop and what it writes to."""
+    """The training loop, with its checkpoints, log and progress bar."""
 
     setup: Setup
     checkpoints: Checkpoints
@@ -83,7 +83,7 @@ class Trainer:
         """Trains after step `start` until done or asked to stop; returns the parameters then.
 
         Args:
-          data_state: the state of the data at step `start`, if they are a `loader.Stream`.
+          data_state: the state of the data at step `start`, if the data are a `loader.Stream`.
         """
         setup, experiment, strategy = self.setup, self.setup.experiment, self.setup.strategy
         training, parallel = experiment.training, experiment.parallel
@@ -110,7 +110,7 @@ class Trainer:
                     if step > saved:
                         self._save(step, state, None, stream)
                     raise UserError(
-                        f"{error}, before training.steps={training.steps}; what was trained is saved: lower"
+                        f"{error}, before training.steps={training.steps}; the steps so far are saved: lower"
                         " training.steps, or give an iterator that starts over"
                     ) from error
                 profile.before_step(t)

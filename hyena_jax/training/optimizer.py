@@ -29,7 +29,7 @@ from hyena_jax.trees import named_leaves, path_name
 def make_optimizer(
     config: OptimizerConfig, params: optax.Params, total_steps: int
 ) -> optax.GradientTransformation:
-    """The transformation of `config`; one of the user's own is tried on the parameters' shapes.
+    """The optax transformation of `config`; a user's own is first traced on the parameters' shapes.
 
     Args:
       params: the parameters, or their shapes.

@@ -25,8 +25,9 @@ def has_labels(data: Dataset) -> bool:
 def draw_predictions(
     model: nn.Module, params: optax.Params, data: Dataset, count: int, path: Path
 ) -> tuple[int, int]:
-    """Draws `count` evenly spaced held-out images (or all) with predicted labels; wrong ones in red, with the
-    true label.
+    """Draws `count` evenly spaced held-out images (or all) with their predicted labels.
+
+    Wrong predictions are red, with the true label next to them.
 
     Returns:
       How many predictions are right, and how many images were drawn.

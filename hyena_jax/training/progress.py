@@ -1,4 +1,4 @@
-"""What a run shows: a table of parameters, a progress bar, and rows of text without a terminal."""
+"""The output of a run: a table of parameters, and a progress bar, or rows of text without a terminal."""
 
 import math
 import re

@@ -48,7 +48,7 @@ GIB = 2**30
 
 
 class Result(NamedTuple):
-    """What a finished run leaves in memory of every process."""
+    """The result of a finished run, in every process."""
 
     model: nn.Module
     params: optax.Params
@@ -72,13 +72,14 @@ def train(
     Args:
       profile: folder for a `jax.profiler` trace of a few steps.
       init_from: file of parameters (see `export`) that a new run starts from.
-      accept_changed_data: continue although the data differ from those that the run was started with; they
-        are read with the run's own tokenizer or normalization.
+      accept_changed_data: continue although the data changed since the run was started; the new data are
+        read with the run's own tokenizer or normalization.
 
     Raises:
       UserError: see `load`, `Dataset.complete`, `make_optimizer`, `check_run` and `Checkpoints.restore`.
       Diverged: if the loss or a gradient is not finite.
-      Interrupted: after a signal in `signals.STOPPING`, once a step was trained; before, it acts as usual.
+      Interrupted: after a signal in `signals.STOPPING`, once a step was trained; before that, signals act as
+        usual.
     """
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
     leads_out = profile is not None and leads_outside(workdir, profile / "plugins" / "profile")
@@ -129,7 +130,7 @@ def train(
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
-    """Every value of an experiment by its path, as its flag is named; of plugins only their digests."""
+    """Every value of an experiment, by the name of its flag; for plugins only their digests."""
     encoded = config.encode(experiment)
     digests = [plugin["sha256"] for plugin in encoded.pop("plugins", {}).values()]
     leaves = jax.tree.leaves_with_path(encoded, is_leaf=lambda value: value is None)
@@ -138,7 +139,7 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 
 @contextmanager
 def _own_parts(experiment: Experiment) -> Iterator[None]:
-    """Turns errors in parts of the user's own into UserError; without such parts, errors are left alone."""
+    """Raises errors in the user's own parts as UserError; without such parts, errors pass unchanged."""
     try:
         yield
     except (UserError, OSError):
@@ -192,7 +193,7 @@ def _check(experiment: Experiment, data: Dataset, init_from: Path | None, consol
 
 
 def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batch: Any) -> None:
-    """Refuses a run whose state, or whose activations of one layer, exceed the memory.
+    """Refuses a run whose state, or the activations of one of its layers, exceed the memory.
 
     Both are lower bounds, so no run is refused that could fit. Only the memory of CPUs is checked.
 

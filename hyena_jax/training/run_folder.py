@@ -35,7 +35,7 @@ from hyena_jax.trees import named_leaves
 
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
-# Besides drafts, what a kill can leave of a run folder that is being made; config.json is written last.
+# Besides drafts, the files that a kill can leave in a new run folder; config.json is written last.
 UNFINISHED = {LOCK, "data.json"}
 
 
@@ -98,7 +98,7 @@ def hold_folder(
 ) -> Iterator[RunFolder | None]:
     """Checks and locks `workdir`; yields the run in it, as `check_run` does. All processes must call this.
 
-    Process 0 alone looks and locks; its errors are raised in all processes.
+    Process 0 alone checks and locks; its errors are raised in all processes.
     """
 
     def check() -> RunFolder | None:
@@ -200,7 +200,7 @@ def locked(workdir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f"workdir {str(workdir)!r} is in use: another process trains there") from error
-        # A start that fails removes its lock; who opened that file before holds nothing.
+        # A start that fails removes its lock file; a process that had opened it then locks nothing.
         is_ours = os.path.samestat(os.fstat(lock), (workdir / LOCK).stat())
         require(is_ours, "workdir", str(workdir), "a folder that no other process removes")
         atomic.remove_drafts(workdir)
@@ -241,7 +241,7 @@ def load_params(
       step: `latest`, `best`, or a number.
 
     Raises:
-      UserError: if `step` is something else or not saved, or no checkpoint is usable.
+      UserError: if `step` is anything else, or is not saved, or no checkpoint is usable.
     """
     folder = run.checkpoints
     if not saved_steps(folder):
@@ -278,7 +278,7 @@ def leads_outside(workdir: Path, path: Path) -> bool:
 
 
 def _write_json(path: Path, value: dict) -> None:
-    """Writes a JSON file with its digest, unless it already holds that."""
+    """Writes a JSON file with its digest, unless the file already holds the same text."""
     text = json.dumps(with_digest(value), indent=2) + "\n"
     try:
         is_there = config.read_bytes("workdir", path, most=len(text)).decode() == text

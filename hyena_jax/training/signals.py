@@ -29,12 +29,12 @@ class StopRequest:
         return self.name is not None
 
     def defer(self) -> None:
-        """From now on signals are only noted, since there is something to save first."""
+        """From now on signals are only recorded, since there is a step to save."""
         for number in self._usual:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # The usual handler is called here: if it were installed, `watch_signals` would call it at once.
+        # The usual handler is called, not installed: `interruption.watch_signals` would call it at once.
         usual = self._usual[number]
         if self.name is None or number != signal.SIGINT:
             self.name = self.name or signal.Signals(number).name

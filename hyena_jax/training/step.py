@@ -28,8 +28,8 @@ NO_METRICS: Mapping[str, Score] = MappingProxyType({})
 class TrainState(NamedTuple):
     """Everything that changes while training.
 
-    `bad_step` is the first step whose loss or gradient was not finite, or FINITE. Once set it stays, so it is
-    enough to read it now and then.
+    `bad_step` is the first step whose loss or gradient was not finite, or FINITE. Once set, it stays set, so
+    reading it now and then is enough.
     """
 
     step: jax.Array
@@ -78,8 +78,8 @@ def make_train_step(
       axis_name: the mapped axis over which gradients and metrics are averaged, or None under plain jit,
         where a mean over the batch is already global.
       accumulation_steps: equal parts of the batch, of which only one is in memory at a time.
-      loss: minimised; its values and
-      metrics: values, by name, are computed at each target: see `scores`.
+      loss: the score that is minimised; see `scores`.
+      metrics: further scores, by name.
 
     Returns:
       The step. `batch` holds `inputs` [B, ...] and `targets`, int32 [B, L] or [B], and may hold `weights`,
@@ -92,7 +92,7 @@ def make_train_step(
     def loss_fn(
         params: optax.Params, batch: Batch, key: jax.Array, total: jax.Array | None
     ) -> tuple[jax.Array, Metrics]:
-        """Means over the targets of `batch`; given `total`, the sum of all weights, its share of them."""
+        """Means over the targets of `batch`; given `total`, the sum of all weights, its part of the means."""
         values = scored(score, model, params, batch, False, {"dropout": key})
         if total is None:
             means = {name: x.mean() for name, x in values.items()}

@@ -160,7 +160,7 @@ def test_every_filter_is_counted(name):
 
 
 def test_attention_counts_its_products():
-    """x W_qkv and y W_o; scores and weighted values of 64^2 pairs, or of those that a mask keeps."""
+    """x W_qkv and y W_o; scores and weighted values of 64^2 pairs, or of the pairs that a mask keeps."""
     function, args = forward(configs.AttentionConfig(2), 64)
     products = count(function, *args).products
     ends, all_pairs = 2 * 64 * 16 * (48 + 16), 4 * 16 * 64**2

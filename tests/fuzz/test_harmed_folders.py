@@ -1,4 +1,4 @@
-"""Generated harm to run folders: each command does what it should, or refuses in a line. Run with -m fuzz.
+"""Generated harm to run folders: each command works, or refuses in one line. Run with -m fuzz.
 
 Computation is replaced by stubs: `eval` records the parameters that it was given, `train` saves the restored
 state as the next step's. A few cases run by default.
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.xdist_group("fuzz")
 SECONDS = 30
 """Longest that a command may take."""
 EVERY = 40
-"""Of so many cases, one runs by default."""
+"""One of this many cases runs by default."""
 
 
 class Case(NamedTuple):

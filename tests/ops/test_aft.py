@@ -144,7 +144,7 @@ def test_places_count_within_documents():
     ids = jnp.array([[4, 4, 4, 2, 2, 4], [0, 1, 1, 1, 1, 1]])
     position, document = aft.places(6, ids)
     np.testing.assert_array_equal(position, [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]])
-    np.testing.assert_array_equal(document, [[1, 1, 1, 2, 2, 3], [1, 2, 2, 2, 2, 2]])
+    np.testing.assert_array_equal(document, [[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
 
 
 def test_standard_taps():

@@ -335,7 +335,7 @@ def test_a_window_costs_no_more_than_two_blocks_of_keys_a_query():
 def test_too_many_or_too_few_keys_are_refused():
     q, k, v = arrays(7)
     for n_queries, n_keys in ((7, 6), (2, 7)):
-        with pytest.raises(ValueError, match=f"{n_queries}..{n_queries + 4}, got {n_keys}"):
+        with pytest.raises(ValueError, match=f"{n_queries} to {n_queries + 4} keys, got {n_keys}"):
             local_attention(q[:, :n_queries], k[:, :n_keys], v[:, :n_keys], 4)
 
 

@@ -1,4 +1,4 @@
-"""The kernels interpreted on a CPU, and what they lower to for a GPU and a TPU."""
+"""The kernels, interpreted on a CPU and lowered for a GPU and a TPU."""
 
 from functools import partial
 

@@ -126,7 +126,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(own, form, tmp_path, cons
 
 def test_an_iterator_that_ends_loses_nothing(own, tmp_path, console):
     workdir = tmp_path / "run"
-    message = "ended after 7 batches, before training.steps=12; what was trained is saved"
+    message = "ended after 7 batches, before training.steps=12; the steps so far are saved"
     for _ in range(2):  # the second continues, and has nothing to add
         with pytest.raises(UserError, match=message):
             train(own("iterator", stop=30), workdir, console)
