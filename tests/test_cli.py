@@ -326,5 +326,5 @@ def test_help_is_quick_and_complete(arguments):
     assert time.perf_counter() - start < 2
     if arguments[:2] == ["train", "quickstart"]:
         for flag in ("--model.n-layers", "--data.path", "--optimizer.learning-rate", "--training.steps",
-                     "--parallel.devices", "--no-logging.tensorboard", "--seed"):  # fmt: skip
+                     "--parallel.devices", "--[no-]logging.tensorboard", "--seed"):  # fmt: skip
             assert flag in done.stdout

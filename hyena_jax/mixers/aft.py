@@ -2,7 +2,7 @@
 
     y_t = W_o ( sigmoid(q_t) ⊙ sum_{s<=t} exp(k_s + w_{t,s}) v_s / sum_{s<=t} exp(k_s + w_{t,s}) ) + b_o
 
-(Zhai et al. 2021, arXiv 2105.14103). The four differ in the position biases w, and therefore in the memory
+From Zhai et al. 2021, arXiv 2105.14103. The four differ in the position biases w, and therefore in the memory
 that decoding needs. Axes: B batch, L length, T new tokens, D channels, H heads (1 except in AFT-conv), c
 channels of a head's key, d of its value, K the window or the taps, R rank.
 """

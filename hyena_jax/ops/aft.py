@@ -2,7 +2,7 @@
 
     mean_t = sum_{s<=t} exp(k_s + w_{t,s}) v_s / sum_{s<=t} exp(k_s + w_{t,s})
 
-(Zhai et al. 2021, arXiv 2105.14103).
+From Zhai et al. 2021, arXiv 2105.14103.
 
 Axes: B batch, T queries, S keys, L either where T = S, H heads, d head_dim, K taps, R rank. Values are
 [B, S, H, d]; keys are [B, S, H, c], with c = d, or c = 1 where a head has one key. `B or 1` is 1 where all

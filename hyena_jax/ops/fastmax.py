@@ -2,7 +2,7 @@
 
     o_t = sum_s f(q_t . k_s) v_s / sum_s f(q_t . k_s),    f(x) = sum_{l=0..p} x^l / l!
 
-(Gerami et al. 2024, arXiv 2402.07901).
+From Gerami et al. 2024, arXiv 2402.07901.
 
 Axes: B batch, T queries, S keys, L either where T = S, C chunk, n chunks, H heads, N = B H rows, d
 head_dim, M features. q, k, v are [B, L, H, d]; the caller scales q . k. Everything is float32 (float64
