@@ -40,7 +40,7 @@ from hyena_jax.ops import modal_conv, online_conv
 from hyena_jax.ops.long_conv import blockwise_conv
 from hyena_jax.ops.online_conv import FilterTaps, History, OnlineConvolution
 from hyena_jax.ops.sequence_parallel import on_whole_length, short_convolution
-from hyena_jax.ops.sequence_shards import sharded, share_out
+from hyena_jax.ops.sequence_shards import sharded, shard_axis
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
 # The name by which `jax.checkpoint` policies know the filters of the parallel form.
@@ -125,7 +125,7 @@ class ParallelConvolutions(NamedTuple):
     def long(self, u: jax.Array, o: int) -> tuple[jax.Array, Self]:
         skip, future = (None if x is None else x[o] for x in (self.skip, self.future))
         # Each device evaluates the filters at its shard of the lags; `sharded` then shards channels instead.
-        h, future = (x if x is None else share_out(x, self.sequence_axis, -1) for x in (self.h[o], future))
+        h, future = (x if x is None else shard_axis(x, self.sequence_axis, -1) for x in (self.h[o], future))
 
         def local(
             u: jax.Array,

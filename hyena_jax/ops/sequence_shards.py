@@ -88,7 +88,7 @@ def axis_size(sequence_axis: str) -> int:
     return mesh.shape[sequence_axis]
 
 
-def share_out(x: jax.Array, sequence_axis: str | None, axis: int) -> jax.Array:
+def shard_axis(x: jax.Array, sequence_axis: str | None, axis: int) -> jax.Array:
     """x, with `axis` sharded over the devices along `sequence_axis` if their number divides its size.
 
     Without a sequence axis, x itself.
