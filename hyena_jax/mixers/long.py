@@ -40,7 +40,7 @@ from hyena_jax.ops import modal_conv, online_conv
 from hyena_jax.ops.long_conv import blockwise_conv
 from hyena_jax.ops.online_conv import FilterTaps, History, OnlineConvolution
 from hyena_jax.ops.sequence_parallel import on_whole_length, short_convolution
-from hyena_jax.ops.sequence_shards import sharded, shard_axis
+from hyena_jax.ops.sequence_shards import shard_axis, sharded
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
 # The name by which `jax.checkpoint` policies know the filters of the parallel form.
