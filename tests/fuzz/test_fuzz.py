@@ -22,7 +22,7 @@ from hyena_jax.training.step import init_params, init_state, make_train_step
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
 
 CONFIGS, COMMANDS, STEPS = 600, 400, 100
-SECONDS = 60
+SECONDS = 180
 """Longest that a case may take."""
 MOST_PARAMETERS = 200_000
 FUZZ = settings(

@@ -31,7 +31,7 @@ from hyena_jax.training.run_folder import load_params, read_run
 
 pytestmark = pytest.mark.xdist_group("fuzz")
 
-SECONDS = 30
+SECONDS = 90
 """Longest that a command may take."""
 EVERY = 40
 """One of this many cases runs by default."""

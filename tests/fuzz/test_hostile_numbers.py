@@ -22,7 +22,7 @@ from hyena_jax.config.checks import field_types
 from hyena_jax.generation.decoding import Request, proceed
 from hyena_jax.generation.sampling import SamplingRule
 
-SECONDS = 30
+SECONDS = 90
 MODEL = SimpleNamespace(config=LanguageModelConfig(vocab_size=11))
 CONFIGS = [kind for registry in config.REGISTRIES for kind in registry.values()]
 CONFIGS += [Experiment, TrainingConfig, ParallelConfig, LoggingConfig, Cluster]

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
 
-SECONDS = 60
+SECONDS = 180
 """Longest that a command may take."""
 TRAIN = """
     train quickstart --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16
