@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cases import CASES, OPTIONS
 from cases.case import Case, D
+from cases.hyena import FILTERS
 from derivative_modes import assert_trees_close, check_modes
 from tolerances import DIFFERENCE_TOLERANCE, TOLERANCE, assert_close
 
@@ -22,6 +23,12 @@ LENGTHS = (127, 1, 7, 64)
 OPTION_LENGTH = 31
 GRADIENT_LENGTH = 31
 EVERY = CASES | OPTIONS
+# What these options change has values of its own in default tests of ops, filters or one mixer.
+CHECKED_IN_PARTS = {
+    *(f"hyena_{name}_filter" for name in FILTERS if name != "modal"),
+    *("aft_simple_torch", "attention_1_head", "attention_grouped", "local_attention_window_beyond_length"),
+    *("fastmax_p1", "fastmax_bidirectional_quadratic", "hawk_ring_a_to_c"),
+}
 MODES = (jax.jacfwd, jax.jacrev)
 CAUSAL = {name: case for name, case in EVERY.items() if case.config.causal}
 DECODED = {name: case for name, case in CAUSAL.items() if mixers.decodes_by_state(case.config)}
@@ -45,12 +52,12 @@ def over_cases(cases, outside_grid=tuple(CASES)):
 
 
 def at_lengths(lengths):
-    """Cases at the first length and options at a shorter one; both at all lengths under the marker `grid`."""
+    """Cases at the first length and most options at a shorter one; all at all under the marker `grid`."""
     params = []
     for name in EVERY:
         every = lengths if name in CASES else (OPTION_LENGTH, *lengths)
         for length in every:
-            in_grid = length != every[0]
+            in_grid = length != every[0] or name in CHECKED_IN_PARTS
             params.append(pytest.param(name, length, marks=marks(name, in_grid), id=f"{name}-{length}"))
     return pytest.mark.parametrize(("name", "length"), params)
 
@@ -108,6 +115,7 @@ def empty_states(name: str) -> Callable:
 
 
 def test_every_mixer_has_a_case():
+    assert EVERY.keys() >= CHECKED_IN_PARTS
     assert {type(case.config) for case in CASES.values()} == set(MIXER_CONFIGS.values())
 
 
