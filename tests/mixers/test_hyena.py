@@ -32,7 +32,9 @@ UNIFORM = 3**-0.5  # standard deviation of the uniform distribution on -1..1
 
 @cache
 def init(name: str) -> dict:
-    return jax.device_get(jax.jit(MIXERS[name].init)(jax.random.key(0), jnp.zeros((1, 1, D)))["params"])
+    return jax.device_get(
+        jax.jit(MIXERS[name].init)(jax.random.key(0), np.zeros((1, 1, D), np.float32))["params"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,18 +88,26 @@ def test_initial_constants():
 
 
 def test_a_gate_of_zeros_is_normalised_to_zeros_with_finite_gradients():
-    gate = jnp.zeros((2, 3, 5)).at[0, 0, 0].set(1e-30)
-    y, pullback = jax.vjp(normalized, gate)
+    gate = np.zeros((2, 3, 5), np.float32)
+    gate[0, 0, 0] = 1e-30
+
+    @jax.jit
+    def run(gate):
+        y, pull_back = jax.vjp(normalized, gate)
+        return y, *pull_back(jnp.ones_like(y))
+
+    y, gradient = run(gate)
     np.testing.assert_allclose(y, gate * 1e12)
-    assert np.isfinite(pullback(jnp.ones_like(y))[0]).all()
+    assert np.isfinite(gradient).all()
 
 
 def test_dropout_is_on_the_inputs_of_the_convolutions_alone():
     mixer = Hyena(8, 16, HyenaConfig(dropout=0.5))
-    x = jax.random.normal(jax.random.key(0), (1, 16, 8))
-    variables = mixer.init(jax.random.key(1), x)
-    sure = mixer.apply(variables, x)
+    x = np.random.default_rng(0).standard_normal((1, 16, 8)).astype(np.float32)
+    variables = jax.jit(mixer.init)(jax.random.key(1), x)
+    sure = jax.jit(mixer.apply)(variables, x)
 
+    @jax.jit
     def dropped(seed):
         return mixer.apply(variables, x, None, False, rngs={"dropout": jax.random.key(seed)})
 

@@ -1,8 +1,11 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
+from grid import in_grid
 from tolerances import assert_close
 
 from hyena_jax.ops.dense import (
@@ -35,26 +38,35 @@ def test_equals_its_einsum_in_value_and_gradients(name):
     product, equation, *shapes = PRODUCTS[name]
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        args = [jnp.asarray(rng.standard_normal(shape)) for shape in shapes]
-        y, pull_back = jax.vjp(product, *args)
-        expected, expected_pull_back = jax.vjp(lambda x, kernel: jnp.einsum(equation, x, kernel), *args)
-        assert_close(y, expected)
-        y_bar = jnp.asarray(rng.standard_normal(y.shape))
-        for ours, theirs in zip(pull_back(y_bar), expected_pull_back(y_bar), strict=True):
-            assert_close(ours, theirs)
+        args = [rng.standard_normal(shape) for shape in shapes]
+        weight = rng.standard_normal(jax.eval_shape(product, *args).shape)
+
+        @jax.jit
+        def results(*args):
+            pairs = [jax.vjp(f, *args) for f in (product, partial(jnp.einsum, equation))]
+            return [(y, *pull_back(weight)) for y, pull_back in pairs]
+
+        ours, theirs = results(*args)
+        for a, b in zip(ours, theirs, strict=True):
+            assert_close(a, b)
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_derivatives_in_both_modes(name):
+@pytest.mark.parametrize("is_thorough", [False, *in_grid(True)])
+def test_derivatives_in_both_modes(name, is_thorough):
     product, _, *shapes = PRODUCTS[name]
     with jax.enable_x64(True):
         args = tuple(np.random.default_rng(0).standard_normal(shape) for shape in shapes)
-        check_modes(lambda args: product(*args), args, is_thorough=True)
+        check_modes(lambda args: product(*args), args, is_thorough)
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_bfloat16_stays(name):
     product, _, *shapes = PRODUCTS[name]
-    args = [jnp.ones(shape, jnp.bfloat16) for shape in shapes]
-    y, pull_back = jax.vjp(product, *args)
-    assert {y.dtype, *(bar.dtype for bar in pull_back(y))} == {jnp.dtype(jnp.bfloat16)}
+    args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+
+    def results(*args):
+        y, pull_back = jax.vjp(product, *args)
+        return y, *pull_back(y)
+
+    assert {x.dtype for x in jax.eval_shape(results, *args)} == {jnp.dtype(jnp.bfloat16)}

@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,9 +22,10 @@ def _small_tiles(monkeypatch):
 
 
 def example(length):
-    keys = jax.random.split(jax.random.key(length), 2)
-    u = jax.random.normal(keys[0], (BATCH, length, WIDTH))
-    return u, jax.random.normal(keys[1], (FILTERS, length))
+    rng = np.random.default_rng(length)
+    return tuple(
+        rng.standard_normal(shape, np.float32) for shape in ((BATCH, length, WIDTH), (FILTERS, length))
+    )
 
 
 def expected(u, h):
@@ -31,11 +34,25 @@ def expected(u, h):
     return long_conv(rows, np.tile(h, (GROUPS, 1)), np.zeros(WIDTH)).transpose(0, 2, 1)
 
 
-def history_of(u, h, position, first=(0, 0), block_len=None):
+@partial(jax.jit, static_argnames=("has_tiles", "block_len"))
+def history_of(u, h, position, has_tiles=True, first=(0, 0), block_len=None):
     """The history of the inputs before `position`."""
     filters, _ = online_conv.empty(h[None], None, BATCH, WIDTH, block_len)
-    inputs = (u.at[:, position:].set(0),)
-    return History(filters, jnp.int32(position), jnp.array(first, jnp.int32), inputs, None)
+    inputs = (jnp.where(jnp.arange(u.shape[1])[:, None] < position, u, 0),)
+    history = History(filters, jnp.int32(position), jnp.stack(first).astype(jnp.int32), inputs, None)
+    return online_conv.open_tiles(history) if has_tiles else history
+
+
+@jax.jit
+def advance(history, u):
+    """The output of one input u [B, W], and the next history."""
+    y, inputs = online_conv.step(history)(u.T[..., None], 0)
+    return y[..., 0].T, history._replace(position=history.position + 1, inputs=(inputs,))
+
+
+@partial(jax.jit, static_argnames="size")
+def absorb(history, size):
+    return online_conv.absorb(history, size)
 
 
 def run(history, u, tile_at=online_conv.due_size):
@@ -43,13 +60,12 @@ def run(history, u, tile_at=online_conv.due_size):
     origin, length = int(history.position), u.shape[1]
     outputs = []
     for t in range(origin, length):
-        y, inputs = online_conv.step(history)(u[:, t].T[..., None], 0)
-        history = history._replace(position=history.position + 1, inputs=(inputs,))
-        outputs.append(y[..., 0].T)
+        y, history = advance(history, u[:, t])
+        outputs.append(np.asarray(y))
         size = tile_at(t + 1 - origin)
         if size and t + 1 < length:
-            history = online_conv.absorb(history, size)
-    return jnp.stack(outputs, axis=1)
+            history = absorb(history, size)
+    return np.stack(outputs, axis=1)
 
 
 @pytest.mark.parametrize("length", [37, *in_grid(1, 2, 7, 16)])
@@ -57,19 +73,19 @@ def test_any_start_equals_the_definition(length):
     u, h = example(length)
     y = expected(u, h)
     for start in {0, min(1, length - 1), length // 2, length - 1}:
-        assert_close(run(online_conv.open_tiles(history_of(u, h, start)), u), y[:, start:])
+        assert_close(run(history_of(u, h, start), u), y[:, start:])
 
 
 def test_lazy_steps_equal_the_definition():
     u, h = example(13)
-    assert_close(run(history_of(u, h, 0), u, tile_at=lambda n: 0), expected(u, h))
+    assert_close(run(history_of(u, h, 0, has_tiles=False), u, tile_at=lambda n: 0), expected(u, h))
 
 
 def test_blocks_of_rows_are_convolved_by_themselves():
     """Rows whose blocks of 5 steps begin at different positions."""
     u, h = example(23)
     first, length = np.array([3, 1]), 5
-    y = run(online_conv.open_tiles(history_of(u, h, 6, first, length)), u)
+    y = run(history_of(u, h, 6, first=tuple(first), block_len=length), u)
     for row in range(BATCH):
         for t in range(6, 23):
             begin = t - (t - first[row]) % length
@@ -78,7 +94,7 @@ def test_blocks_of_rows_are_convolved_by_themselves():
 
 
 def test_taps_turn_back_into_filters():
-    h = jax.random.normal(jax.random.key(0), (3, 4, 11))
+    h = np.random.default_rng(0).standard_normal((3, 4, 11), np.float32)
     np.testing.assert_array_equal(online_conv.forward_taps(online_conv.reversed_taps(h)), h)
 
 
@@ -91,13 +107,13 @@ def test_sizes_are_those_of_the_schedule():
 
 def test_a_forgotten_tile_makes_outputs_nan():
     u, h = example(9)
-    y = run(online_conv.open_tiles(history_of(u, h, 0)), u, tile_at=lambda n: 0)
+    y = run(history_of(u, h, 0), u, tile_at=lambda n: 0)
     assert np.isfinite(y[:, :2]).all()
     assert np.isnan(y[:, 2:]).all()
 
 
 def test_float64_stays():
     with jax.enable_x64(True):
-        u, h = (jnp.asarray(np.float64(x)) for x in example(37))
-        y = run(online_conv.open_tiles(history_of(u, h, 3)), u)
+        u, h = (np.float64(x) for x in example(37))
+        y = run(history_of(u, h, 3), u)
         np.testing.assert_allclose(y, expected(u, h)[:, 3:], rtol=0, atol=1e-12)

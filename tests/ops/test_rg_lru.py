@@ -10,6 +10,8 @@ from tolerances import assert_close
 from hyena_jax.ops.rg_lru import MAX_SQRT_DERIVATIVE, bounded_sqrt, rg_lru
 from hyena_jax.reference import recurrence
 
+compiled = jax.jit(rg_lru)
+
 
 def arrays(length: int):
     """x, the gates r and i, and the rate, float64."""
@@ -24,7 +26,7 @@ def test_equals_the_definition(length, has_starts):
     args = arrays(length)
     starts = np.random.default_rng(0).random((2, length)) < 0.2 * has_starts
     expected = recurrence.rg_lru(*args, starts)
-    h, last = rg_lru(*map(jnp.float32, args), starts=jnp.asarray(starts) if has_starts else None)
+    h, last = compiled(*map(np.float32, args), starts=starts if has_starts else None)
     assert_close(h, expected)
     assert_close(last, expected[:, -1])
 
@@ -38,7 +40,7 @@ def test_gradients_equal_central_differences_of_the_definition():
         def loss(*args):
             return (weight * rg_lru(*args, starts=jnp.asarray(starts))[0]).sum()
 
-        for i, gradient in enumerate(jax.grad(loss, (0, 1, 2, 3))(*map(jnp.asarray, args))):
+        for i, gradient in enumerate(jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*args)):
             direction = rng.standard_normal(args[i].shape)
             moved = [
                 (weight * recurrence.rg_lru(*args[:i], args[i] + s * direction, *args[i + 1 :], starts)).sum()
@@ -49,12 +51,23 @@ def test_gradients_equal_central_differences_of_the_definition():
 
 
 def test_what_came_before_a_start_does_not_matter():
-    x, r, i, rate = map(jnp.float32, arrays(7))
-    starts = jnp.zeros((2, 7), bool).at[:, 4].set(True)
-    h, _ = rg_lru(x, r, i, rate, jnp.ones((2, 3)), starts)
+    x, r, i, rate = map(np.float32, arrays(7))
+    starts = np.zeros((2, 7), bool)
+    starts[:, 4] = True
+    h = np.asarray(compiled(x, r, i, rate, np.ones((2, 3), np.float32), starts)[0])
     np.testing.assert_array_equal(h[:, 4], (i * x)[:, 4])
-    other, _ = rg_lru(x.at[:, :4].set(1e30), r, i, rate, jnp.zeros((2, 3)), starts)
+    x[:, :4] = 1e30
+    other = np.asarray(compiled(x, r, i, rate, np.zeros((2, 3), np.float32), starts)[0])
     np.testing.assert_array_equal(other[:, 4:], h[:, 4:])
+
+
+@jax.jit
+def value_and_gradients(*args):
+    def loss(*args):
+        h, last = rg_lru(*args)
+        return h.sum() + last.sum(), h
+
+    return jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*args)
 
 
 @settings(max_examples=30, deadline=None)
@@ -64,14 +77,9 @@ def test_what_came_before_a_start_does_not_matter():
 )
 def test_is_finite_where_a_is_almost_0_or_1(rate, r):
     """1 - a is below 1e-7 if 8 r softplus(rate) is; a is near 1e-7 if it is 16, and smaller beyond."""
-    x = jnp.float32(arrays(17)[0])
-
-    def loss(x, r, i, rate):
-        h, last = rg_lru(x, r, i, rate)
-        return h.sum() + last.sum(), h
-
-    args = (x, jnp.full_like(x, r), jnp.full_like(x, 0.5), jnp.full(3, rate, jnp.float32))
-    (_, h), gradients = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*args)
+    x = np.float32(arrays(17)[0])
+    args = (x, np.full_like(x, r), np.full_like(x, 0.5), np.full(3, rate, np.float32))
+    (_, h), gradients = value_and_gradients(*args)
     assert np.isfinite(h).all()
     for gradient in gradients:
         assert np.isfinite(gradient).all()
@@ -80,21 +88,22 @@ def test_is_finite_where_a_is_almost_0_or_1(rate, r):
 @pytest.mark.parametrize("distance", [1e-7, 1e-12, 1e-20])
 def test_the_input_is_scaled_exactly_where_a_is_almost_1(distance):
     """In float32 the direct formula 1 - a^2 would be 0, or wrong by tens of percent."""
-    one = jnp.ones((1, 1, 1))
-    rate = jnp.log(jnp.expm1(jnp.full(1, distance / 8)))
-    h, _ = rg_lru(one, one, one, rate)
+    one = np.ones((1, 1, 1), np.float32)
+    rate = np.log(np.expm1(np.full(1, distance / 8))).astype(np.float32)
+    h, _ = compiled(one, one, one, rate)
     np.testing.assert_allclose(h, np.sqrt(-np.expm1(-2 * distance)), rtol=1e-5)
 
 
 def test_the_derivative_of_the_square_root_is_bounded():
-    z = jnp.array([0.0, 1e-30, 1 / (2 * MAX_SQRT_DERIVATIVE) ** 2, 1e-4, 0.25, 1.0])
-    np.testing.assert_array_equal(bounded_sqrt(z), jnp.sqrt(z))
-    np.testing.assert_allclose(jax.vmap(jax.grad(bounded_sqrt))(z), [1e3, 1e3, 1e3, 50, 1, 0.5], rtol=1e-6)
+    z = np.float32([0.0, 1e-30, 1 / (2 * MAX_SQRT_DERIVATIVE) ** 2, 1e-4, 0.25, 1.0])
+    roots, derivatives = jax.jit(jax.vmap(jax.value_and_grad(bounded_sqrt)))(z)
+    np.testing.assert_array_equal(roots, jax.jit(jnp.sqrt)(z))
+    np.testing.assert_allclose(derivatives, [1e3, 1e3, 1e3, 50, 1, 0.5], rtol=1e-6)
 
 
 def test_bfloat16_input_is_summed_in_float32():
     x, r, i, rate = arrays(127)
-    h, last = rg_lru(*(jnp.asarray(v, jnp.bfloat16) for v in (x, r, i)), jnp.float32(rate))
+    h, last = compiled(*(v.astype(jnp.bfloat16) for v in (x, r, i)), np.float32(rate))
     assert h.dtype == jnp.bfloat16
     assert last.dtype == jnp.float32
     assert_close(h, recurrence.rg_lru(x, r, i, rate, np.zeros((2, 127), bool)))

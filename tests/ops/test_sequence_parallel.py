@@ -61,7 +61,7 @@ def test_long_conv(groups):
     check(on, local, ("GWBL", "CT", "C"), "GWBL", u, h, skip)
 
 
-@pytest.mark.parametrize("n_taps", [1, 3, 8])
+@pytest.mark.parametrize("n_taps", [3, 8, pytest.param(1, marks=pytest.mark.sequence)])
 @pytest.mark.parametrize("ids", [None, IDS[:, None]], ids=["one_document", "documents"])
 def test_short_conv(n_taps, ids):
     """Also with taps that reach over several devices, or over all."""
@@ -76,8 +76,13 @@ def test_short_conv(n_taps, ids):
     check(whole, local, ("BDL", "KD1", "D1", "B1L"), "BDL", *args)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("has_start", [False, True])
+@pytest.mark.parametrize(
+    ("reverse", "has_start"),
+    [
+        *[(False, True), (True, False)],
+        *[pytest.param(flag, flag, marks=pytest.mark.sequence) for flag in (False, True)],
+    ],
+)
 def test_linear_recurrence(reverse, has_start):
     def whole(a, x, h0):
         return linear_recurrence(a, x, h0, reverse)[0]
@@ -116,8 +121,15 @@ def test_rg_lru_with_documents():
     check(whole, local, ("BLD", "BLD", "BLD", "D", "BL"), "BLD", *parts, normal(2), starts)
 
 
-@pytest.mark.parametrize("window", [4, 20])
-@pytest.mark.parametrize("ids", [None, IDS], ids=["one_document", "documents"])
+@pytest.mark.parametrize(
+    ("window", "ids"),
+    [
+        pytest.param(4, IDS, id="4-documents"),
+        pytest.param(20, None, id="20-one_document"),
+        pytest.param(4, None, id="4-one_document", marks=pytest.mark.sequence),
+        pytest.param(20, IDS, id="20-documents", marks=pytest.mark.sequence),
+    ],
+)
 def test_local_attention(window, ids):
     """Also with windows over several devices, or over all."""
 
@@ -171,8 +183,15 @@ def test_fastmax(is_causal):
     check(whole, lambda q, k, v: form(q, k, v, 2, AXIS), ("BLHd",) * 3, "BLHd", *parts)
 
 
-@pytest.mark.parametrize("spread", [1, 60])
-@pytest.mark.parametrize("ids", [None, IDS], ids=["one_document", "documents"])
+@pytest.mark.parametrize(
+    ("spread", "ids"),
+    [
+        pytest.param(1, None, id="1-one_document"),
+        pytest.param(60, IDS, id="60-documents"),
+        pytest.param(1, IDS, id="1-documents", marks=pytest.mark.sequence),
+        pytest.param(60, None, id="60-one_document", marks=pytest.mark.sequence),
+    ],
+)
 def test_aft_simple(spread, ids):
     """Also where the exponents of one device vanish next to another's."""
     documents = np.asarray(jnp.broadcast_to(aft.places(LENGTH, ids).document, (BATCH, LENGTH)))

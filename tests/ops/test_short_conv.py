@@ -37,24 +37,27 @@ def filtered(x, taps, bias, history=None, segment_ids=None, layout="channels_fir
     return y.transpose(np.argsort(order))
 
 
+compiled = jax.jit(filtered, static_argnames="layout")
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n_taps", [1, 3, 4])
 @pytest.mark.parametrize("length", [127, *in_grid(1, 2, 7, 64)])
 def test_equals_the_definition(length, n_taps, layout):
     x, taps, bias = arrays(length, n_taps)
     expected = convolution.short_conv(x, taps, bias)
-    assert_close(filtered(x, taps, bias, layout=layout), expected)
-    assert_close(filtered(x, taps, bias, empty_history(2, 3, n_taps), layout=layout), expected)
+    assert_close(compiled(x, taps, bias, layout=layout), expected)
+    assert_close(compiled(x, taps, bias, empty_history(2, 3, n_taps), layout=layout), expected)
 
 
 @pytest.mark.parametrize("split", [0, 3, *in_grid(1, 2, *range(4, 8))])
 def test_in_two_parts_equals_whole(split):
-    x, taps, bias = map(jnp.asarray, arrays(7, 4))
+    x, taps, bias = arrays(7, 4)
     start = empty_history(2, 3, 4)
-    first = filtered(x[..., :split], taps, bias, start)
+    first = compiled(x[..., :split], taps, bias, start)
     history = advance_history(start, x[..., :split], -1)
-    second = filtered(x[..., split:], taps, bias, history)
-    np.testing.assert_array_equal(jnp.concatenate([first, second], axis=-1), filtered(x, taps, bias, start))
+    second = compiled(x[..., split:], taps, bias, history)
+    np.testing.assert_array_equal(np.concatenate([first, second], axis=-1), compiled(x, taps, bias, start))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -66,9 +69,10 @@ def test_gradients_equal_central_differences_of_the_definition(ids, length, layo
         ids = None if ids is None else np.array(ids)[:, :length]
         rng = np.random.default_rng(0)
         weight = rng.standard_normal(args[0].shape)
-        grads = jax.grad(
+        gradient = jax.grad(
             lambda *args: (weight * filtered(*args, segment_ids=ids, layout=layout)).sum(), argnums=(0, 1, 2)
-        )(*map(jnp.asarray, args))
+        )
+        grads = jax.jit(gradient)(*args)
         for i, grad in enumerate(grads):
             direction = rng.standard_normal(args[i].shape)
             steps = [args[i] + sign * 1e-6 * direction for sign in (1, -1)]
@@ -81,28 +85,28 @@ def test_gradients_equal_central_differences_of_the_definition(ids, length, layo
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("ids", [None, [[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]]])
-def test_derivatives_in_both_modes(ids, layout):
+@pytest.mark.parametrize("is_thorough", [False, *in_grid(True)])
+def test_derivatives_in_both_modes(ids, layout, is_thorough):
     with jax.enable_x64(True):
         ids = None if ids is None else np.array(ids)
-        check_modes(
-            lambda args: filtered(*args, segment_ids=ids, layout=layout), arrays(7, 3), is_thorough=True
-        )
+        check_modes(lambda args: filtered(*args, segment_ids=ids, layout=layout), arrays(7, 3), is_thorough)
 
 
 def test_rows_with_their_own_documents_may_be_mapped():
-    x, taps, bias = map(jnp.asarray, arrays(7, 3))
-    ids = jnp.array([[[0, 0, 1, 1, 1, 2, 2]], [[0, 1, 1, 1, 1, 1, 1]]])
+    x, taps, bias = arrays(7, 3)
+    ids = np.array([[[0, 0, 1, 1, 1, 2, 2]], [[0, 1, 1, 1, 1, 1, 1]]])
 
     def gradient(x, ids):
         return jax.grad(lambda x: (filtered(x, taps, bias, segment_ids=ids) ** 2).sum())(x)
 
     together = jax.jit(jax.vmap(gradient))(x[:, None], ids)
-    np.testing.assert_allclose(together[:, 0], gradient(x, ids[:, 0]), rtol=1e-5, atol=1e-5)
+    separate = jax.jit(gradient)(x, ids[:, 0])
+    np.testing.assert_allclose(np.asarray(together)[:, 0], separate, rtol=1e-5, atol=1e-5)
 
 
 def test_future_inputs_have_exactly_no_gradient():
-    x, taps, bias = map(jnp.asarray, arrays(7, 3))
-    gradient = jax.grad(lambda x: filtered(x, taps, bias)[..., 3].sum())(x)
+    x, taps, bias = arrays(7, 3)
+    gradient = jax.jit(jax.grad(lambda x: filtered(x, taps, bias)[..., 3].sum()))(x)
     assert np.all(np.asarray(gradient)[..., 4:] == 0)
 
 
@@ -111,19 +115,19 @@ def test_future_inputs_have_exactly_no_gradient():
 def test_documents_equal_the_definition(n_taps, layout):
     x, taps, bias = arrays(31, n_taps)
     ids = np.repeat([[0, 1, 2, 3], [5, 4, -1, 0]], [5, 1, 17, 8], axis=1)
-    y = filtered(x, taps, bias, None, ids, layout)
+    y = compiled(x, taps, bias, None, ids, layout=layout)
     assert_close(y, convolution.short_conv(x, taps, bias, ids))
 
 
 def test_a_document_equals_itself_alone():
-    x, taps, bias = map(jnp.asarray, arrays(7, 4))
-    ids = jnp.array([[0, 0, 1, 1, 1, 1, 1]] * 2)
-    together = filtered(x, taps, bias, None, ids)
-    alone = [filtered(part, taps, bias) for part in (x[..., :2], x[..., 2:])]
-    np.testing.assert_array_equal(together, jnp.concatenate(alone, axis=-1))
+    x, taps, bias = arrays(7, 4)
+    ids = np.array([[0, 0, 1, 1, 1, 1, 1]] * 2)
+    together = compiled(x, taps, bias, None, ids)
+    alone = [compiled(part, taps, bias) for part in (x[..., :2], x[..., 2:])]
+    assert_close(together, np.concatenate(alone, axis=-1))
 
 
 def test_segments_and_a_history_are_refused_together():
     x, taps, bias = arrays(7, 4)
     with pytest.raises(ValueError, match="segment_ids must be None when history is given"):
-        filtered(x, taps, bias, empty_history(2, 3, 4), np.zeros((2, 7), int))
+        compiled(x, taps, bias, empty_history(2, 3, 4), np.zeros((2, 7), int))
