@@ -162,8 +162,8 @@ def test_resume_takes_config_and_data_from_the_folder(workdir, text, capsys):
     assert after.pop("sha256") != before.pop("sha256")
     assert after.pop("training") == {**before.pop("training"), "steps": 8}
     assert after == before
-    assert run("train", "--training.steps=9", f"--resume={workdir}") == 0
-    assert "continuing after step 8" in capsys.readouterr().out
+    assert run("train", "--training.steps=8", f"--resume={workdir}") == 0
+    assert "already trained to step 8" in capsys.readouterr().out
     assert run("train", "quickstart", "--workdir", workdir, *SMALL) == 2
     error = capsys.readouterr().err
     assert (
