@@ -18,10 +18,10 @@ SMALL = """
     --data.seq-len 16 --data.batch-size 4 --training.steps 6 --training.eval-every 3 --training.eval-windows 4
     --training.checkpoint-every 2 --training.log-every 1 --logging.sample-tokens 0 --no-logging.tensorboard
 """.split()
-NARROW = "--model.n-layers 2 --model.d-model 8 --model.d-ff 16 --model.max-len 16".split()
+NARROW = "--model.n-layers 1 --model.d-model 8 --model.d-ff 16 --model.max-len 16".split()
 # The flags that choose the part of each file.
 FLAGS = {
-    "token_shift": ["--model.pattern", "token_shift,hawk", *NARROW],
+    "token_shift": ["--model.pattern", "token_shift,hawk", *NARROW, "--model.n-layers", "2"],
     "ema": ["--model.pattern", "ema", "--model.pattern.0.decay", "0.8", *NARROW],
     "power_law": ["--model.pattern.0.filter", "power_law", *NARROW],
     "sign_descent": ["--optimizer", "sign_descent", "--optimizer.learning-rate", "1e-3", *NARROW],

@@ -7,12 +7,11 @@ from rich.console import Console
 
 import hyena_jax
 from hyena_jax.config import (
-    HYENA_GROUPS,
+    NO_DECAY,
     AdamWConfig,
+    AttentionConfig,
     CosineConfig,
     Experiment,
-    HyenaConfig,
-    ImplicitFilterConfig,
     LanguageModelConfig,
     LoggingConfig,
     ParallelConfig,
@@ -44,7 +43,7 @@ def experiment(text) -> Experiment:
 def experiment_on(text: Path) -> Experiment:
     return Experiment(
         model=LanguageModelConfig(
-            pattern=(HyenaConfig(filter=ImplicitFilterConfig(emb_dim=3, width=4)),),
+            pattern=(AttentionConfig(2),),  # which traces and compiles fastest
             n_layers=1,
             d_model=8,
             d_ff=8,
@@ -52,7 +51,7 @@ def experiment_on(text: Path) -> Experiment:
             dropout=0.1,
         ),
         data=TextConfig(path=str(text), seq_len=16, batch_size=4),
-        optimizer=AdamWConfig(schedule=CosineConfig(warmup_steps=2), groups=HYENA_GROUPS),
+        optimizer=AdamWConfig(schedule=CosineConfig(warmup_steps=2), groups=(NO_DECAY,)),
         training=TrainingConfig(steps=12, eval_every=4, eval_batch_size=8, checkpoint_every=5, log_every=3),
         parallel=ParallelConfig(devices=1),
         logging=LoggingConfig(tensorboard=False),

@@ -30,19 +30,21 @@ from hyena_jax.training.manifest import damage_in
 from hyena_jax.training.metrics import read_rows
 
 SMALL = """
-    --model.n-layers 1 --model.d-model 16 --model.d-ff 8 --model.max-len 16 --model.pattern.0.filter.width 4
+    --model.n-layers 1 --model.d-model 16 --model.d-ff 8 --model.max-len 16
     --data.seq-len 16 --data.batch-size 8 --optimizer.schedule.decay-steps 100 --logging.sample-tokens 0
     --training.log-every 1 --training.eval-every 4 --training.checkpoint-every 2 --no-logging.tensorboard
 """.split()
 
 
 EXTENSIONS = Path(__file__).parents[1] / "extensions"
+HYENA = ("--model.pattern.0.filter.width", 4)
+ATTENTION = ("--model.pattern", "attention", "--model.pattern.0.n-heads", 2)  # which compiles fastest
 CHECKED = ("--parallel.check-replicas-every", 4)
 
 
-def arguments(text, workdir, steps, *more):
+def arguments(text, workdir, steps, *more, model=HYENA):
     place = ["train", "quickstart", "--workdir", str(workdir), "--data.path", str(text)]
-    return [*place, *SMALL, "--training.steps", str(steps), *map(str, more)]
+    return [*place, *map(str, [*model, *SMALL, "--training.steps", steps, *more])]
 
 
 @contextmanager
@@ -88,8 +90,8 @@ def losses(workdir, part="train", most=100):
     return [row[f"{part}/loss"] for row in rows if f"{part}/loss" in row and row["step"] <= most]
 
 
-def assert_like_one_process(text, tmp_path, workdir, steps):
-    assert cli.main(arguments(text, tmp_path / "one", steps)) == 0
+def assert_like_one_process(text, tmp_path, workdir, steps, model=HYENA):
+    assert cli.main(arguments(text, tmp_path / "one", steps, model=model)) == 0
     assert losses(workdir, most=steps) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
     found = losses(workdir, "validation", most=steps)
     assert found == pytest.approx(losses(tmp_path / "one", "validation"), abs=1e-5)
@@ -97,13 +99,13 @@ def assert_like_one_process(text, tmp_path, workdir, steps):
 
 def test_two_processes_train_as_one_and_a_killed_one_ends_both(text, tmp_path):
     workdir = tmp_path / "two"
-    with launched(2, arguments(text, workdir, 100_000), grace=2) as launcher:
+    with launched(2, arguments(text, workdir, 100_000, model=ATTENTION), grace=1) as launcher:
         until(launcher, "step      4   validation loss")
         os.kill(pid_of(launcher, 1), signal.SIGKILL)
         rest = launcher.stdout.readlines()
         assert launcher.wait() == 128 + signal.SIGKILL
     assert rest[-1] == "hyena-jax: process 1 of 2 was ended by SIGKILL; the others were ended too\n"
-    assert_like_one_process(text, tmp_path, workdir, 4)
+    assert_like_one_process(text, tmp_path, workdir, 4, ATTENTION)
 
 
 @pytest.mark.scale

@@ -31,8 +31,14 @@ def value_and_gradients(config):
     return jax.jit(jax.value_and_grad(mean))(PARAMS)
 
 
-@pytest.mark.parametrize("tied_head", [True, False])
-@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize(
+    ("chunk", "tied_head"),
+    [
+        (4, True),
+        (1, False),
+        *(pytest.param(*case, marks=pytest.mark.grid) for case in [(1, True), (4, False)]),
+    ],
+)
 def test_in_parts_equals_at_once(chunk, tied_head, monkeypatch):
     config = dataclasses.replace(CONFIG, tied_head=tied_head)
     monkeypatch.setitem(globals(), "PARAMS", init_params(models.build(config), 1))

@@ -22,7 +22,7 @@ from hyena_jax.training.run_folder import load_params, locked, read_run
 from hyena_jax.training.step import init_state
 
 SMALL = """
-    --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16 --model.pattern.0.filter.width 4
+    --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16 --model.pattern fir
     --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
     --training.steps 4 --training.eval-every 2 --training.checkpoint-every 2 --training.log-every 2
     --logging.sample-tokens 4
@@ -169,7 +169,7 @@ def each_is_refused(folder, tmp_path, capsys) -> list[str]:
 @pytest.mark.parametrize("name", ["config.json", "data.json"])
 def test_a_bit_that_flipped_in_a_setting_is_refused(folder, tmp_path, name, capsys):
     path = folder / name
-    key = b'"window_shift"' if name == "config.json" else b'"fingerprint"'
+    key = b'"vocab_size"' if name == "config.json" else b'"fingerprint"'
     data = bytearray(path.read_bytes())
     assert key in data
     data[data.index(key) + len(key) + 4] ^= 1
