@@ -8,6 +8,7 @@ import pytest
 from hyena_jax import cli, config
 from hyena_jax.config import Experiment, HawkConfig, ImageClassifierConfig, ImagesConfig
 
+pytestmark = pytest.mark.xdist_group("distill_command")  # its tests share a run
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
 SMALL = """
     --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16

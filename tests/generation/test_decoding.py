@@ -29,7 +29,9 @@ from hyena_jax.generation.prompts import right_aligned
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.ops.online_conv import TILE
 
+pytestmark = pytest.mark.xdist_group("decoding")  # its tests share compiled programs
 GREEDY = SamplingRule(greedy=True)
+PROMPT = [3, 1, 4, 1, 5]
 PATTERNS = {
     "hyena": (HyenaConfig(),),
     "mixed": (HyenaConfig(order=3, gating="conv_first"), AttentionConfig(n_heads=2)),
@@ -47,24 +49,26 @@ def with_grid(*names):
     return [pytest.param(name, marks=pytest.mark.grid if name in names else ()) for name in PATTERNS]
 
 
+def module_of(name, max_len=300):
+    pattern = PATTERNS[name]
+    sizes = {"n_layers": len(pattern), "d_model": 8, "d_ff": 8, "max_len": max_len, "vocab_size": 11}
+    return models.build(LanguageModelConfig(pattern=pattern, **sizes))
+
+
 @cache
-def model(name, max_len=300):
-    config = LanguageModelConfig(
-        pattern=PATTERNS[name],
-        n_layers=len(PATTERNS[name]),
-        d_model=8,
-        d_ff=8,
-        max_len=max_len,
-        vocab_size=11,
-    )
-    module = models.build(config)
-    params = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["params"]
+def params_of(name, max_len=300):
+    init = jax.jit(module_of(name, max_len).init)
+    params = jax.device_get(init(jax.random.key(0), np.zeros((1, 3), np.int32))["params"])
 
     def scale(path, x):
         """Scales parameters up, so that the next token depends on the context; filters stay smooth."""
         return x if "filter" in jax.tree_util.keystr(path) else 3 * x
 
-    return module, jax.tree_util.tree_map_with_path(scale, params)
+    return jax.device_put(jax.tree_util.tree_map_with_path(scale, params))
+
+
+def model(name, max_len=300):
+    return module_of(name, max_len), params_of(name, max_len)
 
 
 def drawn(name, prompts, max_len=300, **options):
@@ -75,14 +79,24 @@ def drawn(name, prompts, max_len=300, **options):
 
 @cache
 def forward(name, max_len):
-    module, params = model(name, max_len)
-    return jax.jit(lambda tokens: jax.nn.log_softmax(module.apply({"params": params}, tokens)))
+    module = module_of(name, max_len)
+    return jax.jit(lambda params, tokens: jax.nn.log_softmax(module.apply({"params": params}, tokens)))
+
+
+def log_probs_of(name, tokens, max_len=300):
+    """Of the next token after each of `tokens`, by the parallel form, [length, vocabulary].
+
+    Zeros up to max_len, which change nothing before them, let all lengths share one program.
+    """
+    padded = np.zeros((1, max_len), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return np.asarray(forward(name, max_len)(params_of(name, max_len), padded)[0, : len(tokens)])
 
 
 def check_greedy(name, prompt, continuation, max_len=300):
     """Each token is the parallel form's most probable one, with the same log-probability."""
-    tokens = np.concatenate([prompt, continuation.tokens]).astype(np.int32)
-    log_probs = np.asarray(forward(name, max_len)(tokens[None, :-1])[0, len(prompt) - 1 :])
+    tokens = np.concatenate([prompt, continuation.tokens])
+    log_probs = log_probs_of(name, tokens[:-1], max_len)[len(prompt) - 1 :]
     chosen = np.take_along_axis(log_probs, continuation.tokens[:, None], axis=1)[:, 0]
     assert np.all(log_probs.max(-1) - chosen <= 1e-4)
     np.testing.assert_allclose(continuation.log_probs, chosen, atol=1e-4)
@@ -91,13 +105,13 @@ def check_greedy(name, prompt, continuation, max_len=300):
 @pytest.mark.parametrize("name", with_grid("mixed", "griffin", "constant"))
 def test_greedy_equals_the_parallel_form(name):
     """Over several tiles of different sizes, after a prompt, up to the whole context."""
-    prompt = [3, 1, 4, 1, 5]
-    (continuation,) = drawn(name, [prompt], n_tokens=296, rule=GREEDY)
+    (continuation,) = drawn(name, [PROMPT], n_tokens=296, rule=GREEDY)
     assert len(continuation.tokens) == 296
-    check_greedy(name, prompt, continuation)
+    check_greedy(name, PROMPT, continuation)
     assert len(set(continuation.tokens)) > 1
 
 
+@pytest.mark.grid
 def test_greedy_equals_the_parallel_form_over_a_thousand_tokens():
     (continuation,) = drawn("hyena", [[3, 1]], max_len=1002, n_tokens=1000, rule=GREEDY)
     assert len(continuation.tokens) == 1000
@@ -105,11 +119,12 @@ def test_greedy_equals_the_parallel_form_over_a_thousand_tokens():
 
 
 def test_lazy_decoding_is_the_reference():
-    options = {"n_tokens": 200, "seed": 3, "n_samples": 2}
-    tiled, lazy = (drawn("mixed", [[3, 1, 4]], **options, lazy=lazy) for lazy in (False, True))
-    for ours, reference in zip(tiled, lazy, strict=True):
-        np.testing.assert_array_equal(ours.tokens, reference.tokens)
-        np.testing.assert_allclose(ours.log_probs, reference.log_probs, atol=1e-5)
+    module, params = model("mixed")
+    prefilled = prefill(module, params, [np.array(PROMPT)])
+    requests = (Request(200, seed=3, lazy=lazy) for lazy in (False, True))
+    tiled, lazy = (continuations(proceed(module, params, prefilled, request)) for request in requests)
+    np.testing.assert_array_equal(tiled[0].tokens, lazy[0].tokens)
+    np.testing.assert_allclose(tiled[0].log_probs, lazy[0].log_probs, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", with_grid("mixed", "constant"))
@@ -121,27 +136,17 @@ def test_prompts_of_different_lengths_equal_separate_runs(name):
 
 
 @pytest.mark.parametrize("name", ["hyena", pytest.param("griffin", marks=pytest.mark.grid)])
-def test_a_row_of_a_batch_equals_a_batch_of_one(name):
-    prompts, options = [[3, 1], [4, 1], [5, 9]], {"n_tokens": 30, "seed": 5}
-    together = drawn(name, prompts, **options)
-    for prompt, row in zip(prompts, together, strict=True):
-        np.testing.assert_array_equal(drawn(name, [prompt], **options)[0].tokens, row.tokens)
-
-
-def test_sample_i_draws_with_seed_plus_i():
-    samples = drawn("hyena", [[1], [2]], n_tokens=20, seed=7, n_samples=3)
+def test_a_row_of_a_batch_equals_a_batch_of_one_with_its_seed(name):
+    """Sample i has seed + i, modulo 2**32."""
+    prompts, seed = [[3, 1], [4, 9]], 2**32 - 2
+    samples = drawn(name, prompts, n_tokens=90, seed=seed, n_samples=3)
     for i, row in enumerate(samples):
-        alone = drawn("hyena", [[1 + i // 3]], n_tokens=20, seed=7 + i % 3)[0]
+        (alone,) = drawn(name, [prompts[i // 3]], n_tokens=90, seed=(seed + i % 3) % 2**32)
         np.testing.assert_array_equal(row.tokens, alone.tokens)
     assert len({tuple(row.tokens) for row in samples[:3]}) == 3
 
 
-def test_a_seed_repeats_its_draws_at_its_largest():
-    first, again = (drawn("hyena", [[1]], n_tokens=9, seed=2**32 - 1, n_samples=2) for _ in range(2))
-    np.testing.assert_array_equal(first[1].tokens, again[1].tokens)
-    np.testing.assert_array_equal(first[1].tokens, drawn("hyena", [[1]], n_tokens=9, seed=0)[0].tokens)
-
-
+@pytest.mark.grid
 def test_top_1_equals_greedy():
     rules = GREEDY, SamplingRule(top_k=1)
     greedy, top = (drawn("hyena", [[3, 1]], n_tokens=70, rule=rule)[0].tokens for rule in rules)
@@ -155,29 +160,22 @@ def test_what_is_drawn_follows_the_models_distribution():
     pairs = np.array([row.tokens for row in samples])
     first = np.bincount(pairs[:, 0]).argmax()
     seconds = pairs[pairs[:, 0] == first, 1]
-    log_probs = np.asarray(forward("hyena", 300)(jnp.array([[3, first]]))[0, -1])
-    expected = len(seconds) * np.exp(log_probs)
+    expected = len(seconds) * np.exp(log_probs_of("hyena", [3, first])[-1])
     likely = expected > 5
     seen = np.bincount(seconds, minlength=11)
     assert np.sum((seen - expected)[likely] ** 2 / expected[likely]) <= 45  # 1 - 1e-5 for 11 degrees
 
 
 def test_rows_end_after_their_stop_tokens():
-    free = drawn("hyena", [[3], [4]], n_tokens=90, seed=1)
+    options = {"n_tokens": 90, "n_samples": 3}
+    free = drawn("hyena", [[3, 1], [4, 9]], **options)
     stops = (int(free[0].tokens[9]),)
-    stopped = drawn("hyena", [[3], [4]], n_tokens=90, seed=1, stop_tokens=stops)
+    stopped = drawn("hyena", [[3, 1], [4, 9]], **options, stop_tokens=stops)
     for before, after in zip(free, stopped, strict=True):
         found = np.flatnonzero(before.tokens == stops[0])
         end = found[0] + 1 if len(found) else 90
         np.testing.assert_array_equal(after.tokens, before.tokens[:end])
         np.testing.assert_array_equal(after.log_probs, before.log_probs[:end])
-
-
-def test_pieces_end_once_every_row_has_stopped():
-    module, params = model("hyena")
-    first = int(drawn("hyena", [[3]], n_tokens=1, rule=GREEDY)[0].tokens[0])
-    request = Request(200, GREEDY, stop_tokens=(first,))
-    assert len(list(generate(module, params, [np.array([3])], request))) == 1
 
 
 @pytest.mark.parametrize("prompt", [pytest.param([3], marks=pytest.mark.grid), [3, 1, 4, 5] * 6])
@@ -188,43 +186,44 @@ def test_a_full_context_slides_by_half(prompt):
     for _ in range(40):
         if len(read) > 16:
             read = read[-8:]
-        new.append(int(forward("hyena", 16)(jnp.array([read]))[0, -1].argmax()))
+        new.append(int(log_probs_of("hyena", read, 16)[-1].argmax()))
         read.append(new[-1])
     np.testing.assert_array_equal(ours.tokens, new)
 
 
 def test_a_full_context_is_refused_by_choice():
-    assert len(drawn("hyena", [[3]], max_len=16, n_tokens=16, on_full="error")[0].tokens) == 16
-    with pytest.raises(UserError, match="max_new_tokens must be at most 16 .*max_len=16.*, got 17"):
-        drawn("hyena", [[3]], max_len=16, n_tokens=17, on_full="error")
+    options = {"max_len": 16, "rule": GREEDY, "on_full": "error"}
+    assert len(drawn("hyena", [[3] * 8], **options, n_tokens=9)[0].tokens) == 9
+    with pytest.raises(UserError, match="max_new_tokens must be at most 9 .*max_len=16.*, got 10"):
+        drawn("hyena", [[3] * 8], **options, n_tokens=10)
     with pytest.raises(UserError, match="prompt length must be at most max_len=16, got 17"):
-        drawn("hyena", [[3] * 17], max_len=16, n_tokens=1, on_full="error")
+        drawn("hyena", [[3] * 17], **options, n_tokens=1)
 
 
 @pytest.mark.parametrize("name", ["griffin", pytest.param("constant", marks=pytest.mark.grid)])
 def test_states_that_do_not_grow_go_on_beyond_max_len(name):
     """They continue as in a model with a larger max_len."""
     (ours,) = drawn(name, [[3, 1]], max_len=16, n_tokens=40, rule=GREEDY, on_full="error")
-    larger = drawn(name, [[3, 1]], n_tokens=40, rule=GREEDY)[0]
-    np.testing.assert_array_equal(ours.tokens, larger.tokens)
+    check_greedy(name, [3, 1], ours)
 
 
 def test_padded_vocabulary_is_never_drawn():
-    rows = drawn("hyena", [[1]], n_tokens=50, rule=SamplingRule(temperature=10.0), n_samples=4, n_symbols=3)
-    assert max(row.tokens.max() for row in rows) == 2
+    (row,) = drawn("hyena", [[3, 1]], n_tokens=90, rule=SamplingRule(temperature=10.0), n_symbols=3)
+    assert row.tokens.max() == 2
 
 
 def test_reading_goes_on_from_a_state():
     module, params = model("mixed")
-    whole, parts = np.array([3, 1, 4, 1, 5, 9]), None
-    parts = prefill(module, params, [whole[:2]])
-    parts = prefill(module, params, [whole[2:]], parts)
-    request = Request(20, GREEDY)
-    ours = continuations(proceed(module, params, parts, request))
-    np.testing.assert_array_equal(ours[0].tokens, drawn("mixed", [whole], n_tokens=20, rule=GREEDY)[0].tokens)
+    parts = prefill(module, params, [np.array(PROMPT[:2])])
+    parts = prefill(module, params, [np.array(PROMPT[2:])], parts)
+    whole = prefill(module, params, [np.array(PROMPT)])
     # The first request does not consume what was read.
-    again = continuations(proceed(module, params, parts, request))
-    np.testing.assert_array_equal(ours[0].tokens, again[0].tokens)
+    ours, again, expected = (
+        continuations(proceed(module, params, prefilled, Request(20)))[0].tokens
+        for prefilled in (parts, parts, whole)
+    )
+    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(ours, again)
 
 
 def test_rows_are_aligned_at_the_right():
@@ -236,18 +235,29 @@ def test_rows_are_aligned_at_the_right():
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_repeated_rows_share_what_the_batch_shares(name):
-    module, params = model(name)
-    state = prefill(module, params, [np.array([3, 1]), np.array([4, 1])]).state
-    six = module.apply({"params": params}, 6, 300, method="init_state")
-    shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), s) for s in (repeat_rows(state, 3), six)]
-    assert shapes[0] == shapes[1]
+    module = module_of(name)
+    prompts = [np.array([3, 1]), np.array([4, 1])]
+
+    def states():
+        params = module.init(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["params"]
+        six = module.apply({"params": params}, 6, 300, method="init_state")
+        return repeat_rows(prefill(module, params, prompts).state, 3), six
+
+    repeated, six = jax.eval_shape(states)
+    assert repeated == six
 
 
-def test_pieces_are_those_of_the_loop():
+def test_pieces_are_those_of_the_loop_and_end_once_every_row_has_stopped():
     module, params = model("hyena")
-    pieces = list(generate(module, params, [np.array([1])], Request(2 * TILE + 5, GREEDY)))
-    assert [piece.tokens.shape for piece in pieces] == [(1, 1), (1, TILE), (1, TILE), (1, 4)]
-    assert continuations(generate(module, params, [np.array([1])], Request(0))) == []
+
+    def pieces(**options):
+        request = Request(n_tokens=4 * TILE + 5, rule=GREEDY, **options)
+        return list(generate(module, params, [np.array(PROMPT)], request))
+
+    found = pieces()
+    assert [piece.tokens.shape for piece in found] == [(1, 1), *[(1, TILE)] * 4, (1, 4)]
+    assert len(pieces(stop_tokens=(int(found[0].tokens[0, 0]),))) == 1
+    assert continuations(generate(module, params, [np.array(PROMPT)], Request(0))) == []
 
 
 @pytest.mark.parametrize(

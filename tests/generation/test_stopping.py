@@ -10,7 +10,10 @@ from hyena_jax.generation.decoding import Request, generate
 from hyena_jax.generation.stopping import StopTexts, stops
 from hyena_jax.ops.online_conv import TILE
 
+pytestmark = pytest.mark.xdist_group("decoding")  # they share compiled programs with test_decoding
 LETTERS = CharactersTokenizer("abcdefghijk")
+PROMPTS = [[3], [4, 1]]
+OPTIONS = {"n_tokens": 2 * TILE + 9, "seed": 1, "n_samples": 2}
 
 
 def end_of(tokens, texts):
@@ -23,12 +26,11 @@ def end_of(tokens, texts):
 @pytest.mark.parametrize("length", [2, 3, 5])
 @pytest.mark.parametrize("at", [0, 7, TILE - 1, TILE + 3])
 def test_rows_end_after_their_stop_texts(length, at):
-    options = {"n_tokens": 2 * TILE + 9, "seed": 1, "n_samples": 2}
-    free = drawn("hyena", [[3], [4, 1]], **options)
+    free = drawn("hyena", PROMPTS, **OPTIONS)
     stop = LETTERS.decode(free[1].tokens[at : at + length])
     ends = [end_of(row.tokens, [stop]) for row in free]
     assert ends[1] <= at + length
-    stopped = drawn("hyena", [[3], [4, 1]], **options, stop_texts=StopTexts(LETTERS, (stop, "kkkkkkkk")))
+    stopped = drawn("hyena", PROMPTS, **OPTIONS, stop_texts=StopTexts(LETTERS, (stop, "kkkkkkkk")))
     for before, after, end in zip(free, stopped, ends, strict=True):
         np.testing.assert_array_equal(after.tokens, before.tokens[:end])
         np.testing.assert_array_equal(after.log_probs, before.log_probs[:end])
@@ -43,10 +45,11 @@ def test_stops_hold_when_a_full_context_slides():
 
 
 def test_pieces_end_once_every_row_has_stopped():
-    module, params = model("hyena")
-    (free,) = drawn("hyena", [[3]], n_tokens=8, seed=5)
-    request = Request(300, seed=5, stop_texts=StopTexts(LETTERS, (LETTERS.decode(free.tokens[2:6]),)))
-    assert len(list(generate(module, params, [np.array([3])], request))) == 2
+    free = drawn("hyena", PROMPTS, **OPTIONS)
+    stop_texts = StopTexts(LETTERS, tuple(LETTERS.decode(row.tokens[2:6]) for row in free))
+    prompts = [np.array(prompt) for prompt in PROMPTS]
+    request = Request(**OPTIONS, stop_texts=stop_texts)
+    assert len(list(generate(*model("hyena"), prompts, request))) == 2
 
 
 def test_a_text_may_begin_in_one_piece_and_end_in_the_next():

@@ -1,7 +1,6 @@
 """Helpers of the tests of models."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax import models
@@ -11,9 +10,10 @@ from hyena_jax.mixers import mixer_class
 
 def random_params(config: ModelConfig, inputs: jax.Array) -> dict:
     """Random parameters, since initial zeros and ones hide mistakes; initialisers are tested separately."""
-    shapes = jax.eval_shape(models.build(config).init, jax.random.key(0), inputs)["params"]
+    shapes = jax.eval_shape(lambda: models.build(config).init(jax.random.key(0), inputs)["params"])
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), shapes)
+    drawn = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(leaf.dtype), shapes)
+    return jax.device_put(drawn)
 
 
 def mixers_of(config: ModelConfig) -> list:
@@ -22,6 +22,6 @@ def mixers_of(config: ModelConfig) -> list:
     def mixer(mixer_config):
         module = mixer_class(mixer_config)(config.d_model, config.max_len, mixer_config)
         apply = jax.jit(lambda params, x: module.apply({"params": params}, x))
-        return lambda params, x: np.float64(apply(params, jnp.float32(x)))
+        return lambda params, x: np.float64(apply(params, np.float32(x)))
 
     return [mixer(mixer_config) for mixer_config in config.pattern]

@@ -6,13 +6,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
+from grid import in_grid
 from oracles import mixers_of, random_params
 from tolerances import assert_close
 
 from hyena_jax import models
-from hyena_jax.config import AttentionConfig, HyenaConfig, ImageClassifierConfig, UserError
+from hyena_jax.config import (
+    AttentionConfig,
+    HyenaConfig,
+    ImageClassifierConfig,
+    ImplicitFilterConfig,
+    UserError,
+)
 from hyena_jax.reference import models as reference
 
+FILTER = ImplicitFilterConfig(emb_dim=3, width=4)
 # 3 x 3 patches; one row and two columns of pixels are left over.
 CONFIG = ImageClassifierConfig(
     pattern=(AttentionConfig(2, causal=False),),
@@ -24,13 +32,16 @@ CONFIG = ImageClassifierConfig(
     n_classes=5,
     patch_size=(2, 3),
 )
-IMAGES = jax.random.normal(jax.random.key(7), (4, 7, 11, 2))
+IMAGES = np.random.default_rng(7).standard_normal((4, 7, 11, 2), np.float32)
+pytestmark = pytest.mark.xdist_group("image_classifier")  # its tests share compiled programs
 VARIANTS = {
     "average_pool": CONFIG,
     "per_token": dataclasses.replace(CONFIG, head="per_token", ffn="relu", init="xavier"),
     "no_positions_rms": dataclasses.replace(CONFIG, learned_positions=False, norm="rms", final_norm="rms"),
     "patches_of_one_pixel": dataclasses.replace(CONFIG, patch_size=(1, 1)),
-    "two_mixers": dataclasses.replace(CONFIG, pattern=(HyenaConfig(), AttentionConfig(2)), n_layers=2),
+    "two_mixers": dataclasses.replace(
+        CONFIG, pattern=(HyenaConfig(filter=FILTER), AttentionConfig(2)), n_layers=2
+    ),
     "one_patch": dataclasses.replace(CONFIG, patch_size=(7, 11)),
 }
 over_variants = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
@@ -66,9 +77,11 @@ def test_derivatives_in_both_modes(name):
 
 def test_pixels_that_fill_no_patch_do_not_count():
     params = init()
-    border = IMAGES.at[:, 6:].set(9.0).at[:, :, 9:].set(9.0)
+    border, inside = IMAGES.copy(), IMAGES.copy()
+    border[:, 6:] = 9.0
+    border[:, :, 9:] = 9.0
+    inside[:, 5, 8] += 1.0
     np.testing.assert_array_equal(logits_of(params, border), logits_of(params, IMAGES))
-    inside = IMAGES.at[:, 5, 8].add(1.0)
     assert not np.allclose(logits_of(params, inside), logits_of(params, IMAGES))
 
 
@@ -81,7 +94,7 @@ def test_bfloat16_activations_keep_float32_parameters_and_logits():
     assert_close(logits, logits_of(params, IMAGES), "bfloat16")
 
 
-@pytest.mark.parametrize("remat", ["none", "block"])
+@pytest.mark.parametrize("remat", ["none", *in_grid("block")])
 def test_dropout_needs_its_key_and_is_off_when_deterministic(remat):
     config = dataclasses.replace(CONFIG, dropout=0.5, remat=remat)
     params = init()

@@ -1,9 +1,10 @@
 """With `remat`, a training step's temporary memory grows with depth by stored inputs, not by activations.
 
-Temporary memory in MiB of a step on 4 x 512 tokens, d_model 64, with 2, 4 and 8 layers of attention with 2
-heads (JAX 0.10.1, XLA for CPUs): 31, 57, 108 with remat="none"; 32, 57, 108 with `nn.remat` alone, or with
-`optimization_barrier` in place of the test for NaN; 26, 36, 54 where each half of a block waits for its
-output gradient.
+MiB that `temporary_bytes` gives with 2, 4 and 8 layers: 7.7, 14.2, 27.2 with remat "none"; 5.7, 5.9, 6.4 with
+"block". JAX 0.10.1, XLA for CPUs, default options:
+
+    PYTHONPATH=tests/models python -c "from test_recomputed_memory import temporary_bytes as f
+    print(*(round(f(n, remat) / 2**20, 1) for remat in ('none', 'block') for n in (2, 4, 8)))"
 """
 
 import jax
@@ -31,6 +32,6 @@ def temporary_bytes(n_layers: int, remat: str) -> int:
 
 def test_memory_of_a_layer_is_a_fraction_of_its_activations():
     stored, recomputed = (
-        temporary_bytes(4, remat) - temporary_bytes(2, remat) for remat in ("none", "block")
+        temporary_bytes(2, remat) - temporary_bytes(1, remat) for remat in ("none", "block")
     )
     assert recomputed < stored / 2
