@@ -13,7 +13,7 @@ import pytest
 from grid import in_grid
 
 from hyena_jax import models
-from hyena_jax.config import ConstantConfig, ParallelConfig, UserError
+from hyena_jax.config import ConstantConfig, HawkConfig, HyenaConfig, ParallelConfig, UserError
 from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.loop import Diverged
@@ -74,11 +74,9 @@ def test_another_seed_is_another_run(whole, experiment, tmp_path, console):
     assert rows(whole) != rows(tmp_path / "other")
 
 
-@pytest.mark.parametrize("stop_after", in_grid(2, 4, 5, 11))
-def test_a_stopped_run_continues_as_if_it_had_not_been(
-    whole, experiment, tmp_path, console, monkeypatch, stop_after
-):
-    workdir, usual = tmp_path / "stopped", loop.loader.iterate
+def train_stopped_once(experiment, workdir, console, monkeypatch, stop_after):
+    """A run that SIGTERM stops after that step, and that is then continued."""
+    usual = loop.loader.iterate
 
     def iterate(dataset, start):
         for t, batch in usual(dataset, start):
@@ -93,7 +91,25 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(
     monkeypatch.setattr(loop.loader, "iterate", usual)
     train(experiment, workdir, console)
     assert f"continuing after step {stop_after}" in console.file.getvalue()
-    assert_same_run(whole, workdir)
+
+
+@pytest.mark.parametrize("stop_after", in_grid(2, 4, 5, 11))
+def test_a_stopped_run_continues_as_if_it_had_not_been(
+    whole, experiment, tmp_path, console, monkeypatch, stop_after
+):
+    train_stopped_once(experiment, tmp_path / "stopped", console, monkeypatch, stop_after)
+    assert_same_run(whole, tmp_path / "stopped")
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("mixer", [HyenaConfig(), HawkConfig()], ids=["hyena", "hawk"])
+def test_a_stopped_run_of_another_mixer_continues_as_if_it_had_not_been(
+    experiment, tmp_path, console, monkeypatch, mixer
+):
+    other = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, pattern=(mixer,)))
+    train(other, tmp_path / "whole", console)
+    train_stopped_once(other, tmp_path / "stopped", console, monkeypatch, 7)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_a_signal_after_the_save_of_a_step_stops_after_the_next(
