@@ -196,8 +196,9 @@ def _recomputed(half: Callable[[Block, jax.Array], jax.Array], block: Block, x: 
     """half(block, x), which the backward pass recomputes once its output gradient is available.
 
     At most one half's activations are then live. `nn.remat` alone decides what is stored, not when the rest
-    is recomputed, and XLA for CPUs recomputes all halves first, which saves nothing: see `wait_for`, without
-    which tests/models/test_recomputed_memory.py fails. Reverse mode only; for forward mode set `remat="none"`.
+    is recomputed, and XLA for CPUs recomputes all halves first, which saves nothing: see `wait_for`, and
+    tests/models/test_recomputed_memory.py, which fails without it. Reverse mode only; for forward mode set
+    `remat="none"`.
     """
 
     def forward(block: Block, x: jax.Array) -> tuple[jax.Array, Callable]:
