@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from tolerances import DIFFERENCE_TOLERANCE, TOLERANCE
 
-STEP = 1e-6
+STEP = 1e-7
 
 
 def check_modes(f: Callable[[Any], Any], args: Any, is_thorough: bool = False) -> None:

@@ -275,7 +275,7 @@ def test_a_length_that_cannot_be_divided_is_refused():
 
 
 def test_channels_that_cannot_be_divided_are_refused_before_the_folder_is_made(experiment, tmp_path, console):
-    narrow = dataclasses.replace(experiment.model, d_model=6)
+    narrow = dataclasses.replace(experiment.model, pattern=(HyenaConfig(),), d_model=6)
     shared = dataclasses.replace(experiment, model=narrow, parallel=sharded(1, 1, 4))
     with pytest.raises(UserError, match="parallel.sequence=4: channels of a filter must be a multiple of"):
         train(shared, tmp_path / "run", console)
