@@ -161,7 +161,7 @@ def together(make: Callable[[], T]) -> T:
     for i, found in enumerate(gather(None if error is None else [isinstance(error, UserError), str(error)])):
         if found is not None:
             is_user_error, text = found
-            raise (UserError if is_user_error else OSError)(f"in process {i}: {text}") from error
+            raise (UserError if is_user_error else OSError)(f"{text} (in process {i})") from error
     return value
 
 

@@ -188,11 +188,11 @@ def test_a_process_that_does_not_answer_is_given_up(text, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "devices", "message"),
     [
-        (["--workdir", "/nowhere/else"], 2, "workdir must be the same in all processes"),
-        (["--optimizer.learning-rate", "0.5"], 2, "optimizer.learning_rate must be the same .* and 0.5 in 1"),
-        (["--init-from", "x"], 2, "init_from must be the same in all processes, got 'None' in process 0"),
+        (["--workdir", "/nowhere/else"], 2, "--workdir must be the same in all processes"),
+        (["--optimizer.learning-rate", "0.5"], 2, "--optimizer.learning-rate must be the same .* and 0.5 in 1"),
+        (["--init-from", "x"], 2, "--init-from must be the same in all processes, got 'None' in process 0"),
         ([], 3, "every process must have the same number of devices, got {0: 2, 1: 3}"),
-        (["--num-processes", 3], 2, "num_processes must be the same in all processes"),
+        (["--num-processes", 3], 2, "--num-processes must be the same in all processes"),
         (["--plugin", "changed.py"], 2, "the plugins' SHA-256 must be the same in all processes"),
     ],
 )
