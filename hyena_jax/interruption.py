@@ -5,6 +5,9 @@ import signal
 import threading
 from contextlib import suppress
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a process to stop: Ctrl-C, a scheduler that needs the machine, a terminal that closes."""
+
 
 class EndAtOnce:
     """A signal handler that ends the process at once, with one line and an exit code.

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from hyena_jax.commands.launch import STOPPING
+from hyena_jax.interruption import STOPPING
 
 PATIENCE = 30.0
 """Seconds that a process has to stop and save once its launcher is gone."""

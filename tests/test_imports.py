@@ -21,7 +21,7 @@ ALLOWED = {
     "models": {"config", "initializers", "ops", "filters", "mixers"},
     "trees": set(),
     "parallel": {"config", "trees"},
-    "training": {"config", "data", "models", "parallel", "trees"},
+    "training": {"config", "data", "interruption", "models", "parallel", "trees"},
     "generation": {"config", "data", "mixers", "models", "ops", "training"},
     "benchmark": {
         "interruption",
@@ -47,13 +47,14 @@ ALLOWED = {
         "data",
         "distillation",
         "generation",
+        "interruption",
         "models",
         "parallel",
         "startup",
         "training",
     },
     "cli": {"__main__", "benchmark", "commands", "config", "startup"},
-    "launched": {"cli", "commands"},
+    "launched": {"cli", "interruption"},
 }
 # The parts of training that know pytrees, not models, as all of `parallel` does.
 TREES_ONLY = ("checkpoint", "export", "optimizer", "schedules")

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from hyena_jax.commands import note
 from hyena_jax.config import require
+from hyena_jax.interruption import STOPPING
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask processes to stop; the launcher passes them on."""
 POLL_EVERY = 0.05
 """Seconds between two looks at the processes."""
 STOPPED = 75

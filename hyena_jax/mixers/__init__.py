@@ -31,12 +31,12 @@ from hyena_jax.config import FILTER_CONFIGS, MIXER_CONFIGS, MixerConfig, Targets
 from hyena_jax.mixers.aft import AFTConv, AFTFull, AFTLocal, AFTSimple
 from hyena_jax.mixers.annotated_hyena import AnnotatedHyena
 from hyena_jax.mixers.attention import Attention, LocalAttention
-from hyena_jax.mixers.convolution import FIR, S4D
 from hyena_jax.mixers.fastmax import Fastmax
 from hyena_jax.mixers.gated_hyena import GatedHyena
 from hyena_jax.mixers.h3 import H3
 from hyena_jax.mixers.hawk import Hawk
 from hyena_jax.mixers.hyena import Hyena
+from hyena_jax.mixers.plain_convolution import FIR, S4D
 
 MIXERS = Targets(MIXER_CONFIGS)
 """The modules of all registered mixers, by name."""

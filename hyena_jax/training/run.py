@@ -78,8 +78,8 @@ def train(
     Raises:
       UserError: see `load`, `Dataset.complete`, `make_optimizer`, `check_run` and `Checkpoints.restore`.
       Diverged: if the loss or a gradient is not finite.
-      Interrupted: after a signal in `signals.STOPPING`, once a step was trained; before that, signals act as
-        usual.
+      Interrupted: after a signal in `interruption.STOPPING`, once a step was trained; before that, signals
+        act as usual.
     """
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
     leads_out = profile is not None and leads_outside(workdir, profile / "plugins" / "profile")

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-# Signals that ask a run to stop: Ctrl-C, a scheduler that needs the machine, a terminal that is closed.
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from hyena_jax.interruption import STOPPING
 
 
 class Interrupted(KeyboardInterrupt):

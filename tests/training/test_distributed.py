@@ -189,7 +189,7 @@ def test_a_process_that_does_not_answer_is_given_up(text, tmp_path):
     ("changes", "devices", "message"),
     [
         (["--workdir", "/nowhere/else"], 2, "--workdir must be the same in all processes"),
-        (["--optimizer.learning-rate", "0.5"], 2, "--optimizer.learning-rate must be the same .* and 0.5 in 1"),
+        (["--optimizer.learning-rate", "0.5"], 2, "--optimizer.learning-rate must be the same .* 0.5 in 1"),
         (["--init-from", "x"], 2, "--init-from must be the same in all processes, got 'None' in process 0"),
         ([], 3, "every process must have the same number of devices, got {0: 2, 1: 3}"),
         (["--num-processes", 3], 2, "--num-processes must be the same in all processes"),
