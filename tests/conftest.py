@@ -1,12 +1,14 @@
-"""Before JAX starts: four CPU devices, quick compilation, and one cache of what all processes compile.
+"""Before JAX starts: four CPU devices, and quick compilation.
 
 HYENA_JAX_TESTS_XLA=default compiles as XLA does by default.
 """
 
+import gc
 import importlib.metadata
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit the controller's
@@ -19,10 +21,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit the controlle
     os.environ["XLA_FLAGS"] = " ".join([*_flags, os.environ.get("XLA_FLAGS", "")])
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # Most programs here are so small that they compile faster than a cache on disk finds and loads them.
+    os.environ["HYENA_JAX_COMPILATION_CACHE"] = "off"
     _cache = tempfile.TemporaryDirectory(prefix="hyena_jax_tests_")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    os.environ["HYENA_JAX_TESTS_CACHE"] = _cache.name
 
 import pytest
 
@@ -32,6 +34,26 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 MOST_MAPS = 20_000  # a third of what Linux grants: a module adds less than another third
 SHAKESPEARE = Path(__file__).parents[2] / "shared" / "data" / "tiny_shakespeare" / "input.txt"
+
+
+def pytest_collection_finish() -> None:
+    """The imported modules live as long as the process: a collection that walks them all takes seconds."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(scope="module")
+def compiled_once() -> Iterator[None]:
+    """For modules that train one experiment many times: its step is compiled once for all processes."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", os.environ["HYENA_JAX_TESTS_CACHE"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture
@@ -54,7 +76,7 @@ def own_parts(monkeypatch) -> None:
 def _free_compiled_programs():
     """Each program that JAX keeps takes memory maps, of which Linux grants a process 65,530.
 
-    Beyond that the compiler aborts. The cache on disk keeps what a later module compiles again.
+    Beyond that the compiler aborts.
     """
     yield
     maps = Path("/proc/self/maps")

@@ -11,6 +11,8 @@ from idx_files import write_pair
 
 from hyena_jax import cli
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
 SMALL = """
     --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16 --model.pattern.0.filter.width 4

@@ -395,7 +395,7 @@ for _name, _config_class, _module in (
     ("aft_simple", AFTSimpleConfig, "aft:AFTSimple"),
     ("aft_conv", AFTConvConfig, "aft:AFTConv"),
     ("h3", H3Config, "h3:H3"),
-    ("s4d", S4DConfig, "convolution:S4D"),
-    ("fir", FIRConfig, "convolution:FIR"),
+    ("s4d", S4DConfig, "plain_convolution:S4D"),
+    ("fir", FIRConfig, "plain_convolution:FIR"),
 ):
     register(_name, _config_class, f"hyena_jax.mixers.{_module}", f"hyena_jax.reference.mixers:{_name}")

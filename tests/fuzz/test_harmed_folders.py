@@ -350,6 +350,7 @@ def try_all(cases: list[Case], whole, saved, tmp_path, monkeypatch) -> dict[tupl
     return counts
 
 
+@pytest.mark.fuzz
 def test_some_harm(whole, saved, tmp_path, monkeypatch):
     """Each of the generators takes part."""
     counts = try_all(all_cases(whole)[::EVERY], whole, saved, tmp_path, monkeypatch)

@@ -209,7 +209,7 @@ def test_what_reads_ahead_has_no_state(name):
 
 @over_cases(DECODED, outside_grid=[*CASES, "hyena_modal_filter", "attention_rotary"])
 def test_prefill_and_steps_equal_the_parallel_form(name):
-    check_decoding(name, 127 if name in CASES else 7, (0, 3))
+    check_decoding(name, OPTION_LENGTH if name in CASES else 7, (0, 3))
 
 
 @pytest.mark.grid

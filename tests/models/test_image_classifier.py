@@ -65,9 +65,7 @@ def test_equals_its_oracle(config):
     assert_close(logits, expected)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "average_pool" else pytest.mark.grid) for n in VARIANTS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.grid) for n in VARIANTS])
 def test_derivatives_in_both_modes(name):
     config = VARIANTS[name]
     with jax.enable_x64(True):

@@ -93,9 +93,7 @@ def test_equals_its_oracle(config):
     assert_close(logits_of(params, TOKENS, config), expected)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "griffin" else pytest.mark.grid) for n in VARIANTS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.grid) for n in VARIANTS])
 def test_derivatives_in_both_modes(name):
     """With one mixer, since each mixer has its own test."""
     config = dataclasses.replace(VARIANTS[name], pattern=CONFIG.pattern[1:], n_layers=1)

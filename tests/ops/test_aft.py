@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
+from grid import in_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -82,7 +83,7 @@ def test_derivatives_in_both_modes(variant, ids, scale):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("ids", [ONE_DOCUMENT, TWO_DOCUMENTS])
+@pytest.mark.parametrize("ids", [TWO_DOCUMENTS, *in_grid(ONE_DOCUMENT)])
 @anywhere
 @given(exponents(1, LENGTH, WIDTH), exponents(LENGTH, 1), st.integers(0, 2**31))
 def test_extreme_exponents(variant, ids, keys, u, seed):

@@ -144,9 +144,12 @@ def test_forward_jacobian_equals_the_reverse_one(method):
 @pytest.mark.parametrize(
     ("shape", "is_thorough"),
     [
-        ((3, 4, 7), True),
-        *[((4, 3, 7), False), ((3, 1, 7), False), ((7,), False)],
-        *[pytest.param(shape, True, marks=pytest.mark.grid) for shape in [(4, 3, 7), (3, 1, 7), (7,)]],
+        ((3, 4, 7), False),
+        *[pytest.param(shape, False, marks=pytest.mark.grid) for shape in [(4, 3, 7), (3, 1, 7), (7,)]],
+        *[
+            pytest.param(shape, True, marks=pytest.mark.grid)
+            for shape in [(3, 4, 7), (4, 3, 7), (3, 1, 7), (7,)]
+        ],
     ],
 )
 def test_derivatives_in_both_modes_where_ffts_are_sharded(shape, is_thorough):

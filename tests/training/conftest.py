@@ -22,6 +22,11 @@ from hyena_jax.config import (
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(99, 0, -1))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_once(compiled_once) -> None:
+    """Most tests here train."""
+
+
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory) -> Path:
     """One path for all tests, so that they can continue copies of one run."""

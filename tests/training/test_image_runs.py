@@ -100,7 +100,7 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
     assert dataclasses.replace(model, image_size=None, channels=None, n_classes=None) == experiment.model
 
 
-@pytest.mark.parametrize("stop_after", [11, *in_grid(4)])
+@pytest.mark.parametrize("stop_after", in_grid(4, 11))
 def test_a_stopped_run_continues_as_if_it_had_not_been(
     whole, experiment, tmp_path, console, monkeypatch, stop_after
 ):
