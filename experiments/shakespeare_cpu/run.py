@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 TOKENS_PER_STEP = 12 * 64
 TIMED_STEPS = 300
-SEEDS = {"hyena": 3, "hawk": 3, "attention": 3}
+SEEDS = {"hyena": 5, "hawk": 5, "attention": 5}
 """Seeds of these variants; the others have one."""
 VARIANTS = tuple(runpy.run_path(str(config_files()["shakespeare_cpu"]))["VARIANTS"])
 NANOGPT = 1.8857
@@ -53,15 +53,15 @@ def main(
     report = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"variants": {}}
     if plot_only:
         variants = ()
+    here = {"hardware": describe_machine(), "versions": describe_versions()}
     for variant in variants:
         if measure_time:
-            found = {"ms_per_step": measure(variant, workdir / f"{variant}_timed", path)}
+            found = {"ms_per_step": measure(variant, workdir / f"{variant}_timed", path), "timed_on": here}
         else:
             seeds = range(SEEDS.get(variant, 1))
             found = {"runs": [train(variant, seed, workdir / f"{variant}_{seed}", path) for seed in seeds]}
-            found["parameters"] = count_parameters(variant)
+            found |= {"parameters": count_parameters(variant), "runs_on": here}
         report["variants"][variant] = report["variants"].get(variant, {}) | found
-        report |= {"hardware": describe_machine(), "versions": describe_versions()}
         RESULTS.write_text(json.dumps(report, indent=2) + "\n")
     draw_losses(report["variants"])
     draw_curves(report["variants"])
@@ -126,7 +126,8 @@ def draw_losses(variants: dict[str, dict]) -> None:
     axes = figure.subplots()
     several = [i for i, name in enumerate(names) if len(losses[name]) > 1]
     least, most = ([of(losses[names[i]]) for i in several] for of in (min, max))
-    band = {"color": COLOURS[0], "alpha": 0.3, "linewidth": 9, "label": "range of 3 seeds"}
+    label = f"range of {max(SEEDS.values())} seeds"
+    band = {"color": COLOURS[0], "alpha": 0.3, "linewidth": 9, "label": label}
     axes.hlines(several, least, most, **band)
     axes.plot(means, range(len(names)), "o", color=COLOURS[0], label="their mean, or the only seed")
     for i, name in enumerate(names):
