@@ -13,6 +13,7 @@ A module without `init_state`, `prefill` and `step` trains and scores, and decod
 A module may also declare:
 
     sequence_axis: str | None = None    a field: the mesh axis over which __call__ has L sharded
+    platform: str | None = None         a field: of the devices that it is compiled for, "cpu", "gpu" or "tpu"
     is_unbounded(config) -> bool        a static method: whether decoding may continue beyond max_len
     filter                              a submodule of `hyena_jax.filters`, which distillation can replace
 

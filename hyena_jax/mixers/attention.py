@@ -23,7 +23,7 @@ from hyena_jax.mixers.inputs import (
     check_token,
 )
 from hyena_jax.ops import sequence_parallel
-from hyena_jax.ops.attention import local_attention, rotary, softmax_attention
+from hyena_jax.ops.attention import default_method, local_attention, rotary, softmax_attention
 from hyena_jax.ops.documents import documents
 from hyena_jax.ops.sequence_shards import sharded
 
@@ -52,6 +52,7 @@ class HeadsAttention(nn.Module):
     n_layers: int = 1
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
+    platform: str | None = None
 
     def setup(self) -> None:
         config, d_model = self.config, self.d_model
@@ -93,7 +94,8 @@ class HeadsAttention(nn.Module):
         check_input(x, self.d_model, self.max_len, segment_ids)
         q, k, v = self._heads(x, jnp.zeros((), jnp.int32))
         segment_ids = None if segment_ids is None else documents(segment_ids).number
-        attend = sharded(self.attend(), self.sequence_axis, QKV_AXES, "BLHd")
+        attend = partial(self.attend(), method=default_method(self.platform))
+        attend = sharded(attend, self.sequence_axis, QKV_AXES, "BLHd")
         return self._output(attend(q, k, v, segment_ids))
 
     def _heads(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -134,6 +136,7 @@ class Attention(HeadsAttention):
       n_layers: depth of the residual stack; scales the initial output projection.
       dtype: of the activations; None follows the input. The softmax stays in float32.
       sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
+      platform: see `ops.attention.default_method`.
 
     Parameters:
       qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
@@ -166,7 +169,8 @@ class Attention(HeadsAttention):
         )
         first = state.first if lengths is None else n_tokens - lengths
         real = jnp.arange(keys.shape[1], dtype=jnp.int32) >= first[:, None]
-        y = self._output(softmax_attention(q, keys, values, True, position, real))
+        method = default_method(self.platform)
+        y = self._output(softmax_attention(q, keys, values, True, position, real, None, method))
         return AttentionState(Shared(position + n_tokens), keys, values, first), y
 
     def step(self, state: AttentionState, x: jax.Array) -> tuple[AttentionState, jax.Array]:
@@ -185,6 +189,7 @@ class LocalAttention(HeadsAttention):
       n_layers: depth of the residual stack; scales the initial output projection.
       dtype: of the activations; None follows the input. The softmax stays in float32.
       sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
+      platform: see `ops.attention.default_method`.
 
     Parameters:
       qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
@@ -223,9 +228,8 @@ class LocalAttention(HeadsAttention):
         )
         positions = position - n_slots + jnp.arange(keys.shape[1], dtype=jnp.int32)
         # No query sees the oldest slot: it is window + 1 before the first query, or still empty.
-        y = local_attention(
-            q, keys[:, 1:], values[:, 1:], self.config.window, positions[1:] >= first[:, None]
-        )
+        real, method = positions[1:] >= first[:, None], default_method(self.platform)
+        y = local_attention(q, keys[:, 1:], values[:, 1:], self.config.window, real, None, method)
         after = position + n_tokens
         rings = (jnp.roll(z[:, -n_slots:], after % n_slots, axis=1) for z in (keys, values))
         return AttentionState(Shared(after), *rings, first), self._output(y)
@@ -241,5 +245,6 @@ class LocalAttention(HeadsAttention):
         )
         age = (position - jnp.arange(n_slots, dtype=jnp.int32)) % n_slots
         real = position - age >= state.first[:, None]
-        y = self._output(softmax_attention(q, keys, values, real=real))
+        method = default_method(self.platform)
+        y = self._output(softmax_attention(q, keys, values, real=real, method=method))
         return AttentionState(Shared(position + 1), keys, values, state.first), y[:, 0]

@@ -19,6 +19,7 @@ from hyena_jax.mixers.dense import SplitDense
 from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, is_real
 from hyena_jax.ops.dense import block_dense
 from hyena_jax.ops.documents import documents
+from hyena_jax.ops.linear_recurrence import default_method
 from hyena_jax.ops.rg_lru import RATE_SCALE, rg_lru
 from hyena_jax.ops.sequence_parallel import rg_lru_from_start, short_convolution
 from hyena_jax.ops.sequence_shards import sharded
@@ -50,6 +51,7 @@ class Hawk(nn.Module):
       dtype: of the activations and of all dense layers, including the gates'; None follows the input. The
         gates' sigmoids, the recurrence and the state stay in float32.
       sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
+      platform: see `ops.linear_recurrence.default_method`.
 
     Parameters:
       in_proj/kernel [D, 2*W]: columns are the GELU branch (W_g), the recurrent branch (W_r), W each.
@@ -71,6 +73,7 @@ class Hawk(nn.Module):
     n_layers: int = 1
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
+    platform: str | None = None
 
     @staticmethod
     def is_unbounded(config: HawkConfig) -> bool:
@@ -118,7 +121,8 @@ class Hawk(nn.Module):
         fir = sharded(partial(short_convolution, axis=-2), self.sequence_axis, in_axes, "HBLI")
         u = fir(u, *self._short_filter(), ids)
         in_axes = ("HBLI", "HBLI", "HBLI", "H11I", "BL")
-        recurrence = sharded(rg_lru_from_start, self.sequence_axis, in_axes, "HBLI")
+        run = partial(rg_lru_from_start, method=default_method(self.platform))
+        recurrence = sharded(run, self.sequence_axis, in_axes, "HBLI")
         return self._output(gate, recurrence(u, *self._gates(u), self._blocks(self.rate[None, None]), starts))
 
     def init_state(self, batch_size: int, max_len: int) -> HawkState:
@@ -150,7 +154,7 @@ class Hawk(nn.Module):
         if real is not None:  # the FIR added its bias to the padding
             u = jnp.where(real[..., None], u, 0)
         rate, h0 = self._blocks(self.rate[None, None]), self._blocks(state.h)
-        h, h_last = rg_lru(u, *self._gates(u), rate, h0, starts)
+        h, h_last = rg_lru(u, *self._gates(u), rate, h0, starts, default_method(self.platform))
         y = self._output(gate, h)
         history, h_last = _join(history).swapaxes(1, 2), _join(h_last)
         return HawkState(Shared(state.shared.position + n_tokens), first, history, h_last), y

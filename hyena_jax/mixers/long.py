@@ -37,7 +37,7 @@ from hyena_jax.mixers.inputs import (
     refuse_segments,
 )
 from hyena_jax.ops import modal_conv, online_conv
-from hyena_jax.ops.long_conv import blockwise_conv
+from hyena_jax.ops.long_conv import Convolution, blockwise_conv, default_method
 from hyena_jax.ops.online_conv import FilterTaps, History, OnlineConvolution
 from hyena_jax.ops.sequence_parallel import on_whole_length, short_convolution
 from hyena_jax.ops.sequence_shards import shard_axis, sharded
@@ -103,6 +103,7 @@ class ParallelConvolutions(NamedTuple):
       future: filters of the reversed sequence [F, w, L], whose output is added, or None.
       block_len: steps of a block that is convolved by itself; None: the sequence is one block.
       sequence_axis: mesh axis over which L is sharded, or None.
+      method: the form of the long convolutions.
     """
 
     h: jax.Array
@@ -110,6 +111,7 @@ class ParallelConvolutions(NamedTuple):
     future: jax.Array | None
     block_len: int | None
     sequence_axis: str | None
+    method: Convolution
 
     def masked(self, x: jax.Array) -> jax.Array:
         return x
@@ -135,7 +137,7 @@ class ParallelConvolutions(NamedTuple):
             axis_name: str | None,
         ) -> jax.Array:
             def convolve(u: jax.Array) -> jax.Array:
-                return blockwise_conv(u, h, skip, self.block_len, future)
+                return blockwise_conv(u, h, skip, self.block_len, future, self.method)
 
             return on_whole_length(convolve, u, axis_name)
 
@@ -195,6 +197,7 @@ class LongConvolutionMixer(nn.Module):
       n_layers: depth of the residual stack, on which some initialisations depend.
       dtype: of the activations; None follows the input. Filters, FFTs and states stay in float32.
       sequence_axis: mesh axis over which L is sharded; None: each device has the whole sequence.
+      platform: see `ops.long_conv.default_method`; decoding takes `fft_conv` everywhere.
     """
 
     d_model: int
@@ -203,6 +206,7 @@ class LongConvolutionMixer(nn.Module):
     n_layers: int = 1
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
+    platform: str | None = None
 
     @staticmethod
     def is_unbounded(config: MixerConfig) -> bool:
@@ -252,7 +256,9 @@ class LongConvolutionMixer(nn.Module):
         refuse_segments(segment_ids)
         h, future = self.filters(x.shape[1])
         h = checkpoint_name(h, FILTER)
-        convolutions = ParallelConvolutions(h, self.skips, future, self.block_len, self.sequence_axis)
+        convolutions = ParallelConvolutions(
+            h, self.skips, future, self.block_len, self.sequence_axis, default_method(self.platform)
+        )
         return self.mix(x, convolutions, deterministic)[0]
 
     def init_state(self, batch_size: int, max_len: int) -> LongState:

@@ -13,9 +13,11 @@ Optional, and not used if the module lacks it:
                                                         True; else decoding recomputes the context
     is_unbounded                                        a property: decoding may continue beyond max_len
     sequence_axis: str | None = None                    a field: the mesh axis over which L is sharded
+    layout: Layout = Layout()                           a field: the devices that the model is compiled for
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -23,6 +25,7 @@ import jax.numpy as jnp
 
 from hyena_jax import mixers
 from hyena_jax.config import MODEL_CONFIGS, MixerConfig, ModelConfig, require
+from hyena_jax.layout import Layout
 from hyena_jax.models.blocks import sequence_layout
 from hyena_jax.models.image_classifier import ImageClassifier
 from hyena_jax.models.language_model import LanguageModel
@@ -38,19 +41,23 @@ __all__ = [
     "is_unbounded",
     "lacks",
     "n_length_shards",
+    "with_whole_ends",
     "without_state",
 ]
 
+# What the names of the blocks' parameters start with.
+BLOCKS = "blocks_"
 # Fields that a config may leave to the data, and that must be known when a model is built.
 SIZES_OF_THE_DATA = ("vocab_size", "image_size", "channels", "n_classes")
 
 
-def build(config: ModelConfig, sequence_axis: str | None = None) -> nn.Module:
+def build(config: ModelConfig, sequence_axis: str | None = None, layout: Layout | None = None) -> nn.Module:
     """The module that `config` describes.
 
     Args:
       sequence_axis: axis of the ambient mesh (`jax.set_mesh`) over which the sequences of a language model
         are sharded when it is called; None shards none. The parameters do not depend on it.
+      layout: the devices that the model is compiled for; None: JAX's default backend, and no mesh.
 
     Raises:
       ValueError: if the config's class is not registered; if vocab_size, image_size, channels or n_classes is
@@ -61,13 +68,16 @@ def build(config: ModelConfig, sequence_axis: str | None = None) -> nn.Module:
     module = MODEL_CONFIGS.target(type(config))
     for name in SIZES_OF_THE_DATA:
         require(getattr(config, name, 0) is not None, name, None, "known when a model is built")
-    if sequence_axis is None:
-        return module(config)
-    can = "sequence_axis" in module.__dataclass_fields__
-    require(can, "sequence_axis", sequence_axis, f"None for a model of {type(config).__name__}")
-    for mixer in getattr(config, "pattern", ()):
-        sequence_layout(mixer, sequence_axis)
-    return module(config, sequence_axis=sequence_axis)
+    fields, options = module.__dataclass_fields__, {}
+    if "layout" in fields:
+        options["layout"] = layout or Layout(jax.default_backend())
+    if sequence_axis is not None:
+        can = "sequence_axis" in fields
+        require(can, "sequence_axis", sequence_axis, f"None for a model of {type(config).__name__}")
+        for mixer in getattr(config, "pattern", ()):
+            sequence_layout(mixer, sequence_axis)
+        options["sequence_axis"] = sequence_axis
+    return module(config, **options)
 
 
 def example_inputs(config: ModelConfig, batch_size: int = 1) -> jax.Array:
@@ -79,6 +89,17 @@ def example_inputs(config: ModelConfig, batch_size: int = 1) -> jax.Array:
 def has_hidden(model: nn.Module) -> bool:
     """Whether a model has `hidden` and `logits`, which `__call__` applies one after the other."""
     return all(callable(getattr(type(model), name, None)) for name in ("hidden", "logits"))
+
+
+def with_whole_ends(model: nn.Module, params: Any) -> Any:
+    """The parameters, with those outside of blocks whole on every device; each block gathers its own.
+
+    As they are, for a model without a layout.
+    """
+    layout = getattr(model, "layout", Layout())
+    return {
+        name: value if name.startswith(BLOCKS) else layout.gather(value) for name, value in params.items()
+    }
 
 
 def n_length_shards(model: nn.Module) -> int:

@@ -6,13 +6,20 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig, require
 from hyena_jax.initializers import initializers
+from hyena_jax.layout import Layout
 from hyena_jax.mixers import mixer_class
 from hyena_jax.mixers.long import FILTER
 from hyena_jax.models.norms import make_norm
 from hyena_jax.ops.dense import dense_dot_general
+
+# The name by which `jax.checkpoint` policies know gathered parameters.
+WHOLE = "whole_parameters"
+# Primitives with real inputs and complex outputs.
+MAKE_COMPLEX = ("complex", "fft")
 
 # What is stored for the backward pass in addition to the inputs of mixers and feed-forward parts; the rest is
 # recomputed.
@@ -21,6 +28,8 @@ REMAT_POLICIES = {
     "filters": jax.checkpoint_policies.save_only_these_names(FILTER),
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    # Without recomputation: everything but the parameters that a half has gathered.
+    "none": jax.checkpoint_policies.save_anything_except_these_names(WHOLE),
 }
 
 
@@ -74,6 +83,7 @@ class Block(nn.Module):
       model: the config of the model that the block is part of.
       dtype: of the activations; None follows the input.
       sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
+      layout: the devices that the model is compiled for.
 
     Parameters:
       mixer_norm/scale [D]: the factor of LayerNorm, or the factor less 1 of RMSNorm.
@@ -93,14 +103,18 @@ class Block(nn.Module):
     model: ModelConfig
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
+    layout: Layout = Layout()
 
     def setup(self) -> None:
         model = self.model
         self.mixer_norm = make_norm(model.norm, self.dtype)
-        # Parameters do not depend on the layout, and are made before there is a mesh.
-        layout = {} if self.is_initializing() else sequence_layout(self.mixer_config, self.sequence_axis)
-        self.mixer = mixer_class(self.mixer_config)(
-            model.d_model, model.max_len, self.mixer_config, model.n_layers, self.dtype, **layout
+        # Parameters do not depend on the sequence axis, and are made before there is a mesh.
+        options = {} if self.is_initializing() else sequence_layout(self.mixer_config, self.sequence_axis)
+        mixer = mixer_class(self.mixer_config)
+        if "platform" in mixer.__dataclass_fields__:
+            options["platform"] = self.layout.platform
+        self.mixer = mixer(
+            model.d_model, model.max_len, self.mixer_config, model.n_layers, self.dtype, **options
         )
         if model.ffn != "none":
             self.mlp_norm = make_norm(model.norm, self.dtype)
@@ -164,11 +178,11 @@ def sequence_layout(config: MixerConfig, sequence_axis: str | None) -> dict[str,
 
 
 def make_blocks(
-    config: ModelConfig, dtype: jnp.dtype | None, sequence_axis: str | None = None
+    config: ModelConfig, dtype: jnp.dtype | None, sequence_axis: str | None, layout: Layout
 ) -> list[Block]:
     """The n_layers blocks of a model; the pattern of mixers repeats."""
     mixers = (config.pattern[i % len(config.pattern)] for i in range(config.n_layers))
-    return [Block(mixer, config, dtype, sequence_axis) for mixer in mixers]
+    return [Block(mixer, config, dtype, sequence_axis, layout) for mixer in mixers]
 
 
 def apply_blocks(
@@ -177,6 +191,7 @@ def apply_blocks(
     """The blocks, one after the other.
 
     With `remat`, the backward pass recomputes half a block at a time: the mixer or the feed-forward part.
+    Where parameters are sharded, each half gathers its own, and the backward pass gathers them again.
     """
 
     def mix(block: Block, x: jax.Array) -> jax.Array:
@@ -187,9 +202,41 @@ def apply_blocks(
 
     for block in blocks:
         for half in (mix, feed_forward):
-            is_plain = block.model.remat == "none" or block.is_initializing()
-            x = half(block, x) if is_plain else _recomputed(half, block, x)
+            x = _apply(half, block, x)
     return x
+
+
+def _apply(half: Callable[[Block, jax.Array], jax.Array], block: Block, x: jax.Array) -> jax.Array:
+    layout = block.layout
+    if block.is_initializing():
+        return half(block, x)
+    x = layout.pin(x)
+    if layout.gathers:  # XLA drops the parameters of the other half
+        half = nn.map_variables(half, "params", lambda params: checkpoint_name(layout.gather(params), WHOLE))
+    if block.model.remat != "none":
+        y = _recomputed(half, block, x)
+    elif layout.gathers:
+        y = _remat(half, block)(block, x)
+    else:
+        y = half(block, x)
+    return layout.pin(y)
+
+
+def _remat(half: Callable[[Block, jax.Array], jax.Array], block: Block) -> Callable:
+    """`half`, of which the policy of the model's `remat` decides what is stored; complex arrays never are.
+
+    `jax.checkpoint` rounds what it stores by `reduce_precision`, which refuses complex numbers.
+    """
+    policy = REMAT_POLICIES[block.model.remat]
+
+    def saves(primitive: Any, *inputs: Any, **params: Any) -> Any:
+        dtypes = [*(x.dtype for x in inputs if hasattr(x, "dtype")), params.get("new_dtype", jnp.float32)]
+        is_complex = any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes)
+        if is_complex or primitive.name in MAKE_COMPLEX:
+            return False
+        return policy(primitive, *inputs, **params)
+
+    return nn.remat(half, policy=saves)
 
 
 def _recomputed(half: Callable[[Block, jax.Array], jax.Array], block: Block, x: jax.Array) -> jax.Array:
@@ -202,7 +249,7 @@ def _recomputed(half: Callable[[Block, jax.Array], jax.Array], block: Block, x: 
     """
 
     def forward(block: Block, x: jax.Array) -> tuple[jax.Array, Callable]:
-        return nn.vjp(nn.remat(half, policy=REMAT_POLICIES[block.model.remat]), block, x)
+        return nn.vjp(_remat(half, block), block, x)
 
     def backward(pull_back: Callable, y_bar: jax.Array) -> tuple[Any, jax.Array]:
         # The leaves of `pull_back` are the stored arrays, from which it recomputes the half.

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from hyena_jax.config import ImageClassifierConfig, require
 from hyena_jax.initializers import initializers
+from hyena_jax.layout import Layout
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.models.norms import make_norm
 
@@ -15,6 +16,7 @@ class ImageClassifier(nn.Module):
 
     Attributes:
       config: see `ImageClassifierConfig`; image_size, channels and n_classes must be known.
+      layout: the devices that the model is compiled for.
 
     Parameters:
       patches/kernel [patch_height, patch_width, colours, D]: row, column and colour of a pixel in its patch.
@@ -28,6 +30,7 @@ class ImageClassifier(nn.Module):
     """
 
     config: ImageClassifierConfig
+    layout: Layout = Layout()
 
     def setup(self) -> None:
         config = self.config
@@ -47,7 +50,7 @@ class ImageClassifier(nn.Module):
         if config.learned_positions:
             self.positions = self.param("positions", init.embedding, (config.max_len, config.d_model))
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(config, dtype)
+        self.blocks = make_blocks(config, dtype, None, self.layout)
         self.final_norm = make_norm(config.final_norm, dtype)
         self.head = nn.Dense(config.n_classes, dtype=dtype, kernel_init=init.kernel, bias_init=init.bias)
 

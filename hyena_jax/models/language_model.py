@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from hyena_jax.config import LanguageModelConfig, require
 from hyena_jax.initializers import initializers
+from hyena_jax.layout import Layout
 from hyena_jax.mixers import is_unbounded
 from hyena_jax.mixers.inputs import Shared
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
@@ -31,6 +32,7 @@ class LanguageModel(nn.Module):
     Attributes:
       config: see `LanguageModelConfig`; vocab_size V must be known.
       sequence_axis: axis of the ambient mesh over which L is sharded in `__call__` and `hidden`, or None.
+      layout: the devices that the model is compiled for.
 
     Parameters:
       embedding/embedding [V, D]: row i is token i; also the head, transposed, with tied_head.
@@ -44,6 +46,7 @@ class LanguageModel(nn.Module):
 
     config: LanguageModelConfig
     sequence_axis: str | None = None
+    layout: Layout = Layout()
 
     @property
     def is_unbounded(self) -> bool:
@@ -60,7 +63,7 @@ class LanguageModel(nn.Module):
         if config.learned_positions:
             self.positions = self.param("positions", init.embedding, (config.max_len, config.d_model))
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(config, dtype, self.sequence_axis)
+        self.blocks = make_blocks(config, dtype, self.sequence_axis, self.layout)
         self.final_norm = make_norm(config.final_norm, dtype)
         if not config.tied_head:
             self.head = nn.Dense(

@@ -66,24 +66,26 @@ def softmax_attention(
       segment_ids: integers of the queries [B or 1, T] and of the keys [B or 1, S]; a query sees only keys of
         its own id. None is one segment.
       method: `plain_attention`, `blocked_attention`, or another function of this kind; None is
-        `default_method(T)`.
+        `default_method()`.
 
     The softmax is computed in float32 (float64 stays float64). A query without a visible key gets some finite
     value.
     """
     visible = Visible(is_causal, None, offset, real, segment_ids)
-    return (method or default_method(q.shape[1]))(q, k, v, visible)
+    return (method or default_method())(q, k, v, visible)
 
 
-def default_method(n_queries: int) -> Attention:
-    """The form for the default backend.
+def default_method(platform: str | None = None) -> Attention:
+    """The form for a platform, "cpu", "gpu" or "tpu"; None is JAX's default backend.
 
-    On a CPU `blocked_attention` for more than BLOCK_ROWS queries. On a GPU and a TPU `plain_attention`:
-    blocks are not measured there.
+    On a CPU `cpu_attention`. On a GPU and a TPU `plain_attention`: blocks are not measured there.
     """
-    if jax.default_backend() == "cpu" and n_queries > BLOCK_ROWS:
-        return blocked_attention
-    return plain_attention
+    return cpu_attention if (platform or jax.default_backend()) == "cpu" else plain_attention
+
+
+def cpu_attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible) -> jax.Array:
+    """`blocked_attention` for more than BLOCK_ROWS queries, `plain_attention` for fewer."""
+    return (blocked_attention if q.shape[1] > BLOCK_ROWS else plain_attention)(q, k, v, visible)
 
 
 def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible) -> jax.Array:
@@ -278,7 +280,7 @@ def local_attention(
       real: boolean [B or 1, S], False at keys that no query may see; None is everywhere True.
       segment_ids: integers [B or 1, S]; a query sees only keys of the same id. None is one segment.
       method: as in `softmax_attention`; with more than 2 window keys it is mapped over blocks of `window`
-        queries. None is `default_method` of the number of queries in a call.
+        queries.
 
     Returns:
       [B, T, H, d]. A query without a visible key gets some finite value.
@@ -296,7 +298,7 @@ def local_attention(
         n_before = k.shape[1] - q.shape[1]
         ids = None if segment_ids is None else (segment_ids[:, n_before:], segment_ids)
         visible = Visible(True, window, n_before, real, ids)
-        return (method or default_method(q.shape[1]))(q, k, v, visible)
+        return (method or default_method())(q, k, v, visible)
 
     if n_keys <= 2 * window:  # two blocks or fewer would cost more than attending at once
         return attend(q, k, v, real, segment_ids)

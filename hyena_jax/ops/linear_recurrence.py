@@ -58,14 +58,14 @@ def linear_recurrence(
     return h.astype(x_dtype), last
 
 
-def default_method() -> Recurrence:
-    """The form for the default backend, at any length.
+def default_method(platform: str | None = None) -> Recurrence:
+    """The form for a platform, "cpu", "gpu" or "tpu", at any length; None is JAX's default backend.
 
     On a CPU the loop: at lengths from 64 to 131072, with and without the backward pass, it takes 0.4 to 0.9
     of the scan's time and 0.2 to 0.6 of the associative form's (two cores). On a GPU and a TPU the kernel,
     not measured on either yet; under x64, which the kernels do not support, the associative form.
     """
-    platform = jax.default_backend()
+    platform = platform or jax.default_backend()
     if platform == "cpu":
         return loop_recurrence
     if platform not in ("gpu", "tpu") or jax.config.jax_enable_x64:

@@ -40,7 +40,7 @@ def long_conv(
       u: input [..., L].
       h: filter [..., L], broadcast against u before the last axis.
       skip: weight of the input itself [...]; added to h_0, which is equivalent and free.
-      method: `fft_conv`, `matmul_fft_conv`, `toeplitz_conv` or `direct_conv`; None is `default_method(L)`.
+      method: `fft_conv`, `matmul_fft_conv`, `toeplitz_conv` or `direct_conv`; None is `default_method()`.
 
     Returns:
       y, with the broadcast shape of u and h and the dtype of u.
@@ -55,7 +55,7 @@ def long_conv(
         h = jnp.asarray(h)
         h = h.at[..., 0].add(jnp.asarray(skip, h.dtype))
     dtype = jnp.float64 if jnp.float64 in (u.dtype, h.dtype) else jnp.float32
-    return (method or default_method(length))(u.astype(dtype), h.astype(dtype)).astype(u.dtype)
+    return (method or default_method())(u.astype(dtype), h.astype(dtype)).astype(u.dtype)
 
 
 def blockwise_conv(
@@ -64,6 +64,7 @@ def blockwise_conv(
     skip: jax.Array | None = None,
     block_len: int | None = None,
     future: jax.Array | None = None,
+    method: Convolution | None = None,
 ) -> jax.Array:
     """`long_conv` of many channels with few filters; each block of the sequence is convolved by itself.
 
@@ -73,6 +74,7 @@ def blockwise_conv(
       skip: weights of the input itself, [w].
       block_len: steps of a block; None: the whole sequence is one block.
       future: filters [w, >= L] of the reversed sequence, whose output is added; lag 0 counts in both.
+      method: as in `long_conv`.
 
     Returns:
       y [G, w, B, L].
@@ -82,22 +84,25 @@ def blockwise_conv(
     n_blocks = -(-length // taps)
     u = jnp.pad(u, [(0, 0), (0, 0), (0, 0), (0, n_blocks * taps - length)])
     u = u.reshape(*channels, batch * n_blocks, taps)
-    y = long_conv(u, h[:, None, :taps], None if skip is None else skip[:, None])
+    y = long_conv(u, h[:, None, :taps], None if skip is None else skip[:, None], method)
     if future is not None:
-        y = y + long_conv(u[..., ::-1], future[:, None, :taps])[..., ::-1]
+        y = y + long_conv(u[..., ::-1], future[:, None, :taps], method=method)[..., ::-1]
     return y.reshape(*channels, batch, -1)[..., :length]
 
 
-def default_method(length: int) -> Convolution:
-    """The form for the default backend.
+def default_method(platform: str | None = None) -> Convolution:
+    """The form for a platform, "cpu", "gpu" or "tpu"; None is JAX's default backend.
 
     On a CPU, `fft_conv` at every length: forward alone `toeplitz_conv` is faster up to 64 (0.6 to 0.8 of the
     time), but with the backward pass slower from 32 on; `matmul_fft_conv` takes 2 to 4 times as long. On a
-    TPU, `toeplitz_conv` for short sequences and `matmul_fft_conv` beyond: not measured there yet.
+    TPU, `tpu_conv`: not measured there yet.
     """
-    if jax.default_backend() != "tpu":
-        return fft_conv
-    return toeplitz_conv if length <= TOEPLITZ_LEN else matmul_fft_conv
+    return tpu_conv if (platform or jax.default_backend()) == "tpu" else fft_conv
+
+
+def tpu_conv(u: jax.Array, h: jax.Array) -> jax.Array:
+    """y = h * u by products of matrices: `toeplitz_conv` for short sequences, `matmul_fft_conv` beyond."""
+    return (toeplitz_conv if u.shape[-1] <= TOEPLITZ_LEN else matmul_fft_conv)(u, h)
 
 
 def direct_conv(u: jax.Array, h: jax.Array) -> jax.Array:
@@ -116,8 +121,8 @@ def direct_conv(u: jax.Array, h: jax.Array) -> jax.Array:
 def toeplitz_conv(u: jax.Array, h: jax.Array) -> jax.Array:
     """y = S_h u, the product with the filter's Toeplitz matrix: for short sequences."""
     if u.ndim > 1 and h.ndim > 1 and h.shape[-2] == 1:  # one matrix for all rows of u
-        return u @ jnp.swapaxes(toeplitz(h[..., 0, :]), -1, -2)
-    return jnp.einsum("...ts,...s->...t", toeplitz(h), u)
+        return jnp.matmul(u, jnp.swapaxes(toeplitz(h[..., 0, :]), -1, -2), precision="highest")
+    return jnp.einsum("...ts,...s->...t", toeplitz(h), u, precision="highest")
 
 
 def toeplitz(h: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops.long_conv import long_conv
+from hyena_jax.ops.long_conv import fft_conv, long_conv
 from hyena_jax.ops.online_conv import OnlineConvolution
 
 # Steps that a prefill takes at once; this many powers of every mode are in memory.
@@ -107,7 +107,7 @@ def _block(modes: Modes, state: jax.Array, u: jax.Array) -> tuple[jax.Array, jax
     time = jnp.arange(length + 1).astype(modes.log_modes.dtype)
     powers = jnp.exp(modes.log_modes[..., None] * time)
     earlier = _real_product("gbwn,wnk->gwbk", state * modes.weights, powers[..., :-1])
-    y = long_conv(u, modal_taps(modes, length)[:, None]) + earlier
+    y = long_conv(u, modal_taps(modes, length)[:, None], method=fft_conv) + earlier
     newest_last = powers[..., -2::-1]
     added = jax.lax.complex(
         jnp.einsum("gwbk,wnk->gbwn", u, newest_last.real, precision="highest"),

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.ops.broadcasting import sum_products
-from hyena_jax.ops.long_conv import blockwise_conv, long_conv
+from hyena_jax.ops.long_conv import blockwise_conv, fft_conv, long_conv
 
 # Steps from one tile to the next, a power of two. A step sums at most as many inputs directly.
 TILE = 64
@@ -109,7 +109,7 @@ def prefill(history: History, block_len: int | None) -> OnlineConvolution:
         aligned = inputs if block_len is None else _roll_rows(inputs, -first)
         channels_first = aligned.transpose(2, 0, 1)
         groups = channels_first.reshape(-1, len(h), *channels_first.shape[1:])
-        y = blockwise_conv(groups, h, None, block_len).reshape(channels_first.shape)
+        y = blockwise_conv(groups, h, None, block_len, method=fft_conv).reshape(channels_first.shape)
         y = y if block_len is None else _roll_rows(y.transpose(1, 2, 0), first).transpose(2, 0, 1)
         return jax.lax.dynamic_slice_in_dim(y, position, u.shape[-1], axis=-1).astype(u.dtype), inputs
 
@@ -191,7 +191,7 @@ def open_tiles(history: History) -> History:
     def contribution(inputs: jax.Array, h: jax.Array) -> jax.Array:
         length = inputs.shape[1]
         seen = jnp.where(_before(length, position) & _from(length, bounds.begin), inputs, 0)
-        later = _time_first(long_conv(_channels_first(seen, len(h)), h), inputs.shape)
+        later = _time_first(long_conv(_channels_first(seen, len(h)), h, method=fft_conv), inputs.shape)
         return jnp.where(_before(length, bounds.end), later, 0)
 
     later = tuple(contribution(x, h[o]) for o, x in enumerate(inputs))

@@ -8,7 +8,7 @@ defined: for forward mode or second derivatives pass `associative_recurrence` to
 
 On a CPU they run only with `interpret=True`. They compile for CUDA sm_90 and TPU v5e, and are not measured
 on a GPU or a TPU yet. x64 is not supported. XLA cannot shard a kernel: under `jit` with sharded arrays call
-them inside `shard_map`.
+them inside `shard_map`, as `sequence_shards.sharded` does.
 """
 
 from collections.abc import Callable
@@ -94,6 +94,12 @@ def _retreat(carry: jax.Array, a: jax.Array, h_bar: jax.Array, before: jax.Array
     return a * g, g * before, g
 
 
+def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
+    """The shape and type of x; under `shard_map` also the mesh axes along which it varies."""
+    varies = jax.typeof(x).manual_axis_type
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=varies)
+
+
 def _gpu_call(
     step: Step,
     arrays: tuple[jax.Array, ...],
@@ -104,10 +110,9 @@ def _gpu_call(
     interpret: bool,
 ) -> tuple[list[jax.Array], jax.Array]:
     batch, _, channels = arrays[0].shape
-    sequence = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
     return pl.pallas_call(
         partial(_gpu_kernel, step, reverse),
-        out_shape=([sequence] * n_outputs, jax.ShapeDtypeStruct(carry.shape, carry.dtype)),
+        out_shape=([_like(arrays[0])] * n_outputs, _like(carry)),
         grid=(batch, pl.cdiv(channels, GPU_CHANNELS)),
         compiler_params=plgpu.CompilerParams(num_warps=1),
         interpret=interpret,
@@ -180,10 +185,9 @@ def _tpu_call(
     if states:
         h, edge = states
         states = (h, h, edge[:, None])
-    out = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
     outputs, last = pl.pallas_call(
         partial(_tpu_kernel, step, reverse, length, n_blocks),
-        out_shape=([out] * n_outputs, jax.ShapeDtypeStruct((batch, 1, channels), carry.dtype)),
+        out_shape=([_like(arrays[0])] * n_outputs, _like(carry[:, None])),
         grid=(batch, pl.cdiv(channels, width), n_blocks),
         in_specs=((sequence,) * len(arrays), (sequence, neighbour, state)[: len(states)], state),
         out_specs=([sequence] * n_outputs, state),

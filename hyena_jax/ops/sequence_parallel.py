@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.ops import aft, attention, fastmax, rg_lru, short_conv
+from hyena_jax.ops.attention import Attention
 from hyena_jax.ops.derivatives import linear_solve
 from hyena_jax.ops.linear_recurrence import Recurrence, default_method
 
@@ -83,24 +84,30 @@ def short_convolution(
     return jax.lax.slice_in_dim(y, n, y.shape[axis], axis=axis)
 
 
-def linear_recurrence(axis_name: str | None) -> Recurrence:
+def linear_recurrence(axis_name: str | None, run: Recurrence | None = None) -> Recurrence:
     """A form of `ops.linear_recurrence`: a, x and h are local, h0 is the state before the whole sequence.
 
     Each device runs its shard from 0. The products of factors and the last states of all shards give the
     state before each shard, from which each device reruns its shard. h0 counts on the first device alone (in
     reverse, on the last). The returned state is the one after the local shard.
+
+    Args:
+      run: the form that runs a shard; None is `default_method()`.
     """
+    run = run or default_method()
     if axis_name is None:
-        return default_method()
+        return run
 
     def form(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
-        h = _recurrence(a, x, h0, reverse, axis_name)
+        h = _recurrence(a, x, h0, reverse, axis_name, run)
         return h, h[:, 0 if reverse else -1].astype(h0.dtype)
 
     return form
 
 
-def _recurrence(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str) -> jax.Array:
+def _recurrence(
+    a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str, run: Recurrence
+) -> jax.Array:
     """h, as the solution of a linear equation: see `ops.linear_recurrence`."""
     n_devices = jax.lax.axis_size(axis_name)
     first, final = (-1, 0) if reverse else (0, -1)
@@ -120,23 +127,24 @@ def _recurrence(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_n
 
     def solve(known: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start, x = known
-        return start, _run(a, x, start, reverse, axis_name)
+        return start, _run(a, x, start, reverse, axis_name, run)
 
     def transpose_solve(known: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start_bar, h_bar = known
         # The factor of the first step on the next device; at the very end it multiplies 0.
         edge = jax.lax.ppermute(a[:, first, None], axis_name, backward)
         later = joined(edge, a[:, :-1] if reverse else a[:, 1:], reverse)
-        g = _run(later, h_bar, jnp.zeros_like(start_bar), not reverse, axis_name)
+        g = _run(later, h_bar, jnp.zeros_like(start_bar), not reverse, axis_name, run)
         product = a[:, first].astype(start_bar.dtype) * g[:, first].astype(start_bar.dtype)
         return start_bar + jnp.where(is_start, product, 0), g
 
     return linear_solve(matvec, solve, transpose_solve, a, (h0, x))[1]
 
 
-def _run(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str) -> jax.Array:
+def _run(
+    a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str, run: Recurrence
+) -> jax.Array:
     """h; each device computes its shard twice: from 0, and from the state before the shard."""
-    run = default_method()
     last = run(a, x, jnp.zeros_like(h0), reverse)[1]
     start = _state_before(a.astype(h0.dtype).prod(axis=1), last, h0, reverse, axis_name)
     return run(a, x, start, reverse)[0]
@@ -156,10 +164,16 @@ def _state_before(
 
 
 def rg_lru_from_start(
-    x: jax.Array, r: jax.Array, i: jax.Array, rate: jax.Array, starts: jax.Array, axis_name: str | None
+    x: jax.Array,
+    r: jax.Array,
+    i: jax.Array,
+    rate: jax.Array,
+    starts: jax.Array,
+    axis_name: str | None,
+    method: Recurrence | None = None,
 ) -> jax.Array:
     """`ops.rg_lru.rg_lru` from the start of the sequence: h [..., l, D]; starts [..., l] is local too."""
-    return rg_lru.rg_lru(x, r, i, rate, None, starts, linear_recurrence(axis_name))[0]
+    return rg_lru.rg_lru(x, r, i, rate, None, starts, linear_recurrence(axis_name, method))[0]
 
 
 def local_attention(
@@ -169,6 +183,7 @@ def local_attention(
     segment_ids: jax.Array | None,
     window: int,
     axis_name: str | None,
+    method: Attention | None = None,
 ) -> jax.Array:
     """`ops.attention.local_attention` of q [B, l, H, d], k and v [B, l, G, d].
 
@@ -176,14 +191,14 @@ def local_attention(
       segment_ids: integers [B, l], different for different documents, or None.
     """
     if axis_name is None:
-        return attention.local_attention(q, k, v, window, segment_ids=segment_ids)
+        return attention.local_attention(q, k, v, window, None, segment_ids, method)
     length = q.shape[1]
     n = min(window, length * (jax.lax.axis_size(axis_name) - 1))
     k, v = (jnp.concatenate([before(z, n, 1, axis_name), z], axis=1) for z in (k, v))
     positions = jax.lax.axis_index(axis_name) * length - n + jnp.arange(n + length, dtype=jnp.int32)
     if segment_ids is not None:
         segment_ids = jnp.concatenate([before(segment_ids, n, 1, axis_name), segment_ids], axis=1)
-    return attention.local_attention(q, k, v, window, positions[None] >= 0, segment_ids)
+    return attention.local_attention(q, k, v, window, positions[None] >= 0, segment_ids, method)
 
 
 def softmax_attention(
@@ -193,6 +208,7 @@ def softmax_attention(
     segment_ids: jax.Array | None,
     is_causal: bool,
     axis_name: str | None,
+    method: Attention | None = None,
 ) -> jax.Array:
     """`ops.attention.softmax_attention` of q [B, l, H, d] to the k and v [B, l, G, d] of all devices.
 
@@ -200,14 +216,14 @@ def softmax_attention(
     """
     if axis_name is None:
         ids = None if segment_ids is None else (segment_ids, segment_ids)
-        return attention.softmax_attention(q, k, v, is_causal, segment_ids=ids)
+        return attention.softmax_attention(q, k, v, is_causal, segment_ids=ids, method=method)
     length = q.shape[1]
     k, v = (jax.lax.all_gather(z, axis_name, axis=1, tiled=True) for z in (k, v))
     start = jax.lax.axis_index(axis_name) * length
     ids = None
     if segment_ids is not None:
         ids = (segment_ids, jax.lax.all_gather(segment_ids, axis_name, axis=1, tiled=True))
-    return attention.softmax_attention(q, k, v, is_causal, start, segment_ids=ids)
+    return attention.softmax_attention(q, k, v, is_causal, start, segment_ids=ids, method=method)
 
 
 def fastmax_causal(q: jax.Array, k: jax.Array, v: jax.Array, p: int, axis_name: str | None) -> jax.Array:

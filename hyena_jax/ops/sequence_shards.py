@@ -19,8 +19,9 @@ def sharded(
 ) -> Callable[..., Any]:
     """`local(*arrays, axis_name)` as a function of whole arrays: the one place that decides how it runs.
 
-    Without a sequence axis, `local` gets the whole arrays and `axis_name=None`. With one, it runs under
-    `over_shards` on each device's shard, and `axis_name` names the axis of its collectives.
+    Without an ambient mesh (`jax.set_mesh`), `local` gets the whole arrays and `axis_name=None`. With one, it
+    runs under `over_shards` on each device's shard, so that XLA, which can shard neither a kernel nor an FFT,
+    need not. With a sequence axis, `axis_name` names the axis of its collectives.
 
     Args:
       local: as the functions of `ops.sequence_parallel`.
@@ -29,18 +30,19 @@ def sharded(
       out_axes: see `over_shards`.
     """
     local = partial(local, axis_name=sequence_axis)
-    return local if sequence_axis is None else over_shards(local, sequence_axis, in_axes, out_axes)
+    has_mesh = bool(jax.sharding.get_abstract_mesh().auto_axes)
+    return over_shards(local, sequence_axis, in_axes, out_axes) if sequence_axis or has_mesh else local
 
 
 def over_shards(
-    f: Callable[..., Any], sequence_axis: str, in_axes: tuple[str, ...], out_axes: str
+    f: Callable[..., Any], sequence_axis: str | None, in_axes: tuple[str, ...], out_axes: str
 ) -> Callable[..., Any]:
     """`f(*local arrays)` as a function of the whole arrays, inside `jit` with a mesh (`jax.set_mesh`).
 
-    Axes are written as letters. `L` and `C` are sharded over the mesh axis `sequence_axis`, and `B` over all
-    other axes of the mesh (if their sizes do not divide it, every device holds all rows). Any other letter is
-    an axis that every device holds whole. Arrays without some of these axes are cast to vary along the
-    missing mesh axes, so that their gradients are summed over the devices.
+    Axes are written as letters. `L` and `C` are sharded over the mesh axis `sequence_axis`, unless that is
+    None, and `B` over all other axes of the mesh (if their sizes do not divide it, every device holds all
+    rows). Any other letter is an axis that every device holds whole. Arrays without some of these axes are
+    cast to vary along the missing mesh axes, so that their gradients are summed over the devices.
 
     Args:
       in_axes: one string for each argument; an argument may be None.
@@ -53,8 +55,8 @@ def over_shards(
 
     def mapped(*args: jax.Array | None) -> Any:
         mesh = jax.sharding.get_abstract_mesh()
-        n_devices = axis_size(sequence_axis)
-        _check(args, in_axes, sequence_axis, n_devices)
+        if sequence_axis is not None:
+            _check(args, in_axes, sequence_axis, axis_size(sequence_axis))
         others = tuple(name for name in mesh.axis_names if name != sequence_axis)
         rows = args[0].shape[in_axes[0].index(ROWS)]
         if rows % prod(mesh.shape[name] for name in others):
@@ -104,7 +106,7 @@ def _vary(x: jax.Array | None, axes: str, names: dict[str, Any]) -> jax.Array | 
     if x is None:
         return None
     missing = () if ROWS in axes else names[ROWS] or ()
-    if LENGTH not in axes and CHANNELS not in axes:
+    if names[LENGTH] is not None and LENGTH not in axes and CHANNELS not in axes:
         missing = (*missing, names[LENGTH])
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 

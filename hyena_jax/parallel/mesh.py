@@ -2,7 +2,8 @@
 
 The rows of a batch are sharded over data and fsdp together, their length over sequence. Parameters and
 optimizer state are sharded over fsdp (Rajbhandari et al. 2020, arXiv:1910.02054, stage 3): each device holds
-1/fsdp of them, gathers a layer where it is used, and sums only its own shard of the gradient.
+1/fsdp of them, gathers a layer where it is used, and sums only its own shard of the gradient. `make_layout`
+tells the model where to say so to XLA.
 """
 
 import math
@@ -15,6 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hyena_jax.config import ParallelConfig, UserError, require
+from hyena_jax.layout import Layout
+from hyena_jax.ops.derivatives import own_derivative
 from hyena_jax.parallel.strategy import RowShard, Strategy, all_devices
 
 DATA, FSDP, SEQUENCE = AXES = ("data", "fsdp", "sequence")
@@ -65,6 +68,7 @@ def mesh_strategy(config: ParallelConfig) -> Strategy:
         devices=tuple(mesh.devices.flat),
         axis_name=None,
         sequence_axis=SEQUENCE if config.sequence > 1 else None,
+        layout=make_layout(mesh),
         row_shards=mesh.shape[DATA] * mesh.shape[FSDP],
         row_shard=row_shard,
         check=partial(_check, mesh),
@@ -78,6 +82,40 @@ def mesh_strategy(config: ParallelConfig) -> Strategy:
         from_global=lambda tree: tree,
         restore_target=partial(_restore_target, mesh),
     )
+
+
+def make_layout(mesh: Mesh) -> Layout:
+    """Activations stay with the rows and the length of the batch; sharded parameters are gathered where used.
+
+    Left to itself, XLA may gather activations instead, which are many times larger, or keep gradients whole.
+    """
+    layout = Layout(mesh.devices.flat[0].platform, mesh.shape[DATA] * mesh.shape[FSDP])
+    if mesh.size > 1:
+        layout = layout._replace(pin=_pin)
+    if mesh.shape[FSDP] > 1:
+        layout = layout._replace(gather=partial(_gather, mesh.shape[FSDP]))
+    return layout
+
+
+def _pin(x: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x, batch_spec(x.ndim))
+
+
+def _gather(fsdp: int, params: Tree) -> Tree:
+    def gather(leaf: jax.Array) -> jax.Array:
+        spec = leaf_spec(leaf.shape, fsdp)
+        if spec == PartitionSpec():
+            return leaf
+
+        def forward(leaf: jax.Array) -> tuple[jax.Array, None]:
+            return jax.lax.with_sharding_constraint(leaf, PartitionSpec()), None
+
+        def pull_back(_: None, gradient: jax.Array) -> tuple[jax.Array]:
+            return (jax.lax.with_sharding_constraint(gradient, spec),)
+
+        return own_derivative(forward, pull_back)(leaf)
+
+    return jax.tree.map(gather, params)
 
 
 def _row_shard(mesh: Mesh) -> RowShard:

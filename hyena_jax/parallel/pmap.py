@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hyena_jax.config import ParallelConfig
+from hyena_jax.layout import Layout
 from hyena_jax.parallel.strategy import RowShard, Strategy, all_devices
 
 AXIS = "data"
@@ -31,6 +32,7 @@ def pmap_strategy(config: ParallelConfig) -> Strategy:
         devices=devices,
         axis_name=AXIS,
         sequence_axis=None,
+        layout=Layout(devices[0].platform),
         row_shards=len(devices),
         row_shard=RowShard(jax.process_index(), jax.process_count()),
         check=lambda eval_step, shapes, batch: None,

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from hyena_jax.config import UserError, require
+from hyena_jax.layout import Layout
 
 Tree = Any
 
@@ -35,6 +36,8 @@ class Strategy(NamedTuple):
     """For `make_train_step`: the axis to average over; None if means are global already."""
     sequence_axis: str | None
     """For `models.build`: the mesh axis over which sequences are sharded, or None."""
+    layout: Layout
+    """For `models.build`: the devices, and where activations and parameters lie on them."""
     row_shards: int
     """Number of shards of a batch's rows; the batch size must be a multiple of it."""
     row_shard: RowShard

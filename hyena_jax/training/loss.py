@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hyena_jax.models import has_hidden, n_length_shards
+from hyena_jax.layout import Layout
+from hyena_jax.models import has_hidden, n_length_shards, with_whole_ends
 
 Tree = TypeVar("Tree")
 
-# With more logits [B, L, V] than this, the loss is computed in chunks, unless the model's config decides.
+# With more logits [B, L, V] than this on one device, the loss is computed in chunks, unless the model's
+# config decides.
 MOST_LOGITS = 2**26
 
 
@@ -34,7 +36,8 @@ def scored(
         The logits of a model with `hidden` and `logits` may be computed chunk by chunk, and are then
         recomputed in the backward pass: see `LanguageModelConfig.loss_chunk`.
     """
-    variables, inputs, targets = {"params": params}, batch["inputs"], batch["targets"]
+    # Gathered once, not in every chunk.
+    variables, inputs, targets = {"params": with_whole_ends(model, params)}, batch["inputs"], batch["targets"]
     n_tokens = chunk_tokens(model, targets.shape)
     if n_tokens is None:
         return score(model.apply(variables, inputs, None, deterministic, rngs=rngs), targets)
@@ -57,7 +60,8 @@ def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:
     if not has_hidden(model) or vocab_size is None or len(shape) != 2:
         return None
     batch, length = shape
-    chunk = getattr(model.config, "loss_chunk", None) or max(MOST_LOGITS // (batch * vocab_size), 1)
+    rows = -(-batch // getattr(model, "layout", Layout()).row_shards)  # on one device
+    chunk = getattr(model.config, "loss_chunk", None) or max(MOST_LOGITS // (rows * vocab_size), 1)
     return chunk if chunk < length else None
 
 

@@ -177,7 +177,7 @@ def _check(experiment: Experiment, data: Dataset, init_from: Path | None, consol
     can_shard = strategy.sequence_axis is None or experiment.model.input_kind.is_tokens
     require(can_shard, "parallel.sequence", experiment.parallel.sequence, "1 unless the model reads tokens")
     with _own_parts(experiment):
-        model = models.build(experiment.model, strategy.sequence_axis)
+        model = models.build(experiment.model, strategy.sequence_axis, strategy.layout)
         shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
         loss, metrics = loss_function(experiment.loss), metric_functions(experiment, data)
         batch = next(data.eval_batches(strategy.row_shards, 1))

@@ -265,8 +265,12 @@ def test_local_attention_takes_any_form():
 
 
 def test_many_queries_take_blocks_by_default():
-    assert default_method(BLOCK_ROWS) is plain_attention
-    assert default_method(BLOCK_ROWS + 1) is blocked_attention
+    assert default_method("gpu") is default_method("tpu") is plain_attention
+    assert default_method() is default_method("cpu")
+    for n_queries, is_blocked in ((BLOCK_ROWS, False), (BLOCK_ROWS + 1, True)):
+        q = jnp.zeros((1, n_queries, 1, 2))
+        jaxpr = str(jax.make_jaxpr(lambda q: default_method("cpu")(q, q, q, Visible(True)))(q))
+        assert (ops.ROW_MAXIMUM in jaxpr) == is_blocked
 
 
 @pytest.mark.parametrize("attend", [softmax_attention, local_attention])

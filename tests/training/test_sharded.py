@@ -69,7 +69,7 @@ def losses(
 ) -> list[float]:
     """Losses of some steps from the same start; the state stays sharded by its leaves' shapes."""
     strategy = parallel.make_strategy(config)
-    model = models.build(model_config, strategy.sequence_axis)
+    model = models.build(model_config, strategy.sequence_axis, strategy.layout)
     params = jax.eval_shape(lambda: init_params(model, 0))
     optimizer = make_optimizer(optimizer_config, params, 20)
 

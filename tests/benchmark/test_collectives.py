@@ -1,0 +1,69 @@
+"""What devices exchange, read from stored HLO texts."""
+
+import pytest
+
+from hyena_jax.benchmark.collectives import Collective, bytes_by_kind, collectives
+
+# A loop of 12 rounds around a gather that XLA overlaps with a product, as it prints it for a TPU: the gather
+# stands in two fusions, with one channel. Then a gather of two arrays that starts and ends apart, a sum of
+# two arrays, and a shift to the next device.
+PROGRAM = """\
+HloModule jit_train_step, is_scheduled=true
+
+%fused_start (p: bf16[16,256]) -> bf16[256,256] {
+  %p = bf16[16,256]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %gather.1 = bf16[256,256]{1,0:T(8,128)(2,1)S(1)} all-gather(%p), channel_id=7, dimensions={0}, \
+metadata={op_name="jit(train_step)/blocks_0/gather"}
+}
+
+%fused_done (p: bf16[16,256]) -> bf16[256,256] {
+  %p = bf16[16,256]{1,0} parameter(0)
+  ROOT %gather.2 = bf16[256,256]{1,0} all-gather(%p), channel_id=7, dimensions={0}
+}
+
+%body (arg: (s32[], bf16[16,256])) -> (s32[], bf16[16,256]) {
+  %arg = (s32[], bf16[16,256]{1,0}) parameter(0)
+  %w = bf16[16,256]{1,0} get-tuple-element(%arg), index=1
+  %start = bf16[256,256]{1,0} fusion(%w), kind=kCustom, calls=%fused_start
+  %done = bf16[256,256]{1,0} fusion(%w), kind=kCustom, calls=%fused_done
+  ROOT %tuple = (s32[], bf16[16,256]{1,0}) tuple(%arg, %w)
+}
+
+%condition (arg: (s32[], bf16[16,256])) -> pred[] {
+  ROOT %less = pred[] constant(true)
+}
+
+%unused (p: f32[4]) -> f32[16] {
+  ROOT %gather.9 = f32[16]{0} all-gather(%p), channel_id=99, dimensions={0}
+}
+
+ENTRY %main (x: bf16[16,256], y: f32[4], z: f32[2,3]) -> f32[16] {
+  %x = bf16[16,256]{1,0} parameter(0)
+  %loop = (s32[], bf16[16,256]{1,0}) while(%x), condition=%condition, body=%body, \
+backend_config={"known_trip_count":{"n":"12"}}
+  %pair = (f32[4]{0}, f32[2,3]{1,0}, f32[16]{0}, f32[8,3]{1,0}) all-gather-start(%y, %z), channel_id=8
+  %sum = (f32[10]{0}, s32[]) all-reduce(%a, %b), channel_id=9, to_apply=%add
+  %shift = (c64[5]{0}, c64[5]{0}, u32[], u32[]) collective-permute-start(%c), channel_id=10
+  ROOT %out = f32[16]{0} get-tuple-element(%pair), index=2
+}
+"""
+
+
+def test_each_exchange_counts_once_and_in_every_round():
+    found = collectives(PROGRAM)
+    assert found == [
+        Collective("all-gather", 2 * 256 * 256, 12, ("bf16[256,256]",), "jit(train_step)/blocks_0/gather"),
+        Collective("all-gather", 4 * (16 + 24), 1, ("f32[16]", "f32[8,3]"), ""),
+        Collective("all-reduce", 44, 1, ("f32[10]", "s32[]"), ""),
+        Collective("collective-permute", 40, 1, ("c64[5]",), ""),
+    ]
+    assert bytes_by_kind(found) == {
+        "all-gather": 12 * 2 * 256 * 256 + 160,
+        "all-reduce": 44,
+        "collective-permute": 40,
+    }
+
+
+def test_a_text_that_is_no_program_is_refused():
+    with pytest.raises(ValueError, match="ENTRY"):
+        collectives("HloModule nothing")

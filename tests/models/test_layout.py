@@ -1,0 +1,118 @@
+"""Where a model's arrays lie on a mesh, and which platform its operators are compiled for."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from hyena_jax import models, parallel
+from hyena_jax.benchmark.collectives import bytes_by_kind, collectives
+from hyena_jax.config import (
+    MIXER_CONFIGS,
+    AttentionConfig,
+    HawkConfig,
+    HyenaConfig,
+    LanguageModelConfig,
+    ParallelConfig,
+)
+from hyena_jax.layout import Layout
+from hyena_jax.parallel import mesh
+from hyena_jax.training.loss import MOST_LOGITS, chunk_tokens
+from hyena_jax.training.step import init_params, init_state, make_train_step
+
+FSDP = 4
+
+
+def config(mixer, **options) -> LanguageModelConfig:
+    sizes = {"n_layers": 2, "d_model": 128, "d_ff": 512, "max_len": 64, "vocab_size": 256}
+    return LanguageModelConfig(pattern=(mixer,), **(sizes | options))
+
+
+def compiled_step(model_config, rows: int):
+    """The training step over fsdp = 4, as text, and the bytes of all parameters."""
+    parallel_config = ParallelConfig(strategy="sharded", fsdp=FSDP)
+    strategy, devices = parallel.make_strategy(parallel_config), mesh.make_mesh(parallel_config)
+    model = models.build(model_config, strategy.sequence_axis, strategy.layout)
+    params = jax.eval_shape(lambda: init_params(model, 0))
+    optimizer = optax.adamw(1e-3)
+    shapes = jax.eval_shape(lambda params: init_state(params, optimizer), params)
+    tokens = jax.ShapeDtypeStruct(
+        (rows, model_config.max_len), jnp.int32, sharding=NamedSharding(devices, mesh.batch_spec(2))
+    )
+    state = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=NamedSharding(devices, mesh.leaf_spec(leaf.shape, FSDP))
+        ),
+        shapes,
+    )
+    out = (jax.tree.map(lambda leaf: leaf.sharding, state), NamedSharding(devices, PartitionSpec()))
+    with jax.set_mesh(devices):
+        step = jax.jit(make_train_step(model, optimizer, 0), donate_argnums=0, out_shardings=out)
+        text = step.lower(state, {"inputs": tokens, "targets": tokens}).compile().as_text()
+    return text, sum(leaf.size * 4 for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "remat"),
+    [
+        (AttentionConfig(), "none"),
+        pytest.param(HyenaConfig(), "none", marks=pytest.mark.scale),
+        pytest.param(HyenaConfig(), "block", marks=pytest.mark.scale),
+        pytest.param(HawkConfig(), "none", marks=pytest.mark.scale),
+        *(
+            pytest.param(MIXER_CONFIGS[name](), "none", marks=pytest.mark.scale)
+            for name in ("local_attention", "fastmax", "aft_simple", "h3")
+        ),
+    ],
+)
+def test_weights_are_gathered_and_activations_stay(mixer, remat):
+    """At most 1.5 times what sharded parameters have to move: twice the weights, once the gradients."""
+    rows = 64  # activations are larger than any weight
+    text, size = compiled_step(config(mixer, remat=remat), rows)
+    found = collectives(text)
+    assert 0 < sum(bytes_by_kind(found).values()) <= 1.5 * 3 * size
+    for one in found:
+        for shape in one.shapes:  # [B, L, D], or [B / 4, L, D]
+            assert not re.search(rf"\[({rows}|{rows // FSDP}),\d+,\d+\]", shape), one
+
+
+@pytest.mark.parametrize("name", MIXER_CONFIGS)
+def test_no_backend_is_asked_while_a_model_is_traced(name, monkeypatch):
+    """So that a program for a TPU can be made on a machine without one."""
+    monkeypatch.setattr(jax, "default_backend", lambda: pytest.fail("the backend was asked"))
+    model = models.build(config(MIXER_CONFIGS[name](), n_layers=1), layout=Layout("tpu"))
+    tokens = np.zeros((2, 64), np.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    assert jax.eval_shape(model.apply, params, tokens).shape == (2, 64, 256)
+
+    def decode(params):
+        bound = model.bind(params)
+        state, _ = bound.prefill(bound.init_state(2, 64), tokens[:, :5])
+        return bound.step(state, tokens[:, 5])[1]
+
+    assert jax.eval_shape(decode, params).shape == (2, 256)
+
+
+def test_a_program_for_a_tpu_holds_its_forms():
+    def program(mixer, platform):
+        model = models.build(config(mixer, max_len=256, n_layers=1), layout=Layout(platform))
+        params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((2, 256), np.int32))
+        return str(jax.make_jaxpr(model.apply)(params, np.zeros((2, 256), np.int32)))
+
+    assert "fft[" in program(HyenaConfig(), "cpu")
+    assert "fft[" not in program(HyenaConfig(), "tpu")
+    assert "pallas_call" in program(HawkConfig(), "tpu")
+    assert "pallas_call" not in program(HawkConfig(), "cpu")
+
+
+def test_a_chunk_of_the_loss_counts_the_rows_of_one_device():
+    model_config = config(HyenaConfig(), vocab_size=2**15)
+    tokens = {
+        shards: chunk_tokens(models.build(model_config, layout=Layout("cpu", shards)), (2**10, 64))
+        for shards in (1, 16)
+    }
+    assert tokens == {1: MOST_LOGITS // 2**25, 16: MOST_LOGITS // 2**21}
