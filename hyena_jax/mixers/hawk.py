@@ -123,7 +123,8 @@ class Hawk(nn.Module):
         in_axes = ("HBLI", "HBLI", "HBLI", "H11I", "BL")
         run = partial(rg_lru_from_start, method=default_method(self.platform))
         recurrence = sharded(run, self.sequence_axis, in_axes, "HBLI")
-        return self._output(gate, recurrence(u, *self._gates(u), self._blocks(self.rate[None, None]), starts))
+        gates, rate = self._gates(u, self.sequence_axis), self._blocks(self.rate[None, None])
+        return self._output(gate, recurrence(u, *gates, rate, starts))
 
     def init_state(self, batch_size: int, max_len: int) -> HawkState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
@@ -154,7 +155,7 @@ class Hawk(nn.Module):
         if real is not None:  # the FIR added its bias to the padding
             u = jnp.where(real[..., None], u, 0)
         rate, h0 = self._blocks(self.rate[None, None]), self._blocks(state.h)
-        h, h_last = rg_lru(u, *self._gates(u), rate, h0, starts, default_method(self.platform))
+        h, h_last = rg_lru(u, *self._gates(u, None), rate, h0, starts, default_method(self.platform))
         y = self._output(gate, h)
         history, h_last = _join(history).swapaxes(1, 2), _join(h_last)
         return HawkState(Shared(state.shared.position + n_tokens), first, history, h_last), y
@@ -178,9 +179,9 @@ class Hawk(nn.Module):
         taps, bias = self._blocks(self.short_taps.T[:, None, None]), self._blocks(self.short_bias[None, None])
         return taps.swapaxes(0, 1), bias
 
-    def _gates(self, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """r and i of u, [H, B, T, I], float32."""
-        r, i = self.recurrence_gate(u), self.input_gate(u)
+    def _gates(self, u: jax.Array, sequence_axis: str | None) -> tuple[jax.Array, jax.Array]:
+        """r and i of u, [H, B, T, I], float32; T may be sharded over a mesh axis."""
+        r, i = self.recurrence_gate(u, sequence_axis), self.input_gate(u, sequence_axis)
         return jax.nn.sigmoid(r.astype(self.rate.dtype)), jax.nn.sigmoid(i.astype(self.rate.dtype))
 
     def _output(self, gate: jax.Array, h: jax.Array) -> jax.Array:
@@ -210,13 +211,18 @@ class BlockDense(nn.Module):
     dtype: jnp.dtype | None = None
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """y [H, B, T, I] of x [H, B, T, I]."""
+    def __call__(self, x: jax.Array, sequence_axis: str | None = None) -> jax.Array:
+        """y [H, B, T, I] of x [H, B, T, I], whose T may be sharded over a mesh axis."""
+
+        def product(x: jax.Array, kernel: jax.Array, axis_name: str | None) -> jax.Array:
+            return block_dense(x.reshape(n_blocks, -1, width), kernel).reshape(x.shape)
+
         n_blocks, width = x.shape[0], x.shape[-1]
         kernel = self.param("kernel", nn.initializers.normal(width**-0.5), (n_blocks, width, width))
         bias = self.param("bias", nn.initializers.zeros, (n_blocks * width,)) if self.use_bias else None
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
-        y = block_dense(x.reshape(n_blocks, -1, width), kernel).reshape(x.shape)
+        # On each device by itself: where rows and length are both sharded, XLA cannot merge them.
+        y = sharded(product, sequence_axis, ("HBLI", "HIJ"), "HBLI")(x, kernel)
         return y if bias is None else y + bias.reshape(n_blocks, 1, 1, width)
 
 
