@@ -25,7 +25,7 @@ class SamplingRule:
     """Only tokens with at least p times the probability of the most probable one."""
 
     def __post_init__(self) -> None:
-        require(self.temperature > 0, "temperature", self.temperature, "above 0; for 0 use --greedy")
+        require(self.temperature > 0, "temperature", self.temperature, "above 0 (for 0 use --greedy)")
         require_at_least(1, self, "top_k")
         for name in ("top_p", "min_p"):
             value = getattr(self, name)

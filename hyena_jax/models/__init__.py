@@ -94,9 +94,11 @@ def has_hidden(model: nn.Module) -> bool:
 def with_whole_ends(model: nn.Module, params: Any) -> Any:
     """The parameters, with those outside of blocks whole on every device; each block gathers its own.
 
-    As they are, for a model without a layout.
+    As they are, for a model without a layout, or where all parameters are whole already.
     """
     layout = getattr(model, "layout", Layout())
+    if not layout.gathers:
+        return params
     return {
         name: value if name.startswith(BLOCKS) else layout.gather(value) for name, value in params.items()
     }
