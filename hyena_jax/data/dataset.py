@@ -27,6 +27,9 @@ class Dataset(Protocol):
     """The metrics to plot against the step, with the label of each axis."""
     scores: Mapping[str, Callable]
     """Metrics of only these data, score(logits, targets) -> values, by name: see `MetricConfig`."""
+    tallies: Mapping[str, Callable]
+    """What evaluation counts in addition, by name, if targets are classes: tally(correct, targets, weights),
+    all of the shape of `targets`, returns float32 [B] or [B, m], which is summed over rows for `metrics`."""
     fingerprint: str
     """SHA-256 of all data that a model sees, in hexadecimal."""
     source: str
@@ -55,7 +58,8 @@ class Dataset(Protocol):
     ) -> "grain.MapDataset[Batch] | Stream":
         """Endless batches of `inputs` [B, ...] and `targets`; element t is a pure function of (seed, t).
 
-        A batch may also hold `weights`, float32 in the shape of `targets`. It holds part number `part` of
+        A batch may also hold `weights`, float32 in the shape of `targets`; and `positions` int32 [B, n], the
+        inputs at which targets [B, n] are predicted. It holds part number `part` of
         `n_parts` equal parts of the rows. Rows that can only be read in their own order are a `Stream`.
         """
         ...
@@ -79,8 +83,12 @@ class Dataset(Protocol):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Metrics derived from the sums of `make_eval_step` over held-out units, besides the mean loss.
 
-        The sums include `nats`, `correct` and `probability` if targets are classes.
+        The sums include `nats`, `correct` and `probability` if targets are classes, and the `tallies`.
         """
+        ...
+
+    def eval_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """More metrics, which only `hyena-jax eval` reports, such as the error at each scored position."""
         ...
 
 

@@ -77,6 +77,7 @@ class ImageSet:
     units_per_row: ClassVar[int] = 1
     curves: ClassVar[Mapping[str, str]] = {"loss": "loss (nats per image)", "accuracy": "accuracy"}
     scores: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    tallies: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     train: Labelled
     held_out: Labelled
@@ -147,6 +148,10 @@ class ImageSet:
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Accuracy, if `correct` is among the sums."""
         return {"accuracy": sums["correct"] / sums["count"]} if "correct" in sums else {}
+
+    def eval_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """None in addition to `metrics`."""
+        return {}
 
 
 def load_image_set(config: ImagesConfig, normalization: Normalization | None = None) -> ImageSet:

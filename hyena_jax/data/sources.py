@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -353,6 +353,7 @@ class Rows:
     source: str
     fingerprint: str
     kind: str = field(default="rows", init=False)
+    tallies: ClassVar[Mapping[str, Callable]] = NONE
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -466,6 +467,10 @@ class Rows:
         if input_kind(self.inputs).is_tokens:
             return token_metrics(sums)
         return {"accuracy": sums["correct"] / sums["count"]}
+
+    def eval_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """None in addition to `metrics`."""
+        return {}
 
 
 def _check_form(form: _Form, first: _Form) -> None:

@@ -32,6 +32,7 @@ class Corpus:
     unit: ClassVar[str] = "token"
     curves: ClassVar[Mapping[str, str]] = {"loss": "loss (nats per token)"}
     scores: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    tallies: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     tokenizer: Tokenizer
     train: np.ndarray
@@ -99,6 +100,10 @@ class Corpus:
             return values
         bits = nats * len(self.held_out) / self.held_out_bytes / math.log(2)
         return {"perplexity": values["perplexity"], "bits_per_byte": bits, **values}
+
+    def eval_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """None in addition to `metrics`."""
+        return {}
 
 
 def token_metrics(sums: Mapping[str, float]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Exact evaluation on held-out data."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 
 import flax.linen as nn
@@ -19,6 +19,9 @@ from hyena_jax.training.run_folder import RunFolder
 from hyena_jax.training.scores import TAKEN, loss_function, metric_functions
 from hyena_jax.training.step import make_eval_step
 
+Sums = dict[str, float | np.ndarray]
+"""Sums over held-out rows by name: of values [B] a number, of values [B, m] an array [m]."""
+
 Watch = Callable[[Iterable[Batch], int], Iterable[Batch]]
 """watch(batches, their number) -> the same batches."""
 
@@ -31,8 +34,8 @@ def sum_held_out(
     batch_size: int,
     max_rows: int | None = None,
     watch: Watch | None = None,
-) -> dict[str, float]:
-    """The results of `eval_step(params, batch)`, [B] for the rows of a batch, summed over the held-out data.
+) -> Sums:
+    """The results of `eval_step(params, batch)`, [B] or [B, m], summed over the rows of the held-out data.
 
     Every held-out row counts once (or `max_rows` of them). Rows are summed without intermediate rounding, so
     that, beyond the rounding within a row, the result does not depend on how rows were batched. All processes
@@ -49,11 +52,16 @@ def sum_held_out(
     for batch in batches if watch is None else watch(batches, math.ceil(n_rows / batch_size)):
         sums = eval_step(params, strategy.place_batch(strategy.row_shard.of(batch)))
         for name, values in sums.items():
-            rows.setdefault(name, []).append(np.asarray(values, np.float64).ravel())
-    return {name: math.fsum(np.concatenate(values)) for name, values in rows.items()}
+            rows.setdefault(name, []).append(np.asarray(values, np.float64).reshape(batch_size, -1))
+    return {name: _total(np.concatenate(values)) for name, values in rows.items()}
 
 
-def held_out_values(data: Dataset, sums: Mapping[str, float]) -> Values:
+def _total(values: np.ndarray) -> float | np.ndarray:
+    """The sum [m] of values [rows, m]; a number if m is 1."""
+    return math.fsum(values[:, 0]) if values.shape[1] == 1 else values.sum(axis=0)
+
+
+def held_out_values(data: Dataset, sums: Sums) -> Values:
     """Metrics from sums over held-out targets: the mean `loss`, `Dataset.metrics`, and other means.
 
     Raises:
@@ -61,7 +69,8 @@ def held_out_values(data: Dataset, sums: Mapping[str, float]) -> Values:
     """
     count = sums["count"]
     require(count > 0, "sum of the weights of held-out targets", count, "above 0")
-    means = {name: value / count for name, value in sums.items() if name not in TAKEN}
+    others = sums.keys() - TAKEN - data.tallies.keys()
+    means = {name: sums[name] / count for name in sums if name in others}
     return {"loss": sums["loss"] / count, **data.metrics(sums), **means}
 
 
@@ -85,9 +94,9 @@ def evaluate_run(
     data = load_data(run, path)
     strategy = parallel.make_strategy(ParallelConfig())
     scores = loss_function(run.experiment.loss), metric_functions(run.experiment, data)
-    eval_step = strategy.map_eval_step(make_eval_step(model, *scores))
+    eval_step = strategy.map_eval_step(make_eval_step(model, *scores, data.tallies))
     sums = sum_held_out(strategy, eval_step, strategy.place(params), data, batch_size, watch=watch)
-    return {**held_out_values(data, sums), f"{data.unit}s": data.n_held_out}
+    return {**held_out_values(data, sums), f"{data.unit}s": data.n_held_out, **data.eval_metrics(sums)}
 
 
 def load_data(run: RunFolder, path: str | None = None) -> Dataset:

@@ -74,7 +74,7 @@ class Trainer:
         setup, experiment = self.setup, self.setup.experiment
         self.clock = Clock(experiment.data.batch_size * setup.data.units_per_row)
         self.schedule = make_schedule(experiment.optimizer, experiment.training.steps)
-        eval_step = make_eval_step(setup.model, setup.loss, setup.metrics)
+        eval_step = make_eval_step(setup.model, setup.loss, setup.metrics, setup.data.tallies)
         self.eval_step = setup.strategy.map_eval_step(eval_step)
 
     def run(
@@ -166,7 +166,8 @@ class Trainer:
         if not math.isfinite(values["loss"]):
             raise _diverged(f"the validation loss at step {step} is {values['loss']}")
         self.log.write(step, {f"validation/{name}": value for name, value in values.items()})
-        self.progress.validation(step, values["loss"])
+        shown = {name: values[name] for name in data.curves if name != "loss" and name in values}
+        self.progress.validation(step, values["loss"], shown)
         return values["loss"]
 
     def _save(self, step: int, state: TrainState, loss: float | None, stream: loader.Stream | None) -> None:

@@ -1,6 +1,7 @@
 """The loss, computed in chunks of the length if all logits together would take too much memory.
 
-Axes: B batch, L length, V classes (tokens of a vocabulary, or labels), n devices that shard L.
+Axes: B batch, L length, D channels, V classes (tokens of a vocabulary, or labels), n devices that shard L or,
+where a batch names them, scored positions.
 """
 
 from collections.abc import Callable
@@ -31,6 +32,9 @@ def scored(
 ) -> Tree:
     """`score(logits, targets)` for a model's logits at the `inputs` of a batch, and its `targets`.
 
+    A batch may hold `positions`, int [B, n]: target i of a row belongs to the logits at its position i, and
+    a model with `hidden` and `logits` computes no others.
+
     Args:
       score: returns arrays of the shape of `targets`; each entry depends only on its own target and logits.
         The logits of a model with `hidden` and `logits` may be computed chunk by chunk, and are then
@@ -39,15 +43,26 @@ def scored(
     # Gathered once, not in every chunk.
     variables, inputs, targets = {"params": with_whole_ends(model, params)}, batch["inputs"], batch["targets"]
     n_tokens = chunk_tokens(model, targets.shape)
-    if n_tokens is None:
-        return score(model.apply(variables, inputs, None, deterministic, rngs=rngs), targets)
+    positions = batch.get("positions")
+    if n_tokens is None and (positions is None or not has_hidden(model)):
+        logits = model.apply(variables, inputs, None, deterministic, rngs=rngs)
+        return score(logits if positions is None else _at(logits, positions), targets)
     hidden = model.apply(variables, inputs, None, deterministic, rngs=rngs, method="hidden")
+    if positions is not None:
+        hidden = _at(hidden, positions)
+    if n_tokens is None:
+        return score(model.apply(variables, hidden, method="logits"), targets)
 
     def of_chunk(chunk: tuple[jax.Array, jax.Array]) -> Tree:
         x, targets = chunk
         return score(model.apply(variables, x, method="logits"), targets)
 
     return _over_chunks(jax.checkpoint(of_chunk), (hidden, targets), n_tokens, n_length_shards(model))
+
+
+def _at(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Entries [B, n, ...] of x [B, L, ...] at positions [B, n]."""
+    return jnp.take_along_axis(x, positions[..., None], axis=1)
 
 
 def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:

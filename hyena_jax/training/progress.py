@@ -3,10 +3,10 @@
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TypeVar
 
 import jax
@@ -22,6 +22,7 @@ from hyena_jax.trees import named_leaves
 
 T = TypeVar("T")
 
+NO_METRICS: Mapping[str, float] = MappingProxyType({})
 # Least seconds between two rows of training metrics, without a terminal.
 ROW_EVERY = 5.0
 
@@ -72,11 +73,12 @@ class Progress:
                 f"step {step:6d}   {self._loss}   {self._speed}   {self._left(step, now)}", soft_wrap=True
             )
 
-    def validation(self, step: int, loss: float) -> None:
-        """Shows the validation loss after `step`, also as a row of text."""
+    def validation(self, step: int, loss: float, metrics: Mapping[str, float] = NO_METRICS) -> None:
+        """Shows the validation loss after `step`, also as a row of text, with the data's own metrics."""
         self._validation_loss = f"validation {loss:.4f}"
         self._show()
-        self._console.print(f"step {step:6d}   validation loss {loss:.4f}")
+        more = "".join(f"   {name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())
+        self._console.print(f"step {step:6d}   validation loss {loss:.4f}{more}", soft_wrap=True)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -181,6 +181,9 @@ def _check(experiment: Experiment, data: Dataset, init_from: Path | None, consol
         shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
         loss, metrics = loss_function(experiment.loss), metric_functions(experiment, data)
         batch = next(data.eval_batches(strategy.row_shards, 1))
+        if "positions" in batch:  # they would lie on other devices than the tokens that they name
+            must = "1 with data that score single positions"
+            require(strategy.sequence_axis is None, "parallel.sequence", experiment.parallel.sequence, must)
         if config.plugins_in(experiment):  # parts that do not fit fail when they are traced
             jax.eval_shape(make_eval_step(models.build(experiment.model), loss, metrics), shapes, batch)
         strategy.check(make_eval_step(model, loss, metrics), shapes, batch)

@@ -50,7 +50,7 @@ def metric_functions(experiment: Experiment, data: Dataset) -> dict[str, Score]:
             raise UserError(f"the metric {config.label!r} is given by the experiment and by its data")
         functions[config.label] = partial(type(config).registry.target(type(config)), config)
     for label in functions:
-        if label in TAKEN:
+        if label in TAKEN or label in data.tallies:
             raise UserError(
                 f"the name {label!r} of a metric is taken; name it other than {', '.join(sorted(TAKEN))}"
             )

@@ -20,6 +20,8 @@ from hyena_jax.training.scores import Score, eval_values, train_values, weighted
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
+Tally = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""tally(correct, targets, weights) -> [B] or [B, m], to be summed over rows."""
 
 FINITE = -1
 NO_METRICS: Mapping[str, Score] = MappingProxyType({})
@@ -142,14 +144,17 @@ def make_train_step(
 
 
 def make_eval_step(
-    model: nn.Module, loss: Score = cross_entropy, metrics: Mapping[str, Score] = NO_METRICS
+    model: nn.Module,
+    loss: Score = cross_entropy,
+    metrics: Mapping[str, Score] = NO_METRICS,
+    tallies: Mapping[str, Tally] = NO_METRICS,
 ) -> Callable[[optax.Params, Batch], Metrics]:
     """`eval_step(params, batch)`: for each row of the batch, sums over its targets, float32 [B].
 
     Sums of `loss` and `metrics`; of the weights, as `count`; and, if targets are classes, of `nats` (negative
     log-likelihoods), `correct` and `probability`, whatever the loss. `batch` also holds `weights` of the
     shape of `targets`, 0 where a target is padding. Sums by row, not over the batch, so that adding them up
-    on the host does not depend on how rows were batched.
+    on the host does not depend on how rows were batched. `tallies` are the data's: see `Dataset`.
     """
     score = partial(eval_values, loss, metrics)
 
@@ -157,6 +162,8 @@ def make_eval_step(
         weights = batch["weights"]
         values = scored(score, model, params, batch)
         sums = {"count": weights, **{name: weighted(x, weights) for name, x in values.items()}}
-        return {name: x.reshape(len(x), -1).sum(-1) for name, x in sums.items()}
+        rows = {name: x.reshape(len(x), -1).sum(-1) for name, x in sums.items()}
+        counted = {name: f(values["correct"], batch["targets"], weights) for name, f in tallies.items()}
+        return {**rows, **counted}
 
     return eval_step

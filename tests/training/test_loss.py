@@ -82,6 +82,71 @@ def test_a_model_of_ones_own_is_scored_in_parts_where_it_has_hidden_and_logits(m
     assert_close(in_parts, at_once)
 
 
+# Positions repeat where a row has fewer answers than places for them.
+POSITIONS = np.array([[10, 0, 4, 3], [5, 5, 0, 0], [9, 8, 7, 1]], np.int32)
+AT_POSITIONS = {
+    "inputs": BATCH["inputs"],
+    "targets": np.take_along_axis(BATCH["targets"], POSITIONS, 1),
+    "positions": POSITIONS,
+}
+
+
+def value_and_gradients_at_positions(model, params, batch):
+    """Of a weighted sum of the loss at the positions, computed from all logits if the batch has none."""
+    weights = np.random.default_rng(1).normal(size=POSITIONS.shape).astype(np.float32)
+
+    def weighted_sum(params):
+        nats = loss.scored(loss.cross_entropy, model, params, batch)
+        if "positions" not in batch:
+            nats = nats[np.arange(3)[:, None], POSITIONS]
+        return (weights * nats).sum()
+
+    return jax.jit(jax.value_and_grad(weighted_sum))(params)
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_the_loss_at_positions_is_the_full_loss_at_these_positions(chunk):
+    model = models.build(dataclasses.replace(CONFIG, loss_chunk=chunk))
+    expected = value_and_gradients_at_positions(models.build(CONFIG), PARAMS, BATCH)
+    actual = value_and_gradients_at_positions(model, PARAMS, AT_POSITIONS)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert_close(a, b)
+
+
+def test_a_model_without_hidden_and_logits_scores_everything_and_keeps_the_positions():
+    config = SimpleNamespace(vocab_size=13)
+    plain, split = Plain(config), Split(config)
+    params = plain.init(jax.random.key(0), WINDOWS)["params"]
+    expected = value_and_gradients_at_positions(plain, params, BATCH)
+    for model in (plain, split, Split(SimpleNamespace())):
+        actual = value_and_gradients_at_positions(model, params, AT_POSITIONS)
+        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            assert_close(a, b)
+
+
+def test_logits_exist_at_the_positions_alone():
+    model = models.build(CONFIG)
+    at, full = (
+        str(jax.make_jaxpr(lambda params, b=b: value_and_gradients_at_positions(model, params, b))(PARAMS))
+        for b in (AT_POSITIONS, BATCH)
+    )
+    assert "f32[3,4,13]" in at
+    assert "f32[3,11,13]" not in at
+    assert "f32[3,11,13]" in full
+
+
+def test_evaluation_at_positions_sums_over_them():
+    model, weights = models.build(CONFIG), np.float32([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]])
+    tallies = {"right_at": lambda correct, targets, weights: correct * weights}
+    sums = make_eval_step(model, tallies=tallies)(PARAMS, {**AT_POSITIONS, "weights": weights})
+    logits = np.asarray(model.apply({"params": PARAMS}, BATCH["inputs"]))
+    picked = np.take_along_axis(logits, POSITIONS[..., None], 1)
+    right = (picked.argmax(-1) == AT_POSITIONS["targets"]) * weights
+    np.testing.assert_array_equal(sums["count"], [4, 1, 2])
+    np.testing.assert_array_equal(sums["correct"], right.sum(-1))
+    np.testing.assert_array_equal(sums["right_at"], right)
+
+
 def test_evaluation_in_parts_equals_at_once():
     parts = dataclasses.replace(CONFIG, loss_chunk=4)
     expected, actual = (make_eval_step(models.build(config))(PARAMS, BATCH) for config in (CONFIG, parts))
