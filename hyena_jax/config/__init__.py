@@ -103,3 +103,4 @@ from hyena_jax.config.plugins import (
     plugins_in,
 )
 from hyena_jax.config.registry import Targets, register
+from hyena_jax.config.tasks import TASK_CONFIGS, TaskConfig

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyena_jax.config import UserError, require
+from hyena_jax.config.checks import MOST_COUNT
 
 if TYPE_CHECKING:
     import grain
@@ -50,6 +51,26 @@ def shuffled_batches(
     # Indices, not rows, are shuffled: grain's cost is per element, and one read serves a batch.
     indices = grain.MapDataset.range(n_rows).seed(seed).shuffle().repeat().batch(batch_size)
     return indices.map(lambda batch: read(batch[ours]))
+
+
+def fresh_batches(
+    read: Callable[[np.ndarray], Batch],
+    batch_size: int,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> "grain.MapDataset[Batch]":
+    """Batches of rows that are never repeated: element t holds the rows t B to (t + 1) B.
+
+    The arguments are those of `shuffled_batches`; `read` knows every row of any index.
+
+    Raises UserError if P does not divide B.
+    """
+    import grain
+
+    require(batch_size % process_count == 0, "batch_size", batch_size, f"a multiple of {process_count=}")
+    size = batch_size // process_count
+    ours = np.arange(process_index * size, (process_index + 1) * size)
+    return grain.MapDataset.range(MOST_COUNT).map(lambda t: read(t * batch_size + ours))
 
 
 def train_batches(

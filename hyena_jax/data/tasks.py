@@ -1,0 +1,280 @@
+"""Synthetic tasks as batches: the `Dataset` of a `TaskConfig`, whose rows are drawn from (seed, index).
+
+Your own task is a config derived from `TaskConfig` and a function that draws a row:
+
+    hyena_jax.register("mine", MineConfig, lambda config, encoding: task_rows(Task(draw, ...), config))
+
+Shapes: B batch, L inputs, n scored positions, V symbols.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from hyena_jax.config import Experiment, TaskConfig, UserError, require
+from hyena_jax.data import loader
+from hyena_jax.data.facts import fill_in
+from hyena_jax.tasks.catalogue import TASKS
+from hyena_jax.tasks.task import Draw, Row, Task
+
+if TYPE_CHECKING:
+    import grain
+
+Part = Literal["train", "test"]
+PARTS: Mapping[Part, int] = MappingProxyType({"train": 0, "test": 1})
+"""What the seed of a row holds between the seed of its part and its index."""
+HELD_OUT_OF = 8
+"""One in so many rows is kept for the evaluation where the two parts are disjoint."""
+MOST_TRIES = 1000
+"""Rows drawn for one, until one belongs to the part: 7/8 to this power is 1e-58."""
+HASHED_ROWS = 16
+"""Rows of each part that enter the fingerprint, in addition to the settings."""
+
+LABELS = {
+    "accuracy": "accuracy at scored positions",
+    "sequence_accuracy": "fraction of rows without an error",
+    "macro_accuracy": "accuracy, mean over classes",
+    "scaled_accuracy": "accuracy, 0 at chance",
+}
+"""The label of the axis of each metric."""
+
+
+def load_task(config: TaskConfig, encoding: None = None) -> "TaskRows":
+    """The rows of a task of this package."""
+    return task_rows(TASKS[type(config)], config)
+
+
+def task_rows(task: Task, config: TaskConfig) -> "TaskRows":
+    """The rows of any task. Raises UserError if no row with these settings can be drawn."""
+    return TaskRows(task, config)
+
+
+def draw_row(task: Task, config: TaskConfig, part: Part, seed: int, index: int) -> Row:
+    """Row `index` of a part, a pure function of its arguments.
+
+    With `config.disjoint`, rows are drawn until one belongs to the part, as a hash of its inputs decides.
+
+    Raises:
+      UserError: if none does, because the settings allow too few different rows.
+    """
+    rng = np.random.default_rng((seed, PARTS[part], index))
+    is_test = part == "test"
+    draw: Draw = task.draw if is_test else task.draw_train or task.draw
+    settings = config.of_test() if is_test else config
+    for _ in range(MOST_TRIES):
+        row = draw(rng, settings)
+        if not config.disjoint or _is_held_out(row) == is_test:
+            return row
+    raise UserError(
+        f"disjoint must be False with so few different rows, got True: {MOST_TRIES} draws gave no row of the"
+        f" {part} part"
+    )
+
+
+def _is_held_out(row: Row) -> bool:
+    """Whether a row belongs to the evaluation. Padding does not count: rows of one text are one row."""
+    content = np.trim_zeros(row.inputs, "b").astype("<i4").tobytes()
+    return hashlib.blake2b(content, digest_size=1).digest()[0] % HELD_OUT_OF == 0
+
+
+@dataclass(frozen=True, eq=False)
+class TaskRows:
+    """Rows of a task to train on and to evaluate on: a `Dataset`."""
+
+    kind: ClassVar[str] = "task"
+    unit: ClassVar[str] = "answer"
+    scores: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    task: Task
+    config: TaskConfig
+
+    @property
+    def source(self) -> str:
+        """The first sentence about the task, to be printed."""
+        about = (type(self.config).__doc__ or "").partition("\n")[0].rstrip(".")
+        return f"{about}; chance {self.chance:.3g}"
+
+    @property
+    def chance(self) -> float:
+        """The task's chance level on the rows to evaluate on."""
+        return self.task.chance(self.config.of_test())
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The metric of the published numbers, then accuracy and, with several answers a row, whole rows."""
+        several = ("sequence_accuracy",) if self._first.targets.size > 1 else ()
+        return tuple(dict.fromkeys((self.task.metric, "accuracy", *several)))
+
+    @property
+    def curves(self) -> Mapping[str, str]:
+        """The loss and the task's metrics."""
+        note = "; training: all tokens" if getattr(self.config, "predict_all", False) else ""
+        return {"loss": f"loss (nats per answer{note})", **{name: LABELS[name] for name in self.metric_names}}
+
+    @cached_property
+    def tallies(self) -> Mapping[str, Callable]:
+        """Rows, rows without an error, answers by position, and answers by class if a metric needs them."""
+        found: dict[str, Callable] = {"rows": _rows, "whole_rows": _whole_rows}
+        if self.task.shows_positions:
+            found |= {"correct_at": _correct_at, "count_at": _count_at}
+        if self.task.metric == "macro_accuracy":
+            n = self.config.n_symbols
+            found |= {"correct_of": partial(_correct_of, n), "count_of": partial(_count_of, n)}
+        return found
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the settings and some rows of both parts, in hexadecimal."""
+        settings = [type(self.config).__qualname__, dataclasses.asdict(self.config)]
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+        for part in PARTS:
+            for i in range(HASHED_ROWS):
+                for array in self.row(part, 0, i):
+                    if array is not None:
+                        digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def _first(self) -> Row:
+        """The first row to evaluate on."""
+        return self.row("test", self.config.test_seed, 0)
+
+    def row(self, part: Part, seed: int, index: int) -> Row:
+        """See `draw_row`."""
+        return draw_row(self.task, self.config, part, seed, index)
+
+    @cached_property
+    def n_inputs(self) -> int:
+        """Inputs of the longest row of either part: all rows of a part have as many."""
+        return max(len(self.row("train", 0, 0).inputs), len(self._first.inputs))
+
+    @property
+    def units_per_row(self) -> int:
+        """Targets in a training row, scored or not."""
+        return self.row("train", 0, 0).targets.size
+
+    @cached_property
+    def n_held_out(self) -> int:
+        """Scored answers of all rows to evaluate on."""
+        if self._first.weights is None:
+            return self.config.test_rows * self._first.targets.size
+        rows = (self.row("test", self.config.test_seed, i) for i in range(self.config.test_rows))
+        return sum(np.count_nonzero(row.weights) for row in rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fingerprint, for `data.json` of a run; a task has no encoding."""
+        return {"fingerprint": self.fingerprint, "encoding": None}
+
+    def complete(self, experiment: Experiment) -> Experiment:
+        """Fills in vocab_size; refuses a smaller one, and a model that reads fewer inputs than a row has."""
+        if hasattr(experiment.model, "max_len"):
+            most = experiment.model.max_len
+            must = f"at most model.max_len={most} (or raise model.max_len)"
+            require(self.n_inputs <= most, "inputs of a row", self.n_inputs, must)
+        prompt = experiment.logging.sample_prompt
+        require(prompt is None, "logging.sample_prompt", prompt, "None with a task, which has no text")
+        return fill_in(experiment, {"vocab_size": self.config.n_symbols})
+
+    def train_batches(
+        self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
+    ) -> "grain.MapDataset[loader.Batch]":
+        """New rows at every step, or `train_rows` of them shuffled every epoch; drawn with `seed`."""
+
+        def read(indices: np.ndarray) -> loader.Batch:
+            return _batch([self.row("train", seed, int(i)) for i in indices])
+
+        if self.config.train_rows is None:
+            return loader.fresh_batches(read, batch_size, part, n_parts)
+        return loader.shuffled_batches(read, self.config.train_rows, batch_size, seed, part, n_parts)
+
+    def n_eval_rows(self, max_rows: int | None = None) -> int:
+        """Rows that `eval_batches` covers."""
+        return len(loader.evenly_spaced(self.config.test_rows, max_rows))
+
+    def eval_batches(self, batch_size: int, max_rows: int | None = None) -> Iterator[loader.Batch]:
+        """Every row to evaluate on once, in order, or `max_rows` evenly spaced ones.
+
+        Yields:
+          `inputs` int32 [B, L], `targets` int32 [B, n], `positions` int32 [B, n] unless n = L positions are
+          scored, and `weights` float32 [B, n]: 0 where there is no answer, or where the last batch is padded
+          (with its first row).
+        """
+        chosen = loader.evenly_spaced(self.config.test_rows, max_rows)
+        for first in range(0, len(chosen), batch_size):
+            some = chosen[first : first + batch_size]
+            rows = [self.row("test", self.config.test_seed, int(i)) for i in some]
+            batch = _batch(rows + rows[:1] * (batch_size - len(rows)))
+            weights = batch.get("weights", np.ones(batch["targets"].shape, np.float32))
+            inside = np.arange(batch_size) < len(rows)
+            yield {**batch, "weights": weights * inside[:, None].astype(np.float32)}
+
+    def loss_metrics(self, loss: float) -> dict[str, float]:
+        """None: a task is measured by its accuracy."""
+        return {}
+
+    def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """The metrics of `metric_names`, in [0, 1]; scaled accuracy is below 0 where chance is better."""
+        if "correct" not in sums:
+            return {}
+        accuracy = sums["correct"] / sums["count"]
+        values = {"accuracy": accuracy, "scaled_accuracy": (accuracy - self.chance) / (1 - self.chance)}
+        if "rows" in sums:
+            values["sequence_accuracy"] = sums["whole_rows"] / sums["rows"]
+        if "count_of" in sums:
+            asked = sums["count_of"] > 0
+            values["macro_accuracy"] = float((sums["correct_of"][asked] / sums["count_of"][asked]).mean())
+        return {name: values[name] for name in self.metric_names if name in values}
+
+    def eval_metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """`error_at_{i}`: the fraction of wrong answers at the i-th scored position of a row, from 0."""
+        if "count_at" not in sums:
+            return {}
+        pairs = zip(np.atleast_1d(sums["correct_at"]), np.atleast_1d(sums["count_at"]), strict=True)
+        return {f"error_at_{i}": float(1 - correct / n) for i, (correct, n) in enumerate(pairs) if n > 0}
+
+
+def _batch(rows: Sequence[Row]) -> loader.Batch:
+    """Rows as arrays [B, ...] by name."""
+    first = rows[0]
+    names = [name for name in Row._fields if getattr(first, name) is not None]
+    return {name: np.stack([getattr(row, name) for row in rows]) for name in names}
+
+
+# The tallies: `correct` is bool, `targets` int and `weights` float32, all [B, n], of NumPy or JAX.
+
+
+def _rows(correct: Any, targets: Any, weights: Any) -> Any:
+    """1.0 for each row with something to score [B]."""
+    return (weights > 0).any(-1).astype(np.float32)
+
+
+def _whole_rows(correct: Any, targets: Any, weights: Any) -> Any:
+    """1.0 for each such row without an error [B]."""
+    return ((correct | (weights == 0)).all(-1) & (weights > 0).any(-1)).astype(np.float32)
+
+
+def _correct_at(correct: Any, targets: Any, weights: Any) -> Any:
+    """Right answers at each position [B, n]."""
+    return correct * weights
+
+
+def _count_at(correct: Any, targets: Any, weights: Any) -> Any:
+    """Answers at each position [B, n]."""
+    return weights
+
+
+def _correct_of(n_classes: int, correct: Any, targets: Any, weights: Any) -> Any:
+    """Right answers of each class [B, V]."""
+    return _count_of(n_classes, correct, targets, weights * correct)
+
+
+def _count_of(n_classes: int, correct: Any, targets: Any, weights: Any) -> Any:
+    """Answers of each class [B, V]."""
+    return ((targets[..., None] == np.arange(n_classes)) * weights[..., None]).sum(-2)

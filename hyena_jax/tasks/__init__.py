@@ -1,0 +1,1 @@
+"""Synthetic tasks: how a row is drawn, what chance scores, and the published settings; NumPy alone."""

@@ -1,0 +1,85 @@
+"""Copying from the context: selective copying, and copying all of it (memorisation)."""
+
+import numpy as np
+
+from hyena_jax.config.tasks import MemorisationConfig, SelectiveCopyingConfig
+from hyena_jax.tasks.task import Preset, Row, Task, row
+
+
+def selective_copying(rng: np.random.Generator, config: SelectiveCopyingConfig) -> Row:
+    """Selective copying (Gu & Dao 2023, 2312.00752, section 4.1.1).
+
+    n data at random places in L ids, the rest noise; then n markers `?`, at which the data are to be named
+    in order:
+
+        inputs   _ _ 3 _ _ _ _ 6 _ 6 _ _ ? ? ?
+        target   · · · · · · · · · · · · 3 6 6
+
+    Ids: noise 0, marker 1, data 2..V-1. The places do not repeat.
+    """
+    length, n = config.seq_len, config.n_data
+    data = rng.integers(2, config.vocab_size, n)
+    inputs = np.concatenate([np.zeros(length, np.int64), np.ones(n, np.int64)])
+    inputs[np.sort(rng.permutation(length)[:n])] = data
+    return row(inputs, data, length + np.arange(n))
+
+
+def memorisation(rng: np.random.Generator, config: MemorisationConfig) -> Row:
+    """Memorisation, also called copying (Parnichkun et al. 2024, 2405.06147; ruke1ire/RTF, copying.py).
+
+    M data, noise, then M markers `?`, at which the data are to be named in order:
+
+        inputs   7 6 5 3 _ _ ? ? ? ?
+        target   · · · · · · 7 6 5 3
+
+    Ids: noise 0, data 1..A-2, marker A - 1. With `variable` the data stand at random places, in order,
+    among the noise.
+    """
+    n, noise = config.n_data, config.n_noise
+    data = rng.integers(1, config.vocab_size - 1, n)
+    places = np.sort(rng.permutation(n + noise)[:n]) if config.variable else np.arange(n)
+    inputs = np.concatenate([np.zeros(n + noise, np.int64), np.full(n, config.vocab_size - 1)])
+    inputs[places] = data
+    return row(inputs, data, n + noise + np.arange(n))
+
+
+def _selective_symbol(config: SelectiveCopyingConfig, i: int) -> str:
+    return {0: "_", 1: "?"}.get(i, str(i))
+
+
+def _memorisation_symbol(config: MemorisationConfig, i: int) -> str:
+    return {0: "_", config.vocab_size - 1: "?"}.get(i, str(i))
+
+
+SELECTIVE_COPYING = Task(
+    draw=selective_copying,
+    chance=lambda config: 1 / (config.vocab_size - 2),
+    symbol=_selective_symbol,
+    presets={
+        "small": Preset(SelectiveCopyingConfig(), "the published task at a size for two CPU cores"),
+        "mamba": Preset(
+            SelectiveCopyingConfig(vocab_size=16, seq_len=4096, n_data=16),
+            "Gu & Dao 2023, 2312.00752, table 1; 400,000 steps of 64 rows",
+            "S4 without gate 18.3, in H3 57.0, in Mamba's block 56.4; Hyena in H3 30.1, in Mamba's block"
+            " 28.4; S6 97.0, 99.7, 99.8",
+        ),
+        "griffin": Preset(
+            SelectiveCopyingConfig(vocab_size=16, seq_len=1024, n_data=16),
+            "De et al. 2024, 2402.19427; 5 blocks, width 64, window 512",
+            "all mixers solve it at the training length, Hawk and Griffin beyond",
+        ),
+    },
+)
+MEMORISATION = Task(
+    draw=memorisation,
+    chance=lambda config: 1 / (config.vocab_size - 2),
+    symbol=_memorisation_symbol,
+    presets={
+        "small": Preset(MemorisationConfig(), "the published task at a size for two CPU cores"),
+        "rtf": Preset(
+            MemorisationConfig(vocab_size=64, n_data=1024, batch_size=8),
+            "Parnichkun et al. 2024, 2405.06147; 4 layers, width 64, state 64 (RTF) or 128 (S4), learning"
+            " rate 1e-3, no decay, 10,000 new rows an epoch, 50 epochs",
+        ),
+    },
+)

@@ -1,0 +1,345 @@
+"""The six tasks of MAD (Poli et al. 2024, 2403.17844; athms/mad-lab, mad/data/instances.py)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from hyena_jax.config import TaskConfig
+from hyena_jax.config.tasks import (
+    MadCompressionConfig,
+    MadFuzzyRecallConfig,
+    MadMemorisationConfig,
+    MadNoisyRecallConfig,
+    MadRecallConfig,
+    MadSelectiveCopyingConfig,
+)
+from hyena_jax.tasks.task import Preset, Row, Task, next_tokens, row
+
+FACTS_SEED = 12345
+"""The published seed of the map from keys to values."""
+
+
+def _recall_tokens(rng: np.random.Generator, config: MadRecallConfig) -> tuple[np.ndarray, np.ndarray]:
+    """The L tokens, and whether each is the value of a key seen before, bool [L]."""
+    half, n_pairs = config.n_plain // 2, config.seq_len // 2
+    is_noise = rng.random(n_pairs) < config.noise
+    is_noise[[rng.integers(n_pairs - 1), n_pairs - 1]] = False  # a pair to ask for, and the question
+    keys = rng.integers(half, size=n_pairs)
+    seen = np.unique(keys[:-1][~is_noise[:-1]])
+    keys[-1] = seen[rng.integers(len(seen))]
+    values = rng.integers(half, config.n_plain, half)
+    noise = rng.integers(config.n_plain, max(config.vocab_size, config.n_plain + 1), (n_pairs, 2))
+    pairs = np.where(is_noise[:, None], noise, np.stack([keys, values[keys]], axis=1))
+    _, first = np.unique(np.where(is_noise, -1, keys), return_index=True)
+    is_repeated = ~is_noise
+    is_repeated[first] = False
+    return pairs.ravel(), np.stack([np.zeros(n_pairs, bool), is_repeated], axis=1).ravel()
+
+
+def _scored(tokens: np.ndarray, is_answer: np.ndarray) -> Row:
+    """Tokens [L + 1] as a row of which only the answers are scored."""
+    return row(tokens[:-1], np.where(is_answer, tokens, 0)[1:], weights=is_answer[1:])
+
+
+def mad_recall(rng: np.random.Generator, config: MadRecallConfig) -> Row:
+    """In-context recall. Pairs of a key and its value until L, the last with a key seen before.
+
+    The value of every repeated key is scored; training predicts every next token (`predict_all`):
+
+        inputs   5 12 2 10 0 8 0 8 1 14 5  12 7 12 1
+        target   · ·  · ·  · · 8 · · ·  12 ·  · ·  14
+
+    Ids: keys 0..V/2-1, values V/2..V-1; a row's values are drawn for each key, with repetition.
+    """
+    return _scored(*_recall_tokens(rng, config))
+
+
+def mad_recall_train(rng: np.random.Generator, config: MadRecallConfig) -> Row:
+    """A training row: all next tokens, or the answers alone."""
+    tokens, is_answer = _recall_tokens(rng, config)
+    return next_tokens(tokens) if config.predict_all else _scored(tokens, is_answer)
+
+
+def mad_noisy_recall(rng: np.random.Generator, config: MadNoisyRecallConfig) -> Row:
+    """Noisy in-context recall: as `mad_recall`, but a pair is noise with probability `noise_fraction`.
+
+        inputs   5 10 16 18 6 12 4 13 4  13 5  10 0 11 0
+        target   · ·  ·  ·  · ·  · ·  13 ·  10 ·  · ·  11
+
+    Ids: keys and values share the first V - n_noise ids, the last n_noise are noise.
+    """
+    return _scored(*_recall_tokens(rng, config))
+
+
+def _fuzzy_tokens(
+    rng: np.random.Generator, config: MadFuzzyRecallConfig, is_test: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """The L + 1 tokens, and whether each belongs to the value of a key seen before, bool [L + 1]."""
+    most, n_plain = config.motif, config.vocab_size - 1
+    half = n_plain // 2
+
+    def draw_key() -> tuple[int, ...]:
+        size = most if is_test else rng.integers(1, most + 1)
+        return tuple(rng.permutation(half)[:size])
+
+    def draw_value() -> tuple[int, ...]:
+        return tuple(half + rng.permutation(n_plain - half)[: rng.integers(1, most + 1)])
+
+    asked, answer = draw_key(), draw_value()
+    probe = len(asked) + len(answer)
+    end = config.seq_len - probe - 2 * most
+    start = rng.integers(max(1, end - 2 * most + 1))  # so early that the asked key always occurs
+    values: dict[tuple[int, ...], tuple[int, ...]] = {}
+    tokens: list[int] = []
+    is_answer: list[bool] = []
+
+    def write(key: tuple[int, ...]) -> None:
+        is_answer.extend([False] * len(key) + [key in values] * len(values.get(key, ())))
+        if key not in values:
+            values[key] = answer if key == asked else draw_value()
+            is_answer.extend([False] * len(values[key]))
+        tokens.extend((*key, *values[key]))
+
+    while len(tokens) < end:
+        write(asked if len(tokens) >= start and asked not in values else draw_key())
+    write(asked)
+    n_pad = config.seq_len + 1 - len(tokens)
+    padded = np.concatenate([np.full(n_pad, n_plain), tokens])
+    return padded, np.concatenate([np.zeros(n_pad, bool), is_answer])
+
+
+def mad_fuzzy_recall(rng: np.random.Generator, config: MadFuzzyRecallConfig) -> Row:
+    """Fuzzy in-context recall: keys and values of 1..motif different ids in a row; test keys have `motif`.
+
+    All ids of the value of a repeated key are scored; the row is padded on the left with V - 1:
+
+        inputs   15 15 5 2 0 8 13 11 3 1 4 9 5 2 0 8  13
+        target   ·  ·  · · · · ·  ·  · · · · · · 8 13 11
+
+    Ids: keys 0..k-1, values k..V-2, k = (V - 1) / 2. The row's last question asks for a key that occurred (in
+    the published code it is absent from rare rows).
+    """
+    return _scored(*_fuzzy_tokens(rng, config, is_test=True))
+
+
+def mad_fuzzy_recall_train(rng: np.random.Generator, config: MadFuzzyRecallConfig) -> Row:
+    """A training row, with keys of 1..motif ids: all next tokens, or the answers alone."""
+    tokens, is_answer = _fuzzy_tokens(rng, config, is_test=False)
+    return next_tokens(tokens) if config.predict_all else _scored(tokens, is_answer)
+
+
+def mad_selective_copying(rng: np.random.Generator, config: MadSelectiveCopyingConfig) -> Row:
+    """Selective copying: blanks `_` at random places before the data, a marker `?`, and a blank per answer.
+
+        inputs   _ _ _ 11 _ 8 7 _ 3 ? _  _ _ _
+        target   · · · ·  · · · · · · 11 8 7 3
+
+    Ids: data 0..V-3, blank V - 2, marker V - 1. Each blank stands before a datum drawn at random, so that the
+    last datum is right before the marker.
+    """
+    n, blank = config.n_data, config.vocab_size - 2
+    data = rng.integers(blank, size=n)
+    n_blanks = config.seq_len - 2 * n - 1
+    before = np.bincount(rng.integers(n, size=n_blanks), minlength=n)
+    inputs = np.full(config.seq_len, blank)
+    inputs[np.cumsum(before) + np.arange(n)] = data
+    inputs[n + n_blanks] = config.vocab_size - 1
+    return row(inputs, data, n + n_blanks + 1 + np.arange(n))
+
+
+def mad_compression(rng: np.random.Generator, config: MadCompressionConfig) -> Row:
+    """Compression: an autoencoder reads all ids, and gives all of them back from its state at the last id.
+
+        inputs   12 9 7 4 4 0 1 =
+        target   12 9 7 4 4 0 1 =
+
+    Ids: data 0..V-2, last id V - 1. Not for a language model, which would copy each id where it reads it: the
+    published decoder (two dense layers with GELU after sinusoidal positions) sees the last state alone.
+    """
+    tokens = np.append(rng.integers(config.vocab_size - 1, size=config.seq_len - 1), config.vocab_size - 1)
+    return row(tokens, tokens)
+
+
+@cache
+def facts(vocab_size: int) -> np.ndarray:
+    """The value of each key, int [keys]: keys and values shuffled by the published generator and seed."""
+    rng = np.random.default_rng(FACTS_SEED)
+    half = (vocab_size - 1) // 2
+    keys, values = list(range(half)), list(range(half, vocab_size - 1))
+    rng.shuffle(keys)
+    rng.shuffle(values)
+    found = np.zeros(half, np.int32)
+    found[keys] = values[:half]
+    found.flags.writeable = False
+    return found
+
+
+def mad_memorisation(rng: np.random.Generator, config: MadMemorisationConfig) -> Row:
+    """Memorisation: keys, and behind each a marker `?` where its value is to be named.
+
+        inputs   56 ?   92 ?
+        target   ·  197 ·  135
+
+    The map is the same in all rows, training and test. Ids: keys 0..k-1, values k..V-2, k = (V - 1) / 2,
+    marker V - 1.
+    """
+    values = facts(config.vocab_size)
+    keys = rng.integers(len(values), size=config.seq_len // 2)
+    inputs = np.stack([keys, np.full(len(keys), config.vocab_size - 1)], axis=1).ravel()
+    return row(inputs, values[keys], 1 + 2 * np.arange(len(keys)))
+
+
+def _with_signs(signs: Callable[[Any], dict[int, str]], config: TaskConfig, i: int) -> str:
+    return signs(config).get(i, str(i))
+
+
+def _blanks(config: MadSelectiveCopyingConfig) -> dict[int, str]:
+    return {config.vocab_size - 2: "_", config.vocab_size - 1: "?"}
+
+
+def _marker(config: MadMemorisationConfig) -> dict[int, str]:
+    return {config.vocab_size - 1: "?"}
+
+
+def _end(config: MadCompressionConfig) -> dict[int, str]:
+    return {config.vocab_size - 1: "="}
+
+
+def _padding(config: MadFuzzyRecallConfig) -> dict[int, str]:
+    return {config.vocab_size - 1: "*"}
+
+
+def _noise(config: MadNoisyRecallConfig) -> dict[int, str]:
+    return {i: f"~{i}" for i in range(config.n_plain, config.vocab_size)}
+
+
+def _recall_chance(config: MadRecallConfig) -> float:
+    """Any of the values."""
+    return 1 / (config.n_plain - config.n_plain // 2)
+
+
+def _fuzzy_chance(config: MadFuzzyRecallConfig) -> float:
+    """Any id of the values."""
+    return 1 / (config.vocab_size - 1 - (config.vocab_size - 1) // 2)
+
+
+def _compression_chance(config: MadCompressionConfig) -> float:
+    """Any id where data stand; the last id is known."""
+    return ((config.seq_len - 1) / (config.vocab_size - 1) + 1) / config.seq_len
+
+
+def _memorisation_chance(config: MadMemorisationConfig) -> float:
+    """Any of the values of the map."""
+    return 1 / len(facts(config.vocab_size))
+
+
+# MAD's baseline and its grid of difficulties, one option changed at a time (configs/tasks of the repository).
+BASE = {"train_rows": 12_800, "test_rows": 1_280, "batch_size": 128}
+SOURCE = (
+    "Poli et al. 2024, 2403.17844; mixer, SwiGLU, mixer, SwiGLU of width 128, 200 epochs, cosine to 1e-6,"
+    " bf16, learning rate 1e-4, 5e-4, 1e-3 x decay 0, 0.1; macro accuracy"
+)
+TABLE = "mean over the grid (2406.06484, the first five from 2403.17844)"
+MODELS = ("Transformer", "Hyena", "multi-head Hyena", "Mamba", "GLA", "DeltaNet")
+SIZES = (2, 4, 8)
+ROWS = (6400, 3200, 1600, 800)
+NOISE = (0.4, 0.6, 0.8)
+
+
+def _numbers(*percent: float) -> str:
+    return f"{TABLE}: " + ", ".join(f"{m} {p:g}" for m, p in zip(MODELS, percent, strict=True))
+
+
+def _grid(
+    base: Any, published: str, lengths: tuple[int, ...] = SIZES, others: tuple[Any, ...] = ()
+) -> dict[str, Preset]:
+    """`small`, `baseline`, and the baseline with one option changed."""
+    varied = {
+        "baseline": base,
+        **{f"v{k * base.vocab_size}": replace(base, vocab_size=k * base.vocab_size) for k in SIZES},
+        **{f"l{k * base.seq_len}": replace(base, seq_len=k * base.seq_len) for k in lengths},
+        **({f"rows{n}": replace(base, train_rows=n) for n in ROWS} if base.train_rows == 12_800 else {}),
+        **dict(others),
+    }
+    small = Preset(type(base)(), "the published task at a size for two CPU cores")
+    return {"small": small, **{name: Preset(config, SOURCE, published) for name, config in varied.items()}}
+
+
+_NOISY = MadNoisyRecallConfig(vocab_size=32, seq_len=128, **BASE)
+_SELECTIVE = MadSelectiveCopyingConfig(vocab_size=16, seq_len=256, n_data=16, **BASE)
+_FACTS = MadMemorisationConfig(vocab_size=256, seq_len=32, train_rows=256, test_rows=1_280, batch_size=128)
+
+MAD_RECALL = Task(
+    draw=mad_recall,
+    draw_train=mad_recall_train,
+    chance=_recall_chance,
+    metric="macro_accuracy",
+    shows_positions=False,
+    presets=_grid(
+        MadRecallConfig(vocab_size=16, seq_len=128, **BASE), _numbers(94.1, 81.7, 99.0, 90.4, 80.8, 100)
+    ),
+)
+MAD_NOISY_RECALL = Task(
+    draw=mad_noisy_recall,
+    draw_train=mad_recall_train,
+    chance=_recall_chance,
+    symbol=partial(_with_signs, _noise),
+    metric="macro_accuracy",
+    shows_positions=False,
+    presets=_grid(
+        _NOISY,
+        _numbers(86.8, 78.8, 98.6, 90.1, 81.6, 100),
+        others=tuple((f"noise{int(100 * f)}", replace(_NOISY, noise_fraction=f)) for f in NOISE),
+    ),
+)
+MAD_FUZZY_RECALL = Task(
+    draw=mad_fuzzy_recall,
+    draw_train=mad_fuzzy_recall_train,
+    chance=_fuzzy_chance,
+    symbol=partial(_with_signs, _padding),
+    metric="macro_accuracy",
+    shows_positions=False,
+    presets=_grid(
+        MadFuzzyRecallConfig(vocab_size=16, seq_len=128, **BASE), _numbers(29.8, 7.9, 14.4, 6.7, 6.9, 35.7)
+    ),
+)
+MAD_SELECTIVE_COPYING = Task(
+    draw=mad_selective_copying,
+    chance=lambda config: 1 / (config.vocab_size - 2),
+    symbol=partial(_with_signs, _blanks),
+    metric="macro_accuracy",
+    presets=_grid(
+        _SELECTIVE,
+        _numbers(99.6, 93.1, 93.0, 86.3, 88.6, 100),
+        lengths=(2, 4),
+        others=tuple((f"data{n}", replace(_SELECTIVE, n_data=n)) for n in (32, 64, 96)),
+    ),
+)
+MAD_COMPRESSION = Task(
+    draw=mad_compression,
+    chance=_compression_chance,
+    symbol=partial(_with_signs, _end),
+    metric="macro_accuracy",
+    presets=_grid(
+        MadCompressionConfig(vocab_size=16, seq_len=32, **BASE), _numbers(51.6, 45.2, 44.8, 52.7, 38.8, 42.2)
+    ),
+)
+MAD_MEMORISATION = Task(
+    draw=mad_memorisation,
+    chance=_memorisation_chance,
+    symbol=partial(_with_signs, _marker),
+    metric="macro_accuracy",
+    shows_positions=False,
+    presets={
+        **_grid(_FACTS, _numbers(85.2, 89.5, 89.4, 89.5, 63.3, 52.8), lengths=()),
+        **{
+            f"v{size}": Preset(
+                replace(_FACTS, vocab_size=size), SOURCE, _numbers(85.2, 89.5, 89.4, 89.5, 63.3, 52.8)
+            )
+            for size in (512, 1024, 2048, 4096, 8192)
+        },
+    },
+)

@@ -1,0 +1,201 @@
+"""Recall from the context: associative recall, multi-query associative recall, the induction head."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from hyena_jax.config.tasks import InductionConfig, MQARConfig, RecallConfig
+from hyena_jax.tasks.task import Preset, Row, Task, letter, next_tokens, row
+
+
+def _recall_tokens(rng: np.random.Generator, config: RecallConfig) -> np.ndarray:
+    n, n_pairs = config.n_keys, config.seq_len // 2
+    values = rng.integers(n + 1, 2 * n + 1, n)  # drawn for every key: two keys may share one
+    keys = rng.integers(n, size=n_pairs)
+    asked = rng.choice(np.unique(keys))
+    pairs = np.stack([keys + 1, values[keys]], axis=1).ravel()
+    return np.concatenate([pairs, [config.vocab_size - 1, asked + 1, values[asked]]])
+
+
+def recall(rng: np.random.Generator, config: RecallConfig) -> Row:
+    """Associative recall (HazyResearch/safari, src/dataloaders/synthetics.py; Poli et al. 2023, 2302.10866).
+
+    Every key has a value in this row. L / 2 pairs, with keys drawn with repetition, then `=>`, a key that
+    occurred, and its value, which is scored:
+
+        inputs   c h a e f i c h d i =>  a
+        target   · · · · · · · · · · ·   e
+
+    Ids: 0 is not used, keys 1..n, values n + 1..2n, `=>` V - 1, n = (V - 2) / 2. Training predicts every next
+    token (`predict_all`). Published rows are unique within a part, and test rows may occur in training.
+    """
+    tokens = _recall_tokens(rng, config)
+    return row(tokens[:-1], tokens[-1:], [len(tokens) - 2])
+
+
+def recall_train(rng: np.random.Generator, config: RecallConfig) -> Row:
+    """A training row: all next tokens, or the answer alone."""
+    return next_tokens(_recall_tokens(rng, config)) if config.predict_all else recall(rng, config)
+
+
+def _recall_symbol(config: RecallConfig, i: int) -> str:
+    if i in (0, config.vocab_size - 1):
+        return "." if i == 0 else "=>"
+    return letter(i - 1)
+
+
+def mqar(rng: np.random.Generator, config: MQARConfig) -> Row:
+    """Multi-query associative recall (Arora et al. 2023, 2312.04927; HazyResearch/zoology, multiquery_ar.py).
+
+    n pairs of a key and its value, all different, then every key once more; the target at such a query is
+    the key's value. The rest is 0, or random ids:
+
+        inputs   3 10 5 7 5 0 0 0 0 0 0 0 0 0 3  0
+        target   · ·  · · 7 · · · · · · · · · 10 ·
+
+    Query j stands at 2n + 2g_j, the gaps g drawn without repetition from 0..(L - 2n) / 2 - 1 with weights
+    (g + 1)^(a - 1): early gaps are likeliest. Ids: keys 1..V/2-1, values V/2..V-1.
+    """
+    half, n, length = config.vocab_size // 2, config.n_pairs, config.seq_len
+    keys = 1 + _some_of(rng, half - 1, n)
+    values = half + _some_of(rng, half, n)
+    # The order of log(weight) + Gumbel noise is a sequential draw without repetition.
+    weight = (config.gap_power - 1) * np.log(np.arange(1, (length - 2 * n) // 2 + 1))
+    gaps = np.argsort(-(weight + rng.gumbel(size=len(weight))))[:n]
+    inputs = np.zeros(length, np.int32)
+    inputs[0 : 2 * n : 2], inputs[1 : 2 * n : 2] = keys, values
+    inputs[2 * n + 2 * gaps] = keys
+    if config.random_non_queries:
+        inputs = np.where(inputs == 0, rng.integers(config.vocab_size, size=length), inputs)
+    order = np.argsort(gaps)
+    return row(inputs, values[order], 2 * n + 2 * gaps[order])
+
+
+def _some_of(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
+    """k different numbers of 0..n-1, in random order."""
+    return rng.permutation(n)[:k]
+
+
+def _induction_tokens(rng: np.random.Generator, config: InductionConfig) -> np.ndarray:
+    marker, length = config.vocab_size - 1, config.seq_len
+    tokens = rng.integers(1, marker, length + 2)
+    place = rng.integers(length - 2)
+    tokens[[place, length]] = marker
+    tokens[length + 1] = tokens[place + 1]
+    return tokens
+
+
+def induction(rng: np.random.Generator, config: InductionConfig) -> Row:
+    """Induction head (HazyResearch/safari; also Gu & Dao 2023, 2312.00752, section 4.1.2).
+
+    L random ids with `=>` at one random place, `=>` again, and then what followed the first `=>`:
+
+        inputs   5 => 7 7 2 9 1 3 2 4 =>
+        target   · ·  · · · · · · · · 7
+
+    Ids: 0 is not used, `=>` V - 1. The first `=>` is at 0..L-3.
+    """
+    tokens = _induction_tokens(rng, config)
+    return row(tokens[:-1], tokens[-1:], [len(tokens) - 2])
+
+
+def induction_train(rng: np.random.Generator, config: InductionConfig) -> Row:
+    """A training row: all next tokens, or the answer alone."""
+    return next_tokens(_induction_tokens(rng, config)) if config.predict_all else induction(rng, config)
+
+
+def _induction_symbol(config: InductionConfig, i: int) -> str:
+    return "=>" if i == config.vocab_size - 1 else str(i)
+
+
+HYENA = "Poli et al. 2023, 2302.10866"
+SAFARI = RecallConfig(train_rows=2000, batch_size=32, vocab_size=30)
+HYENA_RECIPE = (
+    "2 layers, width 64, MLP x4, AdamW (0.9, 0.98) 5e-4, decay 0.1, 200 epochs, cosine after 10 epochs"
+)
+LONG = {
+    "l30k": (
+        30_000,
+        "Hyena 100, FlashTransformer 32.4, GSS 5.3, H3 8.4, AFT-conv 2.3, RWKV 12.4",
+    ),
+    "l64k": (
+        2**16,
+        "Hyena 100, FlashTransformer 26.7, GSS 2.1, H3 4.3, AFT-conv 1.2, RWKV 6.5",
+    ),
+    "l131k": (
+        2**17,
+        "Hyena 97.2, GSS 0.1, H3 0.6, AFT-conv 0.8, RWKV 2.3; filters in Hyena: implicit 97.2, CKConv 14.3,"
+        " H3 0.6, transfer function 0.5, free taps 0.5, FNO 0.3",
+    ),
+}
+SHORT = {
+    10: "Conv1d 32, AFT 55, H3 92, Transformer 100, Hyena 100",
+    20: "Conv1d 11, AFT 21, H3 60, Transformer 100, Hyena 100",
+    30: "Conv1d 10, AFT 12, H3 13, Transformer 92, Hyena 98",
+    40: "Conv1d 8, AFT 10, H3 10, Transformer 82, Hyena 85",
+}
+RECALL = Task(
+    draw=recall,
+    draw_train=recall_train,
+    chance=lambda config: 1 / config.n_keys,
+    symbol=_recall_symbol,
+    shows_positions=False,
+    presets={
+        "small": Preset(RecallConfig(), "the published task at a size for two CPU cores"),
+        **{
+            f"v{size}_l2048": Preset(
+                replace(SAFARI, vocab_size=size, seq_len=2048), f"{HYENA}; {HYENA_RECIPE}", numbers
+            )
+            for size, numbers in SHORT.items()
+        },
+        **{
+            name: Preset(replace(SAFARI, seq_len=length), f"{HYENA}; {HYENA_RECIPE}", numbers)
+            for name, (length, numbers) in LONG.items()
+        },
+    },
+)
+ZOOLOGY = (
+    "Arora et al. 2023, 2312.04927, figure 2; 2 layers without MLP, width 64, 128, 256, 512, AdamW, decay"
+    " 0.1, learning rate 4 of logspace(-4, -2), cosine, 64 epochs"
+)
+MQAR = Task(
+    draw=mqar,
+    chance=lambda config: 2 / config.vocab_size,
+    presets={
+        "small": Preset(MQARConfig(), "the published task at a size for two CPU cores"),
+        **{
+            f"l{length}": Preset(
+                MQARConfig(
+                    vocab_size=8192,
+                    seq_len=length,
+                    n_pairs=pairs,
+                    train_rows=100_000,
+                    test_rows=3_000,
+                    batch_size=rows,
+                ),
+                ZOOLOGY,
+            )
+            for length, pairs, rows in ((64, 4, 512), (128, 8, 512), (256, 16, 256))
+        },
+    },
+)
+INDUCTION = Task(
+    draw=induction,
+    draw_train=induction_train,
+    chance=lambda config: 1 / (config.vocab_size - 2),
+    symbol=_induction_symbol,
+    shows_positions=False,
+    presets={
+        "small": Preset(InductionConfig(), "the published task at a size for two CPU cores"),
+        "safari": Preset(
+            InductionConfig(vocab_size=10, seq_len=10, train_rows=5000, test_rows=500, predict_all=True),
+            "HazyResearch/safari; width 32, cosine, 400 epochs; V and L of its example",
+        ),
+        "mamba": Preset(
+            InductionConfig(vocab_size=16, seq_len=256),
+            "Gu & Dao 2023, 2312.00752; also De et al. 2024, 2402.19427: 5 blocks, width 64, window 128;"
+            " --data.test-seq-len tests other lengths",
+            "trained at 256, tested at 64 .. 1,048,576: Mamba 100 at all lengths",
+        ),
+    },
+)

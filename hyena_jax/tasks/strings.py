@@ -1,0 +1,192 @@
+"""Strings of letters: copying, and looking up an n-gram (Jelassi et al. 2024, 2402.01032)."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hyena_jax.config import UserError
+from hyena_jax.config.tasks import CopyingConfig, PrefixNgramConfig, StringTaskConfig
+from hyena_jax.tasks.task import Preset, Row, Task, row
+
+# Strings that are tried until one has an n-gram that occurs once; the published code tries 10 and fails.
+MOST_TRIES = 1000
+
+Example = Callable[[np.random.Generator, StringTaskConfig], tuple[np.ndarray, int]]
+"""(rng, config) -> the tokens of an example, and how many of them, at its end, are its answer."""
+
+
+def _string(rng: np.random.Generator, config: StringTaskConfig) -> np.ndarray:
+    return rng.integers(config.n_letters, size=rng.integers(config.min_len, config.max_len + 1))
+
+
+def _copy_example(rng: np.random.Generator, config: CopyingConfig) -> tuple[np.ndarray, int]:
+    """`$s|s.`"""
+    letters, n = _string(rng, config), config.n_letters
+    return np.concatenate([[n], letters, [n + 1], letters, [n + 2]]), len(letters) + 1
+
+
+def _ngram_example(rng: np.random.Generator, config: PrefixNgramConfig) -> tuple[np.ndarray, int]:
+    """`$g|s|t.`"""
+    n, size, answer_len = config.n_letters, config.n_gram, config.answer_len
+    for _ in range(MOST_TRIES):
+        letters = _string(rng, config)
+        grams = [tuple(letters[i : i + size]) for i in range(len(letters) - size - (answer_len or 0) - 1)]
+        if any(grams.count(gram) == 1 for gram in grams):
+            break
+    else:
+        raise UserError(
+            f"n_gram must be such that some {size}-gram occurs once, got {size} with n_letters={n},"
+            f" min_len={config.min_len}"
+        )
+    # As published: all listed n-grams but the last, not only those that occur once.
+    gram = grams[rng.integers(len(grams) - 1)]
+    rest = letters[grams.index(gram) + size :]
+    answer = rest if answer_len is None else rest[:answer_len]
+    signs = [n], gram, [n + 1], letters, [n + 1], answer, [n + 2]
+    return np.concatenate(signs), len(answer) + 1
+
+
+def _packed(make: Example, rng: np.random.Generator, config: StringTaskConfig) -> Row:
+    """A training row full of examples; the last, cut off, is not scored."""
+    tokens, scored = np.zeros(0, np.int64), np.zeros(0)
+    while len(tokens) < config.row_len:
+        example, n_answer = make(rng, config)
+        is_whole = len(tokens) + len(example) <= config.row_len
+        is_answer = np.arange(len(example)) >= len(example) - n_answer
+        tokens = np.concatenate([tokens, example])
+        scored = np.concatenate([scored, is_answer * float(is_whole)])
+    tokens, scored = tokens[: config.row_len], scored[: config.row_len]
+    return row(tokens[:-1], tokens[1:], weights=scored[1:])
+
+
+def _single(make: Example, rng: np.random.Generator, config: StringTaskConfig) -> Row:
+    """A test row of one example, padded with `*`."""
+    example, n_answer = make(rng, config)
+    tokens = np.full(config.example_len(config.max_len), config.n_letters + 3)
+    tokens[: len(example)] = example
+    slots = np.arange(_most_answers(config))
+    is_answer = slots < n_answer
+    positions = np.where(is_answer, len(example) - n_answer - 1 + slots, 0)
+    targets = np.where(is_answer, tokens[positions + 1], 0)
+    return row(tokens[:-1], targets, positions, is_answer)
+
+
+def _most_answers(config: StringTaskConfig) -> int:
+    """Scored positions of a test row: the longest answer and its `.`"""
+    if isinstance(config, PrefixNgramConfig):
+        return (config.answer_len or config.max_len - config.n_gram) + 1
+    return config.max_len + 1
+
+
+def copying(rng: np.random.Generator, config: CopyingConfig) -> Row:
+    """Copying (Jelassi et al. 2024, 2402.01032; sjelassi/transformers_ssm_copy, data_utils.py).
+
+    `$s|s.`: a string of uniform letters and of uniform length, and the string again, which is scored with the
+    full stop behind it:
+
+        inputs   $ c a b | c a b * *
+        target   · · · · c a b . · ·
+
+    A training row of `row_len` tokens is packed with examples, of which the last, cut off, is not scored.
+    Ids: letters 0..n-1, then `$`, `|`, `.` and the padding `*`.
+    """
+    return _single(_copy_example, rng, config)
+
+
+def copying_train(rng: np.random.Generator, config: CopyingConfig) -> Row:
+    """A training row, packed with examples."""
+    return _packed(_copy_example, rng, config)
+
+
+def prefix_ngram(rng: np.random.Generator, config: PrefixNgramConfig) -> Row:
+    """Prefix n-gram lookup (Jelassi et al. 2024, 2402.01032; sjelassi/transformers_ssm_copy, data_utils.py).
+
+    `$g|s|t.`: an n-gram g, a string s, and what follows the first g in s, which is scored with the full stop:
+
+        inputs   $ c a | b c a d e | d e *
+        target   · · · · · · · · · d e . ·
+
+    g is drawn from the n-grams that end early enough, in a string in which at least one of them occurs once.
+    Training rows and ids as in `copying`.
+    """
+    return _single(_ngram_example, rng, config)
+
+
+def prefix_ngram_train(rng: np.random.Generator, config: PrefixNgramConfig) -> Row:
+    """A training row, packed with examples."""
+    return _packed(_ngram_example, rng, config)
+
+
+def _symbol(config: StringTaskConfig, i: int) -> str:
+    n = config.n_letters
+    return "abcdefghijklmnopqrstuvwxyz"[i] if i < n else "$|.*"[i - n]
+
+
+def _chance_of(counts: dict[int, float], n_letters: int) -> float:
+    """The best guess at each place of the answer: a letter or the full stop.
+
+    Args:
+      counts: the probability of each number of letters of the answer.
+    """
+    right = total = 0.0
+    for place in range(max(counts) + 1):
+        ends = counts.get(place, 0.0)
+        goes_on = sum(p for n, p in counts.items() if n > place)
+        right += max(ends, goes_on / n_letters)
+        total += ends + goes_on
+    return right / total
+
+
+def _copying_chance(config: CopyingConfig) -> float:
+    lengths = range(config.min_len, config.max_len + 1)
+    return _chance_of({n: 1 / len(lengths) for n in lengths}, config.n_letters)
+
+
+def _ngram_chance(config: PrefixNgramConfig) -> float:
+    """A letter at random, as if no letter were likelier than another; a full stop only where it is certain.
+
+    The rare n-grams that occur twice are left out.
+    """
+    lengths = range(config.min_len, config.max_len + 1)
+    if config.answer_len is not None:
+        return _chance_of({config.answer_len: 1.0}, config.n_letters)
+    counts: dict[int, float] = {}
+    for n in lengths:
+        starts = range(n - config.n_gram - 2)  # all but the last of those that end early enough
+        for start in starts:
+            left = n - start - config.n_gram
+            counts[left] = counts.get(left, 0.0) + 1 / len(lengths) / len(starts)
+    return _chance_of(counts, config.n_letters)
+
+
+SOURCE = (
+    "Jelassi et al. 2024, 2402.01032; 12 layers, width 1024, 16 heads, AdamW 1e-5, decay 0.1, linear after"
+    " 100 steps of warm-up, 2,000 steps an epoch"
+)
+COPYING = Task(
+    draw=copying,
+    draw_train=copying_train,
+    chance=_copying_chance,
+    symbol=_symbol,
+    metric="sequence_accuracy",
+    presets={
+        "small": Preset(CopyingConfig(), "the published task at a size for two CPU cores"),
+        "published": Preset(
+            CopyingConfig(n_letters=26, min_len=5, max_len=20, row_len=220, batch_size=8), SOURCE
+        ),
+    },
+)
+PREFIX_NGRAM = Task(
+    draw=prefix_ngram,
+    draw_train=prefix_ngram_train,
+    chance=_ngram_chance,
+    symbol=_symbol,
+    metric="sequence_accuracy",
+    presets={
+        "small": Preset(PrefixNgramConfig(), "the published task at a size for two CPU cores"),
+        "published": Preset(
+            PrefixNgramConfig(n_letters=26, min_len=6, max_len=20, row_len=220, batch_size=8, n_gram=3),
+            f"{SOURCE}; lengths from 6, since 5 letters are too few for a 3-gram",
+        ),
+    },
+)

@@ -1,0 +1,87 @@
+"""What a task is: a function that draws a row, and what is known about the row.
+
+Shapes: L inputs, n scored positions.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hyena_jax.config import TaskConfig
+
+
+class Row(NamedTuple):
+    """One example of a task; all arrays int32 but the weights."""
+
+    inputs: np.ndarray
+    """Token ids [L]."""
+    targets: np.ndarray
+    """The answers [n], ids."""
+    positions: np.ndarray | None = None
+    """Where the answers are predicted [n], each in 0..L-1; None if n = L: at every position."""
+    weights: np.ndarray | None = None
+    """float32 [n]: 1, or 0 where there is no answer to score; None scores all. One setting has one n."""
+
+
+Draw = Callable[[np.random.Generator, Any], Row]
+"""draw(rng, config) -> a row; it takes all its random numbers from `rng`."""
+
+
+class Preset(NamedTuple):
+    """A published setting, or the small one that two CPU cores train in minutes."""
+
+    config: TaskConfig
+    source: str
+    """The paper, and its table or code; the recipe."""
+    published: str = ""
+    """Published accuracy in percent, from the source; empty if there are no numbers as text."""
+
+
+def plain(config: Any, i: int) -> str:
+    """The id itself as its symbol."""
+    return str(i)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: its rows, its symbols, its metric and its published settings."""
+
+    draw: Draw
+    """Draws a row to evaluate on; its docstring draws the layout."""
+    chance: Callable[[Any], float]
+    """Accuracy of the best guess that sees the position alone, unless its docstring says otherwise."""
+    presets: Mapping[str, Preset]
+    """By name; `small` is the config's defaults."""
+    draw_train: Draw | None = None
+    """Draws a training row; None draws as for the evaluation."""
+    symbol: Callable[[Any, int], str] = plain
+    """(config, id) -> the input with this id as people read it."""
+    answer: Callable[[Any, int], str] | None = None
+    """The same for targets; None if inputs and targets share their ids."""
+    metric: str = "accuracy"
+    """The metric of the published numbers: `accuracy`, `sequence_accuracy`, `macro_accuracy` or
+    `scaled_accuracy`."""
+    shows_positions: bool = True
+    """Whether the error at each scored position is reported."""
+
+
+def row(inputs: Any, targets: Any, positions: Any = None, weights: Any = None) -> Row:
+    """A row with the dtypes of `Row`."""
+    return Row(
+        np.asarray(inputs, np.int32),
+        np.asarray(targets, np.int32),
+        None if positions is None else np.asarray(positions, np.int32),
+        None if weights is None else np.asarray(weights, np.float32),
+    )
+
+
+def next_tokens(tokens: np.ndarray) -> Row:
+    """Tokens [L + 1] as a row in which every next token is predicted."""
+    return row(tokens[:-1], tokens[1:])
+
+
+def letter(i: int) -> str:
+    """a, b, .., z, then a1, b1, ..: a short name for the i-th key."""
+    return "abcdefghijklmnopqrstuvwxyz"[i % 26] + (str(i // 26) if i >= 26 else "")

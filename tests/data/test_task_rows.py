@@ -1,0 +1,190 @@
+"""A task as a data set: batches, their positions and weights, fixed rows, metrics and fingerprints."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from hyena_jax.config import (
+    DATA_CONFIGS,
+    TASK_CONFIGS,
+    Experiment,
+    LanguageModelConfig,
+    LoggingConfig,
+    TaskConfig,
+    UserError,
+    register,
+)
+from hyena_jax.config.tasks import CopyingConfig, MadRecallConfig, MQARConfig, ParityConfig, RecallConfig
+from hyena_jax.data import loader
+from hyena_jax.data.dataset import encoding_from_json, load
+from hyena_jax.data.tasks import TaskRows, task_rows
+from hyena_jax.tasks.task import Preset, Task, row
+
+MQAR = MQARConfig(vocab_size=16, seq_len=16, n_pairs=3, test_rows=10)
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize("config", [MQAR, dataclasses.replace(MQAR, train_rows=7)])
+def test_batch_t_is_a_function_of_seed_and_t_for_any_number_of_processes(config):
+    data = load(config)
+    batches = data.train_batches(4, seed=3)
+    assert_same(batches[5], load(config).train_batches(4, seed=3)[5])
+    assert (batches[5]["inputs"] != data.train_batches(4, seed=4)[5]["inputs"]).any()
+    halves = [data.train_batches(4, 3, part, 2)[5] for part in (0, 1)]
+    assert_same({name: np.concatenate([half[name] for half in halves]) for name in halves[0]}, batches[5])
+    resumed = loader.iterate(data.train_batches(4, seed=3), start=5)
+    t, batch = next(resumed)
+    resumed.close()
+    assert t == 5
+    assert_same(batch, batches[5])
+    with pytest.raises(UserError, match="batch_size must be a multiple of"):
+        data.train_batches(4, 3, 0, 3)
+
+
+def test_rows_are_new_at_every_step_or_a_fixed_number_shuffled_every_epoch():
+    def texts(config, n):
+        batches = load(config).train_batches(4, seed=0)
+        return [tuple(text) for t in range(n) for text in batches[t]["inputs"]]
+
+    assert len({*texts(MQAR, 10)}) == 40
+    fixed = texts(dataclasses.replace(MQAR, train_rows=8), 6)
+    assert len({*fixed}) == 8
+    assert sorted(fixed[:8]) == sorted(fixed[8:16])
+    assert fixed[:8] != fixed[8:16]
+
+
+def test_training_and_test_batches_name_their_positions():
+    batch = load(MQAR).train_batches(4, 0)[0]
+    forms = {name: (x.dtype, x.shape) for name, x in batch.items()}
+    assert forms == {
+        "inputs": (np.int32, (4, 16)),
+        "targets": (np.int32, (4, 3)),
+        "positions": (np.int32, (4, 3)),
+    }
+    (test,) = load(MQAR).eval_batches(12)
+    assert test["weights"].dtype == np.float32
+    assert test["weights"].sum() == 30
+    assert not test["weights"][10:].any()
+    assert load(MQAR).n_held_out == 30
+    recall = load(RecallConfig(seq_len=8))
+    assert recall.train_batches(4, 0)[0].keys() == {"inputs", "targets"}
+    assert recall.train_batches(4, 0)[0]["targets"].shape == (4, 10)
+    assert next(recall.eval_batches(4))["targets"].shape == (4, 1)
+    packed = load(CopyingConfig()).train_batches(4, 0)[0]
+    assert packed.keys() == {"inputs", "targets", "weights"}
+
+
+def test_rows_to_evaluate_on_depend_on_their_own_seed_and_not_on_the_batch_size():
+    whole = next(load(MQAR).eval_batches(10))
+    parts = list(load(MQAR).eval_batches(4))
+    for name in whole:
+        joined = np.concatenate([part[name] for part in parts])[:10]
+        np.testing.assert_array_equal(joined, whole[name])
+    assert load(MQAR).n_eval_rows(4) == 4
+    (some,) = load(MQAR).eval_batches(4, 4)
+    np.testing.assert_array_equal(some["inputs"], whole["inputs"][[0, 3, 6, 9]])
+    other = next(load(dataclasses.replace(MQAR, test_seed=1)).eval_batches(10))
+    assert (other["inputs"] != whole["inputs"]).any()
+    longer = load(ParityConfig())
+    assert next(longer.eval_batches(2))["inputs"].shape == (2, 64)
+    assert longer.train_batches(2, 0)[0]["inputs"].shape == (2, 40)
+    assert longer.n_inputs == 64
+
+
+def summed(data, wrong):
+    """The sums of an evaluation in which `wrong(row, slot)` says which answers are wrong."""
+    sums = {}
+    for batch in data.eval_batches(4):
+        n_rows, n = batch["targets"].shape
+        correct = ~np.array([[wrong(batch["inputs"][i], j) for j in range(n)] for i in range(n_rows)])
+        weights = batch["weights"]
+        found = {name: tally(correct, batch["targets"], weights) for name, tally in data.tallies.items()}
+        found |= {"count": weights.sum(-1), "correct": (correct * weights).sum(-1)}
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0) + np.asarray(value, np.float64).sum(axis=0)
+    return sums
+
+
+def test_metrics_are_of_answers_of_whole_rows_and_by_position():
+    data = load(MQAR)
+    (batch,) = data.eval_batches(10)
+    marked = {tuple(text) for text in batch["inputs"][:3]}
+    sums = summed(data, lambda text, slot: slot == 1 and tuple(text) in marked)
+    assert data.metrics(sums) == {"accuracy": pytest.approx(0.9), "sequence_accuracy": pytest.approx(0.7)}
+    assert data.eval_metrics(sums) == {
+        "error_at_0": 0.0, "error_at_1": pytest.approx(0.3), "error_at_2": 0.0
+    }  # fmt: skip
+    assert data.metrics({"correct": 3.0, "count": 4.0}) == {"accuracy": 0.75}
+    assert data.metrics({}) == data.eval_metrics({}) == data.loss_metrics(1.0) == {}
+
+
+def test_macro_accuracy_is_the_mean_over_classes_and_scaled_accuracy_is_0_at_chance():
+    data = load(MadRecallConfig(vocab_size=8, seq_len=20, test_rows=30))
+    (batch,) = data.eval_batches(30)
+    answers = batch["targets"][batch["weights"] > 0]
+    classes, counts = np.unique(answers, return_counts=True)
+    sums = summed(data, lambda text, slot: False)
+    first = classes[0]
+    sums["correct_of"] = np.where(np.arange(8) == first, 0, sums["count_of"])
+    sums["correct"] = float(counts[1:].sum())
+    values = data.metrics(sums)
+    assert values["macro_accuracy"] == pytest.approx(1 - 1 / len(classes))
+    assert values["accuracy"] == pytest.approx(1 - counts[0] / answers.size)
+    np.testing.assert_array_equal(sums["count_of"][classes], counts)
+    assert data.curves.keys() == {"loss", "macro_accuracy", "accuracy", "sequence_accuracy"}
+    parity = load(ParityConfig())
+    assert parity.metrics({"correct": 5.0, "count": 10.0})["scaled_accuracy"] == 0.0
+    assert parity.metrics({"correct": 10.0, "count": 10.0})["scaled_accuracy"] == 1.0
+
+
+def test_the_model_takes_its_vocabulary_and_must_read_a_row():
+    experiment = Experiment(model=LanguageModelConfig(max_len=66), data=RecallConfig())
+    assert load(RecallConfig()).complete(experiment).model.vocab_size == 12
+    for model, message in (
+        (LanguageModelConfig(max_len=65), r"inputs of a row must be at most model.max_len=65 .*, got 66"),
+        (LanguageModelConfig(vocab_size=11), "model.vocab_size must be at least the data's 12, got 11"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load(RecallConfig()).complete(dataclasses.replace(experiment, model=model))
+    prompted = dataclasses.replace(experiment, logging=LoggingConfig(sample_prompt="a"))
+    with pytest.raises(UserError, match=r"logging.sample_prompt must be None with a task"):
+        load(RecallConfig()).complete(prompted)
+    with pytest.raises(UserError, match=r"data must be what the model reads \(tokens\)"):
+        Experiment(data=TASK_CONFIGS["mad_compression"]())
+
+
+def test_the_fingerprint_is_of_settings_and_rows():
+    same, other = load(MQAR), load(dataclasses.replace(MQAR, n_pairs=2))
+    assert load(MQAR).fingerprint == same.fingerprint != other.fingerprint
+    assert load(dataclasses.replace(MQAR, test_seed=1)).fingerprint != same.fingerprint
+    assert encoding_from_json(same.to_json()) is None
+
+
+@dataclasses.dataclass(frozen=True)
+class ReverseConfig(TaskConfig):
+    """Say a row backwards."""
+
+    vocab_size: int = 6
+    seq_len: int = 5
+
+
+def reverse(rng, config):
+    data = rng.integers(config.vocab_size, size=config.seq_len)
+    return row(np.concatenate([data, np.zeros_like(data)]), data[::-1], config.seq_len + np.arange(len(data)))
+
+
+def test_a_task_of_ones_own_is_a_config_and_a_function(own_parts):
+    task = Task(reverse, lambda config: 1 / config.vocab_size, {"small": Preset(ReverseConfig(), "mine")})
+    register("reverse", ReverseConfig, lambda config, encoding: task_rows(task, config))
+    assert DATA_CONFIGS["reverse"] is ReverseConfig
+    data = load(ReverseConfig(batch_size=3))
+    assert isinstance(data, TaskRows)
+    batch = data.train_batches(3, 0)[0]
+    np.testing.assert_array_equal(batch["targets"], batch["inputs"][:, 4::-1])

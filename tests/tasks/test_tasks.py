@@ -1,0 +1,415 @@
+"""Rows of every task: solved by its definition, reproducible, disjoint, and at chance for a blind guess."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from solutions import SOLUTIONS
+
+from hyena_jax.config import TASK_CONFIGS, UserError
+from hyena_jax.config.tasks import (
+    AdditionConfig,
+    CopyingConfig,
+    CountingConfig,
+    InductionConfig,
+    MadFuzzyRecallConfig,
+    MadMemorisationConfig,
+    MadNoisyRecallConfig,
+    MadRecallConfig,
+    MadSelectiveCopyingConfig,
+    MajorityConfig,
+    MemorisationConfig,
+    ModularAdditionConfig,
+    ModularArithmeticConfig,
+    MQARConfig,
+    ParityConfig,
+    PermutationWordsConfig,
+    PrefixNgramConfig,
+    RecallConfig,
+    SelectiveCopyingConfig,
+)
+from hyena_jax.data.tasks import draw_row, load_task
+from hyena_jax.tasks import mad, states
+from hyena_jax.tasks.catalogue import TASKS
+
+DEFAULTS = [(name, config_class()) for name, config_class in TASK_CONFIGS.items()]
+ODD = [
+    ("recall", RecallConfig(vocab_size=8, seq_len=2)),
+    ("recall", RecallConfig(vocab_size=60, seq_len=14, disjoint=True)),
+    ("mqar", MQARConfig(vocab_size=10, seq_len=18, n_pairs=4)),
+    ("mqar", MQARConfig(vocab_size=4, seq_len=4, n_pairs=1, disjoint=False)),
+    ("mqar", MQARConfig(vocab_size=8192, seq_len=64, n_pairs=16, gap_power=2.0)),
+    ("induction", InductionConfig(vocab_size=5, seq_len=3, test_seq_len=11)),
+    ("selective_copying", SelectiveCopyingConfig(vocab_size=4, seq_len=5, n_data=5)),
+    ("memorisation", MemorisationConfig(vocab_size=10, n_data=4, n_noise=7)),
+    ("memorisation", MemorisationConfig(vocab_size=10, n_data=4, n_noise=7, variable=True)),
+    ("copying", CopyingConfig(n_letters=26, min_len=1, max_len=5, test_min_len=6, test_max_len=13)),
+    ("prefix_ngram", PrefixNgramConfig(n_letters=3, n_gram=1, min_len=7, max_len=9, answer_len=2)),
+    ("mad_recall", MadRecallConfig(vocab_size=7, seq_len=4)),
+    ("mad_noisy_recall", MadNoisyRecallConfig(vocab_size=11, n_noise=5, noise_fraction=0.9, seq_len=10)),
+    ("mad_fuzzy_recall", MadFuzzyRecallConfig(vocab_size=16, seq_len=16)),
+    ("mad_fuzzy_recall", MadFuzzyRecallConfig(vocab_size=9, seq_len=31, motif=2)),
+    ("mad_selective_copying", MadSelectiveCopyingConfig(vocab_size=5, seq_len=7, n_data=3)),
+    ("parity", ParityConfig(min_len=2, max_len=9, test_min_len=None, test_max_len=None, disjoint=False)),
+    ("parity", ParityConfig(every_position=False)),
+    ("modular_arithmetic", ModularArithmeticConfig(modulus=7, min_len=4, test_min_len=3)),
+    ("modular_addition", ModularAdditionConfig(modulus=2)),
+    ("permutation_words", PermutationWordsConfig(group="s5", seq_len=7)),
+    ("permutation_words", PermutationWordsConfig(group="a5", seq_len=7)),
+    ("permutation_words", PermutationWordsConfig(group="a4", seq_len=7)),
+    ("majority", MajorityConfig(seq_len=9)),
+    ("counting", CountingConfig(n_ids=2, seq_len=31, cap=4)),
+    ("addition", AdditionConfig(n_digits=1)),
+    ("addition", AdditionConfig(n_digits=23)),
+]
+PUBLISHED = [
+    (f"{name}/{preset}", preset_.config)
+    for name, config_class in TASK_CONFIGS.items()
+    for preset, preset_ in TASKS[config_class].presets.items()
+]
+
+
+def scored(row):
+    """{position: answer} of a row."""
+    positions = range(len(row.inputs)) if row.positions is None else row.positions.tolist()
+    weights = np.ones(len(row.targets)) if row.weights is None else row.weights
+    triples = zip(positions, row.targets.tolist(), weights, strict=True)
+    return {position: answer for position, answer, weight in triples if weight > 0}
+
+
+def rows_of(config, n=40):
+    """Test rows."""
+    return [draw_row(TASKS[type(config)], config, "test", 0, i) for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [case for case in DEFAULTS + ODD if case[0] in SOLUTIONS],
+    ids=lambda value: str(value)[:60],
+)
+def test_the_answers_solve_the_task_by_its_definition(name, config):
+    for row in rows_of(config):
+        assert scored(row) == SOLUTIONS[name](row.inputs.tolist(), config.of_test())
+        largest = max(row.inputs.max(), row.targets.max())
+        assert min(row.inputs.min(), row.targets.min()) >= 0
+        assert largest < config.n_symbols
+
+
+@pytest.mark.parametrize(("name", "config"), DEFAULTS + ODD, ids=lambda value: str(value)[:60])
+def test_rows_depend_on_seed_and_index_alone_and_have_one_shape(name, config):
+    task = TASKS[type(config)]
+    for part in ("train", "test"):
+        rows = [draw_row(task, config, part, 3, i) for i in range(6)]
+        again = draw_row(task, config, part, 3, 5)
+        for array, same in zip(rows[5], again, strict=True):
+            np.testing.assert_array_equal(array, same)
+        forms = {tuple(None if x is None else (x.shape, x.dtype.str) for x in row) for row in rows}
+        assert len(forms) == 1
+        inputs = [row.inputs.tobytes() for row in rows]
+        other = draw_row(task, config, part, 4, 5).inputs.tobytes()
+        if config.n_symbols > 5 and rows[0].inputs.size > 10:
+            assert len({*inputs, other}) == 7
+
+
+def test_training_rows_of_strings_hold_whole_examples_and_leave_the_cut_one_unscored():
+    for config in (CopyingConfig(), PrefixNgramConfig()):
+        signs = "abcdefgh$|.*"
+        for i in range(20):
+            row = draw_row(TASKS[type(config)], config, "train", 0, i)
+            shown = "".join(signs[k] for k in [*row.inputs, row.targets[-1]])
+            assert len(shown) == config.row_len
+            whole = shown[: shown.rindex(".") + 1] if "." in shown else ""
+            place, expected = 0, []
+            for example in whole.split("$")[1:]:
+                answer = example[example.rindex("|") + 1 :]
+                place += 1 + len(example)
+                expected += [(place - len(answer) - 1 + k, signs.index(c)) for k, c in enumerate(answer)]
+            assert sorted(scored(row).items()) == expected
+
+
+def test_training_on_all_tokens_predicts_the_next_and_holds_the_answer():
+    for name in ("recall", "induction", "mad_recall", "mad_noisy_recall"):
+        config = dataclasses.replace(TASK_CONFIGS[name](), predict_all=True, disjoint=False)
+        task = TASKS[type(config)]
+        every = draw_row(task, config, "train", 1, 2)
+        np.testing.assert_array_equal(every.inputs[1:], every.targets[:-1])
+        only = draw_row(task, dataclasses.replace(config, predict_all=False), "train", 1, 2)
+        np.testing.assert_array_equal(only.inputs, every.inputs)
+        assert scored(only).items() <= scored(every).items()
+        assert scored(only) == SOLUTIONS[name](only.inputs.tolist(), config)
+
+
+# The rows drawn from the published code, or by hand.
+DRAWN = [
+    ("recall", RecallConfig(10, 10), "3 6 1 7 4 8 3 6 4 8 9 1", {11: 7}),
+    ("mqar", MQARConfig(12, 16, 2), "3 10 5 7 5 0 0 0 0 0 0 0 0 0 3 0", {4: 7, 14: 10}),
+    ("mad_recall", MadRecallConfig(16, 16), "5 12 2 10 0 8 0 8 1 14 5 12 7 12 1", {6: 8, 10: 12, 14: 14}),
+    ("parity", ParityConfig(every_position=False), "1 2 2 1 1 0 0", {4: 1}),
+    ("parity", ParityConfig(), "2 2 2 1 1 1 1", dict(enumerate([1, 0, 1, 1, 1, 1, 1]))),
+    ("modular_arithmetic", ModularArithmeticConfig(), "5 3 8 2 7 2 5 3 6 4", {9: 8}),
+    ("counting", CountingConfig(), "4 3 2 1 1 0 0 0 0 4", dict(enumerate([1, 1, 1, 1, 2, 1, 2, 3, 4, 2]))),
+    ("addition", AdditionConfig(3), "8 5 0 6 3 6 1 4 8", {5: 1, 6: 4, 7: 8, 8: 6}),
+    ("majority", MajorityConfig(10), "1 1 1 0 0 0 0 0 0 2", {9: 0}),
+    ("memorisation", MemorisationConfig(10, 4), "7 6 5 3 9 9 9 9", {4: 7, 5: 6, 6: 5, 7: 3}),
+    ("selective_copying", SelectiveCopyingConfig(8), "0 0 3 0 0 0 0 6 0 6 0 0 1 1 1", {12: 3, 13: 6, 14: 6}),
+    *(
+        ("permutation_words", PermutationWordsConfig(group), x, dict(enumerate(map(int, y.split()))))
+        for group, x, y in (
+            ("s5", "102 76 61 32 36 4 9 1", "102 71 80 30 62 65 68 69"),
+            ("a5", "51 38 30 16 18 2 4 0", "51 47 25 8 39 41 45 45"),
+            ("s3", "5 3 3 1 1 0 0 0", "5 2 1 0 1 1 1 1"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "config", "inputs", "answers"), DRAWN)
+def test_the_definitions_agree_with_the_published_examples(name, config, inputs, answers):
+    assert SOLUTIONS[name]([int(i) for i in inputs.split()], config) == answers
+
+
+def test_the_facts_are_the_published_map():
+    values = mad.facts(256)
+    assert (values[56], values[92]) == (197, 135)
+    assert sorted(values) == sorted(set(values))
+    assert (values.min(), len(values)) == (127, 127)
+    row = draw_row(TASKS[MadMemorisationConfig], MadMemorisationConfig(), "test", 0, 0)
+    assert set(scored(row)) == set(range(1, 32, 2))
+    assert all(row.inputs[i] == 255 and values[row.inputs[i - 1]] == y for i, y in scored(row).items())
+
+
+@pytest.mark.parametrize("group", ["s3", "s4", "a4", "s5", "a5"])
+def test_the_groups_are_groups(group):
+    table = states.table(group)
+    n = len(table)
+    assert n == PermutationWordsConfig(group=group).n_symbols
+    np.testing.assert_array_equal(table[0], np.arange(n))
+    np.testing.assert_array_equal(np.sort(table, axis=1), np.tile(np.arange(n), (n, 1)))
+    a, b, c = np.random.default_rng(0).integers(n, size=(3, 200))
+    np.testing.assert_array_equal(table[table[a, b], c], table[a, table[b, c]])
+
+
+def test_the_gaps_of_mqar_are_drawn_as_by_a_sequential_draw_without_repetition():
+    """The probability that each gap is among the two drawn, summed over all ordered pairs."""
+    config = MQARConfig(vocab_size=16, seq_len=12, n_pairs=2, gap_power=0.01, disjoint=False)
+    weight = np.arange(1, 5) ** (config.gap_power - 1)
+    p = weight / weight.sum()
+    expected = np.zeros(4)
+    for first, second in itertools.permutations(range(4), 2):
+        expected[[first, second]] += p[first] * p[second] / (1 - p[first])
+    rows = rows_of(config, 4000)
+    found = np.bincount(np.concatenate([(row.positions - 4) // 2 for row in rows]), minlength=4) / len(rows)
+    np.testing.assert_allclose(found, expected, atol=4 * 0.5 / np.sqrt(len(rows)))
+
+
+# Few rows are different: nothing else than the rule keeps the parts apart.
+TINY = [
+    AdditionConfig(n_digits=1),
+    ParityConfig(min_len=5, max_len=7, test_min_len=6, test_max_len=9),
+    PermutationWordsConfig(group="s3", seq_len=2, test_seq_len=None),
+    CountingConfig(n_ids=2, seq_len=6),
+    MQARConfig(vocab_size=6, seq_len=8, n_pairs=1),
+    MajorityConfig(seq_len=7),
+    RecallConfig(vocab_size=8, seq_len=4, disjoint=True),
+    MemorisationConfig(vocab_size=5, n_data=4),
+]
+
+
+@pytest.mark.parametrize("config", TINY, ids=lambda config: type(config).__name__)
+def test_no_test_row_is_a_training_row_at_a_small_vocabulary(config):
+    task = TASKS[type(config)]
+
+    def texts(part, n):
+        rows = (draw_row(task, config, part, 0, i) for i in range(n))
+        return {tuple(np.trim_zeros(row.inputs, "b")) for row in rows}
+
+    train, test = texts("train", 400), texts("test", 60)
+    assert test
+    assert not train & test
+    leaky = dataclasses.replace(config, disjoint=False)
+    alike = {tuple(np.trim_zeros(row.inputs, "b")) for row in rows_of(leaky, 60)}
+    assert alike & {
+        tuple(np.trim_zeros(draw_row(task, leaky, "train", 0, i).inputs, "b")) for i in range(400)
+    }
+
+
+def test_too_few_different_rows_are_one_clear_error():
+    config = CountingConfig(n_ids=1, seq_len=3)
+    with pytest.raises(UserError, match="disjoint must be False with so few different rows, got True"):
+        for part in ("train", "test"):
+            draw_row(TASKS[type(config)], config, part, 0, 0)
+
+
+CHANCE = [
+    *((name, config) for name, config in DEFAULTS if name != "mad_fuzzy_recall"),
+    ("mqar", MQARConfig(vocab_size=8, seq_len=12, n_pairs=2)),
+    ("majority", MajorityConfig(seq_len=7)),
+    ("counting", CountingConfig(n_ids=3, seq_len=20, cap=4)),
+    ("addition", AdditionConfig(n_digits=2)),
+    ("copying", CopyingConfig(n_letters=3, min_len=2, max_len=6)),
+    ("prefix_ngram", PrefixNgramConfig(n_letters=26, n_gram=2, min_len=6, max_len=7)),
+    ("parity", ParityConfig(every_position=False)),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), CHANCE, ids=lambda value: str(value)[:60])
+def test_chance_is_what_the_best_guess_by_position_scores(name, config):
+    """The most frequent answer at each scored position of half of the rows, scored on the other half.
+
+    The most frequent answer of a sample is at most as good as the best guess; where answers are alike, it is
+    exactly as good in the mean.
+    """
+    if name == "modular_arithmetic":  # chance is the source's: a uniform guess
+        answers = np.concatenate([row.targets for row in rows_of(config, 1500)])
+        guesses = 5 + np.random.default_rng(0).integers(config.modulus, size=answers.size)
+        right, weights = (answers == guesses)[:, None], np.ones((answers.size, 1))
+    else:
+        rows = rows_of(dataclasses.replace(config, disjoint=False), 1600)
+        answers = np.stack([row.targets for row in rows])
+        weights = np.stack(
+            [np.ones(row.targets.size) if row.weights is None else row.weights for row in rows]
+        )
+        best = []
+        for y, w in zip(answers[:800].T, weights[:800].T, strict=True):
+            counts = np.bincount(y, weights=w)
+            best.append(counts.argmax())
+        right, weights = answers[800:] == np.array(best), weights[800:]
+    found = (right * weights).sum() / weights.sum()
+    chance = TASKS[type(config)].chance(config.of_test())
+    # Answers of one row depend on each other: the error counts rows.
+    error = np.sqrt(chance * (1 - chance) / len(right))
+    assert abs(found - chance) < 4 * error
+
+
+def test_chance_of_fuzzy_recall_and_of_compression():
+    """A uniform guess among the ids of values; the mean over positions where the last is known."""
+    config = MadFuzzyRecallConfig()
+    rows = rows_of(config, 600)
+    answers = np.concatenate([list(scored(row).values()) for row in rows])
+    counts = np.bincount(answers, minlength=15)[7:] / answers.size
+    assert counts.size == 8
+    np.testing.assert_allclose(counts, TASKS[type(config)].chance(config), atol=0.03)
+    assert (
+        TASKS[TASK_CONFIGS["mad_compression"]].chance(TASK_CONFIGS["mad_compression"](4, 5))
+        == (4 / 3 + 1) / 5
+    )
+
+
+def test_mad_scores_as_many_answers_as_the_published_code():
+    """56 of 127 positions on average, 4.6 in fuzzy recall."""
+    for config, mean in (
+        (MadRecallConfig(seq_len=128), 56.0),
+        (MadFuzzyRecallConfig(seq_len=128), 4.6),
+    ):
+        counts = [len(scored(row)) for row in rows_of(config, 400)]
+        assert abs(np.mean(counts) - mean) < 4 * np.std(counts) / np.sqrt(len(counts)) + 0.05
+
+
+def preset(name):
+    task, _, chosen = name.partition("/")
+    return TASKS[TASK_CONFIGS[task]].presets[chosen].config
+
+
+def test_presets_are_the_published_settings():
+    """The numbers of the design notes, by hand."""
+    for size, length, pairs, rows in ((64, 64, 4, 512), (128, 128, 8, 512), (256, 256, 16, 256)):
+        mqar = preset(f"mqar/l{size}")
+        assert (mqar.vocab_size, mqar.seq_len, mqar.n_pairs, mqar.batch_size) == (8192, length, pairs, rows)
+        assert (mqar.train_rows, mqar.test_rows, mqar.gap_power) == (100_000, 3_000, 0.01)
+    for name, length in (("l30k", 30_000), ("l64k", 65_536), ("l131k", 131_072), ("v30_l2048", 2048)):
+        recall = preset(f"recall/{name}")
+        assert (recall.vocab_size, recall.seq_len) == (30, length)
+        assert (recall.train_rows, recall.batch_size) == (2000, 32)
+    assert TASKS[RecallConfig].chance(preset("recall/l131k")) == 1 / 14
+    mamba = preset("selective_copying/mamba")
+    assert (mamba.vocab_size, mamba.seq_len, mamba.n_data) == (16, 4096, 16)
+    assert (preset("induction/mamba").vocab_size, preset("induction/mamba").seq_len) == (16, 256)
+    assert (preset("induction/safari").train_rows, preset("induction/safari").test_rows) == (5000, 500)
+    published = preset("parity/published")
+    assert (published.min_len, published.max_len, published.test_min_len, published.test_max_len) == (
+        3, 40, 40, 256
+    )  # fmt: skip
+    assert (published.batch_size, published.test_rows, published.every_position) == (256, 8192, False)
+    rtf = preset("memorisation/rtf")
+    assert (rtf.vocab_size, rtf.n_data, rtf.n_noise, rtf.batch_size) == (64, 1024, 0, 8)
+    copying = preset("copying/published")
+    assert (copying.n_letters, copying.min_len, copying.max_len, copying.row_len) == (26, 5, 20, 220)
+    sizes = {
+        "mad_recall": (16, 128),
+        "mad_noisy_recall": (32, 128),
+        "mad_fuzzy_recall": (16, 128),
+        "mad_selective_copying": (16, 256),
+        "mad_compression": (16, 32),
+        "mad_memorisation": (256, 32),
+    }
+    for name, size in sizes.items():
+        base = preset(f"{name}/baseline")
+        assert (base.vocab_size, base.seq_len) == size
+        assert (base.test_rows, base.batch_size) == (1_280, 128)
+        assert base.train_rows == (256 if name == "mad_memorisation" else 12_800)
+    assert {name for name in TASKS[MadNoisyRecallConfig].presets if "noise" in name} == {
+        "noise40", "noise60", "noise80"
+    }  # fmt: skip
+    assert preset("mad_noisy_recall/noise80").noise_fraction == 0.8
+    assert preset("mad_selective_copying/data96").n_data == 96
+    assert preset("mad_recall/l1024").seq_len == 1024
+    assert preset("mad_memorisation/v8192").vocab_size == 8192
+    assert preset("mad_recall/rows800").train_rows == 800
+
+
+@pytest.mark.parametrize(("name", "config"), PUBLISHED)
+def test_every_preset_draws_rows(name, config):
+    if config.n_symbols * config.batch_size > 0 and getattr(config, "seq_len", 0) > 10_000:
+        config = dataclasses.replace(config, seq_len=config.seq_len // 64 * 2)
+    data = load_task(config)
+    assert data.n_inputs >= 2
+    assert 0 < data.chance < 1
+
+
+WRONG = [
+    (MQARConfig, {"n_pairs": 9}, r"n_pairs must be at most seq_len / 4 = 8 \(or raise seq_len\), got 9"),
+    (MQARConfig, {"vocab_size": 8}, r"n_pairs must be at most the 3 keys of vocab_size=8"),
+    (MQARConfig, {"vocab_size": 63}, "vocab_size must be even, got 63"),
+    (MQARConfig, {"gap_power": 0.0}, "gap_power must be above 0, got 0.0"),
+    (RecallConfig, {"vocab_size": 4}, "vocab_size must be at least 6, got 4"),
+    (RecallConfig, {"seq_len": 7}, "seq_len must be even, got 7"),
+    (InductionConfig, {"seq_len": 2}, "seq_len must be at least 3, got 2"),
+    (InductionConfig, {"test_seq_len": 1}, "test_seq_len must be at least 3, got 1"),
+    (SelectiveCopyingConfig, {"seq_len": 3}, "seq_len must be at least n_data=4, got 3"),
+    (SelectiveCopyingConfig, {"vocab_size": 3}, "vocab_size must be at least 4, got 3"),
+    (MemorisationConfig, {"n_data": 0}, "n_data must be at least 1, got 0"),
+    (
+        CopyingConfig,
+        {"row_len": 18},
+        r"row_len must be at least 19, the longest example \(or lower max_len\)",
+    ),
+    (CopyingConfig, {"n_letters": 27}, "n_letters must be in 2..26, got 27"),
+    (CopyingConfig, {"max_len": 2}, "max_len must be at least min_len=3, got 2"),
+    (CopyingConfig, {"test_min_len": 9}, "test_max_len must be at least test_min_len=9, got 8"),
+    (CopyingConfig, {"disjoint": True}, "disjoint must be False for strings"),
+    (PrefixNgramConfig, {"min_len": 4}, r"min_len must be at least n_gram \+ answer_len \+ 3 = 5, got 4"),
+    (PrefixNgramConfig, {"test_min_len": 4}, "test_min_len must be at least n_gram"),
+    (MadRecallConfig, {"vocab_size": 3}, "vocab_size must be at least 4, got 3"),
+    (MadNoisyRecallConfig, {"n_noise": 31}, r"n_noise must be in 1..vocab_size - 2 = 30, got 31"),
+    (MadNoisyRecallConfig, {"noise_fraction": 1.0}, r"noise_fraction must be in \[0, 1\), got 1.0"),
+    (MadFuzzyRecallConfig, {"seq_len": 15}, r"seq_len must be at least 5 motif \+ 1 = 16, got 15"),
+    (MadFuzzyRecallConfig, {"vocab_size": 6}, r"vocab_size must be at least 2 motif \+ 1 = 7, got 6"),
+    (MadSelectiveCopyingConfig, {"seq_len": 16}, r"seq_len must be at least 2 n_data \+ 1 = 17, got 16"),
+    (MadMemorisationConfig, {"disjoint": True}, "disjoint must be False: the evaluation asks"),
+    (ParityConfig, {"min_len": 1}, "min_len must be at least 2, got 1"),
+    (ParityConfig, {"test_max_len": 39}, "test_max_len must be at least test_min_len=40, got 39"),
+    (ModularArithmeticConfig, {"modulus": 1}, "modulus must be in 2..32768, got 1"),
+    (PermutationWordsConfig, {"group": "s6"}, "group 's6' is unknown .did you mean"),
+    (MajorityConfig, {"seq_len": 1}, "seq_len must be at least 2, got 1"),
+    (CountingConfig, {"cap": 0}, "cap must be at least 1, got 0"),
+    (AdditionConfig, {"n_digits": 0}, "n_digits must be in 1..1000, got 0"),
+    (AdditionConfig, {"test_rows": 0}, "test_rows must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("config_class", "options", "message"), WRONG)
+def test_settings_that_do_not_fit_are_one_line(config_class, options, message):
+    with pytest.raises(UserError, match=message) as caught:
+        config_class(**options)
+    assert "\n" not in str(caught.value)
