@@ -15,7 +15,7 @@ from typing import Any
 
 from hyena_jax import config
 from hyena_jax.benchmark.settings import Decode, Model, Operators
-from hyena_jax.commands import bench, distill, eval, export, fail, generate, launch, note, train
+from hyena_jax.commands import bench, distill, eval, export, fail, generate, launch, note, task, train
 from hyena_jax.config import UserError, choose, require
 from hyena_jax.config.choices import choice_flags, describe_choices
 from hyena_jax.config.flags import as_flag, flags_of, read
@@ -30,6 +30,7 @@ COMMANDS = {
     "export": export.Export,
     "distill": distill.Distill,
     "bench": {"operators": Operators, "model": Model, "decode": Decode},
+    "task": task.DrawTask,
     "launch": launch.Launch,
 }
 RUN = {
@@ -39,6 +40,7 @@ RUN = {
     export.Export: export.run,
     distill.Distill: distill.run,
     **dict.fromkeys(COMMANDS["bench"].values(), bench.run),
+    task.DrawTask: task.run,
     launch.Launch: launch.run,
 }
 HELP = ("-h", "--help")

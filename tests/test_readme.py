@@ -50,7 +50,9 @@ def test_every_config_is_in_the_table():
     assert all(f"`{name}`" in PAGES["configs/README.md"] for name in config.config_files())
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "generate", "export", "distill", "bench operators"])
+@pytest.mark.parametrize(
+    "command", ["train", "eval", "generate", "export", "distill", "task", "bench operators"]
+)
 def test_the_flags_of_the_commands_exist(command):
     page = PAGES["hyena_jax/commands/README.md"]
     usage = page[page.index(f"hyena-jax {command} ") :]

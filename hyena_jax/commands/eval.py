@@ -1,11 +1,18 @@
 """`hyena-jax eval`: the loss and metrics of a run on held-out data."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hyena_jax.commands import RunSelection, note
+from hyena_jax.config import require
 from hyena_jax.config.flags import FLAT
 from hyena_jax.startup import start_jax
+
+ERROR = "error_at_"
+IN_A_LINE = 10
+"""Positions whose errors are printed on one line."""
 
 
 @dataclass(frozen=True)
@@ -17,10 +24,15 @@ class Evaluate:
     """Text file or folder, or folder of IDX images, to evaluate on instead of the held-out data."""
     batch_size: int = 64
     """Sequences or images evaluated at once; does not change the result."""
+    output: Path | None = None
+    """JSON file for the metrics, which must not exist yet."""
 
 
 def run(command: Evaluate, arguments: Sequence[str]) -> int:
-    """Prints a table of metrics."""
+    """Prints a table of metrics, and for a task the error at each scored position of a row."""
+    output = command.output
+    is_free = output is None or (not output.exists() and output.parent.is_dir())
+    require(is_free, "output", str(output), "a file that does not exist yet, in an existing folder")
     start_jax(note)
 
     from rich.console import Console
@@ -33,6 +45,17 @@ def run(command: Evaluate, arguments: Sequence[str]) -> int:
     values = run.evaluate(command.path, command.batch_size, progress=True)
     table = Table("metric", "value", title=Text(f"{run.workdir}, step {run.step}"), box=None)
     for name, value in values.items():
-        table.add_row(name, f"{value:,.6g}")
-    Console(highlight=False).print(table)
+        if not name.startswith(ERROR):
+            table.add_row(name, f"{value:,.6g}")
+    console = Console(highlight=False)
+    console.print(table)
+    errors = {name.removeprefix(ERROR): x for name, x in values.items() if name.startswith(ERROR)}
+    if errors:
+        console.print("\nerror by scored position of a row, from 0:")
+    for first in range(0, len(errors), IN_A_LINE):
+        some = list(errors.items())[first : first + IN_A_LINE]
+        console.print(f"{some[0][0]:>6}  {'  '.join(f'{error:.3f}' for _, error in some)}", soft_wrap=True)
+    if output is not None:
+        about = {"workdir": str(run.workdir), "step": run.step}
+        output.write_text(json.dumps({**about, **values}, indent=2) + "\n", encoding="utf-8")
     return 0

@@ -1,1 +1,1 @@
-"""Text and images as batches: NumPy out, no JAX and no models."""
+"""Text, images and tasks as batches: NumPy out, no JAX and no models."""

@@ -1,4 +1,4 @@
-"""The six tasks of MAD (Poli et al. 2024, 2403.17844; athms/mad-lab, mad/data/instances.py)."""
+"""The six tasks of MAD (2403.17844; athms/mad-lab, mad/data/instances.py)."""
 
 from collections.abc import Callable
 from dataclasses import replace

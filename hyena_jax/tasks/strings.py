@@ -1,4 +1,4 @@
-"""Strings of letters: copying, and looking up an n-gram (Jelassi et al. 2024, 2402.01032)."""
+"""Strings of letters: copying, and looking up an n-gram (2402.01032)."""
 
 from collections.abc import Callable
 

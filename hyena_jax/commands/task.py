@@ -1,0 +1,116 @@
+"""`hyena-jax task`: one example of a synthetic task, and what is known about the task."""
+
+import inspect
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal
+
+from hyena_jax.config import DATA_CONFIGS, PluginFlags, TaskConfig, choose, require
+from hyena_jax.config.flags import FLAT, positional
+
+if TYPE_CHECKING:
+    from hyena_jax.data.tasks import TaskRows
+    from hyena_jax.tasks.task import Row, Task
+
+MOST_COLUMNS = 110
+UNSCORED = "·"
+
+
+@dataclass(frozen=True)
+class DrawTask:
+    """Draw one example of a synthetic task, and print its layout, chance level, metric and settings."""
+
+    name: str = field(metadata=positional("NAME"))
+    """recall, mqar, induction, selective_copying, copying, prefix_ngram, memorisation, mad_recall,
+    mad_noisy_recall, mad_fuzzy_recall, mad_selective_copying, mad_compression, mad_memorisation, parity,
+    modular_arithmetic, modular_addition, permutation_words, majority, counting, addition, or your own."""
+    preset: str = "small"
+    """Setting: `small`, or a published one; an example lists them."""
+    part: Literal["test", "train"] = "test"
+    """Rows to evaluate on, or training rows."""
+    index: int = 0
+    """Number of the row, from 0."""
+    seed: int = 0
+    """Seed of the rows: data.test_seed, or the experiment's seed for training rows."""
+    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
+
+
+def run(command: DrawTask, arguments: Sequence[str]) -> int:
+    """Prints the example."""
+    from hyena_jax.data.dataset import load
+
+    names = {name: kind for name, kind in DATA_CONFIGS.items() if issubclass(kind, TaskConfig)}
+    config_class = choose("task", command.name, names)
+    require(command.index >= 0, "index", command.index, "at least 0")
+    require(0 <= command.seed < 2**32, "seed", command.seed, "in [0, 2**32)")
+    task = load(config_class()).task
+    data = load(choose("preset", command.preset, task.presets).config)
+    row = data.row(command.part, command.seed, command.index)
+    settings = data.config.of_test() if command.part == "test" else data.config
+    print(
+        f"{command.name}, preset {command.preset}, {command.part} row {command.index}, seed {command.seed}\n"
+    )
+    print("\n".join(example(task, settings, row)))
+    print("\n".join(["", *about(data), "", *presets(task)]))
+    return 0
+
+
+def example(task: "Task", config: TaskConfig, row: "Row") -> Iterator[str]:
+    """Lines of inputs above targets, as wide as the terminal allows."""
+    answer = task.answer or task.symbol
+    shown = [UNSCORED] * len(row.inputs)
+    positions = range(len(row.inputs)) if row.positions is None else row.positions
+    weights = [1] * len(row.targets) if row.weights is None else row.weights
+    for position, target, weight in zip(positions, row.targets, weights, strict=True):
+        if weight > 0:
+            shown[position] = answer(config, int(target))
+    inputs = [task.symbol(config, int(i)) for i in row.inputs]
+    width = max(map(len, inputs + shown))
+    in_line = max(1, (_columns() - len("inputs  ")) // (width + 1))
+    for first in range(0, len(inputs), in_line):
+        if first > 0:
+            yield ""
+        for title, symbols in (("inputs", inputs), ("target", shown)):
+            cells = (symbol.rjust(width) for symbol in symbols[first : first + in_line])
+            yield f"{title}  {' '.join(cells)}"
+
+
+def about(data: "TaskRows") -> Iterator[str]:
+    """Lines about the layout, the chance level, the metric and the settings."""
+    chance = inspect.getdoc(data.task.chance)
+    yield inspect.getdoc(data.task.draw) or ""
+    yield ""
+    yield from _item("chance", f"{data.chance:.4g}" + (f": {chance}" if chance else ""))
+    yield from _item("metric", ", ".join(data.metric_names).replace("_", " "))
+    values = (f"{field.name} {getattr(data.config, field.name)}" for field in fields(data.config))
+    yield from _item("settings", ", ".join(values))
+
+
+def presets(task: "Task") -> Iterator[str]:
+    """Lines with the presets that the task has, where they come from, and the published numbers."""
+    before = None
+    for name, preset in task.presets.items():
+        usual = type(preset.config)()
+        changed = ", ".join(
+            f"{option.name} {getattr(preset.config, option.name)}"
+            for option in fields(usual)
+            if getattr(preset.config, option.name) != getattr(usual, option.name)
+        )
+        lines = [changed or "the defaults"]
+        if (preset.source, preset.published) != before:
+            lines += [preset.source, *([f"published: {preset.published}"] if preset.published else [])]
+        before = preset.source, preset.published
+        yield from _item(f"preset {name}", "\n".join(lines))
+
+
+def _item(title: str, text: str) -> Iterator[str]:
+    indent = " " * 4
+    yield title
+    for line in text.splitlines():
+        yield from textwrap.wrap(line, _columns(), initial_indent=indent, subsequent_indent=indent)
+
+
+def _columns() -> int:
+    return min(shutil.get_terminal_size().columns, MOST_COLUMNS)

@@ -1,0 +1,103 @@
+"""`hyena-jax task` as typed by a user."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hyena_jax import cli
+from hyena_jax.config import TASK_CONFIGS
+from hyena_jax.tasks.catalogue import TASKS
+
+MQAR = """\
+mqar, preset small, test row 0, seed 0
+
+inputs   2 39 15 56 31 58 12 55  2  0 15  0 12  0  0  0 31  0  0  0  0  0  0  0  0  0  0  0  0  0  0  0
+target   ·  ·  ·  ·  ·  ·  ·  · 39  · 56  · 55  ·  ·  · 58  ·  ·  ·  ·  ·  ·  ·  ·  ·  ·  ·  ·  ·  ·  ·
+
+Multi-query associative recall (Arora et al. 2023, 2312.04927; HazyResearch/zoology, multiquery_ar.py).
+"""
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
+
+
+def run(line):
+    return cli.main(["task", *line.split()])
+
+
+def test_an_example_stands_above_its_answers_and_the_layout_follows(capsys):
+    assert run("mqar") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(MQAR)
+    for line in (
+        "    inputs   3 10 5 7 5 0 0 0 0 0 0 0 0 0 3  0",
+        "chance\n    0.03125\n",
+        "metric\n    accuracy, sequence accuracy\n",
+        "preset l64\n    batch_size 512, train_rows 100000, test_rows 3000, vocab_size 8192, seq_len 64\n",
+        "    Arora et al. 2023, 2312.04927, figure 2;",
+    ):
+        assert line in shown
+    assert max(map(len, shown.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("name", TASK_CONFIGS)
+def test_every_task_is_drawn(name, capsys):
+    for part in ("test", "train"):
+        assert run(f"{name} --part {part} --index 3 --seed 5") == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[0] == f"{name}, preset small, {part} row 3, seed 5"
+        assert all(
+            len(a) == len(b) for a, b in zip(shown[2::3], shown[3::3], strict=False) if a[:6] == "inputs"
+        )
+        assert max(map(len, shown)) <= 110
+    assert f"{TASKS[TASK_CONFIGS[name]].metric}".replace("_", " ") in "\n".join(shown)
+
+
+def test_rows_differ_by_index_seed_part_and_preset(capsys):
+    lines = ["mqar", "mqar --index 1", "mqar --seed 1", "mqar --part train", "mqar --preset l64"]
+    shown = []
+    for line in lines:
+        assert run(line) == 0
+        shown.append(capsys.readouterr().out.splitlines()[2])
+    assert len({*shown}) == len(shown)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("mkar", "task 'mkar' is unknown (did you mean 'mqar'?); allowed: recall, mqar,"),
+        (
+            "mqar --preset l46",
+            "--preset 'l46' is unknown (did you mean 'l64'?); allowed: small, l64, l128, l256",
+        ),
+        ("mqar --index -1", "--index must be at least 0, got -1"),
+        ("mqar --seed 4294967296", "--seed must be in [0, 2**32), got 4294967296"),
+        ("mqar --part both", "--part 'both' is unknown; allowed: test, train"),
+        ("text", "task 'text' is unknown"),
+        ("", "NAME must be given: see hyena-jax task --help"),
+    ],
+)
+def test_what_is_wrong_is_one_line(line, message, capsys):
+    assert run(line) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_it_needs_no_jax_and_names_every_task():
+    code = "import sys; from hyena_jax import cli; cli.main(sys.argv[1:]); print('jax' in sys.modules)"
+    environment = {**os.environ, "COLUMNS": "110"}
+    for arguments in (["task", "recall"], ["task", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
+        assert done.stdout.endswith("False\n")
+    assert all(name in done.stdout for name in TASK_CONFIGS)
