@@ -41,7 +41,7 @@ LABELS = {
     "accuracy": "accuracy at scored positions",
     "sequence_accuracy": "fraction of rows without an error",
     "macro_accuracy": "accuracy, mean over classes",
-    "scaled_accuracy": "accuracy, 0 at chance",
+    "scaled_accuracy": "scaled accuracy, 0 at chance",
 }
 """The label of the axis of each metric."""
 
@@ -166,7 +166,7 @@ class TaskRows:
         if self._first.weights is None:
             return self.config.test_rows * self._first.targets.size
         rows = (self.row("test", self.config.test_seed, i) for i in range(self.config.test_rows))
-        return sum(np.count_nonzero(row.weights) for row in rows)
+        return sum(int(np.count_nonzero(row.weights)) for row in rows)
 
     def to_json(self) -> dict[str, Any]:
         """The fingerprint, for `data.json` of a run; a task has no encoding."""

@@ -1,0 +1,170 @@
+"""Runs on a task: they stop and continue exactly, and evaluation speaks the task's metric."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from test_loop import assert_same_run, rows, train_stopped_once
+
+import hyena_jax
+from hyena_jax import cli
+from hyena_jax.config import (
+    NO_DECAY,
+    AdamWConfig,
+    AttentionConfig,
+    CosineConfig,
+    Experiment,
+    LanguageModelConfig,
+    LoggingConfig,
+    ParallelConfig,
+    TrainingConfig,
+    UserError,
+)
+from hyena_jax.config.tasks import CopyingConfig, MadRecallConfig, MQARConfig
+from hyena_jax.data.dataset import load
+from hyena_jax.models import build
+from hyena_jax.training.evaluate import evaluate_run
+from hyena_jax.training.run import train
+from hyena_jax.training.run_folder import load_params, read_run
+
+MQAR = MQARConfig(vocab_size=16, seq_len=16, n_pairs=3, test_rows=12, batch_size=4)
+
+
+def on(data, **options):
+    """A run of a second on a task: 12 steps, checkpoints at 5 and 10, evaluations at 4, 8 and 12."""
+    return Experiment(
+        model=LanguageModelConfig(
+            pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=max(load(data).n_inputs, 16)
+        ),
+        data=data,
+        optimizer=AdamWConfig(schedule=CosineConfig(warmup_steps=2), groups=(NO_DECAY,)),
+        training=TrainingConfig(steps=12, eval_every=4, eval_batch_size=8, checkpoint_every=5, log_every=3),
+        logging=LoggingConfig(tensorboard=False),
+        **{"parallel": ParallelConfig(devices=1), **options},
+    )
+
+
+@pytest.fixture(scope="module")
+def trained_on_mqar(_compiled_once, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "mqar"
+    hyena_jax.train(on(MQAR), run, quiet=True)
+    return run
+
+
+@pytest.fixture
+def whole(trained_on_mqar, tmp_path):
+    """A copy of a run on MQAR that was never stopped."""
+    return shutil.copytree(trained_on_mqar, tmp_path / "whole")
+
+
+def by_hand(workdir, data):
+    """correct bool [rows, n], targets and weights, from all logits of the trained model."""
+    run = read_run(workdir)
+    model = build(run.experiment.model)
+    _, params = load_params(run, model, "latest", print)
+    batch = next(data.eval_batches(data.config.test_rows))
+    logits = np.asarray(jax.jit(model.apply)({"params": params}, batch["inputs"]))
+    if "positions" in batch:
+        logits = np.take_along_axis(logits, batch["positions"][..., None], 1)
+    return logits.argmax(-1) == batch["targets"], batch["targets"], batch["weights"]
+
+
+def test_a_stopped_run_continues_as_if_it_had_not_been(whole, tmp_path, console, monkeypatch):
+    train_stopped_once(on(MQAR), tmp_path / "stopped", console, monkeypatch, 7)
+    assert_same_run(whole, tmp_path / "stopped")
+    last = rows(whole)[-1]
+    assert {"validation/loss", "validation/accuracy", "validation/sequence_accuracy"} <= {*last}
+    assert not any("perplexity" in name for name in last)
+    shown = console.file.getvalue()
+    assert "   accuracy 0." in shown
+    assert "   sequence accuracy 0." in shown
+    assert "answers/s" in shown
+
+
+@pytest.mark.grid
+def test_a_stopped_run_on_a_fixed_number_of_rows_continues_too(tmp_path, console, monkeypatch):
+    experiment = on(dataclasses.replace(MQAR, train_rows=7))
+    train(experiment, tmp_path / "whole", console)
+    train_stopped_once(experiment, tmp_path / "stopped", console, monkeypatch, 7)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_eval_speaks_the_task_s_metric_and_the_error_by_position(whole, tmp_path, capsys):
+    correct, _, _ = by_hand(whole, load(MQAR))
+    output = tmp_path / "metrics.json"
+    assert cli.main(["eval", str(whole), "--output", str(output), "--batch-size", "5"]) == 0
+    shown = capsys.readouterr().out
+    values = json.loads(output.read_text())
+    assert values["accuracy"] == pytest.approx(correct.mean())
+    assert values["sequence_accuracy"] == pytest.approx(correct.all(-1).mean())
+    assert [values[f"error_at_{i}"] for i in range(3)] == pytest.approx(list(1 - correct.mean(0)))
+    assert (values["step"], values["answers"]) == (12, 36)
+    assert "sequence_accuracy" in shown
+    errors = "  ".join(f"{error:.3f}" for error in 1 - correct.mean(0))
+    assert f"error by scored position of a row, from 0:\n     0  {errors}\n" in shown
+    for path in (output, tmp_path / "no" / "metrics.json"):
+        assert cli.main(["eval", str(whole), "--output", str(path)]) == 2
+        assert (
+            "--output must be a file that does not exist yet, in an existing folder"
+            in capsys.readouterr().err
+        )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MadRecallConfig(vocab_size=6, seq_len=12, test_rows=9, batch_size=4),
+        pytest.param(CopyingConfig(n_letters=3, max_len=4, row_len=20, test_rows=9), marks=pytest.mark.grid),
+    ],
+    ids=["mad_recall", "copying"],
+)
+def test_masked_and_macro_metrics_are_those_computed_by_hand(config, tmp_path, console):
+    train(on(config), tmp_path / "run", console)
+    data, run = load(config), read_run(tmp_path / "run")
+    correct, targets, weights = by_hand(tmp_path / "run", data)
+    _, params = load_params(run, build(run.experiment.model), "latest", print)
+    values = evaluate_run(run, build(run.experiment.model), params, None, 4)
+    scored = weights > 0
+    assert values["accuracy"] == pytest.approx(correct[scored].mean())
+    assert values["sequence_accuracy"] == pytest.approx((correct | ~scored).all(-1).mean())
+    assert values["answers"] == scored.sum()
+    if "macro_accuracy" in data.metric_names:
+        recalls = [correct[scored & (targets == y)].mean() for y in np.unique(targets[scored])]
+        assert values["macro_accuracy"] == pytest.approx(np.mean(recalls))
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_mesh_trains_on_a_task_as_one_device_does(accumulated, tmp_path, console):
+    """Rows and parameters are sharded; the positions stay with their rows."""
+    experiment = on(MQAR)
+    training = dataclasses.replace(experiment.training, steps=3, eval_every=3)
+    experiment = dataclasses.replace(experiment, training=training)
+    train(experiment, tmp_path / "one", console)
+    mesh = ParallelConfig("sharded", devices=4, fsdp=2)
+    optimizer = dataclasses.replace(experiment.optimizer, accumulation_steps=1)
+    parts = dataclasses.replace(experiment, parallel=mesh, optimizer=optimizer)
+    if accumulated > 1:
+        parallel = dataclasses.replace(mesh, devices=2)
+        optimizer = dataclasses.replace(optimizer, accumulation_steps=accumulated)
+        parts = dataclasses.replace(parts, parallel=parallel, optimizer=optimizer)
+    train(parts, tmp_path / "mesh", console)
+    one, four = rows(tmp_path / "one")[-1], rows(tmp_path / "mesh")[-1]
+    for name in ("validation/loss", "validation/accuracy"):
+        assert four[name] == pytest.approx(one[name], abs=1e-5)
+
+
+def test_positions_and_a_sharded_length_are_refused_before_anything_is_written(tmp_path, console):
+    parallel = ParallelConfig("sharded", devices=2, sequence=2)
+    message = "parallel.sequence must be 1 with data that score single positions, got 2"
+    with pytest.raises(UserError, match=message):
+        train(on(MQAR, parallel=parallel), tmp_path / "run", console)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_test_rows_are_another_experiment(whole, console):
+    with pytest.raises(UserError, match=r"data.test_seed: 0 -> 1"):
+        train(on(dataclasses.replace(MQAR, test_seed=1)), whole, console)
