@@ -66,10 +66,15 @@ def render() -> str:
     """The whole file."""
     from hyena_jax.filters import FILTERS
     from hyena_jax.mixers import MIXERS
-    from hyena_jax.models import ImageClassifier, LanguageModel
+    from hyena_jax.models import Autoencoder, ImageClassifier, LanguageModel
     from hyena_jax.models.blocks import Block
 
-    models = {"language_model": LanguageModel, "image_classifier": ImageClassifier, "block": Block}
+    models = {
+        "language_model": LanguageModel,
+        "image_classifier": ImageClassifier,
+        "autoencoder": Autoencoder,
+        "block": Block,
+    }
     parts = [HEAD]
     for title, modules in (("Models", models), ("Mixers", MIXERS), ("Filters", FILTERS)):
         parts.append(f"## {title}\n")

@@ -68,6 +68,7 @@ from hyena_jax.config.mixers import (
 )
 from hyena_jax.config.models import (
     MODEL_CONFIGS,
+    AutoencoderConfig,
     BackboneConfig,
     ImageClassifierConfig,
     LanguageModelConfig,

@@ -188,9 +188,32 @@ class ImageClassifierConfig(BackboneConfig):
         return (*self.image_size, self.channels), "float32"
 
 
+@dataclass(frozen=True)
+class AutoencoderConfig(BackboneConfig):
+    """Token embedding, blocks of any mixers, and a decoder that tells all tokens from the last output."""
+
+    inputs: ClassVar[str] = "sequences_to_compress"
+
+    max_len: int = 256
+    """Longest sequence, Lmax; filters and positions are defined relative to it."""
+    vocab_size: int | None = None
+    """Vocabulary size; None takes the data's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_most(MOST_POSITIONS, self, "max_len")
+        require_at_most(MOST_SYMBOLS, self, "vocab_size")
+        require_at_least(1, self, "max_len")
+        require_at_least(2, self, "vocab_size")
+        even = self.d_model >= 4 and self.d_model % 2 == 0
+        require(even, "d_model", self.d_model, "even and at least 4, for sines and cosines of positions")
+        self.check_mixers(self.max_len)
+
+
 MODEL_CONFIGS = ModelConfig.registry
 for _name, _config_class, _module in (
     ("language_model", LanguageModelConfig, "language_model:LanguageModel"),
     ("image_classifier", ImageClassifierConfig, "image_classifier:ImageClassifier"),
+    ("autoencoder", AutoencoderConfig, "autoencoder:Autoencoder"),
 ):
     register(_name, _config_class, f"hyena_jax.models.{_module}", f"hyena_jax.reference.models:{_name}")

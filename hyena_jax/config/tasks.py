@@ -363,7 +363,7 @@ class MadSelectiveCopyingConfig(TaskConfig):
 
 @dataclass(frozen=True)
 class MadCompressionConfig(TaskConfig):
-    """MAD's compression: a decoder gives back all ids from the state at the last; not for language models."""
+    """MAD's compression: a decoder gives back all ids from the state at the last; for an autoencoder."""
 
     inputs: ClassVar[str] = "sequences_to_compress"
 

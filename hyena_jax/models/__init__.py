@@ -26,12 +26,14 @@ import jax.numpy as jnp
 from hyena_jax import mixers
 from hyena_jax.config import MODEL_CONFIGS, MixerConfig, ModelConfig, require
 from hyena_jax.layout import Layout
+from hyena_jax.models.autoencoder import Autoencoder
 from hyena_jax.models.blocks import sequence_layout
 from hyena_jax.models.image_classifier import ImageClassifier
 from hyena_jax.models.language_model import LanguageModel
 from hyena_jax.ops.sequence_shards import axis_size
 
 __all__ = [
+    "Autoencoder",
     "ImageClassifier",
     "LanguageModel",
     "build",

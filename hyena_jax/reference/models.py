@@ -36,6 +36,24 @@ def image_classifier(params: dict, images: np.ndarray, config, mixers: list) -> 
     return dense(params["head"], x)
 
 
+def autoencoder(params: dict, tokens: np.ndarray, config, mixers: list) -> np.ndarray:
+    """Logits [B, L, V] of tokens [B, L], told from the last position's output."""
+    x = np.float64(params["embedding"]["embedding"])[tokens]
+    length, half = tokens.shape[1], config.d_model // 2
+    if config.learned_positions:
+        x = x + np.float64(params["positions"])[:length]
+    last = backbone(params, x, config, mixers)[:, -1]
+    logits = []
+    for t in range(length):
+        angles = [t / 10_000 ** (k / (half - 1)) for k in range(half)]
+        z = last + np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
+        for i in range(2):
+            z = norm(params.get(f"decoder_norms_{i}"), z, config.final_norm)
+            z = gelu(dense(params[f"decoder_{i}"], z))
+        logits.append(dense(params["head"], norm(params.get("final_norm"), z, config.final_norm)))
+    return np.stack(logits, axis=1)
+
+
 def patches(params: dict, images: np.ndarray, patch_size: tuple[int, int]) -> np.ndarray:
     """A linear map of the pixels of each patch [B, L, D], row by row; incomplete patches are dropped."""
     height, width = patch_size

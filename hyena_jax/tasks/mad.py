@@ -156,8 +156,9 @@ def mad_compression(rng: np.random.Generator, config: MadCompressionConfig) -> R
         inputs   12 9 7 4 4 0 1 =
         target   12 9 7 4 4 0 1 =
 
-    Ids: data 0..V-2, last id V - 1. Not for a language model, which would copy each id where it reads it: the
-    published decoder (two dense layers with GELU after sinusoidal positions) sees the last state alone.
+    Ids: data 0..V-2, last id V - 1. For the model `autoencoder`, not for a language model, which would copy
+    each id where it reads it: the published decoder (two dense layers with GELU after sinusoidal positions)
+    sees the last state alone.
     """
     tokens = np.append(rng.integers(config.vocab_size - 1, size=config.seq_len - 1), config.vocab_size - 1)
     return row(tokens, tokens)
