@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hyena_jax import cli
+from hyena_jax import cli, config
 from hyena_jax.config import TASK_CONFIGS
 from hyena_jax.tasks.catalogue import TASKS
 
@@ -86,6 +86,38 @@ def test_what_is_wrong_is_one_line(line, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("tasks:mqa", "variant 'mqa' is unknown (did you mean 'mqar'?)"),
+        ("tasks:mqar/l46", "preset 'l46' is unknown (did you mean 'l64'?); allowed: small, l64, l128, l256"),
+        (
+            "tasks:mqar --data.n-pairs 9",
+            "--data.n-pairs must be at most seq_len / 4 = 8 (or raise seq_len), got 9",
+        ),
+        ("tasks:mqar --data.vocab-size 8", "--data.n-pairs must be at most the 3 keys of vocab_size=8"),
+        ("tasks:recall --data.vocab-size 4", "--data.vocab-size must be at least 6, got 4"),
+        ("tasks:mqar --data.n-pair 3", "--data.n-pair is not a flag of train; did you mean --data.n-pairs?"),
+        (
+            "tasks:mqar --data.seq-len 64",
+            "--data.seq-len must be at most model.max_len=32 (or raise model.max_len)",
+        ),
+    ],
+)
+def test_a_training_that_does_not_fit_is_one_line_and_writes_nothing(line, message, tmp_path, capsys):
+    assert cli.main(["train", *line.split(), "--workdir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_preset_is_trained_with_the_small_model():
+    experiment = config.load("tasks:mqar/l64")
+    assert (experiment.data.vocab_size, experiment.data.batch_size) == (8192, 512)
+    assert (experiment.model.max_len, experiment.model.d_model) == (64, 64)
 
 
 def test_it_needs_no_jax_and_names_every_task():

@@ -1,0 +1,111 @@
+"""Synthetic tasks at a size for two CPU cores, one variant for each task; each paper is named in its layout.
+
+    hyena-jax task mqar                                      # one example, and the published settings
+    hyena-jax train tasks:mqar --workdir runs/mqar
+    hyena-jax train tasks:recall --workdir runs/recall_h3 --model.pattern h3
+    hyena-jax train tasks:mqar/l64 --workdir runs/mqar_l64   # a preset's data, with this small model
+
+Two blocks x + mixer(norm(x)) of width 64, without feed-forward layers but for MAD's tasks and the addition;
+AdamW (0.9, 0.98), decay 0.1, clipping at 1, warm-up over a tenth of the steps, cosine to 0. New rows at every
+step, 512 test rows. Attention alone gets learned positions.
+"""
+
+from typing import NamedTuple
+
+from hyena_jax.config import (
+    HYENA_GROUPS,
+    NO_DECAY,
+    AdamWConfig,
+    AttentionConfig,
+    AutoencoderConfig,
+    CosineConfig,
+    Experiment,
+    HawkConfig,
+    HyenaConfig,
+    LanguageModelConfig,
+    MixerConfig,
+    ParameterGroup,
+    TrainingConfig,
+    choose,
+)
+from hyena_jax.config.tasks import TASK_CONFIGS
+from hyena_jax.data.tasks import load_task
+from hyena_jax.tasks.catalogue import TASKS
+
+EMBEDDINGS = ParameterGroup(r"^(embedding/|positions$)", weight_decay=0.0)
+RATE = ParameterGroup(r"/rate$", weight_decay=0.0, optional=True)
+
+
+class Variant(NamedTuple):
+    """The options that differ between tasks."""
+
+    mixer: MixerConfig
+    steps: int
+    n_layers: int = 2
+    d_model: int = 64
+    d_ff: int | None = None
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.1
+    batch_size: int = 64
+
+
+HYENA, HAWK, ATTENTION = HyenaConfig(), HawkConfig(), AttentionConfig(n_heads=1)
+GROUPS = {HyenaConfig: HYENA_GROUPS, HawkConfig: (RATE, NO_DECAY), AttentionConfig: (NO_DECAY,)}
+VARIANTS = {
+    "recall": Variant(HYENA, 800, batch_size=32),
+    "mqar": Variant(ATTENTION, 800),
+    "induction": Variant(HYENA, 1000),
+    "selective_copying": Variant(HAWK, 1500),
+    "copying": Variant(ATTENTION, 2000),
+    "prefix_ngram": Variant(ATTENTION, 2000),
+    "memorisation": Variant(HYENA, 400),
+    "mad_recall": Variant(HYENA, 1000, d_ff=128, learning_rate=1e-3),
+    "mad_noisy_recall": Variant(HYENA, 1000, d_ff=128, learning_rate=1e-3),
+    "mad_fuzzy_recall": Variant(HYENA, 1000, d_ff=128, learning_rate=1e-3),
+    "mad_selective_copying": Variant(HYENA, 1000, d_ff=128, learning_rate=1e-3),
+    "mad_compression": Variant(HYENA, 1000, d_ff=128, learning_rate=1e-3),
+    "mad_memorisation": Variant(HYENA, 1000, d_ff=128, learning_rate=1e-3),
+    "parity": Variant(HAWK, 800, n_layers=1, d_model=32, learning_rate=5e-3, weight_decay=0.0),
+    "modular_arithmetic": Variant(HAWK, 1000),
+    "modular_addition": Variant(HAWK, 800),
+    "permutation_words": Variant(HAWK, 800),
+    "majority": Variant(HYENA, 500),
+    "counting": Variant(HYENA, 500, n_layers=1, d_model=32),
+    "addition": Variant(HYENA, 1500, n_layers=1, d_ff=256),
+}
+
+
+def get_config(variant: str = "recall") -> Experiment:
+    """The experiment of a task at its small setting, or of `TASK/PRESET`."""
+    name, _, preset = variant.partition("/")
+    chosen = choose("variant", name, VARIANTS)
+    task = TASKS[TASK_CONFIGS[name]]
+    data = choose("preset", preset or "small", task.presets).config
+    if not preset:
+        data = TASK_CONFIGS[name](batch_size=chosen.batch_size)
+    shared = {
+        "pattern": (chosen.mixer,),
+        "n_layers": chosen.n_layers,
+        "d_model": chosen.d_model,
+        "ffn": "none" if chosen.d_ff is None else "gelu",
+        "d_ff": chosen.d_ff,
+        # MAD's rows have one input less than their L tokens.
+        "max_len": max(load_task(data).n_inputs, getattr(data, "seq_len", 1)),
+        "learned_positions": chosen.mixer == ATTENTION,
+    }
+    reads_tokens = data.input_kind.is_tokens
+    return Experiment(
+        model=LanguageModelConfig(**shared, tied_head=False) if reads_tokens else AutoencoderConfig(**shared),
+        data=data,
+        optimizer=AdamWConfig(
+            learning_rate=chosen.learning_rate,
+            schedule=CosineConfig(warmup_steps=chosen.steps // 10, final_fraction=0.0),
+            b2=0.98,
+            weight_decay=chosen.weight_decay,
+            clip_norm=1.0,
+            groups=(*GROUPS[type(chosen.mixer)], EMBEDDINGS),
+        ),
+        training=TrainingConfig(
+            steps=chosen.steps, eval_every=chosen.steps // 8, checkpoint_every=chosen.steps // 2
+        ),
+    )
