@@ -32,7 +32,7 @@ from hyena_jax.config import Experiment, ImagesConfig, TextConfig, require
 from hyena_jax.data.dataset import load
 from hyena_jax.parallel import pmap
 from hyena_jax.parallel.strategy import check_batch, local_devices
-from hyena_jax.training.loss import cross_entropy
+from hyena_jax.training.loss import at_positions, cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.progress import bar
 from hyena_jax.training.step import init_params, init_state, make_train_step
@@ -155,7 +155,7 @@ def bench_model(
     for length, make_batch in subject.batches.items():
         params, batch = init_params(model, experiment.seed), make_batch()
         programs = {
-            **_plain_programs(model, params, batch["inputs"], batch["targets"]),
+            **_plain_programs(model, params, batch),
             STEP: _train_step(model, params, batch, experiment),
         }
         needed = max(program.memory.total for program in programs.values() if program.memory is not None)
@@ -171,19 +171,21 @@ def bench_model(
             return
 
 
-def _plain_programs(model: nn.Module, params: dict, inputs: jax.Array, targets: jax.Array) -> dict:
+def _plain_programs(model: nn.Module, params: dict, batch: Batch) -> dict:
     """Logits without dropout; mean loss with dropout, and its gradient."""
+    scored = {name: x for name, x in batch.items() if name != "weights"}
 
-    def loss(params: dict, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        logits = model.apply({"params": params}, inputs, None, False, rngs={"dropout": jax.random.key(0)})
-        return cross_entropy(logits, targets).mean()
+    def loss(params: dict, batch: Batch) -> jax.Array:
+        rngs = {"dropout": jax.random.key(0)}
+        logits = model.apply({"params": params}, batch["inputs"], None, False, rngs=rngs)
+        return cross_entropy(at_positions(logits, batch), batch["targets"]).mean()
 
     def forward(params: dict, inputs: jax.Array) -> jax.Array:
         return model.apply({"params": params}, inputs, None, True)
 
     return {
-        FORWARD: jit_program(forward, params, inputs),
-        GRADIENT: jit_program(jax.value_and_grad(loss), params, inputs, targets),
+        FORWARD: jit_program(forward, params, batch["inputs"]),
+        GRADIENT: jit_program(jax.value_and_grad(loss), params, scored),
     }
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from hyena_jax.config import Experiment, TaskConfig, UserError, require
+from hyena_jax.config import Experiment, TaskConfig, UserError, choose, require
 from hyena_jax.data import loader
 from hyena_jax.data.facts import fill_in
 from hyena_jax.tasks.catalogue import TASKS
@@ -52,7 +52,8 @@ def load_task(config: TaskConfig, encoding: None = None) -> "TaskRows":
 
 
 def task_rows(task: Task, config: TaskConfig) -> "TaskRows":
-    """The rows of any task. Raises UserError if no row with these settings can be drawn."""
+    """The rows of any task. Raises UserError if its metric is unknown."""
+    choose("metric", task.metric, LABELS)
     return TaskRows(task, config)
 
 

@@ -18,6 +18,7 @@ from hyena_jax.data.text import Corpus
 from hyena_jax.distillation import hankel
 from hyena_jax.distillation.model import LongFilters
 from hyena_jax.training.evaluate import held_out_values, sum_held_out
+from hyena_jax.training.loss import at_positions
 from hyena_jax.training.metrics import Values
 from hyena_jax.training.step import Batch, Metrics, make_eval_step
 
@@ -83,13 +84,14 @@ def filter_errors(before: LongFilters, after: LongFilters, spectra: Spectra, ord
 def make_comparison_step(model: nn.Module, other: nn.Module) -> Callable[[tuple, Batch], Metrics]:
     """`step((params, other_params), batch)`: per row the sums of `make_eval_step` for `other`, and `kl`.
 
-    kl [B] is the sum over a row's tokens of KL(model || other), nats, between next-token distributions.
+    kl [B] is the sum over a row's tokens, or over its scored positions, of KL(model || other), nats, between
+    next-token distributions.
     """
     eval_other = make_eval_step(other)
 
     def step(params: tuple[optax.Params, optax.Params], batch: Batch) -> Metrics:
         log_p, log_q = (
-            jax.nn.log_softmax(module.apply({"params": part}, batch["inputs"]))
+            jax.nn.log_softmax(at_positions(module.apply({"params": part}, batch["inputs"]), batch))
             for module, part in zip((model, other), params, strict=True)
         )
         return {

@@ -43,13 +43,12 @@ def scored(
     # Gathered once, not in every chunk.
     variables, inputs, targets = {"params": with_whole_ends(model, params)}, batch["inputs"], batch["targets"]
     n_tokens = chunk_tokens(model, targets.shape)
-    positions = batch.get("positions")
-    if n_tokens is None and (positions is None or not has_hidden(model)):
+    scores_all = "positions" not in batch
+    if n_tokens is None and (scores_all or not has_hidden(model)):
         logits = model.apply(variables, inputs, None, deterministic, rngs=rngs)
-        return score(logits if positions is None else _at(logits, positions), targets)
+        return score(at_positions(logits, batch), targets)
     hidden = model.apply(variables, inputs, None, deterministic, rngs=rngs, method="hidden")
-    if positions is not None:
-        hidden = _at(hidden, positions)
+    hidden = at_positions(hidden, batch)
     if n_tokens is None:
         return score(model.apply(variables, hidden, method="logits"), targets)
 
@@ -60,9 +59,11 @@ def scored(
     return _over_chunks(jax.checkpoint(of_chunk), (hidden, targets), n_tokens, n_length_shards(model))
 
 
-def _at(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Entries [B, n, ...] of x [B, L, ...] at positions [B, n]."""
-    return jnp.take_along_axis(x, positions[..., None], axis=1)
+def at_positions(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+    """The entries [B, n, D] of x [B, L, D] at the `positions` [B, n] of a batch; x itself without them."""
+    if "positions" not in batch:
+        return x
+    return jnp.take_along_axis(x, batch["positions"][..., None], axis=1)
 
 
 def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:

@@ -17,14 +17,16 @@ from hyena_jax.config import (
     AttentionConfig,
     CosineConfig,
     Experiment,
+    HyenaConfig,
     LanguageModelConfig,
     LoggingConfig,
     ParallelConfig,
     TrainingConfig,
     UserError,
 )
-from hyena_jax.config.tasks import CopyingConfig, MadRecallConfig, MQARConfig
+from hyena_jax.config.tasks import CopyingConfig, MadRecallConfig, MQARConfig, RecallConfig
 from hyena_jax.data.dataset import load
+from hyena_jax.distillation.measure import make_comparison_step
 from hyena_jax.models import build
 from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.run import train
@@ -163,6 +165,30 @@ def test_positions_and_a_sharded_length_are_refused_before_anything_is_written(t
     with pytest.raises(UserError, match=message):
         train(on(MQAR, parallel=parallel), tmp_path / "run", console)
     assert not (tmp_path / "run").exists()
+
+
+def test_kl_of_two_models_is_summed_over_the_scored_positions(whole):
+    run, data = read_run(whole), load(MQAR)
+    model = build(run.experiment.model)
+    _, params = load_params(run, model, "latest", print)
+    other = jax.tree.map(lambda x: 0.9 * x, params)
+    batch = next(data.eval_batches(12))
+    sums = jax.jit(make_comparison_step(model, model))((params, other), batch)
+    p, q = (np.asarray(model.apply({"params": x}, batch["inputs"]), np.float64) for x in (params, other))
+    p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
+    kl = np.take_along_axis((np.exp(p) * (p - q)).sum(-1), batch["positions"], 1)
+    np.testing.assert_allclose(sums["kl"], kl.sum(-1), rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.grid
+def test_a_task_is_timed_and_its_runs_distilled(whole, tmp_path, capsys):
+    assert cli.main(["bench", "model", "tasks:mqar", "--least-runs", "2"]) == 0
+    assert "answers/s" in capsys.readouterr().out
+    small = on(RecallConfig(seq_len=8, test_rows=8, batch_size=4))
+    small = dataclasses.replace(small, model=dataclasses.replace(small.model, pattern=(HyenaConfig(),)))
+    hyena_jax.train(small, tmp_path / "run", quiet=True)
+    bound = ["--state-size", "8", "--max-loss-increase", "10"]
+    assert cli.main(["distill", str(tmp_path / "run"), "--output", str(tmp_path / "new"), *bound]) == 0
 
 
 def test_other_test_rows_are_another_experiment(whole, console):
