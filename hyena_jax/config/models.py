@@ -190,7 +190,7 @@ class ImageClassifierConfig(BackboneConfig):
 
 @dataclass(frozen=True)
 class AutoencoderConfig(BackboneConfig):
-    """Token embedding, blocks of any mixers, and a decoder that tells all tokens from the last output."""
+    """Token embedding, blocks of any mixers, and a decoder that reads the last output alone."""
 
     inputs: ClassVar[str] = "sequences_to_compress"
 

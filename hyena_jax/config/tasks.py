@@ -537,7 +537,7 @@ class CountingConfig(TaskConfig):
     seq_len: int = 64
     """Inputs L of a row."""
     cap: int = 15
-    """Largest count C that is told apart."""
+    """Largest count C; more count as C."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

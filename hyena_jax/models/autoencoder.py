@@ -16,7 +16,7 @@ LONGEST_PERIOD = 10_000.0
 
 
 class Autoencoder(nn.Module):
-    """Blocks read a sequence, and a decoder tells its ids from the last output alone (MAD, 2403.17844).
+    """Blocks read a sequence, and a decoder reconstructs it from the last output alone (MAD, 2403.17844).
 
     The decoder adds sinusoidal positions p_i to the last output x_L of the blocks, then applies two layers
     z <- GELU(dense(norm(z))), and the head to norm(z). Id i of the result sees x_L + p_i and nothing else.
@@ -77,7 +77,7 @@ class Autoencoder(nn.Module):
         require(is_integer, "tokens.dtype", str(tokens.dtype), "an integer type")
         length = tokens.shape[1]
         require(1 <= length <= config.max_len, "sequence length", length, f"in 1..max_len={config.max_len}")
-        require(segment_ids is None, "segment_ids", segment_ids, "None: a sequence is told as a whole")
+        require(segment_ids is None, "segment_ids", segment_ids, "None: a row is one sequence")
         x = self.embedding(tokens)
         if config.learned_positions:
             x = x + self.positions[:length].astype(x.dtype)

@@ -37,7 +37,7 @@ def image_classifier(params: dict, images: np.ndarray, config, mixers: list) -> 
 
 
 def autoencoder(params: dict, tokens: np.ndarray, config, mixers: list) -> np.ndarray:
-    """Logits [B, L, V] of tokens [B, L], told from the last position's output."""
+    """Logits [B, L, V] of tokens [B, L], reconstructed from the last position's output."""
     x = np.float64(params["embedding"]["embedding"])[tokens]
     length, half = tokens.shape[1], config.d_model // 2
     if config.learned_positions:

@@ -1,4 +1,4 @@
-"""The autoencoder equals its oracle, and tells every id from the last output alone."""
+"""The autoencoder equals its oracle, and reconstructs every id from the last output alone."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ def test_equals_its_oracle(name):
     assert_close(logits, expected)
 
 
-def test_ids_are_told_from_the_last_output_alone():
+def test_ids_are_reconstructed_from_the_last_output_alone():
     """Without blocks that mix, which see the last token alone, the logits do not know the others."""
     params = random_params(CONFIG, TOKENS)
     value = params["blocks_0"]["mixer"]
