@@ -104,7 +104,7 @@ def value_and_gradients_at_positions(model, params, batch):
     return jax.jit(jax.value_and_grad(weighted_sum))(params)
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("chunk", [pytest.param(None, marks=pytest.mark.grid), 3])
 def test_the_loss_at_positions_is_the_full_loss_at_these_positions(chunk):
     model = models.build(dataclasses.replace(CONFIG, loss_chunk=chunk))
     expected = value_and_gradients_at_positions(models.build(CONFIG), PARAMS, BATCH)
@@ -138,8 +138,9 @@ def test_logits_exist_at_the_positions_alone():
 def test_evaluation_at_positions_sums_over_them():
     model, weights = models.build(CONFIG), np.float32([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]])
     tallies = {"right_at": lambda correct, targets, weights: correct * weights}
-    sums = make_eval_step(model, tallies=tallies)(PARAMS, {**AT_POSITIONS, "weights": weights})
-    logits = np.asarray(model.apply({"params": PARAMS}, BATCH["inputs"]))
+    step = jax.jit(make_eval_step(model, tallies=tallies))
+    sums = step(PARAMS, {**AT_POSITIONS, "weights": weights})
+    logits = np.asarray(jax.jit(model.apply)({"params": PARAMS}, BATCH["inputs"]))
     picked = np.take_along_axis(logits, POSITIONS[..., None], 1)
     right = (picked.argmax(-1) == AT_POSITIONS["targets"]) * weights
     np.testing.assert_array_equal(sums["count"], [4, 1, 2])
