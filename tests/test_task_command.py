@@ -66,6 +66,17 @@ def test_rows_differ_by_index_seed_part_and_preset(capsys):
     assert len({*shown}) == len(shown)
 
 
+def test_the_middle_of_a_long_row_is_left_out(capsys):
+    assert run("selective_copying --preset mamba") == 0
+    shown = capsys.readouterr().out.splitlines()
+    lines = [line for line in shown[: shown.index("chance")] if line.startswith(("inputs", "target"))]
+    (left_out,) = [line for line in shown if "left out" in line]
+    n_shown = sum(len(line.split()) - 1 for line in lines if line.startswith("inputs"))
+    assert len(lines) == 24
+    assert n_shown + int(left_out.split()[1].replace(",", "")) == 4096 + 16
+    assert lines[-1].split()[1:].count("·") == len(lines[-1].split()) - 1 - 16
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hyena_jax.tasks.task import Row, Task
 
 MOST_COLUMNS = 110
+MOST_PARTS = 12
+"""Pairs of lines, of inputs and targets, that are printed of a row."""
 UNSCORED = "·"
 
 
@@ -58,7 +60,7 @@ def run(command: DrawTask, arguments: Sequence[str]) -> int:
 
 
 def example(task: "Task", config: TaskConfig, row: "Row") -> Iterator[str]:
-    """Lines of inputs above targets, as wide as the terminal allows."""
+    """Lines of inputs above targets, as wide as the terminal allows; the middle of a long row is left out."""
     answer = task.answer or task.symbol
     shown = [UNSCORED] * len(row.inputs)
     positions = range(len(row.inputs)) if row.positions is None else row.positions
@@ -69,12 +71,16 @@ def example(task: "Task", config: TaskConfig, row: "Row") -> Iterator[str]:
     inputs = [task.symbol(config, int(i)) for i in row.inputs]
     width = max(map(len, inputs + shown))
     in_line = max(1, (_columns() - len("inputs  ")) // (width + 1))
+    parts = []
     for first in range(0, len(inputs), in_line):
-        if first > 0:
-            yield ""
-        for title, symbols in (("inputs", inputs), ("target", shown)):
-            cells = (symbol.rjust(width) for symbol in symbols[first : first + in_line])
-            yield f"{title}  {' '.join(cells)}"
+        rows = (("inputs", inputs), ("target", shown))
+        cells = ((title, symbols[first : first + in_line]) for title, symbols in rows)
+        parts.append([f"{title}  {' '.join(s.rjust(width) for s in some)}" for title, some in cells])
+    half, n_left_out = MOST_PARTS // 2, len(parts) - MOST_PARTS
+    if n_left_out > 0:
+        parts[half:-half] = [[f"... {in_line * n_left_out:,} inputs left out ..."]]
+    for i, part in enumerate(parts):
+        yield from ["", *part] if i > 0 else part
 
 
 def about(data: "TaskRows") -> Iterator[str]:
