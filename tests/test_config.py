@@ -84,7 +84,7 @@ COUNTS = {
     "tasks:modular_addition": 42_752,
     "tasks:permutation_words": 42_880,
     "tasks:majority": 69_248,
-    "tasks:counting": 20_512,
+    "tasks:counting": 44_160,
     "tasks:addition": 67_177,
     "wikitext103_hyena_125m:standard": 132_618_240,
     "wikitext103_hyena_125m:slim": 137_132_928,
