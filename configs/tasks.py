@@ -11,7 +11,7 @@ steps, cosine to 0. New rows at every step, but for mad_memorisation; 512 test r
 learned positions: with `--model.pattern attention`, add `--model.learned-positions`.
 
 Test accuracy after the last step and CPU seconds with compilation, one seed, on two cores of an AMD EPYC that
-other programs shared (JAX 0.10.1, float32; wall time was one to two times that):
+other programs shared (JAX 0.10.1, float32; wall time was 0.9 to 2.1 times that):
 
     recall 0.998, 38 s             mqar 1.000, 34 s               induction 1.000, 51 s
     selective_copying 0.996, 55 s  memorisation 1.000, 32 s       majority 1.000, 42 s
