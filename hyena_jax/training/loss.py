@@ -13,6 +13,7 @@ import optax
 
 from hyena_jax.layout import Layout
 from hyena_jax.models import has_hidden, n_length_shards, with_whole_ends
+from hyena_jax.ops.derivatives import own_derivative
 
 Tree = TypeVar("Tree")
 
@@ -101,7 +102,35 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     if logits.ndim == targets.ndim + 2:
         labels = jnp.broadcast_to(targets[:, None], logits.shape[:2])
         return cross_entropy(logits, labels).mean(axis=1)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return jax.nn.logsumexp(logits, axis=-1) - _at(logits, targets)
+
+
+def _at(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """logits [..., V] at the targets [...].
+
+    On a TPU by a mask: the gradient of a gather is a scatter, for which XLA flattens all logits and back.
+    """
+
+    def forward(logits: jax.Array) -> tuple[jax.Array, None]:
+        return jax.lax.platform_dependent(logits, tpu=masked, default=gathered), None
+
+    def gathered(logits: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+
+    def masked(logits: jax.Array) -> jax.Array:
+        return jnp.where(is_target, logits, 0).sum(-1)
+
+    def pull_back(_: None, gradient: jax.Array) -> tuple[jax.Array]:
+        return (jax.lax.platform_dependent(gradient, tpu=spread, default=scattered),)
+
+    def scattered(gradient: jax.Array) -> jax.Array:
+        return jax.linear_transpose(gathered, logits)(gradient)[0]
+
+    def spread(gradient: jax.Array) -> jax.Array:
+        return jnp.where(is_target, gradient[..., None], 0)
+
+    is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
+    return own_derivative(forward, pull_back)(logits)
 
 
 def answers(logits: jax.Array, n_dims: int) -> jax.Array:

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hyena_jax import models, parallel
-from hyena_jax.benchmark.collectives import bytes_by_kind, collectives
+from hyena_jax.plan.collectives import bytes_by_kind, collectives
+from hyena_jax.plan.hlo import Program
 from hyena_jax.config import (
     MIXER_CONFIGS,
     AttentionConfig,
@@ -73,7 +74,7 @@ def test_weights_are_gathered_and_activations_stay(mixer, remat):
     """At most 1.5 times what sharded parameters have to move: twice the weights, once the gradients."""
     rows = 64  # activations are larger than any weight
     text, size = compiled_step(config(mixer, remat=remat), rows)
-    found = collectives(text)
+    found = collectives(Program(text))
     assert 0 < sum(bytes_by_kind(found).values()) <= 1.5 * 3 * size
     for one in found:
         for shape in one.shapes:  # [B, L, D], or [B / 4, L, D]
