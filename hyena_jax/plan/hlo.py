@@ -165,7 +165,9 @@ class Program:
 
         A loop that ends otherwise counts as one round.
         """
-        condition = {one.name: one for one in self.computations.get(loop.attribute("condition").lstrip("%"), ())}
+        condition = {
+            one.name: one for one in self.computations.get(loop.attribute("condition").lstrip("%"), ())
+        }
         test = next((one for one in condition.values() if one.is_root), None)
         if loop.rounds or test is None or test.opcode != "compare" or test.attribute("direction") != "LT":
             return loop.rounds or 1

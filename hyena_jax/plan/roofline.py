@@ -352,4 +352,6 @@ def sums(found: Iterable[Cost]) -> Sums:
         terms[cost.kind] += (cost.products, cost.memory, cost.vector)
         memory += cost.memory
     plain = {kind: tuple(map(float, each)) for kind, each in terms.items()}
-    return Sums({kind: roofline[kind] for kind in KINDS}, {kind: serial[kind] for kind in KINDS}, plain, memory)
+    return Sums(
+        {kind: roofline[kind] for kind in KINDS}, {kind: serial[kind] for kind in KINDS}, plain, memory
+    )

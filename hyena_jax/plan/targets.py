@@ -77,7 +77,7 @@ def parse_target(name: str) -> Target:
       UserError: for an unknown kind of chip, with the nearest one; or a shape that does not fit the kind.
     """
     kind, _, shape = name.partition(":")
-    chip = CHIPS[choose("target's chip", kind, dict.fromkeys(CHIPS)) and kind]
+    chip = choose("target", kind, CHIPS)
     must = f"{kind}:{'x'.join('ABC'[: chip.dims])}, {chip.dims} numbers of chips, such as {_example(kind)}"
     require(re.fullmatch(r"\d+(x\d+)+", shape) is not None, "target", name, must)
     sizes = tuple(int(size) for size in shape.split("x"))

@@ -10,8 +10,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hyena_jax import models, parallel
-from hyena_jax.plan.collectives import bytes_by_kind, collectives
-from hyena_jax.plan.hlo import Program
 from hyena_jax.config import (
     MIXER_CONFIGS,
     AttentionConfig,
@@ -22,6 +20,8 @@ from hyena_jax.config import (
 )
 from hyena_jax.layout import Layout
 from hyena_jax.parallel import mesh
+from hyena_jax.plan.collectives import bytes_by_kind, collectives
+from hyena_jax.plan.hlo import Program
 from hyena_jax.training.loss import MOST_LOGITS, chunk_tokens
 from hyena_jax.training.step import init_params, init_state, make_train_step
 

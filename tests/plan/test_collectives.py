@@ -54,7 +54,9 @@ replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
 def test_each_exchange_counts_once_and_in_every_round():
     found = collectives(Program(PROGRAM))
     assert found == [
-        Collective("all-gather", 2 * 256 * 256, 12, ("bf16[256,256]",), 16, "jit(train_step)/blocks_0/gather"),
+        Collective(
+            "all-gather", 2 * 256 * 256, 12, ("bf16[256,256]",), 16, "jit(train_step)/blocks_0/gather"
+        ),
         Collective("all-gather", 4 * (16 + 24), 1, ("f32[16]", "f32[8,3]"), 0, ""),
         Collective("all-reduce", 44, 1, ("f32[10]", "s32[]"), 4, ""),
         Collective("collective-permute", 40, 1, ("c64[5]",), 0, ""),
