@@ -1,10 +1,10 @@
 """The command line: reads the arguments, runs a command, and turns errors into exit codes.
 
 Exit codes: 0 done; 1 a benchmark found values that differ from their oracle, a distillation no state size
-within its bound, or a plan that its step does not compile or fit; 2 wrong input; 3 the machine failed (disk full, no permission, another process lost); 4 the
-run diverged; 75 a training was asked to stop (SIGINT, SIGTERM, SIGHUP) and saved, or had nothing to save at
-SIGTERM or SIGHUP: the same command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT
-with nothing to save.
+within its bound, or a plan that its step does not compile or fit; 2 wrong input; 3 the machine failed (disk
+full, no permission, another process lost); 4 the run diverged; 75 a training was asked to stop (SIGINT,
+SIGTERM, SIGHUP) and saved, or had nothing to save at SIGTERM or SIGHUP: the same command continues, as
+EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT with nothing to save.
 """
 
 import io
@@ -104,7 +104,8 @@ def _split_launch(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _read(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The command that the arguments describe, and the names of its flags; None if it printed help.
 
-    For `train` and `plan`, the defaults of the flags are the named config's, with the parts that the arguments choose.
+    For `train` and `plan`, the defaults of the flags are the named config's, with the parts that the
+    arguments choose.
     """
     kind, words, rest = COMMANDS, [], _load_plugins(train.expand_resume(list(arguments)))
     while isinstance(kind, dict):

@@ -54,8 +54,8 @@ class Strategy(NamedTuple):
     map_train_step: Callable[[Callable, Tree], Callable]
     """(`train_step`, shapes of the state) -> `step(placed state, placed batch)`, which donates the state."""
     lower_train_step: Callable[[Callable, Tree, Tree], jax.stages.Lowered]
-    """(`train_step`, shapes of the state, shapes of a global batch): the mapped step, ready to be compiled. The
-    devices may be described only, not present."""
+    """(`train_step`, shapes of the state, shapes of a global batch): the mapped step, ready to be compiled.
+    The devices may be described only, not present."""
     map_eval_step: Callable[[Callable], Callable]
     """`eval_step` -> `step(placed parameters, placed batch)`; every process gets the sums of all rows."""
     host_copy: Callable[[Tree], Tree]

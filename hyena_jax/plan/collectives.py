@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from math import prod
 from typing import NamedTuple
 
 from hyena_jax.plan.hlo import Array, Instruction, Program
@@ -44,8 +45,8 @@ class Collective(NamedTuple):
 def collectives(program: Program) -> list[Collective]:
     """The exchanges of a program.
 
-    An exchange that XLA copied into several fusions, to overlap it with their work, counts once: the copies
-    share a channel and shapes.
+    An exchange that XLA spread over several fusions, to overlap it with their work, counts once: its parts
+    share a channel and shapes, and a part may run in a loop whose rounds each advance it a little.
     """
     found: dict[tuple, Collective] = {}
     for _, instruction, rounds in program.running():
@@ -60,7 +61,7 @@ def collectives(program: Program) -> list[Collective]:
             key = (one.name,)  # all exchanges of `shard_map` and `pmap` share one channel
             if one is not instruction:
                 key = (one.attribute("channel_id"), shapes)
-            if key not in found or found[key].rounds < rounds:
+            if key not in found or found[key].rounds > rounds:
                 found[key] = Collective(kind, size, rounds, shapes, _group_size(one), one.op_name)
     return list(found.values())
 
@@ -88,4 +89,10 @@ def _group_size(instruction: Instruction) -> int:
     if listed is not None:
         return listed[1].count(",") + 1
     counted = re.search(r"replica_groups=\[\d+,(\d+)\]", instruction.attributes)
-    return int(counted[1]) if counted else 0
+    if counted is not None:
+        return int(counted[1])
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", instruction.attributes)
+    if named is None:
+        return 0
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
+    return prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))

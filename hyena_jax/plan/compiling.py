@@ -111,9 +111,7 @@ def _wait(child: subprocess.Popen, folder: Path, limits: Limits, start: float) -
         used = _resident(child.pid)
         if used > limits.memory:
             more = f"--max-memory {limits.memory / GIB:.1f} GiB"
-            raise OSError(
-                f"compiling took {used / GIB:.1f} GiB, more than {more}; raise it, or lower the batch"
-            )
+            raise OSError(f"compiling took more than {more} of this machine's memory; raise it")
         before, sizes = sizes, [path.stat().st_size for path in (*folder.glob(PROGRAM), *folder.glob(MEMORY))]
         if len(sizes) == 2 and sizes == before and all(sizes):
             return

@@ -27,7 +27,7 @@ class Array(NamedTuple):
       element: its type, such as `bf16`.
       shape: sizes of its axes.
       minor_to_major: its axes from the one whose entries are neighbours in memory; empty if unknown.
-      tile: sizes of a tile, of the most minor axes, the minor last; the array fills whole tiles. Empty without.
+      tile: sizes of a tile, of the most minor axes, the minor last; the array fills whole ones. Or empty.
       space: the memory that holds it: 0 is the device's main memory (HBM), 1 a TPU's vector memory.
     """
 
@@ -182,7 +182,7 @@ class Program:
                 yield from self.within(inner)
 
     def frames(self, instruction: Instruction) -> tuple[Frame, ...]:
-        """The lines of Python that it comes from, the innermost first; of a fusion without any, an inner one's."""
+        """The lines of Python that it comes from, the innermost first; without any, those of an inner one."""
         for one in self.within(instruction):
             found = re.search(r"stack_frame_id=(\d+)", one.attributes)
             if found is not None:

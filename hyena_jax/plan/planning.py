@@ -61,6 +61,17 @@ class ExchangeRow:
 
 
 @dataclass(frozen=True)
+class LargeExchange:
+    """A large exchange: bytes that a chip receives in a step, in all rounds of the loops around it."""
+
+    kind: str
+    received: float
+    rounds: int
+    shapes: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Listed:
     """An expensive instruction of the deepest program that was compiled."""
 
@@ -95,6 +106,8 @@ class Plan:
     buffers: tuple[tuple[int, str], ...]
     """The largest temporary buffers of the deepest program that was compiled."""
     exchanges: tuple[ExchangeRow, ...]
+    largest_exchanges: tuple[LargeExchange, ...]
+    """The largest of the deepest program that was compiled."""
     needed_exchange: float
     """Bytes that a chip must receive: weights twice and gradients once, or gradients to be averaged."""
     kinds: tuple[KindRow, ...]
@@ -219,7 +232,8 @@ def _plan(
     exchange = Ends(received / (chip.link_rate * chip.dims), received / chip.link_rate)
     busy = max(sum(row.seconds.roofline for row in kinds), total["hbm",])
     parts = {name: total[name, "device"] for name in ("parameters", "optimizer")}
-    found = sorted(costs(Program(deepest.text), chip), key=lambda cost: cost.serial, reverse=True)
+    program = Program(deepest.text)
+    found = sorted(costs(program, chip), key=lambda cost: cost.serial, reverse=True)
     return Plan(
         target=target.name,
         n_chips=target.n_chips,
@@ -237,6 +251,7 @@ def _plan(
         memory_parts={**parts, "rest": total["memory",] - sum(parts.values())},
         buffers=deepest.buffers[:MOST_LISTED],
         exchanges=exchanges,
+        largest_exchanges=tuple(_largest_exchanges(program, target.n_chips))[:MOST_LISTED],
         needed_exchange=_needed(experiment, target, total),
         kinds=kinds,
         exchange_seconds=exchange,
@@ -251,6 +266,14 @@ def _plan(
         forward_transforms=total["forward", "transforms"],
         peak=chip.flops,
     )
+
+
+def _largest_exchanges(program: Program, n_chips: int) -> Iterator[LargeExchange]:
+    found = {one: one.rounds * one.received(n_chips) for one in collectives(program)}
+    for one, received in sorted(found.items(), key=lambda item: -item[1]):
+        # Of JAX's own names, the last ones say which operation it is.
+        source = "/".join(one.source.split("/")[-3:])
+        yield LargeExchange(one.kind, received, one.rounds, ", ".join(one.shapes), source)
 
 
 def describe_layout(experiment: Experiment, target: Target) -> str:

@@ -22,6 +22,7 @@ COLOURS = dict(
         strict=True,
     )
 )
+OF_MEMORY = ("#0072B2", "#56B4E9", "#E69F00")
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -43,6 +44,9 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(f"  {size / MIB:8,.0f} MiB  {shapes[:90]}")
     console.print("")
     console.print(_exchanges(plan))
+    for one in plan.largest_exchanges[:4]:
+        what = f"{one.kind} x{one.rounds} {one.shapes[:40]}: {one.source}"
+        console.print(f"  {one.received / 1e9:8.3f} GB  {what}")
     console.print(_kinds(plan))
     console.print("largest instructions of the deepest compiled program, ms")
     for one in plan.largest:
@@ -123,7 +127,7 @@ def write(folder: Path, plans: Sequence[Plan], summary: dict[str, Any]) -> None:
 
 
 def draw(path: Path, plans: Sequence[Plan], title: str) -> None:
-    """Stacked bars: milliseconds of a step by kind, at both ends, and memory by part, a pair for each plan."""
+    """Stacked bars for each plan: milliseconds of a step by kind, at both ends; and memory by part."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 1.6 + 0.9 * max(len(plans), 2)), layout="constrained")
@@ -142,9 +146,7 @@ def draw(path: Path, plans: Sequence[Plan], title: str) -> None:
                 left += width
             times.text(left, i + shift, f" {end}", va="center", fontsize="x-small")
         left = 0.0
-        for (name, size), colour in zip(
-            plan.memory_parts.items(), ("#0072B2", "#56B4E9", "#E69F00"), strict=True
-        ):
+        for (name, size), colour in zip(plan.memory_parts.items(), OF_MEMORY, strict=True):
             memory.barh(i, size / GIB, 0.5, left=left, color=colour, label=name if i == 0 else None)
             left += size / GIB
         memory.plot([plan.usable_memory / GIB] * 2, [i - 0.35, i + 0.35], color="black")

@@ -110,7 +110,7 @@ class Cost(NamedTuple):
 
 
 class KernelWork(NamedTuple):
-    """FLOPs of matrix products, each times its passes, and elementwise operations of a Pallas kernel's call."""
+    """A call of a Pallas kernel: FLOPs of its products, each times its passes; elementwise operations."""
 
     products: float
     vector: float
@@ -268,7 +268,7 @@ def _moved(program: Program, one: Instruction, by_name: Mapping[str, Instruction
 
 
 def _read(inner: list[Instruction], parameter: Instruction, array: Array) -> int:
-    """Bytes of a fusion's parameter that the fusion reads: of slices only, and nothing of what it overwrites."""
+    """Bytes of a fusion's parameter that it reads: of slices only, and nothing of what it overwrites."""
     names, read = {parameter.name}, 0
     for part in inner:
         if names.isdisjoint(part.operands):

@@ -14,7 +14,7 @@ BATCHES = (0.5, 1, 2, 4)
 
 
 def candidates(experiment: Experiment, target: Target, axes: Sequence[str]) -> Iterator[list[Experiment]]:
-    """Experiments that differ in `axes`: lists of growing batch, so that the rest is skipped once one is too large.
+    """Experiments that differ in `axes`: lists of growing batch, of which the rest is skipped once one fails.
 
     Raises:
       UserError: for an unknown axis, or none.

@@ -1,8 +1,8 @@
 """The training step of an experiment, lowered for devices that need not be there.
 
-This is a program of its own: `python -m hyena_jax.plan.step CONFIG.json TARGET FOLDER [PLUGIN ...]` writes what
-it finds out before it compiles to FOLDER, compiles, and ends. XLA's dump of the scheduled program comes before
-the machine code, which takes most of the time: whoever started this may then end it.
+Also a program: `python -m hyena_jax.plan.step CONFIG.json TARGET FOLDER [PLUGIN ...]` writes to FOLDER what
+is known before compiling, compiles, and ends. XLA dumps the scheduled program before it makes machine code,
+which takes most of the time: the process that started this one may end it then.
 """
 
 import json

@@ -36,7 +36,10 @@ def config(mixer, **options) -> LanguageModelConfig:
 def compiled_step(model_config, rows: int):
     """The training step over fsdp = 4, as text, and the bytes of all parameters."""
     parallel_config = ParallelConfig(strategy="sharded", fsdp=FSDP)
-    strategy, devices = parallel.make_strategy(parallel_config), mesh.make_mesh(parallel_config)
+    strategy, devices = (
+        parallel.make_strategy(parallel_config),
+        mesh.make_mesh(parallel_config, jax.devices()),
+    )
     model = models.build(model_config, strategy.sequence_axis, strategy.layout)
     params = jax.eval_shape(lambda: init_params(model, 0))
     optimizer = optax.adamw(1e-3)
