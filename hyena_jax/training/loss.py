@@ -20,8 +20,8 @@ Tree = TypeVar("Tree")
 # With more logits [B, L, V] than this on one device, the loss is computed in chunks, unless the model's
 # config decides.
 MOST_LOGITS = 2**26
-# Tokens of all rows on a device that a chunk has at least: each chunk reads and writes the gradient of the whole
-# head, [D, V], which with fewer tokens takes longer than their products.
+# Tokens of all rows on a device that a chunk has at least: each chunk reads and writes the gradient of the
+# whole head, [D, V], which with fewer tokens takes longer than their products.
 LEAST_TOKENS = 1024
 
 
