@@ -131,8 +131,10 @@ def _batches(experiment: Experiment, target: Target) -> Iterator[Experiment]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| config | chips | layout | batch | parameters | GiB a chip | exchanged, GB | step, ms | tokens/s a chip | MFU |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    columns = ("config", "chips", "layout", "batch", "parameters", "GiB a chip", "exchanged, GB", "step, ms")
+    columns += ("tokens/s a chip", "MFU")
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
     for row in rows:
         start = f"| `{row['config']}` | {row['target']} | {row['layout']}"
         if "refused" in row:
