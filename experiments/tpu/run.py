@@ -147,7 +147,9 @@ def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
         def bracket(name: str, form: str, factor: float = 1.0, plan: dict = plan) -> str:
             ends = plan[name]
-            return f"{format(factor * ends['roofline'], form)} to {format(factor * ends['serial'], form)}"
+            return (
+                f"{format(factor * ends['roofline'], form)} to {format(factor * ends['pessimistic'], form)}"
+            )
 
         yield (
             f"{start} | {plan['batch_size']} | {plan['n_params'] / 1e6:,.0f} M | {memory} "
@@ -157,7 +159,7 @@ def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def draw(path: Path, rows: list[dict[str, Any]]) -> None:
-    """MFU of each config that fits, as a bar from the serial to the roofline end, a panel for each target."""
+    """MFU of each config that fits, a bar from the pessimistic to the roofline end; a panel for each target."""
     fitting = [row for row in rows if "plan" in row and row["plan"]["fits"]]
     targets = list(dict.fromkeys(row["target"] for row in fitting))
     figure = Figure(
@@ -169,13 +171,13 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
         here = [row for row in fitting if row["target"] == target]
         for i, row in enumerate(here):
             mfu = row["plan"]["mfu"]
-            low, high = mfu["serial"], mfu["roofline"]
+            low, high = mfu["pessimistic"], mfu["roofline"]
             axes.barh(i, high - low, left=low, color=colours[row["layout"]])
         axes.set_yticks(
             range(len(here)), [f"{row['config']}, batch {row['plan']['batch_size']}" for row in here]
         )
         axes.tick_params(axis="y", labelsize="small")
-        axes.set(title=target, xlim=(0, 1), xlabel="from everything in turn to everything at once")
+        axes.set(title=target, xlim=(0, 1), xlabel="from the pessimistic end to the roofline")
         axes.invert_yaxis()
         axes.grid(axis="x", alpha=0.3)
     for layout, colour in colours.items():

@@ -27,10 +27,10 @@ Figures = dict[tuple[str, ...], float]
 
 @dataclass(frozen=True)
 class Ends:
-    """A figure at both ends: if everything overlaps, and if nothing does; see `roofline`."""
+    """A figure at both ends of what may come true; see `roofline`."""
 
     roofline: float
-    serial: float
+    pessimistic: float
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Plan:
         return self._rates(PASSES_OF_TRAINING * flops / self.peak)
 
     def _rates(self, amount: float) -> Ends:
-        return Ends(*(amount / self.n_chips / s for s in (self.seconds.roofline, self.seconds.serial)))
+        return Ends(*(amount / self.n_chips / s for s in (self.seconds.roofline, self.seconds.pessimistic)))
 
 
 def make_plan(
@@ -188,7 +188,10 @@ def _figures(compiled: Compiled, target: Target) -> Figures:
     found = sums(costs(program, target.chip))
     figures: Figures = {("memory",): compiled.memory, ("hbm",): found.memory}
     for kind in KINDS:
-        figures["roofline", kind], figures["serial", kind] = found.roofline[kind], found.serial[kind]
+        figures["roofline", kind], figures["pessimistic", kind] = (
+            found.roofline[kind],
+            found.pessimistic[kind],
+        )
         for name, seconds in zip(("products", "memory", "vector"), found.terms[kind], strict=True):
             figures[name, kind] = seconds
     for kind in EXCHANGES:
@@ -217,11 +220,11 @@ def _plan(
     kinds = tuple(
         KindRow(
             kind,
-            Ends(total["roofline", kind], total["serial", kind]),
+            Ends(total["roofline", kind], total["pessimistic", kind]),
             *(total[name, kind] for name in ("products", "memory", "vector")),
         )
         for kind in KINDS
-        if total["serial", kind] > 0
+        if total["pessimistic", kind] > 0
     )
     exchanges = tuple(
         ExchangeRow(kind, total["received", kind], per_repeat and per_repeat["received", kind])
@@ -233,7 +236,7 @@ def _plan(
     busy = max(sum(row.seconds.roofline for row in kinds), total["hbm",])
     parts = {name: total[name, "device"] for name in ("parameters", "optimizer")}
     program = Program(deepest.text)
-    found = sorted(costs(program, chip), key=lambda cost: cost.serial, reverse=True)
+    found = sorted(costs(program, chip), key=lambda cost: cost.pessimistic, reverse=True)
     return Plan(
         target=target.name,
         n_chips=target.n_chips,
@@ -256,10 +259,10 @@ def _plan(
         kinds=kinds,
         exchange_seconds=exchange,
         seconds=Ends(
-            max(busy, exchange.roofline), sum(row.seconds.serial for row in kinds) + exchange.serial
+            max(busy, exchange.roofline), sum(row.seconds.pessimistic for row in kinds) + exchange.pessimistic
         ),
         largest=tuple(
-            Listed(cost.name, cost.kind, cost.source, Ends(cost.roofline, cost.serial), cost.bound)
+            Listed(cost.name, cost.kind, cost.source, Ends(cost.roofline, cost.pessimistic), cost.bound)
             for cost in found[:MOST_LISTED]
         ),
         forward_products=total["forward", "products"],

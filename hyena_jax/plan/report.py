@@ -50,7 +50,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_kinds(plan))
     console.print("largest instructions of the deepest compiled program, ms")
     for one in plan.largest:
-        times = f"{1e3 * one.seconds.roofline:8.2f} to {1e3 * one.seconds.serial:.2f}"
+        times = f"{1e3 * one.seconds.roofline:8.2f} to {1e3 * one.seconds.pessimistic:.2f}"
         console.print(f"  {times:18s}  {one.kind}, {one.bound}: {one.source or one.name}")
     console.print("")
     for line in speeds(plan):
@@ -71,19 +71,31 @@ def _exchanges(plan: Plan) -> Table:
 
 
 def _kinds(plan: Plan) -> Table:
-    columns = ("kind", "roofline ms", "share", "serial ms", "share", "bound", "products", "memory", "vector")
+    columns = (
+        "kind",
+        "roofline ms",
+        "share",
+        "pessimistic ms",
+        "share",
+        "bound",
+        "products",
+        "memory",
+        "vector",
+    )
     table = Table(*columns, box=None)
     rows = [(row.kind, row.seconds, row.bound, row) for row in plan.kinds]
     rows.append(("exchanges", plan.exchange_seconds, "links", None))
-    roofline, serial = (sum(getattr(ends, end) for _, ends, _, _ in rows) for end in ("roofline", "serial"))
+    roofline, pessimistic = (
+        sum(getattr(ends, end) for _, ends, _, _ in rows) for end in ("roofline", "pessimistic")
+    )
     for kind, ends, bound, row in rows:
         terms = ("", "", "") if row is None else (row.products, row.memory, row.vector)
         table.add_row(
             kind,
             f"{1e3 * ends.roofline:.2f}",
             f"{ends.roofline / max(roofline, 1e-12):.0%}",
-            f"{1e3 * ends.serial:.2f}",
-            f"{ends.serial / max(serial, 1e-12):.0%}",
+            f"{1e3 * ends.pessimistic:.2f}",
+            f"{ends.pessimistic / max(pessimistic, 1e-12):.0%}",
             bound,
             *(each if each == "" else f"{1e3 * each:.2f}" for each in terms),
         )
@@ -91,12 +103,12 @@ def _kinds(plan: Plan) -> Table:
 
 
 def speeds(plan: Plan) -> Iterator[str]:
-    """Time of a step, tokens a second and utilisation, from the roofline to the serial end."""
+    """Time of a step, tokens a second and utilisation, from the roofline to the pessimistic end."""
 
     def bracket(ends: Ends, factor: float, form: str) -> str:
-        return f"{format(factor * ends.roofline, form)} to {format(factor * ends.serial, form)}"
+        return f"{format(factor * ends.roofline, form)} to {format(factor * ends.pessimistic, form)}"
 
-    yield f"step: {bracket(plan.seconds, 1e3, ',.1f')} ms, if everything overlaps, or nothing"
+    yield f"step: {bracket(plan.seconds, 1e3, ',.1f')} ms, from the roofline to the pessimistic end"
     yield f"{plan.unit}s/s a chip: {bracket(plan.units_per_second, 1, ',.0f')}"
     with_transforms = bracket(plan.mfu(True), 1, ".3f")
     yield (
@@ -136,7 +148,7 @@ def draw(path: Path, plans: Sequence[Plan], title: str) -> None:
     labels, seen = [], set()
     for i, plan in enumerate(plans):
         kinds = [(row.kind, row.seconds) for row in plan.kinds] + [("exchanges", plan.exchange_seconds)]
-        for end, shift in (("roofline", -0.2), ("serial", 0.2)):
+        for end, shift in (("roofline", -0.2), ("pessimistic", 0.2)):
             left = 0.0
             for kind, ends in kinds:
                 width = 1e3 * getattr(ends, end)
@@ -161,7 +173,7 @@ def draw(path: Path, plans: Sequence[Plan], title: str) -> None:
 
 
 def print_best(plans: Sequence[Plan], refused: Sequence[str], most: int, console: Console) -> None:
-    """The fastest plans that fit, by tokens a second at the serial end; then what was left out and why."""
+    """The fastest plans that fit, by tokens a second at the pessimistic end; then what was left out and why."""
     ranked = best(plans)
     columns = ("layout", "remat", "batch", "GiB a chip", "step ms", "a second and chip", "MFU")
     table = Table(*columns, box=None)
@@ -171,9 +183,9 @@ def print_best(plans: Sequence[Plan], refused: Sequence[str], most: int, console
             plan.remat,
             str(plan.batch_size),
             f"{plan.memory / GIB:.2f}",
-            f"{1e3 * plan.seconds.roofline:,.1f} to {1e3 * plan.seconds.serial:,.1f}",
-            f"{plan.units_per_second.roofline:,.0f} to {plan.units_per_second.serial:,.0f}",
-            f"{plan.mfu(False).roofline:.3f} to {plan.mfu(False).serial:.3f}",
+            f"{1e3 * plan.seconds.roofline:,.1f} to {1e3 * plan.seconds.pessimistic:,.1f}",
+            f"{plan.units_per_second.roofline:,.0f} to {plan.units_per_second.pessimistic:,.0f}",
+            f"{plan.mfu(False).roofline:.3f} to {plan.mfu(False).pessimistic:.3f}",
         )
     console.print(f"the best {min(most, len(ranked))} of {len(plans) + len(refused)}, {CAVEAT}")
     console.print(table)
@@ -186,5 +198,5 @@ def print_best(plans: Sequence[Plan], refused: Sequence[str], most: int, console
 
 
 def best(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans that fit, the fastest at the serial end first."""
-    return sorted((plan for plan in plans if plan.fits), key=lambda plan: -plan.units_per_second.serial)
+    """The plans that fit, the fastest at the pessimistic end first."""
+    return sorted((plan for plan in plans if plan.fits), key=lambda plan: -plan.units_per_second.pessimistic)

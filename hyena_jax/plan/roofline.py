@@ -5,8 +5,9 @@ it moves from and to the main memory (HBM), and of its elementwise operations. F
 
 - roofline: the largest term alone, as if the other two hid behind it; copies that run in the background are
   free, but a step takes no less than all its bytes at the memory's peak;
-- serial: the sum of the terms, of the background's copies and of all exchanges, with products of whole tiles
-  of the matrix unit: nothing overlaps.
+- pessimistic: after the cycles that libtpu's compiler estimates for its own instructions. Products fill whole
+  tiles of the matrix unit, the memory reaches half its peak, terms of an instruction with products add up, and
+  any other instruction takes at least 24 cycles a register of its results. Nothing runs in the background.
 
 A product in float32 at precision "highest" takes six passes in bfloat16, at "high" three.
 """
@@ -66,6 +67,9 @@ SEVERAL = {
     **dict.fromkeys(("sine", "cosine", "power", "erf", "atan2"), 20),
 }
 PASSES = {"highest": 6, "high": 3}
+# Of libtpu 0.0.41's estimates for v5e: the part of the memory's peak that copies reach, and the cycles that an
+# instruction without products takes for each register of its result.
+REACHED, REGISTER_CYCLES, REGISTER = 0.5, 24, 8 * 128
 KERNEL = "tpu_custom_call"
 
 
@@ -78,7 +82,9 @@ class Cost(NamedTuple):
       tiles: of matrix products, if each fills whole tiles of the matrix unit.
       memory: of bytes from and to the main memory.
       vector: of elementwise operations.
+      registers: of its results, at `REGISTER_CYCLES` each.
       in_background: whether it runs while others do.
+      is_kernel: whether it is a Pallas kernel, which overlaps its terms itself.
       name: of the instruction.
       source: the line of Python that it comes from, `file:line`; empty if unknown.
     """
@@ -88,7 +94,9 @@ class Cost(NamedTuple):
     tiles: float
     memory: float
     vector: float
+    registers: float
     in_background: bool
+    is_kernel: bool
     name: str
     source: str
 
@@ -98,9 +106,15 @@ class Cost(NamedTuple):
         return 0.0 if self.in_background else max(self.products, self.memory, self.vector)
 
     @property
-    def serial(self) -> float:
-        """The sum of the terms, with products of whole tiles."""
-        return self.tiles + self.memory + self.vector
+    def pessimistic(self) -> float:
+        """The time after libtpu's own estimates; see above."""
+        if self.in_background:
+            return self.memory
+        if self.is_kernel:
+            return self.roofline
+        if self.products:
+            return self.tiles + self.memory / REACHED + self.vector
+        return max(self.memory / REACHED, self.vector, self.registers)
 
     @property
     def bound(self) -> str:
@@ -147,12 +161,19 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
                 rounds * tiles / chip.flops,
                 rounds * _moved(program, instruction, by_name) / chip.memory_rate,
                 rounds * vector / chip.vector_rate,
+                rounds * _registers(instruction) * REGISTER_CYCLES / (chip.clock * chip.cores),
                 instruction.opcode.endswith("-start"),
+                instruction.opcode == "custom-call",
                 instruction.name,
                 _source(frames),
             )
         )
     return found
+
+
+def _registers(instruction: Instruction) -> float:
+    """Registers of 8 x 128 elements that hold the largest result."""
+    return max((array.padded_size for array in instruction.results), default=0) / REGISTER
 
 
 def kernel_name(instruction: Instruction) -> str:
@@ -331,27 +352,27 @@ class Sums(NamedTuple):
 
     Attributes:
       roofline: by kind, at the roofline end.
-      serial: by kind, at the serial end.
+      pessimistic: by kind, at the pessimistic end.
       terms: by kind, the seconds of (products, memory, vector) at peak.
       memory: seconds of all bytes at the memory's peak.
     """
 
     roofline: dict[str, float]
-    serial: dict[str, float]
+    pessimistic: dict[str, float]
     terms: dict[str, tuple[float, float, float]]
     memory: float
 
 
 def sums(found: Iterable[Cost]) -> Sums:
     """The costs of a step, by kind."""
-    roofline, serial, memory = Counter(), Counter(), 0.0
+    roofline, pessimistic, memory = Counter(), Counter(), 0.0
     terms = {kind: np.zeros(3) for kind in KINDS}
     for cost in found:
         roofline[cost.kind] += cost.roofline
-        serial[cost.kind] += cost.serial
+        pessimistic[cost.kind] += cost.pessimistic
         terms[cost.kind] += (cost.products, cost.memory, cost.vector)
         memory += cost.memory
     plain = {kind: tuple(map(float, each)) for kind, each in terms.items()}
     return Sums(
-        {kind: roofline[kind] for kind in KINDS}, {kind: serial[kind] for kind in KINDS}, plain, memory
+        {kind: roofline[kind] for kind in KINDS}, {kind: pessimistic[kind] for kind in KINDS}, plain, memory
     )

@@ -91,7 +91,7 @@ def test_fewer_layers_tell_what_all_do():
     """One and two layers, continued to four, against four: within 5%."""
     given = experiment(MIXER_CONFIGS["hyena"](), ParallelConfig(), n_layers=4)
     short, whole = (make_plan(given, TARGET, (), LIMITS, whole=whole) for whole in (False, True))
-    for end in ("roofline", "serial"):
+    for end in ("roofline", "pessimistic"):
         assert getattr(short.seconds, end) == pytest.approx(getattr(whole.seconds, end), rel=0.05)
     assert short.memory == pytest.approx(whole.memory, rel=0.1)
     assert short.n_params == whole.n_params
