@@ -159,7 +159,7 @@ def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def draw(path: Path, rows: list[dict[str, Any]]) -> None:
-    """MFU of each config that fits, a bar from the pessimistic to the roofline end; a panel for each target."""
+    """MFU of each config that fits, a bar from the pessimistic to the roofline end."""
     fitting = [row for row in rows if "plan" in row and row["plan"]["fits"]]
     targets = list(dict.fromkeys(row["target"] for row in fitting))
     figure = Figure(
