@@ -47,8 +47,9 @@ Complex = tuple[jax.Array, jax.Array]  # real and imaginary part
 SUBLANES, LANES = 8, 128
 # Sequences of a channel in one block.
 BATCH = 8
-# A product has at least this many rows: loading its matrix takes as long as multiplying 128 rows.
-PRODUCT_ROWS = 128
+# A product has at least this many rows: loading its matrix takes as long as multiplying 128 rows, and is
+# overlapped with products.
+PRODUCT_ROWS = 256
 # The bfloat16 parts of a factor. Parts i and j are multiplied where i + j is less than their number.
 PARTS = {"high": 2, "highest": 3}
 # XLA's default leaves a kernel 16 of v5e's 128 MiB; the backward pass at 8,192 needs more.
@@ -75,9 +76,12 @@ def fused_conv(
         return matmul_fft_conv(u, h)
     channels, batch, length = u.shape[-3:]
     missing = LANES * _n_rows(length) - length
-    wide_u = jnp.pad(u.reshape(-1, channels, batch, length), [(0, 0), (0, 0), (0, 0), (0, missing)])
-    wide_h = jnp.pad(h.reshape(channels, length), [(0, 0), (0, missing)])
-    return _sharded_conv(wide_u, wide_h, precision, interpret)[..., :length].reshape(u.shape)
+    # XLA lays the products of `ops.dense` out as [B, C, L] in memory, so that exchanging the axes is free.
+    rows = u.reshape(-1, channels, batch, length).swapaxes(1, 2)
+    rows = jnp.pad(rows, [(0, 0), (0, 0), (0, 0), (0, missing)])
+    filters = jnp.pad(h.reshape(channels, length), [(0, 0), (0, missing)])
+    y = _sharded_conv(rows, filters, precision, interpret)[..., :length]
+    return y.swapaxes(1, 2).reshape(u.shape)
 
 
 def _n_rows(length: int) -> int:
@@ -104,16 +108,16 @@ def _sharded_conv(u: jax.Array, h: jax.Array, precision: Precision, interpret: b
     if not axes:
         return conv(u, h)
     n_devices = prod(mesh.shape[name] for name in axes)
-    by_batch = u.shape[2] % n_devices == 0
-    by_channel = not by_batch and u.shape[1] % n_devices == 0
-    u_spec = PartitionSpec(None, axes if by_channel else None, axes if by_batch else None)
+    by_batch = u.shape[1] % n_devices == 0
+    by_channel = not by_batch and u.shape[2] % n_devices == 0
+    u_spec = PartitionSpec(None, axes if by_batch else None, axes if by_channel else None)
     h_spec = PartitionSpec(axes if by_channel else None)
     local = jax.shard_map(conv, in_specs=(u_spec, h_spec), out_specs=u_spec, axis_names=set(axes))
     return local(u, h)
 
 
 def _conv(u: jax.Array, h: jax.Array, precision: Precision, interpret: bool) -> jax.Array:
-    """y [G, C, B, n] of u [G, C, B, n] and h [C, n]."""
+    """y [G, B, C, n] of u [G, B, C, n] and h [C, n]."""
 
     def forward(u: jax.Array, h: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         return _convolve(u, h, precision, interpret), (u, h)
@@ -132,7 +136,7 @@ def _convolve(u: jax.Array, h: jax.Array, precision: Precision, interpret: bool)
 
 @_convolve.defjvp
 def _tangent(precision: Precision, interpret: bool, args: tuple, args_dot: tuple) -> tuple:
-    _, y_dot = jax.jvp(lambda u, h: matmul_fft_conv(u, h[:, None]), args, args_dot)
+    _, y_dot = jax.jvp(matmul_fft_conv, args, args_dot)
     return _convolve(*args, precision, interpret), y_dot
 
 
@@ -151,7 +155,7 @@ def _call(
     precision: Precision,
     interpret: bool,
 ) -> list[jax.Array]:
-    """Launches a kernel on blocks of sequences [S, B, n] and filters [S, n].
+    """Launches a kernel on blocks of sequences [B, S, n] and filters [S, n].
 
     The filters' blocks are the slowest axis of the grid, so that a filter's spectrum is computed once and the
     sum of its gradient stays in VMEM.
@@ -160,12 +164,12 @@ def _call(
       n_transforms: of each sequence; for the cost.
     """
     u = inputs[0]
-    groups, channels, batch, n = u.shape
+    groups, batch, channels, n = u.shape
     n_rows, block_batch = n // LANES, min(batch, BATCH)
     block_channels = SUBLANES * max(1, PRODUCT_ROWS // (SUBLANES * n_rows))
     twiddles, matrices = (_vary_like(x, u) for x in _tables(n_rows, PARTS[precision]))
     sequences = pl.BlockSpec(
-        (None, block_channels, block_batch, n), lambda c, g, b: (g, c, b, 0), memory_space=pltpu.VMEM
+        (None, block_batch, block_channels, n), lambda c, g, b: (g, b, c, 0), memory_space=pltpu.VMEM
     )
     filters = pl.BlockSpec((block_channels, n), lambda c, g, b: (c, 0), memory_space=pltpu.VMEM)
 
@@ -182,7 +186,7 @@ def _call(
         grid=(pl.cdiv(channels, block_channels), groups, pl.cdiv(batch, block_batch)),
         in_specs=[whole(twiddles), whole(matrices), *map(spec, inputs)],
         out_specs=[spec(x) for x in outputs_like],
-        scratch_shapes=[spectrum, spectrum, pltpu.VMEM((block_channels, n), jnp.float32)],
+        scratch_shapes=[spectrum] * len(outputs_like),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=VMEM_BYTES
         ),
@@ -245,17 +249,14 @@ def _forward_kernel(
     h_ref: Any,
     y_ref: Any,
     h_spectrum: Any,
-    _: Any,
-    row: Any,
 ) -> None:
     @pl.when(_is_first())
     def _() -> None:
         h_spectrum[...] = _spectrum(h_ref, twiddles, matrices)
 
     def convolve(b: jax.Array, _: None) -> None:
-        row[...] = u_ref[:, b, :]
-        product = _times(_spectrum(row, twiddles, matrices), h_spectrum[...])
-        y_ref[:, b, :] = _signal(product, twiddles, matrices)
+        product = _times(_spectrum(u_ref.at[b], twiddles, matrices), h_spectrum[...])
+        y_ref[b] = _signal(product, twiddles, matrices)
 
     jax.lax.fori_loop(0, _rows_in_block(u_ref, batch), convolve, None)
 
@@ -271,7 +272,6 @@ def _backward_kernel(
     h_bar_ref: Any,
     h_spectrum: Any,
     h_bar_spectrum: Any,
-    row: Any,
 ) -> None:
     """The transpose of a convolution multiplies by a conjugate spectrum; h's gradient sums over G and B."""
 
@@ -281,11 +281,9 @@ def _backward_kernel(
         h_bar_spectrum[...] = jnp.zeros_like(h_bar_spectrum)
 
     def correlate(b: jax.Array, _: None) -> None:
-        row[...] = y_bar_ref[:, b, :]
-        y_bar = _spectrum(row, twiddles, matrices)
-        u_bar_ref[:, b, :] = _signal(_times_conj(y_bar, h_spectrum[...]), twiddles, matrices)
-        row[...] = u_ref[:, b, :]
-        h_bar_spectrum[...] += _times_conj(y_bar, _spectrum(row, twiddles, matrices))
+        y_bar = _spectrum(y_bar_ref.at[b], twiddles, matrices)
+        u_bar_ref[b] = _signal(_times_conj(y_bar, h_spectrum[...]), twiddles, matrices)
+        h_bar_spectrum[...] += _times_conj(y_bar, _spectrum(u_ref.at[b], twiddles, matrices))
 
     jax.lax.fori_loop(0, _rows_in_block(u_ref, batch), correlate, None)
 
@@ -305,7 +303,7 @@ def _is_last() -> jax.Array:
 
 def _rows_in_block(u_ref: Any, batch: int) -> jax.Array:
     """The rows of the batch in this block; the last block may have fewer."""
-    rows = u_ref.shape[1]
+    rows = u_ref.shape[0]
     return jnp.minimum(rows, batch - pl.program_id(2) * rows)
 
 
