@@ -166,7 +166,7 @@ def _call(
     u = inputs[0]
     groups, batch, channels, n = u.shape
     n_rows, block_batch = n // LANES, min(batch, BATCH)
-    block_channels = SUBLANES * max(1, PRODUCT_ROWS // (SUBLANES * n_rows))
+    block_channels = SUBLANES * min(max(1, PRODUCT_ROWS // (SUBLANES * n_rows)), pl.cdiv(channels, SUBLANES))
     twiddles, matrices = (_vary_like(x, u) for x in _tables(n_rows, PARTS[precision]))
     sequences = pl.BlockSpec(
         (None, block_batch, block_channels, n), lambda c, g, b: (g, b, c, 0), memory_space=pltpu.VMEM
@@ -301,10 +301,10 @@ def _is_last() -> jax.Array:
     return (pl.program_id(1) == pl.num_programs(1) - 1) & (pl.program_id(2) == pl.num_programs(2) - 1)
 
 
-def _rows_in_block(u_ref: Any, batch: int) -> jax.Array:
+def _rows_in_block(u_ref: Any, batch: int) -> jax.Array | int:
     """The rows of the batch in this block; the last block may have fewer."""
     rows = u_ref.shape[0]
-    return jnp.minimum(rows, batch - pl.program_id(2) * rows)
+    return jnp.minimum(rows, batch - pl.program_id(2) * rows) if batch % rows else rows
 
 
 def _spectrum(x_ref: Any, twiddles: Any, matrices: Any) -> jax.Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from tolerances import assert_close
 
 from hyena_jax.ops.long_conv import matmul_fft_conv
@@ -131,3 +131,32 @@ def test_lowers_to_one_kernel_each_way(shape):
     assert (
         jax.jit(run).trace(u, h, u).lower(lowering_platforms=("tpu",)).as_text().count("tpu_custom_call") == 2
     )
+
+
+def gradients(u, h, weight):
+    return jax.vjp(fused_conv, u, h)[1](weight)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("shape", [(40, 8, 2048), (9, 3, 8192), (5, 1, 131)])
+def test_mosaic_compiles_it_for_a_tpu(v5e, shape):
+    device = SingleDeviceSharding(v5e[0])
+    u, h = (jax.ShapeDtypeStruct(s, jnp.float32, sharding=device) for s in (shape, (shape[0], 1, shape[2])))
+    for run, args in ((fused_conv, (u, h)), (gradients, (u, h, u))):
+        program = jax.jit(run).lower(*args).compile().as_text()
+        assert program.count('custom_call_target="tpu_custom_call"') == 1
+
+
+@pytest.mark.grid
+def test_on_tpus_each_device_convolves_its_rows(v5e):
+    """The rows stay where they are; only the gradient of the filters is summed over the devices."""
+    mesh = Mesh(np.array(v5e), ("a",), axis_types=(AxisType.Auto,))
+    rows, whole = (NamedSharding(mesh, PartitionSpec(None, axis)) for axis in ("a", None))
+    u = jax.ShapeDtypeStruct((16, 8, 512), jnp.float32, sharding=rows)
+    h = jax.ShapeDtypeStruct((16, 1, 512), jnp.float32, sharding=whole)
+    with jax.set_mesh(mesh):
+        program = jax.jit(gradients, out_shardings=(rows, whole)).lower(u, h, u).compile().as_text()
+    assert program.count('custom_call_target="tpu_custom_call"') == 1
+    assert "all-reduce" in program
+    assert "all-gather" not in program
+    assert "all-to-all" not in program
