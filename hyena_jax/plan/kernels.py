@@ -149,7 +149,7 @@ def _count(
     for eqn in jaxpr.eqns:
         inputs, params = [known(v) for v in eqn.invars], eqn.params
         work, results = Work(0, 0), [None] * len(eqn.outvars)
-        match eqn.primitive.name:
+        match name := eqn.primitive.name:
             case "program_id":
                 results = [points[params["axis"]]]
             case "num_programs":
@@ -169,17 +169,16 @@ def _count(
                 work, results = inner(closed.jaxpr, inputs, times)
             case _:
                 work = _work(eqn, times.sum())
-                if all(x is not None for x in inputs) and all(v.aval.shape == () for v in eqn.outvars):
-                    results = _evaluate(eqn, inputs)
+                if name in ELEMENTWISE and all(x is not None for x in inputs):
+                    results = [_evaluate(eqn, inputs)]
         total = total.plus(work)
         values.update(zip(eqn.outvars, results, strict=True))
     return total, [known(v) for v in jaxpr.outvars]
 
 
-def _evaluate(eqn: core.JaxprEqn, inputs: list[np.ndarray]) -> list[Known]:
-    """The results of a scalar operation at every point of the grid."""
-    results = jax.vmap(lambda *args: eqn.primitive.bind(*args, **eqn.params))(*inputs)
-    return [np.asarray(x) for x in (results if eqn.primitive.multiple_results else [results])]
+def _evaluate(eqn: core.JaxprEqn, inputs: list[np.ndarray]) -> np.ndarray:
+    """The result of a scalar operation at every point of the grid."""
+    return np.asarray(jax.vmap(lambda *args: eqn.primitive.bind(*args, **eqn.params))(*inputs))
 
 
 def _trips(params: dict[str, Any], inputs: list[Known]) -> np.ndarray:

@@ -98,9 +98,18 @@ def test_the_fused_convolution_and_its_gradient(batch):
     assert backward.work.matrix == 6 * 2 * (3 * u + 2 * h) / 128 * 256 * 256
 
 
-def test_the_recurrence_reads_and_writes_each_array_once():
+def test_the_recurrence_and_its_gradient_read_and_write_each_array_once():
     shape = 2, 512, 2048
-    (kernel,) = counted(tpu_recurrence, shape, shape, shape[::2])
-    assert kernel.hbm_bytes == 4 * (3 * np.prod(shape) + 2 * 2 * 2048)
-    # A product, an addition and the choice of rows before L.
-    assert 3 * np.prod(shape) <= kernel.work.vector <= 4 * np.prod(shape)
+
+    def run(a, x, h0):
+        outputs, pull_back = jax.vjp(tpu_recurrence, a, x, h0)
+        return pull_back(outputs)
+
+    forward, backward = counted(run, shape, shape, shape[::2])
+    size, state = np.prod(shape), 2 * 2048
+    assert forward.hbm_bytes == 4 * (3 * size + 2 * state)
+    neighbours = 2 * 2 * 16 * 2048  # a tile of h for each sequence and block of 256 steps
+    assert backward.hbm_bytes == 4 * (5 * size + neighbours + 3 * state)
+    # A product, an addition and the choice of rows before L; in the backward pass another product and choice.
+    assert 3 * size <= forward.work.vector <= 4 * size
+    assert 5 * size <= backward.work.vector <= 8 * size
