@@ -45,15 +45,13 @@ Complex = tuple[jax.Array, jax.Array]  # real and imaginary part
 
 # A register of a TPU.
 SUBLANES, LANES = 8, 128
-# Sequences of a channel in one block.
-BATCH = 8
+# The most entries of a block of u, 1 MiB. The backward pass holds six such blocks, and fits into 16 MiB.
+BLOCK_SIZE = 2**18
 # A product has at least this many rows: loading its matrix takes as long as multiplying 128 rows, and is
 # overlapped with products.
 PRODUCT_ROWS = 256
 # The bfloat16 parts of a factor. Parts i and j are multiplied where i + j is less than their number.
 PARTS = {"high": 2, "highest": 3}
-# XLA's default leaves a kernel 16 of v5e's 128 MiB; the backward pass at 8,192 needs more.
-VMEM_BYTES = 64 * 2**20
 
 
 def fused_conv(
@@ -165,8 +163,9 @@ def _call(
     """
     u = inputs[0]
     groups, batch, channels, n = u.shape
-    n_rows, block_batch = n // LANES, min(batch, BATCH)
+    n_rows = n // LANES
     block_channels = SUBLANES * min(max(1, PRODUCT_ROWS // (SUBLANES * n_rows)), pl.cdiv(channels, SUBLANES))
+    block_batch = min(batch, BLOCK_SIZE // (block_channels * n))
     twiddles, matrices = (_vary_like(x, u) for x in _tables(n_rows, PARTS[precision]))
     sequences = pl.BlockSpec(
         (None, block_batch, block_channels, n), lambda c, g, b: (g, b, c, 0), memory_space=pltpu.VMEM
@@ -187,9 +186,7 @@ def _call(
         in_specs=[whole(twiddles), whole(matrices), *map(spec, inputs)],
         out_specs=[spec(x) for x in outputs_like],
         scratch_shapes=[spectrum] * len(outputs_like),
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=VMEM_BYTES
-        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
         cost_estimate=_cost(n_transforms, inputs, outputs_like, precision),
         interpret=interpret,
         name="long_conv",
@@ -301,10 +298,10 @@ def _is_last() -> jax.Array:
     return (pl.program_id(1) == pl.num_programs(1) - 1) & (pl.program_id(2) == pl.num_programs(2) - 1)
 
 
-def _rows_in_block(u_ref: Any, batch: int) -> jax.Array | int:
+def _rows_in_block(u_ref: Any, batch: int) -> jax.Array:
     """The rows of the batch in this block; the last block may have fewer."""
     rows = u_ref.shape[0]
-    return jnp.minimum(rows, batch - pl.program_id(2) * rows) if batch % rows else rows
+    return jnp.minimum(rows, batch - pl.program_id(2) * rows)
 
 
 def _spectrum(x_ref: Any, twiddles: Any, matrices: Any) -> jax.Array:

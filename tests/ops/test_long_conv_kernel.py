@@ -42,15 +42,23 @@ def results(method, u, h, weight):
     return y, *pull_back(weight)
 
 
-# A block with too few channels; a transform of 3 x 128 points, and a second block of the batch with one row.
+# A block with too few channels; a second block of the batch with two rows; a transform of 3 x 128 points.
 @pytest.mark.parametrize(
     ("shape", "precision"),
     [
         ((3, 2, 131), "highest"),
-        ((3, 9, 257), "high"),
+        ((3, 130, 131), "highest"),
+        ((3, 2, 257), "high"),
         *[
             pytest.param(shape, precision, marks=pytest.mark.grid)
-            for shape in [(3, 2, 1021), (9, 1, 2047), (17, 3, 2048), (2, 9, 2048), (8, 2, 8192), (1, 1, 8191)]
+            for shape in [
+                (3, 2, 1021),
+                (9, 1, 2047),
+                (17, 3, 2048),
+                (2, 17, 2048),
+                (8, 5, 8192),
+                (1, 1, 8191),
+            ]
             for precision in TOLERANCE
         ],
     ],
@@ -77,7 +85,7 @@ def test_other_shapes_take_the_form_without_a_kernel(shapes):
     assert "pallas_call" not in str(jax.make_jaxpr(fused_conv)(u, h))
 
 
-def test_forward_mode_and_second_derivatives_equal_the_definition():
+def test_forward_mode_and_second_derivatives_equal_those_without_a_kernel():
     u, h, weight = arrays(2, 1, 131)
 
     def derivatives(method):
@@ -90,15 +98,16 @@ def test_forward_mode_and_second_derivatives_equal_the_definition():
             )
 
         tangent = jax.jvp(method, (u, h), (weight, h))[1]
-        forward_over_reverse = jax.jvp(jax.grad(loss, (0, 1)), (u, h), (weight, h))[1]
-        return tangent, forward_over_reverse, jax.grad(slope, (0, 1))(u, h)
+        return tangent, jax.grad(slope, (0, 1))(u, h)
 
     ours, theirs = (jax.jit(partial(derivatives, method))() for method in (interpreted, matmul_fft_conv))
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         assert_close(a, b)
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 131), (4, 3, 131), (3, 3, 131)])
+@pytest.mark.parametrize(
+    "shape", [(3, 4, 131), *[pytest.param(s, marks=pytest.mark.grid) for s in [(4, 3, 131), (3, 3, 131)]]]
+)
 def test_where_xla_shards_arrays_each_device_convolves_its_rows(shape):
     """Sharded over the batch, over channels, and not at all."""
     u, h, weight = arrays(*shape)
