@@ -18,11 +18,15 @@ so that it only changes the constants of the transform's three steps:
 
 A spectrum is [R S, 256], real parts beside imaginary parts: Mosaic has no complex numbers. The matrix unit
 multiplies bfloat16; a float32 factor is split into a sum of two or three bfloat16 parts.
+The product over c could be three real products instead of four; as one product with [256, 256] it also fills
+the wider matrix unit of v6e.
 
 The kernels do not multiply by a mixer's gates: those products have the dtype of the activations and take
 part in other fusions, and these kernels are bound by the matrix unit, not by HBM. The skip is part of h_0.
 
-Estimated, not measured on a device. On a CPU the kernels run only with `interpret=True`.
+Estimated by `plan.kernels`, not measured on a device: forward with C=768, B=8, L=2,048 on v5e, the matrix
+unit takes 0.83 ms at "highest" and 0.42 ms at "high", the vector unit 0.24 and 0.18 ms, HBM 0.13 ms. On a CPU
+the kernels run only with `interpret=True`.
 """
 
 from fractions import Fraction
@@ -47,8 +51,8 @@ Complex = tuple[jax.Array, jax.Array]  # real and imaginary part
 SUBLANES, LANES = 8, 128
 # The most entries of a block of u, 1 MiB. The backward pass holds six such blocks, and fits into 16 MiB.
 BLOCK_SIZE = 2**18
-# A product has at least this many rows: loading its matrix takes as long as multiplying 128 rows, and is
-# overlapped with products.
+# A product has at least this many rows if there are enough channels: loading its matrix takes as long as
+# multiplying 128 rows, and is overlapped with products.
 PRODUCT_ROWS = 256
 # The bfloat16 parts of a factor. Parts i and j are multiplied where i + j is less than their number.
 PARTS = {"high": 2, "highest": 3}
@@ -63,7 +67,7 @@ def fused_conv(
       u: input [..., C, B, L], float32.
       h: filters [C, 1, L], float32.
       precision: "highest" rounds like float32 and multiplies 6 pairs of bfloat16 parts; "high" multiplies 3
-        pairs and has relative errors of about 1e-5.
+        pairs; in the tests its errors are below 1e-5 of the largest entry.
       interpret: run without a TPU.
 
     Returns:
@@ -330,8 +334,9 @@ def _signal(spectrum: jax.Array, twiddles: Any, matrices: Any) -> jax.Array:
 def _fft(rows: list[Complex], sign: int) -> Complex:
     """sum_r exp(sign 2 pi i j r / R) rows_r for j = 0..R-1: [m R, S, 128] of R rows [m, S, 128].
 
-    With R = p q, r = q a + b and j = a' + p b': the sums over a are transforms of p points, and those over b
-    are transforms of q points of p times as many sequences, in which a' comes before what is there already.
+    With R = p q, r = q a + b and j = k + p l: the sums over a are transforms of p points with frequencies k.
+    Those over b are transforms of q points with frequencies l, of p times as many sequences: k becomes the
+    slowest index of their first axis, so that the frequencies end in order.
     """
     n_rows = len(rows)
     if n_rows == 1:
@@ -341,7 +346,7 @@ def _fft(rows: list[Complex], sign: int) -> Complex:
     merged = []
     for b in range(q):
         sums = _dft(rows[b::q], sign)
-        turned = [_turned(z, Fraction(sign * a * b, n_rows)) for a, z in enumerate(sums)]
+        turned = [_turned(z, Fraction(sign * b * k, n_rows)) for k, z in enumerate(sums)]
         merged.append(tuple(map(jnp.concatenate, zip(*turned, strict=True))))
     return _fft(merged, sign)
 

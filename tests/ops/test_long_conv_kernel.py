@@ -64,7 +64,7 @@ def results(method, u, h, weight):
     ],
 )
 def test_values_and_gradients_equal_the_oracle(shape, precision):
-    """Measured over these shapes, the largest error is 2.9e-7 at "highest" and 6.2e-6 at "high"."""
+    """Largest errors measured over these shapes: 2.7e-7 at "highest", as of `fft_conv`; 7.1e-6 at "high"."""
     u, h, weight = arrays(*shape)
     method = partial(fused_conv, precision=precision, interpret=True)
     for ours, theirs in zip(results(method, u, h, weight), exact(u, h, weight), strict=True):
