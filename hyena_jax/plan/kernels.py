@@ -16,17 +16,7 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-
-class Peaks(NamedTuple):
-    """The peak rates of a chip, per second: bfloat16 FLOPs, bytes of HBM, and vector operations."""
-
-    matrix: float
-    hbm: float
-    vector: float
-
-
-# Google's figures for v5e; for the vector unit an assumption: 8 x 128 lanes, 4 operations a cycle, 1.5 GHz.
-V5E = Peaks(matrix=197e12, hbm=819e9, vector=8 * 128 * 4 * 1.5e9)
+from hyena_jax.plan.targets import Chip
 
 # bfloat16 products for one product of float32 factors.
 PASSES = {jax.lax.Precision.DEFAULT: 1, jax.lax.Precision.HIGH: 3, jax.lax.Precision.HIGHEST: 6}
@@ -66,19 +56,21 @@ class Kernel(NamedTuple):
       hbm_bytes: blocks read and written; a block is counted again when its index changes from one point of
         the grid to the next.
       work: over the whole grid.
+      results: the arrays that it returns, such as `f32[8,128]`, as HLO names them.
     """
 
     name: str
     grid: tuple[int, ...]
     hbm_bytes: int
     work: Work
+    results: tuple[str, ...]
 
-    def milliseconds(self, peaks: Peaks = V5E) -> dict[str, float]:
+    def milliseconds(self, chip: Chip) -> dict[str, float]:
         """The time of each term alone; the kernel takes at least the largest."""
         return {
-            "matrix": 1e3 * self.work.matrix / peaks.matrix,
-            "hbm": 1e3 * self.hbm_bytes / peaks.hbm,
-            "vector": 1e3 * self.work.vector / peaks.vector,
+            "matrix": 1e3 * self.work.matrix / chip.flops,
+            "hbm": 1e3 * self.hbm_bytes / chip.memory_rate,
+            "vector": 1e3 * self.work.vector / chip.vector_rate,
         }
 
 
@@ -92,7 +84,7 @@ def kernels(jaxpr: core.ClosedJaxpr) -> list[Kernel]:
       ValueError: if a kernel's branches and loops do not follow from the position in its grid.
     """
     live, _ = dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
-    return [_kernel(**eqn.params) for eqn in _pallas_calls(live)]
+    return [_kernel([v.aval for v in eqn.outvars], **eqn.params) for eqn in _pallas_calls(live)]
 
 
 def _pallas_calls(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
@@ -106,12 +98,18 @@ def _pallas_calls(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
                 yield from _pallas_calls(inner)
 
 
-def _kernel(name: str, jaxpr: core.Jaxpr, grid_mapping: Any, **_: Any) -> Kernel:
+def _kernel(results: list[Any], name: str, jaxpr: core.Jaxpr, grid_mapping: Any, **_: Any) -> Kernel:
     grid = tuple(grid_mapping.grid)
     points = np.indices(grid).reshape(len(grid), prod(grid))
     hbm_bytes = sum(_block_bytes(mapping, points) for mapping in grid_mapping.block_mappings)
     work, _ = _count(jaxpr, [None] * len(jaxpr.invars), np.ones(points.shape[1]), grid, points)
-    return Kernel(name, grid, hbm_bytes, work)
+    return Kernel(name, grid, hbm_bytes, work, tuple(map(_as_in_hlo, results)))
+
+
+def _as_in_hlo(aval: Any) -> str:
+    """An array's type and shape, such as `bf16[8,128]`; only of types that kernels of this package return."""
+    element = {"bfloat16": "bf16", "float32": "f32", "int32": "s32"}.get(aval.dtype.name, aval.dtype.name)
+    return f"{element}[{','.join(map(str, aval.shape))}]"
 
 
 def _block_bytes(mapping: Any, points: np.ndarray) -> int:

@@ -13,7 +13,7 @@ from hyena_jax.plan.collectives import KINDS as EXCHANGES
 from hyena_jax.plan.collectives import collectives
 from hyena_jax.plan.compiling import Compiled, Limits, compile_step
 from hyena_jax.plan.hlo import Program
-from hyena_jax.plan.roofline import KINDS, costs, sums
+from hyena_jax.plan.roofline import KINDS, KernelWork, costs, sums
 from hyena_jax.plan.targets import Target
 
 # The backward pass takes two products for each of the forward pass; nothing that is recomputed counts.
@@ -185,7 +185,7 @@ def _with_depth(experiment: Experiment, n_layers: int | None) -> Experiment:
 def _figures(compiled: Compiled, target: Target) -> Figures:
     """The figures of a program that are linear in its depth."""
     program = Program(compiled.text)
-    found = sums(costs(program, target.chip))
+    found = sums(costs(program, target.chip, _kernels(compiled)))
     figures: Figures = {("memory",): compiled.memory, ("hbm",): found.memory}
     for kind in KINDS:
         figures["roofline", kind], figures["pessimistic", kind] = (
@@ -198,6 +198,10 @@ def _figures(compiled: Compiled, target: Target) -> Figures:
         ours = (one for one in collectives(program) if one.kind == kind)
         figures["received", kind] = sum(one.rounds * one.received(target.n_chips) for one in ours)
     return figures | dict(_numbers((), compiled.facts))
+
+
+def _kernels(compiled: Compiled) -> dict[str, KernelWork]:
+    return {name: KernelWork(**work) for name, work in compiled.facts["kernels"].items()}
 
 
 def _numbers(names: tuple[str, ...], facts: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -236,7 +240,7 @@ def _plan(
     busy = max(sum(row.seconds.roofline for row in kinds), total["hbm",])
     parts = {name: total[name, "device"] for name in ("parameters", "optimizer")}
     program = Program(deepest.text)
-    found = sorted(costs(program, chip), key=lambda cost: cost.pessimistic, reverse=True)
+    found = sorted(costs(program, chip, _kernels(deepest)), key=lambda cost: cost.pessimistic, reverse=True)
     return Plan(
         target=target.name,
         n_chips=target.n_chips,

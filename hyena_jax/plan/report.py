@@ -173,7 +173,7 @@ def draw(path: Path, plans: Sequence[Plan], title: str) -> None:
 
 
 def print_best(plans: Sequence[Plan], refused: Sequence[str], most: int, console: Console) -> None:
-    """The fastest plans that fit, by tokens a second at the pessimistic end; then what was left out and why."""
+    """The fastest plans that fit, by speed at the pessimistic end; then what was left out and why."""
     ranked = best(plans)
     columns = ("layout", "remat", "batch", "GiB a chip", "step ms", "a second and chip", "MFU")
     table = Table(*columns, box=None)

@@ -6,8 +6,8 @@ it moves from and to the main memory (HBM), and of its elementwise operations. F
 - roofline: the largest term alone, as if the other two hid behind it; copies that run in the background are
   free, but a step takes no less than all its bytes at the memory's peak;
 - pessimistic: after the cycles that libtpu's compiler estimates for its own instructions. Products fill whole
-  tiles of the matrix unit, the memory reaches half its peak, terms of an instruction with products add up, and
-  any other instruction takes at least 24 cycles a register of its results. Nothing runs in the background.
+  tiles of the matrix unit, the memory reaches half its peak, terms of an instruction with products add up,
+  and any other one takes at least 24 cycles a register of its results. Nothing runs in the background.
 
 A product in float32 at precision "highest" takes six passes in bfloat16, at "high" three.
 """
@@ -67,8 +67,8 @@ SEVERAL = {
     **dict.fromkeys(("sine", "cosine", "power", "erf", "atan2"), 20),
 }
 PASSES = {"highest": 6, "high": 3}
-# Of libtpu 0.0.41's estimates for v5e: the part of the memory's peak that copies reach, and the cycles that an
-# instruction without products takes for each register of its result.
+# Of libtpu 0.0.41's estimates for v5e: the part of the memory's peak that copies reach, and the cycles that
+# an instruction without products takes for each register of its result.
 REACHED, REGISTER_CYCLES, REGISTER = 0.5, 24, 8 * 128
 KERNEL = "tpu_custom_call"
 
@@ -134,7 +134,8 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
     """The costs of all instructions that are not exchanges, in the order in which they run.
 
     Args:
-      kernels: the work of Pallas kernels by name; without, only their bytes count.
+      kernels: the work of a call of each Pallas kernel, by name and results: `conv(f32[8,128], f32[8])`. Of
+        others only the bytes count.
     """
     by_name = {one.name: one for body in program.computations.values() for one in body}
     found = []
@@ -177,8 +178,9 @@ def _registers(instruction: Instruction) -> float:
 
 
 def kernel_name(instruction: Instruction) -> str:
-    """The name of the Pallas kernel that a custom call runs."""
-    return re.sub(r"[.\d]*$", "", instruction.name)
+    """The name of the Pallas kernel that a custom call runs, and its results, as in `costs`."""
+    results = ", ".join(map(str, instruction.results))
+    return f"{re.sub(r'[.0-9]*$', '', instruction.name)}({results})"
 
 
 def is_free_call(instruction: Instruction) -> bool:

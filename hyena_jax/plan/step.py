@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from hyena_jax.benchmark.model import subject_of
 from hyena_jax.config import Experiment, UserError
 from hyena_jax.layout import Layout
 from hyena_jax.parallel.mesh import FSDP, leaf_spec
+from hyena_jax.parallel.pmap import split_batch
 from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, USER
+from hyena_jax.plan.kernels import Kernel, kernels
 from hyena_jax.plan.targets import compile_only_devices, parse_target
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.scores import loss_function
@@ -48,19 +51,35 @@ def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> tuple[jax.st
     shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
     optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
     state = jax.eval_shape(lambda: init_state(init_params(model, experiment.seed), optimizer))
+    forward = _forward(experiment, shapes, batch)
     step = make_train_step(model, optimizer, experiment.seed, strategy.axis_name, parts, loss)
     try:
         lowered = strategy.lower_train_step(step, state, batch)
     except ValueError as error:  # operators refuse what they cannot shard
         raise UserError(f"the step cannot be lowered for this layout: {error}") from error
+    if strategy.axis_name is not None:
+        batch = jax.eval_shape(partial(split_batch, n_devices=len(devices)), batch)
+    traced = jax.make_jaxpr(strategy.map_train_step(step, state))(state, batch)
     return lowered, {
         "unit": subject.unit,
         "units": batch["targets"].size,
         "n_params": sum(leaf.size for leaf in jax.tree.leaves(shapes)),
         "parameters": _bytes(shapes, strategy, experiment),
         "optimizer": _bytes(state.opt_state, strategy, experiment),
-        "forward": _forward(experiment, shapes, batch),
+        "kernels": {
+            f"{one.name}({', '.join(one.results)})": {"products": one.work.matrix, "vector": one.work.vector}
+            for one in _kernels(traced)
+        },
+        "forward": forward,
     }
+
+
+def _kernels(traced: Any) -> list[Kernel]:
+    """The step's Pallas kernels; none if one of them, a user's, cannot be counted."""
+    try:
+        return kernels(traced)
+    except ValueError:
+        return []
 
 
 def _bytes(tree: Any, strategy: Strategy, experiment: Experiment) -> dict[str, int]:

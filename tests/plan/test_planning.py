@@ -49,6 +49,7 @@ def compiled(monkeypatch):
             "n_params": 100 + 10 * n,
             "parameters": {"device": 40 * n, "sharded": 640 * n, "elements": 160 * n},
             "optimizer": {"device": 80 * n, "sharded": 1280 * n, "elements": 320 * n},
+            "kernels": {},
             "forward": {"products": 1e15 * n, "transforms": 1e13 * n},
         }
         return Compiled(facts, text(n), (3 + n) * GIB, ((5, "f32[5]"),), 1.5)

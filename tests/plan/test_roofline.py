@@ -136,7 +136,7 @@ def test_a_relayout_is_one_wherever_it_is():
 def test_a_kernel_takes_what_was_counted_in_its_jaxpr():
     result = "  ROOT %my_kernel.3 = f32[256,512]{1,0:T(8,128)}"
     line = f'{result} custom-call(%a), custom_call_target="tpu_custom_call"'
-    (found,) = costs(program(OPERANDS + line), V5E, {"my_kernel": KernelWork(1e9, 2e9)})
+    (found,) = costs(program(OPERANDS + line), V5E, {"my_kernel(f32[256,512])": KernelWork(1e9, 2e9)})
     assert found.products == pytest.approx(1e9 / V5E.flops)
     assert found.vector == pytest.approx(2e9 / V5E.vector_rate)
     assert found.memory == pytest.approx(2 * 4 * 256 * 512 / V5E.memory_rate)
