@@ -20,11 +20,11 @@ from matplotlib.figure import Figure
 
 from hyena_jax import config
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.config import Experiment, ParallelConfig, UserError
+from hyena_jax.config import ParallelConfig, UserError
 from hyena_jax.plan.compiling import DoesNotCompile, Limits
 from hyena_jax.plan.planning import make_plan
 from hyena_jax.plan.report import CAVEAT, GIB, as_json
-from hyena_jax.plan.targets import Target, parse_target
+from hyena_jax.plan.targets import parse_target
 from hyena_jax.training.atomic import write_text
 from hyena_jax.training.progress import bar
 
@@ -109,25 +109,24 @@ def _key(row: dict[str, Any]) -> tuple[str, str, str]:
 
 def _largest_that_fits(row: Row) -> dict[str, Any]:
     """The plan with the config's batch, or the largest half of it that fits; or why there is none."""
-    experiment, target = config.load(row.config), parse_target(row.target)
-    plan = None
-    for one in _batches(replace(experiment, parallel=LAYOUTS[row.layout]), target):
+    target = parse_target(row.target)
+    experiment = replace(config.load(row.config), parallel=LAYOUTS[row.layout])
+    least = target.n_chips // experiment.parallel.sequence
+    while True:
         try:
-            plan = make_plan(one, target, (), LIMITS, whole=False)
+            plan = make_plan(experiment, target, (), LIMITS, whole=False)
         except (UserError, DoesNotCompile) as error:
             return {"refused": str(error)}
         state = sum(plan.memory_parts[name] for name in ("parameters", "optimizer"))
-        if plan.fits or state > target.chip.usable:
-            break
-    return {"plan": as_json(plan)}
-
-
-def _batches(experiment: Experiment, target: Target) -> Iterator[Experiment]:
-    size = experiment.data.batch_size
-    rows = target.n_chips // experiment.parallel.sequence
-    while size >= rows:
-        yield replace(experiment, data=replace(experiment.data, batch_size=size))
-        size //= 2
+        size = plan.batch_size // 2
+        # The rest of the memory shrinks with the batch, at most in proportion.
+        while (
+            size > least and state + plan.memory_parts["rest"] * size / plan.batch_size > plan.usable_memory
+        ):
+            size //= 2
+        if plan.fits or state > plan.usable_memory or size < least:
+            return {"plan": as_json(plan)}
+        experiment = replace(experiment, data=replace(experiment.data, batch_size=size))
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:

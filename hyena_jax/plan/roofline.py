@@ -5,9 +5,10 @@ it moves from and to the main memory (HBM), and of its elementwise operations. F
 
 - roofline: the largest term alone, as if the other two hid behind it; copies that run in the background are
   free, but a step takes no less than all its bytes at the memory's peak;
-- pessimistic: after the cycles that libtpu's compiler estimates for its own instructions. Products fill whole
-  tiles of the matrix unit, the memory reaches half its peak, terms of an instruction with products add up,
-  and any other one takes at least 24 cycles a register of its results. Nothing runs in the background.
+- pessimistic: after the cycles that libtpu's compiler estimates for its own instructions. The memory reaches half
+  its peak; products and elementwise operations add up; each register of a result takes at least 24 cycles, or
+  12 if there are products. Nothing runs in the background. Pallas kernels, which overlap their terms
+  themselves, take the largest.
 
 A product in float32 at precision "highest" takes six passes in bfloat16, at "high" three.
 """
@@ -79,7 +80,6 @@ class Cost(NamedTuple):
     Attributes:
       kind: one of `KINDS`.
       products: of matrix products.
-      tiles: of matrix products, if each fills whole tiles of the matrix unit.
       memory: of bytes from and to the main memory.
       vector: of elementwise operations.
       registers: of its results, at `REGISTER_CYCLES` each.
@@ -91,7 +91,6 @@ class Cost(NamedTuple):
 
     kind: str
     products: float
-    tiles: float
     memory: float
     vector: float
     registers: float
@@ -112,9 +111,8 @@ class Cost(NamedTuple):
             return self.memory
         if self.is_kernel:
             return self.roofline
-        if self.products:
-            return self.tiles + self.memory / REACHED + self.vector
-        return max(self.memory / REACHED, self.vector, self.registers)
+        registers = self.registers / 2 if self.products else self.registers
+        return max(self.products + self.vector, self.memory / REACHED, registers)
 
     @property
     def bound(self) -> str:
@@ -144,22 +142,20 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
             continue
         if instruction.opcode.endswith("-done") or is_free_call(instruction):
             continue
-        flops = tiles = vector = 0.0
+        flops = vector = 0.0
         for inner in _parts(program, instruction):
             if inner.opcode in ("convolution", "dot"):
-                one_flops, one_tiles = _product(inner, by_name, chip.tile)
-                flops, tiles = flops + one_flops, tiles + one_tiles
+                flops += _product_flops(inner, by_name)
             else:
                 vector += _operations(inner, by_name)
         if instruction.opcode == "custom-call":
             work = (kernels or {}).get(kernel_name(instruction), KernelWork(0.0, 0.0))
-            flops, tiles, vector = work.products, work.products, work.vector
+            flops, vector = work.products, work.vector
         frames = program.frames(instruction)
         found.append(
             Cost(
                 _kind(program, instruction, frames),
                 rounds * flops / chip.flops,
-                rounds * tiles / chip.flops,
                 rounds * _moved(program, instruction, by_name) / chip.memory_rate,
                 rounds * vector / chip.vector_rate,
                 rounds * _registers(instruction) * REGISTER_CYCLES / (chip.clock * chip.cores),
@@ -198,8 +194,8 @@ def _parts(program: Program, instruction: Instruction) -> Iterator[Instruction]:
             yield from _parts(program, inner)
 
 
-def _product(one: Instruction, by_name: Mapping[str, Instruction], tile: int) -> tuple[float, float]:
-    """FLOPs of a product times its passes: of its elements, and of whole tiles of the matrix unit."""
+def _product_flops(one: Instruction, by_name: Mapping[str, Instruction]) -> float:
+    """FLOPs of a product, times its passes."""
     left, right = (by_name[name].results[0] for name in one.operands[:2])
     result = one.results[0]
     if one.opcode == "dot":
@@ -211,12 +207,7 @@ def _product(one: Instruction, by_name: Mapping[str, Instruction], tile: int) ->
         rows, terms, columns = _convolution(one, left, right, result)
     precision = one.attribute("operand_precision").split(",")[0]
     passes = PASSES.get(precision, 1) if left.element == "f32" else 1
-
-    def whole(n: float, multiple: int) -> float:
-        return -(-n // multiple) * multiple
-
-    flops = 2.0 * rows * terms * columns * passes
-    return flops, 2.0 * whole(rows, 8) * whole(terms, tile) * whole(columns, tile) * passes
+    return 2.0 * rows * terms * columns * passes
 
 
 def _sizes(array: Array, axes: str) -> list[int]:

@@ -20,7 +20,6 @@ class Chip(NamedTuple):
       memory: bytes of the main memory.
       clock: cycles per second.
       cores: cores that one JAX device stands for.
-      tile: rows and columns of a matrix unit.
       dims: axes of the torus that links the chips.
       link_rate: bytes per second that a ring along one axis of the torus brings to a chip, in both directions
         together.
@@ -31,7 +30,6 @@ class Chip(NamedTuple):
     memory: float
     clock: float
     cores: int
-    tile: int
     dims: int
     link_rate: float
 
@@ -49,10 +47,10 @@ class Chip(NamedTuple):
 # Peaks: cloud.google.com/tpu/docs, pages of each version; link rates: Austin et al. 2025, How to Scale Your
 # Model, part 2. A TPU's clock follows from its peak and its matrix units: 4 of 128 x 128 a core (v6e: 256).
 CHIPS = {
-    "v4": Chip(275 * TERA, 1228 * GIGA, 32 * GIB, 1.05e9, 2, 128, 3, 90 * GIGA),
-    "v5e": Chip(197 * TERA, 819 * GIGA, 16 * GIB, 1.5e9, 1, 128, 2, 90 * GIGA),
-    "v5p": Chip(459 * TERA, 2765 * GIGA, 95 * GIB, 1.75e9, 2, 128, 3, 180 * GIGA),
-    "v6e": Chip(918 * TERA, 1640 * GIGA, 32 * GIB, 1.75e9, 1, 256, 2, 180 * GIGA),
+    "v4": Chip(275 * TERA, 1228 * GIGA, 32 * GIB, 1.05e9, 2, 3, 90 * GIGA),
+    "v5e": Chip(197 * TERA, 819 * GIGA, 16 * GIB, 1.5e9, 1, 2, 90 * GIGA),
+    "v5p": Chip(459 * TERA, 2765 * GIGA, 95 * GIB, 1.75e9, 2, 3, 180 * GIGA),
+    "v6e": Chip(918 * TERA, 1640 * GIGA, 32 * GIB, 1.75e9, 1, 2, 180 * GIGA),
 }
 EXTRA = "pip install 'hyena_jax[tpu]'"
 
