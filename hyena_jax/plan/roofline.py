@@ -5,10 +5,10 @@ it moves from and to the main memory (HBM), and of its elementwise operations. F
 
 - roofline: the largest term alone, as if the other two hid behind it; copies that run in the background are
   free, but a step takes no less than all its bytes at the memory's peak;
-- pessimistic: after the cycles that libtpu's compiler estimates for its own instructions. The memory reaches half
-  its peak; products and elementwise operations add up; each register of a result takes at least 24 cycles, or
-  12 if there are products. Nothing runs in the background. Pallas kernels, which overlap their terms
-  themselves, take the largest.
+- pessimistic: after the cycles that libtpu's compiler estimates for its own instructions. The memory reaches
+  half its peak; products and elementwise operations add up; each register of a result takes at least 24
+  cycles, or 12 if there are products. Nothing runs in the background. Pallas kernels, which overlap their
+  terms themselves, take the largest.
 
 A product in float32 at precision "highest" takes six passes in bfloat16, at "high" three.
 """
