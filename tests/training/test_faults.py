@@ -1,6 +1,7 @@
 """Faults in whole runs in this process; `-m faults` tests processes, as experiments/faults/run.py does."""
 
 import dataclasses
+import os
 import shutil
 import signal
 import subprocess
@@ -196,3 +197,12 @@ def test_the_program_finds_nothing(tmp_path):
     arguments = ["--each", 1, "--workdir", tmp_path / "runs", "--out", tmp_path]
     done = subprocess.run([sys.executable, PROGRAM, *map(str, arguments)], check=False)
     assert done.returncode == 0
+
+
+def test_a_pipe_among_the_checkpoints_is_refused(run, experiment, console):
+    """Orbax would wait for somebody to write into it."""
+    os.mkfifo(run / "checkpoints" / "15.orbax-checkpoint-tmp")
+    before = sorted(run.rglob("*"))
+    with pytest.raises(UserError, match="is a pipe: remove it"):
+        train(longer(experiment), run, console)
+    assert sorted(run.rglob("*")) == before
