@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -302,7 +303,11 @@ def second_training(stage: Stage, workdir: Path) -> dict:
     started = stage.lab.start(workdir)
     demand(started.wait_for(lambda: last_row(workdir) >= 2), "it ended early")
     settings = (workdir / "config.json").read_bytes()
-    ended = stage.lab.train(workdir, "--training.log-every", 3, code=2)
+    started.process.send_signal(signal.SIGSTOP)  # it must not end before the second one looks
+    try:
+        ended = stage.lab.train(workdir, "--training.log-every", 3, code=2)
+    finally:
+        started.process.send_signal(signal.SIGCONT)
     ended.demand_text("is in use: another process trains there")
     demand((workdir / "config.json").read_bytes() == settings, "config.json was changed")
     demand(started.wait().code == 0, "the first did not end well")

@@ -11,6 +11,7 @@ import json
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ def main(
     workdir: Path = Path("runs/faults"),
     out: Path = HERE,
     only: str = "",
+    each: int | None = None,
 ) -> int:
     """Tries every fault, then writes the results.
 
@@ -69,12 +71,18 @@ def main(
       workdir: folder of the runs, emptied first; the folders of survived trials are deleted.
       out: folder of results.json.
       only: try only the faults whose name contains this, and write nothing.
+      each: try each fault at most this often, the first of its trials.
     """
     console, start = Console(highlight=False), time.perf_counter()
     shutil.rmtree(workdir, ignore_errors=True)
     stage = prepare(Lab(workdir.resolve()).open())
     mounts = may_mount(stage.lab.root / "mount")
-    plan = [trial for trial in trials(stage, counts, seed) if only in trial.fault]
+    seen = Counter()
+    plan = []
+    for trial in trials(stage, counts, seed):
+        seen[trial.fault] += 1
+        if only in trial.fault and seen[trial.fault] <= (each or seen[trial.fault]):
+            plan.append(trial)
     tried = [trial for trial in plan if mounts or "disk" not in trial.fault]
     results = list(try_all(stage, tried, jobs))
     console.print(table(plan, results))

@@ -92,7 +92,10 @@ class Operators(OfMixers):
 
 @dataclass(frozen=True)
 class Model(Common):
-    """Time a config's model on random data: forward, loss and gradient, and the whole training step."""
+    """Time a config's model on random data: forward, loss and gradient, and the whole training step.
+
+    The first two run on one device. The step runs with pmap on all, whatever the config's strategy is.
+    """
 
     config: str = field(kw_only=True, metadata=positional("CONFIG[:VARIANT]"))
     """Name of a config, or a Python file with get_config()."""

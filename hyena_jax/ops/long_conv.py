@@ -13,7 +13,7 @@ Discrete weighted transforms and large-integer arithmetic).
 
 from collections.abc import Callable
 from functools import partial
-from math import isqrt, prod
+from math import isqrt, prod, sqrt
 from typing import NamedTuple
 
 import jax
@@ -27,8 +27,9 @@ from hyena_jax.ops.derivatives import own_derivative
 
 Convolution = Callable[[jax.Array, jax.Array], jax.Array]
 
-# The longest L for which a TPU takes one product with a matrix [L, L]: one tile of its matrix unit.
-TOEPLITZ_LEN = 128
+# The longest L for which a TPU takes one product with a matrix [L, L]: one tile of its matrix unit. And the
+# longest for which it takes one kernel, whose FFT over rows is unrolled: the program grows with L.
+TOEPLITZ_LEN, FUSED_LEN = 128, 8192
 
 
 def long_conv(
@@ -40,7 +41,8 @@ def long_conv(
       u: input [..., L].
       h: filter [..., L], broadcast against u before the last axis.
       skip: weight of the input itself [...]; added to h_0, which is equivalent and free.
-      method: `fft_conv`, `matmul_fft_conv`, `toeplitz_conv` or `direct_conv`; None is `default_method()`.
+      method: `fft_conv`, `matmul_fft_conv`, `toeplitz_conv`, `direct_conv` or `tpu_conv`; None is
+        `default_method()`.
 
     Returns:
       y, with the broadcast shape of u and h and the dtype of u.
@@ -101,8 +103,17 @@ def default_method(platform: str | None = None) -> Convolution:
 
 
 def tpu_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """y = h * u by products of matrices: `toeplitz_conv` for short sequences, `matmul_fft_conv` beyond."""
-    return (toeplitz_conv if u.shape[-1] <= TOEPLITZ_LEN else matmul_fft_conv)(u, h)
+    """y = h * u by products of matrices: `toeplitz_conv`, then `fused_conv`, and `matmul_fft_conv` beyond.
+
+    `fused_conv` takes u [..., C, B, L] with h [C, 1, L] in float32; other shapes go to `matmul_fft_conv`.
+    """
+    if u.shape[-1] <= TOEPLITZ_LEN:
+        return toeplitz_conv(u, h)
+    if u.shape[-1] > FUSED_LEN:
+        return matmul_fft_conv(u, h)
+    from hyena_jax.ops.long_conv_kernel import fused_conv  # Pallas takes long to import
+
+    return fused_conv(u, h)
 
 
 def direct_conv(u: jax.Array, h: jax.Array) -> jax.Array:
@@ -269,9 +280,15 @@ def _fourier_matrices(shape: tuple[int, int], dtype: jnp.dtype) -> tuple[np.ndar
 
 
 def factors(length: int) -> tuple[int, int]:
-    """R <= C with R C >= length, both near sqrt(length), and as few points as that allows."""
-    columns = isqrt(length - 1) + 1
-    return -(-length // columns), columns
+    """R and C with R C >= length, both near sqrt(length), and as few points as that allows.
+
+    From 1,024 on in whole tiles of a TPU: C is a multiple of 128 and R of 8.
+    """
+    if length < 1024:
+        columns = isqrt(length - 1) + 1
+        return -(-length // columns), columns
+    columns = 128 * max(1, round(sqrt(length) / 128))
+    return 8 * -(-length // (8 * columns)), columns
 
 
 def fft_len(least: int) -> int:

@@ -148,6 +148,9 @@ def _refuse_links(workdir: Path) -> None:
     allowed = "a folder, or a link to a folder that holds only this run's checkpoints"
     if checkpoints.exists() or checkpoints.is_symlink():
         require(target.is_dir(), "checkpoints", str(target), allowed)
+        for path in target.iterdir():
+            if path.is_fifo():  # Orbax would wait for a writer
+                raise UserError(f"{path} must be a folder, but is a pipe: remove it")
     if checkpoints.is_symlink():
         is_other_run = target.parent != workdir.resolve() and config.is_run(target.parent)
         others = [path.name for path in target.iterdir() if not _is_checkpoint(path)]

@@ -33,8 +33,8 @@ pytestmark = pytest.mark.xdist_group("fuzz")
 
 SECONDS = 90
 """Longest that a command may take."""
-EVERY = 40
-"""One of this many cases runs by default."""
+EVERY = 3
+"""One of this many cases runs."""
 # The model that is read and traced fastest.
 ATTENTION = " ".join(TRAIN).replace("0.filter.width 4", "0.n-heads 2 --model.pattern attention").split()
 
@@ -351,16 +351,9 @@ def try_all(cases: list[Case], whole, saved, tmp_path, monkeypatch) -> dict[tupl
 
 
 @pytest.mark.fuzz
-def test_some_harm(whole, saved, tmp_path, monkeypatch):
-    """Each of the generators takes part."""
-    counts = try_all(all_cases(whole)[::EVERY], whole, saved, tmp_path, monkeypatch)
-    assert {code for key in counts for _, code in key} >= {0, 2}
-
-
-@pytest.mark.fuzz
-def test_all_harm(whole, saved, tmp_path, monkeypatch):
+def test_harm(whole, saved, tmp_path, monkeypatch):
+    """Every third case, so that each of the generators takes part."""
     cases = all_cases(whole)
     assert len(cases) > 400
-    counts = try_all(cases, whole, saved, tmp_path, monkeypatch)
-    print(len(cases), counts)
+    counts = try_all(cases[::EVERY], whole, saved, tmp_path, monkeypatch)
     assert {code for key in counts for _, code in key} == {0, 2, 3}

@@ -1,6 +1,7 @@
 """Faults in whole runs in this process; `-m faults` tests processes, as experiments/faults/run.py does."""
 
 import dataclasses
+import os
 import shutil
 import signal
 import subprocess
@@ -193,7 +194,15 @@ def test_each_end_has_its_exit_code(error, code, message, tmp_path, monkeypatch,
 
 @pytest.mark.faults
 def test_the_program_finds_nothing(tmp_path):
-    few = ["--kills", 8, "--stops", 4, "--starts", 3, "--damages", 9, "--full-disks", 4]
-    arguments = [*few, "--workdir", tmp_path / "runs", "--out", tmp_path]
+    arguments = ["--each", 1, "--workdir", tmp_path / "runs", "--out", tmp_path]
     done = subprocess.run([sys.executable, PROGRAM, *map(str, arguments)], check=False)
     assert done.returncode == 0
+
+
+def test_a_pipe_among_the_checkpoints_is_refused(run, experiment, console):
+    """Orbax would wait for somebody to write into it."""
+    os.mkfifo(run / "checkpoints" / "15.orbax-checkpoint-tmp")
+    before = sorted(run.rglob("*"))
+    with pytest.raises(UserError, match="is a pipe: remove it"):
+        train(longer(experiment), run, console)
+    assert sorted(run.rglob("*")) == before
