@@ -142,7 +142,9 @@ def _read(folder: Path, seconds: float) -> Compiled:
     programs, reports = list(folder.glob(PROGRAM)), list(folder.glob(MEMORY))
     if not programs or not reports:
         lines = (folder / "log").read_text(errors="replace").strip().splitlines()
-        raise OSError(f"the compiler ended without a result: {lines[-1][:300] if lines else 'no output'}")
+        faults = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)] or lines
+        reason = faults[-1][:300] if faults else "no output"
+        raise OSError(f"the compiler ended without a result: {reason}")
     report = reports[0].read_text()
     total = re.search(r"Memory Space: default[^\n]*\nTotal bytes: (\d+)", report)
     facts = json.loads((folder / FACTS).read_text())

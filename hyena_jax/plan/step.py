@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from hyena_jax.benchmark.model import subject_of
 from hyena_jax.config import Experiment, UserError
 from hyena_jax.layout import Layout
 from hyena_jax.parallel.mesh import FSDP, leaf_spec
-from hyena_jax.parallel.pmap import split_batch
 from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, USER
 from hyena_jax.plan.kernels import Kernel, kernels
@@ -54,12 +52,9 @@ def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> tuple[jax.st
     forward = _forward(experiment, shapes, batch)
     step = make_train_step(model, optimizer, experiment.seed, strategy.axis_name, parts, loss)
     try:
-        lowered = strategy.lower_train_step(step, state, batch)
+        traced, lowered = strategy.lower_train_step(step, state, batch)
     except ValueError as error:  # operators refuse what they cannot shard
         raise UserError(f"the step cannot be lowered for this layout: {error}") from error
-    if strategy.axis_name is not None:
-        batch = jax.eval_shape(partial(split_batch, n_devices=len(devices)), batch)
-    traced = jax.make_jaxpr(strategy.map_train_step(step, state))(state, batch)
     return lowered, {
         "unit": subject.unit,
         "units": batch["targets"].size,
