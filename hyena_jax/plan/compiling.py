@@ -20,6 +20,8 @@ GIB = 2**30
 # What the child writes: facts before it compiles, and why it failed, which was the user's or the compiler's.
 FACTS, FAULT = "facts.json", "fault.json"
 USER, COMPILER = "user", "compiler"
+# The vocabulary of models that take theirs from text, which is not read: GPT-2's.
+VOCABULARY = 50257
 POLL_EVERY = 0.2
 # The training step's program, by the names that jit and pmap give it.
 MODULES = ".*(train_step|_fun).*"

@@ -94,6 +94,8 @@ class Plan:
     unit: str
     units: int
     """Tokens or images in a step."""
+    assumes_vocabulary: bool
+    """Whether the model takes its vocabulary from its text, which was not read."""
     n_layers: int | None
     n_params: int
     compiled_layers: tuple[int, ...]
@@ -249,6 +251,7 @@ def _plan(
         batch_size=experiment.data.batch_size,
         unit=deepest.facts["unit"],
         units=deepest.facts["units"],
+        assumes_vocabulary=getattr(experiment.model, "vocab_size", 0) is None,
         n_layers=getattr(experiment.model, "n_layers", None),
         n_params=round(total["n_params",]),
         compiled_layers=tuple(n for n in depths if n is not None),

@@ -21,15 +21,12 @@ from hyena_jax.config import Experiment, UserError
 from hyena_jax.layout import Layout
 from hyena_jax.parallel.mesh import FSDP, leaf_spec
 from hyena_jax.parallel.strategy import Strategy, check_batch
-from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, USER
+from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, USER, VOCABULARY
 from hyena_jax.plan.kernels import Kernel, kernels
 from hyena_jax.plan.targets import compile_only_devices, parse_target
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.scores import loss_function
 from hyena_jax.training.step import init_params, init_state, make_train_step
-
-# The vocabulary of models that take theirs from text, which is not read: GPT-2's.
-VOCABULARY = 50257
 
 
 def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> tuple[jax.stages.Lowered, dict[str, Any]]:
@@ -85,7 +82,7 @@ def _bytes(tree: Any, strategy: Strategy, experiment: Experiment) -> dict[str, i
         size, is_sharded = leaf.size * leaf.dtype.itemsize, FSDP in leaf_spec(leaf.shape, n)
         here += size // n if is_sharded else size
         sharded += size if is_sharded else 0
-    return {"device": here, "sharded": sharded, "elements": sum(leaf.size for leaf in jax.tree.leaves(tree))}
+    return {"device": here, "sharded": sharded}
 
 
 def _forward(experiment: Experiment, shapes: Any, batch: Any) -> dict[str, float]:

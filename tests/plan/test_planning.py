@@ -47,8 +47,8 @@ def compiled(monkeypatch):
             "unit": "token",
             "units": 2**18,
             "n_params": 100 + 10 * n,
-            "parameters": {"device": 40 * n, "sharded": 640 * n, "elements": 160 * n},
-            "optimizer": {"device": 80 * n, "sharded": 1280 * n, "elements": 320 * n},
+            "parameters": {"device": 40 * n, "sharded": 640 * n},
+            "optimizer": {"device": 80 * n, "sharded": 1280 * n},
             "kernels": {},
             "forward": {"products": 1e15 * n, "transforms": 1e13 * n},
         }
