@@ -4,8 +4,8 @@ python experiments/tpu/run.py [--only hawk ...] [--targets v5e:4x4 ...] [--again
 
 Every config and variant, on 16 chips of v5e and of v5p: with pmap, with parameters sharded over 16 chips, and
 with parameters and sequences each sharded over 4. If the config's batch does not fit, halves of it are tried.
-Three programs are compiled whole, at the same batch. What results.json holds is kept, unless `--again`. Writes
-results.json, plot.png and the tables in README.md.
+Three programs are compiled whole, at the same batch. What results.json holds is kept, unless `--again`.
+Writes results.json, plot.png and the tables in README.md.
 """
 
 import json
