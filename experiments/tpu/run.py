@@ -179,7 +179,7 @@ def _comparison(found: dict[Row, dict[str, Any]]) -> Iterator[str]:
 
 
 def draw(path: Path, found: dict[Row, dict[str, Any]]) -> None:
-    """MFU of each config that fits, a bar from the pessimistic to the roofline end; each target has a panel."""
+    """MFU of each config that fits, a bar from the pessimistic to the roofline end."""
     fitting = {row: plan for row, plan in found.items() if plan.get("fits")}
     targets = list(dict.fromkeys(row.target for row in fitting))
     height = 1.2 + 0.28 * max(len(fitting) / max(len(targets), 1), 4)
