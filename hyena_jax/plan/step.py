@@ -16,12 +16,13 @@ import jax
 
 from hyena_jax import config, models, parallel
 from hyena_jax.benchmark.counts import count
+from hyena_jax.benchmark.memory import compiled_memory
 from hyena_jax.benchmark.model import subject_of
 from hyena_jax.config import Experiment, UserError
 from hyena_jax.layout import Layout
 from hyena_jax.parallel.mesh import FSDP, leaf_spec
 from hyena_jax.parallel.strategy import Strategy, check_batch
-from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, USER, VOCABULARY
+from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, MEMORY, PROGRAM, USER, VOCABULARY
 from hyena_jax.plan.kernels import Kernel, kernels
 from hyena_jax.plan.targets import compile_only_devices, parse_target
 from hyena_jax.training.optimizer import make_optimizer
@@ -113,7 +114,9 @@ def main(config_file: str, target: str, folder: str, *plugins: str) -> int:
     except UserError as error:
         return fail(USER, error)
     try:
-        lowered.compile()
+        compiled = lowered.compile()
+        (out / PROGRAM).write_text(compiled.as_text())
+        (out / MEMORY).write_text(str(compiled_memory(compiled).total))
     except Exception as error:  # XLA's own kinds: no memory, no sharding, a kernel that Mosaic refuses
         return fail(COMPILER, error)
     return 0
