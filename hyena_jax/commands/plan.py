@@ -65,7 +65,7 @@ def run(command: Plan, arguments: Sequence[str]) -> int:
 
     from hyena_jax.plan import report
     from hyena_jax.plan.compiling import DoesNotCompile, Limits
-    from hyena_jax.plan.planning import describe_layout, make_plan
+    from hyena_jax.plan.planning import describe, make_plan
     from hyena_jax.plan.search import candidates
     from hyena_jax.training.progress import bar
 
@@ -86,13 +86,11 @@ def run(command: Plan, arguments: Sequence[str]) -> int:
         with bar("compiling", sum(map(len, rows)), console) as advance:
             for row in rows:
                 for i, experiment in enumerate(row):
-                    where = f"{describe_layout(experiment, target)}, remat {experiment.model.remat}, "
-                    where += f"batch {experiment.data.batch_size}"
                     try:
                         plans.append(make_plan(experiment, target, plugins, limits, command.whole))
                         fits = plans[-1].fits
                     except (DoesNotCompile, UserError) as error:
-                        refused.append(f"{where}: {error}")
+                        refused.append(f"{describe(experiment, target)}: {error}")
                         fits = False
                     advance()
                     if not fits:  # nor do larger batches

@@ -3,12 +3,14 @@
 Nothing here is measured. An instruction's three terms are the time of its matrix products, of the bytes that
 it moves from and to the main memory (HBM), and of its elementwise operations. From them follow two ends:
 
-- roofline: the largest term alone, as if the other two hid behind it; copies that run in the background are
-  free, but a step takes no less than all its bytes at the memory's peak;
+- roofline: the largest term alone, as if the other two hid behind it;
 - pessimistic: after the cycles that libtpu's compiler estimates for its own instructions. The memory reaches
   half its peak; products and elementwise operations add up; each register of a result takes at least 24
-  cycles, or 12 if there are products. Nothing runs in the background. Pallas kernels, which overlap their
-  terms themselves, take the largest.
+  cycles, or 12 if there are products. Pallas kernels, which overlap their terms themselves, take the
+  largest.
+
+Copies that run in the background are free, but a step takes no less than all its bytes at the memory's peak, or
+at half of it.
 
 A product in float32 takes several passes: on TPUs six in bfloat16 at precision "highest", three at "high".
 The pessimistic end of other chips has the same form, but was not fitted to anything.
@@ -107,7 +109,7 @@ class Cost(NamedTuple):
     def pessimistic(self) -> float:
         """The time after libtpu's own estimates; see above."""
         if self.in_background:
-            return self.memory
+            return 0.0
         if self.is_kernel:
             return self.roofline
         registers = self.registers / 2 if self.products else self.registers
