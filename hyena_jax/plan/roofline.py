@@ -9,8 +9,8 @@ it moves from and to the main memory (HBM), and of its elementwise operations. F
   cycles, or 12 if there are products. Pallas kernels, which overlap their terms themselves, take the
   largest.
 
-Copies that run in the background are free, but a step takes no less than all its bytes at the memory's peak, or
-at half of it.
+Copies that run in the background are free, but a step takes no less than all its bytes at the memory's peak,
+or at half of it.
 
 A product in float32 takes several passes: on TPUs six in bfloat16 at precision "highest", three at "high".
 The pessimistic end of other chips has the same form, but was not fitted to anything.
