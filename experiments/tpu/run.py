@@ -4,19 +4,22 @@ python experiments/tpu/run.py [--only hawk ...] [--targets v5e:4x4 ...] [--again
 
 Every config and variant, on 16 chips of v5e and of v5p: with pmap, with parameters sharded over 16 chips, and
 with parameters and sequences each sharded over 4. If the config's batch does not fit, halves of it are tried.
-Plans that results.json holds are kept, unless `--again`. Writes results.json, plot.png and README.md's table.
+Three programs are compiled whole, at the same batch. What results.json holds is kept, unless `--again`.
+Writes results.json, plot.png and the tables in README.md.
 """
 
 import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tyro
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from hyena_jax import config
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
@@ -48,13 +51,21 @@ LAYOUTS = {
 LIMITS = Limits(1200, 16 * GIB)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One config on one target in one layout."""
+class Row(NamedTuple):
+    """One config on one target in one layout; with `whole`, all its layers compiled, at the same batch."""
 
     config: str
     target: str
     layout: str
+    whole: bool = False
+
+
+# Of what is continued from one and two repeats, three whole programs to compare with.
+WHOLE = (
+    Row("wikitext103_hyena_125m:standard", "v5e:4x4", "pmap", True),
+    Row("pile_hyena:153m", "v5p:2x2x4", "fsdp 16", True),
+    Row("griffin:hawk_1b", "v5p:2x2x4", "fsdp 16", True),
+)
 
 
 def main(
@@ -67,44 +78,43 @@ def main(
       again: compile what results.json holds, too.
     """
     path = FOLDER / "results.json"
-    found = {} if not path.exists() else {_key(each): each for each in json.loads(path.read_text())["rows"]}
-    rows = [
-        Row(name, target, layout)
-        for name in CONFIGS
-        if not only or any(part in name for part in only)
-        for target in targets
-        for layout in LAYOUTS
-    ]
-    missing = [row for row in rows if again or (row.config, row.target, row.layout) not in found]
+    rows = [Row(*each) for each in product(CONFIGS, targets, LAYOUTS)]
+    rows += [row for row in WHOLE if row.target in targets]
+    found = {}
+    if path.exists():
+        kept = json.loads(path.read_text())["rows"]
+        found = {Row(*(each[name] for name in Row._fields)): each["result"] for each in kept}
+    chosen = [row for row in rows if not only or any(part in row.config for part in only)]
+    missing = [row for row in chosen if again or row not in found]
     with bar("compiling", len(missing)) as advance:
         for row in missing:
-            found[row.config, row.target, row.layout] = asdict(row) | _largest_that_fits(row)
+            continued = found.get(row._replace(whole=False), {})
+            found[row] = _whole(row, continued["batch_size"]) if row.whole else _largest_that_fits(row)
             report = {
                 "command": " ".join(["python", *sys.argv]),
                 "caveat": CAVEAT,
                 "compiled on": describe_machine(),
                 "versions": describe_versions("libtpu"),
-                "rows": list(found.values()),
+                "rows": [row._asdict() | {"result": found[row]} for row in rows if row in found],
             }
             write_text(path, json.dumps(report, indent=1) + "\n")
             advance()
-    results = json.loads(path.read_text())
-    order = {
-        (c, t, x): i
-        for i, (c, t, x) in enumerate((c, t, x) for c in CONFIGS for t in targets for x in LAYOUTS)
-    }
-    kept = sorted((each for each in results["rows"] if _key(each) in order), key=lambda row: order[_key(row)])
-    draw(FOLDER / "plot.png", kept)
+    shown = {row: found[row] for row in rows if row in found}
+    draw(FOLDER / "plot.png", {row: each for row, each in shown.items() if not row.whole})
     readme = FOLDER / "README.md"
-    table = "\n".join(("<!-- table -->", *_table(kept), "<!-- end -->"))
-    write_text(
-        readme, re.sub(r"<!-- table -->.*<!-- end -->", lambda _: table, readme.read_text(), flags=re.S)
-    )
+    text = readme.read_text()
+    for name, lines in (("table", _table(shown)), ("whole", _comparison(shown))):
+        block = "\n".join((f"<!-- {name} -->", *lines, "<!-- end -->"))
+        text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, block=block: block, text, flags=re.S)
+    write_text(readme, text)
     return 0
 
 
-def _key(row: dict[str, Any]) -> tuple[str, str, str]:
-    return row["config"], row["target"], row["layout"]
+def _whole(row: Row, batch_size: int) -> dict[str, Any]:
+    """The plan of the whole program."""
+    experiment = replace(config.load(row.config), parallel=LAYOUTS[row.layout])
+    experiment = replace(experiment, data=replace(experiment.data, batch_size=batch_size))
+    return as_json(make_plan(experiment, parse_target(row.target), (), LIMITS, whole=True))
 
 
 def _largest_that_fits(row: Row) -> dict[str, Any]:
@@ -118,70 +128,77 @@ def _largest_that_fits(row: Row) -> dict[str, Any]:
         except (UserError, DoesNotCompile) as error:
             return {"refused": str(error)}
         state = sum(plan.memory_parts[name] for name in ("parameters", "optimizer"))
-        size = plan.batch_size // 2
         # The rest of the memory shrinks with the batch, at most in proportion.
-        while (
-            size > least and state + plan.memory_parts["rest"] * size / plan.batch_size > plan.usable_memory
-        ):
+        per_row = plan.memory_parts["rest"] / plan.batch_size
+        size = plan.batch_size // 2
+        while size > least and state + size * per_row > plan.usable_memory:
             size //= 2
         if plan.fits or state > plan.usable_memory or size < least:
-            return {"plan": as_json(plan)}
+            return as_json(plan)
         experiment = replace(experiment, data=replace(experiment.data, batch_size=size))
 
 
-def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _bracket(plan: dict[str, Any], name: str, form: str, factor: float = 1.0) -> str:
+    ends = plan[name]
+    return f"{format(factor * ends['roofline'], form)} to {format(factor * ends['pessimistic'], form)}"
+
+
+def _table(found: dict[Row, dict[str, Any]]) -> Iterator[str]:
     columns = ("config", "chips", "layout", "batch", "parameters", "GiB a chip", "exchanged, GB", "step, ms")
     columns += ("tokens/s a chip", "MFU")
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"
-    for row in rows:
-        start = f"| `{row['config']}` | {row['target']} | {row['layout']}"
-        if "refused" in row:
-            yield f"{start} | refused: {row['refused']} | | | | | | |"
+    for row, plan in found.items():
+        if row.whole:
             continue
-        plan = row["plan"]
+        start = f"| `{row.config}` | {row.target} | {row.layout}"
+        if "refused" in plan:
+            yield f"{start} | refused: {plan['refused']} | | | | | | |"
+            continue
         received = sum(each["received"] for each in plan["exchanges"])
         ratio = received / plan["needed_exchange"] if plan["needed_exchange"] else 0
-        memory = f"{plan['memory'] / GIB:.1f}" + ("" if plan["fits"] else ", does not fit")
-
-        def bracket(name: str, form: str, factor: float = 1.0, plan: dict = plan) -> str:
-            ends = plan[name]
-            return (
-                f"{format(factor * ends['roofline'], form)} to {format(factor * ends['pessimistic'], form)}"
-            )
-
+        start += f" | {plan['batch_size']} | {plan['n_params'] / 1e6:,.0f} M | {plan['memory'] / GIB:.1f}"
+        if not plan["fits"]:
+            yield f"{start}, does not fit | | | | |"
+            continue
         yield (
-            f"{start} | {plan['batch_size']} | {plan['n_params'] / 1e6:,.0f} M | {memory} "
-            f"| {received / 1e9:.2f} ({ratio:.2f} x) | {bracket('seconds', ',.0f', 1e3)} "
-            f"| {bracket('units_per_second', ',.0f')} | {bracket('mfu', '.2f')} |"
+            f"{start} | {received / 1e9:.2f} ({ratio:.2f} x) | {_bracket(plan, 'seconds', ',.0f', 1e3)} "
+            f"| {_bracket(plan, 'units_per_second', ',.0f')} | {_bracket(plan, 'mfu', '.2f')} |"
         )
 
 
-def draw(path: Path, rows: list[dict[str, Any]]) -> None:
+def _comparison(found: dict[Row, dict[str, Any]]) -> Iterator[str]:
+    yield "| config | layers | GiB a chip, continued | whole | step, ms, continued | whole |"
+    yield "|---|---|---|---|---|---|"
+    for row, whole in found.items():
+        if row.whole:
+            short = found[row._replace(whole=False)]
+            memory = f"{short['memory'] / GIB:.2f} | {whole['memory'] / GIB:.2f}"
+            times = [_bracket(plan, "seconds", ",.1f", 1e3) for plan in (short, whole)]
+            yield f"| `{row.config}` | {whole['n_layers']} | {memory} | {' | '.join(times)} |"
+
+
+def draw(path: Path, found: dict[Row, dict[str, Any]]) -> None:
     """MFU of each config that fits, a bar from the pessimistic to the roofline end."""
-    fitting = [row for row in rows if "plan" in row and row["plan"]["fits"]]
-    targets = list(dict.fromkeys(row["target"] for row in fitting))
-    figure = Figure(
-        figsize=(12, 1.2 + 0.28 * max(len(fitting) / max(len(targets), 1), 4)), layout="constrained"
-    )
+    fitting = {row: plan for row, plan in found.items() if plan.get("fits")}
+    targets = list(dict.fromkeys(row.target for row in fitting))
+    height = 1.2 + 0.28 * max(len(fitting) / max(len(targets), 1), 4)
+    figure = Figure(figsize=(13, height), layout="constrained")
     figure.suptitle(f"MFU of a training step on 16 chips, {CAVEAT}", fontsize="medium")
     colours = dict(zip(LAYOUTS, ("#0072B2", "#D55E00", "#009E73"), strict=True))
-    for axes, target in zip(figure.subplots(1, len(targets), squeeze=False)[0], targets, strict=True):
-        here = [row for row in fitting if row["target"] == target]
-        for i, row in enumerate(here):
-            mfu = row["plan"]["mfu"]
-            low, high = mfu["pessimistic"], mfu["roofline"]
-            axes.barh(i, high - low, left=low, color=colours[row["layout"]])
-        axes.set_yticks(
-            range(len(here)), [f"{row['config']}, batch {row['plan']['batch_size']}" for row in here]
-        )
-        axes.tick_params(axis="y", labelsize="small")
-        axes.set(title=target, xlim=(0, 1), xlabel="from the pessimistic end to the roofline")
+    panels = figure.subplots(1, len(targets), squeeze=False, sharex=True)[0]
+    for axes, target in zip(panels, targets, strict=True):
+        here = {row: plan for row, plan in fitting.items() if row.target == target}
+        for i, (row, plan) in enumerate(here.items()):
+            low, high = plan["mfu"]["pessimistic"], plan["mfu"]["roofline"]
+            axes.barh(i, high - low, left=low, color=colours[row.layout])
+        labels = [f"{row.config}, batch {plan['batch_size']}" for row, plan in here.items()]
+        axes.set_yticks(range(len(here)), labels, fontsize="small")
+        axes.set(title=target, xlim=(0, 0.8), xlabel="MFU, from the pessimistic end to the roofline")
         axes.invert_yaxis()
         axes.grid(axis="x", alpha=0.3)
-    for layout, colour in colours.items():
-        axes.barh([0], [0], color=colour, label=layout)
-    axes.legend(fontsize="small", frameon=False, loc="lower right")
+    handles = [Patch(color=colour, label=layout) for layout, colour in colours.items()]
+    figure.legend(handles=handles, fontsize="small", frameon=False, loc="outside lower center", ncols=3)
     figure.savefig(path, dpi=120)
 
 

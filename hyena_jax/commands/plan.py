@@ -1,6 +1,6 @@
 """`hyena-jax plan`: compiles a training step for accelerators ahead of time and estimates what it takes."""
 
-import importlib.util
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Plan:
-    """Estimate memory, exchanges and time of CONFIG's training step on TPUs, without having them.
+    """Estimate memory, exchanges and time of CONFIG's training step on TPUs or H100s, without having them.
 
     The step is compiled for the target on this machine; nothing runs. Depth is continued from one and two
     repeats of the model's pattern. Exit code 1: the step does not compile, or does not fit.
@@ -23,7 +23,7 @@ class Plan:
     config: str = field(metadata=positional("CONFIG[:VARIANT]"))
     """Name of a config, or a Python file with get_config()."""
     target: str
-    """Chips and their torus: v4:AxBxC, v5e:AxB, v5p:AxBxC or v6e:AxB, such as v5e:4x4."""
+    """Chips and their torus: v4:AxBxC, v5e:AxB, v5p:AxBxC or v6e:AxB, such as v5e:4x4; h100 or h100:8."""
     search: tuple[str, ...] = ()
     """Compare values of `remat`, `batch`, `layout`, or several of them, and print the best."""
     whole: bool = False
@@ -55,18 +55,17 @@ class Plan:
 
 def run(command: Plan, arguments: Sequence[str]) -> int:
     """Prints one plan, or the best of a search."""
-    from hyena_jax.plan.targets import EXTRA, parse_target
+    from hyena_jax.plan.targets import parse_target, require_compiler
 
     command.check()
     target = parse_target(command.target)
     for axis in command.search:
         choose("search", axis, dict.fromkeys(("remat", "batch", "layout")))
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError(f"target {command.target!r} needs the TPU compiler, which is not installed: {EXTRA}")
+    require_compiler(target)
 
     from hyena_jax.plan import report
     from hyena_jax.plan.compiling import DoesNotCompile, Limits
-    from hyena_jax.plan.planning import describe_layout, make_plan
+    from hyena_jax.plan.planning import describe, make_plan
     from hyena_jax.plan.search import candidates
     from hyena_jax.training.progress import bar
 
@@ -87,13 +86,11 @@ def run(command: Plan, arguments: Sequence[str]) -> int:
         with bar("compiling", sum(map(len, rows)), console) as advance:
             for row in rows:
                 for i, experiment in enumerate(row):
-                    where = f"{describe_layout(experiment, target)}, remat {experiment.model.remat}, "
-                    where += f"batch {experiment.data.batch_size}"
                     try:
                         plans.append(make_plan(experiment, target, plugins, limits, command.whole))
                         fits = plans[-1].fits
                     except (DoesNotCompile, UserError) as error:
-                        refused.append(f"{where}: {error}")
+                        refused.append(f"{describe(experiment, target)}: {error}")
                         fits = False
                     advance()
                     if not fits:  # nor do larger batches
@@ -113,4 +110,8 @@ def run(command: Plan, arguments: Sequence[str]) -> int:
 def _versions() -> dict[str, str]:
     import importlib.metadata
 
-    return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")}
+    found = {}
+    for name in ("jax", "jaxlib", "libtpu", "jax-cuda13-pjrt", "flax", "optax"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -57,7 +57,10 @@ def long_conv(
         h = jnp.asarray(h)
         h = h.at[..., 0].add(jnp.asarray(skip, h.dtype))
     dtype = jnp.float64 if jnp.float64 in (u.dtype, h.dtype) else jnp.float32
-    return (method or default_method())(u.astype(dtype), h.astype(dtype)).astype(u.dtype)
+    convolve = method or default_method()
+    if convolve is tpu_conv and u.dtype == jnp.bfloat16:  # more than its 8 bits of precision would be lost
+        convolve = partial(tpu_conv, precision="high")
+    return convolve(u.astype(dtype), h.astype(dtype)).astype(u.dtype)
 
 
 def blockwise_conv(
@@ -102,10 +105,13 @@ def default_method(platform: str | None = None) -> Convolution:
     return tpu_conv if (platform or jax.default_backend()) == "tpu" else fft_conv
 
 
-def tpu_conv(u: jax.Array, h: jax.Array) -> jax.Array:
+def tpu_conv(u: jax.Array, h: jax.Array, precision: str = "highest") -> jax.Array:
     """y = h * u by products of matrices: `toeplitz_conv`, then `fused_conv`, and `matmul_fft_conv` beyond.
 
     `fused_conv` takes u [..., C, B, L] with h [C, 1, L] in float32; other shapes go to `matmul_fft_conv`.
+
+    Args:
+      precision: of `fused_conv`; "high" has relative errors of about 1e-5, and half the products.
     """
     if u.shape[-1] <= TOEPLITZ_LEN:
         return toeplitz_conv(u, h)
@@ -113,7 +119,7 @@ def tpu_conv(u: jax.Array, h: jax.Array) -> jax.Array:
         return matmul_fft_conv(u, h)
     from hyena_jax.ops.long_conv_kernel import fused_conv  # Pallas takes long to import
 
-    return fused_conv(u, h)
+    return fused_conv(u, h, precision)
 
 
 def direct_conv(u: jax.Array, h: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hyena_jax.config import ParallelConfig, UserError, require
@@ -181,14 +182,17 @@ def _jit_train_step(mesh: Mesh, train_step: Callable, shapes: Tree) -> Callable:
     return jax.jit(train_step, donate_argnums=0, out_shardings=shardings)
 
 
-def _lower_train_step(mesh: Mesh, train_step: Callable, state: Tree, batch: Tree) -> jax.stages.Lowered:
+def _lower_train_step(
+    mesh: Mesh, train_step: Callable, state: Tree, batch: Tree
+) -> tuple[ClosedJaxpr, jax.stages.Lowered]:
     def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(mesh, batch_spec(leaf.ndim))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     with jax.set_mesh(mesh):
         step = _jit_train_step(mesh, train_step, state)
-        return step.lower(_restore_target(mesh, state), jax.tree.map(placed, batch))
+        traced = step.trace(_restore_target(mesh, state), jax.tree.map(placed, batch))
+        return traced.jaxpr, traced.lower()
 
 
 def _map_eval_step(mesh: Mesh, eval_step: Callable) -> Callable:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hyena_jax.layout import Layout
@@ -64,9 +65,10 @@ def map_train_step(train_step: Callable, devices: Sequence[jax.Device]) -> Calla
 
 def _lower_train_step(
     devices: Sequence[jax.Device], train_step: Callable, state: Tree, batch: Tree
-) -> jax.stages.Lowered:
+) -> tuple[ClosedJaxpr, jax.stages.Lowered]:
     split = jax.eval_shape(partial(split_batch, n_devices=len(devices)), batch)
-    return map_train_step(train_step, devices).lower(state, split)
+    mapped = map_train_step(train_step, devices)
+    return jax.make_jaxpr(mapped)(state, split), mapped.lower(state, split)
 
 
 def map_eval_step(eval_step: Callable, devices: Sequence[jax.Device]) -> Callable:

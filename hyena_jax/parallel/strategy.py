@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from hyena_jax.config import UserError, require
 from hyena_jax.layout import Layout
@@ -53,9 +54,9 @@ class Strategy(NamedTuple):
     """Places this process's rows of a batch."""
     map_train_step: Callable[[Callable, Tree], Callable]
     """(`train_step`, shapes of the state) -> `step(placed state, placed batch)`, which donates the state."""
-    lower_train_step: Callable[[Callable, Tree, Tree], jax.stages.Lowered]
-    """(`train_step`, shapes of the state, shapes of a global batch): the mapped step, ready to be compiled.
-    The devices may be described only, not present."""
+    lower_train_step: Callable[[Callable, Tree, Tree], tuple[ClosedJaxpr, jax.stages.Lowered]]
+    """(`train_step`, shapes of the state, shapes of a global batch): the mapped step, traced, and ready to be
+    compiled. The devices may be described only, not present."""
     map_eval_step: Callable[[Callable], Callable]
     """`eval_step` -> `step(placed parameters, placed batch)`; every process gets the sums of all rows."""
     host_copy: Callable[[Tree], Tree]

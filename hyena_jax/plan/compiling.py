@@ -19,11 +19,15 @@ from hyena_jax.plan.targets import Target
 GIB = 2**30
 # What the child writes: facts before it compiles, and why it failed, which was the user's or the compiler's.
 FACTS, FAULT = "facts.json", "fault.json"
+# And if it is not ended before: the text of the program, and the bytes that it takes.
+PROGRAM, MEMORY = "program.txt", "memory.txt"
 USER, COMPILER = "user", "compiler"
+# The vocabulary of models that take theirs from text, which is not read: GPT-2's.
+VOCABULARY = 50257
 POLL_EVERY = 0.2
 # The training step's program, by the names that jit and pmap give it.
 MODULES = ".*(train_step|_fun).*"
-PROGRAM, MEMORY = "*.after_optimizations_after_buffer_assignment.txt", "*-memory-usage-report.txt"
+DUMPED, REPORT = "*.after_optimizations_after_buffer_assignment.txt", "*-memory-usage-report.txt"
 # Without these, libtpu looks for the machine that it runs on.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -112,7 +116,7 @@ def _wait(child: subprocess.Popen, folder: Path, limits: Limits, start: float) -
         if used > limits.memory:
             more = f"--max-memory {limits.memory / GIB:.1f} GiB"
             raise OSError(f"compiling took more than {more} of this machine's memory; raise it")
-        before, sizes = sizes, [path.stat().st_size for path in (*folder.glob(PROGRAM), *folder.glob(MEMORY))]
+        before, sizes = sizes, [path.stat().st_size for path in (*folder.glob(DUMPED), *folder.glob(REPORT))]
         if len(sizes) == 2 and sizes == before and all(sizes):
             return
 
@@ -139,14 +143,19 @@ def _read(folder: Path, seconds: float) -> Compiled:
             needs = float(used[1]) * 1024 ** ("KMGT".index(used[2]) + 1)
             raise DoesNotCompile(f"it would take {needs / GIB:.1f} GiB of a chip's memory", needs)
         raise DoesNotCompile(reason[:400])
-    programs, reports = list(folder.glob(PROGRAM)), list(folder.glob(MEMORY))
-    if not programs or not reports:
+    programs, reports = list(folder.glob(DUMPED)), list(folder.glob(REPORT))
+    ended = (folder / MEMORY).exists()
+    if not ended and (not programs or not reports):
         lines = (folder / "log").read_text(errors="replace").strip().splitlines()
-        raise OSError(f"the compiler ended without a result: {lines[-1][:300] if lines else 'no output'}")
-    report = reports[0].read_text()
-    total = re.search(r"Memory Space: default[^\n]*\nTotal bytes: (\d+)", report)
+        faults = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)] or lines
+        reason = faults[-1][:300] if faults else "no output"
+        raise OSError(f"the compiler ended without a result: {reason}")
     facts = json.loads((folder / FACTS).read_text())
-    return Compiled(facts, programs[0].read_text(), int(total[1]), _buffers(report), seconds)
+    report = reports[0].read_text() if reports else ""
+    total = re.search(r"Memory Space: default[^\n]*\nTotal bytes: (\d+)", report)
+    memory = int((folder / MEMORY).read_text()) if ended else int(total[1])
+    text = (folder / PROGRAM if ended else programs[0]).read_text()
+    return Compiled(facts, text, memory, _buffers(report), seconds)
 
 
 def _buffers(report: str) -> tuple[tuple[int, str], ...]:

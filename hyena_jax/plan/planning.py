@@ -13,7 +13,7 @@ from hyena_jax.plan.collectives import KINDS as EXCHANGES
 from hyena_jax.plan.collectives import collectives
 from hyena_jax.plan.compiling import Compiled, Limits, compile_step
 from hyena_jax.plan.hlo import Program
-from hyena_jax.plan.roofline import KINDS, KernelWork, costs, sums
+from hyena_jax.plan.roofline import KINDS, REACHED, KernelWork, costs, sums
 from hyena_jax.plan.targets import Target
 
 # The backward pass takes two products for each of the forward pass; nothing that is recomputed counts.
@@ -94,6 +94,8 @@ class Plan:
     unit: str
     units: int
     """Tokens or images in a step."""
+    assumes_vocabulary: bool
+    """Whether the model takes its vocabulary from its text, which was not read."""
     n_layers: int | None
     n_params: int
     compiled_layers: tuple[int, ...]
@@ -228,7 +230,7 @@ def _plan(
             *(total[name, kind] for name in ("products", "memory", "vector")),
         )
         for kind in KINDS
-        if total["pessimistic", kind] > 0
+        if total["memory", kind] + total["vector", kind] > 0
     )
     exchanges = tuple(
         ExchangeRow(kind, total["received", kind], per_repeat and per_repeat["received", kind])
@@ -237,7 +239,10 @@ def _plan(
     )
     received = sum(row.received for row in exchanges)
     exchange = Ends(received / (chip.link_rate * chip.dims), received / chip.link_rate)
-    busy = max(sum(row.seconds.roofline for row in kinds), total["hbm",])
+    busy = Ends(
+        max(sum(row.seconds.roofline for row in kinds), total["hbm",]),
+        max(sum(row.seconds.pessimistic for row in kinds), total["hbm",] / REACHED),
+    )
     parts = {name: total[name, "device"] for name in ("parameters", "optimizer")}
     program = Program(deepest.text)
     found = sorted(costs(program, chip, _kernels(deepest)), key=lambda cost: cost.pessimistic, reverse=True)
@@ -249,6 +254,7 @@ def _plan(
         batch_size=experiment.data.batch_size,
         unit=deepest.facts["unit"],
         units=deepest.facts["units"],
+        assumes_vocabulary=getattr(experiment.model, "vocab_size", 0) is None,
         n_layers=getattr(experiment.model, "n_layers", None),
         n_params=round(total["n_params",]),
         compiled_layers=tuple(n for n in depths if n is not None),
@@ -262,9 +268,8 @@ def _plan(
         needed_exchange=_needed(experiment, target, total),
         kinds=kinds,
         exchange_seconds=exchange,
-        seconds=Ends(
-            max(busy, exchange.roofline), sum(row.seconds.pessimistic for row in kinds) + exchange.pessimistic
-        ),
+        # Exchanges hide behind the rest, or come after it.
+        seconds=Ends(max(busy.roofline, exchange.roofline), busy.pessimistic + exchange.pessimistic),
         largest=tuple(
             Listed(cost.name, cost.kind, cost.source, Ends(cost.roofline, cost.pessimistic), cost.bound)
             for cost in found[:MOST_LISTED]
@@ -281,6 +286,12 @@ def _largest_exchanges(program: Program, n_chips: int) -> Iterator[LargeExchange
         # Of JAX's own names, the last ones say which operation it is.
         source = "/".join(one.source.split("/")[-3:])
         yield LargeExchange(one.kind, received, one.rounds, ", ".join(one.shapes), source)
+
+
+def describe(experiment: Experiment, target: Target) -> str:
+    """What a search varies, in words: layout, remat and batch."""
+    remat = getattr(experiment.model, "remat", "none")
+    return f"{describe_layout(experiment, target)}, remat {remat}, batch {experiment.data.batch_size}"
 
 
 def describe_layout(experiment: Experiment, target: Target) -> str:

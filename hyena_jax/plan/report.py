@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hyena_jax.plan.compiling import VOCABULARY
 from hyena_jax.plan.planning import Ends, Plan
 from hyena_jax.plan.roofline import KINDS
 
@@ -35,6 +36,8 @@ def print_plan(plan: Plan, console: Console) -> None:
         f"{plan.target}, {plan.n_chips} chips, {plan.layout}, remat {plan.remat}, batch {plan.batch_size}: "
         f"{plan.n_params:,} parameters; {how}, {plan.compile_seconds:.0f} s; {CAVEAT}"
     )
+    if plan.assumes_vocabulary:
+        console.print(f"a vocabulary of {VOCABULARY:,} is assumed: --model.vocab-size sets another")
     verdict = "fits" if plan.fits else "DOES NOT FIT"
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in plan.memory_parts.items())
     console.print(

@@ -3,14 +3,17 @@
 Nothing here is measured. An instruction's three terms are the time of its matrix products, of the bytes that
 it moves from and to the main memory (HBM), and of its elementwise operations. From them follow two ends:
 
-- roofline: the largest term alone, as if the other two hid behind it; copies that run in the background are
-  free, but a step takes no less than all its bytes at the memory's peak;
+- roofline: the largest term alone, as if the other two hid behind it;
 - pessimistic: after the cycles that libtpu's compiler estimates for its own instructions. The memory reaches
   half its peak; products and elementwise operations add up; each register of a result takes at least 24
-  cycles, or 12 if there are products. Nothing runs in the background. Pallas kernels, which overlap their
-  terms themselves, take the largest.
+  cycles, or 12 if there are products. Pallas kernels, which overlap their terms themselves, take the
+  largest.
 
-A product in float32 at precision "highest" takes six passes in bfloat16, at "high" three.
+Copies that run in the background are free, but a step takes no less than all its bytes at the memory's peak,
+or at half of it.
+
+A product in float32 takes several passes: on TPUs six in bfloat16 at precision "highest", three at "high".
+The pessimistic end of other chips has the same form, but was not fitted to anything.
 """
 
 import re
@@ -67,10 +70,8 @@ SEVERAL = {
     **dict.fromkeys(("exponential", "log", "tanh", "logistic", "exponential-minus-one", "log-plus-one"), 8),
     **dict.fromkeys(("sine", "cosine", "power", "erf", "atan2"), 20),
 }
-PASSES = {"highest": 6, "high": 3}
-# Of libtpu 0.0.41's estimates for v5e: the part of the memory's peak that copies reach, and the cycles that
-# an instruction without products takes for each register of its result.
-REACHED, REGISTER_CYCLES, REGISTER = 0.5, 24, 8 * 128
+# Of libtpu 0.0.41's estimates for v5e: the part of the memory's peak that copies reach.
+REACHED, REGISTER = 0.5, 8 * 128
 KERNEL = "tpu_custom_call"
 
 
@@ -82,7 +83,7 @@ class Cost(NamedTuple):
       products: of matrix products.
       memory: of bytes from and to the main memory.
       vector: of elementwise operations.
-      registers: of its results, at `REGISTER_CYCLES` each.
+      registers: of its results, in registers of 8 x 128 elements.
       in_background: whether it runs while others do.
       is_kernel: whether it is a Pallas kernel, which overlaps its terms itself.
       name: of the instruction.
@@ -108,7 +109,7 @@ class Cost(NamedTuple):
     def pessimistic(self) -> float:
         """The time after libtpu's own estimates; see above."""
         if self.in_background:
-            return self.memory
+            return 0.0
         if self.is_kernel:
             return self.roofline
         registers = self.registers / 2 if self.products else self.registers
@@ -145,7 +146,7 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
         flops = vector = 0.0
         for inner in _parts(program, instruction):
             if inner.opcode in ("convolution", "dot"):
-                flops += _product_flops(inner, by_name)
+                flops += _product_flops(inner, by_name, chip.passes)
             else:
                 vector += _operations(inner, by_name)
         if instruction.opcode == "custom-call":
@@ -158,7 +159,7 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
                 rounds * flops / chip.flops,
                 rounds * _moved(program, instruction, by_name) / chip.memory_rate,
                 rounds * vector / chip.vector_rate,
-                rounds * _registers(instruction) * REGISTER_CYCLES / (chip.clock * chip.cores),
+                rounds * _registers(instruction) / chip.register_rate,
                 instruction.opcode.endswith("-start"),
                 instruction.opcode == "custom-call",
                 instruction.name,
@@ -180,8 +181,9 @@ def kernel_name(instruction: Instruction) -> str:
 
 
 def is_free_call(instruction: Instruction) -> bool:
-    """Whether it is a custom call that only tells XLA where arrays lie."""
-    return instruction.opcode == "custom-call" and f'"{KERNEL}"' not in instruction.attributes
+    """Whether it is a custom call that only tells XLA where arrays lie: not a kernel, nor a GPU's library."""
+    target = instruction.attribute("custom_call_target").strip('"')
+    return instruction.opcode == "custom-call" and target != KERNEL and not target.startswith("__")
 
 
 def _parts(program: Program, instruction: Instruction) -> Iterator[Instruction]:
@@ -194,7 +196,9 @@ def _parts(program: Program, instruction: Instruction) -> Iterator[Instruction]:
             yield from _parts(program, inner)
 
 
-def _product_flops(one: Instruction, by_name: Mapping[str, Instruction]) -> float:
+def _product_flops(
+    one: Instruction, by_name: Mapping[str, Instruction], passes: Mapping[str, float]
+) -> float:
     """FLOPs of a product, times its passes."""
     left, right = (by_name[name].results[0] for name in one.operands[:2])
     result = one.results[0]
@@ -205,9 +209,9 @@ def _product_flops(one: Instruction, by_name: Mapping[str, Instruction]) -> floa
         rows = result.size // max(columns, 1)
     else:
         rows, terms, columns = _convolution(one, left, right, result)
-    precision = one.attribute("operand_precision").split(",")[0]
-    passes = PASSES.get(precision, 1) if left.element == "f32" else 1
-    return 2.0 * rows * terms * columns * passes
+    precision = one.attribute("operand_precision").split(",")[0] or "default"
+    times = passes.get(precision, 1) if left.element == "f32" else 1
+    return 2.0 * rows * terms * columns * times
 
 
 def _sizes(array: Array, axes: str) -> list[int]:
@@ -250,6 +254,8 @@ def _operations(one: Instruction, by_name: Mapping[str, Instruction]) -> float:
         read = by_name.get(one.operands[0]) if one.operands else None
         return float(read.results[0].padded_size) if read and read.results else 0.0
     size = one.results[0].padded_size if one.results else 0
+    if one.opcode == "fft":
+        return 5.0 * size * log2(max(int(one.attribute("fft_length").split(",")[-1]), 2))
     if one.opcode == "sort":
         return size * log2(max(size, 2)) ** 2 / 2
     return float(size * SEVERAL.get(one.opcode, 1))

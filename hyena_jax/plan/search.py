@@ -22,13 +22,14 @@ def candidates(experiment: Experiment, target: Target, axes: Sequence[str]) -> I
     require(len(axes) > 0, "search", axes, f"some of {', '.join(AXES)}")
     for axis in axes:
         choose("search", axis, dict.fromkeys(AXES))
-    remats = [experiment.model.remat] if "remat" not in axes else list(REMATS)
+    model = experiment.model
+    require("remat" not in axes or hasattr(model, "remat"), "search", "remat", "of axes that the model has")
+    models = [model] if "remat" not in axes else [replace(model, remat=name) for name in REMATS]
     layouts = [experiment.parallel] if "layout" not in axes else list(_layouts(experiment, target))
     batch = experiment.data.batch_size
     batches = [batch] if "batch" not in axes else [round(batch * times) for times in BATCHES]
     for parallel in layouts:
-        for remat in remats:
-            model = replace(experiment.model, remat=remat)
+        for model in models:
             row_shards = target.n_chips // (parallel.sequence if parallel.strategy == "sharded" else 1)
             parts = row_shards * experiment.optimizer.accumulation_steps
             sizes = [size for size in batches if size >= parts and size % parts == 0]

@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,18 @@ import jax
 
 from hyena_jax import config, models, parallel
 from hyena_jax.benchmark.counts import count
+from hyena_jax.benchmark.memory import compiled_memory
 from hyena_jax.benchmark.model import subject_of
 from hyena_jax.config import Experiment, UserError
 from hyena_jax.layout import Layout
 from hyena_jax.parallel.mesh import FSDP, leaf_spec
-from hyena_jax.parallel.pmap import split_batch
 from hyena_jax.parallel.strategy import Strategy, check_batch
-from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, USER
+from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, MEMORY, PROGRAM, USER, VOCABULARY
 from hyena_jax.plan.kernels import Kernel, kernels
 from hyena_jax.plan.targets import compile_only_devices, parse_target
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.scores import loss_function
 from hyena_jax.training.step import init_params, init_state, make_train_step
-
-# The vocabulary of models that take theirs from text, which is not read: GPT-2's.
-VOCABULARY = 50257
 
 
 def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> tuple[jax.stages.Lowered, dict[str, Any]]:
@@ -54,12 +50,9 @@ def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> tuple[jax.st
     forward = _forward(experiment, shapes, batch)
     step = make_train_step(model, optimizer, experiment.seed, strategy.axis_name, parts, loss)
     try:
-        lowered = strategy.lower_train_step(step, state, batch)
+        traced, lowered = strategy.lower_train_step(step, state, batch)
     except ValueError as error:  # operators refuse what they cannot shard
         raise UserError(f"the step cannot be lowered for this layout: {error}") from error
-    if strategy.axis_name is not None:
-        batch = jax.eval_shape(partial(split_batch, n_devices=len(devices)), batch)
-    traced = jax.make_jaxpr(strategy.map_train_step(step, state))(state, batch)
     return lowered, {
         "unit": subject.unit,
         "units": batch["targets"].size,
@@ -90,7 +83,7 @@ def _bytes(tree: Any, strategy: Strategy, experiment: Experiment) -> dict[str, i
         size, is_sharded = leaf.size * leaf.dtype.itemsize, FSDP in leaf_spec(leaf.shape, n)
         here += size // n if is_sharded else size
         sharded += size if is_sharded else 0
-    return {"device": here, "sharded": sharded, "elements": sum(leaf.size for leaf in jax.tree.leaves(tree))}
+    return {"device": here, "sharded": sharded}
 
 
 def _forward(experiment: Experiment, shapes: Any, batch: Any) -> dict[str, float]:
@@ -121,7 +114,9 @@ def main(config_file: str, target: str, folder: str, *plugins: str) -> int:
     except UserError as error:
         return fail(USER, error)
     try:
-        lowered.compile()
+        compiled = lowered.compile()
+        (out / PROGRAM).write_text(compiled.as_text())
+        (out / MEMORY).write_text(str(compiled_memory(compiled).total))
     except Exception as error:  # XLA's own kinds: no memory, no sharding, a kernel that Mosaic refuses
         return fail(COMPILER, error)
     return 0

@@ -151,9 +151,17 @@ def test_equals_its_oracle_with_central_differences_in_float64(name):
 
 @pytest.mark.grid
 @over(EVERY)
-@pytest.mark.parametrize(("length", "is_thorough"), [(7, False), (OPTION_LENGTH, True)])
-def test_derivatives_in_both_modes(name, length, is_thorough):
-    """At the longer length also of many at once."""
+def test_derivatives_in_both_modes(name):
+    check_derivatives(name, 7, is_thorough=False)
+
+
+@pytest.mark.grid
+@over(CASES)
+def test_derivatives_in_both_modes_of_many_at_once(name):
+    check_derivatives(name, OPTION_LENGTH, is_thorough=True)
+
+
+def check_derivatives(name, length, is_thorough):
     module, args = build(EVERY[name]), (init(name), inputs(length))
     with jax.enable_x64(True):
         check_modes(lambda args: module.apply({"params": args[0]}, args[1]), args, is_thorough)

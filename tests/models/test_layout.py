@@ -40,7 +40,7 @@ def compiled_step(model_config, rows: int):
     state = jax.eval_shape(lambda params: init_state(params, optimizer), params)
     tokens = jax.ShapeDtypeStruct((rows, model_config.max_len), jnp.int32)
     step = make_train_step(model, optimizer, 0)
-    lowered = strategy.lower_train_step(step, state, {"inputs": tokens, "targets": tokens})
+    _, lowered = strategy.lower_train_step(step, state, {"inputs": tokens, "targets": tokens})
     text = lowered.compile().as_text()
     return text, sum(leaf.size * 4 for leaf in jax.tree.leaves(params))
 

@@ -47,8 +47,8 @@ def compiled(monkeypatch):
             "unit": "token",
             "units": 2**18,
             "n_params": 100 + 10 * n,
-            "parameters": {"device": 40 * n, "sharded": 640 * n, "elements": 160 * n},
-            "optimizer": {"device": 80 * n, "sharded": 1280 * n, "elements": 320 * n},
+            "parameters": {"device": 40 * n, "sharded": 640 * n},
+            "optimizer": {"device": 80 * n, "sharded": 1280 * n},
             "kernels": {},
             "forward": {"products": 1e15 * n, "transforms": 1e13 * n},
         }
@@ -141,6 +141,8 @@ REFUSED = {
     "too many axes": ("--target v5e:2x2x2", "--target must be v5e:AxB"),
     "odd numbers": ("--target v5p:3x2x1", "--target must be of even numbers"),
     "too many chips": ("--target v5e:64x64", "--target must be at most 1024 chips"),
+    "too many GPUs": ("--target h100:9", "--target must be at most 8 chips"),
+    "a torus of GPUs": ("--target h100:2x2", "--target must be h100, or h100:N with N from 1 to 8"),
     "no numbers": ("--target v5e", "such as v5e:4x4, got 'v5e'"),
     "an unknown axis": (
         "--target v5e:4x4 --search remt",
@@ -161,10 +163,14 @@ def test_bad_input_gets_one_line(case, capsys):
     assert "\n" not in said
 
 
-def test_a_missing_compiler_names_the_extra(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [("v5e:2x2", "pip install 'hyena_jax[tpu]'"), ("h100", "pip install --no-deps jax-cuda13-pjrt==")],
+)
+def test_a_missing_compiler_names_what_to_install(target, line, monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert main(["plan", "quickstart", "--target", "v5e:2x2"]) == 2
-    assert "pip install 'hyena_jax[tpu]'" in capsys.readouterr().err
+    assert main(["plan", "quickstart", "--target", target]) == 2
+    assert line in capsys.readouterr().err
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):
@@ -174,7 +180,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):
 
 
 def test_peaks_are_those_of_the_matrix_units():
-    """Each core has 4 of them, of 128 x 128, or 256 x 256 in v6e."""
-    for name, chip in targets.CHIPS.items():
-        tile = 256 if name == "v6e" else 128
-        assert chip.flops == pytest.approx(2 * 4 * chip.cores * tile**2 * chip.clock, rel=0.01), name
+    """A core has 4 of them, of 128 x 128 or 256 x 256, and 4 operations a cycle for each of 8 x 128 lanes."""
+    for name in ("v4", "v5e", "v5p", "v6e"):
+        chip, tile = targets.CHIPS[name], 256 if name == "v6e" else 128
+        assert chip.flops == pytest.approx(chip.vector_rate * 2 * tile**2 / 1024, rel=0.01), name
