@@ -1,10 +1,10 @@
 """The command line: reads the arguments, runs a command, and turns errors into exit codes.
 
-Exit codes: 0 done; 1 a benchmark found values that differ from their oracle, or a distillation no state size
-within its bound; 2 wrong input; 3 the machine failed (disk full, no permission, another process lost); 4 the
-run diverged; 75 a training was asked to stop (SIGINT, SIGTERM, SIGHUP) and saved, or had nothing to save at
-SIGTERM or SIGHUP: the same command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT
-with nothing to save.
+Exit codes: 0 done; 1 a benchmark found values that differ from their oracle, a distillation no state size
+within its bound, or a plan that its step does not compile or fit; 2 wrong input; 3 the machine failed (disk
+full, no permission, another process lost); 4 the run diverged; 75 a training was asked to stop (SIGINT,
+SIGTERM, SIGHUP) and saved, or had nothing to save at SIGTERM or SIGHUP: the same command continues, as
+EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT with nothing to save.
 """
 
 import io
@@ -15,7 +15,7 @@ from typing import Any
 
 from hyena_jax import config
 from hyena_jax.benchmark.settings import Decode, Model, Operators
-from hyena_jax.commands import bench, distill, eval, export, fail, generate, launch, note, train
+from hyena_jax.commands import bench, distill, eval, export, fail, generate, launch, note, plan, train
 from hyena_jax.config import UserError, choose, require
 from hyena_jax.config.choices import choice_flags, describe_choices
 from hyena_jax.config.flags import as_flag, flags_of, read
@@ -29,6 +29,7 @@ COMMANDS = {
     "generate": generate.Generate,
     "export": export.Export,
     "distill": distill.Distill,
+    "plan": plan.Plan,
     "bench": {"operators": Operators, "model": Model, "decode": Decode},
     "launch": launch.Launch,
 }
@@ -38,9 +39,12 @@ RUN = {
     generate.Generate: generate.run,
     export.Export: export.run,
     distill.Distill: distill.run,
+    plan.Plan: plan.run,
     **dict.fromkeys(COMMANDS["bench"].values(), bench.run),
     launch.Launch: launch.run,
 }
+# Commands whose first argument is a config, the defaults of their other flags.
+OF_A_CONFIG = (train.Train, plan.Plan)
 HELP = ("-h", "--help")
 ABOUT = "Train, evaluate and sample sequence models: Hyena, Hawk, attention and others."
 BENCH = "Measure time and memory: of mixers, of a config's model, or of decoding. Each is checked first."
@@ -100,7 +104,8 @@ def _split_launch(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _read(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The command that the arguments describe, and the names of its flags; None if it printed help.
 
-    For `train`, the defaults of the flags are the named config's, with the parts that the arguments choose.
+    For `train` and `plan`, the defaults of the flags are the named config's, with the parts that the
+    arguments choose.
     """
     kind, words, rest = COMMANDS, [], _load_plugins(train.expand_resume(list(arguments)))
     while isinstance(kind, dict):
@@ -114,11 +119,11 @@ def _read(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         words.append(rest.pop(0))
     called, defaults, others = " ".join(words), {}, []
     asks_for_help = any(argument in HELP for argument in rest)
-    if kind is train.Train and rest and not rest[0].startswith("-"):
+    if kind in OF_A_CONFIG and rest and not rest[0].startswith("-"):
         experiment, rest = config.choose_kinds(config.load(rest[0]), rest)
         defaults, others = {"experiment": experiment}, choice_flags(experiment)
-    elif kind is train.Train and rest and not asks_for_help:
-        raise UserError(f"CONFIG must come first after train, got {rest[0]!r}")
+    elif kind in OF_A_CONFIG and rest and not asks_for_help:
+        raise UserError(f"CONFIG must come first after {called}, got {rest[0]!r}")
     if asks_for_help:
         print(_describe(called, kind, defaults))
         return None, []
@@ -158,16 +163,16 @@ def _overview(words: Sequence[str], commands: dict[str, Any]) -> str:
 
 
 def _describe(called: str, kind: type, defaults: dict[str, Any]) -> str:
-    """The help of a command; `train` without a config shows only its own flags."""
+    """The help of a command; `train` and `plan` without a config show only their own flags."""
     from hyena_jax.config.flag_help import command_help
 
     flags, notes = flags_of(kind, defaults), []
-    if kind is train.Train and defaults:
+    if kind in OF_A_CONFIG and defaults:
         notes.append(describe_choices(defaults["experiment"]))
-    elif kind is train.Train:
+    elif kind in OF_A_CONFIG:
         flags = [flag for flag in flags if flag.path[0] != "experiment"]
         notes.append(f"Configs: {', '.join(config.config_files())}")
-        notes.append("`hyena-jax train CONFIG --help` describes the options of a config.")
+        notes.append(f"`hyena-jax {called} CONFIG --help` describes the options of a config.")
     return command_help(called, kind.__doc__, flags, notes)
 
 

@@ -85,7 +85,7 @@ def run(settings: Model, report: Report) -> None:
 
 
 def make_subject(settings: Model) -> Subject:
-    """The model of the settings' config, with random text or images; other data is read.
+    """The model of the settings' config; see `subject_of`.
 
     Raises:
       UserError: if the config is unknown or does not fit the settings, or its data cannot be read.
@@ -97,9 +97,23 @@ def make_subject(settings: Model) -> Subject:
     experiment = replace(experiment, data=data)
     n_devices = len(local_devices(experiment.parallel.devices))
     check_batch(data.batch_size, n_devices, experiment.optimizer.accumulation_steps)
+    return subject_of(experiment, settings.seq_len, settings.vocab_size)
+
+
+def subject_of(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: int) -> Subject:
+    """The model of an experiment, with random text or images; other data is read.
+
+    Args:
+      seq_len: lengths of text; empty: the experiment's.
+      vocab_size: of a model that takes its vocabulary from its text.
+
+    Raises:
+      UserError: if a length is not possible, or the data cannot be read.
+    """
+    data = experiment.data
     match data:
         case TextConfig():
-            return _text(experiment, settings)
+            return _text(experiment, seq_len, vocab_size)
         case ImagesConfig():
             without = f"absent with {data.inputs}"
             image_size, channels, n_classes = IMAGES[data.name]
@@ -121,24 +135,24 @@ def make_subject(settings: Model) -> Subject:
             shape = batch["inputs"].shape
             length = getattr(experiment.model, "max_len", shape[1] if len(shape) > 1 else 1)
             found = Subject(experiment, dataset.unit, {length: lambda: batch})
-    require(not settings.seq_len, "seq_len", settings.seq_len, without)
+    require(not seq_len, "seq_len", seq_len, without)
     return found
 
 
-def _text(experiment: Experiment, settings: Model) -> Subject:
-    """Random tokens; a model that takes its vocabulary from its text gets the settings' vocab_size."""
+def _text(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: int) -> Subject:
+    """Random tokens; a model that takes its vocabulary from its text gets `vocab_size`."""
     model, batch_size = experiment.model, experiment.data.batch_size
     if getattr(model, "vocab_size", 0) is None:
-        model = replace(model, vocab_size=settings.vocab_size)
+        model = replace(model, vocab_size=vocab_size)
     longest = model.input_row()[0][0]
-    for length in settings.seq_len:
+    for length in seq_len:
         require(length <= longest, "seq_len", length, f"at most model.max_len={longest}")
 
     def batch(length: int) -> Batch:
         tokens = verify.example_inputs(model, batch_size, length)
         return {"inputs": tokens, "targets": tokens}
 
-    lengths = tuple(sorted(settings.seq_len)) or (experiment.data.seq_len,)
+    lengths = tuple(sorted(seq_len)) or (experiment.data.seq_len,)
     batches = {length: partial(batch, length) for length in lengths}
     return Subject(replace(experiment, model=model), "token", batches)
 

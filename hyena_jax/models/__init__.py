@@ -29,7 +29,6 @@ from hyena_jax.layout import Layout
 from hyena_jax.models.blocks import sequence_layout
 from hyena_jax.models.image_classifier import ImageClassifier
 from hyena_jax.models.language_model import LanguageModel
-from hyena_jax.ops.sequence_shards import axis_size
 
 __all__ = [
     "ImageClassifier",
@@ -40,8 +39,8 @@ __all__ = [
     "has_hidden",
     "is_unbounded",
     "lacks",
-    "n_length_shards",
     "with_whole_ends",
+    "without_blocks",
     "without_state",
 ]
 
@@ -104,10 +103,9 @@ def with_whole_ends(model: nn.Module, params: Any) -> Any:
     }
 
 
-def n_length_shards(model: nn.Module) -> int:
-    """Devices of the ambient mesh that the length of a model's sequences is sharded over."""
-    axis = getattr(model, "sequence_axis", None)
-    return 1 if axis is None else axis_size(axis)
+def without_blocks(params: Any) -> Any:
+    """The parameters outside of blocks."""
+    return {name: value for name, value in params.items() if not name.startswith(BLOCKS)}
 
 
 def without_state(model: nn.Module) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ Discrete weighted transforms and large-integer arithmetic).
 
 from collections.abc import Callable
 from functools import partial
-from math import isqrt, prod
+from math import isqrt, prod, sqrt
 from typing import NamedTuple
 
 import jax
@@ -27,8 +27,9 @@ from hyena_jax.ops.derivatives import own_derivative
 
 Convolution = Callable[[jax.Array, jax.Array], jax.Array]
 
-# The longest L for which a TPU takes one product with a matrix [L, L]: one tile of its matrix unit.
-TOEPLITZ_LEN = 128
+# The longest L for which a TPU takes one product with a matrix [L, L]: one tile of its matrix unit. And the
+# longest for which it takes one kernel, whose FFT over rows is unrolled: the program grows with L.
+TOEPLITZ_LEN, FUSED_LEN = 128, 8192
 
 
 def long_conv(
@@ -40,7 +41,8 @@ def long_conv(
       u: input [..., L].
       h: filter [..., L], broadcast against u before the last axis.
       skip: weight of the input itself [...]; added to h_0, which is equivalent and free.
-      method: `fft_conv`, `matmul_fft_conv`, `toeplitz_conv` or `direct_conv`; None is `default_method()`.
+      method: `fft_conv`, `matmul_fft_conv`, `toeplitz_conv`, `direct_conv` or `tpu_conv`; None is
+        `default_method()`.
 
     Returns:
       y, with the broadcast shape of u and h and the dtype of u.
@@ -55,7 +57,10 @@ def long_conv(
         h = jnp.asarray(h)
         h = h.at[..., 0].add(jnp.asarray(skip, h.dtype))
     dtype = jnp.float64 if jnp.float64 in (u.dtype, h.dtype) else jnp.float32
-    return (method or default_method())(u.astype(dtype), h.astype(dtype)).astype(u.dtype)
+    convolve = method or default_method()
+    if convolve is tpu_conv and u.dtype == jnp.bfloat16:  # more than its 8 bits of precision would be lost
+        convolve = partial(tpu_conv, precision="high")
+    return convolve(u.astype(dtype), h.astype(dtype)).astype(u.dtype)
 
 
 def blockwise_conv(
@@ -100,9 +105,21 @@ def default_method(platform: str | None = None) -> Convolution:
     return tpu_conv if (platform or jax.default_backend()) == "tpu" else fft_conv
 
 
-def tpu_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """y = h * u by products of matrices: `toeplitz_conv` for short sequences, `matmul_fft_conv` beyond."""
-    return (toeplitz_conv if u.shape[-1] <= TOEPLITZ_LEN else matmul_fft_conv)(u, h)
+def tpu_conv(u: jax.Array, h: jax.Array, precision: str = "highest") -> jax.Array:
+    """y = h * u by products of matrices: `toeplitz_conv`, then `fused_conv`, and `matmul_fft_conv` beyond.
+
+    `fused_conv` takes u [..., C, B, L] with h [C, 1, L] in float32; other shapes go to `matmul_fft_conv`.
+
+    Args:
+      precision: of `fused_conv`; "high" has relative errors of about 1e-5, and half the products.
+    """
+    if u.shape[-1] <= TOEPLITZ_LEN:
+        return toeplitz_conv(u, h)
+    if u.shape[-1] > FUSED_LEN:
+        return matmul_fft_conv(u, h)
+    from hyena_jax.ops.long_conv_kernel import fused_conv  # Pallas takes long to import
+
+    return fused_conv(u, h, precision)
 
 
 def direct_conv(u: jax.Array, h: jax.Array) -> jax.Array:
@@ -269,9 +286,15 @@ def _fourier_matrices(shape: tuple[int, int], dtype: jnp.dtype) -> tuple[np.ndar
 
 
 def factors(length: int) -> tuple[int, int]:
-    """R <= C with R C >= length, both near sqrt(length), and as few points as that allows."""
-    columns = isqrt(length - 1) + 1
-    return -(-length // columns), columns
+    """R and C with R C >= length, both near sqrt(length), and as few points as that allows.
+
+    From 1,024 on in whole tiles of a TPU: C is a multiple of 128 and R of 8.
+    """
+    if length < 1024:
+        columns = isqrt(length - 1) + 1
+        return -(-length // columns), columns
+    columns = 128 * max(1, round(sqrt(length) / 128))
+    return 8 * -(-length // (8 * columns)), columns
 
 
 def fft_len(least: int) -> int:

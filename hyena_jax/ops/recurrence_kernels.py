@@ -25,8 +25,8 @@ from jax.experimental.pallas import triton as plgpu
 # that the reads overlap.
 GPU_CHANNELS, GPU_STEPS = 32, 16
 # The block that a program on a TPU holds in VMEM: time in whole tiles of 16 rows (a bfloat16 tile; float32
-# tiles have 8), channels in lanes of 128.
-TPU_TILE, TPU_STEPS, TPU_CHANNELS = 16, 256, 512
+# tiles have 8), channels in lanes of 128. A step computes on a whole register, 8 groups of 128 channels.
+TPU_TILE, TPU_STEPS, TPU_LANES, TPU_CHANNELS = 16, 256, 128, 1024
 
 
 def gpu_recurrence(
@@ -39,7 +39,7 @@ def gpu_recurrence(
 def tpu_recurrence(
     a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool = False, interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Mosaic kernel: one program for each sequence, 512 channels and 256 steps; h stays in VMEM."""
+    """Mosaic kernel: one program for each sequence, 1,024 channels and 256 steps; h stays in VMEM."""
     return _recurrence(a, x, h0, reverse, _tpu_call, interpret)
 
 
@@ -100,6 +100,16 @@ def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=varies)
 
 
+def _cost(arrays: tuple[jax.Array, ...], states: tuple[jax.Array, ...], n_outputs: int) -> pl.CostEstimate:
+    """An addition and a product for each entry of h, and in the backward pass another product."""
+    sequences = [*arrays, *states[:1], *arrays[:1] * n_outputs]
+    return pl.CostEstimate(
+        flops=(1 + n_outputs) * arrays[0].size,
+        bytes_accessed=sum(x.size * x.dtype.itemsize for x in sequences),
+        transcendentals=0,
+    )
+
+
 def _gpu_call(
     step: Step,
     arrays: tuple[jax.Array, ...],
@@ -115,6 +125,7 @@ def _gpu_call(
         out_shape=([_like(arrays[0])] * n_outputs, _like(carry)),
         grid=(batch, pl.cdiv(channels, GPU_CHANNELS)),
         compiler_params=plgpu.CompilerParams(num_warps=1),
+        cost_estimate=_cost(arrays, states, n_outputs),
         interpret=interpret,
         name="linear_recurrence",
     )(arrays, states, carry)
@@ -168,7 +179,7 @@ def _tpu_call(
 ) -> tuple[list[jax.Array], jax.Array]:
     batch, length, channels = arrays[0].shape
     n_tiles = pl.cdiv(length, TPU_TILE)
-    steps, width = min(TPU_STEPS, n_tiles * TPU_TILE), min(TPU_CHANNELS, channels)
+    steps, width = min(TPU_STEPS, n_tiles * TPU_TILE), min(TPU_CHANNELS, _round_up(channels))
     n_blocks = pl.cdiv(length, steps)
 
     def at(i: jax.Array) -> jax.Array:
@@ -181,21 +192,33 @@ def _tpu_call(
 
     sequence = pl.BlockSpec((None, steps, width), lambda b, d, i: (b, at(i), d))
     neighbour = pl.BlockSpec((None, TPU_TILE, width), lambda b, d, i: (b, beside(i), d))
-    state = pl.BlockSpec((None, 1, width), lambda b, d, i: (b, 0, d))
+    state = pl.BlockSpec((None, width // TPU_LANES, TPU_LANES), lambda b, d, i: (b, d, 0))
+    cost, carry = _cost(arrays, states, n_outputs), _grouped(carry)
     if states:
         h, edge = states
-        states = (h, h, edge[:, None])
+        states = (h, h, _grouped(edge))
     outputs, last = pl.pallas_call(
         partial(_tpu_kernel, step, reverse, length, n_blocks),
-        out_shape=([_like(arrays[0])] * n_outputs, _like(carry[:, None])),
+        out_shape=([_like(arrays[0])] * n_outputs, _like(carry)),
         grid=(batch, pl.cdiv(channels, width), n_blocks),
         in_specs=((sequence,) * len(arrays), (sequence, neighbour, state)[: len(states)], state),
         out_specs=([sequence] * n_outputs, state),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        cost_estimate=cost,
         interpret=interpret,
         name="linear_recurrence",
-    )(arrays, states, carry[:, None])
-    return outputs, last[:, 0]
+    )(arrays, states, carry)
+    return outputs, last.reshape(batch, -1)[:, :channels]
+
+
+def _round_up(channels: int) -> int:
+    return pl.cdiv(channels, TPU_LANES) * TPU_LANES
+
+
+def _grouped(x: jax.Array) -> jax.Array:
+    """x [..., D] as groups of 128 channels [..., D/128, 128], filled up with zeros."""
+    missing = _round_up(x.shape[-1]) - x.shape[-1]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]).reshape(*x.shape[:-1], -1, TPU_LANES)
 
 
 def _tpu_kernel(
@@ -222,10 +245,11 @@ def _tpu_kernel(
         values = [ref[rows, :].astype(jnp.float32) for ref in inputs]
         if states:
             values.append(_tpu_before(*states[:2], i, reverse))
+        values = [_grouped(v) for v in values]
         written = [[None] * TPU_TILE for _ in outputs]
         for j in reversed(range(TPU_TILE)) if reverse else range(TPU_TILE):
             t = start + i * TPU_TILE + j
-            row = [v[j : j + 1] for v in values]
+            row = [v[j] for v in values]
             if states:
                 row[-1] = jnp.where(t == (0 if reverse else length - 1), states[2][...], row[-1])
             following, *results = step(carry, *row)
@@ -233,7 +257,7 @@ def _tpu_kernel(
             for column, result in zip(written, results, strict=True):
                 column[j] = result
         for ref, column in zip(outputs, written, strict=True):
-            ref[rows, :] = jnp.concatenate(column).astype(ref.dtype)
+            ref[rows, :] = jnp.stack(column).reshape(TPU_TILE, -1).astype(ref.dtype)
         return carry
 
     last_ref[...] = jax.lax.fori_loop(0, n_tiles, tile, last_ref[...])

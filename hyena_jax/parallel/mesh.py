@@ -13,12 +13,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hyena_jax.config import ParallelConfig, UserError, require
 from hyena_jax.layout import Layout
 from hyena_jax.ops.derivatives import own_derivative
-from hyena_jax.parallel.strategy import RowShard, Strategy, all_devices
+from hyena_jax.parallel.strategy import RowShard, Strategy, n_processes
 
 DATA, FSDP, SEQUENCE = AXES = ("data", "fsdp", "sequence")
 # Leaves with fewer elements are not sharded: that would save nothing and cost a message to gather each.
@@ -41,28 +42,27 @@ def batch_spec(n_dims: int) -> PartitionSpec:
     return PartitionSpec((DATA, FSDP), *[SEQUENCE][: n_dims - 1])
 
 
-def make_mesh(config: ParallelConfig) -> Mesh:
-    """The mesh of `config` over all devices: a process's devices are neighbours, sequence is innermost.
+def make_mesh(config: ParallelConfig, devices: Sequence[jax.Device]) -> Mesh:
+    """The mesh of `config` over `devices`: a process's devices are neighbours, sequence is innermost.
 
     Raises:
       UserError: if its size is not the number of devices, or a process's devices are not whole rows of it.
     """
-    devices = all_devices(config.devices)
     inner = config.fsdp * config.sequence
     data = config.data or max(1, len(devices) // inner)
     sizes = f"parallel.data x fsdp x sequence = {data} x {config.fsdp} x {config.sequence}"
     if data * inner != len(devices):
         raise UserError(f"{sizes} must be the {len(devices)} devices")
-    local = len(devices) // jax.process_count()
+    local = len(devices) // n_processes(devices)
     whole = local % config.sequence == 0 or config.sequence % local == 0
     must = f"a divisor or a multiple of the {local} devices of a process"
     require(whole, "parallel.sequence", config.sequence, must)
     return Mesh(np.array(devices).reshape(data, config.fsdp, config.sequence), AXES)
 
 
-def mesh_strategy(config: ParallelConfig) -> Strategy:
-    """The strategy of this module over the devices of `config`; UserError if they do not fit the mesh."""
-    mesh = make_mesh(config)
+def mesh_strategy(config: ParallelConfig, devices: Sequence[jax.Device]) -> Strategy:
+    """The strategy of this module over `devices`; UserError if they do not fit the mesh of `config`."""
+    mesh = make_mesh(config, devices)
     row_shard = _row_shard(mesh)
     return Strategy(
         devices=tuple(mesh.devices.flat),
@@ -76,6 +76,7 @@ def mesh_strategy(config: ParallelConfig) -> Strategy:
         place=lambda tree: jax.tree.map(_place_leaf, tree, _shardings(mesh, tree)),
         place_batch=partial(_place_batch, mesh, row_shard),
         map_train_step=partial(_map_train_step, mesh),
+        lower_train_step=partial(_lower_train_step, mesh),
         map_eval_step=partial(_map_eval_step, mesh),
         host_copy=partial(_host_copy, mesh),
         to_global=lambda tree: tree,
@@ -120,7 +121,7 @@ def _gather(fsdp: int, params: Tree) -> Tree:
 
 def _row_shard(mesh: Mesh) -> RowShard:
     """This process's rows; processes whose devices shard the length of the same rows read the same rows."""
-    local = mesh.devices.size // jax.process_count()
+    local = mesh.devices.size // n_processes(mesh.devices.flat)
     first = jax.process_index() * local // mesh.shape[SEQUENCE]
     per_process = max(1, local // mesh.shape[SEQUENCE])
     return RowShard(first // per_process, mesh.shape[DATA] * mesh.shape[FSDP] // per_process)
@@ -173,8 +174,25 @@ def _place_batch(mesh: Mesh, row_shard: RowShard, batch: Tree) -> Tree:
 
 
 def _map_train_step(mesh: Mesh, train_step: Callable, shapes: Tree) -> Callable:
+    return _within(mesh, _jit_train_step(mesh, train_step, shapes))
+
+
+def _jit_train_step(mesh: Mesh, train_step: Callable, shapes: Tree) -> Callable:
     shardings = (_shardings(mesh, shapes), NamedSharding(mesh, PartitionSpec()))
-    return _within(mesh, jax.jit(train_step, donate_argnums=0, out_shardings=shardings))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=shardings)
+
+
+def _lower_train_step(
+    mesh: Mesh, train_step: Callable, state: Tree, batch: Tree
+) -> tuple[ClosedJaxpr, jax.stages.Lowered]:
+    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, batch_spec(leaf.ndim))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    with jax.set_mesh(mesh):
+        step = _jit_train_step(mesh, train_step, state)
+        traced = step.trace(_restore_target(mesh, state), jax.tree.map(placed, batch))
+        return traced.jaxpr, traced.lower()
 
 
 def _map_eval_step(mesh: Mesh, eval_step: Callable) -> Callable:

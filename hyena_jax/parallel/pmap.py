@@ -12,20 +12,19 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hyena_jax.config import ParallelConfig
 from hyena_jax.layout import Layout
-from hyena_jax.parallel.strategy import RowShard, Strategy, all_devices
+from hyena_jax.parallel.strategy import RowShard, Strategy, n_processes
 
 AXIS = "data"
 
 Tree = Any
 
 
-def pmap_strategy(config: ParallelConfig) -> Strategy:
-    """The strategy of this module over the devices of `config`; UserError if there are too few."""
-    devices = all_devices(config.devices)
+def pmap_strategy(devices: tuple[jax.Device, ...]) -> Strategy:
+    """The strategy of this module over `devices`."""
     ours = [device for device in devices if device.process_index == jax.process_index()]
     everywhere, here = _replicated(devices), _replicated(ours)
     return Strategy(
@@ -34,12 +33,13 @@ def pmap_strategy(config: ParallelConfig) -> Strategy:
         sequence_axis=None,
         layout=Layout(devices[0].platform),
         row_shards=len(devices),
-        row_shard=RowShard(jax.process_index(), jax.process_count()),
+        row_shard=RowShard(jax.process_index(), n_processes(devices)),
         check=lambda eval_step, shapes, batch: None,
         make_state=lambda make: replicate(make(), ours),
         place=partial(replicate, devices=ours),
         place_batch=partial(split_batch, n_devices=len(ours)),
         map_train_step=lambda step, shapes: map_train_step(step, devices),
+        lower_train_step=partial(_lower_train_step, devices),
         map_eval_step=partial(map_eval_step, devices=devices),
         host_copy=host_copy,
         to_global=partial(_relabel, sharding=everywhere),
@@ -61,6 +61,14 @@ def map_train_step(train_step: Callable, devices: Sequence[jax.Device]) -> Calla
     return jax.pmap(
         train_step, axis_name=AXIS, in_axes=(None, 0), out_axes=None, devices=devices, donate_argnums=0
     )
+
+
+def _lower_train_step(
+    devices: Sequence[jax.Device], train_step: Callable, state: Tree, batch: Tree
+) -> tuple[ClosedJaxpr, jax.stages.Lowered]:
+    split = jax.eval_shape(partial(split_batch, n_devices=len(devices)), batch)
+    mapped = map_train_step(train_step, devices)
+    return jax.make_jaxpr(mapped)(state, split), mapped.lower(state, split)
 
 
 def map_eval_step(eval_step: Callable, devices: Sequence[jax.Device]) -> Callable:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from hyena_jax.config import UserError, require
 from hyena_jax.layout import Layout
@@ -53,6 +54,9 @@ class Strategy(NamedTuple):
     """Places this process's rows of a batch."""
     map_train_step: Callable[[Callable, Tree], Callable]
     """(`train_step`, shapes of the state) -> `step(placed state, placed batch)`, which donates the state."""
+    lower_train_step: Callable[[Callable, Tree, Tree], tuple[ClosedJaxpr, jax.stages.Lowered]]
+    """(`train_step`, shapes of the state, shapes of a global batch): the mapped step, traced, and ready to be
+    compiled. The devices may be described only, not present."""
     map_eval_step: Callable[[Callable], Callable]
     """`eval_step` -> `step(placed parameters, placed batch)`; every process gets the sums of all rows."""
     host_copy: Callable[[Tree], Tree]
@@ -65,23 +69,33 @@ class Strategy(NamedTuple):
     """Shapes of a placed tree -> the same shapes with the shardings of `to_global`."""
 
 
-def all_devices(count: int | None) -> tuple[jax.Device, ...]:
+def all_devices(count: int | None, devices: Sequence[jax.Device] | None = None) -> tuple[jax.Device, ...]:
     """The first `count` devices of each process, or all; process after process.
+
+    Args:
+      devices: those to choose from; None: all that JAX has.
 
     Raises:
       UserError: if a process has fewer.
     """
-    n_local = len(jax.local_devices())
-    require(
-        count is None or count <= n_local, "parallel.devices", count, f"at most {n_local} on this machine"
+    among = jax.devices() if devices is None else devices
+    n_local = min(Counter(device.process_index for device in among).values())
+    at_most = (
+        f"at most {n_local} on this machine" if devices is None else f"at most {n_local}, those of a host"
     )
-    ordered = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    require(count is None or count <= n_local, "parallel.devices", count, at_most)
+    ordered = sorted(among, key=lambda device: (device.process_index, device.id))
     chosen, taken = [], Counter()
     for device in ordered:
         if count is None or taken[device.process_index] < count:
             chosen.append(device)
             taken[device.process_index] += 1
     return tuple(chosen)
+
+
+def n_processes(devices: Sequence[jax.Device]) -> int:
+    """Number of processes that have some of the devices."""
+    return len({device.process_index for device in devices})
 
 
 def local_devices(count: int | None) -> list[jax.Device]:

@@ -1,6 +1,6 @@
 """The loss, computed in chunks of the length if all logits together would take too much memory.
 
-Axes: B batch, L length, V classes (tokens of a vocabulary, or labels), n devices that shard L.
+Axes: B batch, L length, V classes (tokens of a vocabulary, or labels).
 """
 
 from collections.abc import Callable
@@ -12,13 +12,17 @@ import jax.numpy as jnp
 import optax
 
 from hyena_jax.layout import Layout
-from hyena_jax.models import has_hidden, n_length_shards, with_whole_ends
+from hyena_jax.models import has_hidden, with_whole_ends, without_blocks
+from hyena_jax.ops.sequence_shards import axis_size, sharded
 
 Tree = TypeVar("Tree")
 
 # With more logits [B, L, V] than this on one device, the loss is computed in chunks, unless the model's
 # config decides.
 MOST_LOGITS = 2**26
+# Tokens of all rows on a device that a chunk has at least: each chunk reads and writes the gradient of the
+# whole head, [D, V], which with fewer tokens takes longer than their products.
+LEAST_TOKENS = 1024
 
 
 def scored(
@@ -37,17 +41,28 @@ def scored(
         recomputed in the backward pass: see `LanguageModelConfig.loss_chunk`.
     """
     # Gathered once, not in every chunk.
-    variables, inputs, targets = {"params": with_whole_ends(model, params)}, batch["inputs"], batch["targets"]
+    params = with_whole_ends(model, params)
+    variables, inputs, targets = {"params": params}, batch["inputs"], batch["targets"]
     n_tokens = chunk_tokens(model, targets.shape)
     if n_tokens is None:
         return score(model.apply(variables, inputs, None, deterministic, rngs=rngs), targets)
     hidden = model.apply(variables, inputs, None, deterministic, rngs=rngs, method="hidden")
+    leaves, structure = jax.tree.flatten(without_blocks(params))
 
-    def of_chunk(chunk: tuple[jax.Array, jax.Array]) -> Tree:
-        x, targets = chunk
-        return score(model.apply(variables, x, method="logits"), targets)
+    def of_shard(x: jax.Array, targets: jax.Array, *leaves: jax.Array, axis_name: str | None) -> Tree:
+        variables = {"params": jax.tree.unflatten(structure, leaves)}
 
-    return _over_chunks(jax.checkpoint(of_chunk), (hidden, targets), n_tokens, n_length_shards(model))
+        def of_chunk(chunk: tuple[jax.Array, jax.Array]) -> Tree:
+            x, targets = chunk
+            return score(model.apply(variables, x, method="logits"), targets)
+
+        n_parts = 1 if axis_name is None else axis_size(axis_name)
+        return _over_chunks(jax.checkpoint(of_chunk), (x, targets), max(n_tokens // n_parts, 1))
+
+    # Each device adds up its own chunks' gradients of the head, which are exchanged once, not in every chunk.
+    axes = ("BLd", "BL", *("w" * leaf.ndim for leaf in leaves))
+    of_all = sharded(of_shard, getattr(model, "sequence_axis", None), axes, "BL")
+    return of_all(hidden, targets, *leaves)
 
 
 def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:
@@ -61,33 +76,25 @@ def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:
         return None
     batch, length = shape
     rows = -(-batch // getattr(model, "layout", Layout()).row_shards)  # on one device
-    chunk = getattr(model.config, "loss_chunk", None) or max(MOST_LOGITS // (rows * vocab_size), 1)
+    most = max(MOST_LOGITS // (rows * vocab_size), LEAST_TOKENS // rows, 1)
+    chunk = getattr(model.config, "loss_chunk", None) or most
     return chunk if chunk < length else None
 
 
 def _over_chunks(
-    f: Callable[[tuple[jax.Array, ...]], Tree],
-    arrays: tuple[jax.Array, ...],
-    n_tokens: int,
-    n_devices: int,
+    f: Callable[[tuple[jax.Array, ...]], Tree], arrays: tuple[jax.Array, ...], n_tokens: int
 ) -> Tree:
-    """f of arrays [B, L, ...], in chunks [B, n, c, ...] one after the other; each result is [B, L].
-
-    A chunk holds c <= n_tokens / n tokens of each device's shard of the length: all devices take part.
-    """
+    """f of arrays [B, L, ...], in chunks [B, c, ...] with c <= n_tokens one by one; results are [B, L]."""
     batch, length = arrays[0].shape[:2]
-    part = length // n_devices
-    n_chunks = -(-part // max(n_tokens // n_devices, 1))
-    size = -(-part // n_chunks)
+    n_chunks = -(-length // n_tokens)
+    size = -(-length // n_chunks)
 
     def cut(x: jax.Array) -> jax.Array:
-        x = x.reshape(batch, n_devices, part, *x.shape[2:])
-        x = jnp.pad(x, [(0, 0), (0, 0), (0, n_chunks * size - part)] + [(0, 0)] * (x.ndim - 3))
-        return jnp.moveaxis(x.reshape(batch, n_devices, n_chunks, size, *x.shape[3:]), 2, 0)
+        x = jnp.pad(x, [(0, 0), (0, n_chunks * size - length)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(batch, n_chunks, size, *x.shape[2:]), 1, 0)
 
     def join(y: jax.Array) -> jax.Array:
-        y = jnp.moveaxis(y, 0, 2).reshape(batch, n_devices, n_chunks * size)
-        return y[:, :, :part].reshape(batch, length)
+        return jnp.moveaxis(y, 0, 1).reshape(batch, n_chunks * size)[:, :length]
 
     return jax.tree.map(join, jax.lax.map(f, tuple(map(cut, arrays))))
 
@@ -101,7 +108,22 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     if logits.ndim == targets.ndim + 2:
         labels = jnp.broadcast_to(targets[:, None], logits.shape[:2])
         return cross_entropy(logits, labels).mean(axis=1)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return jax.nn.logsumexp(logits, axis=-1) - _at(logits, targets)
+
+
+def _at(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """logits [..., V] at the targets [...].
+
+    On a TPU by a mask: the gradient of a gather is a scatter, for which XLA flattens all logits and back.
+    """
+
+    def gathered(logits: jax.Array, targets: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+
+    def masked(logits: jax.Array, targets: jax.Array) -> jax.Array:
+        return jnp.where(jnp.arange(logits.shape[-1]) == targets[..., None], logits, 0).sum(-1)
+
+    return jax.lax.platform_dependent(logits, targets, tpu=masked, default=gathered)
 
 
 def answers(logits: jax.Array, n_dims: int) -> jax.Array:

@@ -7,10 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from hyena_jax import models, parallel
-from hyena_jax.benchmark.collectives import bytes_by_kind, collectives
 from hyena_jax.config import (
     MIXER_CONFIGS,
     AttentionConfig,
@@ -20,7 +18,8 @@ from hyena_jax.config import (
     ParallelConfig,
 )
 from hyena_jax.layout import Layout
-from hyena_jax.parallel import mesh
+from hyena_jax.plan.collectives import bytes_by_kind, collectives
+from hyena_jax.plan.hlo import Program
 from hyena_jax.training.loss import MOST_LOGITS, chunk_tokens
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
@@ -34,25 +33,15 @@ def config(mixer, **options) -> LanguageModelConfig:
 
 def compiled_step(model_config, rows: int):
     """The training step over fsdp = 4, as text, and the bytes of all parameters."""
-    parallel_config = ParallelConfig(strategy="sharded", fsdp=FSDP)
-    strategy, devices = parallel.make_strategy(parallel_config), mesh.make_mesh(parallel_config)
+    strategy = parallel.make_strategy(ParallelConfig(strategy="sharded", fsdp=FSDP))
     model = models.build(model_config, strategy.sequence_axis, strategy.layout)
     params = jax.eval_shape(lambda: init_params(model, 0))
     optimizer = optax.adamw(1e-3)
-    shapes = jax.eval_shape(lambda params: init_state(params, optimizer), params)
-    tokens = jax.ShapeDtypeStruct(
-        (rows, model_config.max_len), jnp.int32, sharding=NamedSharding(devices, mesh.batch_spec(2))
-    )
-    state = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=NamedSharding(devices, mesh.leaf_spec(leaf.shape, FSDP))
-        ),
-        shapes,
-    )
-    out = (jax.tree.map(lambda leaf: leaf.sharding, state), NamedSharding(devices, PartitionSpec()))
-    with jax.set_mesh(devices):
-        step = jax.jit(make_train_step(model, optimizer, 0), donate_argnums=0, out_shardings=out)
-        text = step.lower(state, {"inputs": tokens, "targets": tokens}).compile().as_text()
+    state = jax.eval_shape(lambda params: init_state(params, optimizer), params)
+    tokens = jax.ShapeDtypeStruct((rows, model_config.max_len), jnp.int32)
+    step = make_train_step(model, optimizer, 0)
+    _, lowered = strategy.lower_train_step(step, state, {"inputs": tokens, "targets": tokens})
+    text = lowered.compile().as_text()
     return text, sum(leaf.size * 4 for leaf in jax.tree.leaves(params))
 
 
@@ -73,7 +62,7 @@ def test_weights_are_gathered_and_activations_stay(mixer, remat):
     """At most 1.5 times what sharded parameters have to move: twice the weights, once the gradients."""
     rows = 64  # activations are larger than any weight
     text, size = compiled_step(config(mixer, remat=remat), rows)
-    found = collectives(text)
+    found = collectives(Program(text))
     assert 0 < sum(bytes_by_kind(found).values()) <= 1.5 * 3 * size
     for one in found:
         for shape in one.shapes:  # [B, L, D], or [B / 4, L, D]

@@ -11,6 +11,7 @@ from tolerances import assert_close
 
 from hyena_jax.ops.long_conv import (
     blockwise_conv,
+    default_method,
     direct_conv,
     factors,
     fft_conv,
@@ -214,12 +215,31 @@ def test_fft_len(least, size):
     assert fft_len(least) == size
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 64, 97, 1000, 4096])
+@pytest.mark.parametrize("length", [1, 2, 7, 64, 97, 1000, 1023])
 def test_factors_are_near_the_root_and_enough(length):
     rows, columns = factors(length)
     assert rows <= columns
     assert rows * columns >= length > (rows - 1) * columns
     assert (columns - 1) ** 2 < length
+
+
+@pytest.mark.parametrize("length", [1024, 1025, 4096, 10007, 32768, 65536, 100003])
+def test_factors_of_a_long_sequence_are_whole_tiles_near_the_root_and_enough(length):
+    rows, columns = factors(length)
+    assert rows % 8 == 0
+    assert columns % 128 == 0
+    assert rows * columns >= length > (rows - 8) * columns
+    assert columns == 128 or abs(columns - length**0.5) <= 64
+
+
+@pytest.mark.parametrize(
+    ("length", "is_fused"), [(128, False), (129, True), (8192, True), (8193, False), (65536, False)]
+)
+def test_a_tpu_takes_one_kernel_for_lengths_between(length, is_fused):
+    u, h = (jax.ShapeDtypeStruct((3, rows, length), jnp.float32) for rows in (2, 1))
+    program = str(jax.make_jaxpr(default_method("tpu"))(u, h))
+    assert ("pallas_call" in program) == is_fused
+    assert "fft[" not in program
 
 
 def test_a_filter_of_another_length_is_refused():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import SingleDeviceSharding
 from tolerances import assert_close
 
 from hyena_jax.ops.linear_recurrence import linear_recurrence
@@ -120,3 +121,21 @@ def test_lowers_to_one_kernel_each_way(kernel, platform, call, dtype, reverse):
 
     traced = jax.jit(run).trace(sequence, sequence, state, sequence)
     assert traced.lower(lowering_platforms=(platform,)).as_text().count(call) == 2
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 131, 37), (4, 2048, 2560)])
+def test_mosaic_compiles_it_for_a_tpu(v5e, shape, dtype):
+    device = SingleDeviceSharding(v5e[0])
+    sequence = jax.ShapeDtypeStruct(shape, dtype, sharding=device)
+    state = jax.ShapeDtypeStruct(shape[::2], jnp.float32, sharding=device)
+
+    def run(a, x, h0, weight):
+        (h, last), pull_back = jax.vjp(
+            lambda *args: linear_recurrence(*args, False, tpu_recurrence), a, x, h0
+        )
+        return h, pull_back((weight, last))
+
+    program = jax.jit(run).lower(sequence, sequence, state, sequence).compile().as_text()
+    assert program.count('custom_call_target="tpu_custom_call"') == 2

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hyena_jax.benchmark.collectives import Collective, bytes_by_kind, collectives
+from hyena_jax.plan.collectives import Collective, bytes_by_kind, collectives
+from hyena_jax.plan.hlo import Program
 
 # A loop of 12 rounds around a gather that XLA overlaps with a product, as it prints it for a TPU: the gather
 # stands in two fusions, with one channel. Then a gather of two arrays that starts and ends apart, a sum of
@@ -12,8 +13,8 @@ HloModule jit_train_step, is_scheduled=true
 
 %fused_start (p: bf16[16,256]) -> bf16[256,256] {
   %p = bf16[16,256]{1,0:T(8,128)(2,1)} parameter(0)
-  ROOT %gather.1 = bf16[256,256]{1,0:T(8,128)(2,1)S(1)} all-gather(%p), channel_id=7, dimensions={0}, \
-metadata={op_name="jit(train_step)/blocks_0/gather"}
+  ROOT %gather.1 = bf16[256,256]{1,0:T(8,128)(2,1)S(1)} all-gather(%p), channel_id=7, \
+replica_groups=[1,16]<=[16], dimensions={0}, metadata={op_name="jit(train_step)/blocks_0/gather"}
 }
 
 %fused_done (p: bf16[16,256]) -> bf16[256,256] {
@@ -42,7 +43,8 @@ ENTRY %main (x: bf16[16,256], y: f32[4], z: f32[2,3]) -> f32[16] {
   %loop = (s32[], bf16[16,256]{1,0}) while(%x), condition=%condition, body=%body, \
 backend_config={"known_trip_count":{"n":"12"}}
   %pair = (f32[4]{0}, f32[2,3]{1,0}, f32[16]{0}, f32[8,3]{1,0}) all-gather-start(%y, %z), channel_id=8
-  %sum = (f32[10]{0}, s32[]) all-reduce(%a, %b), channel_id=9, to_apply=%add
+  %sum = (f32[10]{0}, s32[]) all-reduce(%a, %b), channel_id=9, \
+replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
   %shift = (c64[5]{0}, c64[5]{0}, u32[], u32[]) collective-permute-start(%c), channel_id=10
   ROOT %out = f32[16]{0} get-tuple-element(%pair), index=2
 }
@@ -50,12 +52,14 @@ backend_config={"known_trip_count":{"n":"12"}}
 
 
 def test_each_exchange_counts_once_and_in_every_round():
-    found = collectives(PROGRAM)
+    found = collectives(Program(PROGRAM))
     assert found == [
-        Collective("all-gather", 2 * 256 * 256, 12, ("bf16[256,256]",), "jit(train_step)/blocks_0/gather"),
-        Collective("all-gather", 4 * (16 + 24), 1, ("f32[16]", "f32[8,3]"), ""),
-        Collective("all-reduce", 44, 1, ("f32[10]", "s32[]"), ""),
-        Collective("collective-permute", 40, 1, ("c64[5]",), ""),
+        Collective(
+            "all-gather", 2 * 256 * 256, 12, ("bf16[256,256]",), 16, "jit(train_step)/blocks_0/gather"
+        ),
+        Collective("all-gather", 4 * (16 + 24), 1, ("f32[16]", "f32[8,3]"), 0, ""),
+        Collective("all-reduce", 44, 1, ("f32[10]", "s32[]"), 4, ""),
+        Collective("collective-permute", 40, 1, ("c64[5]",), 0, ""),
     ]
     assert bytes_by_kind(found) == {
         "all-gather": 12 * 2 * 256 * 256 + 160,
@@ -64,6 +68,18 @@ def test_each_exchange_counts_once_and_in_every_round():
     }
 
 
-def test_a_text_that_is_no_program_is_refused():
+def test_a_text_without_a_program_is_refused():
     with pytest.raises(ValueError, match="ENTRY"):
-        collectives("HloModule nothing")
+        Program("HloModule nothing")
+
+
+def test_bytes_that_a_ring_of_four_devices_brings_to_each():
+    def received(kind: str) -> float:
+        return Collective(kind, 1000, 1, (), 4, "").received(8)
+
+    assert received("all-gather") == 750
+    assert received("all-reduce") == 1500
+    assert received("reduce-scatter") == 3000  # the result is a fourth of what is summed
+    assert received("all-to-all") == 750
+    assert received("collective-permute") == 1000
+    assert Collective("all-gather", 1000, 1, (), 0, "").received(8) == 875

@@ -1,0 +1,212 @@
+"""What the training steps of all paper-size configs take on TPUs, estimated by compiling them ahead of time.
+
+python experiments/tpu/run.py [--only hawk ...] [--targets v5e:4x4 ...] [--again]
+
+Every config and variant, on 16 chips of v5e and of v5p: with pmap, with parameters sharded over 16 chips, and
+with parameters and sequences each sharded over 4. If the config's batch does not fit, halves of it are tried.
+Three programs are compiled whole, at the same batch. What results.json holds is kept, unless `--again`.
+Writes results.json, plot.png and the tables in README.md.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tyro
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from hyena_jax import config
+from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.config import ParallelConfig, UserError
+from hyena_jax.plan.compiling import DoesNotCompile, Limits
+from hyena_jax.plan.planning import Plan, make_plan
+from hyena_jax.plan.report import CAVEAT, GIB, as_json
+from hyena_jax.plan.targets import parse_target
+from hyena_jax.training.atomic import write_text
+from hyena_jax.training.progress import bar
+
+FOLDER = Path(__file__).parent
+CONFIGS = (
+    "wikitext103_hyena_125m:standard",
+    "wikitext103_hyena_125m:slim",
+    "pile_hyena:153m",
+    "pile_hyena:355m",
+    "pile_hyena:1p3b",
+    "griffin:hawk_1b",
+    "griffin:griffin_1b",
+    "griffin:griffin_3b",
+    "griffin:recurrentgemma_2b",
+)
+LAYOUTS = {
+    "pmap": ParallelConfig(),
+    "fsdp 16": ParallelConfig(strategy="sharded", fsdp=16),
+    "fsdp 4 x sequence 4": ParallelConfig(strategy="sharded", fsdp=4, sequence=4),
+}
+LIMITS = Limits(1200, 16 * GIB)
+
+
+class Row(NamedTuple):
+    """One config on one target in one layout; with `whole`, all its layers compiled, at the same batch."""
+
+    config: str
+    target: str
+    layout: str
+    whole: bool = False
+
+
+# Of what is continued from one and two repeats, three whole programs to compare with.
+WHOLE = (
+    Row("wikitext103_hyena_125m:standard", "v5e:4x4", "pmap", True),
+    Row("pile_hyena:153m", "v5p:2x2x4", "fsdp 16", True),
+    Row("griffin:hawk_1b", "v5p:2x2x4", "fsdp 16", True),
+)
+
+
+def main(
+    only: tuple[str, ...] = (), targets: tuple[str, ...] = ("v5e:4x4", "v5p:2x2x4"), again: bool = False
+) -> int:
+    """Compiles what is missing, and draws and writes everything.
+
+    Args:
+      only: parts of configs' names; empty: all.
+      again: compile what results.json holds, too.
+    """
+    path = FOLDER / "results.json"
+    rows = [Row(*each) for each in product(CONFIGS, targets, LAYOUTS)]
+    rows += [row for row in WHOLE if row.target in targets]
+    found = {}
+    if path.exists():
+        kept = json.loads(path.read_text())["rows"]
+        found = {Row(*(each[name] for name in Row._fields)): each["result"] for each in kept}
+    chosen = [row for row in rows if not only or any(part in row.config for part in only)]
+    missing = [row for row in chosen if again or row not in found]
+    with bar("compiling", len(missing)) as advance:
+        for row in missing:
+            continued = found.get(row._replace(whole=False), {})
+            found[row] = _whole(row, continued["batch_size"]) if row.whole else _largest_that_fits(row)
+            report = {
+                "command": " ".join(["python", *sys.argv]),
+                "caveat": CAVEAT,
+                "compiled on": describe_machine(),
+                "versions": describe_versions("libtpu"),
+                "rows": [row._asdict() | {"result": found[row]} for row in rows if row in found],
+            }
+            write_text(path, json.dumps(report, indent=1) + "\n")
+            advance()
+    shown = {row: found[row] for row in rows if row in found}
+    draw(FOLDER / "plot.png", {row: each for row, each in shown.items() if not row.whole})
+    readme = FOLDER / "README.md"
+    text = readme.read_text()
+    for name, lines in (("table", _table(shown)), ("whole", _comparison(shown))):
+        block = "\n".join((f"<!-- {name} -->", *lines, "<!-- end -->"))
+        text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, block=block: block, text, flags=re.S)
+    write_text(readme, text)
+    return 0
+
+
+def _kept(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON, without its lists of large buffers, exchanges and instructions."""
+    lists = ("buffers", "largest_exchanges", "largest")
+    return {name: value for name, value in as_json(plan).items() if name not in lists}
+
+
+def _whole(row: Row, batch_size: int) -> dict[str, Any]:
+    """The plan of the whole program."""
+    experiment = replace(config.load(row.config), parallel=LAYOUTS[row.layout])
+    experiment = replace(experiment, data=replace(experiment.data, batch_size=batch_size))
+    return _kept(make_plan(experiment, parse_target(row.target), (), LIMITS, whole=True))
+
+
+def _largest_that_fits(row: Row) -> dict[str, Any]:
+    """The plan with the config's batch, or the largest half of it that fits; or why there is none."""
+    target = parse_target(row.target)
+    experiment = replace(config.load(row.config), parallel=LAYOUTS[row.layout])
+    least = target.n_chips // experiment.parallel.sequence
+    while True:
+        try:
+            plan = make_plan(experiment, target, (), LIMITS, whole=False)
+        except (UserError, DoesNotCompile) as error:
+            return {"refused": str(error)}
+        state = sum(plan.memory_parts[name] for name in ("parameters", "optimizer"))
+        # The rest of the memory shrinks with the batch, at most in proportion.
+        per_row = plan.memory_parts["rest"] / plan.batch_size
+        size = plan.batch_size // 2
+        while size > least and state + size * per_row > plan.usable_memory:
+            size //= 2
+        if plan.fits or state > plan.usable_memory or size < least:
+            return _kept(plan)
+        experiment = replace(experiment, data=replace(experiment.data, batch_size=size))
+
+
+def _bracket(plan: dict[str, Any], name: str, form: str, factor: float = 1.0) -> str:
+    ends = plan[name]
+    return f"{format(factor * ends['roofline'], form)} to {format(factor * ends['pessimistic'], form)}"
+
+
+def _table(found: dict[Row, dict[str, Any]]) -> Iterator[str]:
+    columns = ("config", "chips", "layout", "batch", "parameters", "GiB a chip", "exchanged, GB", "step, ms")
+    columns += ("tokens/s a chip", "MFU")
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for row, plan in found.items():
+        if row.whole:
+            continue
+        start = f"| `{row.config}` | {row.target} | {row.layout}"
+        if "refused" in plan:
+            yield f"{start} | refused: {plan['refused']} | | | | | | |"
+            continue
+        received = sum(each["received"] for each in plan["exchanges"])
+        ratio = received / plan["needed_exchange"] if plan["needed_exchange"] else 0
+        start += f" | {plan['batch_size']} | {plan['n_params'] / 1e6:,.0f} M | {plan['memory'] / GIB:.1f}"
+        if not plan["fits"]:
+            yield f"{start}, does not fit | | | | |"
+            continue
+        yield (
+            f"{start} | {received / 1e9:.2f} ({ratio:.2f} x) | {_bracket(plan, 'seconds', ',.0f', 1e3)} "
+            f"| {_bracket(plan, 'units_per_second', ',.0f')} | {_bracket(plan, 'mfu', '.2f')} |"
+        )
+
+
+def _comparison(found: dict[Row, dict[str, Any]]) -> Iterator[str]:
+    yield "| config | layers | GiB a chip, continued | whole | step, ms, continued | whole |"
+    yield "|---|---|---|---|---|---|"
+    for row, whole in found.items():
+        if row.whole:
+            short = found[row._replace(whole=False)]
+            memory = f"{short['memory'] / GIB:.2f} | {whole['memory'] / GIB:.2f}"
+            times = [_bracket(plan, "seconds", ",.1f", 1e3) for plan in (short, whole)]
+            yield f"| `{row.config}` | {whole['n_layers']} | {memory} | {' | '.join(times)} |"
+
+
+def draw(path: Path, found: dict[Row, dict[str, Any]]) -> None:
+    """MFU of each config that fits, a bar from the pessimistic to the roofline end."""
+    fitting = {row: plan for row, plan in found.items() if plan.get("fits")}
+    targets = list(dict.fromkeys(row.target for row in fitting))
+    height = 1.2 + 0.28 * max(len(fitting) / max(len(targets), 1), 4)
+    figure = Figure(figsize=(13, height), layout="constrained")
+    figure.suptitle(f"MFU of a training step on 16 chips, {CAVEAT}", fontsize="medium")
+    colours = dict(zip(LAYOUTS, ("#0072B2", "#D55E00", "#009E73"), strict=True))
+    panels = figure.subplots(1, len(targets), squeeze=False, sharex=True)[0]
+    for axes, target in zip(panels, targets, strict=True):
+        here = {row: plan for row, plan in fitting.items() if row.target == target}
+        for i, (row, plan) in enumerate(here.items()):
+            low, high = plan["mfu"]["pessimistic"], plan["mfu"]["roofline"]
+            axes.barh(i, high - low, left=low, color=colours[row.layout])
+        labels = [f"{row.config}, batch {plan['batch_size']}" for row, plan in here.items()]
+        axes.set_yticks(range(len(here)), labels, fontsize="small")
+        axes.set(title=target, xlim=(0, 0.8), xlabel="MFU, from the pessimistic end to the roofline")
+        axes.invert_yaxis()
+        axes.grid(axis="x", alpha=0.3)
+    handles = [Patch(color=colour, label=layout) for layout, colour in colours.items()]
+    figure.legend(handles=handles, fontsize="small", frameon=False, loc="outside lower center", ncols=3)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main))

@@ -1,0 +1,117 @@
+"""`hyena-jax plan`: compiles a training step for accelerators ahead of time and estimates what it takes."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hyena_jax.commands import fail, table_console
+from hyena_jax.config import Experiment, PluginFlags, UserError, choose, memory_size, require
+from hyena_jax.config.flags import FLAT, positional
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Estimate memory, exchanges and time of CONFIG's training step on TPUs or H100s, without having them.
+
+    The step is compiled for the target on this machine; nothing runs. Depth is continued from one and two
+    repeats of the model's pattern. Exit code 1: the step does not compile, or does not fit.
+    """
+
+    config: str = field(metadata=positional("CONFIG[:VARIANT]"))
+    """Name of a config, or a Python file with get_config()."""
+    target: str
+    """Chips and their torus: v4:AxBxC, v5e:AxB, v5p:AxBxC or v6e:AxB, such as v5e:4x4; h100 or h100:8."""
+    search: tuple[str, ...] = ()
+    """Compare values of `remat`, `batch`, `layout`, or several of them, and print the best."""
+    whole: bool = False
+    """Compile all layers."""
+    output: Path | None = None
+    """Folder for plan.json and plan.png. Without it, no files."""
+    most: int = 5
+    """Plans of a search to print."""
+    max_seconds: float = 900.0
+    """A compilation that takes longer is ended."""
+    max_memory: float | None = None
+    """GiB of this machine's memory that a compilation may take; by default 4/5 of all."""
+    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
+    experiment: Experiment = field(default=Experiment(), metadata=FLAT)
+
+    def check(self) -> None:
+        """Raises UserError for values that no plan can be made with."""
+        require(self.most >= 1, "most", self.most, "at least 1")
+        require(self.max_seconds > 0, "max_seconds", self.max_seconds, "above 0")
+        enough = f"in (0, {memory_size() / GIB:.1f}], the memory of this machine"
+        most = self.max_memory
+        require(most is None or 0 < most <= memory_size() / GIB, "max_memory", most, enough)
+        if self.output is not None and self.output.exists():
+            require(self.output.is_dir(), "output", str(self.output), "a folder")
+            names = {path.name for path in self.output.iterdir()}
+            allowed = "new, empty, or of an earlier plan"
+            require(not names or "plan.json" in names, "output", str(self.output), allowed)
+
+
+def run(command: Plan, arguments: Sequence[str]) -> int:
+    """Prints one plan, or the best of a search."""
+    from hyena_jax.plan.targets import parse_target, require_compiler
+
+    command.check()
+    target = parse_target(command.target)
+    for axis in command.search:
+        choose("search", axis, dict.fromkeys(("remat", "batch", "layout")))
+    require_compiler(target)
+
+    from hyena_jax.plan import report
+    from hyena_jax.plan.compiling import DoesNotCompile, Limits
+    from hyena_jax.plan.planning import describe, make_plan
+    from hyena_jax.plan.search import candidates
+    from hyena_jax.training.progress import bar
+
+    memory = 0.8 * memory_size() if command.max_memory is None else command.max_memory * GIB
+    limits = Limits(command.max_seconds, int(memory))
+    console, plugins = table_console(), command.plugins.plugin
+    summary = {"command": " ".join(["hyena-jax", *arguments]), "versions": _versions()}
+    if not command.search:
+        try:
+            plan = make_plan(command.experiment, target, plugins, limits, command.whole)
+        except DoesNotCompile as error:
+            return fail(f"the step does not compile for {target.name}: {error}", 1)
+        report.print_plan(plan, console)
+        plans = shown = [plan]
+    else:
+        rows = list(candidates(command.experiment, target, command.search))
+        plans, refused = [], []
+        with bar("compiling", sum(map(len, rows)), console) as advance:
+            for row in rows:
+                for i, experiment in enumerate(row):
+                    try:
+                        plans.append(make_plan(experiment, target, plugins, limits, command.whole))
+                        fits = plans[-1].fits
+                    except (DoesNotCompile, UserError) as error:
+                        refused.append(f"{describe(experiment, target)}: {error}")
+                        fits = False
+                    advance()
+                    if not fits:  # nor do larger batches
+                        advance(len(row) - i - 1)
+                        break
+        report.print_best(plans, refused, command.most, console)
+        summary["refused"] = refused
+        shown = report.best(plans)[: command.most]
+    if command.output is not None and plans:
+        report.write(command.output, shown or plans, summary)
+        console.print(f"results: {command.output}", soft_wrap=True)
+    if not any(plan.fits for plan in plans):
+        return fail(f"the step does not fit a chip of {target.name}", 1)
+    return 0
+
+
+def _versions() -> dict[str, str]:
+    import importlib.metadata
+
+    found = {}
+    for name in ("jax", "jaxlib", "libtpu", "jax-cuda13-pjrt", "flax", "optax"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

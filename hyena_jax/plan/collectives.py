@@ -1,0 +1,98 @@
+"""What the devices of a compiled program exchange."""
+
+import re
+from collections.abc import Iterable
+from math import prod
+from typing import NamedTuple
+
+from hyena_jax.plan.hlo import Array, Instruction, Program
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+class Collective(NamedTuple):
+    """One exchange between devices.
+
+    Attributes:
+      kind: one of `KINDS`.
+      bytes: of its result on one device, in one round.
+      rounds: how often it runs in a step: the product of the rounds of the loops around it.
+      shapes: the arrays of its result, such as `bf16[2048,4096]`.
+      devices: number of devices that exchange with each other; 0 means all.
+      source: the JAX operations that it comes from, as XLA's metadata names them.
+    """
+
+    kind: str
+    bytes: int
+    rounds: int
+    shapes: tuple[str, ...]
+    devices: int
+    source: str
+
+    def received(self, n_devices: int) -> float:
+        """Bytes that a device receives in one round, if rings are used, in a program of `n_devices`."""
+        others = 1 - 1 / (self.devices or n_devices)
+        match self.kind:
+            case "all-reduce":  # a reduce-scatter, then an all-gather
+                return 2 * others * self.bytes
+            case "reduce-scatter":  # each device receives a part from every other
+                return ((self.devices or n_devices) - 1) * self.bytes
+            case "collective-permute":
+                return self.bytes
+        return others * self.bytes
+
+
+def collectives(program: Program) -> list[Collective]:
+    """The exchanges of a program.
+
+    An exchange that XLA spread over several fusions, to overlap it with their work, counts once: its parts
+    share a channel and shapes, and a part may run in a loop whose rounds each advance it a little.
+    """
+    found: dict[tuple, Collective] = {}
+    for _, instruction, rounds in program.running():
+        # Bodies and branches run by themselves; the computations of all others are part of them.
+        is_outer = instruction.opcode in ("while", "call", "conditional")
+        for one in [instruction] if is_outer else program.within(instruction):
+            kind = one.opcode.removesuffix("-start")
+            if kind not in KINDS:
+                continue
+            arrays = _received_arrays(one, kind)
+            size, shapes = sum(array.bytes for array in arrays), tuple(map(str, arrays))
+            key = (one.name,)  # all exchanges of `shard_map` and `pmap` share one channel
+            if one is not instruction:
+                key = (one.attribute("channel_id"), shapes)
+            if key not in found or found[key].rounds > rounds:
+                found[key] = Collective(kind, size, rounds, shapes, _group_size(one), one.op_name)
+    return list(found.values())
+
+
+def bytes_by_kind(found: Iterable[Collective]) -> dict[str, int]:
+    """Bytes of the results on one device in one step, by kind; only kinds that occur."""
+    found = list(found)
+    sums = {kind: sum(one.bytes * one.rounds for one in found if one.kind == kind) for kind in KINDS}
+    return {kind: size for kind, size in sums.items() if size}
+
+
+def _received_arrays(instruction: Instruction, kind: str) -> tuple[Array, ...]:
+    """The arrays that an exchange returns; the result of a start also holds its operands, and counters."""
+    arrays = instruction.results
+    if instruction.opcode == kind or kind == "all-reduce":
+        return arrays
+    if kind == "collective-permute":
+        return arrays[:1]
+    return arrays[len(arrays) // 2 :]
+
+
+def _group_size(instruction: Instruction) -> int:
+    """Devices that exchange with each other; 0 if the text names no groups, which means all."""
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", instruction.attributes)
+    if listed is not None:
+        return listed[1].count(",") + 1
+    counted = re.search(r"replica_groups=\[\d+,(\d+)\]", instruction.attributes)
+    if counted is not None:
+        return int(counted[1])
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", instruction.attributes)
+    if named is None:
+        return 0
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
+    return prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))

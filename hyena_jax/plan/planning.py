@@ -1,0 +1,317 @@
+"""A plan: what a training step takes on a target, estimated from its compiled program.
+
+A deep model is compiled with one and with two repeats of its pattern, and every figure is continued as a
+straight line to its depth.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hyena_jax.config import Experiment
+from hyena_jax.plan.collectives import KINDS as EXCHANGES
+from hyena_jax.plan.collectives import collectives
+from hyena_jax.plan.compiling import Compiled, Limits, compile_step
+from hyena_jax.plan.hlo import Program
+from hyena_jax.plan.roofline import KINDS, REACHED, KernelWork, costs, sums
+from hyena_jax.plan.targets import Target
+
+# The backward pass takes two products for each of the forward pass; nothing that is recomputed counts.
+PASSES_OF_TRAINING = 3
+# Figures that are listed, of each kind of list.
+MOST_LISTED = 8
+
+Figures = dict[tuple[str, ...], float]
+"""Numbers by name, such as ("roofline", "loss"), that are linear in a model's depth."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A figure at both ends of what may come true; see `roofline`."""
+
+    roofline: float
+    pessimistic: float
+
+
+@dataclass(frozen=True)
+class KindRow:
+    """The instructions of one kind: seconds of a step, and which term bounds most of them at peak."""
+
+    kind: str
+    seconds: Ends
+    products: float
+    memory: float
+    vector: float
+
+    @property
+    def bound(self) -> str:
+        """The largest term."""
+        terms = {"products": self.products, "memory": self.memory, "vector": self.vector}
+        return max(terms, key=terms.get)
+
+
+@dataclass(frozen=True)
+class ExchangeRow:
+    """The exchanges of one kind: bytes that a chip receives in a step, in all and for one repeat."""
+
+    kind: str
+    received: float
+    received_per_repeat: float | None
+    """None where the model was compiled at one depth."""
+
+
+@dataclass(frozen=True)
+class LargeExchange:
+    """A large exchange: bytes that a chip receives in a step, in all rounds of the loops around it."""
+
+    kind: str
+    received: float
+    rounds: int
+    shapes: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An expensive instruction of the deepest program that was compiled."""
+
+    name: str
+    kind: str
+    source: str
+    seconds: Ends
+    bound: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Estimates for one training step. Bytes are of one chip, seconds of one step."""
+
+    target: str
+    n_chips: int
+    layout: str
+    remat: str
+    batch_size: int
+    unit: str
+    units: int
+    """Tokens or images in a step."""
+    assumes_vocabulary: bool
+    """Whether the model takes its vocabulary from its text, which was not read."""
+    n_layers: int | None
+    n_params: int
+    compiled_layers: tuple[int, ...]
+    """Depths that were compiled; one if the program was compiled whole."""
+    compile_seconds: float
+    memory: float
+    usable_memory: float
+    memory_parts: dict[str, float]
+    """`parameters`, `optimizer`, and the rest: activations, gradients, temporary arrays."""
+    buffers: tuple[tuple[int, str], ...]
+    """The largest temporary buffers of the deepest program that was compiled."""
+    exchanges: tuple[ExchangeRow, ...]
+    largest_exchanges: tuple[LargeExchange, ...]
+    """The largest of the deepest program that was compiled."""
+    needed_exchange: float
+    """Bytes that a chip must receive: weights twice and gradients once, or gradients to be averaged."""
+    kinds: tuple[KindRow, ...]
+    exchange_seconds: Ends
+    seconds: Ends
+    largest: tuple[Listed, ...]
+    forward_products: float
+    """FLOPs of the products of one forward pass of the whole batch."""
+    forward_transforms: float
+    """FLOPs of its Fourier transforms, 5 n log2 n a complex one."""
+    peak: float
+    """FLOPs a second of a chip in bfloat16."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the program fits the memory of a chip."""
+        return self.memory <= self.usable_memory
+
+    @property
+    def units_per_second(self) -> Ends:
+        """Tokens or images a second and chip."""
+        return self._rates(self.units)
+
+    def mfu(self, with_transforms: bool) -> Ends:
+        """Model FLOPs utilisation: three times the forward pass's FLOPs, over what the chips could do.
+
+        Args:
+          with_transforms: whether convolutions count, by the FLOPs of fast Fourier transforms.
+        """
+        flops = self.forward_products + (self.forward_transforms if with_transforms else 0)
+        return self._rates(PASSES_OF_TRAINING * flops / self.peak)
+
+    def _rates(self, amount: float) -> Ends:
+        return Ends(*(amount / self.n_chips / s for s in (self.seconds.roofline, self.seconds.pessimistic)))
+
+
+def make_plan(
+    experiment: Experiment, target: Target, plugins: Sequence[str], limits: Limits, whole: bool
+) -> Plan:
+    """Compiles the training step and estimates what it takes.
+
+    Args:
+      whole: compile all layers; otherwise one and two repeats of the pattern, if the model has more.
+
+    Raises:
+      UserError, DoesNotCompile, OSError: see `compile_step`.
+    """
+    depths = _depths(experiment, whole)
+    compiled = [compile_step(_with_depth(experiment, n), target, plugins, limits) for n in depths]
+    figures = [_figures(each, target) for each in compiled]
+    total, per_repeat = figures[-1], None
+    if len(depths) == 2:
+        once, twice = figures
+        repeats = experiment.model.n_layers / depths[0]
+        names = dict.fromkeys([*once, *twice])
+        per_repeat = {name: twice.get(name, 0) - once.get(name, 0) for name in names}
+        total = {name: once.get(name, 0) + (repeats - 1) * per_repeat[name] for name in names}
+    return _plan(experiment, target, compiled, depths, total, per_repeat)
+
+
+def _depths(experiment: Experiment, whole: bool) -> tuple[int | None, ...]:
+    """Numbers of layers to compile; None: as the experiment is."""
+    n_layers, pattern = (getattr(experiment.model, name, None) for name in ("n_layers", "pattern"))
+    if whole or n_layers is None or pattern is None or n_layers <= 2 * len(pattern):
+        return (n_layers,)
+    return len(pattern), 2 * len(pattern)
+
+
+def _with_depth(experiment: Experiment, n_layers: int | None) -> Experiment:
+    if n_layers is None:
+        return experiment
+    return replace(experiment, model=replace(experiment.model, n_layers=n_layers))
+
+
+def _figures(compiled: Compiled, target: Target) -> Figures:
+    """The figures of a program that are linear in its depth."""
+    program = Program(compiled.text)
+    found = sums(costs(program, target.chip, _kernels(compiled)))
+    figures: Figures = {("memory",): compiled.memory, ("hbm",): found.memory}
+    for kind in KINDS:
+        figures["roofline", kind], figures["pessimistic", kind] = (
+            found.roofline[kind],
+            found.pessimistic[kind],
+        )
+        for name, seconds in zip(("products", "memory", "vector"), found.terms[kind], strict=True):
+            figures[name, kind] = seconds
+    figures |= {("received", kind): 0.0 for kind in EXCHANGES}
+    for one in collectives(program):
+        figures["received", one.kind] += one.rounds * one.received(target.n_chips)
+    return figures | dict(_numbers((), compiled.facts))
+
+
+def _kernels(compiled: Compiled) -> dict[str, KernelWork]:
+    return {name: KernelWork(**work) for name, work in compiled.facts["kernels"].items()}
+
+
+def _numbers(names: tuple[str, ...], facts: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            yield from _numbers((*names, name), value)
+        elif not isinstance(value, str):
+            yield (*names, name), value
+
+
+def _plan(
+    experiment: Experiment,
+    target: Target,
+    compiled: Sequence[Compiled],
+    depths: tuple[int | None, ...],
+    total: Figures,
+    per_repeat: Figures | None,
+) -> Plan:
+    chip, deepest = target.chip, compiled[-1]
+    kinds = tuple(
+        KindRow(
+            kind,
+            Ends(total["roofline", kind], total["pessimistic", kind]),
+            *(total[name, kind] for name in ("products", "memory", "vector")),
+        )
+        for kind in KINDS
+        if total["memory", kind] + total["vector", kind] > 0
+    )
+    exchanges = tuple(
+        ExchangeRow(kind, total["received", kind], per_repeat and per_repeat["received", kind])
+        for kind in EXCHANGES
+        if total["received", kind] > 0
+    )
+    received = sum(row.received for row in exchanges)
+    exchange = Ends(received / (chip.link_rate * chip.dims), received / chip.link_rate)
+    busy = Ends(
+        max(sum(row.seconds.roofline for row in kinds), total["hbm",]),
+        max(sum(row.seconds.pessimistic for row in kinds), total["hbm",] / REACHED),
+    )
+    parts = {name: total[name, "device"] for name in ("parameters", "optimizer")}
+    program = Program(deepest.text)
+    found = sorted(costs(program, chip, _kernels(deepest)), key=lambda cost: cost.pessimistic, reverse=True)
+    return Plan(
+        target=target.name,
+        n_chips=target.n_chips,
+        layout=describe_layout(experiment, target),
+        remat=getattr(experiment.model, "remat", "none"),
+        batch_size=experiment.data.batch_size,
+        unit=deepest.facts["unit"],
+        units=deepest.facts["units"],
+        assumes_vocabulary=getattr(experiment.model, "vocab_size", 0) is None,
+        n_layers=getattr(experiment.model, "n_layers", None),
+        n_params=round(total["n_params",]),
+        compiled_layers=tuple(n for n in depths if n is not None),
+        compile_seconds=sum(each.seconds for each in compiled),
+        memory=total["memory",],
+        usable_memory=chip.usable,
+        memory_parts={**parts, "rest": total["memory",] - sum(parts.values())},
+        buffers=deepest.buffers[:MOST_LISTED],
+        exchanges=exchanges,
+        largest_exchanges=tuple(_largest_exchanges(program, target.n_chips))[:MOST_LISTED],
+        needed_exchange=_needed(experiment, target, total),
+        kinds=kinds,
+        exchange_seconds=exchange,
+        # Exchanges hide behind the rest, or come after it.
+        seconds=Ends(max(busy.roofline, exchange.roofline), busy.pessimistic + exchange.pessimistic),
+        largest=tuple(
+            Listed(cost.name, cost.kind, cost.source, Ends(cost.roofline, cost.pessimistic), cost.bound)
+            for cost in found[:MOST_LISTED]
+        ),
+        forward_products=total["forward", "products"],
+        forward_transforms=total["forward", "transforms"],
+        peak=chip.flops,
+    )
+
+
+def _largest_exchanges(program: Program, n_chips: int) -> Iterator[LargeExchange]:
+    found = {one: one.rounds * one.received(n_chips) for one in collectives(program)}
+    for one, received in sorted(found.items(), key=lambda item: -item[1]):
+        # Of JAX's own names, the last ones say which operation it is.
+        source = "/".join(one.source.split("/")[-3:])
+        yield LargeExchange(one.kind, received, one.rounds, ", ".join(one.shapes), source)
+
+
+def describe(experiment: Experiment, target: Target) -> str:
+    """What a search varies, in words: layout, remat and batch."""
+    remat = getattr(experiment.model, "remat", "none")
+    return f"{describe_layout(experiment, target)}, remat {remat}, batch {experiment.data.batch_size}"
+
+
+def describe_layout(experiment: Experiment, target: Target) -> str:
+    """The layout in words: `pmap over 16`, `data 4 x fsdp 4 x sequence 1`."""
+    sizes = experiment.parallel
+    n = target.n_chips
+    if sizes.strategy != "sharded":
+        return f"pmap over {n}"
+    data = sizes.data or max(1, n // (sizes.fsdp * sizes.sequence))
+    return f"data {data} x fsdp {sizes.fsdp} x sequence {sizes.sequence}"
+
+
+def _needed(experiment: Experiment, target: Target, total: Figures) -> float:
+    """Bytes that a chip must receive in a step, the shards of a sequence apart.
+
+    Under fsdp the weights twice and the gradients once, in the activations' dtype. Then each gradient is
+    averaged over the devices that hold the same shard of it, in float32.
+    """
+    sizes, n = experiment.parallel, target.n_chips
+    fsdp = sizes.fsdp if sizes.strategy == "sharded" else 1
+    narrow = 0.5 if getattr(experiment.model, "dtype", None) == "bfloat16" else 1.0
+    gathered = 3 * (1 - 1 / fsdp) * narrow * total["parameters", "sharded"]
+    return gathered + 2 * (1 - fsdp / n) * total["parameters", "device"]

@@ -1,0 +1,126 @@
+"""The training step of an experiment, lowered for devices that need not be there.
+
+Also a program: `python -m hyena_jax.plan.step CONFIG.json TARGET FOLDER [PLUGIN ...]` writes to FOLDER what
+is known before compiling, compiles, and ends. XLA dumps the scheduled program before it makes machine code,
+which takes most of the time: the process that started this one may end it then.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hyena_jax import config, models, parallel
+from hyena_jax.benchmark.counts import count
+from hyena_jax.benchmark.memory import compiled_memory
+from hyena_jax.benchmark.model import subject_of
+from hyena_jax.config import Experiment, UserError
+from hyena_jax.layout import Layout
+from hyena_jax.parallel.mesh import FSDP, leaf_spec
+from hyena_jax.parallel.strategy import Strategy, check_batch
+from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, MEMORY, PROGRAM, USER, VOCABULARY
+from hyena_jax.plan.kernels import Kernel, kernels
+from hyena_jax.plan.targets import compile_only_devices, parse_target
+from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.scores import loss_function
+from hyena_jax.training.step import init_params, init_state, make_train_step
+
+
+def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> tuple[jax.stages.Lowered, dict[str, Any]]:
+    """The step, ready to be compiled, and facts about it that do not depend on the compiler.
+
+    Raises:
+      UserError: if the batch or the model cannot be sharded over the devices so.
+    """
+    subject = subject_of(experiment, (), VOCABULARY)
+    experiment = subject.experiment
+    strategy = parallel.make_strategy(experiment.parallel, devices)
+    parts = experiment.optimizer.accumulation_steps
+    check_batch(experiment.data.batch_size, strategy.row_shards, parts)
+    batch = jax.eval_shape(next(iter(subject.batches.values())))
+    model = models.build(experiment.model, strategy.sequence_axis, strategy.layout)
+    loss = loss_function(experiment.loss)
+    shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
+    optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
+    state = jax.eval_shape(lambda: init_state(init_params(model, experiment.seed), optimizer))
+    forward = _forward(experiment, shapes, batch)
+    step = make_train_step(model, optimizer, experiment.seed, strategy.axis_name, parts, loss)
+    try:
+        traced, lowered = strategy.lower_train_step(step, state, batch)
+    except ValueError as error:  # operators refuse what they cannot shard
+        raise UserError(f"the step cannot be lowered for this layout: {error}") from error
+    return lowered, {
+        "unit": subject.unit,
+        "units": batch["targets"].size,
+        "n_params": sum(leaf.size for leaf in jax.tree.leaves(shapes)),
+        "parameters": _bytes(shapes, strategy, experiment),
+        "optimizer": _bytes(state.opt_state, strategy, experiment),
+        "kernels": {
+            f"{one.name}({', '.join(one.results)})": {"products": one.work.matrix, "vector": one.work.vector}
+            for one in _kernels(traced)
+        },
+        "forward": forward,
+    }
+
+
+def _kernels(traced: Any) -> list[Kernel]:
+    """The step's Pallas kernels; none if one of them, a user's, cannot be counted."""
+    try:
+        return kernels(traced)
+    except ValueError:
+        return []
+
+
+def _bytes(tree: Any, strategy: Strategy, experiment: Experiment) -> dict[str, int]:
+    """Bytes of a tree on one device, and of its leaves that are sharded, whole."""
+    n = experiment.parallel.fsdp if strategy.axis_name is None else 1
+    here = sharded = 0
+    for leaf in jax.tree.leaves(tree):
+        size, is_sharded = leaf.size * leaf.dtype.itemsize, FSDP in leaf_spec(leaf.shape, n)
+        here += size // n if is_sharded else size
+        sharded += size if is_sharded else 0
+    return {"device": here, "sharded": sharded}
+
+
+def _forward(experiment: Experiment, shapes: Any, batch: Any) -> dict[str, float]:
+    """FLOPs of the forward pass of a whole batch: transforms by n log n, as CPUs take them."""
+    model = models.build(replace(experiment.model, remat="none"), None, Layout("cpu"))
+
+    def forward(params: Any, inputs: jax.Array) -> jax.Array:
+        return model.apply({"params": params}, inputs, None, True)
+
+    work = count(forward, shapes, batch["inputs"])
+    return {"products": work.products, "transforms": work.transforms}
+
+
+def main(config_file: str, target: str, folder: str, *plugins: str) -> int:
+    """Lowers and compiles; what goes wrong is written to FOLDER/fault.json."""
+    out = Path(folder)
+
+    def fail(kind: str, error: Exception) -> int:
+        (out / FAULT).write_text(json.dumps({"kind": kind, "text": str(error)}))
+        return 1
+
+    try:
+        for name in plugins:
+            config.load_plugin(name, config.REGISTRIES)
+        experiment = config.decode(json.loads(Path(config_file).read_text()))
+        lowered, facts = lower(experiment, compile_only_devices(parse_target(target)))
+        (out / FACTS).write_text(json.dumps(facts))
+    except UserError as error:
+        return fail(USER, error)
+    try:
+        compiled = lowered.compile()
+        (out / PROGRAM).write_text(compiled.as_text())
+        (out / MEMORY).write_text(str(compiled_memory(compiled).total))
+    except Exception as error:  # XLA's own kinds: no memory, no sharding, a kernel that Mosaic refuses
+        return fail(COMPILER, error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,186 @@
+"""Plans from stored figures: continued depth, bounds, fits; and what the command refuses."""
+
+import dataclasses
+import importlib.util
+import json
+
+import pytest
+from rich.console import Console
+
+from hyena_jax import config
+from hyena_jax.cli import main
+from hyena_jax.config import ParallelConfig, UserError
+from hyena_jax.plan import planning, report, search, targets
+from hyena_jax.plan.compiling import Compiled, Limits
+from hyena_jax.plan.targets import GIB, parse_target
+
+TARGET = parse_target("v5e:4x4")
+LIMITS = Limits(60, 2**30)
+
+
+def experiment(n_layers=12, **parallel):
+    found = config.load("wikitext103_hyena_125m")
+    model = dataclasses.replace(found.model, n_layers=n_layers)
+    return dataclasses.replace(found, model=model, parallel=ParallelConfig(**parallel))
+
+
+def text(n_layers: int) -> str:
+    """A program that negates an array once a layer and gathers another one."""
+    layers = [
+        f"  %n{i} = f32[1024,1024]{{1,0:T(8,128)}} negate(%x)\n"
+        f"  %g{i} = f32[4096,4]{{1,0}} all-gather(%x), channel_id={i + 1}, replica_groups=[1,16]<=[16]"
+        for i in range(n_layers)
+    ]
+    head = "  %x = f32[1024,1024]{1,0:T(8,128)} parameter(0)\n"
+    return f"HloModule m\n\nENTRY %main () -> f32[] {{\n{head}" + "\n".join(layers) + "\n}\n"
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Compiles nothing: a program of 3 GiB and 1 GiB more a layer, with two parts of state a layer."""
+    depths = []
+
+    def compile_step(experiment, target, plugins, limits):
+        n = experiment.model.n_layers
+        depths.append(n)
+        facts = {
+            "unit": "token",
+            "units": 2**18,
+            "n_params": 100 + 10 * n,
+            "parameters": {"device": 40 * n, "sharded": 640 * n},
+            "optimizer": {"device": 80 * n, "sharded": 1280 * n},
+            "kernels": {},
+            "forward": {"products": 1e15 * n, "transforms": 1e13 * n},
+        }
+        return Compiled(facts, text(n), (3 + n) * GIB, ((5, "f32[5]"),), 1.5)
+
+    monkeypatch.setattr(planning, "compile_step", compile_step)
+    return depths
+
+
+def test_depth_is_continued_from_one_and_two_repeats(compiled):
+    plan = planning.make_plan(experiment(), TARGET, (), LIMITS, whole=False)
+    assert compiled == [1, 2]
+    assert plan.memory == 15 * GIB
+    assert plan.fits
+    assert plan.n_params == 220
+    one = 2 * 4 * 2**20 / TARGET.chip.memory_rate
+    assert plan.seconds.roofline == pytest.approx(12 * one)
+    received = 4096 * 4 * 4 * 15 / 16
+    assert plan.exchanges[0].received == pytest.approx(12 * received)
+    assert plan.exchanges[0].received_per_repeat == pytest.approx(received)
+    assert plan.exchange_seconds.pessimistic == pytest.approx(12 * received / TARGET.chip.link_rate)
+    halved = 12 * 2 * one + plan.exchange_seconds.pessimistic
+    assert plan.seconds.pessimistic == pytest.approx(halved)
+    speed = 2**18 / 16 / plan.seconds.pessimistic
+    assert plan.units_per_second.pessimistic == pytest.approx(speed)
+    flops = 3 * 12 * 1e15 / 16
+    assert plan.mfu(False).roofline == pytest.approx(flops / 197e12 / plan.seconds.roofline)
+    assert plan.mfu(True).roofline == pytest.approx(1.01 * plan.mfu(False).roofline)
+
+
+def test_a_shallow_model_and_a_whole_one_are_compiled_once(compiled):
+    planning.make_plan(experiment(2), TARGET, (), LIMITS, whole=False)
+    plan = planning.make_plan(experiment(12), TARGET, (), LIMITS, whole=True)
+    assert compiled == [2, 12]
+    assert plan.exchanges[0].received_per_repeat is None
+    assert plan.memory == 15 * GIB
+
+
+def test_what_a_layout_must_exchange(compiled):
+    """pmap averages all gradients in float32; fsdp moves weights twice and gradients once, in bfloat16."""
+    pmap = planning.make_plan(experiment(), TARGET, (), LIMITS, False)
+    assert pmap.needed_exchange == pytest.approx(2 * 15 / 16 * 480)
+    sharded = planning.make_plan(experiment(strategy="sharded", fsdp=16), TARGET, (), LIMITS, False)
+    assert sharded.needed_exchange == pytest.approx(3 * 15 / 16 * 0.5 * 640 * 12)
+    both = planning.make_plan(experiment(strategy="sharded", fsdp=4), TARGET, (), LIMITS, False)
+    assert both.needed_exchange == pytest.approx(3 * 3 / 4 * 0.5 * 640 * 12 + 2 * 3 / 4 * 480)
+
+
+def test_lines_and_files(compiled, tmp_path):
+    plan = planning.make_plan(experiment(13), TARGET, (), LIMITS, False)
+    console = Console(record=True, width=200)
+    report.print_plan(plan, console)
+    said = console.export_text()
+    assert "continued from 1 and 2 layers to 13" in said
+    assert "16.00 of 15.75 GiB a chip, DOES NOT FIT" in said
+    assert said.count("estimated, not measured on a device") == 1
+    report.write(tmp_path, [plan], {"command": "hyena-jax plan"})
+    (kept,) = json.loads((tmp_path / "plan.json").read_text())["plans"]
+    assert kept["fits"] is False
+    assert kept["units_per_second"]["pessimistic"] == plan.units_per_second.pessimistic
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
+def test_a_search_over_batch_remat_and_layout():
+    found = list(search.candidates(experiment(), TARGET, ("remat", "batch", "layout")))
+    assert {len(row) for row in found} == {4}
+    assert [one.data.batch_size for one in found[0]] == [128, 256, 512, 1024]
+    layouts = dict.fromkeys(planning.describe_layout(row[0], TARGET) for row in found)
+    assert list(layouts) == [
+        "pmap over 16",
+        "data 1 x fsdp 16 x sequence 1",
+        "data 4 x fsdp 4 x sequence 1",
+        "data 1 x fsdp 4 x sequence 4",
+    ]
+    assert len(found) == 3 * len(layouts)
+    (alone,) = search.candidates(experiment(), TARGET, ("batch",))
+    assert {one.model.remat for one in alone} == {experiment().model.remat}
+    with pytest.raises(UserError, match="did you mean 'batch'"):
+        list(search.candidates(experiment(), TARGET, ("bacth",)))
+
+
+def test_the_best_plans_fit(compiled):
+    small, large = (planning.make_plan(experiment(n), TARGET, (), LIMITS, False) for n in (6, 13))
+    slow = dataclasses.replace(small, units=small.units // 2)
+    assert report.best([slow, large, small]) == [small, slow]
+
+
+REFUSED = {
+    "an unknown chip": ("--target v5x:4x4", "--target 'v5x' is unknown (did you mean 'v5"),
+    "too many axes": ("--target v5e:2x2x2", "--target must be v5e:AxB"),
+    "odd numbers": ("--target v5p:3x2x1", "--target must be of even numbers"),
+    "too many chips": ("--target v5e:64x64", "--target must be at most 1024 chips"),
+    "too many GPUs": ("--target h100:9", "--target must be at most 8 chips"),
+    "a torus of GPUs": ("--target h100:2x2", "--target must be h100, or h100:N with N from 1 to 8"),
+    "no numbers": ("--target v5e", "such as v5e:4x4, got 'v5e'"),
+    "an unknown axis": (
+        "--target v5e:4x4 --search remt",
+        "--search 'remt' is unknown (did you mean 'remat'?)",
+    ),
+    "no time": ("--target v5e:4x4 --max-seconds 0", "--max-seconds must be above 0"),
+    "more memory than there is": ("--target v5e:4x4 --max-memory 1e6", "--max-memory must be in (0,"),
+    "no target": ("", "--target must be given"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_gets_one_line(case, capsys):
+    flags, line = REFUSED[case]
+    assert main(["plan", "quickstart", *flags.split()]) == 2
+    said = capsys.readouterr().err.strip()
+    assert line in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [("v5e:2x2", "pip install 'hyena_jax[tpu]'"), ("h100", "pip install --no-deps jax-cuda13-pjrt==")],
+)
+def test_a_missing_compiler_names_what_to_install(target, line, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["plan", "quickstart", "--target", target]) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["plan", "quickstart", "--target", "v5e:2x2", "--output", str(tmp_path)]) == 2
+    assert "--output must be new, empty, or of an earlier plan" in capsys.readouterr().err
+
+
+def test_peaks_are_those_of_the_matrix_units():
+    """A core has 4 of them, of 128 x 128 or 256 x 256, and 4 operations a cycle for each of 8 x 128 lanes."""
+    for name in ("v4", "v5e", "v5p", "v6e"):
+        chip, tile = targets.CHIPS[name], 256 if name == "v6e" else 128
+        assert chip.flops == pytest.approx(chip.vector_rate * 2 * tile**2 / 1024, rel=0.01), name
