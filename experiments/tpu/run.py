@@ -25,7 +25,7 @@ from hyena_jax import config
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.config import ParallelConfig, UserError
 from hyena_jax.plan.compiling import DoesNotCompile, Limits
-from hyena_jax.plan.planning import make_plan
+from hyena_jax.plan.planning import Plan, make_plan
 from hyena_jax.plan.report import CAVEAT, GIB, as_json
 from hyena_jax.plan.targets import parse_target
 from hyena_jax.training.atomic import write_text
@@ -110,11 +110,17 @@ def main(
     return 0
 
 
+def _kept(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON, without its lists of large buffers, exchanges and instructions."""
+    lists = ("buffers", "largest_exchanges", "largest")
+    return {name: value for name, value in as_json(plan).items() if name not in lists}
+
+
 def _whole(row: Row, batch_size: int) -> dict[str, Any]:
     """The plan of the whole program."""
     experiment = replace(config.load(row.config), parallel=LAYOUTS[row.layout])
     experiment = replace(experiment, data=replace(experiment.data, batch_size=batch_size))
-    return as_json(make_plan(experiment, parse_target(row.target), (), LIMITS, whole=True))
+    return _kept(make_plan(experiment, parse_target(row.target), (), LIMITS, whole=True))
 
 
 def _largest_that_fits(row: Row) -> dict[str, Any]:
@@ -134,7 +140,7 @@ def _largest_that_fits(row: Row) -> dict[str, Any]:
         while size > least and state + size * per_row > plan.usable_memory:
             size //= 2
         if plan.fits or state > plan.usable_memory or size < least:
-            return as_json(plan)
+            return _kept(plan)
         experiment = replace(experiment, data=replace(experiment.data, batch_size=size))
 
 

@@ -161,18 +161,21 @@ class Program:
                     yield from self._running(called, rounds * more)
 
     def _rounds(self, loop: Instruction) -> int:
-        """How often a loop runs: as XLA says, or the constant below which its counter, from 0 on, must stay.
+        """How often a loop runs: as XLA says, or as often as its counter, from 0 on, stays below a constant.
 
         A loop that ends otherwise counts as one round.
         """
-        condition = {
-            one.name: one for one in self.computations.get(loop.attribute("condition").lstrip("%"), ())
-        }
+        condition, body = (
+            {one.name: one for one in self.computations.get(loop.attribute(name).lstrip("%"), ())}
+            for name in ("condition", "body")
+        )
         test = next((one for one in condition.values() if one.is_root), None)
         if loop.rounds or test is None or test.opcode != "compare" or test.attribute("direction") != "LT":
             return loop.rounds or 1
-        bound = condition.get(test.operands[-1])
-        return bound.number if bound is not None and bound.opcode == "constant" else 1
+        counter, bound = (condition.get(name) for name in test.operands)
+        if bound is None or bound.opcode != "constant":
+            return 1
+        return -(-bound.number // _step(body, counter))
 
     def within(self, instruction: Instruction) -> Iterator[Instruction]:
         """The instruction, and all of the computations that it calls."""
@@ -207,6 +210,17 @@ class Program:
                 i = links[i].get("parent_frame_id", 0) - more
 
         return {i: tuple(chain(i)) for i in links}
+
+
+def _step(body: dict[str, Instruction], counter: Instruction | None) -> int:
+    """By how much a loop's body increases the counter that its condition reads; XLA unrolls some loops."""
+    results = next((one.operands for one in body.values() if one.is_root), ())
+    index = int(counter.attribute("index") or 0) if counter is not None else 0
+    added = body.get(results[index]) if index < len(results) else None
+    while added is not None and added.opcode == "copy":
+        added = body.get(added.operands[0])
+    terms = [body.get(name) for name in added.operands] if added is not None and added.opcode == "add" else []
+    return next((one.number for one in terms if one is not None and one.opcode == "constant"), 1)
 
 
 def read_arrays(text: str) -> tuple[Array, ...]:

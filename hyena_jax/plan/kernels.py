@@ -101,7 +101,7 @@ def _pallas_calls(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
 def _kernel(results: list[Any], name: str, jaxpr: core.Jaxpr, grid_mapping: Any, **_: Any) -> Kernel:
     grid = tuple(grid_mapping.grid)
     points = np.indices(grid).reshape(len(grid), prod(grid))
-    hbm_bytes = sum(_block_bytes(mapping, points) for mapping in grid_mapping.block_mappings)
+    hbm_bytes = sum(_block_bytes(mapping, grid, points) for mapping in grid_mapping.block_mappings)
     work, _ = _count(jaxpr, [None] * len(jaxpr.invars), np.ones(points.shape[1]), grid, points)
     return Kernel(name, grid, hbm_bytes, work, tuple(map(_as_in_hlo, results)))
 
@@ -112,11 +112,11 @@ def _as_in_hlo(aval: Any) -> str:
     return f"{element}[{','.join(map(str, aval.shape))}]"
 
 
-def _block_bytes(mapping: Any, points: np.ndarray) -> int:
+def _block_bytes(mapping: Any, grid: tuple[int, ...], points: np.ndarray) -> int:
     """Bytes of the blocks at the points of the grid, in order, without repetitions; without padding."""
-    index_of = core.jaxpr_as_fun(mapping.index_map_jaxpr)
-    index = jax.vmap(index_of)(*points) if len(points) else index_of()
-    index = np.stack([np.broadcast_to(i, points.shape[1:]) for i in index])
+    once = np.ones(points.shape[1])
+    _, found = _count(mapping.index_map_jaxpr.jaxpr, list(points), once, grid, points)
+    index = np.stack([np.broadcast_to(_require(i), points.shape[1:]) for i in found])
     moves = np.concatenate([[True], (index[:, 1:] != index[:, :-1]).any(0)])
     sizes = [getattr(dim, "block_size", 1) for dim in mapping.block_shape]
     array = mapping.array_aval

@@ -196,9 +196,9 @@ def _figures(compiled: Compiled, target: Target) -> Figures:
         )
         for name, seconds in zip(("products", "memory", "vector"), found.terms[kind], strict=True):
             figures[name, kind] = seconds
-    for kind in EXCHANGES:
-        ours = (one for one in collectives(program) if one.kind == kind)
-        figures["received", kind] = sum(one.rounds * one.received(target.n_chips) for one in ours)
+    figures |= {("received", kind): 0.0 for kind in EXCHANGES}
+    for one in collectives(program):
+        figures["received", one.kind] += one.rounds * one.received(target.n_chips)
     return figures | dict(_numbers((), compiled.facts))
 
 

@@ -19,7 +19,7 @@ The pessimistic end of other chips has the same form, but was not fitted to anyt
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from math import log2, prod
+from math import gcd, log2, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -241,9 +241,23 @@ def _convolution(one: Instruction, left: Array, right: Array, result: Array) -> 
 
         stride, spread = int(option("stride", "1")), int(option("rhs_dilate", "1"))
         holes, before = int(option("lhs_dilate", "1")), int(option("pad", "0_0").split("_")[0])
-        place = np.arange(outputs)[:, None] * stride + np.arange(taps)[None] * spread - before
-        rows *= int(((place >= 0) & (place % holes == 0) & (place // holes < n)).sum())
+        rows *= _n_valid(n, taps, outputs, stride, spread, holes, before)
     return rows, terms, columns
+
+
+def _n_valid(n: int, taps: int, outputs: int, stride: int, spread: int, holes: int, before: int) -> int:
+    """How many pairs of an output o and a tap k meet an input of a convolution's axis.
+
+    The pair is at o stride + k spread - before in an input that is n entries, `holes` apart.
+    """
+    shift = before - np.arange(taps) * spread  # o stride - shift must be a multiple of `holes`
+    common = gcd(stride, holes)
+    period = holes // common
+    residue = (shift // common * pow(stride // common, -1, period)) % period
+    low = np.maximum(0, -(-shift // stride))
+    high = np.minimum(outputs - 1, (shift + (n - 1) * holes) // stride)
+    first = low + (residue - low) % period
+    return int(np.where((shift % common == 0) & (first <= high), (high - first) // period + 1, 0).sum())
 
 
 def _operations(one: Instruction, by_name: Mapping[str, Instruction]) -> float:

@@ -67,7 +67,7 @@ def test_no_exchange_of_one_chip():
 
 
 def test_more_than_a_chip_holds_is_said_with_its_size(capsys):
-    flags = "--target v5e:1x1 --model.remat none --data.batch-size 4096 --whole"
+    flags = "--target v5e:1x1 --model.remat none --data.batch-size 262144 --whole"
     assert main(["plan", "quickstart", *flags.split()]) == 1
     said = capsys.readouterr()
     assert "GiB" in said.err + said.out

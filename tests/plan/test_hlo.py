@@ -60,6 +60,12 @@ def test_loops_run_as_often_as_their_condition_says():
     assert "slice" not in rounds, "a part of a fusion does not run by itself"
 
 
+def test_a_counter_that_grows_by_two():
+    twice = "  %two = s32[]{:T(128)} constant(2)\n  %next = s32[]{:T(128)} add(%i, %two)\n  ROOT %out"
+    text = PROGRAM.replace("  ROOT %out", twice).replace("tuple(%i, %x)", "tuple(%next, %x)")
+    assert {one.name: n for _, one, n in Program(text).running()}["row"] == 4
+
+
 def test_rounds_that_xla_knows_come_first():
     known = ', backend_config={"known_trip_count":{"n":"3"}}'
     text = PROGRAM.replace("body=%body", f"body=%body{known}")

@@ -11,6 +11,7 @@ from hyena_jax.plan.roofline import (
     PRODUCTS,
     RECURRENCE,
     KernelWork,
+    _n_valid,
     costs,
     sums,
 )
@@ -72,6 +73,17 @@ def test_a_product_of_sixteen_heads_as_a_dilated_convolution():
 window={size=16 stride=16 pad=15_15 lhs_dilate=15 rhs_reversal=1}, dim_labels=0bf_0io->0bf"""
     )
     assert found.products == pytest.approx(2 * 16 * 4096 * 160 * 160 / V5E.flops)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 16])
+@pytest.mark.parametrize("spread", [1, 2])
+@pytest.mark.parametrize("holes", [1, 2, 4, 15])
+@pytest.mark.parametrize("before", [-1, 0, 3, 15])
+def test_positions_of_a_window_that_meet_an_input(stride, spread, holes, before):
+    n, taps, outputs = 7, 5, 11
+    places = [o * stride + k * spread - before for o in range(outputs) for k in range(taps)]
+    valid = [place for place in places if place >= 0 and place % holes == 0 and place // holes < n]
+    assert _n_valid(n, taps, outputs, stride, spread, holes, before) == len(valid)
 
 
 def test_a_transform_takes_5_n_log_n():
