@@ -39,8 +39,15 @@ def own_derivative(
 
         return y, linear_map(push_forward, partial(pull_back, residuals), args, args_dot)
 
-    # Under shard_map some arguments may vary over devices and others not; the sums make all of them vary.
-    return lambda *args: f(*_plus(args, _nothing(args)))
+    def called(*args: Any) -> Any:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.auto_axes and not mesh.manual_axes:
+            # XLA shards: `jax.checkpoint` must know parameters that were gathered by their name, not as sums.
+            return f(*args)
+        # Under shard_map some arguments may vary over devices and others not; the sums make all of them vary.
+        return f(*_plus(args, _nothing(args)))
+
+    return called
 
 
 def linear_map(f: Callable[[Any, Tree], Any], transpose: Callable[[Any], Tree], params: Any, x: Tree) -> Any:
