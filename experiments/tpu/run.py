@@ -120,7 +120,7 @@ def _whole(row: Row, batch_size: int) -> dict[str, Any]:
     """The plan of the whole program."""
     experiment = replace(config.load(row.config), parallel=LAYOUTS[row.layout])
     experiment = replace(experiment, data=replace(experiment.data, batch_size=batch_size))
-    return _kept(make_plan(experiment, parse_target(row.target), (), LIMITS, whole=True))
+    return _kept(make_plan(experiment, parse_target(row.target), LIMITS, whole=True))
 
 
 def _largest_that_fits(row: Row) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _largest_that_fits(row: Row) -> dict[str, Any]:
     least = target.n_chips // experiment.parallel.sequence
     while True:
         try:
-            plan = make_plan(experiment, target, (), LIMITS, whole=False)
+            plan = make_plan(experiment, target, LIMITS, whole=False)
         except (UserError, DoesNotCompile) as error:
             return {"refused": str(error)}
         state = sum(plan.memory_parts[name] for name in ("parameters", "optimizer"))

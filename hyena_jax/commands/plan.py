@@ -1,12 +1,11 @@
 """`hyena-jax plan`: compiles a training step for accelerators ahead of time and estimates what it takes."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyena_jax.commands import fail, table_console
-from hyena_jax.config import Experiment, PluginFlags, UserError, choose, memory_size, require
+from hyena_jax.config import Experiment, PluginFlags, memory_size, require
 from hyena_jax.config.flags import FLAT, positional
 
 GIB = 2**30
@@ -55,49 +54,34 @@ class Plan:
 
 def run(command: Plan, arguments: Sequence[str]) -> int:
     """Prints one plan, or the best of a search."""
-    from hyena_jax.plan.targets import parse_target, require_compiler
-
-    command.check()
-    target = parse_target(command.target)
-    for axis in command.search:
-        choose("search", axis, dict.fromkeys(("remat", "batch", "layout")))
-    require_compiler(target)
-
+    from hyena_jax.benchmark.machine import describe_versions
     from hyena_jax.plan import report
     from hyena_jax.plan.compiling import DoesNotCompile, Limits
-    from hyena_jax.plan.planning import describe, make_plan
-    from hyena_jax.plan.search import candidates
+    from hyena_jax.plan.planning import make_plan
+    from hyena_jax.plan.search import candidates, search
+    from hyena_jax.plan.targets import parse_target, require_compiler
     from hyena_jax.training.progress import bar
 
+    command.check()
+    experiment, whole = command.experiment, command.whole
+    target = parse_target(command.target)
+    rows = list(candidates(experiment, target, command.search)) if command.search else []
+    compiler = require_compiler(target)
     memory = 0.8 * memory_size() if command.max_memory is None else command.max_memory * GIB
     limits = Limits(command.max_seconds, int(memory))
-    console, plugins = table_console(), command.plugins.plugin
-    summary = {"command": " ".join(["hyena-jax", *arguments]), "versions": _versions()}
+    console = table_console()
+    summary = {"command": " ".join(["hyena-jax", *arguments]), "versions": describe_versions(compiler)}
     if not command.search:
         try:
-            plan = make_plan(command.experiment, target, plugins, limits, command.whole)
+            plan = make_plan(experiment, target, limits, whole)
         except DoesNotCompile as error:
             return fail(f"the step does not compile for {target.name}: {error}", 1)
         report.print_plan(plan, console)
         plans = shown = [plan]
     else:
-        rows = list(candidates(command.experiment, target, command.search))
-        plans, refused = [], []
         with bar("compiling", sum(map(len, rows)), console) as advance:
-            for row in rows:
-                for i, experiment in enumerate(row):
-                    try:
-                        plans.append(make_plan(experiment, target, plugins, limits, command.whole))
-                        fits = plans[-1].fits
-                    except (DoesNotCompile, UserError) as error:
-                        refused.append(f"{describe(experiment, target)}: {error}")
-                        fits = False
-                    advance()
-                    if not fits:  # nor do larger batches
-                        advance(len(row) - i - 1)
-                        break
-        report.print_best(plans, refused, command.most, console)
-        summary["refused"] = refused
+            plans, summary["refused"] = search(rows, target, limits, whole, advance)
+        report.print_best(plans, summary["refused"], command.most, console)
         shown = report.best(plans)[: command.most]
     if command.output is not None and plans:
         report.write(command.output, shown or plans, summary)
@@ -105,13 +89,3 @@ def run(command: Plan, arguments: Sequence[str]) -> int:
     if not any(plan.fits for plan in plans):
         return fail(f"the step does not fit a chip of {target.name}", 1)
     return 0
-
-
-def _versions() -> dict[str, str]:
-    import importlib.metadata
-
-    found = {}
-    for name in ("jax", "jaxlib", "libtpu", "jax-cuda13-pjrt", "flax", "optax"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found

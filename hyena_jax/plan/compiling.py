@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +71,7 @@ class DoesNotCompile(Exception):
         self.needs = needs
 
 
-def compile_step(experiment: Experiment, target: Target, plugins: Sequence[str], limits: Limits) -> Compiled:
+def compile_step(experiment: Experiment, target: Target, limits: Limits) -> Compiled:
     """The scheduled program of the training step on `target`.
 
     Raises:
@@ -89,7 +88,7 @@ def compile_step(experiment: Experiment, target: Target, plugins: Sequence[str],
         start = time.monotonic()
         with (folder / "log").open("wb") as log:
             child = subprocess.Popen(
-                [*command, folder / "config.json", target.name, folder, *plugins],
+                [*command, folder / "config.json", target.name, folder, *config.plugins_in(experiment)],
                 env={**os.environ, **ENVIRONMENT, "XLA_FLAGS": flags},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -146,9 +146,7 @@ class Plan:
         return Ends(*(amount / self.n_chips / s for s in (self.seconds.roofline, self.seconds.pessimistic)))
 
 
-def make_plan(
-    experiment: Experiment, target: Target, plugins: Sequence[str], limits: Limits, whole: bool
-) -> Plan:
+def make_plan(experiment: Experiment, target: Target, limits: Limits, whole: bool) -> Plan:
     """Compiles the training step and estimates what it takes.
 
     Args:
@@ -158,7 +156,7 @@ def make_plan(
       UserError, DoesNotCompile, OSError: see `compile_step`.
     """
     depths = _depths(experiment, whole)
-    compiled = [compile_step(_with_depth(experiment, n), target, plugins, limits) for n in depths]
+    compiled = [compile_step(_with_depth(experiment, n), target, limits) for n in depths]
     figures = [_figures(each, target) for each in compiled]
     total, per_repeat = figures[-1], None
     if len(depths) == 2:

@@ -1,9 +1,11 @@
-"""The experiments that a search over remat, batch and layout compares."""
+"""A search over remat, batch and layout: the experiments to compare, and their plans."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from hyena_jax.config import Experiment, ParallelConfig, choose, require
+from hyena_jax.config import Experiment, ParallelConfig, UserError, choose, require
+from hyena_jax.plan.compiling import DoesNotCompile, Limits
+from hyena_jax.plan.planning import Plan, describe, make_plan
 from hyena_jax.plan.targets import Target
 
 AXES = ("remat", "batch", "layout")
@@ -11,6 +13,35 @@ AXES = ("remat", "batch", "layout")
 REMATS = ("none", "dots_no_batch", "block")
 # Batch sizes to try, as multiples of the config's.
 BATCHES = (0.5, 1, 2, 4)
+
+
+def search(
+    rows: Sequence[Sequence[Experiment]],
+    target: Target,
+    limits: Limits,
+    whole: bool,
+    advance: Callable[[int], None],
+) -> tuple[list[Plan], list[str]]:
+    """The plans of `candidates`, and a line for each that is refused.
+
+    Args:
+      whole: see `make_plan`.
+      advance: told how many candidates are done.
+    """
+    plans, refused = [], []
+    for row in rows:
+        for i, experiment in enumerate(row):
+            try:
+                plans.append(make_plan(experiment, target, limits, whole))
+                fits = plans[-1].fits
+            except (DoesNotCompile, UserError) as error:
+                refused.append(f"{describe(experiment, target)}: {error}")
+                fits = False
+            advance(1)
+            if not fits:  # nor do larger batches
+                advance(len(row) - i - 1)
+                break
+    return plans, refused
 
 
 def candidates(experiment: Experiment, target: Target, axes: Sequence[str]) -> Iterator[list[Experiment]]:

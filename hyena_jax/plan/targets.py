@@ -136,12 +136,12 @@ def parse_target(name: str) -> Target:
     return Target(name, chip, sizes)
 
 
-def require_compiler(target: Target) -> None:
-    """Raises UserError, with what to install, unless the target's compiler is."""
-    module, wheels = "libtpu", "'hyena_jax[tpu]'"
+def require_compiler(target: Target) -> str:
+    """The package of the target's compiler; UserError, with what to install, if that is missing."""
+    package, module, wheels = "libtpu", "libtpu", "'hyena_jax[tpu]'"
     if target.chip.platform == "cuda":
         version = importlib.metadata.version("jaxlib")
-        module = "jax_plugins.xla_cuda13"
+        package, module = "jax-cuda13-pjrt", "jax_plugins.xla_cuda13"
         wheels = f"--no-deps jax-cuda13-pjrt=={version} jax-cuda13-plugin=={version} nvidia-cuda-nvcc"
     try:
         found = importlib.util.find_spec(module)
@@ -151,6 +151,7 @@ def require_compiler(target: Target) -> None:
         raise UserError(
             f"target {target.name!r} needs its compiler, which is not installed: pip install {wheels}"
         )
+    return package
 
 
 def compile_only_devices(target: Target) -> list:

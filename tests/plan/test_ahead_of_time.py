@@ -46,7 +46,7 @@ def test_every_mixer_compiles_in_every_layout(name, layout):
     mixer = MIXER_CONFIGS[name]()
     if layout == "sequence" and "sequence_axis" not in mixer_class(mixer).__dataclass_fields__:
         pytest.skip(f"{name} does not shard sequences")
-    compiled = compile_step(experiment(mixer, LAYOUTS[layout]), TARGET, (), LIMITS)
+    compiled = compile_step(experiment(mixer, LAYOUTS[layout]), TARGET, LIMITS)
     assert 0 < compiled.memory < TARGET.chip.usable
     assert sum(cost.roofline for cost in costs(Program(compiled.text), TARGET.chip)) > 0
 
@@ -56,13 +56,13 @@ def test_two_layers_exchange_little_more_than_they_must(name):
     """Weights twice and gradients once; the embedding, whose gradients are summed whole, apart."""
     mixer, sizes = MIXER_CONFIGS[name](), {"d_model": 1024, "d_ff": 4096, "n_layers": 2}
     given = experiment(mixer, LAYOUTS["fsdp"], **sizes)
-    plan = make_plan(given, TARGET, (), LIMITS, whole=True)
+    plan = make_plan(given, TARGET, LIMITS, whole=True)
     assert sum(row.received for row in plan.exchanges) <= 1.5 * plan.needed_exchange
 
 
 def test_no_exchange_of_one_chip():
     given = experiment(MIXER_CONFIGS["hyena"](), ParallelConfig())
-    compiled = compile_step(given, parse_target("v5e:1x1"), (), LIMITS)
+    compiled = compile_step(given, parse_target("v5e:1x1"), LIMITS)
     assert collectives(Program(compiled.text)) == []
 
 
@@ -90,7 +90,7 @@ def test_a_layout_that_does_not_divide_the_target(capsys):
 def test_fewer_layers_tell_what_all_do():
     """One and two layers, continued to four, against four: within 5%."""
     given = experiment(MIXER_CONFIGS["hyena"](), ParallelConfig(), n_layers=4)
-    short, whole = (make_plan(given, TARGET, (), LIMITS, whole=whole) for whole in (False, True))
+    short, whole = (make_plan(given, TARGET, LIMITS, whole=whole) for whole in (False, True))
     for end in ("roofline", "pessimistic"):
         assert getattr(short.seconds, end) == pytest.approx(getattr(whole.seconds, end), rel=0.05)
     assert short.memory == pytest.approx(whole.memory, rel=0.1)

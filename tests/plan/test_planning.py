@@ -40,7 +40,7 @@ def compiled(monkeypatch):
     """Compiles nothing: a program of 3 GiB and 1 GiB more a layer, with two parts of state a layer."""
     depths = []
 
-    def compile_step(experiment, target, plugins, limits):
+    def compile_step(experiment, target, limits):
         n = experiment.model.n_layers
         depths.append(n)
         facts = {
@@ -59,7 +59,7 @@ def compiled(monkeypatch):
 
 
 def test_depth_is_continued_from_one_and_two_repeats(compiled):
-    plan = planning.make_plan(experiment(), TARGET, (), LIMITS, whole=False)
+    plan = planning.make_plan(experiment(), TARGET, LIMITS, whole=False)
     assert compiled == [1, 2]
     assert plan.memory == 15 * GIB
     assert plan.fits
@@ -80,8 +80,8 @@ def test_depth_is_continued_from_one_and_two_repeats(compiled):
 
 
 def test_a_shallow_model_and_a_whole_one_are_compiled_once(compiled):
-    planning.make_plan(experiment(2), TARGET, (), LIMITS, whole=False)
-    plan = planning.make_plan(experiment(12), TARGET, (), LIMITS, whole=True)
+    planning.make_plan(experiment(2), TARGET, LIMITS, whole=False)
+    plan = planning.make_plan(experiment(12), TARGET, LIMITS, whole=True)
     assert compiled == [2, 12]
     assert plan.exchanges[0].received_per_repeat is None
     assert plan.memory == 15 * GIB
@@ -89,16 +89,16 @@ def test_a_shallow_model_and_a_whole_one_are_compiled_once(compiled):
 
 def test_what_a_layout_must_exchange(compiled):
     """pmap averages all gradients in float32; fsdp moves weights twice and gradients once, in bfloat16."""
-    pmap = planning.make_plan(experiment(), TARGET, (), LIMITS, False)
+    pmap = planning.make_plan(experiment(), TARGET, LIMITS, False)
     assert pmap.needed_exchange == pytest.approx(2 * 15 / 16 * 480)
-    sharded = planning.make_plan(experiment(strategy="sharded", fsdp=16), TARGET, (), LIMITS, False)
+    sharded = planning.make_plan(experiment(strategy="sharded", fsdp=16), TARGET, LIMITS, False)
     assert sharded.needed_exchange == pytest.approx(3 * 15 / 16 * 0.5 * 640 * 12)
-    both = planning.make_plan(experiment(strategy="sharded", fsdp=4), TARGET, (), LIMITS, False)
+    both = planning.make_plan(experiment(strategy="sharded", fsdp=4), TARGET, LIMITS, False)
     assert both.needed_exchange == pytest.approx(3 * 3 / 4 * 0.5 * 640 * 12 + 2 * 3 / 4 * 480)
 
 
 def test_lines_and_files(compiled, tmp_path):
-    plan = planning.make_plan(experiment(13), TARGET, (), LIMITS, False)
+    plan = planning.make_plan(experiment(13), TARGET, LIMITS, False)
     console = Console(record=True, width=200)
     report.print_plan(plan, console)
     said = console.export_text()
@@ -131,7 +131,7 @@ def test_a_search_over_batch_remat_and_layout():
 
 
 def test_the_best_plans_fit(compiled):
-    small, large = (planning.make_plan(experiment(n), TARGET, (), LIMITS, False) for n in (6, 13))
+    small, large = (planning.make_plan(experiment(n), TARGET, LIMITS, False) for n in (6, 13))
     slow = dataclasses.replace(small, units=small.units // 2)
     assert report.best([slow, large, small]) == [small, slow]
 
