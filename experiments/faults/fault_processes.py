@@ -14,8 +14,9 @@ from pathlib import Path
 from fault_kills import TEMPORARY, Stage, Trial
 from fault_runs import EVERY, STEPS, Started, demand, demand_same_end, last_row, newest
 
-GRACE, PATIENCE = 5, 15
-"""Seconds that the other processes get to end by themselves, and that the launcher may take beyond them."""
+GRACE, PATIENCE, MEETING = 5, 60, 30
+"""Seconds that the other processes get to end by themselves, that the launcher may take beyond them, and that
+processes wait for each other: long enough for a busy machine, and short beside a wait that never ends."""
 
 
 def processes(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
@@ -157,7 +158,7 @@ def end_launcher_early(stage: Stage, workdir: Path) -> dict:
     begun = time.perf_counter()
     ended = started.wait()
     seconds = time.perf_counter() - begun
-    demand(seconds < GRACE, f"its processes ended after {seconds:.0f} s")
+    demand(seconds < PATIENCE, f"its processes ended after {seconds:.0f} s")
     demand("Traceback" not in ended.text, f"a traceback: {ended.text[-1500:]}")
     _finish(stage, workdir, newest(workdir))
     return {"seconds": round(seconds, 1)}
@@ -215,7 +216,7 @@ def refuse(stage: Stage, count: int, numbers: tuple[int, ...], code: int, line: 
 
 def _process(stage: Stage, workdir: Path, place: str, count: int, number: int) -> Started:
     meeting = ("--coordinator", place, "--num-processes", count, "--process-id", number)
-    return stage.lab.start(workdir, *meeting, "--join-timeout", 8)
+    return stage.lab.start(workdir, *meeting, "--join-timeout", MEETING)
 
 
 def _arguments(launcher: Started, process_id: int) -> str:
