@@ -57,6 +57,7 @@ from hyena_jax.config.mixers import (
     AttentionConfig,
     FastmaxConfig,
     FIRConfig,
+    GatedDeltaConfig,
     GatedHyenaConfig,
     H3Config,
     HawkConfig,

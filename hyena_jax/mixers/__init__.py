@@ -33,6 +33,7 @@ from hyena_jax.mixers.aft import AFTConv, AFTFull, AFTLocal, AFTSimple
 from hyena_jax.mixers.annotated_hyena import AnnotatedHyena
 from hyena_jax.mixers.attention import Attention, LocalAttention
 from hyena_jax.mixers.fastmax import Fastmax
+from hyena_jax.mixers.gated_delta import GatedDelta
 from hyena_jax.mixers.gated_hyena import GatedHyena
 from hyena_jax.mixers.h3 import H3
 from hyena_jax.mixers.hawk import Hawk
@@ -54,6 +55,7 @@ __all__ = [
     "AnnotatedHyena",
     "Attention",
     "Fastmax",
+    "GatedDelta",
     "GatedHyena",
     "Hawk",
     "Hyena",

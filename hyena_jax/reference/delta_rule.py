@@ -6,6 +6,10 @@ key, V channels of a value.
 
 import numpy as np
 
+from hyena_jax.reference.convolution import short_conv
+from hyena_jax.reference.models import dense
+from hyena_jax.reference.recurrence import sigmoid
+
 
 def delta_rule(
     q: np.ndarray,
@@ -40,3 +44,59 @@ def delta_rule(
                 o[b, t, head] = q[b, t, head // shared] @ memory
             last[b, head] = memory
     return o, last
+
+
+def gated_delta(
+    params: dict, x: np.ndarray, config, segment_ids: np.ndarray, length_eps: float
+) -> np.ndarray:
+    """W_o (RMSNorm(o) ⊙ SiLU(W_g x)), o of the gated delta rule (2412.06464, section 3.4), for x [B, L, D].
+
+    `params` and `config` as in `hyena_jax.mixers.GatedDelta`. `length_eps` is added to squared lengths.
+    """
+    batch, length, d_model = x.shape
+    heads, n = config.n_heads, config.factors
+    key_dim = config.key_dim or d_model // heads
+    value_heads, value_dim = config.n_value_heads or heads, config.value_dim or key_dim
+    u = silu(fir(params, dense(params["qkv_proj"], x), segment_ids))
+    q, k, v = np.split(u, [heads * key_dim, (1 + n) * heads * key_dim], axis=-1)
+    q, k = q.reshape(batch, length, heads, key_dim), k.reshape(batch, n * length, heads, key_dim)
+    q, k = (z / np.sqrt((z**2).sum(axis=-1, keepdims=True) + length_eps) for z in (q, k))
+    beta = sigmoid(dense(params["beta_proj"], x)).reshape(batch, n * length, value_heads)
+    log_a = np.zeros((batch, length, value_heads))
+    if config.decay:
+        rate = np.log1p(np.exp(dense(params["decay_proj"], x) + np.float64(params["dt_bias"])))
+        log_a = -np.exp(np.float64(params["a_log"])) * rate
+    o, _ = delta_rule(
+        q / np.sqrt(key_dim),
+        k,
+        v.reshape(batch, n * length, value_heads, value_dim),
+        log_a,
+        2 * beta if config.negative_eigenvalues else beta,
+        np.zeros((batch, value_heads, key_dim, value_dim)),
+        document_starts(segment_ids),
+    )
+    o = (
+        o
+        / np.sqrt((o**2).mean(axis=-1, keepdims=True) + config.norm_eps)
+        * np.float64(params["norm"]["scale"])
+    )
+    o = o.reshape(batch, length, -1)
+    if config.gate:
+        o = o * silu(dense(params["gate_proj"], x))
+    return dense(params["out_proj"], o)
+
+
+def fir(params: dict, u: np.ndarray, segment_ids: np.ndarray) -> np.ndarray:
+    """The short FIR of u [B, L, C], with a bias if `params` has one."""
+    bias = params.get("short_bias", np.zeros(u.shape[-1]))
+    return short_conv(u.transpose(0, 2, 1), params["short_taps"], bias, segment_ids).transpose(0, 2, 1)
+
+
+def document_starts(segment_ids: np.ndarray) -> np.ndarray:
+    """Whether the id [B, L] differs from the id before."""
+    return np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """x sigmoid(x)."""
+    return x * sigmoid(x)
