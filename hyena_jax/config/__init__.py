@@ -64,6 +64,7 @@ from hyena_jax.config.mixers import (
     HyenaConfig,
     Init,
     LocalAttentionConfig,
+    Mamba2Config,
     MixerConfig,
     S4DConfig,
 )

@@ -233,6 +233,46 @@ class GatedDeltaConfig(MixerConfig):
 
 
 @dataclass(frozen=True)
+class Mamba2Config(MixerConfig):
+    """Mamba-2, or SSD: a state space with one decay for each head (Dao and Gu 2024, arXiv 2405.21060)."""
+
+    n_heads: int = 4
+    """Heads; must divide the inner width, inner_factor * d_model."""
+    inner_factor: int = 2
+    """Inner width, as a multiple of d_model."""
+    d_state: int = 128
+    """Size of each channel's state."""
+    n_groups: int = 1
+    """Groups of heads that share their B and C; must divide n_heads."""
+    short_filter_len: int = 4
+    """Taps of the depthwise causal FIR filter on x, B and C."""
+    dt_limit: tuple[float, float] | None = None
+    """Bounds of the time steps; None has none."""
+    norm_eps: float = 1e-5
+    """Added to the mean square of a group's outputs in their norm."""
+    chunk: int = field(default=64, metadata=RUNTIME)
+    """Tokens that are computed at once, by matrix products; results differ only by rounding."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_most(MOST_CHANNELS, self, "n_heads", "d_state")
+        require_at_most(MOST_GATES, self, "inner_factor")
+        require_at_least(1, self, "n_heads", "inner_factor", "d_state", "n_groups")
+        require_divisor("n_groups", self.n_groups, "n_heads", self.n_heads)
+        limit = self.dt_limit
+        require(
+            limit is None or 0 <= limit[0] <= limit[1], "dt_limit", limit, "two ordered numbers of at least 0"
+        )
+        _check_unrolled(self)
+        _check_chunk(self)
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """The heads must divide the inner width."""
+        require_sizes(d_model, max_len)
+        require_divisor("n_heads", self.n_heads, "inner_factor * d_model", self.inner_factor * d_model)
+
+
+@dataclass(frozen=True)
 class _HeadsConfig(MixerConfig):
     """Options that the attention mixers share."""
 
@@ -427,7 +467,7 @@ class FIRConfig(MixerConfig):
     filter: FilterConfig = ExplicitFilterConfig()
 
 
-def _check_chunk(config: GatedDeltaConfig) -> None:
+def _check_chunk(config: GatedDeltaConfig | Mamba2Config) -> None:
     require(0 < config.norm_eps <= 1, "norm_eps", config.norm_eps, "in (0, 1]")
     require(1 <= config.chunk <= MOST_CHUNK, "chunk", config.chunk, f"in 1..{MOST_CHUNK}")
 
@@ -445,6 +485,7 @@ for _name, _config_class, _module in (
     ("gated_hyena", GatedHyenaConfig, "gated_hyena:GatedHyena"),
     ("hawk", HawkConfig, "hawk:Hawk"),
     ("gated_delta", GatedDeltaConfig, "gated_delta:GatedDelta"),
+    ("mamba2", Mamba2Config, "mamba2:Mamba2"),
     ("attention", AttentionConfig, "attention:Attention"),
     ("local_attention", LocalAttentionConfig, "attention:LocalAttention"),
     ("fastmax", FastmaxConfig, "fastmax:Fastmax"),

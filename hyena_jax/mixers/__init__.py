@@ -38,6 +38,7 @@ from hyena_jax.mixers.gated_hyena import GatedHyena
 from hyena_jax.mixers.h3 import H3
 from hyena_jax.mixers.hawk import Hawk
 from hyena_jax.mixers.hyena import Hyena
+from hyena_jax.mixers.mamba2 import Mamba2
 from hyena_jax.mixers.plain_convolution import FIR, S4D
 
 MIXERS = Targets(MIXER_CONFIGS)
@@ -60,6 +61,7 @@ __all__ = [
     "Hawk",
     "Hyena",
     "LocalAttention",
+    "Mamba2",
     "decodes_by_state",
     "has_state",
     "is_unbounded",

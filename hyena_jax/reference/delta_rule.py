@@ -86,6 +86,31 @@ def gated_delta(
     return dense(params["out_proj"], o)
 
 
+def mamba2(params: dict, x: np.ndarray, config, segment_ids: np.ndarray) -> np.ndarray:
+    """W_o RMSNorm(o ⊙ SiLU(z)), o of h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T (2405.21060, figure 6).
+
+    For x [B, L, D]; `params` and `config` as in `hyena_jax.mixers.Mamba2`.
+    """
+    batch, length, d_model = x.shape
+    width, heads, groups = config.inner_factor * d_model, config.n_heads, config.n_groups
+    states = groups * config.d_state
+    z, u, dt = np.split(dense(params["in_proj"], x), [width, 2 * (width + states)], axis=-1)
+    u, b, c = np.split(silu(fir(params, u, segment_ids)), [width, width + states], axis=-1)
+    u, b, c = (part.reshape(batch, length, n, -1) for part, n in ((u, heads), (b, groups), (c, groups)))
+    dt = np.log1p(np.exp(dt + np.float64(params["dt_bias"])))
+    if config.dt_limit is not None:
+        dt = np.clip(dt, *config.dt_limit)
+    log_a, memory = (
+        -np.exp(np.float64(params["a_log"])) * dt,
+        np.zeros((batch, heads, b.shape[3], u.shape[3])),
+    )
+    o, _ = delta_rule(c, b, dt[..., None] * u, log_a, None, memory, document_starts(segment_ids))
+    y = (o + np.float64(params["skip"])[:, None] * u).reshape(batch, length, width) * silu(z)
+    y = y.reshape(batch, length, groups, -1)
+    y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + config.norm_eps)
+    return dense(params["out_proj"], np.float64(params["norm"]["scale"]) * y.reshape(batch, length, width))
+
+
 def fir(params: dict, u: np.ndarray, segment_ids: np.ndarray) -> np.ndarray:
     """The short FIR of u [B, L, C], with a bias if `params` has one."""
     bias = params.get("short_bias", np.zeros(u.shape[-1]))

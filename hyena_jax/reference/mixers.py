@@ -72,6 +72,11 @@ def gated_delta(config, params, x, max_len, segment_ids) -> np.ndarray:
     return delta_rule.gated_delta(params, x, config, segment_ids, GATED_DELTA_LENGTH_EPS)
 
 
+def mamba2(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """See `hyena_jax.reference.delta_rule.mamba2`."""
+    return delta_rule.mamba2(params, x, config, segment_ids)
+
+
 def attention(config, params, x, max_len, segment_ids) -> np.ndarray:
     """See `hyena_jax.reference.attention.attention`."""
     return attention_forms.attention(params, x, config, segment_ids)

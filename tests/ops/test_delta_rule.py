@@ -206,3 +206,12 @@ def test_dtypes():
         for actual, x in zip(compiled(*args), expected, strict=True):
             assert_close(actual, x)
             assert actual.dtype == np.float64
+
+
+def test_parity_by_hand():
+    """A bit of 1 turns the sign of what the memory holds at the only key; 4,096 bits."""
+    bits = np.random.default_rng(0).integers(0, 2, (1, 4096))
+    one = np.ones((1, 4096, 1, 1), np.float32)
+    log_a, beta, state = np.zeros((1, 4096, 1), np.float32), 2 * bits[..., None], np.ones((1, 1, 1, 1))
+    o, _ = compiled(one, one, 0 * one, log_a, np.float32(beta), np.float32(state))
+    np.testing.assert_array_equal(np.asarray(o)[0, :, 0, 0], 1 - 2 * (np.cumsum(bits) % 2))
