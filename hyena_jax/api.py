@@ -25,8 +25,8 @@ from hyena_jax.generation.stopping import stops
 from hyena_jax.startup import refuse_wrong_jaxlib
 from hyena_jax.training import metrics
 from hyena_jax.training import run as training
+from hyena_jax.training.bars import watched
 from hyena_jax.training.evaluate import evaluate_run, load_data
-from hyena_jax.training.progress import watched
 from hyena_jax.training.run_folder import RunFolder, load_params, read_run
 
 Prompt = str | Sequence[int] | np.ndarray
