@@ -609,6 +609,7 @@ def test_wrong_models_are_refused_by_name(make, message):
         (lambda: HawkConfig(ring="b"), "ring 'b' is unknown"),
         (lambda: HawkConfig(max_radius=1.0), "max_radius must be below 1, got 1.0"),
         (lambda: HawkConfig(min_radius=0.0), "min_radius must be in .0, max_radius=0.999., got 0.0"),
+        (lambda: HawkConfig(sign="shifted"), "min_radius must be below 0.9 with sign 'shifted'.*got 0.9"),
         (lambda: AttentionConfig(4, n_kv_heads=3), "n_kv_heads must be a divisor of n_heads=4, got 3"),
         (lambda: AttentionConfig(rotary_fraction=1.5), "rotary_fraction must be in .0, 1., got 1.5"),
         (lambda: LocalAttentionConfig(window=0), "window must be at least 1, got 0"),

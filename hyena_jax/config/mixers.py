@@ -157,13 +157,16 @@ class HawkConfig(MixerConfig):
     ring: Literal["a", "a_to_c"] = "a"
     """Which is initialised uniformly by area between the radii: a (released code), or a^c (paper)."""
     min_radius: float = 0.9
-    """Smallest initial value."""
+    """Smallest initial value; with sign `shifted` it must be smaller than the default, 0.3 for instance."""
     max_radius: float = 0.999
     """Largest initial value, below 1."""
     reset_at_start: bool = False
     """Treat the first token as a document start, whose input is not scaled (released code)."""
     gelu: Literal["erf", "tanh"] = "erf"
     """Form of the GELU on the gate branch; the released code has `tanh`."""
+    sign: Literal["none", "shifted", "gate"] = "none"
+    """How the recurrence's factors a_t in (0, 1) become signed, to track states such as parity. `shifted`:
+    2 a_t - 1 (as in 2411.12537); `gate`: multiplied by the tanh of a third gate."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,6 +176,8 @@ class HawkConfig(MixerConfig):
         most = f"in (0, max_radius={self.max_radius}]"
         require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
         require(self.max_radius < 1, "max_radius", self.max_radius, "below 1")
+        negative = "below 0.9 with sign 'shifted' (try 0.3), or few factors can turn negative"
+        require(self.sign != "shifted" or self.min_radius < 0.9, "min_radius", self.min_radius, negative)
 
     def check(self, d_model: int, max_len: int) -> None:
         """The blocks must divide the width."""

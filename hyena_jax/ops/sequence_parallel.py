@@ -169,11 +169,13 @@ def rg_lru_from_start(
     i: jax.Array,
     rate: jax.Array,
     starts: jax.Array,
+    s: jax.Array | None,
     axis_name: str | None,
     method: Recurrence | None = None,
+    shifted: bool = False,
 ) -> jax.Array:
     """`ops.rg_lru.rg_lru` from the start of the sequence: h [..., l, D]; starts [..., l] is local too."""
-    return rg_lru.rg_lru(x, r, i, rate, None, starts, linear_recurrence(axis_name, method))[0]
+    return rg_lru.rg_lru(x, r, i, rate, None, starts, linear_recurrence(axis_name, method), s, shifted)[0]
 
 
 def local_attention(

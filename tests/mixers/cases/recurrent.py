@@ -25,4 +25,6 @@ OPTIONS = {
     "hawk_reset_at_start": hawk_case(reset_at_start=True, short_filter_len=1),
     "hawk_gate_blocks": hawk_case(gate_blocks=4, gate_bias=True),
     "hawk_ring_a_to_c": hawk_case(ring="a_to_c", gelu="tanh"),
+    "hawk_shifted": hawk_case(sign="shifted", min_radius=0.3, reset_at_start=True),
+    "hawk_sign_gate": hawk_case(sign="gate", gate_blocks=2),
 }
