@@ -5,7 +5,7 @@ Each is a folder with a `run.py` that describes a `Study` and calls `main`:
     python experiments/NAME/run.py [--jobs 2] [--quick]
 
 The runs are a sweep: started again, it continues. Results go to results.json, plot.png and README.md in the
-folder of the experiment; with `--quick`, a check of a minute, to the sweep's own folder.
+folder of the experiment; with `--quick`, a check of a minute, to a folder of runs.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from hyena_jax import config
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.comparison.report import COLOURS
 from hyena_jax.comparison.sizes import n_params, state_size
-from hyena_jax.config import Experiment, TaskConfig, TrainingConfig
+from hyena_jax.config import Experiment, TaskConfig, TrainingConfig, UserError
 from hyena_jax.training.atomic import replacing, write_text
 from hyena_jax.training.bars import bar
 
@@ -100,11 +101,15 @@ def main(study: Study) -> None:
         Args:
           workdir: folder of the runs.
           jobs: runs that are trained at the same time.
-          quick: a few steps of the first runs, whose results stay in workdir.
+          quick: a few steps of the first runs, whose results stay in WORKDIR_quick.
           plot_only: draw and write from results.json, and train nothing.
         """
         if not plot_only:
-            run(study, workdir / "quick" if quick else workdir, jobs, quick)
+            folder = workdir.with_name(f"{workdir.name}_quick") if quick else workdir
+            try:
+                run(study, folder, jobs, quick)
+            except UserError as error:
+                sys.exit(f"error: {error}")
         if not quick:
             write(study, study.folder, json.loads((study.folder / "results.json").read_text()))
 

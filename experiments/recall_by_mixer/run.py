@@ -54,8 +54,8 @@ STUDY = Study(
     source="Hyena Hierarchy (Poli et al. 2023, 2302.10866), table of recall at 2,048 tokens",
     claim="""Pairs of a key and its value, then a key whose value is asked for. In the paper Hyena and
 attention recall at every vocabulary, H3 at the smallest, AFT and a short convolution at none. There the rows
-have 2,048 tokens and training 400,000 rows; here they have 64 tokens, so that a key comes up less often as the
-vocabulary grows, and training 32,000 rows (attention 80,000). Two layers of width 64 both times.""",
+have 2,048 tokens and training 400,000 rows; here 64 tokens, so that a key comes up less often as the
+vocabulary grows, and 32,000 rows (attention 80,000). Two layers of width 64 both times.""",
     runs=make_runs(),
     metric="accuracy",
     solved=0.99,
