@@ -48,9 +48,9 @@ STUDY = Study(
     title="Parity beyond the training length",
     source="Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues (2411.12537)",
     claim="""The parity of the bits so far, at every bit; trained on 3 to 40 tokens. A recurrence whose
-factors lie in (0, 1) cannot flip its state's sign, and stays at chance, 0.5, on longer rows; one whose factors
-may be negative tracks it at any length. The paper trains Mamba and DeltaNet; here one layer of RG-LRU, width
-32.""",
+factors lie in (0, 1) cannot flip its state's sign, and stays at chance, 0.5, on longer rows; one whose
+factors may be negative tracks it at any length. The paper trains Mamba and DeltaNet; here one layer of RG-LRU
+of width 32.""",
     runs=make_runs(),
     metric="accuracy",
     solved=0.99,
