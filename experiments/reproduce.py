@@ -18,7 +18,15 @@ from hyena_jax.config import UserError, choose
 from hyena_jax.training.atomic import write_text
 
 HERE = Path(__file__).parent
-STUDIES = ("recall_by_mixer", "recall_by_filter", "mqar_state", "state_tracking", "copying", "mad")
+STUDIES = (
+    "recall_by_mixer",
+    "recall_by_filter",
+    "mqar_state",
+    "state_tracking",
+    "copying",
+    "extrapolation",
+    "mad",
+)
 
 
 def main(

@@ -117,10 +117,23 @@ def main(study: Study) -> None:
 
 
 def digest(study: Study) -> str:
-    """SHA-256 of all settings of all runs, and of what is measured."""
-    runs = {name: config.encode(experiment) for name, experiment in study.runs.items()}
+    """SHA-256 of all settings that differ from their defaults, so that a new option changes nothing."""
+    runs = {name: _chosen(experiment) for name, experiment in study.runs.items()}
     text = json.dumps([study.metric, list(study.lengths), runs], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _chosen(value: Any) -> Any:
+    """The class of a config and its values that are not the class's defaults, and so for configs within."""
+    if isinstance(value, tuple):
+        return [_chosen(element) for element in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    fields = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
+    return {
+        "type": type(value).__name__,
+        **{name: _chosen(chosen) for name, (chosen, default) in fields.items() if chosen != default},
+    }
 
 
 def shortened(runs: Mapping[str, Experiment], most: int = 3, steps: int = 20) -> dict[str, Experiment]:
@@ -223,7 +236,8 @@ def orderings(study: Study, groups: Mapping[str, Group]) -> list[tuple[str, bool
         pairs = [(a, b) for a in higher for b in lower if a in groups and b in groups]
         if pairs:
             holds = all(groups[a].median > groups[b].median for a, b in pairs)
-            found.append((f"{', '.join(higher)} above {', '.join(lower)}", holds))
+            names = (" and ".join(f"({label(name)})" for name in side) for side in (higher, lower))
+            found.append((" above ".join(names), holds))
     return found
 
 
