@@ -1,5 +1,6 @@
 """The config of an experiment: model, data, loss, optimizer, training, devices, logging."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,11 +29,27 @@ class TrainingConfig(Checked):
     """Steps between rows of training metrics."""
     keep_checkpoints: int = 2
     """Latest checkpoints to keep; the best one is kept in addition."""
+    until: str | None = None
+    """Stop at the first evaluation that reaches this: `accuracy=0.99`, or `loss=1.5` (at most)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.until is not None:
+            parse_target(self.until)
         require_at_least(1, self, "steps", "eval_every", "eval_batch_size", "eval_windows")
         require_at_least(1, self, "checkpoint_every", "log_every", "keep_checkpoints")
+
+
+def parse_target(text: str) -> tuple[str, float]:
+    """The name and the value of a target `NAME=VALUE`. Raises UserError if it is not one."""
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    allowed = "NAME=VALUE with a finite VALUE, such as accuracy=0.99"
+    require(name != "" and math.isfinite(number), "until", text, allowed)
+    return name, number
 
 
 @dataclass(frozen=True)

@@ -142,8 +142,10 @@ def _parse(
         if not _is_flag(argument):
             if not places:
                 raise UserError(f"{_shown(argument)} is one argument too many for {called}")
-            flag = places.pop(0)
-            values[flag.path] = _converted(flag, [argument])
+            is_last = n_values(places[0].hint) is None  # it takes all that follow
+            flag = places[0] if is_last else places.pop(0)
+            value = _converted(flag, [argument])
+            values[flag.path] = (*values.get(flag.path, ()), *value) if is_last else value
             continue
         name, equals, attached = argument.partition("=")
         name = name.replace("_", "-")

@@ -1,0 +1,160 @@
+"""The worker processes of a sweep: started, given work, watched and ended."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from hyena_jax.config import UserError
+from hyena_jax.interruption import STOPPING
+from hyena_jax.sweeps.worker import FAILED, READY, STEP
+
+POLL_EVERY = 0.2
+"""Seconds to wait for an event before looking at signals."""
+ENDED = "ended"
+"""Kind of an event: the worker ended while it worked."""
+
+
+class Event(NamedTuple):
+    """What a worker says about the piece of work that it was given."""
+
+    work: str
+    kind: str
+    seconds: float
+    """Since the work was given."""
+    values: dict[str, Any]
+
+
+class _Worker:
+    """One process; `work` is the name of what it does, None while it waits."""
+
+    def __init__(self, cores: str):
+        self.cores, self.work, self.began, self.is_ready = cores, None, 0.0, False
+        self._rest = b""
+        command = [sys.executable, "-m", "hyena_jax.sweeps.worker", cores]
+        usual = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until it has its own handlers
+        try:
+            # In its own group, or Ctrl-C would reach it twice: from the terminal and from here.
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+
+    def ask(self, work: str | None, request: dict[str, Any] | None) -> None:
+        self.work, self.began = work, time.monotonic()
+        with suppress(BrokenPipeError):  # it has ended, which its next event will say
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The events that have arrived; the last is ENDED if there will be no more."""
+        received = os.read(self.process.stdout.fileno(), 2**16)
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        yield from map(json.loads, lines)
+        if not received:
+            code = self.process.wait()
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            yield {"kind": ENDED, "error": f"its process {how}"}
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+class Pool:
+    """Workers that each do one piece of work at a time; a context manager."""
+
+    def __init__(self, cores: Sequence[str]):
+        """`cores` are the CPUs of each worker, as `worker.main` takes them."""
+        self._cores = cores
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> "Pool":
+        for cores in self._cores:
+            self._start(cores)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for worker in self._workers:
+            if worker.work is None:
+                worker.ask(None, None)
+            else:
+                worker.process.kill()
+            worker.close()
+        self._selector.close()
+
+    def run(self, work: Iterable[tuple[str, dict[str, Any]]], asked: Sequence[int]) -> Iterator[Event]:
+        """Gives each piece of work, a name and a request, to a worker that is free; yields what they say.
+
+        A worker that ends while it works, because it was killed or crashed, is replaced.
+
+        Args:
+          asked: signals that ask to stop, also while this runs: no more work is given, and workers stop and
+            save; a second SIGINT ends them at once.
+
+        Raises:
+          UserError: if JAX cannot start.
+          OSError: if a worker ends while it starts.
+        """
+        waiting, is_stopping = deque(work), False
+        while True:
+            if asked and not is_stopping:
+                is_stopping = True
+                waiting.clear()
+                for worker in self._busy():
+                    worker.process.send_signal(signal.SIGTERM)
+            for worker in self._workers:
+                if waiting and worker.work is None:
+                    worker.ask(*waiting.popleft())
+            if not self._busy() or list(asked).count(signal.SIGINT) > 1:
+                return
+            for key, _ in self._selector.select(POLL_EVERY):
+                yield from self._events(key.data, is_stopping)
+
+    @property
+    def _workers(self) -> list[_Worker]:
+        return [key.data for key in self._selector.get_map().values()]
+
+    def _busy(self) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.work is not None]
+
+    def _start(self, cores: str) -> None:
+        worker = _Worker(cores)
+        self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+
+    def _events(self, worker: _Worker, is_stopping: bool) -> Iterator[Event]:
+        for values in worker.read():
+            kind, work = values.pop("kind"), worker.work
+            if kind == READY:
+                worker.is_ready = True
+                continue
+            if kind == FAILED and not worker.is_ready:
+                raise UserError(values["error"])
+            if kind == ENDED:
+                self._selector.unregister(worker.process.stdout)
+                worker.close()
+                if not worker.is_ready and not is_stopping:
+                    raise OSError(f"a worker could not start: {values['error']}")
+                if not is_stopping:
+                    self._start(worker.cores)
+            if kind != STEP:
+                worker.work = None
+            if work is not None:
+                yield Event(work, kind, time.monotonic() - worker.began, values)
