@@ -56,6 +56,8 @@ COUNTS = {
     "shakespeare_cpu:gated_hyena": 853_376,
     "shakespeare_cpu:hawk": 868_224,
     "shakespeare_cpu:griffin": 826_624,
+    "shakespeare_cpu:gated_delta": 875_552,
+    "shakespeare_cpu:mamba2": 875_440,
     "shakespeare_cpu:attention": 809_856,
     "shakespeare_cpu:local_attention": 800_512,
     "shakespeare_cpu:fastmax": 808_320,
