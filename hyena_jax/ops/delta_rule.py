@@ -49,7 +49,8 @@ def delta_rule(
       state: the memory before the first token [B, G, K, V].
       starts: boolean [B, L], True at the first token of a document, where the memory is reset to 0; None is
         False.
-      chunk: C. It changes the speed, and the results only by rounding.
+      chunk: C. It changes the speed, and the results only by rounding: most where keys are equal and beta is
+        close to 2, where float32 was wrong by 2e-5 of the largest output at C = 16 and by 1e-4 at 64.
     """
     inputs = [x for x in (q, k, v, log_a, beta, state) if x is not None]
     dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in inputs) else jnp.float32
@@ -158,7 +159,7 @@ def solve_unit_triangular(lower: jax.Array, b: jax.Array) -> jax.Array:
 
     By the inverse: on CPUs `jax.scipy.linalg.solve_triangular` calls a library for each small system, which
     is many times slower. Not by the product (I - M) (I + M^2) (I + M^4) ..., which is right on paper alone:
-    equal keys make the powers of M so large that float32 is wrong by a factor of up to 1e18.
+    equal keys make the powers of M so large that the solution is wrong by a factor of 1e5 to 1e20.
     """
     inverse = unit_triangular_inverse(jax.lax.stop_gradient(lower))
 

@@ -77,7 +77,11 @@ def test_initial_distributions_of_mamba2():
 
 
 @pytest.mark.parametrize(
-    ("module", "config"), [(GatedDelta, GatedDeltaConfig(factors=3)), (Mamba2, Mamba2Config(d_state=8))]
+    ("module", "config"),
+    [
+        (GatedDelta, GatedDeltaConfig(factors=3)),
+        pytest.param(Mamba2, Mamba2Config(d_state=8), marks=pytest.mark.grid),
+    ],
 )
 def test_the_chunk_changes_rounding_alone(module, config):
     """Also of a chunk longer than the sequence, and of one that does not divide it."""
