@@ -53,7 +53,7 @@ class _Worker:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
-    def ask(self, work: str | None, request: dict[str, Any] | None) -> None:
+    def ask(self, work: str, request: dict[str, Any]) -> None:
         self.work, self.began = work, time.monotonic()
         with suppress(BrokenPipeError):  # it has ended, which its next event will say
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -92,11 +92,7 @@ class Pool:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for worker in self._workers:
-            if worker.work is None:
-                worker.ask(None, None)
-            else:
-                worker.process.kill()
+        for worker in self._workers:  # one that waits has nothing to save
             worker.close()
         self._selector.close()
 

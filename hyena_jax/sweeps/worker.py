@@ -1,8 +1,8 @@
 """A process that trains runs of a sweep one after the other: it starts JAX once and reads the data once.
 
-`python -m hyena_jax.sweeps.worker CORES` reads requests from its standard input, one JSON value a line, null
-after the last. It writes events to its standard output; what is printed goes to the standard error. If the
-standard input ends without null, the process that started it is gone, and it stops and saves.
+`python -m hyena_jax.sweeps.worker CORES` reads requests from its standard input, a JSON object a line, and
+writes events to its standard output; what is printed goes to the standard error. It is killed while it waits;
+once its standard input ends, the process that started it is gone, and it stops and saves.
 """
 
 import json
@@ -24,7 +24,7 @@ DIVERGED, FAILED, STOPPED = "diverged", "failed", "stopped"
 
 
 def main(cores: str) -> int:
-    """Serves requests until there are no more.
+    """Serves requests until it is asked to stop.
 
     Args:
       cores: the CPUs to use, such as `0,1`; empty for all.
@@ -59,19 +59,15 @@ def main(cores: str) -> int:
         return 2
     server = Server(send)
     send(READY)
-    while (request := requests.get()) is not None:
-        if not server.serve(request):
-            break
+    while server.serve(requests.get()):
+        pass
     return 0
 
 
 def _read_requests(requests: queue.Queue) -> None:
     """Puts requests into the queue; stops this process if the one that sends them has ended."""
     for line in sys.stdin:
-        request = json.loads(line)
-        requests.put(request)
-        if request is None:
-            return
+        requests.put(json.loads(line))
     stop_and_end()
 
 
