@@ -57,6 +57,9 @@ of width 32.""",
     above=[(tuple(f"model={name}" for name in SIGNED), tuple(f"model={name}" for name in UNSIGNED))],
     lengths={length: partial(of_length, length) for length in (40, 64, 128, 256)},
     x="length",
+    findings="""At the training lengths both signed forms track parity in every seed. `gate` keeps it
+to 256 tokens in every seed; one seed of `shifted` loses it beyond 64, which the band shows. The unsigned
+recurrence, Hyena and attention stay near chance. `shifted` starts from `min_radius` 0.3.""",
 )
 
 if __name__ == "__main__":
