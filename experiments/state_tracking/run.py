@@ -10,18 +10,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main
+from study import Study, main, task_runs
 
-import hyena_jax
 from hyena_jax.config import Experiment, TaskConfig
 
 LONGEST = 256
 MODELS = {
-    "hawk": [],
-    "hawk_shifted": ["--model.pattern.0.sign", "shifted", "--model.pattern.0.min-radius", "0.3"],
-    "hawk_gate": ["--model.pattern.0.sign", "gate"],
-    "hyena": ["--model.pattern", "hyena"],
-    "attention": ["--model.pattern", "attention", "--model.learned-positions"],
+    "hawk": ("hawk", []),
+    "hawk_shifted": ("hawk", ["--model.pattern.0.sign", "shifted", "--model.pattern.0.min-radius", "0.3"]),
+    "hawk_gate": ("hawk", ["--model.pattern.0.sign", "gate"]),
+    "hyena": ("hyena", []),
+    "attention": ("attention", []),
 }
 UNSIGNED, SIGNED = ("hawk", "hyena", "attention"), ("hawk_shifted", "hawk_gate")
 SEEDS = (0, 1, 2)
@@ -30,11 +29,11 @@ SEEDS = (0, 1, 2)
 def make_runs() -> dict[str, Experiment]:
     """Parity of every model."""
     runs: dict[str, Experiment] = {}
-    for model, flags in MODELS.items():
+    for model, (mixer, flags) in MODELS.items():
         shared = ["--model.max-len", str(LONGEST), "--training.steps", "1000"]
         shared += ["--training.eval-every", "250", "--training.checkpoint-every", "1000"]
-        found = hyena_jax.make_runs("tasks:parity", {"seed": SEEDS}, [*shared, *flags])
-        runs |= {f"model={model},{name}": run for name, run in found.items()}
+        for run in task_runs("parity", mixer, SEEDS, [*shared, *flags]):
+            runs[f"model={model},seed={run.seed}"] = run
     return runs
 
 
