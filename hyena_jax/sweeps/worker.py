@@ -1,8 +1,8 @@
 """A process that trains runs of a sweep one after the other: it starts JAX once and reads the data once.
 
 `python -m hyena_jax.sweeps.worker CORES` reads requests from its standard input, a JSON object a line, and
-writes events to its standard output; what is printed goes to the standard error. It is killed while it waits;
-once its standard input ends, the process that started it is gone, and it stops and saves.
+writes events to its standard output; what is printed goes to the standard error. Its parent kills it when
+there is no more work. Once its standard input ends, the parent is gone: it stops and saves.
 """
 
 import json
@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from hyena_jax.config import UserError, require
+from hyena_jax.config import UserError
 from hyena_jax.interruption import stop_and_end, take_signals
 from hyena_jax.startup import keep_freed_memory, quiet_libraries, refuse_wrong_jaxlib, start_jax
 
@@ -52,8 +52,8 @@ def main(cores: str) -> int:
         from hyena_jax.sweeps.serve import Server
 
         platform = jax.devices()[0].platform
-        must = f"1 on a {platform}, which cannot be divided"
-        require(not cores or platform == "cpu", "jobs", "more", must)
+        if cores and platform != "cpu":
+            raise UserError(f"jobs must be 1 on a {platform}: only CPUs are divided among the runs")
     except UserError as error:
         send(FAILED, error=str(error))
         return 2
