@@ -176,7 +176,7 @@ def _outcome(workdir: Path, experiment: Experiment, kept: Mapping[str, Any] | No
         shown = "; ".join(differences[:3])
         raise UserError(f"workdir {str(workdir.parent)!r} holds another sweep: {workdir.name}: {shown}")
     ended = {name: kept[name] for name in ("status", "error", "step", "seconds", "planned")}
-    if kept["config"] != _encoded(experiment):  # runtime fields changed, such as the number of steps
+    if theirs != experiment:  # runtime fields changed, such as the number of steps
         ended |= {"status": WAITING, "planned": None}
     try:
         ended["step"], values = _last_evaluation(workdir)
