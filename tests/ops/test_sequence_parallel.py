@@ -197,6 +197,31 @@ def test_fastmax(is_causal):
 
 
 @pytest.mark.parametrize(
+    ("n_updates", "has_beta", "ids"),
+    [
+        (2, True, IDS),
+        (1, False, IDS),
+        *[pytest.param(1, b, None, marks=pytest.mark.sequence) for b in (0, 1)],
+    ],
+)
+def test_delta_rule(n_updates, has_beta, ids):
+    """Also with a document over several devices, and several in one."""
+
+    def whole(q, k, v, log_a, beta, starts):
+        return sequence_parallel.gated_delta_rule(q, k, v, -jnp.exp(log_a), beta, starts, None, 5)
+
+    def local(q, k, v, log_a, beta, starts):
+        return sequence_parallel.gated_delta_rule(q, k, v, -jnp.exp(log_a), beta, starts, AXIS, 2)
+
+    rows = (BATCH, n_updates * LENGTH)
+    q, k, v = normal(BATCH, LENGTH, 2, 3), normal(*rows, 2, 3, seed=1) / 2, normal(*rows, 4, 2)
+    beta = 1 + np.tanh(normal(*rows, 4)) if has_beta else None
+    starts = None if ids is None else np.diff(ids, axis=1, prepend=ids[:, :1]) != 0
+    in_axes = ("BLHK", "BLHK", "BLGV", "BLG", "BLG", "BL")
+    check(whole, local, in_axes, "BLGV", q, k, v, normal(BATCH, LENGTH, 4), beta, starts)
+
+
+@pytest.mark.parametrize(
     ("spread", "ids"),
     [
         pytest.param(1, None, id="1-one_document"),
