@@ -52,7 +52,7 @@ from hyena_jax.data.tasks import load_task
 from hyena_jax.tasks.catalogue import TASKS
 
 EMBEDDINGS = ParameterGroup(r"^(embedding/|positions$)", weight_decay=0.0)
-RATE = ParameterGroup(r"/rate$", weight_decay=0.0, optional=True)
+DECAYS = ParameterGroup(r"/(rate|a_log|dt_bias)$", weight_decay=0.0, optional=True)
 
 
 class Variant(NamedTuple):
@@ -70,7 +70,7 @@ class Variant(NamedTuple):
 
 HYENA, HAWK, ATTENTION = HyenaConfig(), HawkConfig(), AttentionConfig(n_heads=1)
 # Of all mixers, so that another one can be chosen on the command line.
-GROUPS = (*HYENA_GROUPS, RATE, EMBEDDINGS)
+GROUPS = (*HYENA_GROUPS, DECAYS, EMBEDDINGS)
 VARIANTS = {
     "recall": Variant(HYENA, 800, batch_size=32),
     "mqar": Variant(ATTENTION, 800),

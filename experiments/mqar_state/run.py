@@ -17,11 +17,17 @@ POINTS = {
     "attention": (16, 32, 64),
     "hyena": (32, 64, 128),
     "hawk": (32, 64, 128, 256),
+    "gated_delta": (16, 32, 64),
+    "mamba2": (32, 64),
     "h3": (64,),
     "fastmax": (32, 64),
 }
 """Widths of the model by mixer; the state grows with the width."""
-DECISIVE = ("attention", "hyena", "hawk")
+OPTIONS = {
+    "gated_delta": ("--model.pattern.0.n-heads", "2"),
+    "mamba2": ("--model.pattern.0.d-state", "16"),
+}
+DECISIVE = ("attention", "hyena", "hawk", "gated_delta")
 """Mixers with three seeds at width 64; all other points have one."""
 WINDOWS = (4, 8, 16)
 """Windows of local attention, at width 64."""
@@ -31,9 +37,10 @@ def make_runs() -> dict[str, Experiment]:
     """All points of the figure."""
     runs: dict[str, Experiment] = {}
     for mixer, widths in POINTS.items():
+        own = OPTIONS.get(mixer, ())
         for width in widths:
             seeds = (0, 1, 2) if mixer in DECISIVE and width == 64 else (0,)
-            for run in task_runs("mqar", mixer, seeds, [*STEPS, "--model.d-model", str(width)]):
+            for run in task_runs("mqar", mixer, seeds, [*STEPS, *own, "--model.d-model", str(width)]):
                 runs[f"pattern={mixer},width={width},seed={run.seed}"] = run
     for window in WINDOWS:
         flags = [*STEPS, "--model.pattern.0.window", str(window), "--model.pattern.0.n-heads", "1"]

@@ -19,10 +19,17 @@ MODELS = {
     "hawk": ("hawk", []),
     "hawk_shifted": ("hawk", ["--model.pattern.0.sign", "shifted", "--model.pattern.0.min-radius", "0.3"]),
     "hawk_gate": ("hawk", ["--model.pattern.0.sign", "gate"]),
+    "gated_delta": ("gated_delta", ["--model.pattern.0.n-heads", "2"]),
+    "gated_delta_negative": (
+        "gated_delta",
+        ["--model.pattern.0.n-heads", "2", "--model.pattern.0.negative-eigenvalues"],
+    ),
+    "mamba2": ("mamba2", ["--model.pattern.0.d-state", "16"]),
     "hyena": ("hyena", []),
     "attention": ("attention", []),
 }
-UNSIGNED, SIGNED = ("hawk", "hyena", "attention"), ("hawk_shifted", "hawk_gate")
+UNSIGNED = ("hawk", "gated_delta", "mamba2", "hyena", "attention")
+SIGNED = ("hawk_shifted", "hawk_gate", "gated_delta_negative")
 SEEDS = (0, 1, 2)
 
 
