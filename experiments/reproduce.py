@@ -16,6 +16,7 @@ from study import Study, digest, groups_of, rank_correlation, run, verdict, writ
 
 from hyena_jax.config import UserError, choose
 from hyena_jax.training.atomic import write_text
+from hyena_jax.training.signals import Interrupted
 
 HERE = Path(__file__).parent
 STUDIES = (
@@ -40,6 +41,7 @@ def main(
       jobs: runs that are trained at the same time.
       quick: a few steps of some runs of each, whose results stay in workdir.
     """
+    faults: list[str] = []
     try:
         for name in only:
             choose("only", name, dict.fromkeys(STUDIES))
@@ -47,16 +49,22 @@ def main(
             study = load(name)
             folder = workdir / (f"{name}_quick" if quick else name)
             if not quick and (kept := results_of(study)) is not None and kept["digest"] == digest(study):
-                print(f"{name}: the results are those of its settings")
+                print(f"{name}: up to date")
                 continue
             print(f"{name}:")
-            results = run(study, folder, jobs, quick)
+            try:
+                results = run(study, folder, jobs, quick)
+            except UserError as error:  # the other experiments may not have its fault
+                faults.append(f"{name}: {error}")
+                continue
             if not quick:
                 write(study, study.folder, results)
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    except (UserError, OSError, Interrupted) as error:
+        faults.append(str(error))
     if not quick:
         write_text(HERE / "README.md", page([load(name) for name in STUDIES]))
+    if faults:
+        sys.exit(f"error: {'; '.join(faults)}")
 
 
 def load(name: str) -> Study:
@@ -89,7 +97,7 @@ def page(studies: list[Study]) -> str:
             continue
         groups = groups_of(results)
         correlation = rank_correlation(study, groups)
-        shown = "" if correlation is None else f"{correlation[0]:.2f} of {correlation[1]}"
+        shown = "" if correlation is None else f"{correlation[0]:.2f} ({correlation[1]} values)"
         minutes = f"{results['seconds'] / 60:.0f}"
         linked = link.format(study.title, study.folder.name)
         cells = [linked, verdict(study, groups), shown, str(len(results["runs"])), minutes]

@@ -34,6 +34,7 @@ from hyena_jax.comparison.sizes import n_params, state_size
 from hyena_jax.config import Experiment, TaskConfig, TrainingConfig, UserError
 from hyena_jax.training.atomic import replacing, write_text
 from hyena_jax.training.bars import bar
+from hyena_jax.training.signals import Interrupted
 
 SEED = re.compile(r",?seed=\d+")
 KIB = 2**10
@@ -61,6 +62,8 @@ class Study:
     """Published values by group, as fractions; groups that were not published are missing."""
     above: Sequence[tuple[Sequence[str], Sequence[str]]] = ()
     """Expected orderings: each of the first groups has a higher median than each of the second."""
+    above_at: int | None = None
+    """The test length at which they are expected; None takes the evaluation during training."""
     lengths: Mapping[int, Callable[[TaskConfig], TaskConfig]] = field(default_factory=dict)
     """Further lengths to evaluate at: how the data change."""
     x: str | None = None
@@ -86,6 +89,10 @@ class Group:
         """Median over seeds."""
         return statistics.median(self.values)
 
+    def at(self, length: int | None) -> float:
+        """The median at a test length."""
+        return self.median if length is None else statistics.median(self.by_length[length])
+
 
 def main(study: Study) -> None:
     """The command line of an experiment."""
@@ -104,16 +111,25 @@ def main(study: Study) -> None:
           quick: a few steps of the first runs, whose results stay in WORKDIR_quick.
           plot_only: draw and write from results.json, and train nothing.
         """
-        if not plot_only:
-            folder = workdir.with_name(f"{workdir.name}_quick") if quick else workdir
-            try:
+        folder = workdir.with_name(f"{workdir.name}_quick") if quick else workdir
+        try:
+            if not plot_only:
                 run(study, folder, jobs, quick)
-            except UserError as error:
-                sys.exit(f"error: {error}")
-        if not quick:
-            write(study, study.folder, json.loads((study.folder / "results.json").read_text()))
+            if not quick:
+                write(study, study.folder, json.loads((study.folder / "results.json").read_text()))
+        except (UserError, OSError, Interrupted) as error:
+            sys.exit(f"error: {error}")
 
     tyro.cli(command, description=study.claim)
+
+
+def task_runs(task: str, pattern: str, seeds: Sequence[int], flags: Sequence[str] = ()) -> list[Experiment]:
+    """Runs of `tasks:NAME` with other mixers; attention alone has one head and learned positions."""
+    own = ["--no-model.learned-positions"]
+    if pattern == "attention":
+        own = ["--model.learned-positions", "--model.pattern.0.n-heads", "1"]
+    axes = {"model.pattern": [pattern], "seed": seeds}
+    return list(hyena_jax.make_runs(f"tasks:{task}", axes, [*own, *flags]).values())
 
 
 def digest(study: Study) -> str:
@@ -179,7 +195,11 @@ def run(study: Study, workdir: Path, jobs: int, quick: bool) -> dict[str, Any]:
         "versions": describe_versions(),
         "runs": rows,
     }
-    print(f"{len(rows)} runs, {time.monotonic() - began:.0f} s")
+    groups = groups_of(results)
+    print(f"{len(rows)} runs, {time.monotonic() - began:.0f} s; {verdict(study, groups)}")
+    correlation = rank_correlation(study, groups)
+    if correlation is not None:
+        print(f"Spearman's rank correlation with {correlation[1]} published values: {correlation[0]:.2f}")
     path = (workdir if quick else study.folder) / "results.json"
     write_text(path, json.dumps(results, indent=1) + "\n")
     if quick:
@@ -235,17 +255,19 @@ def orderings(study: Study, groups: Mapping[str, Group]) -> list[tuple[str, bool
     for higher, lower in study.above:
         pairs = [(a, b) for a in higher for b in lower if a in groups and b in groups]
         if pairs:
-            holds = all(groups[a].median > groups[b].median for a, b in pairs)
+            holds = all(groups[a].at(study.above_at) > groups[b].at(study.above_at) for a, b in pairs)
             names = (" and ".join(f"({label(name)})" for name in side) for side in (higher, lower))
             found.append((" above ".join(names), holds))
     return found
 
 
 def verdict(study: Study, groups: Mapping[str, Group]) -> str:
-    """One line: whether the expected orderings hold."""
+    """How many of the expected orderings hold, in words."""
     found = orderings(study, groups)
+    if not found:
+        return "none stated"
     held = sum(holds for _, holds in found)
-    return "all expected orderings hold" if held == len(found) else f"{held} of {len(found)} orderings hold"
+    return f"{held} of {len(found)} orderings hold"
 
 
 def write(study: Study, folder: Path, results: Mapping[str, Any]) -> None:
@@ -264,8 +286,8 @@ def page(study: Study, results: Mapping[str, Any]) -> str:
         f"# {study.title}\n",
         f"{study.source}. {study.claim.strip()}\n",
         f"```bash\n{results['command']}\n```\n",
-        f"{minutes:.0f} minutes on {machine['cores']} cores ({machine['device']}), shared; "
-        f"Python {versions['python']}, JAX {versions['jax']}, float32. That command writes this page.\n",
+        f"{minutes:.0f} minutes on {machine['cores']} cores ({machine['device']}); "
+        f"Python {versions['python']}, JAX {versions['jax']}. That command writes this page.\n",
         *_table(study, groups),
         "",
     ]

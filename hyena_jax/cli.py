@@ -32,7 +32,7 @@ from hyena_jax.commands import (
 )
 from hyena_jax.config import UserError, choose, require
 from hyena_jax.config.choices import choice_flags, describe_choices
-from hyena_jax.config.flags import as_flag, flags_of, read
+from hyena_jax.config.flags import as_flag, flags_of, read, split
 from hyena_jax.startup import quiet_libraries, refuse_wrong_jaxlib
 
 PLUGINS = "HYENA_JAX_PLUGINS"
@@ -64,7 +64,7 @@ RUN = {
     launch.Launch: launch.run,
 }
 # Commands whose first argument is a config, the defaults of their other flags.
-OF_A_CONFIG = (train.Train, sweep.Sweep, plan.Plan)
+OF_A_CONFIG = (train.Train, plan.Plan)
 HELP = ("-h", "--help")
 ABOUT = "Train, evaluate and sample sequence models: Hyena, Hawk, attention and others."
 BENCH = "Measure time and memory: of mixers, of a config's model, or of decoding. Each is checked first."
@@ -142,11 +142,13 @@ def _read(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     if kind in OF_A_CONFIG and rest and not rest[0].startswith("-"):
         experiment, rest = config.choose_kinds(config.load(rest[0]), rest)
         defaults, others = {"experiment": experiment}, choice_flags(experiment)
-    elif kind in OF_A_CONFIG and rest and not asks_for_help:
+    elif kind in (*OF_A_CONFIG, sweep.Sweep) and rest and rest[0].startswith("-") and not asks_for_help:
         raise UserError(f"CONFIG must come first after {called}, got {rest[0]!r}")
     if asks_for_help:
         print(_describe(called, kind, defaults))
         return None, []
+    if kind is sweep.Sweep:  # all other flags are settings of its runs, whose configs depend on the grid
+        rest, _ = split(kind, rest)
     command = read(kind, called, rest, defaults, others)
     return command, [flag.name for flag in flags_of(kind, defaults)]
 

@@ -64,7 +64,8 @@ def watch_signals() -> None:
 def noted_signals() -> Iterator[list[int]]:
     """Yields a list that collects the signals asking to stop; ignored signals (nohup) stay ignored."""
     asked: list[int] = []
-    usual = {number: signal.getsignal(number) for number in STOPPING}
+    can_handle = threading.current_thread() is threading.main_thread()
+    usual = {number: signal.getsignal(number) for number in STOPPING if can_handle}
     usual = {number: handler for number, handler in usual.items() if handler != signal.SIG_IGN}
     for number in usual:
         signal.signal(number, lambda number, _: asked.append(number))

@@ -8,18 +8,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main
-
-import hyena_jax
+from study import Study, main, task_runs
 
 SEEDS = (0, 1, 2)
 FIXED = ("hyena", "s4d")
 
-RUNS = hyena_jax.make_runs(
-    "tasks:memorisation",
-    {"model.pattern": (*FIXED, "hawk"), "seed": SEEDS},
-    ["--training.steps", "800", "--training.eval-every", "200", "--training.checkpoint-every", "800"],
-)
+FLAGS = ("--training.steps", "800", "--training.eval-every", "200", "--training.checkpoint-every", "800")
+RUNS = {
+    f"pattern={mixer},seed={run.seed}": run
+    for mixer in (*FIXED, "hawk")
+    for run in task_runs("memorisation", mixer, SEEDS, FLAGS)
+}
 
 STUDY = Study(
     folder=Path(__file__).parent,

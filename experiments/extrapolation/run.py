@@ -10,9 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main
+from study import Study, main, task_runs
 
-import hyena_jax
 from hyena_jax.config import Experiment, TaskConfig
 
 LENGTHS = (32, 64, 128, 256)
@@ -30,9 +29,7 @@ def make_runs() -> dict[str, Experiment]:
             flags = ["--model.max-len", str(LENGTHS[-1] + 8), "--training.steps", str(steps)]
             flags += ["--training.eval-every", "250", "--training.checkpoint-every", str(steps)]
             flags += ["--training.until", "accuracy=0.999"]
-            flags += ["--model.learned-positions"] if mixer == "attention" else []
-            axes = {"model.pattern": [mixer], "seed": SEEDS}
-            for run in hyena_jax.make_runs(f"tasks:{task}", axes, flags).values():
+            for run in task_runs(task, mixer, SEEDS, flags):
                 runs[f"task={task},pattern={mixer},seed={run.seed}"] = run
     return runs
 
@@ -51,6 +48,8 @@ attention with learned positions does not. They train at 256 and 1,024 tokens an
     runs=make_runs(),
     metric="accuracy",
     solved=0.99,
+    above=[((f"task={task},pattern=hawk",), (f"task={task},pattern=attention",)) for task in TASKS],
+    above_at=LENGTHS[-1],
     lengths={length: partial(of_length, length) for length in LENGTHS},
     x="length",
 )

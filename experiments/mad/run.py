@@ -8,9 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main
+from study import Study, main, task_runs
 
-import hyena_jax
 from hyena_jax.config import Experiment
 
 PUBLISHED = {
@@ -30,9 +29,7 @@ def make_runs() -> dict[str, Experiment]:
     runs: dict[str, Experiment] = {}
     for task in PUBLISHED:
         for mixer in MIXERS:
-            flags = ["--model.learned-positions"] if mixer == "attention" else []
-            axes = {"model.pattern": [mixer], "seed": [0]}
-            (run,) = hyena_jax.make_runs(f"tasks:mad_{task}", axes, flags).values()
+            (run,) = task_runs(f"mad_{task}", mixer, [0])
             runs[f"task={task},pattern={mixer},seed=0"] = run
     return runs
 

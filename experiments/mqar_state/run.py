@@ -8,9 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main
+from study import Study, main, task_runs
 
-import hyena_jax
 from hyena_jax.config import Experiment
 
 STEPS = ("--training.steps", "800", "--training.eval-every", "100", "--training.checkpoint-every", "800")
@@ -18,11 +17,17 @@ POINTS = {
     "attention": (16, 32, 64),
     "hyena": (32, 64, 128),
     "hawk": (32, 64, 128, 256),
+    "gated_delta": (16, 32, 64),
+    "mamba2": (32, 64),
     "h3": (64,),
     "fastmax": (32, 64),
 }
 """Widths of the model by mixer; the state grows with the width."""
-DECISIVE = ("attention", "hyena", "hawk")
+OPTIONS = {
+    "gated_delta": ("--model.pattern.0.n-heads", "2"),
+    "mamba2": ("--model.pattern.0.d-state", "16"),
+}
+DECISIVE = ("attention", "hyena", "hawk", "gated_delta")
 """Mixers with three seeds at width 64; all other points have one."""
 WINDOWS = (4, 8, 16)
 """Windows of local attention, at width 64."""
@@ -32,23 +37,19 @@ def make_runs() -> dict[str, Experiment]:
     """All points of the figure."""
     runs: dict[str, Experiment] = {}
     for mixer, widths in POINTS.items():
-        flags = ["--model.learned-positions"] if mixer == "attention" else []
+        own = OPTIONS.get(mixer, ())
         for width in widths:
-            for seed in (0, 1, 2) if mixer in DECISIVE and width == 64 else (0,):
-                runs[f"pattern={mixer},width={width},seed={seed}"] = _run(mixer, width, seed, flags)
+            seeds = (0, 1, 2) if mixer in DECISIVE and width == 64 else (0,)
+            for run in task_runs("mqar", mixer, seeds, [*STEPS, *own, "--model.d-model", str(width)]):
+                runs[f"pattern={mixer},width={width},seed={run.seed}"] = run
     for window in WINDOWS:
-        run = _run("local_attention", 64, 0, ["--model.pattern.0.window", str(window)])
-        runs[f"pattern=local_attention,window={window},seed=0"] = run
-    runs["pattern=griffin,window=8,seed=0"] = _run(
-        "hawk,local_attention", 64, 0, ["--model.pattern.1.window", "8"]
-    )
+        flags = [*STEPS, "--model.pattern.0.window", str(window), "--model.pattern.0.n-heads", "1"]
+        (runs[f"pattern=local_attention,window={window},seed=0"],) = task_runs(
+            "mqar", "local_attention", [0], flags
+        )
+    flags = [*STEPS, "--model.pattern.1.window", "8", "--model.pattern.1.n-heads", "1"]
+    (runs["pattern=griffin,window=8,seed=0"],) = task_runs("mqar", "hawk,local_attention", [0], flags)
     return runs
-
-
-def _run(pattern: str, width: int, seed: int, flags: list[str]) -> Experiment:
-    axes = {"model.pattern": [pattern], "model.d_model": [width], "seed": [seed]}
-    (run,) = hyena_jax.make_runs("tasks:mqar", axes, [*STEPS, *flags]).values()
-    return run
 
 
 STUDY = Study(

@@ -8,9 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main
+from study import Study, main, task_runs
 
-import hyena_jax
 from hyena_jax.config import Experiment
 
 VOCABULARIES = (10, 20, 30, 40)
@@ -36,9 +35,8 @@ def make_runs() -> dict[str, Experiment]:
             steps = STEPS.get(mixer, 1000)
             flags = ["--training.steps", str(steps), "--training.eval-every", "100"]
             flags += ["--training.checkpoint-every", str(steps), "--training.until", "accuracy=0.995"]
-            flags += ["--model.learned-positions"] if mixer == "attention" else []
-            axes = {"model.pattern": [mixer], "data.vocab_size": [vocab_size], "seed": SEEDS}
-            for run in hyena_jax.make_runs("tasks:recall", axes, flags).values():
+            flags += ["--data.vocab-size", str(vocab_size)]
+            for run in task_runs("recall", mixer, SEEDS, flags):
                 runs[f"pattern={mixer},vocab_size={vocab_size},seed={run.seed}"] = run
     return runs
 

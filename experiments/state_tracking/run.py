@@ -10,31 +10,37 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main
+from study import Study, main, task_runs
 
-import hyena_jax
 from hyena_jax.config import Experiment, TaskConfig
 
 LONGEST = 256
 MODELS = {
-    "hawk": [],
-    "hawk_shifted": ["--model.pattern.0.sign", "shifted", "--model.pattern.0.min-radius", "0.3"],
-    "hawk_gate": ["--model.pattern.0.sign", "gate"],
-    "hyena": ["--model.pattern", "hyena"],
-    "attention": ["--model.pattern", "attention", "--model.learned-positions"],
+    "hawk": ("hawk", []),
+    "hawk_shifted": ("hawk", ["--model.pattern.0.sign", "shifted", "--model.pattern.0.min-radius", "0.3"]),
+    "hawk_gate": ("hawk", ["--model.pattern.0.sign", "gate"]),
+    "gated_delta": ("gated_delta", ["--model.pattern.0.n-heads", "2"]),
+    "gated_delta_negative": (
+        "gated_delta",
+        ["--model.pattern.0.n-heads", "2", "--model.pattern.0.negative-eigenvalues"],
+    ),
+    "mamba2": ("mamba2", ["--model.pattern.0.d-state", "16"]),
+    "hyena": ("hyena", []),
+    "attention": ("attention", []),
 }
-UNSIGNED, SIGNED = ("hawk", "hyena", "attention"), ("hawk_shifted", "hawk_gate")
+UNSIGNED = ("hawk", "gated_delta", "mamba2", "hyena", "attention")
+SIGNED = ("hawk_shifted", "hawk_gate", "gated_delta_negative")
 SEEDS = (0, 1, 2)
 
 
 def make_runs() -> dict[str, Experiment]:
     """Parity of every model."""
     runs: dict[str, Experiment] = {}
-    for model, flags in MODELS.items():
+    for model, (mixer, flags) in MODELS.items():
         shared = ["--model.max-len", str(LONGEST), "--training.steps", "1000"]
         shared += ["--training.eval-every", "250", "--training.checkpoint-every", "1000"]
-        found = hyena_jax.make_runs("tasks:parity", {"seed": SEEDS}, [*shared, *flags])
-        runs |= {f"model={model},{name}": run for name, run in found.items()}
+        for run in task_runs("parity", mixer, SEEDS, [*shared, *flags]):
+            runs[f"model={model},seed={run.seed}"] = run
     return runs
 
 
@@ -57,6 +63,9 @@ of width 32.""",
     above=[(tuple(f"model={name}" for name in SIGNED), tuple(f"model={name}" for name in UNSIGNED))],
     lengths={length: partial(of_length, length) for length in (40, 64, 128, 256)},
     x="length",
+    findings="""At the training lengths both signed forms track parity in every seed. `gate` keeps it
+to 256 tokens in every seed; one seed of `shifted` loses it beyond 64, which the band shows. The unsigned
+recurrence, Hyena and attention stay near chance. `shifted` starts from `min_radius` 0.3.""",
 )
 
 if __name__ == "__main__":

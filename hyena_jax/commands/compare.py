@@ -8,7 +8,7 @@ from typing import Literal
 from hyena_jax.commands import note, table_console
 from hyena_jax.config import PluginFlags
 from hyena_jax.config.flags import FLAT, positional
-from hyena_jax.startup import start_jax
+from hyena_jax.startup import import_jax
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Compare:
 
 def run(command: Compare, arguments: Sequence[str]) -> int:
     """Prints the table; writes the figure and the table if asked to."""
-    start_jax(note)
+    import_jax()  # only shapes are computed: no device is started
 
     from hyena_jax.comparison.compare import compare
     from hyena_jax.comparison.report import text_table
 
     dirs, output = command.dirs, command.output
-    rows = compare(dirs, by=command.by, metric=command.metric, x=command.x, output=output)
+    rows = compare(dirs, by=command.by, metric=command.metric, x=command.x, output=output, note=note)
     console = table_console()
     console.print(text_table(rows))
     if output is not None:

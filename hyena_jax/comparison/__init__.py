@@ -1,1 +1,1 @@
-"""Runs beside each other: their curves in one figure, and what they reached in one table."""
+"""Runs compared: their curves in one figure, and what they reached in one table."""

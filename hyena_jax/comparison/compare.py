@@ -1,6 +1,6 @@
 """`hyena_jax.compare`, and what `hyena-jax compare` prints."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -18,6 +18,7 @@ def compare(
     metric: str | None = None,
     x: Axis = "step",
     output: str | Path | None = None,
+    note: Callable[[str], None] = print,
 ) -> list[Row]:
     """What the runs in `folders` reached, a row for each group of runs, the best mean first.
 
@@ -27,7 +28,8 @@ def compare(
         None groups runs that differ only in their seed.
       metric: a value on held-out data; None takes the first accuracy, or the loss.
       x: what the figure is drawn against.
-      output: file of the figure (.png, .pdf or .svg); the table is written beside it as .csv and .md.
+      output: file of the figure (.png, .pdf or .svg); the table is written next to it as .csv and .md.
+      note: called with a line about runs that were left out because they have not been evaluated.
 
     Raises:
       UserError: if a folder holds no run, a run lacks the setting or the metric, or a file exists already.
@@ -39,7 +41,9 @@ def compare(
         require(path.parent.is_dir(), "output", str(path), "a file in an existing folder")
         for file in (path, path.with_suffix(".csv"), path.with_suffix(".md")):
             require(not file.exists(), "output", str(file), "a file that does not exist yet")
-    runs = read_runs(folders)
+    runs, left_out = read_runs(folders)
+    if left_out:
+        note(f"not evaluated yet, and left out: {', '.join(left_out)}")
     metric = choose_metric(runs, metric)
     if x == "tokens":
         for run in runs:

@@ -77,7 +77,9 @@ def make_row(group: Group, metric: str) -> Row:
         last=tuple(curve[step] for curve, step in zip(curves, steps, strict=True)),
         best=best,
         steps=steps,
-        seconds=statistics.median(run.seconds[step] for run, step in zip(group.runs, steps, strict=True)),
+        seconds=statistics.median(
+            run.seconds.get(step, math.nan) for run, step in zip(group.runs, steps, strict=True)
+        ),
         n_params=n_params(group.runs[0].experiment),
         state_bytes=state_size(group.runs[0].experiment),
     )
@@ -115,7 +117,7 @@ def comma_separated(rows: Sequence[Row]) -> str:
 def draw(path: Path, groups: Sequence[Group], metric: str, x: Axis) -> None:
     """Draws the metric of each group against `x`: the mean over its runs, and a band from least to largest.
 
-    With more groups than colours, each has a panel of its own, where the others are grey.
+    With more groups than colours, each has its own panel, where the others are grey.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -160,15 +162,16 @@ class _Curve:
 def _curve(group: Group, metric: str, x: Axis) -> _Curve:
     """The runs of a group at the steps that they evaluated; a run that stopped early keeps its last value."""
     curves = [run.held_out(metric) for run in group.runs]
+    seconds = statistics.median(
+        run.seconds.get(max(curve), math.nan) / max(curve)
+        for run, curve in zip(group.runs, curves, strict=True)
+    )
+    data = group.runs[0].experiment.data
     columns = []
     for step in sorted({step for curve in curves for step in curve}):
-        places, values = [], []
-        for run, curve in zip(group.runs, curves, strict=True):
-            past = [at for at in curve if at <= step]
-            if past:
-                values.append(curve[max(past)])
-                places += [run.at(step, x)] if step in curve else []
-        columns.append((statistics.fmean(places), statistics.fmean(values), min(values), max(values)))
+        values = [curve[max(at for at in curve if at <= step)] for curve in curves if min(curve) <= step]
+        place = {"step": step, "seconds": step * seconds}.get(x) or step * data.batch_size * data.seq_len
+        columns.append((place, statistics.fmean(values), min(values), max(values)))
     return _Curve(*zip(*columns, strict=True))
 
 

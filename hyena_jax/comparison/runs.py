@@ -18,8 +18,8 @@ from hyena_jax.training.until import LOWER_IS_BETTER
 Axis = Literal["step", "seconds", "tokens"]
 HELD_OUT = "validation/"
 SEED = re.compile(r"(^|,)seed=\d+")
-PAUSE = 20.0
-"""A run stood still between two rows if the steps between took so many times their usual time."""
+PAUSE, LEAST_PAUSE = 20.0, 60.0
+"""Between two rows is a pause if they are so many times further apart than usual, and so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,22 @@ class Run:
     @cached_property
     def seconds(self) -> dict[int, float]:
         """The seconds of training until each step that has a row, without pauses between two starts."""
-        times = {row["step"]: row["time"] for row in self.rows}
+        times = {row["step"]: row["time"] for row in self.rows if row.get("time") is not None}
         steps = sorted(times)
         pairs = [(a, b, times[b] - times[a]) for a, b in itertools.pairwise(steps)]
         usual = statistics.median(seconds / (b - a) for a, b, seconds in pairs) if pairs else 0.0
         total = {steps[0]: usual * steps[0]} if steps else {}
         for a, b, seconds in pairs:
             most = usual * (b - a)
-            total[b] = total[a] + (seconds if seconds <= PAUSE * most else most)
+            total[b] = total[a] + (seconds if seconds <= max(PAUSE * most, LEAST_PAUSE) else most)
         return total
 
-    def at(self, step: int, axis: Axis) -> float:
-        """The place of a step on an axis."""
-        if axis == "seconds":
-            return self.seconds[step]
-        data = self.experiment.data
-        return step if axis == "step" else step * data.batch_size * data.seq_len
+    @cached_property
+    def metrics(self) -> list[str]:
+        """The names of the values on held-out data, in the order of their first finite measurement."""
+        known = (name for row in self.rows for name, value in row.items() if value is not None)
+        names = dict.fromkeys(name for name in known if name.startswith(HELD_OUT))
+        return [name.removeprefix(HELD_OUT) for name in names]
 
     def held_out(self, metric: str) -> dict[int, float]:
         """A held-out value by step."""
@@ -75,20 +75,29 @@ class Group:
     runs: tuple[Run, ...]
 
 
-def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+def read_runs(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     """The runs in the folders, each a run's or one that holds runs, such as a sweep's.
 
+    Returns:
+      The runs, and the names of those inside a folder that have not been evaluated, which are left out.
+
     Raises:
-      UserError: if a folder holds no run, or one of its files is damaged.
+      UserError: if a folder holds no run that was evaluated, or one of its files is damaged.
     """
     found: dict[Path, Run] = {}
+    left_out: list[str] = []
     for folder in map(Path, folders):
         require(folder.is_dir(), "DIR", str(folder), "a folder")
         inside = [folder] if config.is_run(folder) else sorted(filter(_is_run, folder.iterdir()))
         require(len(inside) > 0, "DIR", str(folder), "the folder of a run, or one with such folders in it")
-        for workdir in inside:
-            found[workdir.resolve()] = Run(workdir, config.read_run(workdir), read_rows(workdir / FILE))
-    return list(found.values())
+        runs = [Run(workdir, config.read_run(workdir), read_rows(workdir / FILE)) for workdir in inside]
+        evaluated = [run for run in runs if run.metrics]
+        require(
+            len(evaluated) > 0, "DIR", str(folder), "a run with at least one evaluation, or with such runs"
+        )
+        left_out += [run.name for run in runs if not run.metrics]
+        found |= {run.workdir.resolve(): run for run in evaluated}
+    return list(found.values()), left_out
 
 
 def _is_run(path: Path) -> bool:
@@ -130,11 +139,7 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> str:
     Raises:
       UserError: if some run has not measured it.
     """
-    measured = []
-    for run in runs:
-        names = dict.fromkeys(name for row in run.rows for name in row if name.startswith(HELD_OUT))
-        require(len(names) > 0, "DIR", str(run.workdir), "a run with at least one evaluation")
-        measured.append([name.removeprefix(HELD_OUT) for name in names])
+    measured = [run.metrics for run in runs]
     common = {name: None for name in measured[0] if all(name in names for names in measured)}
     if metric is not None:
         choose("metric", metric, common)

@@ -30,7 +30,8 @@ class TrainingConfig(Checked):
     keep_checkpoints: int = 2
     """Latest checkpoints to keep; the best one is kept in addition."""
     until: str | None = None
-    """Stop at the first evaluation that reaches this: `accuracy=0.99`, or `loss=1.5` (at most)."""
+    """Stop at the first evaluation that reaches NAME=VALUE, such as `accuracy=0.99`: at least that value; of
+    loss, perplexity and bits_per_byte at most."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

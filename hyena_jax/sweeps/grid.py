@@ -1,7 +1,7 @@
 """The runs of a grid: every combination of the values of some fields of an experiment."""
 
-import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from hyena_jax.config.flags import FLAT, as_flag, flags_of, read
 
 VARIANT, SEED = "variant", "seed"
 """The axis of the config's variants, with which names begin; and the axis with which they end."""
-MOST_RUNS = 10_000
+MOST_RUNS = 1000
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class _Settings:
 
 
 def parse_axis(text: str) -> tuple[str, tuple[str, ...]]:
-    """The field and the values of an axis `FIELD=VALUE,VALUE,...`, or `FIELD=LIST;LIST` with lists as values.
+    """The field and the values of an axis `FIELD=VALUE,VALUE`, or with lists of parts `FIELD=PART,PART;PART`.
 
     Raises:
       UserError: if it is not of that form, or has a value twice.
     """
     name, equals, listed = text.partition("=")
     values = tuple(value.strip() for value in listed.split(";" if ";" in listed else ","))
-    allowed = "FIELD=VALUE,VALUE,... (with lists as values: FIELD=LIST;LIST)"
+    allowed = "FIELD=VALUE,VALUE,... (with lists of parts: FIELD=PART,PART;PART)"
     require(bool(name and equals) and all(values), "grid", text, allowed)
     require(len({*values}) == len(values), "grid", text, "different values")
     return name.removeprefix("--").replace("-", "_"), values
@@ -49,45 +49,37 @@ def make_runs(
       UserError: for an unknown field, a value of the wrong type, and experiments that contradict themselves.
     """
     require(bool(axes), "grid", dict(axes), "given: at least one FIELD=VALUE,...")
+    axes = {name.removeprefix("--").replace("-", "_"): [*map(str, values)] for name, values in axes.items()}
     has_two = VARIANT in axes and ":" in spec
     require(not has_two, "CONFIG", spec, f"without a variant if {VARIANT} is an axis of the grid")
-    count = 1
     for name, values in axes.items():
         require(len(values) > 0, name, values, "at least one value")
-        count *= len(values)
+    count = math.prod(map(len, axes.values()))
     require(count <= MOST_RUNS, "grid", f"{count} runs", f"at most {MOST_RUNS} runs")
     # In one order, so that the same grid has the same names, however it was written.
     axes = dict(sorted(axes.items(), key=lambda axis: (axis[0] != VARIANT, axis[0] == SEED, axis[0])))
     labels = _labels(list(axes))
+    bases: dict[str, Experiment] = {}
     runs: dict[str, Experiment] = {}
     seen = set()
     for values in itertools.product(*axes.values()):
-        point = dict(zip(axes, map(str, values), strict=True))
+        point = dict(zip(axes, values, strict=True))
         name = ",".join(f"{labels[axis]}={_safe(value)}" for axis, value in point.items())
-        experiment = _experiment(spec, point, flags)
-        is_new = name not in runs and repr(experiment) not in seen
-        require(is_new, "grid", name, "different from all other runs of it")
-        seen.add(repr(experiment))
-        runs[name] = experiment
+        base = f"{spec}:{point.pop(VARIANT)}" if VARIANT in point else spec
+        if base not in bases:
+            bases[base] = config.load(base)
+        run = _experiment(bases[base], point, flags)
+        if name in runs or repr(run) in seen:
+            raise UserError(f"the grid describes the run {name!r} twice")
+        seen.add(repr(run))
+        runs[name] = run
     return runs
 
 
-def with_until(runs: Mapping[str, Experiment], until: str) -> dict[str, Experiment]:
-    """The runs, each ending at the first evaluation that reaches the target `until`."""
-    return {
-        name: dataclasses.replace(run, training=dataclasses.replace(run.training, until=until))
-        for name, run in runs.items()
-    }
-
-
-def _experiment(spec: str, point: Mapping[str, str], flags: Sequence[str]) -> Experiment:
+def _experiment(base: Experiment, point: Mapping[str, str], flags: Sequence[str]) -> Experiment:
     """The experiment at one point of the grid."""
-    spec = f"{spec}:{point[VARIANT]}" if VARIANT in point else spec
-    given = [*flags]
-    for name, value in point.items():
-        if name != VARIANT:
-            given.append(f"--{name.replace('_', '-')}={value}")
-    experiment, rest = config.choose_kinds(config.load(spec), given)
+    given = [*flags, *(f"--{name.replace('_', '-')}={value}" for name, value in point.items())]
+    experiment, rest = config.choose_kinds(base, given)
     defaults = {"experiment": experiment}
     known = flags_of(_Settings, defaults)
     switches = {flag.name for flag in known if flag.hint is bool}

@@ -6,6 +6,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,12 +16,14 @@ from typing import Any, NamedTuple
 
 from hyena_jax.config import UserError
 from hyena_jax.interruption import STOPPING
-from hyena_jax.sweeps.worker import FAILED, READY, STEP
+from hyena_jax.sweeps.worker import FAILED, READY, STEP, STOPPED
 
 POLL_EVERY = 0.2
 """Seconds to wait for an event before looking at signals."""
 ENDED = "ended"
 """Kind of an event: the worker ended while it worked."""
+INSIDE = "HYENA_JAX_SWEEP_WORKER"
+"""Environment variable of workers, where a sweep of their own is refused."""
 
 
 class Event(NamedTuple):
@@ -36,9 +39,10 @@ class Event(NamedTuple):
 class _Worker:
     """One process; `work` is the name of what it does, None while it waits."""
 
-    def __init__(self, cores: str):
-        self.cores, self.work, self.began, self.is_ready = cores, None, 0.0, False
-        self._rest = b""
+    def __init__(self, cores: str, held: Sequence[int]):
+        self.cores, self.work, self.began = cores, None, 0.0
+        self.is_ready = self.has_stopped = False
+        self._rest, self._errors = b"", tempfile.TemporaryFile()  # noqa: SIM115 (see `close`)
         command = [sys.executable, "-m", "hyena_jax.sweeps.worker", cores]
         usual = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until it has its own handlers
         try:
@@ -47,13 +51,15 @@ class _Worker:
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self._errors,
+                pass_fds=held,
                 process_group=0,
+                env={**os.environ, INSIDE: "1"},
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
-    def ask(self, work: str | None, request: dict[str, Any] | None) -> None:
+    def ask(self, work: str, request: dict[str, Any]) -> None:
         self.work, self.began = work, time.monotonic()
         with suppress(BrokenPipeError):  # it has ended, which its next event will say
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -67,23 +73,25 @@ class _Worker:
         if not received:
             code = self.process.wait()
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            yield {"kind": ENDED, "error": f"its process {how}"}
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip().splitlines()
+            yield {"kind": ENDED, "error": f"its process {how}" + (f": {said[-1]}" if said else "")}
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
+        for file in (self.process.stdin, self.process.stdout, self._errors):
             with suppress(BrokenPipeError):
-                pipe.close()
+                file.close()
 
 
 class Pool:
     """Workers that each do one piece of work at a time; a context manager."""
 
-    def __init__(self, cores: Sequence[str]):
-        """`cores` are the CPUs of each worker, as `worker.main` takes them."""
-        self._cores = cores
+    def __init__(self, cores: Sequence[str], held: Sequence[int]):
+        """`cores` are the CPUs of each worker, as `worker.main` takes them; workers inherit `held` files."""
+        self._cores, self._held = cores, held
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> "Pool":
@@ -92,11 +100,7 @@ class Pool:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for worker in self._workers:
-            if worker.work is None:
-                worker.ask(None, None)
-            else:
-                worker.process.kill()
+        for worker in self._workers:  # one that waits has nothing to save
             worker.close()
         self._selector.close()
 
@@ -113,7 +117,7 @@ class Pool:
           UserError: if JAX cannot start.
           OSError: if a worker ends while it starts.
         """
-        waiting, is_stopping = deque(work), False
+        waiting, given, is_stopping = deque(work), {}, False
         while True:
             if asked and not is_stopping:
                 is_stopping = True
@@ -122,11 +126,17 @@ class Pool:
                     worker.process.send_signal(signal.SIGTERM)
             for worker in self._workers:
                 if waiting and worker.work is None:
-                    worker.ask(*waiting.popleft())
+                    name, request = waiting.popleft()
+                    given[name] = request
+                    worker.ask(name, request)
             if not self._busy() or list(asked).count(signal.SIGINT) > 1:
                 return
             for key, _ in self._selector.select(POLL_EVERY):
-                yield from self._events(key.data, is_stopping)
+                for event in self._events(key.data, is_stopping):
+                    if event.kind == STOPPED and not is_stopping:  # asked by somebody else: another continues
+                        waiting.appendleft((event.work, given[event.work]))
+                    else:
+                        yield event
 
     @property
     def _workers(self) -> list[_Worker]:
@@ -136,17 +146,20 @@ class Pool:
         return [worker for worker in self._workers if worker.work is not None]
 
     def _start(self, cores: str) -> None:
-        worker = _Worker(cores)
+        worker = _Worker(cores, self._held)
         self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
 
     def _events(self, worker: _Worker, is_stopping: bool) -> Iterator[Event]:
         for values in worker.read():
-            kind, work = values.pop("kind"), worker.work
+            kind, work, seconds = values.pop("kind"), worker.work, time.monotonic() - worker.began
             if kind == READY:
                 worker.is_ready = True
                 continue
             if kind == FAILED and not worker.is_ready:
                 raise UserError(values["error"])
+            if kind == STOPPED:  # said again below, once it has ended
+                worker.has_stopped = True
+                continue
             if kind == ENDED:
                 self._selector.unregister(worker.process.stdout)
                 worker.close()
@@ -154,7 +167,9 @@ class Pool:
                     raise OSError(f"a worker could not start: {values['error']}")
                 if not is_stopping:
                     self._start(worker.cores)
+                if worker.has_stopped or is_stopping:
+                    kind, values = STOPPED, {}
             if kind != STEP:
                 worker.work = None
             if work is not None:
-                yield Event(work, kind, time.monotonic() - worker.began, values)
+                yield Event(work, kind, seconds, values)

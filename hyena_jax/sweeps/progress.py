@@ -51,18 +51,22 @@ class SweepProgress:
         self._show()
 
     def ended(self, name: str, outcome: "Outcome") -> None:
-        """A run has ended, however it did: prints its line."""
-        self._n_ended += 1
+        """A run has ended, however it did, or was stopped: prints its line."""
         planned = self._planned.pop(name)
         del self._parts[name]
+        if outcome.status == "waiting":
+            self._console.print(f"stopped  {name}   step {outcome.step}", soft_wrap=True)
+            return
+        self._n_ended += 1
         if planned and outcome.status == "done" and outcome.step == self._steps[name]:
             self._ratios.append(outcome.seconds / planned)
         result = outcome.status
         if outcome.error is not None:
             result = f"{outcome.status}: {outcome.error}"
         elif outcome.values is not None:
-            shown = [key for key in outcome.values if key == "loss" or key.endswith("accuracy")][:2]
-            result = "   ".join(f"{key.replace('_', ' ')} {outcome.values[key]:.4f}" for key in shown)
+            known = {key: value for key, value in outcome.values.items() if value is not None}
+            shown = [key for key in known if key == "loss" or key.endswith("accuracy")][:2]
+            result = "   ".join(f"{key.replace('_', ' ')} {known[key]:.4f}" for key in shown)
         left = self._left()
         more = f"   {left} left" if left and self._parts else ""
         duration = timedelta(seconds=round(outcome.seconds))
@@ -76,10 +80,14 @@ class SweepProgress:
         if not known:
             return ""
         usual, pace = statistics.mean(known), statistics.median(self._ratios or [1.0])
-        parts = ((self._planned[name] or usual) * (1 - part) for name, part in self._parts.items())
-        return str(timedelta(seconds=round(pace * sum(parts) / self._n_workers)))
+        free_at = [0.0] * self._n_workers
+        for name, part in self._parts.items():  # each goes to the worker that is free first
+            planned = self._planned[name]
+            free_at[free_at.index(min(free_at))] += (usual if planned is None else planned) * (1 - part)
+        return str(timedelta(seconds=round(pace * max(free_at))))
 
     def _show(self) -> None:
         done = self._n_ended + sum(self._parts.values())
         text = f"{self._n_ended}/{self._n_runs} runs"
-        self._rich.update(self._task, completed=done, description=text, left=f"{self._left()} left")
+        left = self._left()
+        self._rich.update(self._task, completed=done, description=text, left=left and f"{left} left")

@@ -12,7 +12,7 @@ import jax
 from rich.console import Console
 
 from hyena_jax import config
-from hyena_jax.config import DataConfig, Experiment, UserError
+from hyena_jax.config import DataConfig, Experiment, UserError, require
 from hyena_jax.data import dataset
 from hyena_jax.data.dataset import Dataset, Encoding
 from hyena_jax.data.loader import Stream
@@ -35,12 +35,13 @@ class Server:
 
     def __init__(self, send: Callable[..., None]):
         self._send = send
+        self._plugins: set[str] = set()
         self._kept: tuple[DataConfig, Encoding | None, Dataset] | None = None
 
     def serve(self, request: dict[str, Any]) -> bool:
         """Serves `{kind, config, workdir, log}`; returns False once this process was asked to stop."""
         try:
-            experiment = _experiment(request["config"])
+            experiment = self._experiment(request["config"])
             if request["kind"] == PLAN:
                 self._send(PLANNED, seconds=seconds_of(prepare(experiment, self._load)))
             else:
@@ -67,6 +68,17 @@ class Server:
             sys.stdout.flush()
             jax.clear_caches()  # the next run's functions are others
         return True
+
+    def _experiment(self, encoded: dict[str, Any]) -> Experiment:
+        """The experiment; each plugin is imported once, so that its classes stay the same."""
+        for name in encoded.get("plugins", {}):
+            require(
+                name != "", "the file of a part of your own", name, "a Python file or a module, for a sweep"
+            )
+            if name not in self._plugins:
+                config.load_plugin(name, config.REGISTRIES)
+                self._plugins.add(name)
+        return config.decode(encoded)
 
     def _load(self, data: DataConfig, encoding: Encoding | None) -> Dataset:
         """`dataset.load`, or the data of the run before if they are the same."""
@@ -102,10 +114,3 @@ def _print_to(path: str) -> None:
     with open(path, "ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-
-
-def _experiment(encoded: dict[str, Any]) -> Experiment:
-    """The experiment, with the plugins that it needs."""
-    for name in encoded.get("plugins", {}):
-        config.load_plugin(name, config.REGISTRIES)
-    return config.decode(encoded)

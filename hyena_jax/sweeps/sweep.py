@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,19 @@ from hyena_jax import config
 from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.config.digest import with_digest, without_digest
 from hyena_jax.interruption import noted_signals
-from hyena_jax.sweeps.pool import Event, Pool
+from hyena_jax.sweeps.grid import MOST_RUNS
+from hyena_jax.sweeps.pool import INSIDE, Event, Pool
 from hyena_jax.sweeps.progress import SweepProgress
 from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, STOPPED, TRAIN
 from hyena_jax.training import atomic
 from hyena_jax.training.bars import bar
 from hyena_jax.training.lock import LOCK, locked
 from hyena_jax.training.metrics import FILE as METRICS
-from hyena_jax.training.metrics import Values, read_rows
+from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.signals import Interrupted
 
 FILE = "sweep.json"
-MOST_RUNS = 1000
+LONGEST_NAME = 200
 WAITING = "waiting"
 ENDS = (DONE, DIVERGED)
 """Results that another start would not change."""
@@ -49,11 +51,14 @@ class Outcome:
     step: int = 0
     """The last step that was evaluated."""
     seconds: float = 0.0
-    """How long its worker took for it, over all starts."""
+    """How long its workers took for it, over all starts but those that were killed."""
     planned: float | None = None
     """The seconds that were planned; None if that could not be estimated."""
-    values: Values | None = None
-    """The values of the last evaluation on held-out data, by name; None before the first."""
+    values: dict[str, float | None] | None = None
+    """The values of the last evaluation on held-out data, by name; None before the first.
+
+    A value that was not finite is None.
+    """
 
 
 def sweep(
@@ -76,20 +81,27 @@ def sweep(
       UserError: if an argument, one of the experiments, or the folder is wrong; nothing was written then.
       Interrupted: if it was asked to stop; the same call continues it.
     """
+    if INSIDE in os.environ:
+        raise UserError(
+            "a plugin of this sweep starts a sweep: call sweep under `if __name__ == '__main__':`"
+        )
     root, console = Path(workdir), Console(highlight=False, markup=False, quiet=quiet)
     require(0 < len(runs) <= MOST_RUNS, "runs", len(runs), f"in 1..{MOST_RUNS}")
     cores = _divided_cores(jobs)
-    outcomes = _read(root, runs)
-    todo = [name for name, outcome in outcomes.items() if outcome.status not in ENDS]
-    if not todo:
-        console.print(f"all {len(runs)} runs are done: {root}", soft_wrap=True)
+    outcomes = _read(root, runs)  # before the folder is created
+    if all(outcome.status in ENDS for outcome in outcomes.values()):
+        console.print(f"all {len(runs)} runs have ended: {root}", soft_wrap=True)
         return outcomes
-    with noted_signals() as asked, Pool(cores[: len(todo)]) as pool:
-        outcomes |= _planned({name: outcomes[name] for name in todo}, pool, asked, console)
-        if asked:
-            raise Interrupted("interrupted before a run was started; nothing was written")
-        with locked(root):
-            _read(root, runs)  # once more: from here on nobody else changes the folder
+    # Workers hold the lock too: one that outlives a killed sweep, to save, keeps others away until then.
+    with noted_signals() as asked, locked(root) as lock:
+        outcomes = _read(root, runs)  # once more: from here on nobody else changes the folder
+        todo = [name for name, outcome in outcomes.items() if outcome.status not in ENDS]
+        with Pool(cores[: len(todo)], [lock]) as pool:
+            outcomes |= _planned({name: outcomes[name] for name in todo}, pool, asked, console)
+            if asked and asked[0] == signal.SIGINT:
+                raise KeyboardInterrupt
+            if asked:
+                raise Interrupted("stopped before a run was started. Rerun the command to continue.")
             _write(root, outcomes)
             with SweepProgress(console, outcomes, todo, len(cores)) as progress:
                 requests = [(name, _request(TRAIN, outcomes[name])) for name in todo]
@@ -125,8 +137,12 @@ def _read(root: Path, runs: Mapping[str, Experiment]) -> dict[str, Outcome]:
       UserError: if a name cannot be a folder's, or `root` holds anything but these runs.
     """
     for name in runs:
-        is_name = name == Path(name).name and not name.startswith(".") and name != FILE
-        require(is_name and len(os.fsencode(name)) <= 200, "a run's name", name, "the name of a folder")
+        is_name = (
+            name == Path(name).name and not name.startswith(".") and not name.endswith((".log", ".json"))
+        )
+        is_short = len(os.fsencode(name)) <= LONGEST_NAME
+        allowed = f"a folder's name of at most {LONGEST_NAME} bytes, without .log or .json at its end"
+        require(is_name and is_short, "a run's name", name, allowed)
     file = root / FILE
     require(not root.exists() or root.is_dir(), "workdir", str(root), "a folder, not a file")
     if not file.exists():
@@ -136,10 +152,15 @@ def _read(root: Path, runs: Mapping[str, Experiment]) -> dict[str, Outcome]:
         return {name: Outcome(root / name, run) for name, run in runs.items()}
     try:
         kept = without_digest(config.read_json("workdir", file))["runs"]
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{file} is not the file of a sweep: {error!r}") from error
+    try:
         gone = [name for name in kept if name not in runs]
         if gone:
             raise UserError(
-                f"workdir {str(root)!r} holds another sweep: its run {gone[0]!r} is none of this one"
+                f"workdir {str(root)!r} holds another sweep: its run {gone[0]!r} is not among these"
             )
         return {name: _outcome(root / name, run, kept.get(name)) for name, run in runs.items()}
     except (KeyError, TypeError, AttributeError) as error:
@@ -155,10 +176,13 @@ def _outcome(workdir: Path, experiment: Experiment, kept: Mapping[str, Any] | No
         shown = "; ".join(differences[:3])
         raise UserError(f"workdir {str(workdir.parent)!r} holds another sweep: {workdir.name}: {shown}")
     ended = {name: kept[name] for name in ("status", "error", "step", "seconds", "planned")}
-    if kept["config"] != _encoded(experiment):  # runtime fields changed, such as the number of steps
+    if theirs != experiment:  # runtime fields changed, such as the number of steps
         ended |= {"status": WAITING, "planned": None}
-    step, values = _last_evaluation(workdir)
-    return Outcome(workdir, experiment, **{**ended, "step": step}, values=values)
+    try:
+        ended["step"], values = _last_evaluation(workdir)
+    except UserError:  # its training will say so
+        values = None
+    return Outcome(workdir, experiment, **ended, values=values)
 
 
 def _write(root: Path, outcomes: Mapping[str, Outcome]) -> None:
@@ -188,7 +212,7 @@ def _request(kind: str, outcome: Outcome) -> dict[str, Any]:
 def _planned(
     outcomes: dict[str, Outcome], pool: Pool, asked: Sequence[int], console: Console
 ) -> dict[str, Outcome]:
-    """The runs with the seconds that each will take; runs that differ only in seed and optimizer share them.
+    """The runs with the seconds that each will take; runs that differ in seed and rate share them.
 
     Raises:
       UserError: if one of them cannot be trained.
@@ -197,11 +221,12 @@ def _planned(
     for name, outcome in outcomes.items():
         if outcome.planned is None:
             encoded = _encoded(outcome.experiment)
-            others = {key: value for key, value in encoded.items() if key not in ("seed", "optimizer")}
-            alike.setdefault(json.dumps(others), []).append(name)
+            encoded.pop("seed")
+            encoded["optimizer"].pop("learning_rate", None)
+            alike.setdefault(json.dumps(encoded), []).append(name)
     requests = [(names[0], _request(PLAN, outcomes[names[0]])) for names in alike.values()]
     same = {names[0]: names for names in alike.values()}
-    with bar("planning", len(requests), console) as advance:
+    with nullcontext(lambda: None) if console.quiet else bar("planning", len(requests), console) as advance:
         for event in pool.run(requests, asked):
             if event.kind == FAILED:
                 raise UserError(f"{event.values['error']} (in the run {event.work})")
@@ -213,15 +238,18 @@ def _planned(
 
 def _ended(outcome: Outcome, event: Event) -> Outcome:
     """The run as it ended."""
-    step, values = _last_evaluation(outcome.workdir)
     status = {DONE: DONE, DIVERGED: DIVERGED, STOPPED: WAITING}.get(event.kind, FAILED)
-    seconds = outcome.seconds + event.seconds
-    return replace(
-        outcome, status=status, error=event.values.get("error"), step=step, seconds=seconds, values=values
+    ended = replace(
+        outcome, status=status, error=event.values.get("error"), seconds=outcome.seconds + event.seconds
     )
+    try:
+        step, values = _last_evaluation(outcome.workdir)
+    except UserError as error:  # its rows cannot be read; the other runs go on
+        return replace(ended, status=FAILED, error=str(error))
+    return replace(ended, step=step, values=values)
 
 
-def _last_evaluation(workdir: Path) -> tuple[int, Values | None]:
+def _last_evaluation(workdir: Path) -> tuple[int, dict[str, float | None] | None]:
     """The step and the held-out values of a run's last evaluation; 0 and None before the first."""
     start = "validation/"
     for row in reversed(read_rows(workdir / METRICS)):

@@ -1,8 +1,8 @@
 """A process that trains runs of a sweep one after the other: it starts JAX once and reads the data once.
 
-`python -m hyena_jax.sweeps.worker CORES` reads requests from its standard input, one JSON value a line, null
-after the last. It writes events to its standard output; what is printed goes to the standard error. If the
-standard input ends without null, the process that started it is gone, and it stops and saves.
+`python -m hyena_jax.sweeps.worker CORES` reads requests from its standard input, a JSON object a line, and
+writes events to its standard output; what is printed goes to the standard error. Its parent kills it when
+there is no more work. Once its standard input ends, the parent is gone: it stops and saves.
 """
 
 import json
@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from hyena_jax.config import UserError, require
+from hyena_jax.config import UserError
 from hyena_jax.interruption import stop_and_end, take_signals
 from hyena_jax.startup import keep_freed_memory, quiet_libraries, refuse_wrong_jaxlib, start_jax
 
@@ -24,7 +24,7 @@ DIVERGED, FAILED, STOPPED = "diverged", "failed", "stopped"
 
 
 def main(cores: str) -> int:
-    """Serves requests until there are no more.
+    """Serves requests until it is asked to stop.
 
     Args:
       cores: the CPUs to use, such as `0,1`; empty for all.
@@ -52,26 +52,22 @@ def main(cores: str) -> int:
         from hyena_jax.sweeps.serve import Server
 
         platform = jax.devices()[0].platform
-        must = f"1 on a {platform}, which cannot be divided"
-        require(not cores or platform == "cpu", "jobs", "more", must)
+        if cores and platform != "cpu":
+            raise UserError(f"jobs must be 1 on a {platform}: only CPUs are divided among the runs")
     except UserError as error:
         send(FAILED, error=str(error))
         return 2
     server = Server(send)
     send(READY)
-    while (request := requests.get()) is not None:
-        if not server.serve(request):
-            break
+    while server.serve(requests.get()):
+        pass
     return 0
 
 
 def _read_requests(requests: queue.Queue) -> None:
     """Puts requests into the queue; stops this process if the one that sends them has ended."""
     for line in sys.stdin:
-        request = json.loads(line)
-        requests.put(request)
-        if request is None:
-            return
+        requests.put(json.loads(line))
     stop_and_end()
 
 

@@ -14,8 +14,10 @@ LOCK = ".lock"
 
 
 @contextmanager
-def locked(workdir: Path) -> Iterator[None]:
+def locked(workdir: Path) -> Iterator[int]:
     """Creates the folder if it is missing, and locks it; the lock ends with the process, however it ends.
+
+    Yields the descriptor of the lock: a process that inherits it holds the lock too.
 
     If the block fails before anything else is in a folder that was created here, the folder is removed.
 
@@ -43,7 +45,7 @@ def locked(workdir: Path) -> Iterator[None]:
         require(is_ours, "workdir", str(workdir), "a folder that no other process removes")
         atomic.remove_drafts(workdir)
         try:
-            yield
+            yield lock
         except BaseException:
             with suppress(OSError):
                 if is_new and [path.name for path in workdir.iterdir()] == [LOCK]:

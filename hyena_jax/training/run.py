@@ -149,7 +149,9 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 
 def prepare(experiment: Experiment, load_data: LoadData = load) -> Setup:
     """Everything that a new run of this experiment is made of, checked as `train` checks it."""
-    experiment, data = _load(experiment, Path(), False, load_data)
+    with _own_parts(experiment):
+        data = load_data(experiment.data, None)
+        experiment = data.complete(experiment)
     return _check(experiment, data, None, Console(quiet=True))
 
 

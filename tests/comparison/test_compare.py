@@ -112,7 +112,7 @@ def test_groups_by_a_setting(sweep):
         ("n_heads", ["n_heads=2"]),
         ("--data.batch-size", ["data.batch_size=4"]),
     ):
-        assert [members.label for members in group(read_runs([sweep]), by)] == labels
+        assert [members.label for members in group(read_runs([sweep])[0], by)] == labels
     rows = hyena_jax.compare([sweep], by="n_heads")
     assert rows[0].n_runs == 3
 
@@ -146,7 +146,7 @@ def test_a_figure_of_any_number_of_groups(tmp_path, n_groups, x):
     for i in range(n_groups):
         wider = experiment(AttentionConfig(2), max_len=16 + i)
         write_run(tmp_path / "runs" / f"$max_len={i}", wider, (0.1 * i, 0.5))
-    groups = group(read_runs([tmp_path / "runs"]))
+    groups = group(read_runs([tmp_path / "runs"])[0])
     draw(tmp_path / "figure.svg", groups, "accuracy", x)
     text = (tmp_path / "figure.svg").read_text()
     assert text.count('<g id="axes_') >= (9 if n_groups == 9 else 1)
@@ -180,6 +180,24 @@ def test_wrong_commands_write_nothing(sweep, tmp_path, monkeypatch, capsys, argu
     assert error.count("\n") == 1
     assert message in error
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_runs_without_an_evaluation_are_left_out_of_a_sweep(sweep, capsys):
+    """Such as one that diverged early, or has just begun."""
+    write_run(sweep / "seed=7", experiment(AttentionConfig(2), seed=7), ())
+    null = write_run(sweep / "seed=8", experiment(AttentionConfig(2), seed=8), ())
+    (null / "metrics.jsonl").write_text('{"step": 1, "time": 2.0, "validation/accuracy": null}\n')
+    assert cli.main(["compare", str(sweep)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "hyena-jax: not evaluated yet, and left out: seed=7, seed=8\n"
+    assert "0.4000-0.8000" in captured.out
+
+
+def test_rows_without_a_time_have_no_seconds(tmp_path):
+    run = write_run(tmp_path / "run", experiment(AttentionConfig(2)), ())
+    (run / "metrics.jsonl").write_text('{"step": 1, "validation/loss": 1.0}\n')
+    (row,) = hyena_jax.compare([run])
+    assert row.cells["seconds"] == "nan"
 
 
 def test_a_run_of_another_metric_is_refused(sweep, tmp_path):

@@ -4,7 +4,29 @@ import pytest
 
 import hyena_jax
 from hyena_jax.config import UserError
-from hyena_jax.sweeps.grid import make_runs, parse_axis, with_until
+from hyena_jax.sweeps.grid import make_runs, parse_axis
+
+OWN_CONFIG = """
+import dataclasses
+
+import hyena_jax
+
+
+@dataclasses.dataclass(frozen=True)
+class MyLossConfig(hyena_jax.LossConfig):
+    pass
+
+
+def my_loss(config, logits, targets):
+    return logits.sum(-1) * 0
+
+
+hyena_jax.register("my_loss", MyLossConfig, my_loss)
+
+
+def get_config():
+    return dataclasses.replace(hyena_jax.load_config("tasks:recall"), loss=MyLossConfig())
+"""
 
 
 def test_every_combination_is_a_run():
@@ -38,14 +60,18 @@ def test_an_axis_can_choose_parts_and_switches():
     name, values = parse_axis("model.pattern=hyena;hawk,hyena")
     assert (name, values) == ("model.pattern", ("hyena", "hawk,hyena"))
     runs = make_runs("tasks:recall", {name: values, "model.tied-head": ["true", "False"]})
-    assert list(runs)[3] == "pattern=hawk_hyena,tied-head=False"
+    assert list(runs)[3] == "pattern=hawk_hyena,tied_head=False"
     assert [len(run.model.pattern) for run in runs.values()] == [1, 1, 2, 2]
     assert [run.model.tied_head for run in runs.values()] == [True, False, True, False]
 
 
-def test_every_run_gets_the_target():
-    runs = with_until(make_runs("tasks:recall", {"seed": [0, 1]}), "accuracy=0.99")
-    assert [run.training.until for run in runs.values()] == ["accuracy=0.99"] * 2
+def test_a_config_file_with_its_own_parts_is_loaded_once(tmp_path, own_parts):
+    """Loading it again would define its classes anew, and the runs before would hold the old ones."""
+    file = tmp_path / "mine.py"
+    file.write_text(OWN_CONFIG)
+    runs = make_runs(str(file), {"seed": [0, 1]})
+    assert [run.seed for run in runs.values()] == [0, 1]
+    assert [run.loss for run in runs.values()] == [runs["seed=0"].loss] * 2
 
 
 @pytest.mark.parametrize(
@@ -56,7 +82,7 @@ def test_every_run_gets_the_target():
         ("seed=0,,1", "grid must be FIELD=VALUE"),
         ("=1", "grid must be FIELD=VALUE"),
         ("seed=1,1", "grid must be different values"),
-        ("seed=1,01", "grid must be different from all other runs"),
+        ("seed=1,01", "the grid describes the run 'seed=01' twice"),
         ("seed=a", "seed must be an int"),
         ("sed=1", "sed is not a flag of sweep; did you mean --seed"),
         ("model.d-model=0", "d-model must be"),
