@@ -618,7 +618,7 @@ def test_wrong_models_are_refused_by_name(make, message):
         ),
         (lambda: config.GatedDeltaConfig(factors=0), "factors must be in 1..64, got 0"),
         (lambda: config.GatedDeltaConfig(chunk=0), "chunk must be in 1..4096, got 0"),
-        (lambda: config.GatedDeltaConfig(norm_eps=0.0), "norm_eps must be in .0, 1., got 0.0"),
+        (lambda: config.GatedDeltaConfig(norm_eps=0.0), "norm_eps must be in .1e-20, 1., got 0.0"),
         (lambda: with_mixer(config.GatedDeltaConfig(3)), "n_heads must be a divisor of d_model=8, got 3"),
         (lambda: config.Mamba2Config(n_groups=3), "n_groups must be a divisor of n_heads=4, got 3"),
         (lambda: config.Mamba2Config(dt_limit=(0.1, 0.0)), "dt_limit must be two ordered numbers"),

@@ -468,7 +468,8 @@ class FIRConfig(MixerConfig):
 
 
 def _check_chunk(config: GatedDeltaConfig | Mamba2Config) -> None:
-    require(0 < config.norm_eps <= 1, "norm_eps", config.norm_eps, "in (0, 1]")
+    # Where an output is all zeros, smaller ones give gradients that are not finite in float32.
+    require(1e-20 <= config.norm_eps <= 1, "norm_eps", config.norm_eps, "in [1e-20, 1]")
     require(1 <= config.chunk <= MOST_CHUNK, "chunk", config.chunk, f"in 1..{MOST_CHUNK}")
 
 
