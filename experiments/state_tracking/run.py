@@ -65,8 +65,8 @@ Mamba and DeltaNet; here one layer of width 32.""",
     x="length",
     findings="""The three recurrences whose factors may be negative track parity in every seed at the training
 lengths: both signed forms of Hawk, and the gated delta rule with strengths up to 2. Hawk's `gate` keeps it to
-256 tokens in every seed; the delta rule loses a little at 256, and one seed of `shifted` much more. All models
-without negative factors stay near chance, a little above it at the lengths they were trained at.""",
+256 tokens in every seed; the delta rule loses a little there, and one seed of `shifted` much more. All models
+without negative factors stay near chance, a little above it at the training lengths.""",
 )
 
 if __name__ == "__main__":
