@@ -46,6 +46,7 @@ COUNTS = {
     "images:mnist_softmax": 6_157,
     "images:mnist_hyena": 11_152,
     "images:mnist_gated": 14_197,
+    "mamba2_130m": 128_989_632,
     "pile_hyena:153m": 153_694_368,
     "pile_hyena:355m": 359_512_320,
     "pile_hyena:1p3b": 1_320_191_232,

@@ -4,6 +4,8 @@ Axes: B batch, T tokens, D channels, n updates a token, H heads of queries and k
 channels of a key, V channels of a value, J taps.
 """
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from hyena_jax.mixers.matrix_memory import (
     a_log_init,
     dt_bias_init,
 )
+from hyena_jax.ops.dense import dense_dot_general
 
 # Added to the squared length of a query or key, as in the published code.
 LENGTH_EPS = 1e-6
@@ -56,19 +59,18 @@ class GatedDelta(MatrixMemoryMixer):
         config.check(self.d_model, self.max_len)
         keys, values = config.n_heads * self.key_dim, self.n_value_heads * self.value_dim
         init = nn.initializers.normal(0.02)  # of the published models, the FIR included
-
-        def dense(width: int) -> nn.Dense:
-            return nn.Dense(width, use_bias=False, dtype=self.dtype, kernel_init=init)
-
+        dense = partial(nn.Dense, use_bias=False, dtype=self.dtype, kernel_init=init)
+        # The products that read x are followed by activations: see `ops.dense`.
+        inner = partial(dense, dot_general=dense_dot_general)
         channels = (1 + config.factors) * keys + config.factors * values
-        self.qkv_proj, self.beta_proj = dense(channels), dense(config.factors * self.n_value_heads)
+        self.qkv_proj, self.beta_proj = inner(channels), inner(config.factors * self.n_value_heads)
         self.short_taps = self.param("short_taps", init, (channels, config.short_filter_len))
         if config.decay:
-            self.decay_proj = dense(self.n_value_heads)
+            self.decay_proj = inner(self.n_value_heads)
             self.a_log = self.param("a_log", a_log_init(0, 16), (self.n_value_heads,))
             self.dt_bias = self.param("dt_bias", dt_bias_init, (self.n_value_heads,))
         if config.gate:
-            self.gate_proj = dense(values)
+            self.gate_proj = inner(values)
         self.norm = GroupRMSNorm(1, config.norm_eps)
         self.out_proj = dense(self.d_model)
 

@@ -4,6 +4,8 @@ Axes: B batch, T tokens, D channels, W inner width, H heads, P = W / H channels 
 that share B and C, N state size, J taps.
 """
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ from hyena_jax.mixers.matrix_memory import (
     a_log_init,
     dt_bias_init,
 )
+from hyena_jax.ops.dense import dense_dot_general
 
 
 class Mamba2(MatrixMemoryMixer):
@@ -53,13 +56,15 @@ class Mamba2(MatrixMemoryMixer):
         config, width = self.config, self.width
         config.check(self.d_model, self.max_len)
         heads, channels = config.n_heads, width + 2 * config.n_groups * config.d_state
-
-        def dense(fan_in: int, features: int) -> nn.Dense:
-            return nn.Dense(features, use_bias=False, dtype=self.dtype, kernel_init=uniform_fan_in(fan_in))
-
-        self.in_proj = dense(self.d_model, width + channels + heads)
-        # The published code divides the last layer's weights by the square root of the depth.
-        self.out_proj = dense(self.n_layers * width, self.d_model)
+        dense = partial(nn.Dense, use_bias=False, dtype=self.dtype)
+        # The product is followed by activations: see `ops.dense`.
+        self.in_proj = dense(
+            width + channels + heads,
+            kernel_init=uniform_fan_in(self.d_model),
+            dot_general=dense_dot_general,
+        )
+        # The published code divides the initial weights by the square root of the depth.
+        self.out_proj = dense(self.d_model, kernel_init=uniform_fan_in(self.n_layers * width))
         fir_init = uniform_fan_in(config.short_filter_len)
         self.short_taps = self.param("short_taps", fir_init, (channels, config.short_filter_len))
         self.short_bias = self.param("short_bias", fir_init, (channels,))
