@@ -256,7 +256,7 @@ def orderings(study: Study, groups: Mapping[str, Group]) -> list[tuple[str, bool
         pairs = [(a, b) for a in higher for b in lower if a in groups and b in groups]
         if pairs:
             holds = all(groups[a].at(study.above_at) > groups[b].at(study.above_at) for a, b in pairs)
-            names = (" and ".join(f"({label(name)})" for name in side) for side in (higher, lower))
+            names = ("; ".join(label(name) for name in side) for side in (higher, lower))
             found.append((" above ".join(names), holds))
     return found
 
@@ -396,6 +396,8 @@ def _draw_lines(study: Study, groups: Mapping[str, Group], axes: Axes) -> None:
     if study.x in ("state", "length"):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    if study.x == "length":
+        axes.set_xticks(list(study.lengths))
     words = {"state": "decoding state of a sequence, KiB", "length": "test length"}
     axes.set_xlabel(words.get(study.x, study.x.replace("_", " ")))
     note = "   (dashed: published)" if study.published else ""

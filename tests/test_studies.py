@@ -74,8 +74,8 @@ def test_the_page_of_all_experiments_is_generated():
 def test_a_page_compares_with_what_was_published():
     page = study.page(EXAMPLE, RESULTS)
     assert "| hyena, width 1 | 1.000 | **0.990** | 0.980 to 1.000 | 2 of 3 | 0.980 | 0.490 | 100 |" in page
-    assert "- holds: (hyena, width 1) above (fir, width 1) and (hawk, width 1)" in page
-    assert "- **does not hold**: (hawk, width 1) above (fir, width 1)" in page
+    assert "- holds: hyena, width 1 above fir, width 1; hawk, width 1" in page
+    assert "- **does not hold**: hawk, width 1 above fir, width 1" in page
     assert "Spearman's rank correlation with the 3 published values: 0.50" in page
     assert study.verdict(EXAMPLE, study.groups_of(RESULTS)) == "1 of 2 orderings hold"
 
