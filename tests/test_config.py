@@ -527,6 +527,10 @@ def language_model(**options) -> LanguageModelConfig:
     return LanguageModelConfig(d_model=8, max_len=64, **options)
 
 
+def without_ffn(**options) -> LanguageModelConfig:
+    return language_model(ffn="none", d_ff=None, **options)
+
+
 def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
     return language_model(pattern=(mixer,))
 
@@ -534,11 +538,24 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: language_model(norm="batch"), "norm 'batch' is unknown.*allowed: none, layer, rms"),
+        (lambda: language_model(norm="batch"), "norm 'batch' is unknown.*allowed: none, layer, rms, rms_eps"),
         (lambda: language_model(final_norm="rsm"), "final_norm 'rsm' is unknown .did you mean 'rms'"),
         (
-            lambda: language_model(ffn="swiglu"),
-            "ffn 'swiglu' is unknown.*allowed: none, gelu, gelu_tanh, relu, geglu",
+            lambda: language_model(ffn="reglu"),
+            "ffn 'reglu' is unknown.*allowed: none, gelu, .*geglu, geglu_erf, swiglu, bilinear",
+        ),
+        (lambda: language_model(first_ffn="none"), "first_ffn must be one of gelu, .* or None, got 'none'"),
+        (lambda: without_ffn(first_ffn="relu"), "first_ffn must be None with ffn 'none', got 'relu'"),
+        (lambda: without_ffn(ffn_bias=False), "ffn_bias must be True with ffn 'none', got False"),
+        (lambda: language_model(norm_eps=0.0), "norm_eps must be in .1e-20, 1., got 0.0"),
+        (
+            lambda: without_ffn(norm="none", final_norm="none", norm_eps=1e-5),
+            "norm_eps must be None without norms, got 1e-05",
+        ),
+        (lambda: language_model(vocab_multiple=0), "vocab_multiple must be in 1..4096, got 0"),
+        (
+            lambda: language_model(round_embedding_scale=True),
+            "round_embedding_scale must be False without scale_embedding, got True",
         ),
         (lambda: language_model(init="gpt3"), "init 'gpt3' is unknown .did you mean 'gpt2'"),
         (lambda: language_model(dtype="float16"), "dtype 'float16' is unknown"),
@@ -611,6 +628,15 @@ def test_wrong_models_are_refused_by_name(make, message):
         (lambda: HawkConfig(min_radius=0.0), "min_radius must be in .0, max_radius=0.999., got 0.0"),
         (lambda: AttentionConfig(4, n_kv_heads=3), "n_kv_heads must be a divisor of n_heads=4, got 3"),
         (lambda: AttentionConfig(rotary_fraction=1.5), "rotary_fraction must be in .0, 1., got 1.5"),
+        (
+            lambda: AttentionConfig(rotary_scaling=2.0),
+            "rotary_scaling must be 1 with rotary_fraction 0, got 2.0",
+        ),
+        (
+            lambda: LocalAttentionConfig(rotary_scaling=0.5),
+            "rotary_scaling must be in .1, 16777216., got 0.5",
+        ),
+        (lambda: AttentionConfig(qk_norm_eps=0.0), "qk_norm_eps must be in .1e-20, 1., got 0.0"),
         (lambda: LocalAttentionConfig(window=0), "window must be at least 1, got 0"),
         (lambda: config.FastmaxConfig(p=5), "p must be in 1..4, got 5"),
         (lambda: config.FastmaxConfig(scale=0.0), "scale must be in .0, 1000., got 0.0"),

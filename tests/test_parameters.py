@@ -102,7 +102,7 @@ IMAGES = ImageClassifierConfig(
         (
             dataclasses.replace(MODEL, tied_head=False, head_bias=True),
             jnp.zeros((1, 3), jnp.int32),
-            {"V": 11, "Lmax": 7},
+            {"P": 11, "Lmax": 7},
         ),
         (
             IMAGES,

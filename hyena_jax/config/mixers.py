@@ -192,6 +192,10 @@ class _HeadsConfig(MixerConfig):
     """Fraction of each head's channels that rotary position embedding rotates; 0 is none."""
     rotary_base: float = 10_000.0
     """Base of the rotary frequencies."""
+    rotary_scaling: float = 1.0
+    """Rotary positions are divided by this number, as in models whose context was extended."""
+    qk_norm_eps: float | None = None
+    """RMSNorm over the channels of each head's queries and keys, with this eps; None has no such norm."""
     qkv_bias: bool = True
     """Biases of queries, keys and values."""
     out_bias: bool = True
@@ -206,6 +210,14 @@ class _HeadsConfig(MixerConfig):
             require_divisor("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         require(0 <= self.rotary_fraction <= 1, "rotary_fraction", self.rotary_fraction, "in [0, 1]")
         require(self.rotary_base > 1, "rotary_base", self.rotary_base, "above 1")
+        least = 1 <= self.rotary_scaling <= MOST_STEPS
+        require(least, "rotary_scaling", self.rotary_scaling, f"in [1, {MOST_STEPS}]")
+        if self.rotary_fraction == 0:
+            require(
+                self.rotary_scaling == 1, "rotary_scaling", self.rotary_scaling, "1 with rotary_fraction 0"
+            )
+        if self.qk_norm_eps is not None:
+            require(1e-20 <= self.qk_norm_eps <= 1, "qk_norm_eps", self.qk_norm_eps, "in [1e-20, 1]")
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width; the rotated channels of a head must be pairs."""
