@@ -573,6 +573,10 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
         (lambda: with_mixer(config.GatedHyenaConfig(causal=False)), "of causal mixers"),
         (lambda: with_mixer(HyenaConfig(n_heads=3)), "n_heads must be a divisor of .*d_model=8, got 3"),
         (lambda: with_mixer(HyenaConfig(n_blocks=3)), "n_blocks must be a divisor of max_len=64, got 3"),
+        (
+            lambda: with_mixer(HyenaConfig(n_heads=2, filter_groups=8)),
+            "filter_groups must be a divisor of the channels of a head=4, got 8",
+        ),
         (lambda: with_mixer(HawkConfig(gate_blocks=3)), "gate_blocks must be a divisor of width=8, got 3"),
         (lambda: with_mixer(config.H3Config(head_dim=3)), "head_dim must be a divisor of d_model=8, got 3"),
         (lambda: with_mixer(config.AFTConvConfig(n_heads=3)), "n_heads must be a divisor of d_model=8"),
@@ -611,7 +615,13 @@ def test_wrong_models_are_refused_by_name(make, message):
     [
         (lambda: HyenaConfig(gating="gate"), "gating 'gate' is unknown .did you mean 'gate_first'"),
         (lambda: HyenaConfig(activation="swish"), "activation 'swish' is unknown"),
-        (lambda: HyenaConfig(short_filter_len=0), "short_filter_len must be in 1..1024, got 0"),
+        (lambda: HyenaConfig(short_filter_len=-1), "short_filter_len must be in 0..1024, got -1"),
+        (lambda: HawkConfig(short_filter_len=0), "short_filter_len must be in 1..1024, got 0"),
+        (
+            lambda: HyenaConfig(short_filter_len=0, short_bias=False),
+            "short_bias must be True with short_filter_len 0, got False",
+        ),
+        (lambda: HyenaConfig(filter_groups=0), "filter_groups must be at least 1, got 0"),
         (lambda: HyenaConfig(dropout=1.0), "dropout must be in .0, 1., got 1.0"),
         (
             lambda: config.GatedHyenaConfig(causal=False, short_filter_len=4),
@@ -646,6 +656,11 @@ def test_wrong_models_are_refused_by_name(make, message):
         (lambda: config.H3Config(n_taps=0), "n_taps must be in 1..1024, got 0"),
         (lambda: config.CKConvFilterConfig(emb_dim=6), "emb_dim must be odd and at least 3, got 6"),
         (lambda: config.ExplicitFilterConfig(n_taps=0), "n_taps must be at least 1, got 0"),
+        (lambda: config.ShortFilterConfig(n_taps=129), "n_taps must be in 1..128, got 129"),
+        (lambda: config.ShortFilterConfig(decay=(2.0, 1.0)), "decay must be two rates in .*, got .2.0, 1.0."),
+        (lambda: config.ShortFilterConfig(deviation=0.0), "deviation must be in .0, 1000., got 0.0"),
+        (lambda: config.RealModalFilterConfig(min_rate=1.0), "min_rate must be in .0, max_rate=0.0368."),
+        (lambda: config.RealModalFilterConfig(n_modes=2**20), "n_modes must be at most 65536"),
         (lambda: config.FNOFilterConfig(n_modes=0), "n_modes must be at least 1, got 0"),
         (lambda: config.CKConvFilterConfig(emb_dim=2**20 + 1), "emb_dim must be at most 65536"),
         (lambda: config.CKConvFilterConfig(n_hidden=65), "n_hidden must be at most 64, got 65"),

@@ -21,7 +21,9 @@ from hyena_jax.config import (
     LanguageModelConfig,
     LookupFilterConfig,
     ModalFilterConfig,
+    RealModalFilterConfig,
     S4DFilterConfig,
+    ShortFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
@@ -34,11 +36,13 @@ FILTER_CASES = {
     "implicit": (ImplicitFilterConfig(emb_dim=5, width=7, train_decay=True), {"E": 5, "width": 7}),
     "windowed": (WindowedFilterConfig(), {}),
     "explicit": (ExplicitFilterConfig(n_taps=11), {"M": 11}),
+    "short": (ShortFilterConfig(n_taps=11), {"M": 11}),
     "ckconv": (CKConvFilterConfig(emb_dim=5, width=7), {"E": 5, "width": 7}),
     "fno": (FNOFilterConfig(n_modes=9), {"M": 9}),
     "transfer_function": (TransferFunctionFilterConfig(n_state=4), {"n_state": 4}),
     "s4d": (S4DFilterConfig(n_state=6), {"n_state": 6}),
     "modal": (ModalFilterConfig(n_modes=5), {"n_modes": 5}),
+    "real_modal": (RealModalFilterConfig(n_modes=5), {"n_modes": 5}),
     "lookup": (LookupFilterConfig(width=7), {"width": 7}),
 }
 

@@ -35,7 +35,9 @@ from hyena_jax.config.filters import (
     ImplicitFilterConfig,
     LookupFilterConfig,
     ModalFilterConfig,
+    RealModalFilterConfig,
     S4DFilterConfig,
+    ShortFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )

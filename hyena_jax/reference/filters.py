@@ -51,6 +51,17 @@ def explicit(params: dict, n_filters: int, length: int, max_len: int, config) ->
     return h[..., :length]
 
 
+def short(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
+    """Free taps under a window exp(-r t), r = logspace over the channels and t = linspace(0, 1, Lmax)."""
+    h = np.zeros((*params["taps"].shape[:2], max_len))
+    h[..., : config.n_taps] = params["taps"]
+    if config.decay is not None:
+        slow, fast = np.log10(config.decay)
+        rates = np.logspace(slow, fast, h.shape[1])
+        h = h * np.exp(-rates[:, None] * np.linspace(0, 1, max_len))
+    return h[..., :length]
+
+
 def fno(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
     """h_t = (1/Lmax) sum_k c_k Re(X_k e^{2 pi i k t / Lmax}); c_k = 2, but 1 for k = 0 and k = Lmax/2."""
     modes = np.float64(params["modes"])
@@ -102,6 +113,15 @@ def modal(params: dict, n_filters: int, length: int, max_len: int, config) -> np
     h[..., 0] = params["lag_zero"]
     for t in range(1, length):
         h[..., t] = (residue * mode ** (t - 1)).real.sum(-1)
+    return h
+
+
+def real_modal(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
+    """sum_n R_n e^{p_n t} with real p < 0 (arXiv 2503.01868)."""
+    pole, residue = -np.exp(np.float64(params["log_rate"])), np.float64(params["residue"])
+    h = np.zeros((*pole.shape[:2], length))
+    for t in range(length):
+        h[..., t] = (residue * np.exp(pole * t)).sum(-1)
     return h
 
 

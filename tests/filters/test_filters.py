@@ -17,7 +17,9 @@ from hyena_jax.config import (
     ImplicitFilterConfig,
     LookupFilterConfig,
     ModalFilterConfig,
+    RealModalFilterConfig,
     S4DFilterConfig,
+    ShortFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
@@ -42,6 +44,8 @@ CONFIGS = {
     ),
     "explicit": ExplicitFilterConfig(),
     "explicit_5_taps": ExplicitFilterConfig(n_taps=5),
+    "short": ShortFilterConfig(n_taps=5),
+    "short_decaying": ShortFilterConfig(n_taps=5, decay=(0.1, 100.0)),
     "ckconv": CKConvFilterConfig(emb_dim=5, width=8),
     "fno": FNOFilterConfig(),
     "fno_4_modes": FNOFilterConfig(n_modes=4),
@@ -49,6 +53,7 @@ CONFIGS = {
     "s4d": S4DFilterConfig(n_state=8),
     "s4d_inv": S4DFilterConfig(n_state=4, init="inv"),
     "modal": ModalFilterConfig(n_modes=3),
+    "real_modal": RealModalFilterConfig(n_modes=3),
     "lookup": LookupFilterConfig(width=5),
 }
 NAMES = {config_class: name for name, config_class in FILTER_CONFIGS.items()}
@@ -129,7 +134,8 @@ def test_equals_its_oracle(config, length):
 @all_configs
 @pytest.mark.parametrize("max_len", lengths(1, 2, 5, 40))
 def test_equals_its_oracle_at_other_lengths(config, max_len):
-    if isinstance(config, TransferFunctionFilterConfig | ExplicitFilterConfig) and max_len < 5:
+    need_lags = TransferFunctionFilterConfig | ExplicitFilterConfig | ShortFilterConfig
+    if isinstance(config, need_lags) and max_len < 5:
         pytest.skip("needs more lags than that")
     _, params = init(config, max_len)
     assert_close(taps(config, max_len)(params, max_len), oracle(config, params, max_len, max_len))
@@ -248,6 +254,9 @@ def test_a_modal_filter_is_stable_however_far_its_parameters_go():
     [
         (WindowedFilterConfig(), "taps", 0, 1),
         (ExplicitFilterConfig(), "taps", 0, 256**-0.5),
+        (ShortFilterConfig(), "taps", 0, 7**-0.5 / 3**0.5),
+        (ShortFilterConfig(deviation=0.2), "taps", 0, 0.2),
+        (RealModalFilterConfig(), "residue", 0, 0.1 / 4),
         (TransferFunctionFilterConfig(), "lag_zero", 0, 1),
         (S4DFilterConfig(), "c", 0, 0.5**0.5),
         (S4DFilterConfig(), "log_dt", np.log(1e-2), np.log(100) / 12**0.5),
@@ -279,6 +288,9 @@ def test_initial_constants():
     params = initial(WindowedFilterConfig())
     assert not params["shift"].any()
     np.testing.assert_allclose(params["decay"], decay_rates(WindowedFilterConfig(), D), rtol=1e-6)
+    rate = np.exp(initial(RealModalFilterConfig(min_rate=0.1, max_rate=0.2))["log_rate"])
+    assert rate.min() >= 0.1 - 1e-6
+    assert rate.max() <= 0.2 + 1e-6
     params = initial(ModalFilterConfig())
     radius = np.exp(-np.exp(params["log_decay"]))
     assert radius.min() >= 0.9 - 1e-6
@@ -289,6 +301,7 @@ def test_initial_constants():
     ("config", "message"),
     [
         (ExplicitFilterConfig(n_taps=42), "n_taps must be at most max_len=41, got 42"),
+        (ShortFilterConfig(n_taps=42), "n_taps must be at most max_len=41, got 42"),
         (TransferFunctionFilterConfig(n_state=41), "n_state must be below max_len=41, got 41"),
     ],
 )
