@@ -661,6 +661,8 @@ def test_wrong_models_are_refused_by_name(make, message):
         (lambda: config.ShortFilterConfig(deviation=0.0), "deviation must be in .0, 1000., got 0.0"),
         (lambda: config.RealModalFilterConfig(min_rate=1.0), "min_rate must be in .0, max_rate=0.0368."),
         (lambda: config.RealModalFilterConfig(n_modes=2**20), "n_modes must be at most 65536"),
+        (lambda: config.STUFilterConfig(n_vectors=0), "n_vectors must be at least 1, got 0"),
+        (lambda: config.STUFilterConfig(alternating="own"), "alternating 'own' is unknown"),
         (lambda: config.FNOFilterConfig(n_modes=0), "n_modes must be at least 1, got 0"),
         (lambda: config.CKConvFilterConfig(emb_dim=2**20 + 1), "emb_dim must be at most 65536"),
         (lambda: config.CKConvFilterConfig(n_hidden=65), "n_hidden must be at most 64, got 65"),

@@ -24,6 +24,7 @@ from hyena_jax.config import (
     RealModalFilterConfig,
     S4DFilterConfig,
     ShortFilterConfig,
+    STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
@@ -44,6 +45,7 @@ FILTER_CASES = {
     "modal": (ModalFilterConfig(n_modes=5), {"n_modes": 5}),
     "real_modal": (RealModalFilterConfig(n_modes=5), {"n_modes": 5}),
     "lookup": (LookupFilterConfig(width=7), {"width": 7}),
+    "stu": (STUFilterConfig(n_vectors=4), {"K": 4}),
 }
 
 

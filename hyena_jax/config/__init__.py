@@ -38,6 +38,7 @@ from hyena_jax.config.filters import (
     RealModalFilterConfig,
     S4DFilterConfig,
     ShortFilterConfig,
+    STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )

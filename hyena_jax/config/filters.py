@@ -260,6 +260,27 @@ class LookupFilterConfig(FilterConfig):
         require_at_least(1, self, "width")
 
 
+@dataclass(frozen=True)
+class STUFilterConfig(FilterConfig):
+    """Learned sums of the fixed vectors of spectral filtering (Agarwal et al. 2023, arXiv 2312.06837)."""
+
+    n_vectors: int = 16
+    """Vectors K, those of the largest eigenvalues. Published models take 24 with max_len 8192; how many can
+    be told from rounding errors grows with max_len: 18 at 41, 25 at 256."""
+    alternating: Literal["separate", "shared", "none"] = "separate"
+    """Weights of the second branch, whose vectors alternate in sign. `shared`: those of the first, as in the
+    published code of the tensordot form, where all odd lags vanish."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_most(MOST_FEATURES, self, "n_vectors")
+        require_at_least(1, self, "n_vectors")
+
+    def check(self, max_len: int) -> None:
+        """There are not more vectors than lags; the module says how many are resolved."""
+        require(self.n_vectors <= max_len, "n_vectors", self.n_vectors, f"at most max_len={max_len}")
+
+
 def _check_window(config: ImplicitFilterConfig | WindowedFilterConfig) -> None:
     slow, fast = config.slow_decay, config.fast_decay
     # A window that underflows to 0 at lag 1 would give infinity times 0.
@@ -280,5 +301,6 @@ for _name, _config_class, _module in (
     ("modal", ModalFilterConfig, "state_space:ModalFilter"),
     ("real_modal", RealModalFilterConfig, "state_space:RealModalFilter"),
     ("lookup", LookupFilterConfig, "lookup:LookupFilter"),
+    ("stu", STUFilterConfig, "stu:STUFilter"),
 ):
     register(_name, _config_class, f"hyena_jax.filters.{_module}", f"hyena_jax.reference.filters:{_name}")

@@ -15,6 +15,7 @@ from hyena_jax.filters.implicit import CKConvFilter, ImplicitFilter
 from hyena_jax.filters.lookup import LookupFilter
 from hyena_jax.filters.spectral import FNOFilter, TransferFunctionFilter
 from hyena_jax.filters.state_space import ModalFilter, RealModalFilter, S4DFilter
+from hyena_jax.filters.stu import STUFilter
 from hyena_jax.ops.modal_conv import Modes
 
 FILTERS = Targets(FILTER_CONFIGS)
@@ -31,6 +32,7 @@ __all__ = [
     "Modes",
     "RealModalFilter",
     "S4DFilter",
+    "STUFilter",
     "ShortFilter",
     "TransferFunctionFilter",
     "WindowedFilter",

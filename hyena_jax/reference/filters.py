@@ -132,6 +132,22 @@ def lookup(params: dict, n_filters: int, length: int, max_len: int, config) -> n
     return _by_filter(_dense(hidden, params["dense_1"])[:length], n_filters)
 
 
+def stu(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
+    """sum_k phi_k (M_k + (-1)^t M'_k), phi_k = sigma_k^(1/4) e_k of a Hankel matrix (arXiv 2312.06837)."""
+    i_plus_j = np.add.outer(np.arange(1.0, max_len + 1), np.arange(1.0, max_len + 1))
+    sigma, vectors = np.linalg.eigh(2 / (i_plus_j**3 - i_plus_j))  # ascending
+    weights = np.float64(params["weights"])
+    alternating = {"separate": params.get("alternating_weights"), "shared": weights, "none": 0 * weights}
+    alternating = np.float64(alternating[config.alternating])
+    h = np.zeros((*weights.shape[:2], max_len))
+    for k in range(config.n_vectors):
+        e = vectors[:, -1 - k]
+        phi = sigma[-1 - k] ** 0.25 * e * np.sign(e[np.abs(e).argmax()])  # the sign is free
+        for t in range(max_len):
+            h[..., t] += phi[t] * (weights[..., k] + (-1) ** t * alternating[..., k])
+    return h[..., :length]
+
+
 def positional_features(max_len: int, config) -> np.ndarray:
     """z_t = [t/(Lmax-1), cos(f w_t), -sin(f w_t)], w_t = 2 pi t / Lmax (appendix A.3): [Lmax, emb_dim].
 

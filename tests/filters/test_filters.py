@@ -20,11 +20,13 @@ from hyena_jax.config import (
     RealModalFilterConfig,
     S4DFilterConfig,
     ShortFilterConfig,
+    STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
-from hyena_jax.filters import FILTERS, build_filter
+from hyena_jax.filters import FILTERS, build_filter, stu
 from hyena_jax.filters.implicit import positional_features
+from hyena_jax.filters.stu import spectral_vectors
 from hyena_jax.filters.window import decay_rates
 from hyena_jax.reference import filters as oracles
 
@@ -55,13 +57,17 @@ CONFIGS = {
     "modal": ModalFilterConfig(n_modes=3),
     "real_modal": RealModalFilterConfig(n_modes=3),
     "lookup": LookupFilterConfig(width=5),
+    "stu": STUFilterConfig(n_vectors=4),
+    "stu_shared": STUFilterConfig(n_vectors=4, alternating="shared"),
+    "stu_plain": STUFilterConfig(n_vectors=4, alternating="none"),
 }
 NAMES = {config_class: name for name, config_class in FILTER_CONFIGS.items()}
 all_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 # Of two filters that differ only in a constant, slow tests run one under the marker `grid`.
+NEAR = ("s4d_inv", "stu_shared", "stu_plain")
 most_configs = pytest.mark.parametrize(
     "config",
-    [pytest.param(c, marks=pytest.mark.grid if name == "s4d_inv" else ()) for name, c in CONFIGS.items()],
+    [pytest.param(c, marks=pytest.mark.grid if name in NEAR else ()) for name, c in CONFIGS.items()],
     ids=CONFIGS.keys(),
 )
 
@@ -134,7 +140,7 @@ def test_equals_its_oracle(config, length):
 @all_configs
 @pytest.mark.parametrize("max_len", lengths(1, 2, 5, 40))
 def test_equals_its_oracle_at_other_lengths(config, max_len):
-    need_lags = TransferFunctionFilterConfig | ExplicitFilterConfig | ShortFilterConfig
+    need_lags = TransferFunctionFilterConfig | ExplicitFilterConfig | ShortFilterConfig | STUFilterConfig
     if isinstance(config, need_lags) and max_len < 5:
         pytest.skip("needs more lags than that")
     _, params = init(config, max_len)
@@ -224,6 +230,28 @@ def test_one_frequency_vector_serves_all_layers():
     assert params["sine_frequency"].shape == (64,)
 
 
+@pytest.mark.parametrize(("max_len", "n_vectors"), [(41, 18), (256, 25)])
+def test_spectral_vectors_are_eigenvectors(max_len, n_vectors, monkeypatch):
+    """Orthogonal ones, of descending eigenvalues; in blocks of rows as at once."""
+    phi = spectral_vectors(max_len, n_vectors)
+    size = np.square(phi).sum(1)  # the roots of the eigenvalues
+    assert np.all(np.diff(size) < 0)
+    i_plus_j = np.add.outer(np.arange(1.0, max_len + 1), np.arange(1.0, max_len + 1))
+    z = 2 / (i_plus_j**3 - i_plus_j)
+    np.testing.assert_allclose(z @ phi.T, size**2 * phi.T, rtol=0, atol=1e-11)
+    vectors = phi / size[:, None] ** 0.5
+    np.testing.assert_allclose(vectors @ vectors.T, np.eye(n_vectors), atol=1e-6)
+    monkeypatch.setattr(stu, "ROWS", 7)
+    np.testing.assert_allclose(spectral_vectors.__wrapped__(max_len, n_vectors), phi, rtol=0, atol=1e-10)
+
+
+def test_with_shared_weights_odd_lags_vanish():
+    config = STUFilterConfig(n_vectors=4, alternating="shared")
+    h = np.asarray(taps(config)(init(config)[1], MAX_LEN))
+    assert not h[..., 1::2].any()
+    assert h[..., ::2].all()
+
+
 def test_a_transfer_function_wraps_round():
     """Its taps are sums of the true impulse response over t, t + Lmax, t + 2 Lmax, ..."""
     config, max_len = TransferFunctionFilterConfig(n_state=2), 11
@@ -261,6 +289,7 @@ def test_a_modal_filter_is_stable_however_far_its_parameters_go():
         (S4DFilterConfig(), "c", 0, 0.5**0.5),
         (S4DFilterConfig(), "log_dt", np.log(1e-2), np.log(100) / 12**0.5),
         (ModalFilterConfig(), "angle", np.pi / 2, np.pi / 12**0.5),
+        (STUFilterConfig(), "alternating_weights", 0, (2 / (16 + 128)) ** 0.5),
         (LookupFilterConfig(), "table", 0, 1),
         (LookupFilterConfig(), "dense_0/kernel", 0, 64**-0.5 / 3**0.5),
         (LookupFilterConfig(), "dense_1/bias", 0, 128**-0.5 / 3**0.5),
@@ -303,6 +332,8 @@ def test_initial_constants():
         (ExplicitFilterConfig(n_taps=42), "n_taps must be at most max_len=41, got 42"),
         (ShortFilterConfig(n_taps=42), "n_taps must be at most max_len=41, got 42"),
         (TransferFunctionFilterConfig(n_state=41), "n_state must be below max_len=41, got 41"),
+        (STUFilterConfig(n_vectors=42), "n_vectors must be at most max_len=41, got 42"),
+        (STUFilterConfig(n_vectors=19), "n_vectors must be at most 18 with max_len=41, got 19"),
     ],
 )
 def test_what_does_not_fit_is_refused(config, message):

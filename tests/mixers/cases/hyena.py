@@ -18,6 +18,7 @@ from hyena_jax.config import (
     S4DConfig,
     S4DFilterConfig,
     ShortFilterConfig,
+    STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
@@ -34,6 +35,7 @@ FILTERS = {
     "modal": ModalFilterConfig(n_modes=3),
     "real_modal": RealModalFilterConfig(n_modes=3),
     "lookup": LookupFilterConfig(width=5),
+    "stu": STUFilterConfig(n_vectors=4),
 }
 
 
