@@ -46,6 +46,7 @@ COUNTS = {
     "images:mnist_softmax": 6_157,
     "images:mnist_hyena": 11_152,
     "images:mnist_gated": 14_197,
+    "lfm2_350m": 354_483_968,
     "pile_hyena:153m": 153_694_368,
     "pile_hyena:355m": 359_512_320,
     "pile_hyena:1p3b": 1_320_191_232,
@@ -66,6 +67,7 @@ COUNTS = {
     "shakespeare_cpu:h3": 868_480,
     "shakespeare_cpu:s4d": 834_688,
     "shakespeare_cpu:fir": 801_536,
+    "striped_hyena2": 1_107_989_760,
     "tasks:recall": 70_532,
     "tasks:mqar": 43_904,
     "tasks:induction": 68_866,
@@ -207,6 +209,21 @@ def test_recurrentgemma_count_by_hand():
     feed_forward = 3 * d * f + 2 * f + d
     layers = 18 * recurrent + 8 * attention + 26 * (feed_forward + 2 * d)
     assert layers + 256_000 * d + d == COUNTS["griffin:recurrentgemma_2b"]
+
+
+def test_striped_hyena_2_count_by_hand():
+    d, f, groups = 1920, 5120, 128
+    around = 3 * d * d + 3 * 3 * d + d * d + d
+    short, medium, long = around + 7 * groups, around + 128 * groups + d, around + 2 * 16 * d + d
+    layers = 7 * (short + medium + long) + 4 * (4 * d * d + d) + 25 * (3 * d * f + 2 * d)
+    assert layers + 512 * d + d == COUNTS["striped_hyena2"]
+
+
+def test_lfm2_count_by_hand():
+    d, f, head_dim = 1024, 4608, 64
+    convolution, attention = 4 * d * d + 3 * d, 3 * d * d + 2 * head_dim
+    layers = 10 * convolution + 6 * attention + 16 * (3 * d * f + 2 * d)
+    assert layers + 65_536 * d + d == COUNTS["lfm2_350m"]
 
 
 def test_json_round_trip():
