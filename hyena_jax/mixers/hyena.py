@@ -43,11 +43,12 @@ class Hyena(LongConvolutionMixer):
     `bidirectional` adds the convolution of future inputs with g_o, the second half of the filters; lag 0 is
     in both halves.
 
-    With `filter_groups`, channel c of a head of w channels has filter c // (w / filter_groups). With that,
-    with `gate_first` of order 2, and without the biases of projection and FIR, the filters of StripedHyena 2
-    (Ku et al. 2025, arXiv 2503.01868) are `short` of 7 taps without skip, `short` of 128 taps with decay, and
-    `real_modal`. LFM2's gated short convolution is `short` of 3 taps with `short_filter_len=0`, without
-    biases and skip; its columns are then C, B, v.
+    With `filter_groups`, channel c of a head of w channels has filter c // (w / filter_groups).
+
+    StripedHyena 2 (Ku et al. 2025, arXiv 2503.01868) has `gate_first` of order 2, no biases of projection and
+    FIR, and three filters: `short` of 7 taps in groups, without skip; `short` of 128 taps in groups, with
+    decay; and `real_modal`. LFM2's gated short convolution (2511.23404) is `short` of 3 taps with
+    `short_filter_len=0`, without biases and skip; its columns are then C, B, v.
 
     Attributes:
       config: see `HyenaConfig`.
@@ -86,12 +87,9 @@ class Hyena(LongConvolutionMixer):
         )
         if taps:
             self.short_taps = self.param("short_taps", uniform_fan_in(taps), (channels, taps))
-            has_bias = config.short_bias
-            self.short_bias = (
-                self.param("short_bias", uniform_fan_in(taps), (channels,))
-                if has_bias
-                else jnp.zeros(channels)
-            )
+            self.short_bias = jnp.zeros(channels)
+            if config.short_bias:
+                self.short_bias = self.param("short_bias", uniform_fan_in(taps), (channels,))
         directions = 2 if config.bidirectional else 1
         head_dim = self.width // config.n_heads
         groups = config.filter_groups or head_dim

@@ -109,7 +109,7 @@ class ParallelConvolutions(NamedTuple):
       h: filters [F, w / J, L], or filters of few taps [F, w / J, M].
       skip: weights of the convolutions' own inputs [F, w], or None.
       future: filters of the reversed sequence [F, w / J, L], whose output is added, or None.
-      has_few_taps: whether h has few taps; the next two are then None.
+      has_few_taps: whether h has few taps; `future` and `block_len` are then None.
       segment_ids: the numbers of documents [B, L], or None; only with few taps.
       block_len: steps of a block that is convolved by itself; None: the sequence is one block.
       n_shared: J.

@@ -90,12 +90,12 @@ def blockwise_conv(
     n_blocks = -(-length // taps)
     blocks = jnp.pad(u, [(0, 0), (0, 0), (0, 0), (0, n_blocks * taps - length)])
     blocks = blocks.reshape(n_groups, len(h), n_shared * batch * n_blocks, taps)
-    own_skip = None if skip is None or n_shared > 1 else skip[:, None]
-    y = long_conv(blocks, h[:, None, :taps], own_skip, method)
+    shares = n_shared > 1  # channels with a filter in common still have skips of their own
+    y = long_conv(blocks, h[:, None, :taps], None if skip is None or shares else skip[:, None], method)
     if future is not None:
         y = y + long_conv(blocks[..., ::-1], future[:, None, :taps], method=method)[..., ::-1]
     y = y.reshape(n_groups, width, batch, -1)[..., :length]
-    if skip is not None and n_shared > 1:
+    if skip is not None and shares:
         y = y + skip[:, None, None].astype(y.dtype) * u
     return y
 

@@ -28,6 +28,7 @@ CHECKED_IN_PARTS = {
     *(f"hyena_{name}_filter" for name in FILTERS if name != "modal"),
     *("aft_simple_torch", "attention_1_head", "attention_grouped", "local_attention_window_beyond_length"),
     *("hyena_groups_in_heads", "hyena_short_in_blocks"),
+    *(f"{name}_short" for name in ("annotated_hyena", "gated_hyena", "h3", "s4d", "fir")),
     *("fastmax_p1", "fastmax_bidirectional_quadratic", "hawk_ring_a_to_c"),
 }
 MODES = (jax.jacfwd, jax.jacrev)

@@ -110,6 +110,12 @@ OPTIONS = {
         ShortFilterConfig(5, deviation=0.3), n_blocks=8, max_len=128, filter_groups=2
     ),
     **{f"hyena_{name}_filter": hyena_case(config, order=3) for name, config in FILTERS.items()},
+    # With documents, too.
+    "annotated_hyena_short": annotated_case(AnnotatedHyenaConfig(filter=ShortFilterConfig(3))),
+    "gated_hyena_short": gated_case(GatedHyenaConfig(filter=ShortFilterConfig(3))),
+    "h3_short": h3_case(H3Config(head_dim=2, n_taps=5, filter=ShortFilterConfig(3))),
+    "s4d_short": plain_case(S4DConfig(ShortFilterConfig(3))),
+    "fir_short": plain_case(FIRConfig(ShortFilterConfig(3))),
     "annotated_hyena_3": annotated_case(AnnotatedHyenaConfig(3, 4, WindowedFilterConfig(norm_axis="length"))),
     "gated_hyena_centred": gated_case(GatedHyenaConfig(5, causal=False)),
     "h3_heads": h3_case(H3Config(head_dim=4, n_taps=5, filter=S4DFilterConfig(n_state=4))),
