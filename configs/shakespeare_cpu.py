@@ -14,7 +14,7 @@ The text comes from TensorFlow Datasets (`pip install 'hyena_jax[tfds]'`); if it
 Validation loss: gated_hyena 1.605, hawk 1.642, griffin 1.668, annotated_hyena 1.673, hyena 1.680,
 local_attention 1.685, h3 1.696, s4d 1.710, aft_conv 1.722, aft_full 1.734, fir 1.735, aft_local 1.738,
 attention 1.804, aft_simple 1.838, fastmax 1.942; experiments/shakespeare_cpu names the machine and explains
-fastmax's loss.
+fastmax's loss. gated_delta and mamba2: not measured yet.
 """
 
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from hyena_jax.config import (
     Experiment,
     FastmaxConfig,
     FIRConfig,
+    GatedDeltaConfig,
     GatedHyenaConfig,
     H3Config,
     HawkConfig,
@@ -41,6 +42,7 @@ from hyena_jax.config import (
     LanguageModelConfig,
     LocalAttentionConfig,
     LoggingConfig,
+    Mamba2Config,
     MixerConfig,
     ParameterGroup,
     S4DConfig,
@@ -52,6 +54,7 @@ from hyena_jax.config import (
 EMBEDDINGS = ParameterGroup(r"^(embedding/|positions$)", weight_decay=0.0)
 FILTER = ParameterGroup(r"/filter/", weight_decay=0.0, optional=True)
 RATE = ParameterGroup(r"/rate$", weight_decay=0.0, optional=True)
+DECAY = ParameterGroup(r"/(a_log|dt_bias)$", weight_decay=0.0, optional=True)
 POSITION_BIASES = ParameterGroup(r"/position_", weight_decay=0.0, optional=True)
 SHIFT = ParameterGroup(r"/shift_", weight_decay=0.0, optional=True)
 # The parameters that place the modes of a state space; its output weights c are trained like any others.
@@ -78,6 +81,8 @@ VARIANTS = {
     "gated_hyena": Variant((GatedHyenaConfig(),), (FILTER, NO_DECAY)),
     "hawk": Variant((HAWK,), (RATE, NO_DECAY)),
     "griffin": Variant((HAWK, HAWK, LOCAL_ATTENTION), (RATE, NO_DECAY)),
+    "gated_delta": Variant((GatedDeltaConfig(n_heads=4),), (DECAY, NO_DECAY)),
+    "mamba2": Variant((Mamba2Config(n_heads=4, d_state=64),), (DECAY, NO_DECAY), d_ff=384),
     "attention": Variant((AttentionConfig(n_heads=4),), (NO_DECAY,), learned_positions=True),
     "local_attention": Variant((LOCAL_ATTENTION,), (NO_DECAY,), d_ff=608),
     # 64 tokens are fewer than the 561 features of the factorized form.

@@ -34,7 +34,6 @@ from typing import NamedTuple
 
 from hyena_jax.config import (
     HYENA_GROUPS,
-    NO_DECAY,
     AdamWConfig,
     AttentionConfig,
     AutoencoderConfig,
@@ -53,7 +52,7 @@ from hyena_jax.data.tasks import load_task
 from hyena_jax.tasks.catalogue import TASKS
 
 EMBEDDINGS = ParameterGroup(r"^(embedding/|positions$)", weight_decay=0.0)
-RATE = ParameterGroup(r"/rate$", weight_decay=0.0, optional=True)
+DECAYS = ParameterGroup(r"/(rate|a_log|dt_bias)$", weight_decay=0.0, optional=True)
 
 
 class Variant(NamedTuple):
@@ -70,7 +69,8 @@ class Variant(NamedTuple):
 
 
 HYENA, HAWK, ATTENTION = HyenaConfig(), HawkConfig(), AttentionConfig(n_heads=1)
-GROUPS = {HyenaConfig: HYENA_GROUPS, HawkConfig: (RATE, NO_DECAY), AttentionConfig: (NO_DECAY,)}
+# Of all mixers, so that another one can be chosen on the command line.
+GROUPS = (*HYENA_GROUPS, DECAYS, EMBEDDINGS)
 VARIANTS = {
     "recall": Variant(HYENA, 800, batch_size=32),
     "mqar": Variant(ATTENTION, 800),
@@ -123,7 +123,7 @@ def get_config(variant: str = "recall") -> Experiment:
             b2=0.98,
             weight_decay=chosen.weight_decay,
             clip_norm=1.0,
-            groups=(*GROUPS[type(chosen.mixer)], EMBEDDINGS),
+            groups=GROUPS,
         ),
         training=TrainingConfig(
             steps=chosen.steps, eval_every=chosen.steps // 8, checkpoint_every=chosen.steps // 2

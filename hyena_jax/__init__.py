@@ -10,9 +10,12 @@ _PLACES = {
     "LoadedRun": "hyena_jax.api:LoadedRun",
     "Request": "hyena_jax.generation.decoding:Request",
     "SamplingRule": "hyena_jax.generation.sampling:SamplingRule",
+    "compare": "hyena_jax.comparison.compare:compare",
     "load_config": "hyena_jax.config:load",
     "load_run": "hyena_jax.api:load_run",
+    "make_runs": "hyena_jax.sweeps.grid:make_runs",
     "register": "hyena_jax.config:register",
+    "sweep": "hyena_jax.sweeps.sweep:sweep",
     "train": "hyena_jax.api:train",
 }
 

@@ -10,7 +10,7 @@ def main() -> int:
     """Runs the command that sys.argv names; returns its exit code."""
     watch_signals()
     end_at_once(signal.SIGINT, 130, "interrupted")
-    if sys.argv[1:2] == ["train"]:  # with this exit code, a scheduler requeues the run
+    if sys.argv[1:2] in (["train"], ["sweep"]):  # with this exit code, a scheduler requeues the run
         for number in (signal.SIGTERM, signal.SIGHUP):
             end_at_once(number, 75, f"stopped by {number.name}; rerun the command to continue")
     from hyena_jax import cli

@@ -13,7 +13,7 @@ import optax
 from rich.console import Console
 
 from hyena_jax import config, models
-from hyena_jax.config import Experiment, require
+from hyena_jax.config import DataConfig, Experiment, require
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer, is_tokenizer
 from hyena_jax.generation import decoding
@@ -25,8 +25,8 @@ from hyena_jax.generation.stopping import stops
 from hyena_jax.startup import refuse_wrong_jaxlib
 from hyena_jax.training import metrics
 from hyena_jax.training import run as training
+from hyena_jax.training.bars import watched
 from hyena_jax.training.evaluate import evaluate_run, load_data
-from hyena_jax.training.progress import watched
 from hyena_jax.training.run_folder import RunFolder, load_params, read_run
 
 Prompt = str | Sequence[int] | np.ndarray
@@ -75,12 +75,19 @@ class LoadedRun:
         return metrics.read_rows(self.workdir / metrics.FILE)
 
     def evaluate(
-        self, path: str | Path | None = None, batch_size: int = 64, *, progress: bool = False
+        self,
+        path: str | Path | None = None,
+        batch_size: int = 64,
+        *,
+        data: DataConfig | None = None,
+        progress: bool = False,
     ) -> dict[str, float]:
         """Metrics on all held-out data of the run, or on all of the data at `path`.
 
         Args:
           batch_size: rows at once; does not change the result.
+          data: settings of the data to evaluate on instead, such as
+            `dataclasses.replace(run.experiment.data, test_seq_len=256)` of a task.
           progress: show a bar with the time left if the standard error is a terminal.
 
         Raises:
@@ -88,7 +95,8 @@ class LoadedRun:
         """
         path = None if path is None else str(path)
         watch = partial(watched, "evaluating") if progress else None
-        return evaluate_run(self.folder, self.model, self.params, path, batch_size, watch)
+        require(path is None or data is None, "path", path, "None together with data")
+        return evaluate_run(self.folder, self.model, self.params, path, batch_size, watch, data)
 
     def generate(
         self,

@@ -1,10 +1,10 @@
 """The command line: reads the arguments, runs a command, and turns errors into exit codes.
 
 Exit codes: 0 done; 1 a benchmark found values that differ from their oracle, a distillation no state size
-within its bound, or a plan that its step does not compile or fit; 2 wrong input; 3 the machine failed (disk
-full, no permission, another process lost); 4 the run diverged; 75 a training was asked to stop (SIGINT,
-SIGTERM, SIGHUP) and saved, or had nothing to save at SIGTERM or SIGHUP: the same command continues, as
-EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT with nothing to save.
+within its bound, a plan that its step does not compile or fit, or some run of a sweep failed; 2 wrong input;
+3 the machine failed (disk full, no permission, another process lost); 4 the run diverged; 75 a training was
+asked to stop (SIGINT, SIGTERM, SIGHUP) and saved, or had nothing to save at SIGTERM or SIGHUP: the same
+command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT with nothing to save.
 """
 
 import io
@@ -15,16 +15,32 @@ from typing import Any
 
 from hyena_jax import config
 from hyena_jax.benchmark.settings import Decode, Model, Operators
-from hyena_jax.commands import bench, distill, eval, export, fail, generate, launch, note, plan, task, train
+from hyena_jax.commands import (
+    bench,
+    compare,
+    distill,
+    eval,
+    export,
+    fail,
+    generate,
+    launch,
+    note,
+    plan,
+    sweep,
+    task,
+    train,
+)
 from hyena_jax.config import UserError, choose, require
 from hyena_jax.config.choices import choice_flags, describe_choices
-from hyena_jax.config.flags import as_flag, flags_of, read
+from hyena_jax.config.flags import as_flag, flags_of, read, split
 from hyena_jax.startup import quiet_libraries, refuse_wrong_jaxlib
 
 PLUGINS = "HYENA_JAX_PLUGINS"
 # For a command of two words, a table by the second word.
 COMMANDS = {
     "train": train.Train,
+    "sweep": sweep.Sweep,
+    "compare": compare.Compare,
     "eval": eval.Evaluate,
     "generate": generate.Generate,
     "export": export.Export,
@@ -36,6 +52,8 @@ COMMANDS = {
 }
 RUN = {
     train.Train: train.run,
+    sweep.Sweep: sweep.run,
+    compare.Compare: compare.run,
     eval.Evaluate: eval.run,
     generate.Generate: generate.run,
     export.Export: export.run,
@@ -124,11 +142,13 @@ def _read(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     if kind in OF_A_CONFIG and rest and not rest[0].startswith("-"):
         experiment, rest = config.choose_kinds(config.load(rest[0]), rest)
         defaults, others = {"experiment": experiment}, choice_flags(experiment)
-    elif kind in OF_A_CONFIG and rest and not asks_for_help:
+    elif kind in (*OF_A_CONFIG, sweep.Sweep) and rest and rest[0].startswith("-") and not asks_for_help:
         raise UserError(f"CONFIG must come first after {called}, got {rest[0]!r}")
     if asks_for_help:
         print(_describe(called, kind, defaults))
         return None, []
+    if kind is sweep.Sweep:  # all other flags are settings of its runs, whose configs depend on the grid
+        rest, _ = split(kind, rest)
     command = read(kind, called, rest, defaults, others)
     return command, [flag.name for flag in flags_of(kind, defaults)]
 

@@ -3,10 +3,14 @@
 import os
 import signal
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to stop: Ctrl-C, a scheduler that needs the machine, a terminal that closes."""
+PATIENCE = 30.0
+"""Seconds that a process has to stop and save once the process that started it is gone."""
 
 
 class EndAtOnce:
@@ -54,3 +58,33 @@ def watch_signals() -> None:
                     handler(number, None)
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
+
+
+@contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """Yields a list that collects the signals asking to stop; ignored signals (nohup) stay ignored."""
+    asked: list[int] = []
+    can_handle = threading.current_thread() is threading.main_thread()
+    usual = {number: signal.getsignal(number) for number in STOPPING if can_handle}
+    usual = {number: handler for number, handler in usual.items() if handler != signal.SIG_IGN}
+    for number in usual:
+        signal.signal(number, lambda number, _: asked.append(number))
+    try:
+        yield asked
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+
+def take_signals() -> None:
+    """Lets signals end this process at once, and unblocks those that its parent blocked while starting it."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # KeyboardInterrupt would need the interpreter
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+def stop_and_end() -> None:
+    """Asks this process to stop, and kills it after PATIENCE seconds."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(PATIENCE)
+    os.kill(os.getpid(), signal.SIGKILL)

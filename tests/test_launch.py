@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from hyena_jax.commands import launch
+from hyena_jax.interruption import noted_signals
 
 WAITING, FAILING, DONE = ["sleep", "60"], ["sh", "-c", "exit 3"], ["true"]
 
@@ -65,13 +66,13 @@ def test_a_second_interrupt_ends_what_does_not_listen():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_noted_unless_they_are_ignored(number):
     before = signal.getsignal(number)
-    with launch._noted_signals() as asked:
+    with noted_signals() as asked:
         signal.raise_signal(number)
         assert asked == [number]
     assert signal.getsignal(number) == before
     signal.signal(number, signal.SIG_IGN)
     try:
-        with launch._noted_signals() as asked:
+        with noted_signals() as asked:
             signal.raise_signal(number)
             assert asked == []
     finally:

@@ -29,7 +29,7 @@ FLAGS = f"""
     --training.checkpoint-every {EVERY} --training.log-every 1 --parallel.devices 1 --logging.sample-tokens 0
 """.split()
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(999, 0, -1))
-LONGEST = 120.0
+LONGEST = 600.0
 """Seconds after which a run counts as hanging."""
 
 

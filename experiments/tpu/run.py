@@ -29,7 +29,7 @@ from hyena_jax.plan.planning import Plan, make_plan
 from hyena_jax.plan.report import CAVEAT, GIB, as_json
 from hyena_jax.plan.targets import parse_target
 from hyena_jax.training.atomic import write_text
-from hyena_jax.training.progress import bar
+from hyena_jax.training.bars import bar
 
 FOLDER = Path(__file__).parent
 CONFIGS = (

@@ -32,9 +32,9 @@ from hyena_jax.config import Experiment, ImagesConfig, TextConfig, require
 from hyena_jax.data.dataset import load
 from hyena_jax.parallel import pmap
 from hyena_jax.parallel.strategy import check_batch, local_devices
+from hyena_jax.training.bars import bar
 from hyena_jax.training.loss import at_positions, cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.progress import bar
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
 FORWARD, GRADIENT, STEP = "forward", "loss_and_gradient", "train_step"

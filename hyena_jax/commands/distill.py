@@ -85,7 +85,7 @@ def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) 
       OSError: if the folder cannot be written.
     """
     from hyena_jax.distillation import report, sizes, store
-    from hyena_jax.training.progress import bar
+    from hyena_jax.training.bars import bar
 
     settings.check()
     source = _load(settings, console.print)

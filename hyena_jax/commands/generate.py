@@ -74,7 +74,7 @@ def run(command: Generate, arguments: Sequence[str]) -> int:
     from hyena_jax.generation.recomputation import note_recomputation
     from hyena_jax.generation.sample import stream
     from hyena_jax.generation.sampling import SamplingRule
-    from hyena_jax.training.progress import bar
+    from hyena_jax.training.bars import bar
     from hyena_jax.training.run_folder import load_params, read_run
 
     _check_files(command)

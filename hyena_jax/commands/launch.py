@@ -6,13 +6,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from hyena_jax.commands import note
 from hyena_jax.config import require
-from hyena_jax.interruption import STOPPING
+from hyena_jax.interruption import STOPPING, noted_signals
 
 POLL_EVERY = 0.05
 """Seconds between two looks at the processes."""
@@ -50,7 +50,7 @@ def run(command: Launch, arguments: Sequence[str]) -> int:
     """
     count = command.num_processes
     coordinator = ["--coordinator", f"127.0.0.1:{_free_port()}", "--num-processes", str(count)]
-    with _noted_signals() as asked, ExitStack() as stack:
+    with noted_signals() as asked, ExitStack() as stack:
         pipe, held = os.pipe()  # when it closes, the processes know that the launcher is gone
         stack.callback(os.close, held)
         stack.callback(os.close, pipe)
@@ -112,21 +112,6 @@ def _first_failed(processes: Sequence[Process]) -> int | None:
     """A failed process, preferably one ended by a signal: that may have caused the others. None if none."""
     failed = [i for i, process in enumerate(processes) if process.poll() not in (None, 0, STOPPED)]
     return min(failed, key=lambda i: processes[i].returncode > 0, default=None)
-
-
-@contextmanager
-def _noted_signals() -> Iterator[list[int]]:
-    """Yields a list that collects the signals asking to stop; ignored signals (nohup) stay ignored."""
-    asked: list[int] = []
-    usual = {number: signal.getsignal(number) for number in STOPPING}
-    usual = {number: handler for number, handler in usual.items() if handler != signal.SIG_IGN}
-    for number in usual:
-        signal.signal(number, lambda number, _: asked.append(number))
-    try:
-        yield asked
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
 
 
 def _free_port() -> int:

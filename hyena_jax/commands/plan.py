@@ -60,7 +60,7 @@ def run(command: Plan, arguments: Sequence[str]) -> int:
     from hyena_jax.plan.planning import make_plan
     from hyena_jax.plan.search import candidates, search
     from hyena_jax.plan.targets import parse_target, require_compiler
-    from hyena_jax.training.progress import bar
+    from hyena_jax.training.bars import bar
 
     command.check()
     experiment, whole = command.experiment, command.whole

@@ -10,6 +10,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 T = TypeVar("T")
 
+# Metadata of a field that may change between the runs of one experiment.
+RUNTIME = {"runtime": True}
+
 MOST_COUNT = 2**31 - 1
 # The largest float32: a larger value would be infinite.
 MOST_FLOAT = (2 - 2**-23) * 2.0**127

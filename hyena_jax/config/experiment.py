@@ -1,12 +1,13 @@
 """The config of an experiment: model, data, loss, optimizer, training, devices, logging."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hyena_jax.config.checks import Checked, UserError, require, require_at_least
+from hyena_jax.config.checks import RUNTIME, Checked, UserError, require, require_at_least
 from hyena_jax.config.data import DataConfig, TextConfig
 from hyena_jax.config.losses import CrossEntropyConfig, LossConfig, MetricConfig
-from hyena_jax.config.models import RUNTIME, LanguageModelConfig, ModelConfig
+from hyena_jax.config.models import LanguageModelConfig, ModelConfig
 from hyena_jax.config.optimizers import AdamWConfig, OptimizerConfig
 
 
@@ -28,11 +29,28 @@ class TrainingConfig(Checked):
     """Steps between rows of training metrics."""
     keep_checkpoints: int = 2
     """Latest checkpoints to keep; the best one is kept in addition."""
+    until: str | None = None
+    """Stop at the first evaluation that reaches NAME=VALUE, such as `accuracy=0.99`: at least that value; of
+    loss, perplexity and bits_per_byte at most."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.until is not None:
+            parse_target(self.until)
         require_at_least(1, self, "steps", "eval_every", "eval_batch_size", "eval_windows")
         require_at_least(1, self, "checkpoint_every", "log_every", "keep_checkpoints")
+
+
+def parse_target(text: str) -> tuple[str, float]:
+    """The name and the value of a target `NAME=VALUE`. Raises UserError if it is not one."""
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    allowed = "NAME=VALUE with a finite VALUE, such as accuracy=0.99"
+    require(name != "" and math.isfinite(number), "until", text, allowed)
+    return name, number
 
 
 @dataclass(frozen=True)

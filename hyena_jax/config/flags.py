@@ -91,6 +91,25 @@ def read(
     return _build(_Section(command, dict(defaults or {}), (), "--"), values, names)
 
 
+def split(command: type, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of a command, with their values and all positional arguments, and all others."""
+    own = {flag.name: n_values(flag.hint) for flag in flags_of(command) if not flag.is_positional}
+    ours, others, here, room = [], [], None, 0
+    for argument in arguments:
+        if _is_flag(argument):
+            name, equals, _ = argument.partition("=")
+            here = ours if name.replace("_", "-") in own else others
+            most = own.get(name.replace("_", "-"))
+            room = 0 if equals else len(arguments) if most is None else most
+            here.append(argument)
+        elif here is not None and room > 0:
+            room -= 1
+            here.append(argument)
+        else:
+            ours.append(argument)
+    return ours, others
+
+
 def as_flag(message: str, names: Iterable[str]) -> str:
     """A message about a field, such as `d_model must be ...`, with the flag's name in place of the field's.
 
@@ -142,8 +161,10 @@ def _parse(
         if not _is_flag(argument):
             if not places:
                 raise UserError(f"{_shown(argument)} is one argument too many for {called}")
-            flag = places.pop(0)
-            values[flag.path] = _converted(flag, [argument])
+            is_last = n_values(places[0].hint) is None  # it takes all that follow
+            flag = places[0] if is_last else places.pop(0)
+            value = _converted(flag, [argument])
+            values[flag.path] = (*values.get(flag.path, ()), *value) if is_last else value
             continue
         name, equals, attached = argument.partition("=")
         name = name.replace("_", "-")

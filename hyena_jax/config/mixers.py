@@ -1,9 +1,10 @@
 """Configs of mixers, and the mixers of this package by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from hyena_jax.config.checks import (
+    RUNTIME,
     Checked,
     require,
     require_at_least,
@@ -28,6 +29,8 @@ MOST_TAPS = 1024
 # Larger sizes cannot be computed and may overflow integers.
 MOST_CHANNELS = 2**20
 MOST_STEPS = 2**24
+# A chunk of tokens is inverted by halves, in a program that is unrolled.
+MOST_CHUNK = 4096
 
 
 class MixerConfig(Checked):
@@ -173,13 +176,16 @@ class HawkConfig(MixerConfig):
     ring: Literal["a", "a_to_c"] = "a"
     """Which is initialised uniformly by area between the radii: a (released code), or a^c (paper)."""
     min_radius: float = 0.9
-    """Smallest initial value."""
+    """Smallest initial value; with sign `shifted` it must be smaller than the default, 0.3 for instance."""
     max_radius: float = 0.999
     """Largest initial value, below 1."""
     reset_at_start: bool = False
     """Treat the first token as a document start, whose input is not scaled (released code)."""
     gelu: Literal["erf", "tanh"] = "erf"
     """Form of the GELU on the gate branch; the released code has `tanh`."""
+    sign: Literal["none", "shifted", "gate"] = "none"
+    """How the recurrence's factors a_t in (0, 1) become signed, to track states such as parity. `shifted`:
+    2 a_t - 1 (as in 2411.12537); `gate`: multiplied by the tanh of a third gate."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,11 +195,97 @@ class HawkConfig(MixerConfig):
         most = f"in (0, max_radius={self.max_radius}]"
         require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
         require(self.max_radius < 1, "max_radius", self.max_radius, "below 1")
+        negative = "below 0.9 with sign 'shifted' (try 0.3), or few factors can turn negative"
+        require(self.sign != "shifted" or self.min_radius < 0.9, "min_radius", self.min_radius, negative)
 
     def check(self, d_model: int, max_len: int) -> None:
         """The blocks must divide the width."""
         require_sizes(d_model, max_len)
         require_divisor("gate_blocks", self.gate_blocks, "width", self.width or d_model)
+
+
+@dataclass(frozen=True)
+class GatedDeltaConfig(MixerConfig):
+    """Gated DeltaNet (2412.06464): a matrix memory that decays, and in which values are replaced by key."""
+
+    n_heads: int = 4
+    """Heads of queries and keys."""
+    n_value_heads: int | None = None
+    """Heads of values, a multiple of n_heads; None takes n_heads."""
+    key_dim: int | None = None
+    """Channels of a query or key; None takes d_model / n_heads."""
+    value_dim: int | None = None
+    """Channels of a value; None takes key_dim."""
+    decay: bool = True
+    """Let the memory decay; False is DeltaNet (2406.06484)."""
+    gate: bool = True
+    """Gate the output by SiLU of a projection."""
+    negative_eigenvalues: bool = False
+    """Update with strengths in (0, 2) instead of (0, 1), to track states such as parity (2411.12537)."""
+    factors: int = 1
+    """Keys and values of a token, which update the memory in turn (DeltaProduct, 2502.10297)."""
+    short_filter_len: int = 4
+    """Taps of the depthwise causal FIR filter on queries, keys and values."""
+    norm_eps: float = 1e-5
+    """Added to the mean square of a head's outputs in their norm."""
+    chunk: int = field(default=64, metadata=RUNTIME)
+    """Tokens that are computed at once, by matrix products; results differ only by rounding."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_most(MOST_CHANNELS, self, "n_heads", "n_value_heads", "key_dim", "value_dim")
+        require_at_least(1, self, "n_heads", "n_value_heads", "key_dim", "value_dim")
+        heads = self.n_value_heads or self.n_heads
+        require(heads % self.n_heads == 0, "n_value_heads", heads, f"a multiple of n_heads={self.n_heads}")
+        require(1 <= self.factors <= MOST_GATES, "factors", self.factors, f"in 1..{MOST_GATES}")
+        _check_unrolled(self)
+        _check_chunk(self)
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """The heads must divide the width, unless key_dim is given."""
+        require_sizes(d_model, max_len)
+        if self.key_dim is None:
+            require_divisor("n_heads", self.n_heads, "d_model", d_model)
+
+
+@dataclass(frozen=True)
+class Mamba2Config(MixerConfig):
+    """Mamba-2, or SSD: a state space with one decay for each head (Dao and Gu 2024, arXiv 2405.21060)."""
+
+    n_heads: int = 4
+    """Heads; must divide the inner width, inner_factor * d_model."""
+    inner_factor: int = 2
+    """Inner width, as a multiple of d_model."""
+    d_state: int = 128
+    """Size of each channel's state."""
+    n_groups: int = 1
+    """Groups of heads that share their B and C; must divide n_heads."""
+    short_filter_len: int = 4
+    """Taps of the depthwise causal FIR filter on x, B and C."""
+    dt_limit: tuple[float, float] | None = None
+    """Bounds of the time steps; None has none."""
+    norm_eps: float = 1e-5
+    """Added to the mean square of a group's outputs in their norm."""
+    chunk: int = field(default=64, metadata=RUNTIME)
+    """Tokens that are computed at once, by matrix products; results differ only by rounding."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_most(MOST_CHANNELS, self, "n_heads", "d_state")
+        require_at_most(MOST_GATES, self, "inner_factor")
+        require_at_least(1, self, "n_heads", "inner_factor", "d_state", "n_groups")
+        require_divisor("n_groups", self.n_groups, "n_heads", self.n_heads)
+        limit = self.dt_limit
+        require(
+            limit is None or 0 <= limit[0] <= limit[1], "dt_limit", limit, "two ordered numbers of at least 0"
+        )
+        _check_unrolled(self)
+        _check_chunk(self)
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """The heads must divide the inner width."""
+        require_sizes(d_model, max_len)
+        require_divisor("n_heads", self.n_heads, "inner_factor * d_model", self.inner_factor * d_model)
 
 
 @dataclass(frozen=True)
@@ -403,9 +495,12 @@ class FIRConfig(MixerConfig):
     filter: FilterConfig = ExplicitFilterConfig()
 
 
-def _check_unrolled(
-    config: HyenaConfig | AnnotatedHyenaConfig | GatedHyenaConfig | HawkConfig, least_taps: int = 1
-) -> None:
+def _check_chunk(config: GatedDeltaConfig | Mamba2Config) -> None:
+    require(0 < config.norm_eps <= 1, "norm_eps", config.norm_eps, "in (0, 1]")
+    require(1 <= config.chunk <= MOST_CHUNK, "chunk", config.chunk, f"in 1..{MOST_CHUNK}")
+
+
+def _check_unrolled(config: MixerConfig, least_taps: int = 1) -> None:
     order, taps = getattr(config, "order", 1), config.short_filter_len
     require(1 <= order <= MOST_GATES, "order", order, f"in 1..{MOST_GATES}")
     require(least_taps <= taps <= MOST_TAPS, "short_filter_len", taps, f"in {least_taps}..{MOST_TAPS}")
@@ -417,6 +512,8 @@ for _name, _config_class, _module in (
     ("annotated_hyena", AnnotatedHyenaConfig, "annotated_hyena:AnnotatedHyena"),
     ("gated_hyena", GatedHyenaConfig, "gated_hyena:GatedHyena"),
     ("hawk", HawkConfig, "hawk:Hawk"),
+    ("gated_delta", GatedDeltaConfig, "gated_delta:GatedDelta"),
+    ("mamba2", Mamba2Config, "mamba2:Mamba2"),
     ("attention", AttentionConfig, "attention:Attention"),
     ("local_attention", LocalAttentionConfig, "attention:LocalAttention"),
     ("fastmax", FastmaxConfig, "fastmax:Fastmax"),

@@ -3,13 +3,10 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from hyena_jax.config.checks import Checked, UserError, require, require_at_least, require_at_most
+from hyena_jax.config.checks import RUNTIME, Checked, UserError, require, require_at_least, require_at_most
 from hyena_jax.config.inputs import InputKind, input_kind
 from hyena_jax.config.mixers import HyenaConfig, Init, MixerConfig
 from hyena_jax.config.registry import Registry, register
-
-# Metadata of a field that may change between the runs of one experiment.
-RUNTIME = {"runtime": True}
 
 # Programs are unrolled over the layers, and windows of filters are stored for each channel.
 MOST_LAYERS = 1024

@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from hyena_jax.config.checks import MOST_COUNT, Checked, require, require_at_least, require_at_most
-from hyena_jax.config.models import RUNTIME
+from hyena_jax.config.checks import MOST_COUNT, RUNTIME, Checked, require, require_at_least, require_at_most
 from hyena_jax.config.registry import Registry, register
 
 

@@ -33,10 +33,12 @@ from hyena_jax.mixers.aft import AFTConv, AFTFull, AFTLocal, AFTSimple
 from hyena_jax.mixers.annotated_hyena import AnnotatedHyena
 from hyena_jax.mixers.attention import Attention, LocalAttention
 from hyena_jax.mixers.fastmax import Fastmax
+from hyena_jax.mixers.gated_delta import GatedDelta
 from hyena_jax.mixers.gated_hyena import GatedHyena
 from hyena_jax.mixers.h3 import H3
 from hyena_jax.mixers.hawk import Hawk
 from hyena_jax.mixers.hyena import Hyena
+from hyena_jax.mixers.mamba2 import Mamba2
 from hyena_jax.mixers.plain_convolution import FIR, S4D
 
 MIXERS = Targets(MIXER_CONFIGS)
@@ -54,10 +56,12 @@ __all__ = [
     "AnnotatedHyena",
     "Attention",
     "Fastmax",
+    "GatedDelta",
     "GatedHyena",
     "Hawk",
     "Hyena",
     "LocalAttention",
+    "Mamba2",
     "decodes_by_state",
     "has_state",
     "is_unbounded",

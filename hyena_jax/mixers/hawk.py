@@ -43,6 +43,9 @@ class Hawk(nn.Module):
         r_t = sigmoid(W_a u_t + b_a),  i_t = sigmoid(W_x u_t + b_x),  log a_t = -8 r_t softplus(p),
         h_t = a_t ⊙ h_{t-1} + sqrt(1 - a_t^2) ⊙ (i_t ⊙ u_t).
 
+    Not in the paper: `config.sign` replaces a_t in the last line, by 2 a_t - 1 with `shifted`, and by
+    tanh(W_s u_t + b_s) a_t with `gate`.
+
     Attributes:
       d_model: D.
       max_len: longest sequence; the state does not grow with it.
@@ -62,6 +65,8 @@ class Hawk(nn.Module):
       recurrence_gate/bias [W]: with gate_bias.
       input_gate/kernel [H, W//H, W//H]: as recurrence_gate/kernel.
       input_gate/bias [W]: with gate_bias.
+      sign_gate/kernel [H, W//H, W//H]: W_s, with sign `gate`; as recurrence_gate/kernel.
+      sign_gate/bias [W]: b_s, with sign `gate`.
       rate [W]: p; a = exp(-softplus(p)) in (0, 1).
       out_proj/kernel [W, D]
       out_proj/bias [D]: with projection_bias.
@@ -91,6 +96,8 @@ class Hawk(nn.Module):
         self.short_bias = self.param("short_bias", nn.initializers.zeros, (width,))
         self.recurrence_gate = BlockDense(config.gate_bias, self.dtype)
         self.input_gate = BlockDense(config.gate_bias, self.dtype)
+        if config.sign == "gate":
+            self.sign_gate = BlockDense(True, self.dtype)
         self.rate = self.param("rate", ring_init(config), (width,))
         self.out_proj = nn.Dense(self.d_model, use_bias=bias, dtype=self.dtype, kernel_init=init.out_kernel)
 
@@ -120,11 +127,12 @@ class Hawk(nn.Module):
         in_axes = ("HBLI", "KH11I", "H11I", "BL1")
         fir = sharded(partial(short_convolution, axis=-2), self.sequence_axis, in_axes, "HBLI")
         u = fir(u, *self._short_filter(), ids)
-        in_axes = ("HBLI", "HBLI", "HBLI", "H11I", "BL")
-        run = partial(rg_lru_from_start, method=default_method(self.platform))
+        in_axes = ("HBLI", "HBLI", "HBLI", "H11I", "BL", "HBLI")
+        shifted = self.config.sign == "shifted"
+        run = partial(rg_lru_from_start, method=default_method(self.platform), shifted=shifted)
         recurrence = sharded(run, self.sequence_axis, in_axes, "HBLI")
-        gates, rate = self._gates(u, self.sequence_axis), self._blocks(self.rate[None, None])
-        return self._output(gate, recurrence(u, *gates, rate, starts))
+        (r, i, s), rate = self._gates(u, self.sequence_axis), self._blocks(self.rate[None, None])
+        return self._output(gate, recurrence(u, r, i, rate, starts, s))
 
     def init_state(self, batch_size: int, max_len: int) -> HawkState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
@@ -155,7 +163,9 @@ class Hawk(nn.Module):
         if real is not None:  # the FIR added its bias to the padding
             u = jnp.where(real[..., None], u, 0)
         rate, h0 = self._blocks(self.rate[None, None]), self._blocks(state.h)
-        h, h_last = rg_lru(u, *self._gates(u, None), rate, h0, starts, default_method(self.platform))
+        r, i, s = self._gates(u, None)
+        method, shifted = default_method(self.platform), self.config.sign == "shifted"
+        h, h_last = rg_lru(u, r, i, rate, h0, starts, method, s, shifted)
         y = self._output(gate, h)
         history, h_last = _join(history).swapaxes(1, 2), _join(h_last)
         return HawkState(Shared(state.shared.position + n_tokens), first, history, h_last), y
@@ -179,10 +189,15 @@ class Hawk(nn.Module):
         taps, bias = self._blocks(self.short_taps.T[:, None, None]), self._blocks(self.short_bias[None, None])
         return taps.swapaxes(0, 1), bias
 
-    def _gates(self, u: jax.Array, sequence_axis: str | None) -> tuple[jax.Array, jax.Array]:
-        """r and i of u, [H, B, T, I], float32; T may be sharded over a mesh axis."""
+    def _gates(
+        self, u: jax.Array, sequence_axis: str | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """r, i, and with sign `gate` s, of u, [H, B, T, I], float32; T may be sharded over a mesh axis."""
         r, i = self.recurrence_gate(u, sequence_axis), self.input_gate(u, sequence_axis)
-        return jax.nn.sigmoid(r.astype(self.rate.dtype)), jax.nn.sigmoid(i.astype(self.rate.dtype))
+        r, i = jax.nn.sigmoid(r.astype(self.rate.dtype)), jax.nn.sigmoid(i.astype(self.rate.dtype))
+        if self.config.sign != "gate":
+            return r, i, None
+        return r, i, jnp.tanh(self.sign_gate(u, sequence_axis).astype(self.rate.dtype))
 
     def _output(self, gate: jax.Array, h: jax.Array) -> jax.Array:
         """y [B, T, D] of the GELU branch [B, T, W] and the recurrence's states [H, B, T, I]."""

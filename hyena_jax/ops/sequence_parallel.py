@@ -1,7 +1,7 @@
 """Sequence parallelism: operators on a sequence whose length is sharded over the devices of a mesh axis.
 
 Axes: B batch, L length, l = L / n the shard of L on one of n devices, T queries, C channels, D channels of a
-recurrence, H heads, G heads of keys and values, d head_dim, K taps.
+recurrence, H heads, G heads of keys and values, d head_dim, K taps; for the delta rule see `ops.delta_rule`.
 
 Each function reads and returns the local shard; the shards follow one another in the order of the devices
 along the mesh axis `axis_name`. It runs inside `shard_map` and communicates by collectives over `axis_name`.
@@ -15,6 +15,7 @@ With `axis_name=None` the shard is the whole sequence (l = L), and the function 
     local_attention     the last `window` keys and values
     attention           all keys and values
     fastmax             sums of features over keys
+    delta_rule          what a shard makes of a memory: a matrix and a memory, [B, G, K, K] and [B, G, K, V]
     aft_simple          running sums at the last key
 
 Arrays that all devices share (taps, for instance) must have been cast to vary over `axis_name`: the gradient
@@ -26,7 +27,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops import aft, attention, fastmax, few_taps, rg_lru, short_conv
+from hyena_jax.ops import aft, attention, delta_rule, fastmax, few_taps, rg_lru, short_conv
 from hyena_jax.ops.attention import Attention
 from hyena_jax.ops.derivatives import linear_solve
 from hyena_jax.ops.linear_recurrence import Recurrence, default_method
@@ -189,11 +190,13 @@ def rg_lru_from_start(
     i: jax.Array,
     rate: jax.Array,
     starts: jax.Array,
+    s: jax.Array | None,
     axis_name: str | None,
     method: Recurrence | None = None,
+    shifted: bool = False,
 ) -> jax.Array:
     """`ops.rg_lru.rg_lru` from the start of the sequence: h [..., l, D]; starts [..., l] is local too."""
-    return rg_lru.rg_lru(x, r, i, rate, None, starts, linear_recurrence(axis_name, method))[0]
+    return rg_lru.rg_lru(x, r, i, rate, None, starts, linear_recurrence(axis_name, method), s, shifted)[0]
 
 
 def local_attention(
@@ -263,6 +266,33 @@ def fastmax_bidirectional(
     if axis_name is None:
         return fastmax.fastmax_bidirectional(q, k, v, p)
     return fastmax.attend_to_sums(q, jax.lax.psum(fastmax.key_sums(k, v, p), axis_name), p)
+
+
+def gated_delta_rule(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_a: jax.Array,
+    beta: jax.Array | None,
+    starts: jax.Array | None,
+    axis_name: str | None,
+    chunk: int,
+) -> jax.Array:
+    """o of `ops.delta_rule.delta_rule` from the start of the sequence, with the local rows of all arguments.
+
+    Each device learns what its shard makes of any memory; these maps, composed, give the memory before each
+    shard, from which each device runs its shard.
+    """
+    memory = delta_rule.no_memory(k, v)
+    if axis_name is not None:
+        parts = jax.lax.all_gather(delta_rule.transfer(k, v, log_a, beta, starts, chunk), axis_name)
+
+        def advance(memory: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return part[0] @ memory + part[1], memory
+
+        memories = jax.lax.scan(advance, memory, parts)[1]
+        memory = jax.lax.dynamic_index_in_dim(memories, jax.lax.axis_index(axis_name), keepdims=False)
+    return delta_rule.delta_rule(q, k, v, log_a, beta, memory, starts, chunk)[0]
 
 
 def aft_simple(keys: jax.Array, values: jax.Array, documents: jax.Array, axis_name: str | None) -> aft.Sums:

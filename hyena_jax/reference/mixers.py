@@ -16,14 +16,15 @@ import numpy as np
 
 from hyena_jax.reference import aft as aft_forms
 from hyena_jax.reference import attention as attention_forms
+from hyena_jax.reference import delta_rule, recurrence
 from hyena_jax.reference import fastmax as fastmax_forms
 from hyena_jax.reference import hyena as hyena_forms
-from hyena_jax.reference import recurrence
 
 # Constants of the definitions that are not options.
 AFT_TAPS_EPS = 1e-8
 FASTMAX_STANDARDIZE_EPS = 1e-5
 FASTMAX_LEAST_WEIGHT = 1e-3
+GATED_DELTA_LENGTH_EPS = 1e-6
 
 
 def _each_document_alone(oracle):
@@ -87,6 +88,16 @@ def fir(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
 def hawk(config, params, x, max_len, segment_ids) -> np.ndarray:
     """See `hyena_jax.reference.recurrence.hawk`."""
     return recurrence.hawk(params, x, config, segment_ids)
+
+
+def gated_delta(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """See `hyena_jax.reference.delta_rule.gated_delta`."""
+    return delta_rule.gated_delta(params, x, config, segment_ids, GATED_DELTA_LENGTH_EPS)
+
+
+def mamba2(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """See `hyena_jax.reference.delta_rule.mamba2`."""
+    return delta_rule.mamba2(params, x, config, segment_ids)
 
 
 def attention(config, params, x, max_len, segment_ids) -> np.ndarray:

@@ -26,12 +26,22 @@ def linear_recurrence(
     return h, state
 
 
-def rg_lru(x: np.ndarray, r: np.ndarray, i: np.ndarray, rate: np.ndarray, starts: np.ndarray) -> np.ndarray:
+def rg_lru(
+    x: np.ndarray,
+    r: np.ndarray,
+    i: np.ndarray,
+    rate: np.ndarray,
+    starts: np.ndarray,
+    s: np.ndarray | float = 1.0,
+    shifted: bool = False,
+) -> np.ndarray:
     """Equations 3 and 4 with a = exp(-softplus(rate)), c = 8; at the start of a document, h_t = i_t x_t.
 
-    x and the gates r, i [B, L, W], rate [W], starts [B, L].
+    x and the gates r, i [B, L, W], rate [W], starts [B, L]. Not in the paper: factors of either sign,
+    2 a_t - 1 in place of a_t if `shifted`, times the sign gate s [B, L, W].
     """
     a = np.exp(-8 * r * np.log1p(np.exp(rate)))
+    a = s * (2 * a - 1 if shifted else a)
     h = np.zeros_like(x)
     for b in range(x.shape[0]):
         state = np.zeros(x.shape[2])
@@ -62,7 +72,8 @@ def hawk(params: dict, x: np.ndarray, config, segment_ids: np.ndarray | None = N
     starts[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
     r = sigmoid(block_dense(params["recurrence_gate"], u))  # equation 1
     i = sigmoid(block_dense(params["input_gate"], u))  # equation 2
-    h = rg_lru(u, r, i, np.float64(params["rate"]), starts)
+    s = np.tanh(block_dense(params["sign_gate"], u)) if config.sign == "gate" else 1.0
+    h = rg_lru(u, r, i, np.float64(params["rate"]), starts, s, config.sign == "shifted")
     activation = gelu if config.gelu == "erf" else gelu_tanh
     return dense(params["out_proj"], activation(gate) * h)
 

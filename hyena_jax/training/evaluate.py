@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from hyena_jax import parallel
-from hyena_jax.config import ParallelConfig, UserError, require
+from hyena_jax.config import DataConfig, ParallelConfig, UserError, require
 from hyena_jax.config.checks import MOST_COUNT
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.data.loader import Batch
@@ -81,22 +81,38 @@ def evaluate_run(
     path: str | None,
     batch_size: int,
     watch: Watch | None = None,
+    data_config: DataConfig | None = None,
 ) -> Values:
     """Metrics on all held-out data of a run, or on all data at `path`; and the number of evaluated units.
 
     Args:
       watch: see `sum_held_out`.
+      data_config: evaluate on what is held out of these data instead, such as longer rows of a task.
 
     Raises:
       UserError: if the data cannot be read, do not fit the model, or are not what the run held out.
     """
     require(1 <= batch_size <= MOST_COUNT, "batch_size", batch_size, f"in 1..{MOST_COUNT}")
-    data = load_data(run, path)
+    data = load_data(run, path) if data_config is None else load_other_data(run, data_config)
     strategy = parallel.make_strategy(ParallelConfig())
     scores = loss_function(run.experiment.loss), metric_functions(run.experiment, data)
     eval_step = strategy.map_eval_step(make_eval_step(model, *scores, data.tallies))
     sums = sum_held_out(strategy, eval_step, strategy.place(params), data, batch_size, watch=watch)
     return {**held_out_values(data, sums), f"{data.unit}s": data.n_held_out, **data.eval_metrics(sums)}
+
+
+def load_other_data(run: RunFolder, data_config: DataConfig) -> Dataset:
+    """Data of the kind of a run's data, read with its encoding, with other settings.
+
+    Raises:
+      UserError: if they cannot be read, are of another kind, or do not fit the model.
+    """
+    kind, theirs = type(run.experiment.data), type(data_config)
+    require(theirs is kind, "data", theirs.__name__, f"a {kind.__name__}, as the run's")
+    experiment = replace(run.experiment, data=data_config)  # which checks the length
+    data = load(data_config, run.encoding)
+    data.complete(experiment)
+    return data
 
 
 def load_data(run: RunFolder, path: str | None = None) -> Dataset:

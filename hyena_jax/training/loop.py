@@ -22,13 +22,17 @@ from hyena_jax.parallel.replicas import check_replicas
 from hyena_jax.parallel.strategy import Strategy
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.evaluate import held_out_values, sum_held_out
-from hyena_jax.training.metrics import MetricsLog, NoLog
+from hyena_jax.training.metrics import MetricsLog, NoLog, Values
 from hyena_jax.training.optimizer import global_norm
 from hyena_jax.training.progress import Progress
 from hyena_jax.training.schedules import make_schedule
 from hyena_jax.training.scores import Score
 from hyena_jax.training.signals import StopRequest
 from hyena_jax.training.step import FINITE, Metrics, TrainState, make_eval_step, make_train_step
+from hyena_jax.training.until import is_reached
+
+REACHED = "reached"
+"""In the meta of a checkpoint: the target that the run had reached there, if any."""
 
 # Late enough for compilation to be over, long enough to see the pattern of a step.
 PROFILE_FROM, PROFILE_STEPS = 5, 10
@@ -56,6 +60,26 @@ class Setup(NamedTuple):
     """Initial parameters of a new run, if they are not drawn at random."""
 
 
+def mapped_train_step(setup: Setup, state: TrainState) -> Callable:
+    """`make_train_step` over the devices, for states of the shapes of `state`."""
+    step = make_train_step(
+        setup.model,
+        setup.optimizer,
+        setup.experiment.seed,
+        setup.strategy.axis_name,
+        setup.experiment.optimizer.accumulation_steps,
+        setup.loss,
+        setup.metrics,
+    )
+    return setup.strategy.map_train_step(step, jax.eval_shape(lambda: state))
+
+
+def mapped_eval_step(setup: Setup) -> Callable:
+    """`make_eval_step` over the devices."""
+    step = make_eval_step(setup.model, setup.loss, setup.metrics, setup.data.tallies)
+    return setup.strategy.map_eval_step(step)
+
+
 @dataclass
 class Trainer:
     """The training loop, with its checkpoints, log and progress bar."""
@@ -74,8 +98,7 @@ class Trainer:
         setup, experiment = self.setup, self.setup.experiment
         self.clock = Clock(experiment.data.batch_size * setup.data.units_per_row)
         self.schedule = make_schedule(experiment.optimizer, experiment.training.steps)
-        eval_step = make_eval_step(setup.model, setup.loss, setup.metrics, setup.data.tallies)
-        self.eval_step = setup.strategy.map_eval_step(eval_step)
+        self.eval_step = mapped_eval_step(setup)
 
     def run(
         self, state: TrainState, start: int, data_state: Any, stop: StopRequest, profile: "Profile"
@@ -87,16 +110,7 @@ class Trainer:
         """
         setup, experiment, strategy = self.setup, self.setup.experiment, self.setup.strategy
         training, parallel = experiment.training, experiment.parallel
-        train_step = make_train_step(
-            setup.model,
-            setup.optimizer,
-            experiment.seed,
-            strategy.axis_name,
-            experiment.optimizer.accumulation_steps,
-            setup.loss,
-            setup.metrics,
-        )
-        train_step = strategy.map_train_step(train_step, jax.eval_shape(lambda: state))
+        train_step = mapped_train_step(setup, state)
         dataset = setup.data.train_batches(experiment.data.batch_size, experiment.seed, *strategy.row_shard)
         stream = dataset if isinstance(dataset, loader.Stream) else None
         if stream is not None and start > 0:
@@ -108,7 +122,7 @@ class Trainer:
                     t, batch = next(batches)
                 except loader.DataEnded as error:
                     if step > saved:
-                        self._save(step, state, None, stream)
+                        self._save(step, state, None, stream, None)
                     raise UserError(
                         f"{error}, before training.steps={training.steps}; the steps so far are saved: lower"
                         " training.steps, or give an iterator that starts over"
@@ -126,17 +140,22 @@ class Trainer:
                     check_replicas(strategy.to_global(state), step)
                 if step % training.log_every == 0 or is_last:
                     self._log_training(step, state, metrics)
-                loss = None
+                loss, reached = None, False
                 if step % training.eval_every == 0 or is_last:
-                    loss = self._evaluate(step, state)
+                    values = self._evaluate(step, state)
+                    loss = values["loss"]
+                    reached = training.until is not None and is_reached(training.until, values)
+                if reached and not is_last:
+                    self.progress.note(f"reached {training.until} at step {step}")
                 is_best = loss is not None and loss < self.best_loss
                 asked = stop.name  # read once: a signal that comes later waits for the next step
                 if jax.process_count() > 1:  # all processes stop at the same step
                     asked = first_request(asked) if step % parallel.stop_every == 0 else None
                     stop.name = stop.name or asked
                 stopping = asked is not None
+                stopping = stopping or reached
                 if step % training.checkpoint_every == 0 or is_best or is_last or stopping:
-                    self._save(step, state, loss, stream)
+                    self._save(step, state, loss, stream, training.until if reached else None)
                     saved = step
                 self.progress.advance(step)
         return strategy.host_copy(state.params)
@@ -156,7 +175,7 @@ class Trainer:
         self.log.write(step, {f"train/{name}": value for name, value in row.items()})
         self.progress.training(step, values["loss"], speed)
 
-    def _evaluate(self, step: int, state: TrainState) -> float:
+    def _evaluate(self, step: int, state: TrainState) -> Values:
         data, strategy, training = self.setup.data, self.setup.strategy, self.setup.experiment.training
         jax.block_until_ready(state)  # steps that still run count as training time
         with self.clock.paused(), self.progress.evaluating():
@@ -168,9 +187,16 @@ class Trainer:
         self.log.write(step, {f"validation/{name}": value for name, value in values.items()})
         shown = {name: values[name] for name in data.curves if name != "loss" and name in values}
         self.progress.validation(step, values["loss"], shown)
-        return values["loss"]
+        return values
 
-    def _save(self, step: int, state: TrainState, loss: float | None, stream: loader.Stream | None) -> None:
+    def _save(
+        self,
+        step: int,
+        state: TrainState,
+        loss: float | None,
+        stream: loader.Stream | None,
+        reached: str | None,
+    ) -> None:
         jax.block_until_ready(state)
         with self.clock.paused():
             _require_finite(state.bad_step.item())
@@ -180,6 +206,8 @@ class Trainer:
             meta = {"step": step, "loss": loss}
             if stream is not None:
                 meta["data_state"] = stream.state()
+            if reached is not None:
+                meta[REACHED] = reached
             self.checkpoints.save(step, self.setup.strategy.to_global(state).to_items(), meta)
         if loss is not None:
             self.best_loss = min(loss, self.best_loss)

@@ -3,11 +3,10 @@
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from types import MappingProxyType, TracebackType
-from typing import TypeVar
 
 import jax
 import optax
@@ -19,8 +18,6 @@ from rich.table import Table
 from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig
 from hyena_jax.training.optimizer import complete_groups, label_parameters
 from hyena_jax.trees import named_leaves
-
-T = TypeVar("T")
 
 NO_METRICS: Mapping[str, float] = MappingProxyType({})
 # Least seconds between two rows of training metrics, without a terminal.
@@ -80,6 +77,10 @@ class Progress:
         more = "".join(f"   {name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())
         self._console.print(f"step {step:6d}   validation loss {loss:.4f}{more}", soft_wrap=True)
 
+    def note(self, text: str) -> None:
+        """Prints a line."""
+        self._console.print(text, soft_wrap=True)
+
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Shows `evaluating` while the bar stands still."""
@@ -97,34 +98,6 @@ class Progress:
             return ""
         seconds = (now - self._began) / (step - self._start) * (self._steps - step)
         return f"{timedelta(seconds=round(seconds))} left"
-
-
-@contextmanager
-def bar(what: str, total: int, console: Console | None = None) -> Iterator[Callable[..., None]]:
-    """A progress bar with the time left, which disappears at the end; nothing without a terminal.
-
-    Yields:
-      advance(by=1), which moves the bar.
-
-    Args:
-      console: where lines are printed meanwhile; if it is not a terminal, the bar is on the standard error.
-    """
-    console = console if console is not None and console.is_terminal else Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    hidden = not console.is_terminal
-    with RichProgress(
-        *columns, console=console, transient=True, disable=hidden, redirect_stdout=False
-    ) as live:
-        task = live.add_task("", total=total)
-        yield lambda by=1: live.advance(task, by)
-
-
-def watched(what: str, items: Iterable[T], total: int) -> Iterator[T]:
-    """The items, with a `bar` that advances by one for each."""
-    with bar(what, total) as advance:
-        for item in items:
-            yield item
-            advance()
 
 
 def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:

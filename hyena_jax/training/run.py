@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,8 @@ import optax
 from rich.console import Console
 
 from hyena_jax import config, models, parallel
-from hyena_jax.config import Experiment, UserError, memory_size, require
-from hyena_jax.data.dataset import Dataset, load
+from hyena_jax.config import DataConfig, Experiment, UserError, memory_size, require
+from hyena_jax.data.dataset import Dataset, Encoding, load
 from hyena_jax.parallel.processes import (
     first_request,
     from_first,
@@ -27,7 +27,7 @@ from hyena_jax.parallel.processes import (
 from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.training import export
 from hyena_jax.training.checkpoint import Checkpoints, best, saved_steps
-from hyena_jax.training.loop import Profile, Setup, Trainer, all_finite
+from hyena_jax.training.loop import REACHED, Profile, Setup, Trainer, all_finite
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.progress import Progress, parameter_table
@@ -42,9 +42,11 @@ from hyena_jax.training.run_folder import (
 from hyena_jax.training.scores import loss_function, metric_functions
 from hyena_jax.training.signals import Interrupted, stop_requests
 from hyena_jax.training.step import TrainState, init_params, init_state, make_eval_step
+from hyena_jax.training.until import check_target
 from hyena_jax.trees import path_name
 
 GIB = 2**30
+LoadData = Callable[[DataConfig, Encoding | None], Dataset]
 
 
 class Result(NamedTuple):
@@ -63,6 +65,8 @@ def train(
     profile: Path | None = None,
     init_from: Path | None = None,
     accept_changed_data: bool = False,
+    load_data: LoadData = load,
+    make_progress: Callable[[Console, int, int, str], Progress] = Progress,
 ) -> Result:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `workdir` if there is one.
 
@@ -74,6 +78,8 @@ def train(
       init_from: file of parameters (see `export`) that a new run starts from.
       accept_changed_data: continue although the data changed since the run was started; the new data are
         read with the run's own tokenizer or normalization.
+      load_data: as `load`; may return data that were read before.
+      make_progress: as `Progress`; the result may show the progress in another way.
 
     Raises:
       UserError: see `load`, `Dataset.complete`, `make_optimizer`, `check_run` and `Checkpoints.restore`.
@@ -90,19 +96,23 @@ def train(
         arguments = {"workdir": str(workdir.absolute()), "init_from": str(init_from)}
         arguments["accept_changed_data"] = accept_changed_data
         require_equal({**arguments, **_settings(experiment)})
-        experiment, data = _load(experiment, workdir, accept_changed_data)
+        experiment, data = _load(experiment, workdir, accept_changed_data, load_data)
         setup = _check(experiment, data, init_from, console)
         training, folder = experiment.training, workdir / CHECKPOINTS
         with (
             hold_folder(workdir, experiment, data, accept_changed_data) as previous,
             Checkpoints(folder, training.keep_checkpoints, console.print) as checkpoints,
         ):
-            state, data_state = _place(setup, checkpoints)
+            state, meta = _place(setup, checkpoints)
             changes = from_first(lambda: open_run(workdir, previous, experiment, data))
             _announce(console, setup, previous is None, changes)
             start = int(state.step)
-            if start >= training.steps:
-                console.print(f"already trained to step {start}; raise --training.steps to continue")
+            has_reached = training.until is not None and meta.get(REACHED) == training.until
+            if start >= training.steps or has_reached:
+                done, change = f"trained to step {start}", "raise --training.steps"
+                if has_reached:
+                    done, change = f"reached {training.until} at step {start}", "change --training.until"
+                console.print(f"already {done}; {change} to continue")
                 params = setup.strategy.host_copy(state.params)
             else:
                 if start:
@@ -110,12 +120,12 @@ def train(
                 tensorboard = experiment.logging.tensorboard
                 with (
                     MetricsLog(workdir, start, tensorboard) if is_first() else nullcontext(NoLog()) as log,
-                    Progress(console, start, training.steps, data.unit) as progress,
+                    make_progress(console, start, training.steps, data.unit) as progress,
                     Profile(profile if is_first() else None, start, training.steps) as trace,
                 ):
                     best_loss = from_first(lambda: best(folder).loss)
                     trainer = Trainer(setup, checkpoints, log, progress, best_loss)
-                    params = trainer.run(state, start, data_state, stop, trace)
+                    params = trainer.run(state, start, meta.get("data_state"), stop, trace)
         asked = first_request(stop.name)  # a signal after the last step counts too
     if is_first():
         curves = {**data.curves, **{label: label for label in setup.metrics}}
@@ -137,6 +147,14 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     return {"the plugins' SHA-256": digests, **{path_name(path, "."): value for path, value in leaves}}
 
 
+def prepare(experiment: Experiment, load_data: LoadData = load) -> Setup:
+    """Everything that a new run of this experiment is made of, checked as `train` checks it."""
+    with _own_parts(experiment):
+        data = load_data(experiment.data, None)
+        experiment = data.complete(experiment)
+    return _check(experiment, data, None, Console(quiet=True))
+
+
 @contextmanager
 def _own_parts(experiment: Experiment) -> Iterator[None]:
     """Raises errors in the user's own parts as UserError; without such parts, errors pass unchanged."""
@@ -150,20 +168,23 @@ def _own_parts(experiment: Experiment) -> Iterator[None]:
         raise UserError(f"a part of your own failed: {config.describe_fault(error)}") from error
 
 
-def _load(experiment: Experiment, workdir: Path, accept_changed_data: bool) -> tuple[Experiment, Dataset]:
+def _load(
+    experiment: Experiment, workdir: Path, accept_changed_data: bool, load_data: LoadData
+) -> tuple[Experiment, Dataset]:
     """The data, read as an existing run in `workdir` reads them, and the experiment completed from them."""
 
-    def load_data() -> Dataset:
+    def load_kept() -> Dataset:
         encoding = kept_encoding(workdir, experiment)
         try:
-            return load(experiment.data, encoding)
+            return load_data(experiment.data, encoding)
         except UserError:
             if encoding is None or accept_changed_data:
                 raise
-            return load(experiment.data)  # with other symbols: `check_run` reports that the data changed
+            # With other symbols; `check_run` then reports that the data changed.
+            return load_data(experiment.data, None)
 
     with _own_parts(experiment):
-        data = together(load_data)
+        data = together(load_kept)
         experiment = data.complete(experiment)
     require_equal({"the data's fingerprint": data.fingerprint, **_settings(experiment)})
     return experiment, data
@@ -184,8 +205,11 @@ def _check(experiment: Experiment, data: Dataset, init_from: Path | None, consol
         if "positions" in batch:  # they would lie on other devices than the tokens that they name
             must = "1 with data that score single positions"
             require(strategy.sequence_axis is None, "parallel.sequence", experiment.parallel.sequence, must)
+        bare = make_eval_step(models.build(experiment.model), loss, metrics, data.tallies)
         if config.plugins_in(experiment):  # parts that do not fit fail when they are traced
-            jax.eval_shape(make_eval_step(models.build(experiment.model), loss, metrics), shapes, batch)
+            jax.eval_shape(bare, shapes, batch)
+        if experiment.training.until is not None:
+            check_target(experiment.training.until, data, bare, shapes, batch)
         strategy.check(make_eval_step(model, loss, metrics), shapes, batch)
         optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
         state = jax.eval_shape(partial(init_state, optimizer=optimizer), shapes)
@@ -226,8 +250,8 @@ def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batc
     require(experiment.data.batch_size <= most, "data.batch_size", experiment.data.batch_size, must)
 
 
-def _place(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, Any]:
-    """The placed state of the newest checkpoint, or of step 0; and the data's state in that checkpoint."""
+def _place(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict[str, Any]]:
+    """The placed state of the newest checkpoint, or of step 0; and the meta of that checkpoint, or {}."""
     strategy, initial = setup.strategy, setup.initial
 
     def make() -> TrainState:
@@ -236,13 +260,13 @@ def _place(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, Any]:
     restored = checkpoints.restore(strategy.restore_target(jax.eval_shape(make)).to_items())
     if restored is None:
         state = strategy.make_state(make)
-        return (state if initial is None else state._replace(params=strategy.place(initial))), None
+        return (state if initial is None else state._replace(params=strategy.place(initial))), {}
     state = strategy.from_global(TrainState.from_items(restored.items))
     found = int(state.step)
     require(found == restored.step, f"step in checkpoint {restored.step}", found, "the step of its folder")
     if not all_finite(state.params):
         require_finite(strategy.host_copy(state.params), f"checkpoint {restored.step}")
-    return state, restored.meta.get("data_state")
+    return state, restored.meta
 
 
 def _announce(console: Console, setup: Setup, is_new: bool, changes: Sequence[str]) -> None:

@@ -7,12 +7,9 @@ metrics.jsonl, tensorboard/, learning_curves.png; sample.txt (text) or predictio
 checkpoints/         see `checkpoint.py`
 """
 
-import errno
-import fcntl
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,12 +26,12 @@ from hyena_jax.data.dataset import Dataset, Encoding, encoding_from_json
 from hyena_jax.parallel.processes import on_first
 from hyena_jax.training import atomic
 from hyena_jax.training.checkpoint import STEP, best, restore_readonly, saved_steps
+from hyena_jax.training.lock import LOCK, locked
 from hyena_jax.training.metrics import EVENTS, FILE, read_rows
 from hyena_jax.training.step import init_params
 from hyena_jax.trees import named_leaves
 
 CHECKPOINTS = "checkpoints"
-LOCK = ".lock"
 # Besides drafts, the files that a kill can leave in a new run folder; config.json is written last.
 UNFINISHED = {LOCK, "data.json"}
 
@@ -176,45 +173,6 @@ def write_description(workdir: Path, experiment: Experiment, data: dict[str, Any
     """Writes config.json and data.json where they differ; `data` is the result of `Dataset.to_json`."""
     _write_json(workdir / "data.json", data)
     _write_json(workdir / "config.json", config.encode(experiment))
-
-
-@contextmanager
-def locked(workdir: Path) -> Iterator[None]:
-    """Creates the folder if it is missing, and locks it; the lock ends with the process, however it ends.
-
-    If the block fails before anything else is in a folder that was created here, the folder is removed.
-
-    Raises:
-      UserError: if another process trains here, or a file is in the way.
-    """
-    is_new = not workdir.exists()
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"workdir {str(workdir)!r} cannot be created: {error.strerror}") from error
-    try:
-        lock = os.open(workdir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise UserError(f"{workdir / LOCK} must be a file, but is a symbolic link: remove it") from error
-    with open(lock) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"workdir {str(workdir)!r} is in use: another process trains there") from error
-        # A start that fails removes its lock file; a process that had opened it then locks nothing.
-        is_ours = os.path.samestat(os.fstat(lock), (workdir / LOCK).stat())
-        require(is_ours, "workdir", str(workdir), "a folder that no other process removes")
-        atomic.remove_drafts(workdir)
-        try:
-            yield
-        except BaseException:
-            with suppress(OSError):
-                if is_new and [path.name for path in workdir.iterdir()] == [LOCK]:
-                    (workdir / LOCK).unlink()
-                    workdir.rmdir()
-            raise
 
 
 def read_run(workdir: Path) -> RunFolder:

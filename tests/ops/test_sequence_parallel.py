@@ -126,17 +126,30 @@ def test_linear_recurrence_in_bfloat16_keeps_its_state_in_float32():
     np.testing.assert_array_equal(h[0, :, 0], jnp.arange(1, 1201).astype(jnp.bfloat16))
 
 
-def test_rg_lru_with_documents():
-    def whole(x, r, i, rate, starts):
-        return rg_lru.rg_lru(x, jax.nn.sigmoid(r), jax.nn.sigmoid(i), rate, None, starts)[0]
+@pytest.mark.parametrize(
+    ("has_signs", "shifted"),
+    [
+        (False, False),
+        (True, True),
+        *[pytest.param(f, not f, marks=pytest.mark.sequence) for f in (False, True)],
+    ],
+)
+def test_rg_lru_with_documents(has_signs, shifted):
+    def gates(r, i, s):
+        return jax.nn.sigmoid(r), jax.nn.sigmoid(i), None if s is None else jnp.tanh(s)
 
-    def local(x, r, i, rate, starts):
-        form = sequence_parallel.linear_recurrence(AXIS)
-        return rg_lru.rg_lru(x, jax.nn.sigmoid(r), jax.nn.sigmoid(i), rate, None, starts, form)[0]
+    def whole(x, r, i, rate, starts, s):
+        r, i, s = gates(r, i, s)
+        return rg_lru.rg_lru(x, r, i, rate, None, starts, None, s, shifted)[0]
+
+    def local(x, r, i, rate, starts, s):
+        r, i, s = gates(r, i, s)
+        return sequence_parallel.rg_lru_from_start(x, r, i, rate, starts, s, AXIS, shifted=shifted)
 
     starts = np.diff(IDS, axis=1, prepend=IDS[:, :1]) != 0
-    parts = (normal(BATCH, LENGTH, 2, seed=seed) for seed in range(3))
-    check(whole, local, ("BLD", "BLD", "BLD", "D", "BL"), "BLD", *parts, normal(2), starts)
+    x, r, i, s = (normal(BATCH, LENGTH, 2, seed=seed) for seed in range(4))
+    in_axes = ("BLD", "BLD", "BLD", "D", "BL", "BLD")
+    check(whole, local, in_axes, "BLD", x, r, i, normal(2), starts, s if has_signs else None)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +212,31 @@ def test_fastmax(is_causal):
     form = sequence_parallel.fastmax_causal if is_causal else sequence_parallel.fastmax_bidirectional
     parts = (normal(BATCH, LENGTH, 2, 3, seed=seed) for seed in range(3))
     check(whole, lambda q, k, v: form(q, k, v, 2, AXIS), ("BLHd",) * 3, "BLHd", *parts)
+
+
+@pytest.mark.parametrize(
+    ("n_updates", "has_beta", "ids"),
+    [
+        (2, True, IDS),
+        (1, False, IDS),
+        *[pytest.param(1, b, None, marks=pytest.mark.sequence) for b in (0, 1)],
+    ],
+)
+def test_delta_rule(n_updates, has_beta, ids):
+    """Also with a document over several devices, and several in one."""
+
+    def whole(q, k, v, log_a, beta, starts):
+        return sequence_parallel.gated_delta_rule(q, k, v, -jnp.exp(log_a), beta, starts, None, 5)
+
+    def local(q, k, v, log_a, beta, starts):
+        return sequence_parallel.gated_delta_rule(q, k, v, -jnp.exp(log_a), beta, starts, AXIS, 2)
+
+    rows = (BATCH, n_updates * LENGTH)
+    q, k, v = normal(BATCH, LENGTH, 2, 3), normal(*rows, 2, 3, seed=1) / 2, normal(*rows, 4, 2)
+    beta = 1 + np.tanh(normal(*rows, 4)) if has_beta else None
+    starts = None if ids is None else np.diff(ids, axis=1, prepend=ids[:, :1]) != 0
+    in_axes = ("BLHK", "BLHK", "BLGV", "BLG", "BLG", "BL")
+    check(whole, local, in_axes, "BLGV", q, k, v, normal(BATCH, LENGTH, 4), beta, starts)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from hyena_jax.training import progress
+from hyena_jax.training import bars, progress
 from hyena_jax.training.run import train
 
 ROW = re.compile(r"step +(\d+)   loss \d\.\d{4}   [\d,]+ tokens/s   \d:\d\d:\d\d left")
@@ -61,8 +61,8 @@ def test_a_continued_run_lists_no_parameters_and_no_more_rows_than_a_person_read
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_watched_loop_has_a_bar_on_a_terminal_alone(is_terminal, capsys, monkeypatch):
     usual = Console
-    monkeypatch.setattr(progress, "Console", lambda stderr: usual(stderr=stderr, force_terminal=is_terminal))
-    assert list(progress.watched("evaluating", "abc", 3)) == ["a", "b", "c"]
+    monkeypatch.setattr(bars, "Console", lambda stderr: usual(stderr=stderr, force_terminal=is_terminal))
+    assert list(bars.watched("evaluating", "abc", 3)) == ["a", "b", "c"]
     captured = capsys.readouterr()
     assert captured.out == ""
     assert ("evaluating" in captured.err) == is_terminal

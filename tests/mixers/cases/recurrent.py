@@ -1,7 +1,7 @@
 """Gated linear recurrences."""
 
 from cases.case import Case, D, make_case
-from hyena_jax.config import HawkConfig
+from hyena_jax.config import GatedDeltaConfig, HawkConfig, Mamba2Config
 
 
 def hawk_case(**options) -> Case:
@@ -9,7 +9,29 @@ def hawk_case(**options) -> Case:
     return make_case(config, {"W": config.width or D, "H": config.gate_blocks, "K": config.short_filter_len})
 
 
+def gated_delta_case(n_heads=2, **options) -> Case:
+    config = GatedDeltaConfig(n_heads, chunk=8, **options)
+    key_dim = config.key_dim or D // n_heads
+    letters = {
+        "n": config.factors,
+        "H": n_heads,
+        "G": config.n_value_heads or n_heads,
+        "K": key_dim,
+        "V": config.value_dim or key_dim,
+        "J": config.short_filter_len,
+    }
+    return make_case(config, letters)
+
+
+def mamba2_case(n_heads=4, **options) -> Case:
+    config = Mamba2Config(n_heads, chunk=8, d_state=5, **options)
+    sizes = {"W": config.inner_factor * D, "H": n_heads, "G": config.n_groups, "N": config.d_state}
+    return make_case(config, {**sizes, "J": config.short_filter_len})
+
+
 CASES = {
+    "mamba2": mamba2_case(n_groups=2),
+    "gated_delta": gated_delta_case(n_value_heads=4, value_dim=3),
     "hawk": hawk_case(),
     "hawk_griffin": hawk_case(
         width=12,
@@ -22,7 +44,12 @@ CASES = {
     ),
 }
 OPTIONS = {
+    "mamba2_dt_limit": mamba2_case(inner_factor=1, dt_limit=(0.01, 0.1), short_filter_len=1),
+    "gated_delta_two_factors": gated_delta_case(factors=2, negative_eigenvalues=True),
+    "delta_net": gated_delta_case(decay=False, gate=False, key_dim=3, short_filter_len=1),
     "hawk_reset_at_start": hawk_case(reset_at_start=True, short_filter_len=1),
     "hawk_gate_blocks": hawk_case(gate_blocks=4, gate_bias=True),
     "hawk_ring_a_to_c": hawk_case(ring="a_to_c", gelu="tanh"),
+    "hawk_shifted": hawk_case(sign="shifted", min_radius=0.3, reset_at_start=True),
+    "hawk_sign_gate": hawk_case(sign="gate", gate_blocks=2),
 }

@@ -1,0 +1,405 @@
+"""What the experiments on tasks share: runs, their results beside published ones, a figure and a page.
+
+Each is a folder with a `run.py` that describes a `Study` and calls `main`:
+
+    python experiments/NAME/run.py [--jobs 2] [--quick]
+
+The runs are a sweep: started again, it continues. Results go to results.json, plot.png and README.md in the
+folder of the experiment; with `--quick`, a check of a minute, to a folder of runs.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+
+import hyena_jax
+from hyena_jax import config
+from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.comparison.report import COLOURS
+from hyena_jax.comparison.sizes import n_params, state_size
+from hyena_jax.config import Experiment, TaskConfig, TrainingConfig, UserError
+from hyena_jax.training.atomic import replacing, write_text
+from hyena_jax.training.bars import bar
+from hyena_jax.training.signals import Interrupted
+
+SEED = re.compile(r",?seed=\d+")
+KIB = 2**10
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment: runs that differ in a few settings, and what is known about them.
+
+    A run's name lists its settings, `pattern=hyena,vocab_size=10,seed=0`; runs that differ only in their seed
+    are a group, named without it.
+    """
+
+    folder: Path
+    title: str
+    source: str
+    """Paper, with the table or figure."""
+    claim: str
+    """What the source says, and what is measured here instead, in Markdown."""
+    runs: Mapping[str, Experiment]
+    metric: str
+    solved: float
+    """A run with at least this value has solved its task."""
+    published: Mapping[str, float] = field(default_factory=dict)
+    """Published values by group, as fractions; groups that were not published are missing."""
+    above: Sequence[tuple[Sequence[str], Sequence[str]]] = ()
+    """Expected orderings: each of the first groups has a higher median than each of the second."""
+    above_at: int | None = None
+    """The test length at which they are expected; None takes the evaluation during training."""
+    lengths: Mapping[int, Callable[[TaskConfig], TaskConfig]] = field(default_factory=dict)
+    """Further lengths to evaluate at: how the data change."""
+    x: str | None = None
+    """The setting on the horizontal axis, or `state` or `length`; None draws a bar for each group."""
+    findings: str = ""
+    """What came out, in Markdown: the reasons, not the numbers of the table."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one group: values by seed, and sizes."""
+
+    name: str
+    values: tuple[float, ...]
+    steps: tuple[int, ...]
+    seconds: tuple[float, ...]
+    n_params: int
+    state_bytes: int | None
+    by_length: Mapping[int, tuple[float, ...]]
+
+    @property
+    def median(self) -> float:
+        """Median over seeds."""
+        return statistics.median(self.values)
+
+    def at(self, length: int | None) -> float:
+        """The median at a test length."""
+        return self.median if length is None else statistics.median(self.by_length[length])
+
+
+def main(study: Study) -> None:
+    """The command line of an experiment."""
+
+    def command(
+        workdir: Path = Path("runs") / study.folder.name,
+        jobs: int = 1,
+        quick: bool = False,
+        plot_only: bool = False,
+    ) -> None:
+        """Trains what is missing, and writes results.json, plot.png and README.md.
+
+        Args:
+          workdir: folder of the runs.
+          jobs: runs that are trained at the same time.
+          quick: a few steps of the first runs, whose results stay in WORKDIR_quick.
+          plot_only: draw and write from results.json, and train nothing.
+        """
+        folder = workdir.with_name(f"{workdir.name}_quick") if quick else workdir
+        try:
+            if not plot_only:
+                run(study, folder, jobs, quick)
+            if not quick:
+                write(study, study.folder, json.loads((study.folder / "results.json").read_text()))
+        except (UserError, OSError, Interrupted) as error:
+            sys.exit(f"error: {error}")
+
+    tyro.cli(command, description=study.claim)
+
+
+def task_runs(task: str, pattern: str, seeds: Sequence[int], flags: Sequence[str] = ()) -> list[Experiment]:
+    """Runs of `tasks:NAME` with other mixers; attention alone has one head and learned positions."""
+    own = ["--no-model.learned-positions"]
+    if pattern == "attention":
+        own = ["--model.learned-positions", "--model.pattern.0.n-heads", "1"]
+    axes = {"model.pattern": [pattern], "seed": seeds}
+    return list(hyena_jax.make_runs(f"tasks:{task}", axes, [*own, *flags]).values())
+
+
+def digest(study: Study) -> str:
+    """SHA-256 of all settings that differ from their defaults, so that a new option changes nothing."""
+    runs = {name: _chosen(experiment) for name, experiment in study.runs.items()}
+    text = json.dumps([study.metric, list(study.lengths), runs], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _chosen(value: Any) -> Any:
+    """The class of a config and its values that are not the class's defaults, and so for configs within."""
+    if isinstance(value, tuple):
+        return [_chosen(element) for element in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    fields = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
+    return {
+        "type": type(value).__name__,
+        **{name: _chosen(chosen) for name, (chosen, default) in fields.items() if chosen != default},
+    }
+
+
+def shortened(runs: Mapping[str, Experiment], most: int = 3, steps: int = 20) -> dict[str, Experiment]:
+    """One run of each of the first groups, with so few steps that only the machinery is tested."""
+    first = {SEED.sub("", name): name for name in reversed(runs)}
+    chosen = [name for name in runs if name in first.values()][:most]
+    return {
+        name: dataclasses.replace(
+            runs[name],
+            data=dataclasses.replace(runs[name].data, test_rows=32),
+            training=TrainingConfig(steps=steps, eval_every=steps, checkpoint_every=steps),
+        )
+        for name in chosen
+    }
+
+
+def run(study: Study, workdir: Path, jobs: int, quick: bool) -> dict[str, Any]:
+    """Trains and evaluates the runs; returns the results, which it also writes."""
+    runs = shortened(study.runs) if quick else study.runs
+    began = time.monotonic()
+    outcomes = hyena_jax.sweep(runs, workdir, jobs=jobs)
+    failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.status != "done"}
+    if failed:
+        raise SystemExit(f"runs that are not done: {failed}")
+    rows: dict[str, dict[str, Any]] = {}
+    with bar("evaluating", len(outcomes)) as advance:
+        for name, outcome in outcomes.items():
+            experiment = config.read_run(outcome.workdir)  # with the vocabulary filled in
+            rows[name] = {
+                "value": outcome.values[study.metric],
+                "step": outcome.step,
+                "seconds": round(outcome.seconds, 1),
+                "n_params": n_params(experiment),
+                "state_bytes": state_size(experiment),
+                "by_length": _by_length(study, outcome.workdir),
+            }
+            advance()
+    results = {
+        "digest": digest(study),
+        "command": f"python experiments/{study.folder.name}/run.py --jobs {jobs}",
+        "seconds": round(sum(row["seconds"] for row in rows.values()) / jobs),
+        "hardware": describe_machine(),
+        "versions": describe_versions(),
+        "runs": rows,
+    }
+    groups = groups_of(results)
+    print(f"{len(rows)} runs, {time.monotonic() - began:.0f} s; {verdict(study, groups)}")
+    correlation = rank_correlation(study, groups)
+    if correlation is not None:
+        print(f"Spearman's rank correlation with {correlation[1]} published values: {correlation[0]:.2f}")
+    path = (workdir if quick else study.folder) / "results.json"
+    write_text(path, json.dumps(results, indent=1) + "\n")
+    if quick:
+        write(study, workdir, results)
+    return results
+
+
+def _by_length(study: Study, workdir: Path) -> dict[str, float]:
+    if not study.lengths:
+        return {}
+    trained = hyena_jax.load_run(workdir, quiet=True)
+    data = trained.experiment.data
+    return {
+        str(length): trained.evaluate(data=change(data))[study.metric]
+        for length, change in study.lengths.items()
+    }
+
+
+def groups_of(results: Mapping[str, Any]) -> dict[str, Group]:
+    """The groups of the runs in results.json, by name."""
+    members: dict[str, list[dict]] = {}
+    for name, row in results["runs"].items():
+        members.setdefault(SEED.sub("", name), []).append(row)
+    return {
+        name: Group(
+            name=name,
+            values=tuple(row["value"] for row in rows),
+            steps=tuple(row["step"] for row in rows),
+            seconds=tuple(row["seconds"] for row in rows),
+            n_params=rows[0]["n_params"],
+            state_bytes=rows[0]["state_bytes"],
+            by_length={
+                int(length): tuple(row["by_length"][length] for row in rows)
+                for length in rows[0]["by_length"]
+            },
+        )
+        for name, rows in members.items()
+    }
+
+
+def rank_correlation(study: Study, groups: Mapping[str, Group]) -> tuple[float, int] | None:
+    """Spearman's correlation of published values and our medians, and their number; None below three."""
+    names = [name for name in groups if name in study.published]
+    if len(names) < 3:
+        return None
+    ours, theirs = [groups[name].median for name in names], [study.published[name] for name in names]
+    return float(spearmanr(ours, theirs).statistic), len(names)
+
+
+def orderings(study: Study, groups: Mapping[str, Group]) -> list[tuple[str, bool]]:
+    """Each expected ordering in words, and whether it holds between the medians."""
+    found = []
+    for higher, lower in study.above:
+        pairs = [(a, b) for a in higher for b in lower if a in groups and b in groups]
+        if pairs:
+            holds = all(groups[a].at(study.above_at) > groups[b].at(study.above_at) for a, b in pairs)
+            names = ("; ".join(label(name) for name in side) for side in (higher, lower))
+            found.append((" above ".join(names), holds))
+    return found
+
+
+def verdict(study: Study, groups: Mapping[str, Group]) -> str:
+    """How many of the expected orderings hold, in words."""
+    found = orderings(study, groups)
+    if not found:
+        return "none stated"
+    held = sum(holds for _, holds in found)
+    return f"{held} of {len(found)} orderings hold"
+
+
+def write(study: Study, folder: Path, results: Mapping[str, Any]) -> None:
+    """Writes the figure and the page."""
+    groups = groups_of(results)
+    draw(study, groups, folder / "plot.png")
+    write_text(folder / "README.md", page(study, results))
+
+
+def page(study: Study, results: Mapping[str, Any]) -> str:
+    """The page of an experiment, in Markdown."""
+    groups = groups_of(results)
+    machine, versions = results["hardware"], results["versions"]
+    minutes = results["seconds"] / 60
+    lines = [
+        f"# {study.title}\n",
+        f"{study.source}. {study.claim.strip()}\n",
+        f"```bash\n{results['command']}\n```\n",
+        f"{minutes:.0f} minutes on {machine['cores']} cores ({machine['device']}); "
+        f"Python {versions['python']}, JAX {versions['jax']}. That command writes this page.\n",
+        *_table(study, groups),
+        "",
+    ]
+    lines += [
+        f"- {'holds' if holds else '**does not hold**'}: {text}" for text, holds in orderings(study, groups)
+    ]
+    correlation = rank_correlation(study, groups)
+    if correlation is not None:
+        value, n = correlation
+        lines.append(f"- Spearman's rank correlation with the {n} published values: {value:.2f}")
+    lines += ["", "![results](plot.png)", "", study.findings.strip(), ""]
+    return "\n".join(lines)
+
+
+def _table(study: Study, groups: Mapping[str, Group]) -> list[str]:
+    lengths = sorted({length for group in groups.values() for length in group.by_length})
+    columns = ["published"] if study.published else []
+    columns += [
+        "median",
+        "range over seeds",
+        f"solved ({study.solved:g})",
+        *(f"at {length:,}" for length in lengths),
+    ]
+    columns += ["step", "seconds", "parameters", "state KiB"]
+    rows = [f"| {study.metric.replace('_', ' ')} | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+    for name, group in groups.items():
+        published = study.published.get(name)
+        cells = [] if not study.published else ["" if published is None else f"{published:.3f}"]
+        n_solved = sum(value >= study.solved for value in group.values)
+        spread = (
+            f"{min(group.values):.3f} to {max(group.values):.3f}" if len(group.values) > 1 else "one seed"
+        )
+        cells += [f"**{group.median:.3f}**", spread, f"{n_solved} of {len(group.values)}"]
+        cells += [f"{statistics.median(group.by_length[length]):.3f}" for length in lengths]
+        state = "" if group.state_bytes is None else f"{group.state_bytes / KIB:.1f}"
+        cells += [f"{statistics.median(group.steps):g}", f"{statistics.median(group.seconds):.0f}"]
+        cells += [f"{group.n_params:,}", state]
+        rows.append(f"| {label(name)} | {' | '.join(cells)} |")
+    return rows
+
+
+def label(name: str) -> str:
+    """A group's name for people: its values, with the names of those that are numbers."""
+    parts = [part.partition("=") for part in name.split(",")]
+    return ", ".join(value if not re.match(r"[\d.]", value) else f"{key} {value}" for key, _, value in parts)
+
+
+def draw(study: Study, groups: Mapping[str, Group], path: Path) -> None:
+    """Draws the groups: lines over `study.x`, or bars; published values are dashed, or hollow."""
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    if study.x is None:
+        _draw_bars(study, groups, axes)
+    else:
+        _draw_lines(study, groups, axes)
+    axes.set_title(study.title, fontsize="medium")
+    axes.grid(alpha=0.25)
+    with replacing(path) as draft:
+        figure.savefig(draft, format="png", dpi=130)
+
+
+def _draw_bars(study: Study, groups: Mapping[str, Group], axes: Axes) -> None:
+    for i, group in enumerate(groups.values()):
+        axes.barh(i, group.median, color=COLOURS[0], alpha=0.55)
+        axes.plot(group.values, [i] * len(group.values), "o", color=COLOURS[0], markersize=4)
+        if group.name in study.published:
+            axes.plot(study.published[group.name], i, "D", color=COLOURS[1], fillstyle="none", markersize=8)
+    axes.set_yticks(range(len(groups)), [label(name) for name in groups])
+    axes.invert_yaxis()
+    shown = "bar: median, dots: seeds" + (", diamond: published" if study.published else "")
+    axes.set_xlabel(f"{study.metric.replace('_', ' ')}   ({shown})")
+
+
+def _draw_lines(study: Study, groups: Mapping[str, Group], axes: Axes) -> None:
+    lines: dict[str, list[tuple[float, tuple[float, ...], float | None]]] = {}
+    for name, group in groups.items():
+        if study.x == "length":
+            lines[label(name)] = [(length, values, None) for length, values in group.by_length.items()]
+            continue
+        settings = dict(part.split("=", 1) for part in name.split(","))
+        x = (group.state_bytes or 0) / KIB if study.x == "state" else float(settings.pop(study.x))
+        series = (
+            settings.get("pattern", settings.get("filter", ""))
+            if study.x == "state"
+            else ", ".join(settings.values())
+        )
+        lines.setdefault(series, []).append((x, group.values, study.published.get(name)))
+    for colour, (series, points) in zip(COLOURS * 3, lines.items(), strict=False):
+        points.sort()
+        x = [point[0] for point in points]
+        axes.plot(
+            x,
+            [statistics.median(point[1]) for point in points],
+            "o-",
+            color=colour,
+            label=series,
+            markersize=4,
+        )
+        axes.fill_between(
+            x, [min(p[1]) for p in points], [max(p[1]) for p in points], color=colour, alpha=0.15
+        )
+        known = [(point[0], point[2]) for point in points if point[2] is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), "D--", color=colour, fillstyle="none", markersize=6)
+    if study.x in ("state", "length"):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    if study.x == "length":
+        axes.set_xticks(list(study.lengths))
+    words = {"state": "decoding state of a sequence, KiB", "length": "test length"}
+    axes.set_xlabel(words.get(study.x, study.x.replace("_", " ")))
+    note = "   (dashed: published)" if study.published else ""
+    axes.set_ylabel(f"{study.metric.replace('_', ' ')}{note}")
+    axes.legend(frameon=False, fontsize="small")

@@ -1,0 +1,49 @@
+"""`hyena-jax compare`: what several runs reached, in one table and one figure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hyena_jax.commands import note, table_console
+from hyena_jax.config import PluginFlags
+from hyena_jax.config.flags import FLAT, positional
+from hyena_jax.startup import import_jax
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare runs: one table, and with --output one figure of their curves. DIR is a run or a sweep.
+
+    Runs that differ only in their seed are one row: the mean over seeds, and the range. State KiB: decoding
+    state of a sequence of model.max_len tokens.
+    """
+
+    dirs: tuple[Path, ...] = field(metadata=positional("DIR..."))
+    """Folders of runs, or folders with runs in them."""
+    by: str | None = None
+    """Group runs by this setting instead, such as `variant` or `optimizer.learning-rate`."""
+    metric: str | None = None
+    """Value on held-out data to compare; by default the first accuracy, or the loss."""
+    x: Literal["step", "seconds", "tokens"] = "step"
+    """Horizontal axis of the figure."""
+    output: Path | None = None
+    """File of the figure (.png, .pdf, .svg); the table is written beside it as .csv and .md."""
+    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
+
+
+def run(command: Compare, arguments: Sequence[str]) -> int:
+    """Prints the table; writes the figure and the table if asked to."""
+    import_jax()  # only shapes are computed: no device is started
+
+    from hyena_jax.comparison.compare import compare
+    from hyena_jax.comparison.report import text_table
+
+    dirs, output = command.dirs, command.output
+    rows = compare(dirs, by=command.by, metric=command.metric, x=command.x, output=output, note=note)
+    console = table_console()
+    console.print(text_table(rows))
+    if output is not None:
+        tables = f"{output.with_suffix('.md')}, {output.with_suffix('.csv')}"
+        console.print(f"\nfigure: {output}   table: {tables}", soft_wrap=True)
+    return 0

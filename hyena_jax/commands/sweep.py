@@ -1,0 +1,61 @@
+"""`hyena-jax sweep`: trains every combination of the values of some settings."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hyena_jax.commands import fail, note
+from hyena_jax.config import PluginFlags
+from hyena_jax.config.flags import FLAT, positional, split
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Train CONFIG with every combination of the values of some settings, each run in DIR/NAME.
+
+    `--grid seed=0,1,2 --grid variant=hyena,hawk` trains six runs. Any flag of `train CONFIG` is a setting:
+    `--grid optimizer.learning-rate=1e-3,3e-3`; lists of parts are separated by semicolons:
+    `--grid "model.pattern=hyena;hawk,hyena"`. All other flags of `train CONFIG` may be given too, and apply
+    to all runs. The same command continues a sweep that was stopped or killed. Exit code 1: some run failed
+    or diverged.
+    """
+
+    config: str = field(metadata=positional("CONFIG[:VARIANT]"))
+    """Name of a config, or a Python file with get_config()."""
+    workdir: Path
+    """Folder of the sweep; created if missing, continued if it holds these runs."""
+    grid: tuple[str, ...]
+    """FIELD=VALUE,VALUE,...; FIELD is a flag of `train` without its dashes, or `variant`; may be repeated."""
+    jobs: int = 1
+    """Runs that are trained at the same time, each on an equal part of the CPUs."""
+    until: str | None = None
+    """The runs' `training.until`: stop at the first evaluation that reaches it, such as `accuracy=0.99`."""
+    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
+
+
+def run(command: Sweep, arguments: Sequence[str]) -> int:
+    """Trains the runs of the grid, and prints a line for each."""
+    from hyena_jax.sweeps.grid import make_runs, parse_axis
+    from hyena_jax.sweeps.sweep import sweep
+    from hyena_jax.sweeps.worker import DONE
+    from hyena_jax.training.signals import Interrupted
+
+    axes: dict[str, tuple[str, ...]] = {}
+    for text in command.grid:
+        name, values = parse_axis(text)
+        axes[name] = (*axes.get(name, ()), *values)
+    _, settings = split(Sweep, arguments)
+    if command.until is not None:
+        settings.append(f"--training.until={command.until}")
+    runs = make_runs(command.config, axes, settings)
+    try:
+        outcomes = sweep(runs, command.workdir, jobs=command.jobs)
+    except Interrupted as error:
+        note(str(error))
+        return 75
+    print(f"\nto compare the runs: hyena-jax compare {shlex.quote(str(command.workdir))}")
+    bad = [name for name, outcome in outcomes.items() if outcome.status != DONE]
+    if bad:
+        return fail(f"{len(bad)} of {len(outcomes)} runs failed or diverged: {', '.join(bad)}", 1)
+    return 0

@@ -1,0 +1,1 @@
+"""Runs compared: their curves in one figure, and what they reached in one table."""

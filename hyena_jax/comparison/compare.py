@@ -1,0 +1,59 @@
+"""`hyena_jax.compare`, and what `hyena-jax compare` prints."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+from hyena_jax.comparison.report import Row, make_row, write
+from hyena_jax.comparison.runs import Axis, choose_metric, group, is_better, read_runs
+from hyena_jax.config import choose, require
+
+FORMATS = (".png", ".pdf", ".svg")
+
+
+def compare(
+    folders: Sequence[str | Path],
+    *,
+    by: str | None = None,
+    metric: str | None = None,
+    x: Axis = "step",
+    output: str | Path | None = None,
+    note: Callable[[str], None] = print,
+) -> list[Row]:
+    """What the runs in `folders` reached, a row for each group of runs, the best mean first.
+
+    Args:
+      folders: folders of runs, or folders with runs in them, such as a sweep's.
+      by: a setting such as `variant` or `optimizer.learning_rate`: runs with the same value form a group.
+        None groups runs that differ only in their seed.
+      metric: a value on held-out data; None takes the first accuracy, or the loss.
+      x: what the figure is drawn against.
+      output: file of the figure (.png, .pdf or .svg); the table is written next to it as .csv and .md.
+      note: called with a line about runs that were left out because they have not been evaluated.
+
+    Raises:
+      UserError: if a folder holds no run, a run lacks the setting or the metric, or a file exists already.
+    """
+    choose("x", x, dict.fromkeys(get_args(Axis)))
+    path = None if output is None else Path(output)
+    if path is not None:
+        require(path.suffix in FORMATS, "output", str(path), f"a file that ends in {', '.join(FORMATS)}")
+        require(path.parent.is_dir(), "output", str(path), "a file in an existing folder")
+        for file in (path, path.with_suffix(".csv"), path.with_suffix(".md")):
+            require(not file.exists(), "output", str(file), "a file that does not exist yet")
+    runs, left_out = read_runs(folders)
+    if left_out:
+        note(f"not evaluated yet, and left out: {', '.join(left_out)}")
+    metric = choose_metric(runs, metric)
+    if x == "tokens":
+        for run in runs:
+            has_length = hasattr(run.experiment.data, "seq_len")
+            require(has_length, "x", x, f"step or seconds: the rows of {run.workdir} have no data.seq_len")
+    groups = group(runs, by)
+    rows = {members.label: make_row(members, metric) for members in groups}
+    order = sorted(rows, key=lambda label: rows[label].mean, reverse=is_better(metric, 1, 0))
+    groups.sort(key=lambda members: order.index(members.label))
+    ordered = [rows[label] for label in order]
+    if path is not None:
+        write(path, groups, ordered, x)
+    return ordered

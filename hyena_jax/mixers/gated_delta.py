@@ -1,0 +1,123 @@
+"""Gated DeltaNet, DeltaNet and DeltaProduct.
+
+Axes: B batch, T tokens, D channels, n updates a token, H heads of queries and keys, G heads of values, K
+channels of a key, V channels of a value, J taps.
+"""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.config import GatedDeltaConfig
+from hyena_jax.mixers.inputs import sums_dtype
+from hyena_jax.mixers.matrix_memory import (
+    GroupRMSNorm,
+    MatrixMemoryMixer,
+    Short,
+    Update,
+    a_log_init,
+    dt_bias_init,
+)
+from hyena_jax.ops.dense import dense_dot_general
+
+# Added to the squared length of a query or key, as in the published code.
+LENGTH_EPS = 1e-6
+
+
+class GatedDelta(MatrixMemoryMixer):
+    """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464, section 3.4, figure 1).
+
+    y = W_o ( RMSNorm(o) ⊙ SiLU(W_g x) ), and o is the output of the gated delta rule (`ops.delta_rule`) with
+
+        q, k, v = SiLU( FIR_J(W x) ),  q and k of each head divided by their length,  q scaled by K^-1/2,
+        beta = sigmoid(W_b x),  log a = -exp(a_log) softplus(W_a x + dt_bias).
+
+    `config.factors` n > 1 makes n keys, values and beta of each token (DeltaProduct, 2502.10297).
+
+    Attributes:
+      config: see `GatedDeltaConfig`.
+
+    Parameters:
+      qkv_proj/kernel [D, (1 + n)*H*K + n*G*V]: columns are queries, keys, values; of keys and of values,
+        those of the first update come first, head after head.
+      short_taps [(1 + n)*H*K + n*G*V, J]: tap 0 meets the current input.
+      beta_proj/kernel [D, n*G]: W_b; the columns of the first update come first.
+      decay_proj/kernel [D, G]: W_a, with decay.
+      a_log [G]: with decay.
+      dt_bias [G]: with decay.
+      gate_proj/kernel [D, G*V]: W_g, with gate.
+      norm/scale [V]: shared by the heads.
+      out_proj/kernel [G*V, D]: W_o.
+    """
+
+    config: GatedDeltaConfig = GatedDeltaConfig()
+
+    def setup(self) -> None:
+        config = self.config
+        config.check(self.d_model, self.max_len)
+        keys, values = config.n_heads * self.key_dim, self.n_value_heads * self.value_dim
+        init = nn.initializers.normal(0.02)  # of the published models, the FIR included
+        dense = partial(nn.Dense, use_bias=False, dtype=self.dtype, kernel_init=init)
+        # The products that read x are followed by activations: see `ops.dense`.
+        inner = partial(dense, dot_general=dense_dot_general)
+        channels = (1 + config.factors) * keys + config.factors * values
+        self.qkv_proj, self.beta_proj = inner(channels), inner(config.factors * self.n_value_heads)
+        self.short_taps = self.param("short_taps", init, (channels, config.short_filter_len))
+        if config.decay:
+            self.decay_proj = inner(self.n_value_heads)
+            self.a_log = self.param("a_log", a_log_init(0, 16), (self.n_value_heads,))
+            self.dt_bias = self.param("dt_bias", dt_bias_init, (self.n_value_heads,))
+        if config.gate:
+            self.gate_proj = inner(values)
+        self.norm = GroupRMSNorm(1, config.norm_eps)
+        self.out_proj = dense(self.d_model)
+
+    @property
+    def n_value_heads(self) -> int:
+        """G."""
+        return self.config.n_value_heads or self.config.n_heads
+
+    @property
+    def key_dim(self) -> int:
+        """K."""
+        return self.config.key_dim or self.d_model // self.config.n_heads
+
+    @property
+    def value_dim(self) -> int:
+        """V."""
+        return self.config.value_dim or self.key_dim
+
+    @property
+    def memory_shape(self) -> tuple[int, int, int]:
+        return self.n_value_heads, self.key_dim, self.value_dim
+
+    def mix(
+        self, x: jax.Array, short: Short, update: Update
+    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+        config, (batch, length, _) = self.config, x.shape
+        key_shape, value_shape = (config.n_heads, self.key_dim), (self.n_value_heads, self.value_dim)
+        keys, rows = config.n_heads * self.key_dim, (batch, config.factors * length)
+        u, history = short(self.qkv_proj(x), self.short_taps, jnp.zeros_like(self.short_taps[:, 0]))
+        dtype = sums_dtype(u.dtype)
+        q, k, v = jnp.split(nn.silu(u).astype(dtype), [keys, (1 + config.factors) * keys], axis=-1)
+        q = self.key_dim**-0.5 * unit_length(q.reshape(batch, length, *key_shape))
+        k = unit_length(k.reshape(*rows, *key_shape))
+        beta = jax.nn.sigmoid(self.beta_proj(x).astype(dtype)).reshape(*rows, self.n_value_heads)
+        if config.negative_eigenvalues:
+            beta = 2 * beta
+        log_a = jnp.zeros_like(beta, shape=(batch, length, self.n_value_heads))
+        if config.decay:
+            rate = jax.nn.softplus(self.decay_proj(x).astype(dtype) + self.dt_bias.astype(dtype))
+            log_a = -jnp.exp(self.a_log.astype(dtype)) * rate
+        o, memory = update(q, k, v.reshape(*rows, *value_shape), log_a, beta)
+        o = self.norm(o).reshape(batch, length, -1)
+        if config.gate:
+            o = o * nn.silu(self.gate_proj(x).astype(dtype))
+        return self.out_proj(o.astype(u.dtype)), history, memory
+
+
+def unit_length(x: jax.Array) -> jax.Array:
+    """x [..., K] divided by its length."""
+    return x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + LENGTH_EPS)

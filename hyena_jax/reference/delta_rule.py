@@ -1,0 +1,127 @@
+"""The gated delta rule, token by token, and the layers of gated DeltaNet and Mamba-2.
+
+Axes: B batch, L tokens, n updates a token, H heads of queries and keys, G heads of values, K channels of a
+key, V channels of a value.
+"""
+
+import numpy as np
+
+from hyena_jax.reference.convolution import short_conv
+from hyena_jax.reference.models import dense
+from hyena_jax.reference.recurrence import sigmoid
+
+
+def delta_rule(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    log_a: np.ndarray,
+    beta: np.ndarray | None,
+    state: np.ndarray,
+    starts: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs [B, L, G, V], last memory [B, G, K, V]; 2412.06464, equation 10, with n updates a token.
+
+    q [B, L, H, K], k [B, n L, H, K], v [B, n L, G, V], log_a [B, L, G], beta [B, n L, G], or None for a sum
+    of k v^T that erases nothing; state [B, G, K, V]; starts [B, L], True where the memory is reset.
+    """
+    q, k, v, log_a = (np.asarray(x, np.float64) for x in (q, k, v, log_a))
+    batch, length, n_heads = log_a.shape
+    n_updates, shared = k.shape[1] // length, n_heads // k.shape[2]
+    o, last = np.zeros((batch, length, n_heads, v.shape[3])), np.array(state, np.float64)
+    for b in range(batch):
+        for head in range(n_heads):
+            memory, keys = last[b, head], k[b, :, head // shared]
+            for t in range(length):
+                memory = np.exp(log_a[b, t, head]) * memory
+                if starts[b, t]:
+                    memory = np.zeros_like(memory)
+                for row in range(n_updates * t, n_updates * (t + 1)):
+                    u = v[b, row, head]
+                    if beta is not None:
+                        u = beta[b, row, head] * (u - keys[row] @ memory)
+                    memory = memory + np.outer(keys[row], u)
+                o[b, t, head] = q[b, t, head // shared] @ memory
+            last[b, head] = memory
+    return o, last
+
+
+def gated_delta(
+    params: dict, x: np.ndarray, config, segment_ids: np.ndarray, length_eps: float
+) -> np.ndarray:
+    """W_o (RMSNorm(o) ⊙ SiLU(W_g x)), o of the gated delta rule (2412.06464, section 3.4), for x [B, L, D].
+
+    `params` and `config` as in `hyena_jax.mixers.GatedDelta`. `length_eps` is added to squared lengths.
+    """
+    batch, length, d_model = x.shape
+    heads, n = config.n_heads, config.factors
+    key_dim = config.key_dim or d_model // heads
+    value_heads, value_dim = config.n_value_heads or heads, config.value_dim or key_dim
+    u = silu(fir(params, dense(params["qkv_proj"], x), segment_ids))
+    q, k, v = np.split(u, [heads * key_dim, (1 + n) * heads * key_dim], axis=-1)
+    q, k = q.reshape(batch, length, heads, key_dim), k.reshape(batch, n * length, heads, key_dim)
+    q, k = (z / np.sqrt((z**2).sum(axis=-1, keepdims=True) + length_eps) for z in (q, k))
+    beta = sigmoid(dense(params["beta_proj"], x)).reshape(batch, n * length, value_heads)
+    log_a = np.zeros((batch, length, value_heads))
+    if config.decay:
+        rate = np.log1p(np.exp(dense(params["decay_proj"], x) + np.float64(params["dt_bias"])))
+        log_a = -np.exp(np.float64(params["a_log"])) * rate
+    o, _ = delta_rule(
+        q / np.sqrt(key_dim),
+        k,
+        v.reshape(batch, n * length, value_heads, value_dim),
+        log_a,
+        2 * beta if config.negative_eigenvalues else beta,
+        np.zeros((batch, value_heads, key_dim, value_dim)),
+        document_starts(segment_ids),
+    )
+    o = (
+        o
+        / np.sqrt((o**2).mean(axis=-1, keepdims=True) + config.norm_eps)
+        * np.float64(params["norm"]["scale"])
+    )
+    o = o.reshape(batch, length, -1)
+    if config.gate:
+        o = o * silu(dense(params["gate_proj"], x))
+    return dense(params["out_proj"], o)
+
+
+def mamba2(params: dict, x: np.ndarray, config, segment_ids: np.ndarray) -> np.ndarray:
+    """W_o RMSNorm(o ⊙ SiLU(z)), o of h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T (2405.21060, figure 6).
+
+    For x [B, L, D]; `params` and `config` as in `hyena_jax.mixers.Mamba2`.
+    """
+    batch, length, d_model = x.shape
+    width, heads, groups = config.inner_factor * d_model, config.n_heads, config.n_groups
+    states = groups * config.d_state
+    z, u, dt = np.split(dense(params["in_proj"], x), [width, 2 * (width + states)], axis=-1)
+    u, b, c = np.split(silu(fir(params, u, segment_ids)), [width, width + states], axis=-1)
+    u, b, c = (part.reshape(batch, length, n, -1) for part, n in ((u, heads), (b, groups), (c, groups)))
+    dt = np.log1p(np.exp(dt + np.float64(params["dt_bias"])))
+    if config.dt_limit is not None:
+        dt = np.clip(dt, *config.dt_limit)
+    log_a, memory = (
+        -np.exp(np.float64(params["a_log"])) * dt,
+        np.zeros((batch, heads, b.shape[3], u.shape[3])),
+    )
+    o, _ = delta_rule(c, b, dt[..., None] * u, log_a, None, memory, document_starts(segment_ids))
+    y = (o + np.float64(params["skip"])[:, None] * u).reshape(batch, length, width) * silu(z)
+    y = y.reshape(batch, length, groups, -1)
+    y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + config.norm_eps)
+    return dense(params["out_proj"], np.float64(params["norm"]["scale"]) * y.reshape(batch, length, width))
+
+
+def fir(params: dict, u: np.ndarray, segment_ids: np.ndarray) -> np.ndarray:
+    """The short FIR of u [B, L, C], with a bias if `params` has one."""
+    bias = params.get("short_bias", np.zeros(u.shape[-1]))
+    return short_conv(u.transpose(0, 2, 1), params["short_taps"], bias, segment_ids).transpose(0, 2, 1)
+
+
+def document_starts(segment_ids: np.ndarray) -> np.ndarray:
+    """Whether the id [B, L] differs from the id before."""
+    return np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """x sigmoid(x)."""
+    return x * sigmoid(x)

@@ -1,0 +1,104 @@
+"""The runs of a grid: every combination of the values of some fields of an experiment."""
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hyena_jax import config
+from hyena_jax.config import Experiment, UserError, require
+from hyena_jax.config.choices import choice_flags
+from hyena_jax.config.flags import FLAT, as_flag, flags_of, read
+
+VARIANT, SEED = "variant", "seed"
+"""The axis of the config's variants, with which names begin; and the axis with which they end."""
+MOST_RUNS = 1000
+
+
+@dataclass(frozen=True)
+class _Settings:
+    experiment: Experiment = field(default=Experiment(), metadata=FLAT)
+
+
+def parse_axis(text: str) -> tuple[str, tuple[str, ...]]:
+    """The field and the values of an axis `FIELD=VALUE,VALUE`, or with lists of parts `FIELD=PART,PART;PART`.
+
+    Raises:
+      UserError: if it is not of that form, or has a value twice.
+    """
+    name, equals, listed = text.partition("=")
+    values = tuple(value.strip() for value in listed.split(";" if ";" in listed else ","))
+    allowed = "FIELD=VALUE,VALUE,... (with lists of parts: FIELD=PART,PART;PART)"
+    require(bool(name and equals) and all(values), "grid", text, allowed)
+    require(len({*values}) == len(values), "grid", text, "different values")
+    return name.removeprefix("--").replace("-", "_"), values
+
+
+def make_runs(
+    spec: str, axes: Mapping[str, Sequence[object]], flags: Sequence[str] = ()
+) -> dict[str, Experiment]:
+    """An experiment for every combination of values, by name, such as `variant=hawk,seed=0`.
+
+    Args:
+      spec: CONFIG or CONFIG:VARIANT, as `hyena-jax train` takes it.
+      axes: for each field, such as `optimizer.learning_rate`, its values, as texts or as they are.
+      flags: settings of all runs, as on the command line of `train`.
+
+    Raises:
+      UserError: for an unknown field, a value of the wrong type, and experiments that contradict themselves.
+    """
+    require(bool(axes), "grid", dict(axes), "given: at least one FIELD=VALUE,...")
+    axes = {name.removeprefix("--").replace("-", "_"): [*map(str, values)] for name, values in axes.items()}
+    has_two = VARIANT in axes and ":" in spec
+    require(not has_two, "CONFIG", spec, f"without a variant if {VARIANT} is an axis of the grid")
+    for name, values in axes.items():
+        require(len(values) > 0, name, values, "at least one value")
+    count = math.prod(map(len, axes.values()))
+    require(count <= MOST_RUNS, "grid", f"{count} runs", f"at most {MOST_RUNS} runs")
+    # In one order, so that the same grid has the same names, however it was written.
+    axes = dict(sorted(axes.items(), key=lambda axis: (axis[0] != VARIANT, axis[0] == SEED, axis[0])))
+    labels = _labels(list(axes))
+    bases: dict[str, Experiment] = {}
+    runs: dict[str, Experiment] = {}
+    seen = set()
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        name = ",".join(f"{labels[axis]}={_safe(value)}" for axis, value in point.items())
+        base = f"{spec}:{point.pop(VARIANT)}" if VARIANT in point else spec
+        if base not in bases:
+            bases[base] = config.load(base)
+        run = _experiment(bases[base], point, flags)
+        if name in runs or repr(run) in seen:
+            raise UserError(f"the grid describes the run {name!r} twice")
+        seen.add(repr(run))
+        runs[name] = run
+    return runs
+
+
+def _experiment(base: Experiment, point: Mapping[str, str], flags: Sequence[str]) -> Experiment:
+    """The experiment at one point of the grid."""
+    given = [*flags, *(f"--{name.replace('_', '-')}={value}" for name, value in point.items())]
+    experiment, rest = config.choose_kinds(base, given)
+    defaults = {"experiment": experiment}
+    known = flags_of(_Settings, defaults)
+    switches = {flag.name for flag in known if flag.hint is bool}
+    for i, argument in enumerate(rest):  # a switch has no value on the command line
+        name, _, value = argument.partition("=")
+        if name in switches and value.lower() in ("true", "false"):
+            rest[i] = name if value.lower() == "true" else f"--no-{name[2:]}"
+    try:
+        return read(_Settings, "sweep", rest, defaults, choice_flags(experiment)).experiment
+    except UserError as error:
+        raise UserError(as_flag(str(error), [flag.name for flag in known])) from error
+
+
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    """The names of axes in the names of runs: the last part, or the whole name if two share it."""
+    last = [name.rpartition(".")[2] for name in names]
+    return {name: end if last.count(end) == 1 else name for name, end in zip(names, last, strict=True)}
+
+
+def _safe(value: str) -> str:
+    """The value as part of a folder's name."""
+    return re.sub(r"[^\w.+:-]", "_", value)

@@ -1,0 +1,116 @@
+"""What a worker does for a request: train a run, or estimate how long it will take."""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from hyena_jax import config
+from hyena_jax.config import DataConfig, Experiment, UserError, require
+from hyena_jax.data import dataset
+from hyena_jax.data.dataset import Dataset, Encoding
+from hyena_jax.data.loader import Stream
+from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, STOPPED
+from hyena_jax.training.duration import seconds_of
+from hyena_jax.training.loop import Diverged
+from hyena_jax.training.progress import Progress
+from hyena_jax.training.run import prepare, train
+from hyena_jax.training.signals import Interrupted
+
+STEPS_EVERY = 0.5
+"""Least seconds between two events about steps."""
+
+
+class Server:
+    """Serves requests, and keeps the data of the last one for the next.
+
+    `send(kind, **values)` sends an event.
+    """
+
+    def __init__(self, send: Callable[..., None]):
+        self._send = send
+        self._plugins: set[str] = set()
+        self._kept: tuple[DataConfig, Encoding | None, Dataset] | None = None
+
+    def serve(self, request: dict[str, Any]) -> bool:
+        """Serves `{kind, config, workdir, log}`; returns False once this process was asked to stop."""
+        try:
+            experiment = self._experiment(request["config"])
+            if request["kind"] == PLAN:
+                self._send(PLANNED, seconds=seconds_of(prepare(experiment, self._load)))
+            else:
+                _print_to(request["log"])
+                train(
+                    experiment,
+                    Path(request["workdir"]),
+                    Console(highlight=False, markup=False, width=110),
+                    load_data=self._load,
+                    make_progress=self._progress,
+                )
+                self._send(DONE)
+        except Diverged as error:
+            self._send(DIVERGED, error=str(error))
+        except Interrupted:
+            self._send(STOPPED)
+            return False
+        except (UserError, OSError) as error:
+            self._send(FAILED, error=str(error))
+        except Exception as error:  # the other runs may not have its fault
+            traceback.print_exc()
+            self._send(FAILED, error=config.describe_fault(error))
+        finally:
+            sys.stdout.flush()
+            jax.clear_caches()  # the next run's functions are others
+        return True
+
+    def _experiment(self, encoded: dict[str, Any]) -> Experiment:
+        """The experiment; each plugin is imported once, so that its classes stay the same."""
+        for name in encoded.get("plugins", {}):
+            require(
+                name != "", "the file of a part of your own", name, "a Python file or a module, for a sweep"
+            )
+            if name not in self._plugins:
+                config.load_plugin(name, config.REGISTRIES)
+                self._plugins.add(name)
+        return config.decode(encoded)
+
+    def _load(self, data: DataConfig, encoding: Encoding | None) -> Dataset:
+        """`dataset.load`, or the data of the run before if they are the same."""
+        if self._kept is not None and self._kept[:2] == (data, encoding):
+            return self._kept[2]
+        loaded = dataset.load(data, encoding)
+        reads_once = isinstance(loaded.train_batches(data.batch_size, 0), Stream)
+        self._kept = None if reads_once else (data, encoding, loaded)
+        return loaded
+
+    def _progress(self, console: Console, start: int, steps: int, unit: str) -> Progress:
+        return _SentProgress(console, start, steps, unit, self._send)
+
+
+class _SentProgress(Progress):
+    """Prints rows of text, and sends the number of the last step."""
+
+    def __init__(self, console: Console, start: int, steps: int, unit: str, send: Callable[..., None]):
+        super().__init__(console, start, steps, unit)
+        self._send, self._sent = send, 0.0
+
+    def advance(self, step: int) -> None:
+        super().advance(step)
+        now = time.monotonic()
+        if now - self._sent >= STEPS_EVERY:
+            self._sent = now
+            self._send(STEP, step=step)
+
+
+def _print_to(path: str) -> None:
+    """Appends all that this process prints to that file, also what XLA prints if it aborts."""
+    sys.stdout.flush()
+    with open(path, "ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)

@@ -1,0 +1,98 @@
+"""Tests only for gated_delta and mamba2: sizes, initialisation, and what their options mean."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+from hyena_jax.config import Experiment, GatedDeltaConfig, LanguageModelConfig, Mamba2Config
+from hyena_jax.config.files import identity_differences, runtime_differences
+from hyena_jax.mixers import GatedDelta, Mamba2
+from hyena_jax.mixers.matrix_memory import a_log_init, dt_bias_init
+
+# The sizes of a layer in fla's models, of one in Qwen3-Next, and of one in Mamba-2 130M.
+FLA = GatedDeltaConfig(6, key_dim=256, value_dim=512)
+QWEN3_NEXT = GatedDeltaConfig(16, n_value_heads=32, key_dim=128, value_dim=128)
+MAMBA2_130M = Mamba2Config(24)
+X = np.random.default_rng(1).standard_normal((2, 31, 16)).astype(np.float32)
+
+
+def shapes(module, d_model):
+    return jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 4, d_model)))["params"]
+
+
+@pytest.mark.parametrize(
+    ("module", "n_parameters", "memory", "history"),
+    [
+        (GatedDelta(2048, 64, FLA), 25_215_500, 786_432, 18_432),
+        (GatedDelta(2048, 64, QWEN3_NEXT), 33_718_464, 524_288, 24_576),
+        (Mamba2(768, 64, MAMBA2_130M), 3_764_552, 196_608, 5_376),
+    ],
+)
+def test_published_sizes(module, n_parameters, memory, history):
+    """The counts of parameters and of the numbers in the state of one row, from the published code."""
+    params = shapes(module, module.d_model)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == n_parameters
+    state = jax.eval_shape(lambda params: module.bind({"params": params}).init_state(1, 64), params)
+    assert (state.memory.size, state.short_history.size) == (memory, history)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 16), (1, 16)])
+def test_initial_decay_rates_are_uniform(low, high):
+    rates = np.exp(np.float64(a_log_init(low, high)(jax.random.key(0), (4096,))))
+    quantiles = np.sort((rates - low) / (high - low))
+    # The Kolmogorov-Smirnov statistic of 4096 uniform numbers exceeds this once in a million.
+    assert np.abs(quantiles - np.linspace(0, 1, 4096)).max() < 2.7 / np.sqrt(4096)
+
+
+def test_initial_time_steps_are_log_uniform():
+    steps = np.log1p(np.exp(np.float64(dt_bias_init(jax.random.key(0), (4096,)))))
+    quantiles = np.sort(np.log(steps / 1e-3) / np.log(100))
+    assert np.abs(quantiles - np.linspace(0, 1, 4096)).max() < 2.7 / np.sqrt(4096)
+
+
+def test_initial_distributions_of_gated_delta():
+    params = jax.jit(GatedDelta(16, 31, GatedDeltaConfig()).init)(jax.random.key(0), X)["params"]
+    for name in ("qkv_proj", "gate_proj", "out_proj"):
+        values = params[name]["kernel"]
+        assert np.std(values) == pytest.approx(0.02, rel=5 / np.sqrt(2 * values.size))
+    assert np.all(params["norm"]["scale"] == 1)
+
+
+def test_initial_distributions_of_mamba2():
+    """Uniform within 1 / sqrt(fan_in), the last layer divided by the square root of the depth."""
+    params = jax.jit(Mamba2(16, 31, Mamba2Config(d_state=8), n_layers=9).init)(jax.random.key(0), X)["params"]
+    for values, bound in (
+        (params["in_proj"]["kernel"], 1 / 4),
+        (params["out_proj"]["kernel"], 1 / np.sqrt(32) / 3),
+        (params["short_taps"], 1 / 2),
+        (params["short_bias"], 1 / 2),
+    ):
+        assert 0.8 * bound < np.abs(values).max() <= bound
+        assert np.std(values) == pytest.approx(bound / np.sqrt(3), rel=5 / np.sqrt(2 * values.size))
+    assert np.all(params["skip"] == 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "config"),
+    [
+        (GatedDelta, GatedDeltaConfig(factors=3)),
+        pytest.param(Mamba2, Mamba2Config(d_state=8), marks=pytest.mark.grid),
+    ],
+)
+def test_the_chunk_changes_rounding_alone(module, config):
+    """Also of a chunk longer than the sequence, and of one that does not divide it."""
+    params = jax.jit(module(16, 31, config).init)(jax.random.key(0), X)
+    outputs = []
+    for chunk in (64, 5):
+        mixer = module(16, 31, replace(config, chunk=chunk))
+        outputs.append(jax.jit(mixer.apply)(params, X))
+    assert_close(outputs[1], np.float64(outputs[0]))
+    ours, theirs = (
+        Experiment(model=LanguageModelConfig(pattern=(replace(config, chunk=chunk),))) for chunk in (64, 5)
+    )
+    assert identity_differences(ours, theirs) == []
+    assert runtime_differences(ours, theirs) == ["model.pattern.0.chunk: 5 -> 64"]

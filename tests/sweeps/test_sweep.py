@@ -1,0 +1,254 @@
+"""Sweeps: what is planned, trained, continued, reported and refused."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import hyena_jax
+from hyena_jax import cli
+from hyena_jax.config import (
+    AttentionConfig,
+    ConstantConfig,
+    Experiment,
+    LanguageModelConfig,
+    LoggingConfig,
+    SGDConfig,
+    TrainingConfig,
+    UserError,
+)
+from hyena_jax.config.tasks import MajorityConfig
+from hyena_jax.sweeps.sweep import _divided_cores
+from hyena_jax.training.metrics import read_rows
+
+SMALL = Experiment(
+    model=LanguageModelConfig(pattern=(AttentionConfig(1),), n_layers=1, d_model=4, d_ff=4, max_len=8),
+    data=MajorityConfig(seq_len=8, test_rows=16, batch_size=4),
+    optimizer=SGDConfig(learning_rate=1e-2, schedule=ConstantConfig(warmup_steps=0), clip_norm=None),
+    training=TrainingConfig(steps=6, eval_every=2, checkpoint_every=3, log_every=3),
+    logging=LoggingConfig(tensorboard=False),
+)
+
+
+def diverging(experiment):
+    return dataclasses.replace(
+        experiment, optimizer=dataclasses.replace(experiment.optimizer, learning_rate=1e38)
+    )
+
+
+def until(experiment, target):
+    return dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, until=target))
+
+
+def held_out(workdir):
+    return [
+        {name: value for name, value in row.items() if name.startswith(("step", "validation"))}
+        for row in read_rows(workdir / "metrics.jsonl")
+        if "validation/loss" in row
+    ]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep of four runs: two end, one reaches its target at once, one diverges."""
+    root = tmp_path_factory.mktemp("sweeps") / "a"
+    runs = {
+        "seed=0": SMALL,
+        "seed=1": dataclasses.replace(SMALL, seed=1),
+        "early": until(SMALL, "loss=100"),
+        "wild": diverging(SMALL),
+    }
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        outcomes = hyena_jax.sweep(runs, root)
+    (root.parent / "output.txt").write_text(output.getvalue())
+    return root, runs, outcomes
+
+
+def test_every_run_is_reported(swept):
+    root, runs, outcomes = swept
+    assert [(name, outcome.status, outcome.step) for name, outcome in outcomes.items()] == [
+        ("seed=0", "done", 6),
+        ("seed=1", "done", 6),
+        ("early", "done", 2),
+        ("wild", "diverged", 0),
+    ]
+    assert "try a lower optimizer.learning_rate" in outcomes["wild"].error.lower()
+    assert outcomes["seed=0"].values["loss"] != outcomes["seed=1"].values["loss"]
+    assert all(outcome.planned > 0 for outcome in outcomes.values())
+    assert "step      6   validation loss" in (root / "seed=0.log").read_text()
+    assert {path.name for path in root.iterdir()} == {
+        ".lock", "sweep.json", *runs, *(f"{name}.log" for name in runs)
+    }  # fmt: skip
+
+
+def test_the_planned_time_is_printed_first_and_then_a_line_for_each_run(swept):
+    root, runs, _ = swept
+    first, *lines = (root.parent / "output.txt").read_text().splitlines()
+    assert first.startswith("4 runs to train; 24 steps; planned time 0:0")
+    names = [line.split("   ")[0] for line in lines]
+    assert names == [f"{i}/4  {name}" for i, name in enumerate(runs, start=1)]
+    assert " left" in lines[0]
+    assert " left" not in lines[3]
+    assert "accuracy" in lines[0]
+    assert "diverged: " in lines[3]
+
+
+def test_runs_are_those_of_a_single_training(swept, tmp_path):
+    root, runs, _ = swept
+    hyena_jax.train(runs["seed=1"], tmp_path / "alone", quiet=True)
+    assert held_out(root / "seed=1") == held_out(tmp_path / "alone")
+    assert hyena_jax.load_run(root / "seed=1", quiet=True).step == 6
+
+
+def test_a_sweep_that_is_done_starts_nothing(swept, monkeypatch):
+    root, runs, outcomes = swept
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert hyena_jax.sweep(runs, root, quiet=True) == outcomes
+
+
+def test_another_sweep_is_refused(swept, tmp_path):
+    root, runs, _ = swept
+    before = (root / "sweep.json").read_bytes()
+    for changed, message in (
+        ({"seed=0": SMALL}, "its run 'seed=1' is not among these"),
+        (
+            {**runs, "seed=0": diverging(SMALL)},
+            "another sweep: seed=0: optimizer.learning_rate: 0.01 -> 1e.38",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            hyena_jax.sweep(changed, root, quiet=True)
+    assert (root / "sweep.json").read_bytes() == before
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="it holds 'notes.txt'"):
+        hyena_jax.sweep({"seed=0": SMALL}, tmp_path, quiet=True)
+    with pytest.raises(UserError, match="workdir must be a folder"):
+        hyena_jax.sweep({"seed=0": SMALL}, tmp_path / "notes.txt", quiet=True)
+    for name in ("a/b", "..", ".hidden", "sweep.json", "a.log", "x" * 201):
+        with pytest.raises(UserError, match="name must be a folder's name"):
+            hyena_jax.sweep({name: SMALL}, tmp_path / "new", quiet=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_cores_are_divided(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 3, 5, 6}, raising=False)
+    assert _divided_cores(1) == [""]
+    assert _divided_cores(2) == ["0,2", "3,5"]
+    with pytest.raises(UserError, match="jobs must be in 1..5"):
+        _divided_cores(6)
+
+
+COMMAND = [
+    *("sweep", "tasks:majority", "--grid", "seed=0,1", "--model.d-model", "4", "--training.eval-every", "10"),
+    *("--data.seq-len", "8", "--model.max-len", "8", "--data.test-rows", "16", "--data.batch-size", "4"),
+    *("--training.checkpoint-every", "10", "--no-logging.tensorboard", "--training.log-every", "5"),
+]
+
+
+@pytest.mark.faults
+def test_a_killed_sweep_continues_and_a_killed_worker_is_replaced(tmp_path):
+    """The sweep is killed while it trains; continued, a worker of it is killed; continued again, it ends."""
+    command = [*COMMAND, "--training.steps", "60", "--workdir", str(tmp_path / "sweep")]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    whole = tmp_path / "whole"
+    assert cli.main([*command[:-1], str(whole)]) == 0
+
+    def start():
+        return subprocess.Popen(
+            [sys.executable, "-m", "hyena_jax", *command], env=env, stderr=subprocess.PIPE
+        )
+
+    def wait_for_rows(process, name):
+        while not held_out(tmp_path / "sweep" / name):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+
+    first = start()
+    wait_for_rows(first, "seed=0")
+    worker = _child(first)
+    first.kill()
+    first.communicate()
+    _wait_for_end(worker)
+    second = start()
+    wait_for_rows(second, "seed=1")
+    os.kill(_child(second), signal.SIGKILL)
+    _, errors = second.communicate(timeout=100)
+    assert (second.returncode, errors.decode()) == (
+        1, "hyena-jax: error: 1 of 2 runs failed or diverged: seed=1\n"
+    )  # fmt: skip
+    kept = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["runs"]
+    assert [run["status"] for run in kept.values()] == ["done", "failed"]
+    assert kept["seed=1"]["error"] == "its process was ended by SIGKILL"
+    assert cli.main(command) == 0
+    for name in ("seed=0", "seed=1"):
+        assert held_out(tmp_path / "sweep" / name) == held_out(whole / name)
+
+
+def _child(process):
+    """The worker of a sweep."""
+    while True:
+        found = subprocess.run(
+            ["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True
+        ).stdout.split()
+        if found:
+            return int(found[0])
+        assert process.poll() is None
+
+
+def _wait_for_end(pid):
+    """Waits until a process that is not our child has ended."""
+    status = Path(f"/proc/{pid}/status")
+    while status.exists() and "zombie" not in status.read_text():
+        time.sleep(0.01)
+
+
+def test_a_sweep_that_is_asked_to_stop_saves(tmp_path):
+    command = [*COMMAND, "--training.steps", "100000", "--workdir", str(tmp_path / "sweep")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hyena_jax", *command],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not held_out(tmp_path / "sweep" / "seed=0"):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 75
+    assert errors == "hyena-jax: stopped by SIGINT; 0 of 2 runs are done. Rerun the command to continue.\n"
+    assert (tmp_path / "sweep" / "seed=0" / "checkpoints").is_dir()
+    assert not (tmp_path / "sweep" / "seed=1").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grid", "seed=a"], "--seed must be an int"),
+        (["--grid", "sed=1"], "did you mean --seed"),
+        (["--grid", "seed"], "--grid must be FIELD=VALUE"),
+        (["--grid", "seed=0", "--jobs", "0"], "--jobs must be in 1.."),
+        (["--grid", "seed=0", "--until", "accuracy"], "until must be NAME=VALUE"),
+        pytest.param(
+            ["--grid", "seed=0", "--until", "accurracy=1"], "did you mean 'accuracy'", marks=pytest.mark.grid
+        ),
+        ([], "--grid must be given"),
+    ],
+)
+def test_wrong_commands_write_nothing(tmp_path, capsys, arguments, message):
+    workdir = tmp_path / "sweep"
+    assert cli.main(["sweep", "tasks:majority", "--workdir", str(workdir), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("hyena-jax: error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert not workdir.exists()

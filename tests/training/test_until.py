@@ -1,0 +1,65 @@
+"""Runs that stop early, at the first evaluation that reaches their target."""
+
+import dataclasses
+
+import pytest
+from test_loop import assert_same_run, rows, with_training
+
+from hyena_jax.config import UserError
+from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.run import train
+from hyena_jax.training.until import is_reached
+
+
+@pytest.mark.parametrize(
+    ("until", "reached"),
+    [
+        ("loss=2", True),
+        ("loss=1.9", False),
+        ("perplexity=7.4", True),
+        ("accuracy=0.5", True),
+        ("accuracy=0.51", False),
+    ],
+)
+def test_losses_reach_a_target_from_above_and_all_else_from_below(until, reached):
+    assert is_reached(until, {"loss": 2.0, "perplexity": 7.39, "accuracy": 0.5}) is reached
+
+
+def test_a_run_stops_at_the_first_evaluation_that_reaches_its_target(whole, experiment, tmp_path, console):
+    losses = {row["step"]: row["validation/loss"] for row in rows(whole) if "validation/loss" in row}
+    assert [*losses] == [4, 8, 12]
+    early = with_training(experiment, until=f"loss={losses[8]}")
+    run = tmp_path / "early"
+    train(early, run, console)
+    assert saved_steps(run / "checkpoints")[0] == 8
+    assert "reached loss=" in console.file.getvalue()
+    assert rows(run)[-1]["step"] == 8
+
+    train(early, run, console)  # which is done
+    assert "already reached loss=" in console.file.getvalue()
+    assert saved_steps(run / "checkpoints")[0] == 8
+
+    train(with_training(experiment, until=None), run, console)  # and continues exactly without a target
+    assert [row for row in rows(run) if row["step"] % 3 == 0 or row["step"] % 4 == 0] == rows(whole)
+    assert_same_run(run, whole)
+
+
+@pytest.mark.parametrize(
+    ("until", "message"),
+    [
+        ("acuracy=0.9", "'acuracy' is unknown .did you mean 'accuracy'"),
+        ("train/loss=1", "'train/loss' is unknown"),
+    ],
+)
+def test_a_target_of_an_unknown_value_is_refused_before_anything_is_written(
+    experiment, tmp_path, console, until, message
+):
+    with pytest.raises(UserError, match=message):
+        train(with_training(experiment, until=until), tmp_path / "run", console)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("until", ["accuracy", "=1", "accuracy=x", "accuracy=nan", "accuracy=inf", ""])
+def test_a_target_that_is_none_is_refused(experiment, until):
+    with pytest.raises(UserError, match="until must be NAME=VALUE"):
+        dataclasses.replace(experiment.training, until=until)
