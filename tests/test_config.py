@@ -46,6 +46,7 @@ COUNTS = {
     "images:mnist_softmax": 6_157,
     "images:mnist_hyena": 11_152,
     "images:mnist_gated": 14_197,
+    "lfm2_350m": 354_483_968,
     "mamba2_130m": 128_989_632,
     "pile_hyena:153m": 153_694_368,
     "pile_hyena:355m": 359_512_320,
@@ -69,6 +70,7 @@ COUNTS = {
     "shakespeare_cpu:h3": 868_480,
     "shakespeare_cpu:s4d": 834_688,
     "shakespeare_cpu:fir": 801_536,
+    "striped_hyena2": 1_107_989_760,
     "tasks:recall": 70_532,
     "tasks:mqar": 43_904,
     "tasks:induction": 68_866,
@@ -210,6 +212,21 @@ def test_recurrentgemma_count_by_hand():
     feed_forward = 3 * d * f + 2 * f + d
     layers = 18 * recurrent + 8 * attention + 26 * (feed_forward + 2 * d)
     assert layers + 256_000 * d + d == COUNTS["griffin:recurrentgemma_2b"]
+
+
+def test_striped_hyena_2_count_by_hand():
+    d, f, groups = 1920, 5120, 128
+    around = 3 * d * d + 3 * 3 * d + d * d + d
+    short, medium, long = around + 7 * groups, around + 128 * groups + d, around + 2 * 16 * d + d
+    layers = 7 * (short + medium + long) + 4 * (4 * d * d + d) + 25 * (3 * d * f + 2 * d)
+    assert layers + 512 * d + d == COUNTS["striped_hyena2"]
+
+
+def test_lfm2_count_by_hand():
+    d, f, head_dim = 1024, 4608, 64
+    convolution, attention = 4 * d * d + 3 * d, 3 * d * d + 2 * head_dim
+    layers = 10 * convolution + 6 * attention + 16 * (3 * d * f + 2 * d)
+    assert layers + 65_536 * d + d == COUNTS["lfm2_350m"]
 
 
 def test_json_round_trip():
@@ -530,6 +547,10 @@ def language_model(**options) -> LanguageModelConfig:
     return LanguageModelConfig(d_model=8, max_len=64, **options)
 
 
+def without_ffn(**options) -> LanguageModelConfig:
+    return language_model(ffn="none", d_ff=None, **options)
+
+
 def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
     return language_model(pattern=(mixer,))
 
@@ -537,11 +558,24 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: language_model(norm="batch"), "norm 'batch' is unknown.*allowed: none, layer, rms"),
+        (lambda: language_model(norm="batch"), "norm 'batch' is unknown.*allowed: none, layer, rms, rms_eps"),
         (lambda: language_model(final_norm="rsm"), "final_norm 'rsm' is unknown .did you mean 'rms'"),
         (
-            lambda: language_model(ffn="swiglu"),
-            "ffn 'swiglu' is unknown.*allowed: none, gelu, gelu_tanh, relu, geglu",
+            lambda: language_model(ffn="reglu"),
+            "ffn 'reglu' is unknown.*allowed: none, gelu, .*geglu, geglu_erf, swiglu, bilinear",
+        ),
+        (lambda: language_model(first_ffn="none"), "first_ffn must be one of gelu, .* or None, got 'none'"),
+        (lambda: without_ffn(first_ffn="relu"), "first_ffn must be None with ffn 'none', got 'relu'"),
+        (lambda: without_ffn(ffn_bias=False), "ffn_bias must be True with ffn 'none', got False"),
+        (lambda: language_model(norm_eps=0.0), "norm_eps must be in .1e-20, 1., got 0.0"),
+        (
+            lambda: without_ffn(norm="none", final_norm="none", norm_eps=1e-5),
+            "norm_eps must be None without norms, got 1e-05",
+        ),
+        (lambda: language_model(vocab_multiple=0), "vocab_multiple must be in 1..4096, got 0"),
+        (
+            lambda: language_model(round_embedding_scale=True),
+            "round_embedding_scale must be False without scale_embedding, got True",
         ),
         (lambda: language_model(init="gpt3"), "init 'gpt3' is unknown .did you mean 'gpt2'"),
         (lambda: language_model(dtype="float16"), "dtype 'float16' is unknown"),
@@ -559,6 +593,10 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
         (lambda: with_mixer(config.GatedHyenaConfig(causal=False)), "of causal mixers"),
         (lambda: with_mixer(HyenaConfig(n_heads=3)), "n_heads must be a divisor of .*d_model=8, got 3"),
         (lambda: with_mixer(HyenaConfig(n_blocks=3)), "n_blocks must be a divisor of max_len=64, got 3"),
+        (
+            lambda: with_mixer(HyenaConfig(n_heads=2, filter_groups=8)),
+            "filter_groups must be a divisor of the channels of a head=4, got 8",
+        ),
         (lambda: with_mixer(HawkConfig(gate_blocks=3)), "gate_blocks must be a divisor of width=8, got 3"),
         (lambda: with_mixer(config.H3Config(head_dim=3)), "head_dim must be a divisor of d_model=8, got 3"),
         (lambda: with_mixer(config.AFTConvConfig(n_heads=3)), "n_heads must be a divisor of d_model=8"),
@@ -597,7 +635,13 @@ def test_wrong_models_are_refused_by_name(make, message):
     [
         (lambda: HyenaConfig(gating="gate"), "gating 'gate' is unknown .did you mean 'gate_first'"),
         (lambda: HyenaConfig(activation="swish"), "activation 'swish' is unknown"),
-        (lambda: HyenaConfig(short_filter_len=0), "short_filter_len must be in 1..1024, got 0"),
+        (lambda: HyenaConfig(short_filter_len=-1), "short_filter_len must be in 0..1024, got -1"),
+        (lambda: HawkConfig(short_filter_len=0), "short_filter_len must be in 1..1024, got 0"),
+        (
+            lambda: HyenaConfig(short_filter_len=0, short_bias=False),
+            "short_bias must be True with short_filter_len 0, got False",
+        ),
+        (lambda: HyenaConfig(filter_groups=0), "filter_groups must be at least 1, got 0"),
         (lambda: HyenaConfig(dropout=1.0), "dropout must be in .0, 1., got 1.0"),
         (
             lambda: config.GatedHyenaConfig(causal=False, short_filter_len=4),
@@ -629,6 +673,15 @@ def test_wrong_models_are_refused_by_name(make, message):
         (lambda: HawkConfig(sign="shifted"), "min_radius must be below 0.9 with sign 'shifted'.*got 0.9"),
         (lambda: AttentionConfig(4, n_kv_heads=3), "n_kv_heads must be a divisor of n_heads=4, got 3"),
         (lambda: AttentionConfig(rotary_fraction=1.5), "rotary_fraction must be in .0, 1., got 1.5"),
+        (
+            lambda: AttentionConfig(rotary_scaling=2.0),
+            "rotary_scaling must be 1 with rotary_fraction 0, got 2.0",
+        ),
+        (
+            lambda: LocalAttentionConfig(rotary_scaling=0.5),
+            "rotary_scaling must be in .1, 16777216., got 0.5",
+        ),
+        (lambda: AttentionConfig(qk_norm_eps=0.0), "qk_norm_eps must be in .1e-20, 1., got 0.0"),
         (lambda: LocalAttentionConfig(window=0), "window must be at least 1, got 0"),
         (lambda: config.FastmaxConfig(p=5), "p must be in 1..4, got 5"),
         (lambda: config.FastmaxConfig(scale=0.0), "scale must be in .0, 1000., got 0.0"),
@@ -638,6 +691,13 @@ def test_wrong_models_are_refused_by_name(make, message):
         (lambda: config.H3Config(n_taps=0), "n_taps must be in 1..1024, got 0"),
         (lambda: config.CKConvFilterConfig(emb_dim=6), "emb_dim must be odd and at least 3, got 6"),
         (lambda: config.ExplicitFilterConfig(n_taps=0), "n_taps must be at least 1, got 0"),
+        (lambda: config.ShortFilterConfig(n_taps=129), "n_taps must be in 1..128, got 129"),
+        (lambda: config.ShortFilterConfig(decay=(2.0, 1.0)), "decay must be two rates in .*, got .2.0, 1.0."),
+        (lambda: config.ShortFilterConfig(deviation=0.0), "deviation must be in .0, 1000., got 0.0"),
+        (lambda: config.RealModalFilterConfig(min_rate=1.0), "min_rate must be in .0, max_rate=0.0368."),
+        (lambda: config.RealModalFilterConfig(n_modes=2**20), "n_modes must be at most 65536"),
+        (lambda: config.STUFilterConfig(n_vectors=0), "n_vectors must be at least 1, got 0"),
+        (lambda: config.STUFilterConfig(alternating="own"), "alternating 'own' is unknown"),
         (lambda: config.FNOFilterConfig(n_modes=0), "n_modes must be at least 1, got 0"),
         (lambda: config.CKConvFilterConfig(emb_dim=2**20 + 1), "emb_dim must be at most 65536"),
         (lambda: config.CKConvFilterConfig(n_hidden=65), "n_hidden must be at most 64, got 65"),

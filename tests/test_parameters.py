@@ -21,7 +21,10 @@ from hyena_jax.config import (
     LanguageModelConfig,
     LookupFilterConfig,
     ModalFilterConfig,
+    RealModalFilterConfig,
     S4DFilterConfig,
+    ShortFilterConfig,
+    STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
@@ -34,12 +37,15 @@ FILTER_CASES = {
     "implicit": (ImplicitFilterConfig(emb_dim=5, width=7, train_decay=True), {"E": 5, "width": 7}),
     "windowed": (WindowedFilterConfig(), {}),
     "explicit": (ExplicitFilterConfig(n_taps=11), {"M": 11}),
+    "short": (ShortFilterConfig(n_taps=11), {"M": 11}),
     "ckconv": (CKConvFilterConfig(emb_dim=5, width=7), {"E": 5, "width": 7}),
     "fno": (FNOFilterConfig(n_modes=9), {"M": 9}),
     "transfer_function": (TransferFunctionFilterConfig(n_state=4), {"n_state": 4}),
     "s4d": (S4DFilterConfig(n_state=6), {"n_state": 6}),
     "modal": (ModalFilterConfig(n_modes=5), {"n_modes": 5}),
+    "real_modal": (RealModalFilterConfig(n_modes=5), {"n_modes": 5}),
     "lookup": (LookupFilterConfig(width=7), {"width": 7}),
+    "stu": (STUFilterConfig(n_vectors=4), {"K": 4}),
 }
 
 
@@ -102,7 +108,7 @@ IMAGES = ImageClassifierConfig(
         (
             dataclasses.replace(MODEL, tied_head=False, head_bias=True),
             jnp.zeros((1, 3), jnp.int32),
-            {"V": 11, "Lmax": 7},
+            {"P": 11, "Lmax": 7},
         ),
         (
             IMAGES,

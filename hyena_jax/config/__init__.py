@@ -35,7 +35,10 @@ from hyena_jax.config.filters import (
     ImplicitFilterConfig,
     LookupFilterConfig,
     ModalFilterConfig,
+    RealModalFilterConfig,
     S4DFilterConfig,
+    ShortFilterConfig,
+    STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )

@@ -10,6 +10,8 @@ NormAxis = Literal["none", "channels", "length"]
 # Programs are unrolled over hidden layers; these sizes are larger than can be computed.
 MOST_HIDDEN = 64
 MOST_FEATURES = 2**16
+# With documents, programs are unrolled over the taps.
+MOST_FEW_TAPS = 128
 
 
 class FilterConfig(Checked):
@@ -21,11 +23,17 @@ class FilterConfig(Checked):
         __call__(length) -> h [N, D, length], for any length up to max_len: the first taps of h at max_len
 
     A filter that is the impulse response of a small recurrence has a method
-    `recurrence() -> hyena_jax.filters.Modes`, and decoding runs it. An oracle is a function
+    `recurrence() -> hyena_jax.filters.Modes`, and decoding runs it. The config of a filter of few taps
+    overrides `reach`. An oracle is a function
     (params, n_filters, length, max_len, config) -> h on NumPy float64 arrays.
     """
 
     registry: ClassVar[Registry] = Registry("filter", is_module=True)
+
+    @property
+    def reach(self) -> int | None:
+        """Taps after which a filter is zero, if so few that both forms sum them directly; None if long."""
+        return None
 
     def check(self, max_len: int) -> None:
         """Refuses a length that does not fit; the base class refuses none."""
@@ -121,6 +129,37 @@ class ExplicitFilterConfig(FilterConfig):
 
 
 @dataclass(frozen=True)
+class ShortFilterConfig(FilterConfig):
+    """Free taps at the first lags alone: no Fourier transform, a state of the last inputs, and documents."""
+
+    n_taps: int = 7
+    """Taps M; later lags are zero."""
+    decay: tuple[float, float] | None = None
+    """Smallest and largest rate r of a constant window exp(-r t / (max_len - 1)) on the taps; the rates are
+    spaced logarithmically over the channels. None has no window."""
+    deviation: float | None = None
+    """Standard deviation of the normal initial taps; None draws them uniformly from ±1/sqrt(n_taps)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= self.n_taps <= MOST_FEW_TAPS, "n_taps", self.n_taps, f"in 1..{MOST_FEW_TAPS}")
+        if self.decay is not None:
+            slow, fast = self.decay
+            require(1e-6 <= slow <= fast <= 1e6, "decay", self.decay, "two rates in [1e-6, 1e6], ascending")
+        if self.deviation is not None:
+            require(0 < self.deviation <= 1e3, "deviation", self.deviation, "in (0, 1000]")
+
+    @property
+    def reach(self) -> int:
+        """The taps M."""
+        return self.n_taps
+
+    def check(self, max_len: int) -> None:
+        """The taps must fit."""
+        require(self.n_taps <= max_len, "n_taps", self.n_taps, f"at most max_len={max_len}")
+
+
+@dataclass(frozen=True)
 class FNOFilterConfig(FilterConfig):
     """The lowest modes of the filter's Fourier transform over max_len (Li et al. 2021, arXiv 2010.08895)."""
 
@@ -189,6 +228,26 @@ class ModalFilterConfig(FilterConfig):
 
 
 @dataclass(frozen=True)
+class RealModalFilterConfig(FilterConfig):
+    """h_t = sum_n R_n e^(-r_n t) with real R_n and rates r_n > 0 (StripedHyena 2, arXiv 2503.01868)."""
+
+    n_modes: int = 16
+    """Real modes n."""
+    min_rate: float = 0.0036
+    """Smallest initial rate; rates are uniform between the two. The defaults are those of the released code,
+    0.01/e and 0.1/e."""
+    max_rate: float = 0.0368
+    """Largest initial rate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_most(MOST_FEATURES, self, "n_modes")
+        require_at_least(1, self, "n_modes")
+        least = f"in (0, max_rate={self.max_rate}]"
+        require(0 < self.min_rate <= self.max_rate, "min_rate", self.min_rate, least)
+
+
+@dataclass(frozen=True)
 class LookupFilterConfig(FilterConfig):
     """A learned table over time, mapped to the channels by a small MLP (the gated variant of Hyena)."""
 
@@ -199,6 +258,27 @@ class LookupFilterConfig(FilterConfig):
         super().__post_init__()
         require_at_most(MOST_FEATURES, self, "width")
         require_at_least(1, self, "width")
+
+
+@dataclass(frozen=True)
+class STUFilterConfig(FilterConfig):
+    """Learned sums of the fixed vectors of spectral filtering (Agarwal et al. 2023, arXiv 2312.06837)."""
+
+    n_vectors: int = 16
+    """Vectors K, those of the largest eigenvalues. Published models take 24 with max_len 8192; how many can
+    be told from rounding errors grows with max_len: 18 at 41, 25 at 256."""
+    alternating: Literal["separate", "shared", "none"] = "separate"
+    """Weights of the second branch, whose vectors alternate in sign. `shared`: those of the first, as in the
+    published code of the tensordot form, where all odd lags vanish."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_most(MOST_FEATURES, self, "n_vectors")
+        require_at_least(1, self, "n_vectors")
+
+    def check(self, max_len: int) -> None:
+        """There are not more vectors than lags; the module says how many are resolved."""
+        require(self.n_vectors <= max_len, "n_vectors", self.n_vectors, f"at most max_len={max_len}")
 
 
 def _check_window(config: ImplicitFilterConfig | WindowedFilterConfig) -> None:
@@ -213,11 +293,14 @@ for _name, _config_class, _module in (
     ("implicit", ImplicitFilterConfig, "implicit:ImplicitFilter"),
     ("windowed", WindowedFilterConfig, "explicit:WindowedFilter"),
     ("explicit", ExplicitFilterConfig, "explicit:ExplicitFilter"),
+    ("short", ShortFilterConfig, "explicit:ShortFilter"),
     ("ckconv", CKConvFilterConfig, "implicit:CKConvFilter"),
     ("fno", FNOFilterConfig, "spectral:FNOFilter"),
     ("transfer_function", TransferFunctionFilterConfig, "spectral:TransferFunctionFilter"),
     ("s4d", S4DFilterConfig, "state_space:S4DFilter"),
     ("modal", ModalFilterConfig, "state_space:ModalFilter"),
+    ("real_modal", RealModalFilterConfig, "state_space:RealModalFilter"),
     ("lookup", LookupFilterConfig, "lookup:LookupFilter"),
+    ("stu", STUFilterConfig, "stu:STUFilter"),
 ):
     register(_name, _config_class, f"hyena_jax.filters.{_module}", f"hyena_jax.reference.filters:{_name}")

@@ -68,9 +68,11 @@ class HyenaConfig(MixerConfig):
     gating: Literal["conv_first", "gate_first"] = "gate_first"
     """`conv_first`: the paper's equation 6; `gate_first`: the published PyTorch code and checkpoints."""
     short_filter_len: int = 3
-    """Taps of the depthwise causal FIR filter on the projections."""
+    """Taps of the depthwise causal FIR filter on the projections; 0 has none."""
     n_heads: int = 1
     """Heads H, which share the same W / H filters; W = inner_factor * d_model."""
+    filter_groups: int | None = None
+    """Distinct filters in a head; each serves as many neighbouring channels. None: one for each channel."""
     inner_factor: int = 1
     """Width of projections and filters, as a multiple of d_model."""
     n_blocks: int = 1
@@ -81,6 +83,14 @@ class HyenaConfig(MixerConfig):
     """Mix the heads after each convolution."""
     activation: Literal["none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid"] = "none"
     """Applied before the output projection; `gelu` is the erf form."""
+    skip: bool = True
+    """Add the long convolutions' own inputs, each channel with its weight."""
+    in_bias: bool = True
+    """Bias of the input projection."""
+    short_bias: bool = True
+    """Bias of the FIR filter on the projections."""
+    out_bias: bool = True
+    """Bias of the output projection."""
     init: Init = "gpt2"
     """Initialisation of the two projections, named after the code that uses it."""
     dropout: float = 0.0
@@ -94,8 +104,10 @@ class HyenaConfig(MixerConfig):
         least = 2 if self.gating == "gate_first" else 1
         require(self.order >= least, "order", self.order, f"at least {least} with gating {self.gating!r}")
         require_at_most(MOST_GATES, self, "inner_factor")
-        require_at_least(1, self, "n_heads", "inner_factor", "n_blocks")
-        _check_unrolled(self)
+        require_at_least(1, self, "n_heads", "filter_groups", "inner_factor", "n_blocks")
+        _check_unrolled(self, least_taps=0)
+        has_fir = self.short_filter_len > 0
+        require(has_fir or self.short_bias, "short_bias", self.short_bias, "True with short_filter_len 0")
         require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
 
     @property
@@ -104,9 +116,13 @@ class HyenaConfig(MixerConfig):
         return not self.bidirectional
 
     def check(self, d_model: int, max_len: int) -> None:
-        """The heads must divide the inner width, the blocks the length."""
+        """The heads must divide the inner width, the groups a head, the blocks the length."""
         require_sizes(d_model, max_len)
-        require_divisor("n_heads", self.n_heads, "inner_factor * d_model", self.inner_factor * d_model)
+        width = self.inner_factor * d_model
+        require_divisor("n_heads", self.n_heads, "inner_factor * d_model", width)
+        if self.filter_groups is not None:
+            head_dim = width // self.n_heads
+            require_divisor("filter_groups", self.filter_groups, "the channels of a head", head_dim)
         require_divisor("n_blocks", self.n_blocks, "max_len", max_len)
         self.filter.check(max_len)
 
@@ -284,6 +300,10 @@ class _HeadsConfig(MixerConfig):
     """Fraction of each head's channels that rotary position embedding rotates; 0 is none."""
     rotary_base: float = 10_000.0
     """Base of the rotary frequencies."""
+    rotary_scaling: float = 1.0
+    """Rotary positions are divided by this number, as in models whose context was extended."""
+    qk_norm_eps: float | None = None
+    """RMSNorm over the channels of each head's queries and keys, with this eps; None has no such norm."""
     qkv_bias: bool = True
     """Biases of queries, keys and values."""
     out_bias: bool = True
@@ -298,6 +318,14 @@ class _HeadsConfig(MixerConfig):
             require_divisor("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         require(0 <= self.rotary_fraction <= 1, "rotary_fraction", self.rotary_fraction, "in [0, 1]")
         require(self.rotary_base > 1, "rotary_base", self.rotary_base, "above 1")
+        least = 1 <= self.rotary_scaling <= MOST_STEPS
+        require(least, "rotary_scaling", self.rotary_scaling, f"in [1, {MOST_STEPS}]")
+        if self.rotary_fraction == 0:
+            require(
+                self.rotary_scaling == 1, "rotary_scaling", self.rotary_scaling, "1 with rotary_fraction 0"
+            )
+        if self.qk_norm_eps is not None:
+            require(1e-20 <= self.qk_norm_eps <= 1, "qk_norm_eps", self.qk_norm_eps, "in [1e-20, 1]")
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width; the rotated channels of a head must be pairs."""
@@ -473,10 +501,10 @@ def _check_chunk(config: GatedDeltaConfig | Mamba2Config) -> None:
     require(1 <= config.chunk <= MOST_CHUNK, "chunk", config.chunk, f"in 1..{MOST_CHUNK}")
 
 
-def _check_unrolled(config: MixerConfig) -> None:
+def _check_unrolled(config: MixerConfig, least_taps: int = 1) -> None:
     order, taps = getattr(config, "order", 1), config.short_filter_len
     require(1 <= order <= MOST_GATES, "order", order, f"in 1..{MOST_GATES}")
-    require(1 <= taps <= MOST_TAPS, "short_filter_len", taps, f"in 1..{MOST_TAPS}")
+    require(least_taps <= taps <= MOST_TAPS, "short_filter_len", taps, f"in {least_taps}..{MOST_TAPS}")
 
 
 MIXER_CONFIGS = MixerConfig.registry

@@ -16,7 +16,8 @@ MOST_SYMBOLS = 2**24
 MOST_POSITIONS = 2**23
 MOST_SIDE = 2**15
 
-Norm = Literal["none", "layer", "rms"]
+Norm = Literal["none", "layer", "rms", "rms_eps_outside"]
+FeedForward = Literal["gelu", "gelu_tanh", "relu", "geglu", "geglu_erf", "swiglu", "bilinear"]
 
 
 class ModelConfig(Checked):
@@ -62,14 +63,22 @@ class BackboneConfig(ModelConfig):
     """Number of blocks."""
     d_model: int = 128
     """Width D of the residual stream."""
-    ffn: Literal["none", "gelu", "gelu_tanh", "relu", "geglu"] = "gelu_tanh"
-    """Feed-forward layer of a block; `gelu` is the erf form, `geglu` gates with the tanh form."""
+    ffn: Literal["none", FeedForward] = "gelu_tanh"
+    """Feed-forward layer of a block; `gelu` is the erf form. Gated are `geglu` (by the tanh form of GELU),
+    `geglu_erf`, `swiglu` (by SiLU) and `bilinear` (by a product without activation)."""
+    first_ffn: FeedForward | None = None
+    """Feed-forward layer of the first block; None takes ffn."""
+    ffn_bias: bool = True
+    """Biases in the feed-forward layers."""
     d_ff: int | None = 512
     """Hidden width of the feed-forward layer; None if and only if ffn is `none`."""
     norm: Norm = "layer"
-    """Norm before each mixer and feed-forward layer: LayerNorm, or RMSNorm with factor 1 + scale."""
+    """Norm before each mixer and feed-forward layer: LayerNorm, RMSNorm with factor 1 + scale, or RMSNorm
+    whose eps is added to the root instead of the mean square."""
     final_norm: Norm = "layer"
     """Norm after the last block."""
+    norm_eps: float | None = None
+    """Eps of these norms; None is 1e-5 in LayerNorm and 1e-6 in RMSNorm."""
     residual: bool = True
     """Residual paths around mixers and feed-forward layers; False requires norm and ffn `none`."""
     learned_positions: bool = False
@@ -95,6 +104,14 @@ class BackboneConfig(ModelConfig):
         require_at_least(1, self, "n_layers", "d_model", "d_ff")
         allowed = f"{'None' if self.ffn == 'none' else 'a width'} with ffn {self.ffn!r}"
         require((self.d_ff is None) == (self.ffn == "none"), "d_ff", self.d_ff, allowed)
+        has_ffn = self.ffn != "none"
+        require(has_ffn or self.first_ffn is None, "first_ffn", self.first_ffn, "None with ffn 'none'")
+        require(has_ffn or self.ffn_bias, "ffn_bias", self.ffn_bias, "True with ffn 'none'")
+        if self.norm_eps is not None:
+            has_norm = (self.norm, self.final_norm) != ("none", "none")
+            require(has_norm, "norm_eps", self.norm_eps, "None without norms")
+            # Where an input is all zeros, smaller ones give gradients that are not finite in float32.
+            require(1e-20 <= self.norm_eps <= 1, "norm_eps", self.norm_eps, "in [1e-20, 1]")
         bare = (self.norm, self.ffn) == ("none", "none")
         require(self.residual or bare, "residual", self.residual, "True unless norm and ffn are 'none'")
         require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
@@ -113,8 +130,13 @@ class LanguageModelConfig(BackboneConfig):
     """Longest sequence, Lmax; filters and positions are defined relative to it."""
     vocab_size: int | None = None
     """Vocabulary size; None takes the tokenizer's."""
+    vocab_multiple: int = 1
+    """Embedding and head have rows up to a multiple of this number; no logits are computed from the rows
+    beyond vocab_size."""
     scale_embedding: bool = False
     """Multiply the token embedding by sqrt(d_model)."""
+    round_embedding_scale: bool = False
+    """Round sqrt(d_model) to bfloat16, as RecurrentGemma's released code does."""
     tied_head: bool = True
     """Use the transposed embedding as the head."""
     head_bias: bool = False
@@ -131,6 +153,10 @@ class LanguageModelConfig(BackboneConfig):
         require_at_most(MOST_SYMBOLS, self, "vocab_size")
         require_at_least(1, self, "max_len", "loss_chunk")
         require_at_least(2, self, "vocab_size")
+        require(1 <= self.vocab_multiple <= 4096, "vocab_multiple", self.vocab_multiple, "in 1..4096")
+        is_scaled = self.scale_embedding or not self.round_embedding_scale
+        allowed = "False without scale_embedding"
+        require(is_scaled, "round_embedding_scale", self.round_embedding_scale, allowed)
         require(not (self.tied_head and self.head_bias), "head_bias", self.head_bias, "False with tied_head")
         require(self.soft_cap is None or self.soft_cap > 0, "soft_cap", self.soft_cap, "above 0")
         for mixer in self.pattern:

@@ -125,4 +125,6 @@ def _modal_parameters(taps: np.ndarray, modes: modal_fit.FittedModes) -> Mapping
 
 
 def _has_filter(mixer: MixerConfig) -> bool:
-    return isinstance(getattr(mixer, "filter", None), FilterConfig)
+    """Whether a mixer has a long filter; a filter of few taps decodes in constant time as it is."""
+    found = getattr(mixer, "filter", None)
+    return isinstance(found, FilterConfig) and found.reach is None

@@ -10,11 +10,12 @@ import flax.linen as nn
 
 from hyena_jax.config import FILTER_CONFIGS, FilterConfig, Targets
 from hyena_jax.config.checks import require_sizes
-from hyena_jax.filters.explicit import ExplicitFilter, WindowedFilter
+from hyena_jax.filters.explicit import ExplicitFilter, ShortFilter, WindowedFilter
 from hyena_jax.filters.implicit import CKConvFilter, ImplicitFilter
 from hyena_jax.filters.lookup import LookupFilter
 from hyena_jax.filters.spectral import FNOFilter, TransferFunctionFilter
-from hyena_jax.filters.state_space import ModalFilter, S4DFilter
+from hyena_jax.filters.state_space import ModalFilter, RealModalFilter, S4DFilter
+from hyena_jax.filters.stu import STUFilter
 from hyena_jax.ops.modal_conv import Modes
 
 FILTERS = Targets(FILTER_CONFIGS)
@@ -29,7 +30,10 @@ __all__ = [
     "LookupFilter",
     "ModalFilter",
     "Modes",
+    "RealModalFilter",
     "S4DFilter",
+    "STUFilter",
+    "ShortFilter",
     "TransferFunctionFilter",
     "WindowedFilter",
     "build_filter",

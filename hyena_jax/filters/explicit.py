@@ -5,8 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import ExplicitFilterConfig, WindowedFilterConfig
+from hyena_jax.config import ExplicitFilterConfig, ShortFilterConfig, WindowedFilterConfig
 from hyena_jax.filters.window import check_length, decay_rates, l1_normalized, relative_time
+from hyena_jax.initializers import uniform_fan_in
 
 
 class ExplicitFilter(nn.Module):
@@ -38,6 +39,45 @@ class ExplicitFilter(nn.Module):
         """The first `length` taps, h [N, D, length]."""
         check_length(length, self.max_len)
         h = self.taps[..., :length]
+        return jnp.pad(h, [(0, 0), (0, 0), (0, length - h.shape[-1])])
+
+
+class ShortFilter(nn.Module):
+    """h_t = taps_t exp(-r t/(Lmax-1)) for t < M, and 0 for t >= M; the window only with `decay`.
+
+    Of D channels, channel c has the rate r = slow (fast / slow)^(c / (D-1)). With a window it is the filter
+    of StripedHyena 2's medium convolutions (Ku et al. 2025, arXiv 2503.01868), whose released weights hold
+    the product.
+
+    Attributes:
+      n_filters: N.
+      d_model: D.
+      max_len: Lmax.
+      config: see `ShortFilterConfig`.
+
+    Parameters:
+      taps [N, D, M]: tap t is the weight of the input t steps ago, before the window.
+    """
+
+    n_filters: int
+    d_model: int
+    max_len: int
+    config: ShortFilterConfig = ShortFilterConfig()
+
+    def setup(self) -> None:
+        self.config.check(self.max_len)
+        n_taps, deviation = self.config.n_taps, self.config.deviation
+        init = uniform_fan_in(n_taps) if deviation is None else nn.initializers.normal(deviation)
+        self.taps = self.param("taps", init, (self.n_filters, self.d_model, n_taps))
+
+    def __call__(self, length: int) -> jax.Array:
+        """The first `length` taps, h [N, D, length]."""
+        check_length(length, self.max_len)
+        h = self.taps[..., :length]
+        if self.config.decay is not None:
+            rates = np.geomspace(*self.config.decay, self.d_model)[:, None]
+            time = relative_time(h.shape[-1], self.max_len, h.dtype)
+            h = h * jnp.exp(-jnp.asarray(rates, h.dtype) * time)
         return jnp.pad(h, [(0, 0), (0, 0), (0, length - h.shape[-1])])
 
 

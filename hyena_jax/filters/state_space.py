@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import ModalFilterConfig, S4DFilterConfig
+from hyena_jax.config import ModalFilterConfig, RealModalFilterConfig, S4DFilterConfig
 from hyena_jax.filters.window import check_length
 from hyena_jax.ops.modal_conv import Modes, modal_response, modal_taps
 
@@ -112,6 +112,48 @@ class ModalFilter(nn.Module):
         """The recurrence whose impulse response the filter is."""
         log_modes = jax.lax.complex(-jnp.exp(self.log_decay), self.angle)
         return Modes(log_modes, _as_complex(self.residue), self.lag_zero)
+
+
+class RealModalFilter(nn.Module):
+    """h_t = sum_n R_n e^(-r_n t) with r = exp(log_rate) > 0: the long convolutions of StripedHyena 2.
+
+    Their released weights store the pole -r as `log_poles` (Ku et al. 2025, arXiv 2503.01868).
+
+    Attributes:
+      n_filters: N.
+      d_model: D.
+      max_len: Lmax.
+      config: see `RealModalFilterConfig`.
+
+    Parameters:
+      log_rate [N, D, n_modes]: ln r, r the rate of decay per token.
+      residue [N, D, n_modes]: R.
+    """
+
+    n_filters: int
+    d_model: int
+    max_len: int
+    config: RealModalFilterConfig = RealModalFilterConfig()
+
+    def setup(self) -> None:
+        config = self.config
+        shape = (self.n_filters, self.d_model, config.n_modes)
+
+        def log_rate(key: jax.Array) -> jax.Array:
+            return jnp.log(jax.random.uniform(key, shape, jnp.float32, config.min_rate, config.max_rate))
+
+        self.log_rate = self.param("log_rate", log_rate)
+        self.residue = self.param("residue", nn.initializers.normal(0.1 * config.n_modes**-0.5), shape)
+
+    def __call__(self, length: int) -> jax.Array:
+        """The first `length` taps, h [N, D, length]."""
+        check_length(length, self.max_len)
+        return modal_response(-jnp.exp(self.log_rate), self.residue, length)
+
+    def recurrence(self) -> Modes:
+        """The recurrence whose impulse response the filter is."""
+        log_modes = -jnp.exp(self.log_rate)
+        return Modes(log_modes, self.residue * jnp.exp(log_modes), self.residue.sum(-1))
 
 
 def initial_frequencies(config: S4DFilterConfig) -> np.ndarray:

@@ -22,6 +22,7 @@ from hyena_jax.mixers.inputs import (
     check_state_length,
     check_token,
 )
+from hyena_jax.mixers.norms import RMSNorm
 from hyena_jax.ops import sequence_parallel
 from hyena_jax.ops.attention import default_method, local_attention, rotary, softmax_attention
 from hyena_jax.ops.documents import documents
@@ -44,7 +45,7 @@ class AttentionState(NamedTuple):
 
 
 class HeadsAttention(nn.Module):
-    """What both forms of attention share: the dense layers, rotary positions, and the parallel form."""
+    """What both forms of attention share: dense layers, norms, rotary positions, and the parallel form."""
 
     d_model: int
     max_len: int
@@ -66,6 +67,9 @@ class HeadsAttention(nn.Module):
             kernel_init=init.kernel,
             bias_init=init.bias,
         )
+        if config.qk_norm_eps is not None:
+            self.q_norm = RMSNorm(config.qk_norm_eps, self.dtype)
+            self.k_norm = RMSNorm(config.qk_norm_eps, self.dtype)
         self.out_proj = nn.Dense(
             d_model,
             use_bias=config.out_bias,
@@ -106,10 +110,14 @@ class HeadsAttention(nn.Module):
         config, n_heads = self.config, self.config.n_heads
         qkv = self.qkv_proj(x).reshape(*x.shape[:2], n_heads + 2 * self.n_kv_heads, -1)
         q, k, v = jnp.split(qkv, [n_heads, n_heads + self.n_kv_heads], axis=2)
+        if config.qk_norm_eps is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         n_rotated = round(config.rotary_fraction * q.shape[-1])
         if n_rotated:
             positions = position + jnp.arange(q.shape[1], dtype=jnp.int32)
-            q, k = (rotary(z, positions, n_rotated, config.rotary_base) for z in (q, k))
+            q, k = (
+                rotary(z, positions, n_rotated, config.rotary_base, config.rotary_scaling) for z in (q, k)
+            )
         return q, k, v
 
     def _output(self, o: jax.Array) -> jax.Array:
@@ -141,6 +149,8 @@ class Attention(HeadsAttention):
     Parameters:
       qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
       qkv_proj/bias [(H + 2*G)*d]: with qkv_bias.
+      q_norm/scale [d]: with qk_norm_eps, the factor of the queries' norm less 1.
+      k_norm/scale [d]: with qk_norm_eps, likewise of the keys.
       out_proj/kernel [D, D]
       out_proj/bias [D]: with out_bias.
     """
@@ -194,6 +204,8 @@ class LocalAttention(HeadsAttention):
     Parameters:
       qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
       qkv_proj/bias [(H + 2*G)*d]: with qkv_bias.
+      q_norm/scale [d]: with qk_norm_eps, the factor of the queries' norm less 1.
+      k_norm/scale [d]: with qk_norm_eps, likewise of the keys.
       out_proj/kernel [D, D]
       out_proj/bias [D]: with out_bias.
     """

@@ -26,7 +26,7 @@ class SplitDense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> list[jax.Array]:
         """The parts, in the order of the columns."""
-        x, kernel, bias = _parameters(self, x, x.shape[-1], self.n_parts * self.features, self.use_bias)
+        x, kernel, bias = _parameters(self, x, x.shape[-1], self.n_parts * self.features)
         parts = split_dense(x, kernel, self.n_parts)
         if bias is None:
             return list(parts)
@@ -41,12 +41,16 @@ class ToChannelsFirst(nn.Module):
     dtype: jnp.dtype | None = None
     kernel_init: Initializer = nn.initializers.lecun_normal()
     bias_init: Initializer = nn.initializers.zeros
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> list[jax.Array]:
         """The parts, in the order of the columns."""
         x, kernel, bias = _parameters(self, x, x.shape[-1], self.n_parts * self.features)
-        parts, biases = to_channels_first(x, kernel, self.n_parts), jnp.split(bias, self.n_parts)
+        parts = to_channels_first(x, kernel, self.n_parts)
+        if bias is None:
+            return list(parts)
+        biases = jnp.split(bias, self.n_parts)
         return [part + b[:, None, None] for part, b in zip(parts, biases, strict=True)]
 
 
@@ -57,18 +61,20 @@ class FromChannelsFirst(nn.Module):
     dtype: jnp.dtype | None = None
     kernel_init: Initializer = nn.initializers.lecun_normal()
     bias_init: Initializer = nn.initializers.zeros
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """y [B, L, C]."""
         x, kernel, bias = _parameters(self, x, x.shape[0], self.features)
-        return from_channels_first(x, kernel) + bias
+        y = from_channels_first(x, kernel)
+        return y if bias is None else y + bias
 
 
 def _parameters(
-    layer: nn.Module, x: jax.Array, d_in: int, d_out: int, use_bias: bool = True
+    layer: nn.Module, x: jax.Array, d_in: int, d_out: int
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """x, the layer's kernel [d_in, d_out] and its bias [d_out] or None, in the dtype of the product."""
     kernel = layer.param("kernel", layer.kernel_init, (d_in, d_out))
-    bias = layer.param("bias", layer.bias_init, (d_out,)) if use_bias else None
+    bias = layer.param("bias", layer.bias_init, (d_out,)) if layer.use_bias else None
     return promote_dtype(x, kernel, bias, dtype=layer.dtype)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import HyenaConfig
-from hyena_jax.filters import build_filter, is_recurrent
+from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
-from hyena_jax.mixers.long import Convolutions, LongConvolutionMixer
+from hyena_jax.mixers.long import NO_SHORT_FIR, Convolutions, LongConvolutionMixer
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -43,30 +43,38 @@ class Hyena(LongConvolutionMixer):
     `bidirectional` adds the convolution of future inputs with g_o, the second half of the filters; lag 0 is
     in both halves.
 
+    With `filter_groups`, channel c of a head of w channels has filter c // (w / filter_groups).
+
+    StripedHyena 2 (Ku et al. 2025, arXiv 2503.01868) has `gate_first` of order 2, no biases of projection and
+    FIR, and three filters: `short` of 7 taps in groups, without skip; `short` of 128 taps in groups, with
+    decay; and `real_modal`. LFM2's gated short convolution (2511.23404) is `short` of 3 taps with
+    `short_filter_len=0`, without biases and skip; its columns are then C, B, v.
+
     Attributes:
       config: see `HyenaConfig`.
 
     Parameters:
       in_proj/kernel [D, (N+1)*W]: columns are the gates in ascending order, then v, W each.
-      in_proj/bias [(N+1)*W]:
-      short_taps [(N+1)*W, K]: tap 0 meets the current input (libraries that cross-correlate reverse them).
-      short_bias [(N+1)*W]:
-      filter/*: F filters of W/H channels; 2 F if bidirectional, the F of the future last. Filter o acts at
-        step o of the recurrence.
+      in_proj/bias [(N+1)*W]: with in_bias.
+      short_taps [(N+1)*W, K]: tap 0 meets the current input (libraries that cross-correlate reverse them);
+        not with short_filter_len 0.
+      short_bias [(N+1)*W]: with short_bias.
+      filter/*: F filters of W/H channels, or of filter_groups channels; 2 F if bidirectional, the F of the
+        future last. Filter o acts at step o of the recurrence.
       skip [F, W//H]: weight b_o of the convolution's own input (the published code keeps these flat, channel
-        by channel: reshape(W//H, F) and transpose).
+        by channel: reshape(W//H, F) and transpose); with skip.
       order_mix [F, H, H]: from head (second axis) to head (third); only with post_order_ffn (the published
         code has N, of which `gate_first` uses the first F).
       out_proj/kernel [W, D]:
-      out_proj/bias [D]:
+      out_proj/bias [D]: with out_bias.
     """
 
     config: HyenaConfig = HyenaConfig()
 
     @staticmethod
     def is_unbounded(config: HyenaConfig) -> bool:
-        """As in the base class, with a single block: a recurrence does not restart at block boundaries."""
-        return config.n_blocks == 1 and is_recurrent(config.filter)
+        """As in the base class, with a single block: a state does not restart at block boundaries."""
+        return config.n_blocks == 1 and LongConvolutionMixer.is_unbounded(config)
 
     def setup(self) -> None:
         config = self.config
@@ -74,18 +82,28 @@ class Hyena(LongConvolutionMixer):
         n_parts, taps = config.order + 1, config.short_filter_len
         channels = n_parts * self.width
         init = initializers(config.init, self.n_layers, self.d_model, self.width)
-        self.in_proj = ToChannelsFirst(self.width, n_parts, self.dtype, init.kernel, init.bias)
-        self.short_taps = self.param("short_taps", uniform_fan_in(taps), (channels, taps))
-        self.short_bias = self.param("short_bias", uniform_fan_in(taps), (channels,))
+        self.in_proj = ToChannelsFirst(
+            self.width, n_parts, self.dtype, init.kernel, init.bias, config.in_bias
+        )
+        if taps:
+            self.short_taps = self.param("short_taps", uniform_fan_in(taps), (channels, taps))
+            self.short_bias = jnp.zeros(channels)
+            if config.short_bias:
+                self.short_bias = self.param("short_bias", uniform_fan_in(taps), (channels,))
         directions = 2 if config.bidirectional else 1
         head_dim = self.width // config.n_heads
-        self.filter = build_filter(directions * self.n_filters, head_dim, self.max_len, config.filter)
-        self.skip = self.param("skip", nn.initializers.normal(1.0), (self.n_filters, head_dim))
+        groups = config.filter_groups or head_dim
+        self.filter = build_filter(directions * self.n_filters, groups, self.max_len, config.filter)
+        self.skip = None
+        if config.skip:
+            self.skip = self.param("skip", nn.initializers.normal(1.0), (self.n_filters, head_dim))
         if config.post_order_ffn:
             shape = (self.n_filters, config.n_heads, config.n_heads)
             self.order_mix = self.param("order_mix", nn.initializers.normal(head_dim**-0.5), shape)
         self.dropout = nn.Dropout(config.dropout)
-        self.out_proj = FromChannelsFirst(self.d_model, self.dtype, init.out_kernel, init.out_bias)
+        self.out_proj = FromChannelsFirst(
+            self.d_model, self.dtype, init.out_kernel, init.out_bias, config.out_bias
+        )
 
     @property
     def width(self) -> int:
@@ -98,12 +116,29 @@ class Hyena(LongConvolutionMixer):
         return self.config.order if self.config.gating == "conv_first" else self.config.order - 1
 
     @property
+    def n_shared(self) -> int:
+        """J, neighbouring channels that share a filter."""
+        head_dim = self.width // self.config.n_heads
+        return head_dim // (self.config.filter_groups or head_dim)
+
+    @property
+    def reach(self) -> int | None:
+        """As in the base class, with a single block and only the past: other convolutions count as long."""
+        is_plain = self.config.n_blocks == 1 and not self.config.bidirectional
+        return self.config.filter.reach if is_plain else None
+
+    @property
+    def short_shape(self) -> tuple[int, int]:
+        """Channels C and taps K of the short FIR, if there is one."""
+        return self.short_taps.shape if self.config.short_filter_len else NO_SHORT_FIR
+
+    @property
     def block_len(self) -> int | None:
         """Steps of a block that is convolved by itself; None where the sequence is one block."""
         return None if self.config.n_blocks == 1 else self.max_len // self.config.n_blocks
 
     def filters(self, length: int) -> tuple[jax.Array, jax.Array | None]:
-        """The filters [F, w, length]; and if bidirectional, F filters of the future."""
+        """The filters [F, w / J, length]; and if bidirectional, F filters of the future."""
         h = self.filter(length)
         future = h[self.n_filters :] if self.config.bidirectional else None
         return h[: self.n_filters], future
@@ -111,7 +146,9 @@ class Hyena(LongConvolutionMixer):
     def mix(
         self, x: jax.Array, convolutions: Convolutions, deterministic: bool
     ) -> tuple[jax.Array, Convolutions]:
-        parts, convolutions = convolutions.short(self.in_proj(x), self.short_taps, self.short_bias)
+        parts = self.in_proj(x)
+        if self.config.short_filter_len:
+            parts, convolutions = convolutions.short(parts, self.short_taps, self.short_bias)
         *gates, v = parts
         v = convolutions.masked(v)
         gate_first = self.config.gating == "gate_first"

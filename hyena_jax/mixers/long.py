@@ -1,7 +1,8 @@
 """The base class of the mixers with long convolutions, and their decoding state.
 
 Axes: B batch, L length, T new tokens, S the capacity of a state in tokens, C channels and K taps of the short
-FIR, F long filters, G groups of channels that share filters, w channels of a group, W = G w, n modes.
+FIR, F long filters, M taps of filters with few taps, G groups of channels that share filters, w channels of a
+group, W = G w, J neighbouring channels of a group that share a filter, n modes.
 
 Such a mixer writes its `setup` and one method,
 
@@ -13,11 +14,13 @@ the first axis, [W, B, T] (`hyena_jax.ops.dense` says why); in a state the batch
 state.
 
 The memory of a long convolution depends on its filter. A filter that is the impulse response of a small
-recurrence (`modal`, `s4d`) decodes as that recurrence, in constant time and memory per token:
-`hyena_jax.ops.modal_conv`. Any other filter needs all earlier inputs: `hyena_jax.ops.online_conv`.
+recurrence (`modal`, `real_modal`, `s4d`) decodes as that recurrence, in constant time and memory per token:
+`hyena_jax.ops.modal_conv`. A filter of few taps (`short`) needs the last inputs, and can keep documents
+apart: `hyena_jax.ops.few_taps`. Any other filter needs all earlier inputs: `hyena_jax.ops.online_conv`.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
 import flax.linen as nn
@@ -36,21 +39,25 @@ from hyena_jax.mixers.inputs import (
     is_real,
     refuse_segments,
 )
-from hyena_jax.ops import modal_conv, online_conv
+from hyena_jax.ops import few_taps, modal_conv, online_conv
+from hyena_jax.ops.documents import documents
+from hyena_jax.ops.few_taps import FewTaps
 from hyena_jax.ops.long_conv import Convolution, blockwise_conv, default_method
 from hyena_jax.ops.online_conv import FilterTaps, History, OnlineConvolution
-from hyena_jax.ops.sequence_parallel import on_whole_length, short_convolution
+from hyena_jax.ops.sequence_parallel import few_taps_conv, on_whole_length, short_convolution
 from hyena_jax.ops.sequence_shards import shard_axis, sharded
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
 
 # The name by which `jax.checkpoint` policies know the filters of the parallel form.
 FILTER = "filter"
+# Channels and taps where no short FIR comes first.
+NO_SHORT_FIR = (0, 1)
 
 
 class SharedFilters(NamedTuple):
     """The part of a state that all rows share: filters, with the skips added to lag 0, and tokens seen []."""
 
-    filters: FilterTaps | Modes
+    filters: FilterTaps | FewTaps | Modes
     position: jax.Array
 
 
@@ -61,8 +68,9 @@ class LongState(NamedTuple):
       shared: see `SharedFilters`.
       first: the position of each row's first token, int32 [B].
       short_history: the last inputs of the short FIR, [B, C, K-1].
-      long_memory: for each long filter, with `FilterTaps` its inputs [B, S, W], float32; with `Modes` the
-        state of its recurrence [B, W, n], complex64.
+      long_memory: for each long filter, with `FilterTaps` its inputs [B, S, W], float32; with `FewTaps` its
+        last inputs [B, W, M-1], float32; with `Modes` the state of its recurrence [B, W, n], complex64, or
+        float32 where the modes are real.
       later: None unless tiles are open; see `online_conv.History`.
     """
 
@@ -98,10 +106,13 @@ class ParallelConvolutions(NamedTuple):
     """Convolutions of a whole sequence, without memory.
 
     Attributes:
-      h: filters [F, w, L].
+      h: filters [F, w / J, L], or filters of few taps [F, w / J, M].
       skip: weights of the convolutions' own inputs [F, w], or None.
-      future: filters of the reversed sequence [F, w, L], whose output is added, or None.
+      future: filters of the reversed sequence [F, w / J, L], whose output is added, or None.
+      has_few_taps: whether h has few taps; `future` and `block_len` are then None.
+      segment_ids: the numbers of documents [B, L], or None; only with few taps.
       block_len: steps of a block that is convolved by itself; None: the sequence is one block.
+      n_shared: J.
       sequence_axis: mesh axis over which L is sharded, or None.
       method: the form of the long convolutions.
     """
@@ -109,7 +120,10 @@ class ParallelConvolutions(NamedTuple):
     h: jax.Array
     skip: jax.Array | None
     future: jax.Array | None
+    has_few_taps: bool
+    segment_ids: jax.Array | None
     block_len: int | None
+    n_shared: int
     sequence_axis: str | None
     method: Convolution
 
@@ -117,14 +131,32 @@ class ParallelConvolutions(NamedTuple):
         return x
 
     def short(self, parts: list[jax.Array], taps: jax.Array, bias: jax.Array) -> tuple[list[jax.Array], Self]:
-        def local(part: jax.Array, taps: jax.Array, bias: jax.Array, axis_name: str | None) -> jax.Array:
-            return short_convolution(part, taps, bias, None, -1, axis_name)
+        def local(
+            part: jax.Array,
+            taps: jax.Array,
+            bias: jax.Array,
+            segment_ids: jax.Array | None,
+            axis_name: str | None,
+        ) -> jax.Array:
+            return short_convolution(part, taps, bias, segment_ids, -1, axis_name)
 
-        convolve = sharded(local, self.sequence_axis, ("WBL", "KW11", "W11"), "WBL")
+        convolve = sharded(local, self.sequence_axis, ("WBL", "KW11", "W11", "BL"), "WBL")
         channels = _of_parts(len(parts), taps, bias)
-        return [convolve(part, *of_part) for part, of_part in zip(parts, channels, strict=True)], self
+        return [
+            convolve(part, *of_part, self.segment_ids) for part, of_part in zip(parts, channels, strict=True)
+        ], self
 
     def long(self, u: jax.Array, o: int) -> tuple[jax.Array, Self]:
+        return (self._few_taps(u, o) if self.has_few_taps else self._long(u, o)), self
+
+    def _few_taps(self, u: jax.Array, o: int) -> jax.Array:
+        h, skip = self.h[o], None if self.skip is None else self.skip[o]
+        convolve = partial(few_taps_conv, method=self.method)
+        convolve = sharded(convolve, self.sequence_axis, ("GWBL", "WK", "W", "BL"), "GWBL")
+        groups = u.reshape(-1, len(h) * self.n_shared, *u.shape[1:])
+        return convolve(groups, h, skip, self.segment_ids).reshape(u.shape)
+
+    def _long(self, u: jax.Array, o: int) -> jax.Array:
         skip, future = (None if x is None else x[o] for x in (self.skip, self.future))
         # Each device evaluates the filters at its shard of the lags; `sharded` then shards channels instead.
         h, future = (x if x is None else shard_axis(x, self.sequence_axis, -1) for x in (self.h[o], future))
@@ -142,7 +174,8 @@ class ParallelConvolutions(NamedTuple):
             return on_whole_length(convolve, u, axis_name)
 
         convolve = sharded(local, self.sequence_axis, ("GWBL", "CT", "C", "CT"), "GWBL")
-        return convolve(u.reshape(-1, len(h), *u.shape[1:]), h, skip, future).reshape(u.shape), self
+        groups = u.reshape(-1, len(h) * self.n_shared, *u.shape[1:])
+        return convolve(groups, h, skip, future).reshape(u.shape)
 
 
 class OnlineConvolutions(NamedTuple):
@@ -210,13 +243,23 @@ class LongConvolutionMixer(nn.Module):
 
     @staticmethod
     def is_unbounded(config: MixerConfig) -> bool:
-        """Whether the filter decodes as a recurrence, so that decoding may continue beyond max_len."""
-        return is_recurrent(config.filter)
+        """Whether the state does not grow, so that decoding may continue beyond max_len."""
+        return is_recurrent(config.filter) or config.filter.reach is not None
 
     @property
     def width(self) -> int:
         """W, the channels of a long convolution."""
         return self.d_model
+
+    @property
+    def n_shared(self) -> int:
+        """J, neighbouring channels that share a filter."""
+        return 1
+
+    @property
+    def reach(self) -> int | None:
+        """M, where the filters have few taps; None where the convolutions are long."""
+        return self.config.filter.reach
 
     @property
     def block_len(self) -> int | None:
@@ -234,7 +277,7 @@ class LongConvolutionMixer(nn.Module):
         return self.short_taps.shape
 
     def filters(self, length: int) -> tuple[jax.Array, jax.Array | None]:
-        """The filters [F, w, length], and the filters of the future or None."""
+        """The filters [F, w / J, length], and the filters of the future or None."""
         return self.filter(length), None
 
     def mix(
@@ -246,18 +289,27 @@ class LongConvolutionMixer(nn.Module):
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
     ) -> jax.Array:
-        """y [B, L, D] of x [B, L, D].
+        """y [B, L, D] of x [B, L, D]; with few taps, each run of equal segment_ids [B, L] is a document.
 
         Raises:
-          ValueError: for a wrong rank, width or length of x; and with segment_ids, since a long filter
-            reaches across document boundaries.
+          ValueError: for a wrong rank, width or length of x; and with segment_ids, if a long filter would
+            reach across document boundaries.
         """
-        check_input(x, self.d_model, self.max_len)
-        refuse_segments(segment_ids)
-        h, future = self.filters(x.shape[1])
-        h = checkpoint_name(h, FILTER)
+        check_input(x, self.d_model, self.max_len, segment_ids)
+        length, reach = x.shape[1], self.reach
+        if reach is None or not self.config.causal:
+            refuse_segments(segment_ids)
+        h, future = self.filters(length if reach is None else min(length, reach))
         convolutions = ParallelConvolutions(
-            h, self.skips, future, self.block_len, self.sequence_axis, default_method(self.platform)
+            h=checkpoint_name(h, FILTER),
+            skip=self.skips,
+            future=future,
+            has_few_taps=reach is not None,
+            segment_ids=None if segment_ids is None else documents(segment_ids).number,
+            block_len=self.block_len,
+            n_shared=self.n_shared,
+            sequence_axis=self.sequence_axis,
+            method=default_method(self.platform),
         )
         return self.mix(x, convolutions, deterministic)[0]
 
@@ -269,12 +321,16 @@ class LongConvolutionMixer(nn.Module):
         """
         check_causal(self.config)
         check_state_length(max_len, self.max_len)
-        if self.is_unbounded(self.config):
-            modes = self.filter.recurrence()
+        if self.reach is not None:
+            h = self._by_channel(self.filters(self.reach)[0])
+            filters, memory = few_taps.empty(h, self.skips, batch_size, self.width)
+            dtype = h.dtype
+        elif self.is_unbounded(self.config):
+            modes = jax.tree.map(self._by_channel, self.filter.recurrence())
             filters, memory = modal_conv.empty(modes, self.skips, batch_size, self.width)
             dtype = filters.lag_zero.dtype
         else:
-            h, _ = self.filters(max_len)
+            h = self._by_channel(self.filters(max_len)[0])
             filters, memory = online_conv.empty(h, self.skips, batch_size, self.width, self.block_len)
             dtype = h.dtype
         return LongState(
@@ -299,6 +355,8 @@ class LongConvolutionMixer(nn.Module):
         filters = state.shared.filters
         if isinstance(filters, Modes):
             convolve = modal_conv.prefill(filters, state.long_memory)
+        elif isinstance(filters, FewTaps):
+            convolve = few_taps.prefill(filters, state.long_memory)
         else:
             room = state.long_memory[0].shape[1]
             require(n_tokens <= room, "sequence length", n_tokens, f"in 1..max_len={room}")
@@ -306,15 +364,22 @@ class LongConvolutionMixer(nn.Module):
         return self._continue(state, x, convolve, is_real(lengths, n_tokens))
 
     def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
-        """The next token x [B, D]: O(n) with modes; with a history O(S), or less with tiles."""
+        """The next token x [B, D]: O(n) with modes, O(M) with few taps; with a history O(S), or less with
+        tiles."""
         check_token(x, self.d_model, len(state.first))
         filters = state.shared.filters
         if isinstance(filters, Modes):
             convolve = modal_conv.step(filters, state.long_memory)
+        elif isinstance(filters, FewTaps):
+            convolve = few_taps.step(filters, state.long_memory)
         else:
             convolve = online_conv.step(_history(state))
         state, y = self._continue(state, x[:, None], convolve, None)
         return state, y[:, 0]
+
+    def _by_channel(self, x: jax.Array) -> jax.Array:
+        """x [F, w / J, ...] of filters as [F, w, ...] of channels."""
+        return x if self.n_shared == 1 else jnp.repeat(x, self.n_shared, axis=1)
 
     def _continue(
         self, state: LongState, x: jax.Array, convolve: OnlineConvolution, real: jax.Array | None

@@ -10,10 +10,7 @@ from hyena_jax.config import FIRConfig, S4DConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
-from hyena_jax.mixers.long import Convolutions, LongConvolutionMixer
-
-# Channels and taps where no short FIR comes first.
-NO_SHORT_FIR = (0, 1)
+from hyena_jax.mixers.long import NO_SHORT_FIR, Convolutions, LongConvolutionMixer
 
 
 class FIR(LongConvolutionMixer):

@@ -53,12 +53,12 @@ class Autoencoder(nn.Module):
             self.positions = self.param("positions", init.embedding, (config.max_len, config.d_model))
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, dtype, None, self.layout)
-        self.decoder_norms = [make_norm(config.final_norm, dtype) for _ in range(2)]
+        self.decoder_norms = [make_norm(config.final_norm, dtype, config.norm_eps) for _ in range(2)]
         self.decoder = [
             nn.Dense(config.d_model, dtype=dtype, kernel_init=init.kernel, bias_init=init.bias)
             for _ in range(2)
         ]
-        self.final_norm = make_norm(config.final_norm, dtype)
+        self.final_norm = make_norm(config.final_norm, dtype, config.norm_eps)
         self.head = nn.Dense(config.vocab_size, dtype=dtype, kernel_init=init.kernel, bias_init=init.bias)
 
     def __call__(self, tokens: jax.Array, segment_ids: None = None, deterministic: bool = True) -> jax.Array:

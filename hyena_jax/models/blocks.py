@@ -1,6 +1,8 @@
 """The residual block, for every model. Axes: B batch, L length, T new tokens, D channels."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -33,13 +35,24 @@ REMAT_POLICIES = {
 }
 
 
+# The activations of the gated feed-forward parts.
+GATES = {
+    "geglu": nn.gelu,
+    "geglu_erf": partial(nn.gelu, approximate=False),
+    "swiglu": nn.silu,
+    "bilinear": lambda x: x,
+}
+
+
 class MLP(nn.Module):
     """The feed-forward part: dense -> activation -> dense, or a gated form of it.
 
-    With `geglu`, the hidden layer is gelu_tanh(gate_proj(x)) ⊙ in_proj(x) (Shazeer 2020, arXiv 2002.05202).
+    In gated forms the hidden layer is f(gate_proj(x)) ⊙ in_proj(x), with f the tanh form of GELU for `geglu`,
+    its erf form for `geglu_erf`, SiLU for `swiglu`, and the identity for `bilinear` (Shazeer 2020, arXiv
+    2002.05202).
 
     Attributes:
-      config: its `ffn`, `d_ff`, `init` and `n_layers` count.
+      config: its `ffn`, `ffn_bias`, `d_ff`, `init` and `n_layers` count.
       dtype: of the activations; None follows the input.
     """
 
@@ -57,9 +70,9 @@ class MLP(nn.Module):
                 hidden = nn.gelu(hidden, approximate=True)
             case "relu":
                 hidden = nn.relu(hidden)
-            case "geglu":
+            case gated:
                 gate = self._dense("gate_proj", self.config.d_ff)(x)
-                hidden = nn.gelu(gate, approximate=True) * hidden
+                hidden = GATES[gated](gate) * hidden
         return self._dense("out_proj", x.shape[-1], is_last=True)(hidden)
 
     def _dense(self, name: str, width: int, is_last: bool = False) -> nn.Dense:
@@ -69,7 +82,13 @@ class MLP(nn.Module):
         # The product of all layers but the last is followed by an activation: see `ops.dense`.
         product = None if is_last else dense_dot_general
         return nn.Dense(
-            width, dtype=self.dtype, kernel_init=kernel, bias_init=bias, dot_general=product, name=name
+            width,
+            use_bias=config.ffn_bias,
+            dtype=self.dtype,
+            kernel_init=kernel,
+            bias_init=bias,
+            dot_general=product,
+            name=name,
         )
 
 
@@ -91,9 +110,9 @@ class Block(nn.Module):
       mixer/*: see the mixer.
       mlp_norm/scale [D]: as mixer_norm/scale.
       mlp_norm/bias [D]: only of LayerNorm.
-      mlp/in_proj/kernel [D, d_ff]: the layer before the activation, or in `geglu` the gated one.
-      mlp/in_proj/bias [d_ff]:
-      mlp/gate_proj/kernel [D, d_ff]: only of `geglu`, the layer before the GELU.
+      mlp/in_proj/kernel [D, d_ff]: the layer before the activation, or in gated forms the gated one.
+      mlp/in_proj/bias [d_ff]: with ffn_bias, as the other two biases.
+      mlp/gate_proj/kernel [D, d_ff]: only of gated forms, the layer before the activation.
       mlp/gate_proj/bias [d_ff]:
       mlp/out_proj/kernel [d_ff, D]:
       mlp/out_proj/bias [D]:
@@ -107,7 +126,7 @@ class Block(nn.Module):
 
     def setup(self) -> None:
         model = self.model
-        self.mixer_norm = make_norm(model.norm, self.dtype)
+        self.mixer_norm = make_norm(model.norm, self.dtype, model.norm_eps)
         # Parameters do not depend on the sequence axis, and are made before there is a mesh.
         options = {} if self.is_initializing() else sequence_layout(self.mixer_config, self.sequence_axis)
         mixer = mixer_class(self.mixer_config)
@@ -117,7 +136,7 @@ class Block(nn.Module):
             model.d_model, model.max_len, self.mixer_config, model.n_layers, self.dtype, **options
         )
         if model.ffn != "none":
-            self.mlp_norm = make_norm(model.norm, self.dtype)
+            self.mlp_norm = make_norm(model.norm, self.dtype, model.norm_eps)
             self.mlp = MLP(model, self.dtype)
         self.dropout = nn.Dropout(model.dropout)
 
@@ -180,9 +199,12 @@ def sequence_layout(config: MixerConfig, sequence_axis: str | None) -> dict[str,
 def make_blocks(
     config: ModelConfig, dtype: jnp.dtype | None, sequence_axis: str | None, layout: Layout
 ) -> list[Block]:
-    """The n_layers blocks of a model; the pattern of mixers repeats."""
+    """The n_layers blocks of a model; the pattern of mixers repeats, and the first block has `first_ffn`."""
+    first = config if config.first_ffn is None else replace(config, ffn=config.first_ffn)
     mixers = (config.pattern[i % len(config.pattern)] for i in range(config.n_layers))
-    return [Block(mixer, config, dtype, sequence_axis, layout) for mixer in mixers]
+    return [
+        Block(mixer, config if i else first, dtype, sequence_axis, layout) for i, mixer in enumerate(mixers)
+    ]
 
 
 def apply_blocks(

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hyena_jax.config import LanguageModelConfig, require
 from hyena_jax.initializers import initializers
@@ -35,13 +36,14 @@ class LanguageModel(nn.Module):
       layout: the devices that the model is compiled for.
 
     Parameters:
-      embedding/embedding [V, D]: row i is token i; also the head, transposed, with tied_head.
+      embedding/embedding [P, D]: row i is token i; also the head, transposed, with tied_head. P is V rounded
+        up to a multiple of vocab_multiple; rows from V on have no effect.
       positions [Lmax, D]: row t is added at position t; only with learned_positions.
       blocks_0/*: and so on for n_layers blocks.
       final_norm/scale [D]: of LayerNorm the factor, of RMSNorm the factor less 1.
       final_norm/bias [D]: only of LayerNorm.
-      head/kernel [D, V]: only of an untied head.
-      head/bias [V]: only with head_bias.
+      head/kernel [D, P]: only of an untied head.
+      head/bias [P]: only with head_bias.
     """
 
     config: LanguageModelConfig
@@ -57,17 +59,16 @@ class LanguageModel(nn.Module):
         config = self.config
         dtype = activation_dtype(config)
         init = initializers(config.init, config.n_layers, config.d_model, config.d_model)
-        self.embedding = nn.Embed(
-            config.vocab_size, config.d_model, dtype=dtype, embedding_init=init.embedding
-        )
+        n_rows = -(-config.vocab_size // config.vocab_multiple) * config.vocab_multiple
+        self.embedding = nn.Embed(n_rows, config.d_model, dtype=dtype, embedding_init=init.embedding)
         if config.learned_positions:
             self.positions = self.param("positions", init.embedding, (config.max_len, config.d_model))
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, dtype, self.sequence_axis, self.layout)
-        self.final_norm = make_norm(config.final_norm, dtype)
+        self.final_norm = make_norm(config.final_norm, dtype, config.norm_eps)
         if not config.tied_head:
             self.head = nn.Dense(
-                config.vocab_size,
+                n_rows,
                 use_bias=config.head_bias,
                 dtype=dtype,
                 kernel_init=init.kernel,
@@ -152,7 +153,8 @@ class LanguageModel(nn.Module):
     def _embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         x = self.embedding(tokens)
         if self.config.scale_embedding:
-            x = x * self.config.d_model**0.5
+            scale = self.config.d_model**0.5
+            x = x * (float(np.asarray(scale, jnp.bfloat16)) if self.config.round_embedding_scale else scale)
         if self.config.learned_positions:
             x = x + self.positions[positions].astype(x.dtype)
         return x
@@ -161,6 +163,7 @@ class LanguageModel(nn.Module):
         """Logits float32 [..., V] of the last block's output x [..., D]."""
         x = self.final_norm(x)
         logits = self.embedding.attend(x) if self.config.tied_head else self.head(x)
+        logits = logits[..., : self.config.vocab_size]
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         cap = self.config.soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -323,16 +323,18 @@ def local_attention(
     return o.reshape(batch, -1, *q.shape[2:])[:, :n_queries]
 
 
-def rotary(x: jax.Array, positions: jax.Array, n_turned: int, base: float) -> jax.Array:
+def rotary(x: jax.Array, positions: jax.Array, n_turned: int, base: float, scaling: float = 1.0) -> jax.Array:
     """Rotary positions (Su et al. 2021, arXiv 2104.09864), which make q_t . k_s depend on t - s.
 
     Of the first n = n_turned channels of a head, channels i and i + n/2, i < n/2, are rotated as a pair by
-    the angle positions base^(-2i/n); the other channels stay.
+    the angle positions / scaling base^(-2i/n); the other channels stay.
 
     Args:
       x: queries or keys [B, T, H, d].
       positions: int [T].
       n_turned: an even number, at most d.
+      scaling: by which positions are divided to extend a model's context (Chen et al. 2023, arXiv
+        2306.15595).
 
     Returns:
       [B, T, H, d] in the dtype of x; computed in float32 (float64 stays float64).
@@ -340,7 +342,7 @@ def rotary(x: jax.Array, positions: jax.Array, n_turned: int, base: float) -> ja
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     half = n_turned // 2
     frequencies = base ** (-jnp.arange(half, dtype=dtype) / half)
-    angles = (positions.astype(dtype)[:, None] * frequencies)[:, None]  # [T, 1, n/2]
+    angles = (positions.astype(dtype)[:, None] / scaling * frequencies)[:, None]  # [T, 1, n/2]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     x1, x2 = x[..., :half].astype(dtype), x[..., half:n_turned].astype(dtype)
     turned = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)

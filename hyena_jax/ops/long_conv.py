@@ -75,7 +75,8 @@ def blockwise_conv(
 
     Args:
       u: input [G, w, B, L]; each of the G groups of channels is convolved with the same filters.
-      h: filters [w, >= L]; only the first L taps are used.
+      h: filters [w / J, >= L]; only the first L taps are used. Channels c J .. c J + J - 1 of a group have
+        filter c.
       skip: weights of the input itself, [w].
       block_len: steps of a block; None: the whole sequence is one block.
       future: filters [w, >= L] of the reversed sequence, whose output is added; lag 0 counts in both.
@@ -84,15 +85,19 @@ def blockwise_conv(
     Returns:
       y [G, w, B, L].
     """
-    *channels, batch, length = u.shape
-    taps = min(length, block_len or length)
+    n_groups, width, batch, length = u.shape
+    taps, n_shared = min(length, block_len or length), width // len(h)
     n_blocks = -(-length // taps)
-    u = jnp.pad(u, [(0, 0), (0, 0), (0, 0), (0, n_blocks * taps - length)])
-    u = u.reshape(*channels, batch * n_blocks, taps)
-    y = long_conv(u, h[:, None, :taps], None if skip is None else skip[:, None], method)
+    blocks = jnp.pad(u, [(0, 0), (0, 0), (0, 0), (0, n_blocks * taps - length)])
+    blocks = blocks.reshape(n_groups, len(h), n_shared * batch * n_blocks, taps)
+    shares = n_shared > 1  # channels with a filter in common still have skips of their own
+    y = long_conv(blocks, h[:, None, :taps], None if skip is None or shares else skip[:, None], method)
     if future is not None:
-        y = y + long_conv(u[..., ::-1], future[:, None, :taps], method=method)[..., ::-1]
-    return y.reshape(*channels, batch, -1)[..., :length]
+        y = y + long_conv(blocks[..., ::-1], future[:, None, :taps], method=method)[..., ::-1]
+    y = y.reshape(n_groups, width, batch, -1)[..., :length]
+    if skip is not None and shares:
+        y = y + skip[:, None, None].astype(y.dtype) * u
+    return y
 
 
 def default_method(platform: str | None = None) -> Convolution:

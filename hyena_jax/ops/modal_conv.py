@@ -8,7 +8,6 @@ of a block.
 (Massaroli et al. 2023, arXiv 2310.18780), so that the state x holds earlier inputs only.
 """
 
-from functools import partial
 from math import isqrt
 from typing import NamedTuple
 
@@ -25,7 +24,8 @@ BLOCK = 256
 class Modes(NamedTuple):
     """A filter h_0 = lag_zero [F, w], h_t = Re sum_n weights_n lambda_n^(t-1).
 
-    `weights` R and `log_modes`, which is ln lambda, are complex [F, w, n].
+    `weights` R and `log_modes`, which is ln lambda, are [F, w, n], complex, or real where all modes decay
+    without oscillating.
     """
 
     log_modes: jax.Array
@@ -40,7 +40,7 @@ def modal_taps(modes: Modes, length: int) -> jax.Array:
 
 
 def modal_response(log_modes: jax.Array, weights: jax.Array, length: int) -> jax.Array:
-    """Re sum_n weights_n modes_n^t for t = 0 .. length-1: [..., length] of complex [..., n].
+    """Re sum_n weights_n modes_n^t for t = 0 .. length-1: [..., length] of complex or real [..., n].
 
     With t = K q + r, modes^t is modes^(K q) modes^r: 2 sqrt(L) exponentials per mode instead of L, and the
     sum over n is a matrix product.
@@ -50,8 +50,7 @@ def modal_response(log_modes: jax.Array, weights: jax.Array, length: int) -> jax
     time = jnp.arange(max(step, n_steps)).astype(log_modes.dtype)
     starts = weights[..., None] * jnp.exp(log_modes[..., None] * (step * time[:n_steps]))
     within = jnp.exp(log_modes[..., None] * time[:step])
-    product = partial(jnp.einsum, "...nq,...nr->...qr", precision="highest")
-    taps = product(starts.real, within.real) - product(starts.imag, within.imag)
+    taps = _real_product("...nq,...nr->...qr", starts, within)
     return taps.reshape(*taps.shape[:-2], n_steps * step)[..., :length]
 
 
@@ -109,14 +108,15 @@ def _block(modes: Modes, state: jax.Array, u: jax.Array) -> tuple[jax.Array, jax
     earlier = _real_product("gbwn,wnk->gwbk", state * modes.weights, powers[..., :-1])
     y = long_conv(u, modal_taps(modes, length)[:, None], method=fft_conv) + earlier
     newest_last = powers[..., -2::-1]
-    added = jax.lax.complex(
-        jnp.einsum("gwbk,wnk->gbwn", u, newest_last.real, precision="highest"),
-        jnp.einsum("gwbk,wnk->gbwn", u, newest_last.imag, precision="highest"),
-    )
+    added = jnp.einsum("gwbk,wnk->gbwn", u, newest_last.real, precision="highest")
+    if jnp.iscomplexobj(newest_last):
+        added = jax.lax.complex(added, jnp.einsum("gwbk,wnk->gbwn", u, newest_last.imag, precision="highest"))
     return powers[..., -1] * state + added, y
 
 
 def _real_product(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The real part of an einsum of complex arrays."""
+    """The real part of an einsum of two arrays, both complex or both real."""
     product = jnp.einsum(axes, a.real, b.real, precision="highest")
+    if not jnp.iscomplexobj(a):
+        return product
     return product - jnp.einsum(axes, a.imag, b.imag, precision="highest")

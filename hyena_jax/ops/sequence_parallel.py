@@ -11,6 +11,7 @@ With `axis_name=None` the shard is the whole sequence (l = L), and the function 
     long_conv           all inputs and outputs: an all-to-all from shards of L to shards of C, and one back
     linear_recurrence   the product of the factors and the last state, [B, D] each
     short_conv          the last K - 1 inputs
+    few_taps            the last K - 1 inputs
     local_attention     the last `window` keys and values
     attention           all keys and values
     fastmax             sums of features over keys
@@ -26,10 +27,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops import aft, attention, delta_rule, fastmax, rg_lru, short_conv
+from hyena_jax.ops import aft, attention, delta_rule, fastmax, few_taps, rg_lru, short_conv
 from hyena_jax.ops.attention import Attention
 from hyena_jax.ops.derivatives import linear_solve
 from hyena_jax.ops.linear_recurrence import Recurrence, default_method
+from hyena_jax.ops.long_conv import Convolution
 
 
 def on_whole_length(f: Callable[[jax.Array], jax.Array], u: jax.Array, axis_name: str | None) -> jax.Array:
@@ -83,6 +85,24 @@ def short_convolution(
         segment_ids = jnp.concatenate([before(segment_ids, n, axis, axis_name), segment_ids], axis)
     y = short_conv.short_conv(seen, taps, bias, axis, None, segment_ids)
     return jax.lax.slice_in_dim(y, n, y.shape[axis], axis=axis)
+
+
+def few_taps_conv(
+    u: jax.Array,
+    h: jax.Array,
+    skip: jax.Array | None,
+    segment_ids: jax.Array | None,
+    axis_name: str | None,
+    method: Convolution | None = None,
+) -> jax.Array:
+    """`ops.few_taps.few_taps_conv` of u [G, w, B, l] from the start of the sequence; segment_ids [B, l]."""
+    if axis_name is None:
+        return few_taps.few_taps_conv(u, h, skip, segment_ids, method)
+    n = h.shape[1] - 1
+    seen = jnp.concatenate([before(u, n, 3, axis_name), u], axis=3)
+    if segment_ids is not None:
+        segment_ids = jnp.concatenate([before(segment_ids, n, 1, axis_name), segment_ids], axis=1)
+    return few_taps.few_taps_conv(seen, h, skip, segment_ids, method)[..., n:]
 
 
 def linear_recurrence(axis_name: str | None, run: Recurrence | None = None) -> Recurrence:

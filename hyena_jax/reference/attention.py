@@ -5,7 +5,7 @@ Axes: B batch, L length, D channels, H heads, G heads of keys and values, d head
 
 import numpy as np
 
-from hyena_jax.reference.models import dense
+from hyena_jax.reference.models import dense, norm
 
 
 def softmax_attention(
@@ -39,17 +39,18 @@ def softmax_attention(
     return o
 
 
-def rotary(x: np.ndarray, fraction: float, base: float) -> np.ndarray:
+def rotary(x: np.ndarray, fraction: float, base: float, scaling: float = 1.0) -> np.ndarray:
     """Rotates the first n = fraction d channels of x [B, L, H, d] (Su et al. 2021, arXiv 2104.09864).
 
-    At time t, channels i and i + n/2, as real and imaginary part, are multiplied by e^{j t base^(-2i/n)}.
+    At time t, channels i and i + n/2, as real and imaginary part, are multiplied by
+    e^{j (t / scaling) base^(-2i/n)}.
     """
     x = np.array(x, np.float64)
     half = round(fraction * x.shape[-1]) // 2
     for t in range(x.shape[1]):
         for i in range(half):
             pair = x[:, t, :, i] + 1j * x[:, t, :, i + half]
-            pair = pair * np.exp(1j * t * base ** (-i / half))
+            pair = pair * np.exp(1j * t / scaling * base ** (-i / half))
             x[:, t, :, i], x[:, t, :, i + half] = pair.real, pair.imag
     return x
 
@@ -66,6 +67,10 @@ def attention(
     z = dense(params["qkv_proj"], np.float64(x))
     z = z.reshape(*x.shape[:2], n_heads + 2 * n_kv_heads, x.shape[2] // n_heads)
     q, k, v = np.split(z, [n_heads, n_heads + n_kv_heads], axis=2)
-    q, k = (rotary(part, config.rotary_fraction, config.rotary_base) for part in (q, k))
+    if config.qk_norm_eps is not None:
+        q, k = (
+            norm(params[f"{name}_norm"], z, "rms", config.qk_norm_eps) for name, z in (("q", q), ("k", k))
+        )
+    q, k = (rotary(z, config.rotary_fraction, config.rotary_base, config.rotary_scaling) for z in (q, k))
     o = softmax_attention(q, k, v, segment_ids, config.causal, window)
     return dense(params["out_proj"], o.reshape(x.shape))

@@ -51,6 +51,17 @@ def explicit(params: dict, n_filters: int, length: int, max_len: int, config) ->
     return h[..., :length]
 
 
+def short(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
+    """Free taps under a window exp(-r t), r = logspace over the channels and t = linspace(0, 1, Lmax)."""
+    h = np.zeros((*params["taps"].shape[:2], max_len))
+    h[..., : config.n_taps] = params["taps"]
+    if config.decay is not None:
+        slow, fast = np.log10(config.decay)
+        rates = np.logspace(slow, fast, h.shape[1])
+        h = h * np.exp(-rates[:, None] * np.linspace(0, 1, max_len))
+    return h[..., :length]
+
+
 def fno(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
     """h_t = (1/Lmax) sum_k c_k Re(X_k e^{2 pi i k t / Lmax}); c_k = 2, but 1 for k = 0 and k = Lmax/2."""
     modes = np.float64(params["modes"])
@@ -105,11 +116,36 @@ def modal(params: dict, n_filters: int, length: int, max_len: int, config) -> np
     return h
 
 
+def real_modal(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
+    """sum_n R_n e^{p_n t} with real p < 0 (arXiv 2503.01868)."""
+    pole, residue = -np.exp(np.float64(params["log_rate"])), np.float64(params["residue"])
+    h = np.zeros((*pole.shape[:2], length))
+    for t in range(length):
+        h[..., t] = (residue * np.exp(pole * t)).sum(-1)
+    return h
+
+
 def lookup(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
     """dense(GELU(dense(P_t))), P the table; output d N + o is filter o of channel d."""
     hidden = _dense(np.float64(params["table"]).T, params["dense_0"])
     hidden = hidden * 0.5 * (1 + np.vectorize(math.erf)(hidden / np.sqrt(2)))
     return _by_filter(_dense(hidden, params["dense_1"])[:length], n_filters)
+
+
+def stu(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
+    """sum_k phi_k (M_k + (-1)^t M'_k), phi_k = sigma_k^(1/4) e_k of a Hankel matrix (arXiv 2312.06837)."""
+    i_plus_j = np.add.outer(np.arange(1.0, max_len + 1), np.arange(1.0, max_len + 1))
+    sigma, vectors = np.linalg.eigh(2 / (i_plus_j**3 - i_plus_j))  # ascending
+    weights = np.float64(params["weights"])
+    alternating = {"separate": params.get("alternating_weights"), "shared": weights, "none": 0 * weights}
+    alternating = np.float64(alternating[config.alternating])
+    h = np.zeros((*weights.shape[:2], max_len))
+    for k in range(config.n_vectors):
+        e = vectors[:, -1 - k]
+        phi = sigma[-1 - k] ** 0.25 * e * np.sign(e[np.abs(e).argmax()])  # the sign is free
+        for t in range(max_len):
+            h[..., t] += phi[t] * (weights[..., k] + (-1) ** t * alternating[..., k])
+    return h[..., :length]
 
 
 def positional_features(max_len: int, config) -> np.ndarray:

@@ -25,14 +25,16 @@ ACTIVATIONS = {
 def hyena(params: dict, x: np.ndarray, h: np.ndarray, config, max_len: int) -> np.ndarray:
     """The operator for x [B, L, D] with its filters h [F, W/H, L] (Poli et al. 2023, arXiv 2302.10866).
 
-    With `config.bidirectional` h is [2 F, W/H, L], and its second half acts on the future.
+    With `config.bidirectional` h is [2 F, W/H, L], and its second half acts on the future. With
+    `config.filter_groups` h is [F, filter_groups, L], and each filter serves as many neighbouring channels.
     """
-    z = short_conv(
-        _dense(x, params["in_proj"]).transpose(0, 2, 1), params["short_taps"], params["short_bias"]
-    )
+    z = _dense(x, params["in_proj"]).transpose(0, 2, 1)
+    if config.short_filter_len > 0:
+        z = short_conv(z, params["short_taps"], params.get("short_bias", np.zeros(z.shape[1])))
     *gates, v = np.split(z, config.order + 1, axis=1)  # each [B, W, L]
-    skips = np.float64(params["skip"])
-    n_filters, n_heads = len(skips), config.n_heads
+    n_filters, n_heads = len(h) // (2 if config.bidirectional else 1), config.n_heads
+    h = np.repeat(h, v.shape[1] // n_heads // h.shape[1], axis=1)
+    skips = np.float64(params.get("skip", np.zeros(h.shape[:2])))
 
     def convolve(v: np.ndarray, o: int) -> np.ndarray:
         """Filter o applied to every head, block by block; then the heads are mixed."""
@@ -132,4 +134,4 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 
 def _dense(x: np.ndarray, params: dict) -> np.ndarray:
-    return np.float64(x) @ np.float64(params["kernel"]) + np.float64(params["bias"])
+    return np.float64(x) @ np.float64(params["kernel"]) + np.float64(params.get("bias", 0))

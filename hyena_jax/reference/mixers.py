@@ -6,7 +6,7 @@ Each returns y [B, L, D] for
     params       nested dictionaries of the mixer's module, as NumPy arrays
     x            [B, L, D]
     max_len      Lmax, the length that long filters are defined for
-    segment_ids  [B, L], a different id for each document; mixers with long filters ignore them
+    segment_ids  [B, L], a different id for each document
     long_filter  the oracle of the filter in `config`, for mixers with a long filter
 
 Axes: B batch, L length, D channels, N filters.
@@ -27,6 +27,24 @@ FASTMAX_LEAST_WEIGHT = 1e-3
 GATED_DELTA_LENGTH_EPS = 1e-6
 
 
+def _each_document_alone(oracle):
+    """The oracle, called for each run of equal segment_ids [B, L] by itself."""
+
+    def y(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
+        if (segment_ids == segment_ids[:, :1]).all():
+            return oracle(config, params, x, max_len, segment_ids, long_filter)
+        rows = []
+        for row, ids in zip(x, segment_ids, strict=True):
+            starts = np.flatnonzero(np.diff(ids)) + 1
+            parts = np.split(row[None], starts, axis=1)
+            outputs = [oracle(config, params, part, max_len, None, long_filter) for part in parts]
+            rows.append(np.concatenate(outputs, axis=1))
+        return np.concatenate(rows)
+
+    return y
+
+
+@_each_document_alone
 def hyena(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
     """See `hyena_jax.reference.hyena.hyena`."""
     count = (config.order - (config.gating == "gate_first")) * (1 + config.bidirectional)
@@ -34,29 +52,34 @@ def hyena(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
     return hyena_forms.hyena(params, x, h, config, max_len)
 
 
+@_each_document_alone
 def annotated_hyena(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
     """See `hyena_jax.reference.hyena.annotated_hyena`."""
     h = long_filter(params["filter"], config.order, x.shape[1], max_len, config.filter)
     return hyena_forms.annotated_hyena(params, x, h)
 
 
+@_each_document_alone
 def gated_hyena(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
     """See `hyena_jax.reference.hyena.gated_hyena`."""
     h = long_filter(params["filter"], 1, x.shape[1], max_len, config.filter)
     return hyena_forms.gated_hyena(params, x, h, config.causal)
 
 
+@_each_document_alone
 def h3(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
     """See `hyena_jax.reference.hyena.h3`."""
     h = long_filter(params["filter"], 1, x.shape[1], max_len, config.filter)
     return hyena_forms.h3(params, x, h, config.head_dim)
 
 
+@_each_document_alone
 def s4d(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
     """See `hyena_jax.reference.hyena.s4d`."""
     return hyena_forms.s4d(params, x, long_filter(params["filter"], 1, x.shape[1], max_len, config.filter))
 
 
+@_each_document_alone
 def fir(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
     """See `hyena_jax.reference.hyena.fir`."""
     return hyena_forms.fir(params, x, long_filter(params["filter"], 1, x.shape[1], max_len, config.filter))

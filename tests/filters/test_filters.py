@@ -17,12 +17,16 @@ from hyena_jax.config import (
     ImplicitFilterConfig,
     LookupFilterConfig,
     ModalFilterConfig,
+    RealModalFilterConfig,
     S4DFilterConfig,
+    ShortFilterConfig,
+    STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
-from hyena_jax.filters import FILTERS, build_filter
+from hyena_jax.filters import FILTERS, build_filter, stu
 from hyena_jax.filters.implicit import positional_features
+from hyena_jax.filters.stu import spectral_vectors
 from hyena_jax.filters.window import decay_rates
 from hyena_jax.reference import filters as oracles
 
@@ -42,6 +46,8 @@ CONFIGS = {
     ),
     "explicit": ExplicitFilterConfig(),
     "explicit_5_taps": ExplicitFilterConfig(n_taps=5),
+    "short": ShortFilterConfig(n_taps=5),
+    "short_decaying": ShortFilterConfig(n_taps=5, decay=(0.1, 100.0)),
     "ckconv": CKConvFilterConfig(emb_dim=5, width=8),
     "fno": FNOFilterConfig(),
     "fno_4_modes": FNOFilterConfig(n_modes=4),
@@ -49,14 +55,19 @@ CONFIGS = {
     "s4d": S4DFilterConfig(n_state=8),
     "s4d_inv": S4DFilterConfig(n_state=4, init="inv"),
     "modal": ModalFilterConfig(n_modes=3),
+    "real_modal": RealModalFilterConfig(n_modes=3),
     "lookup": LookupFilterConfig(width=5),
+    "stu": STUFilterConfig(n_vectors=4),
+    "stu_shared": STUFilterConfig(n_vectors=4, alternating="shared"),
+    "stu_plain": STUFilterConfig(n_vectors=4, alternating="none"),
 }
 NAMES = {config_class: name for name, config_class in FILTER_CONFIGS.items()}
 all_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 # Of two filters that differ only in a constant, slow tests run one under the marker `grid`.
+NEAR = ("s4d_inv", "stu_shared", "stu_plain")
 most_configs = pytest.mark.parametrize(
     "config",
-    [pytest.param(c, marks=pytest.mark.grid if name == "s4d_inv" else ()) for name, c in CONFIGS.items()],
+    [pytest.param(c, marks=pytest.mark.grid if name in NEAR else ()) for name, c in CONFIGS.items()],
     ids=CONFIGS.keys(),
 )
 
@@ -129,7 +140,8 @@ def test_equals_its_oracle(config, length):
 @all_configs
 @pytest.mark.parametrize("max_len", lengths(1, 2, 5, 40))
 def test_equals_its_oracle_at_other_lengths(config, max_len):
-    if isinstance(config, TransferFunctionFilterConfig | ExplicitFilterConfig) and max_len < 5:
+    need_lags = TransferFunctionFilterConfig | ExplicitFilterConfig | ShortFilterConfig | STUFilterConfig
+    if isinstance(config, need_lags) and max_len < 5:
         pytest.skip("needs more lags than that")
     _, params = init(config, max_len)
     assert_close(taps(config, max_len)(params, max_len), oracle(config, params, max_len, max_len))
@@ -218,6 +230,28 @@ def test_one_frequency_vector_serves_all_layers():
     assert params["sine_frequency"].shape == (64,)
 
 
+@pytest.mark.parametrize(("max_len", "n_vectors"), [(41, 18), (256, 25)])
+def test_spectral_vectors_are_eigenvectors(max_len, n_vectors, monkeypatch):
+    """Orthogonal ones, of descending eigenvalues; in blocks of rows as at once."""
+    phi = spectral_vectors(max_len, n_vectors)
+    size = np.square(phi).sum(1)  # the roots of the eigenvalues
+    assert np.all(np.diff(size) < 0)
+    i_plus_j = np.add.outer(np.arange(1.0, max_len + 1), np.arange(1.0, max_len + 1))
+    z = 2 / (i_plus_j**3 - i_plus_j)
+    np.testing.assert_allclose(z @ phi.T, size**2 * phi.T, rtol=0, atol=1e-11)
+    vectors = phi / size[:, None] ** 0.5
+    np.testing.assert_allclose(vectors @ vectors.T, np.eye(n_vectors), atol=1e-6)
+    monkeypatch.setattr(stu, "ROWS", 7)
+    np.testing.assert_allclose(spectral_vectors.__wrapped__(max_len, n_vectors), phi, rtol=0, atol=1e-10)
+
+
+def test_with_shared_weights_odd_lags_vanish():
+    config = STUFilterConfig(n_vectors=4, alternating="shared")
+    h = np.asarray(taps(config)(init(config)[1], MAX_LEN))
+    assert not h[..., 1::2].any()
+    assert h[..., ::2].all()
+
+
 def test_a_transfer_function_wraps_round():
     """Its taps are sums of the true impulse response over t, t + Lmax, t + 2 Lmax, ..."""
     config, max_len = TransferFunctionFilterConfig(n_state=2), 11
@@ -248,10 +282,14 @@ def test_a_modal_filter_is_stable_however_far_its_parameters_go():
     [
         (WindowedFilterConfig(), "taps", 0, 1),
         (ExplicitFilterConfig(), "taps", 0, 256**-0.5),
+        (ShortFilterConfig(), "taps", 0, 7**-0.5 / 3**0.5),
+        (ShortFilterConfig(deviation=0.2), "taps", 0, 0.2),
+        (RealModalFilterConfig(), "residue", 0, 0.1 / 4),
         (TransferFunctionFilterConfig(), "lag_zero", 0, 1),
         (S4DFilterConfig(), "c", 0, 0.5**0.5),
         (S4DFilterConfig(), "log_dt", np.log(1e-2), np.log(100) / 12**0.5),
         (ModalFilterConfig(), "angle", np.pi / 2, np.pi / 12**0.5),
+        (STUFilterConfig(), "alternating_weights", 0, (2 / (16 + 128)) ** 0.5),
         (LookupFilterConfig(), "table", 0, 1),
         (LookupFilterConfig(), "dense_0/kernel", 0, 64**-0.5 / 3**0.5),
         (LookupFilterConfig(), "dense_1/bias", 0, 128**-0.5 / 3**0.5),
@@ -279,6 +317,9 @@ def test_initial_constants():
     params = initial(WindowedFilterConfig())
     assert not params["shift"].any()
     np.testing.assert_allclose(params["decay"], decay_rates(WindowedFilterConfig(), D), rtol=1e-6)
+    rate = np.exp(initial(RealModalFilterConfig(min_rate=0.1, max_rate=0.2))["log_rate"])
+    assert rate.min() >= 0.1 - 1e-6
+    assert rate.max() <= 0.2 + 1e-6
     params = initial(ModalFilterConfig())
     radius = np.exp(-np.exp(params["log_decay"]))
     assert radius.min() >= 0.9 - 1e-6
@@ -289,7 +330,10 @@ def test_initial_constants():
     ("config", "message"),
     [
         (ExplicitFilterConfig(n_taps=42), "n_taps must be at most max_len=41, got 42"),
+        (ShortFilterConfig(n_taps=42), "n_taps must be at most max_len=41, got 42"),
         (TransferFunctionFilterConfig(n_state=41), "n_state must be below max_len=41, got 41"),
+        (STUFilterConfig(n_vectors=42), "n_vectors must be at most max_len=41, got 42"),
+        (STUFilterConfig(n_vectors=19), "n_vectors must be at most 18 with max_len=41, got 19"),
     ],
 )
 def test_what_does_not_fit_is_refused(config, message):

@@ -27,6 +27,8 @@ EVERY = CASES | OPTIONS
 CHECKED_IN_PARTS = {
     *(f"hyena_{name}_filter" for name in FILTERS if name != "modal"),
     *("aft_simple_torch", "attention_1_head", "attention_grouped", "local_attention_window_beyond_length"),
+    *("hyena_groups_in_heads", "hyena_short_in_blocks"),
+    *(f"{name}_short" for name in ("annotated_hyena", "gated_hyena", "h3", "s4d", "fir")),
     *("fastmax_p1", "fastmax_bidirectional_quadratic", "hawk_ring_a_to_c"),
 }
 MODES = (jax.jacfwd, jax.jacrev)
@@ -215,7 +217,9 @@ def test_what_reads_ahead_has_no_state(name):
         bound.init_state(1, 5)
 
 
-@over_cases(DECODED, outside_grid=[*CASES, "hyena_modal_filter", "attention_rotary"])
+@over_cases(
+    DECODED, outside_grid=[*CASES, "hyena_modal_filter", "hyena_medium", "hyena_long", "attention_rotary"]
+)
 def test_prefill_and_steps_equal_the_parallel_form(name):
     check_decoding(name, OPTION_LENGTH if name in CASES else 7, (0, 3))
 

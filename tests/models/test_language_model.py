@@ -55,6 +55,32 @@ VARIANTS = {
         CONFIG, ffn="gelu", final_norm="none", tied_head=False, head_bias=True, init="torch"
     ),
     "untied_head": dataclasses.replace(CONFIG, ffn="relu", tied_head=False, init="xavier"),
+    # Eps large enough to be seen.
+    "striped_hyena_2": dataclasses.replace(
+        CONFIG,
+        norm="rms_eps_outside",
+        final_norm="rms_eps_outside",
+        norm_eps=0.1,
+        ffn="bilinear",
+        first_ffn="geglu_erf",
+        ffn_bias=False,
+        tied_head=False,
+        head_bias=True,
+        vocab_multiple=4,
+        learned_positions=False,
+    ),
+    "lfm2": dataclasses.replace(
+        CONFIG,
+        norm="rms",
+        final_norm="rms",
+        norm_eps=0.1,
+        ffn="swiglu",
+        ffn_bias=False,
+        vocab_multiple=8,
+        scale_embedding=True,
+        round_embedding_scale=True,
+        learned_positions=False,
+    ),
 }
 over_variants = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 
@@ -132,6 +158,17 @@ def test_rows_of_different_lengths_equal_separate_runs(name):
         assert_close(actual, expected[row, : length + 1])
 
 
+def test_a_padded_vocabulary_has_rows_without_effect():
+    config = VARIANTS["lfm2"]
+    params = init(config)
+    assert params["embedding"]["embedding"].shape == (24, 8)
+    assert init(VARIANTS["striped_hyena_2"])["head"]["kernel"].shape == (8, 20)
+    logits = logits_of(params, TOKENS, config)
+    assert logits.shape == (2, 13, 17)
+    params["embedding"]["embedding"] = params["embedding"]["embedding"].at[17:].set(np.nan)
+    np.testing.assert_array_equal(logits_of(params, TOKENS, config), logits)
+
+
 def test_the_soft_cap_bounds_the_logits():
     config = VARIANTS["griffin"]
     params = init(config)
@@ -194,7 +231,9 @@ def test_remat_changes_nothing_but_memory(policy):
         assert_close(a, b)
 
 
-@pytest.mark.parametrize("name", ["griffin", "untied_head_with_bias", *in_grid("pre_norm")])
+@pytest.mark.parametrize(
+    "name", ["griffin", "untied_head_with_bias", *in_grid("pre_norm", "striped_hyena_2", "lfm2")]
+)
 def test_bfloat16_activations_keep_float32_parameters_and_logits(name):
     config = VARIANTS[name]
     half = dataclasses.replace(config, dtype="bfloat16")
@@ -205,7 +244,7 @@ def test_bfloat16_activations_keep_float32_parameters_and_logits(name):
     assert_close(logits, logits_of(params, TOKENS, config), "bfloat16")
 
 
-@pytest.mark.parametrize("name", ["griffin", "untied_head_with_bias"])
+@pytest.mark.parametrize("name", ["griffin", "untied_head_with_bias", *in_grid("striped_hyena_2", "lfm2")])
 def test_float64_stays_float64(name):
     config = dataclasses.replace(VARIANTS[name], pattern=(HyenaConfig(filter=FILTER),), n_layers=1)
     params = init(config)

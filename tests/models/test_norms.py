@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,11 +7,13 @@ import pytest
 from derivative_modes import check_modes
 from tolerances import DIFFERENCE_TOLERANCE, assert_close
 
-from hyena_jax.models.norms import RMSNorm, make_norm
+from hyena_jax.mixers.norms import RMSNorm
+from hyena_jax.models.norms import make_norm
 from hyena_jax.reference import models as reference
 
 X = np.random.default_rng(0).standard_normal((2, 3, 7))
 SCALE = np.random.default_rng(1).standard_normal(7)
+RMS = ("rms", "rms_eps_outside")
 
 
 def test_rms_norm_starts_with_factor_one_and_unit_mean_square():
@@ -20,28 +24,40 @@ def test_rms_norm_starts_with_factor_one_and_unit_mean_square():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_rms_norm_equals_its_oracle(dtype):
+@pytest.mark.parametrize("name", RMS)
+@pytest.mark.parametrize("eps", [None, 0.1])
+def test_rms_norm_equals_its_oracle(name, eps, dtype):
     with jax.enable_x64(dtype == "float64"):
-        y = RMSNorm().apply({"params": {"scale": jnp.asarray(SCALE, dtype)}}, jnp.asarray(X, dtype))
+        params = {"params": {"scale": jnp.asarray(SCALE, dtype)}}
+        y = make_norm(name, None, eps).apply(params, jnp.asarray(X, dtype))
     assert y.dtype == dtype
-    assert_close(y, reference.norm({"scale": SCALE}, X, "rms"))
+    assert_close(y, reference.norm({"scale": SCALE}, X, name, eps))
 
 
-def test_rms_norm_gradients_equal_central_differences_of_the_oracle():
+@pytest.mark.parametrize("eps", [1e-5, 0.1])
+def test_layer_norm_equals_its_oracle(eps):
+    params = {"scale": jnp.float32(SCALE), "bias": jnp.float32(SCALE[::-1])}
+    y = make_norm("layer", None, eps).apply({"params": params}, jnp.float32(X))
+    assert_close(y, reference.norm(jax.device_get(params), X, "layer", eps))
+
+
+@pytest.mark.parametrize("name", RMS)
+def test_rms_norm_gradients_equal_central_differences_of_the_oracle(name):
     weight, direction = np.random.default_rng(2).standard_normal((2, *X.shape))
+    norm = make_norm(name, None)
 
     def oracle(x):
-        return (weight * reference.norm({"scale": SCALE}, x, "rms")).sum()
+        return (weight * reference.norm({"scale": SCALE}, x, name)).sum()
 
     with jax.enable_x64(True):
         params = {"scale": jnp.asarray(SCALE)}
-        grad = jax.grad(lambda x: (weight * RMSNorm().apply({"params": params}, x)).sum())(jnp.asarray(X))
+        grad = jax.grad(lambda x: (weight * norm.apply({"params": params}, x)).sum())(jnp.asarray(X))
         grad = np.asarray(grad)
     expected = (oracle(X + 1e-6 * direction) - oracle(X - 1e-6 * direction)) / 2e-6
     assert np.sum(grad * direction) == pytest.approx(expected, rel=DIFFERENCE_TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["layer", "rms", "none"])
+@pytest.mark.parametrize("name", ["layer", *RMS, "none"])
 def test_derivatives_in_both_modes(name):
     with jax.enable_x64(True):
         norm = make_norm(name, None)
@@ -52,19 +68,28 @@ def test_derivatives_in_both_modes(name):
             check_modes(lambda args: norm.apply(*args), (params, X), is_thorough=True)
 
 
-@jax.jit
-def value_and_gradient(x):
-    return jax.value_and_grad(lambda x: RMSNorm().apply({"params": {"scale": jnp.zeros(7)}}, x).sum())(x)
+@partial(jax.jit, static_argnums=(1, 2))
+def value_and_gradient(x, name, eps):
+    norm = make_norm(name, None, eps)
+    return jax.value_and_grad(lambda x: norm.apply({"params": {"scale": jnp.zeros(7)}}, x).sum())(x)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e18])
-def test_rms_norm_is_finite_at_extremes(size):
-    y, grad = value_and_gradient(np.float32(size * X))
+@pytest.mark.parametrize("name", RMS)
+@pytest.mark.parametrize("eps", [None, 1e-20])
+def test_rms_norm_is_finite_at_extremes(name, eps, size):
+    y, grad = value_and_gradient(np.float32(size * X), name, eps)
     assert np.isfinite(y)
     assert np.isfinite(grad).all()
 
 
-@pytest.mark.parametrize("name", ["layer", "rms"])
+def test_with_eps_outside_the_root_zeros_have_the_gradient_of_their_neighbourhood():
+    for size in (0.0, 1e-15):
+        _, grad = value_and_gradient(np.float32(size * X), "rms_eps_outside", 1e-3)
+        assert_close(grad, np.full(X.shape, 1e3))
+
+
+@pytest.mark.parametrize("name", ["layer", *RMS])
 def test_statistics_of_bfloat16_are_float32(name):
     x = jnp.asarray(300 + X, jnp.bfloat16)
     norm = make_norm(name, jnp.bfloat16)

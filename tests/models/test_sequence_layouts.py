@@ -32,6 +32,8 @@ from hyena_jax.config import (
     LanguageModelConfig,
     LocalAttentionConfig,
     Mamba2Config,
+    RealModalFilterConfig,
+    ShortFilterConfig,
 )
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
 
@@ -54,6 +56,11 @@ CONFIG = LanguageModelConfig(
 )
 OTHERS = {
     "hyena": HyenaConfig(order=3, gating="conv_first", n_heads=2, n_blocks=2, filter=FILTER),
+    "hyena_short": HyenaConfig(filter=ShortFilterConfig(5), filter_groups=2, short_bias=False),
+    "hyena_in_groups": HyenaConfig(
+        filter=RealModalFilterConfig(2), filter_groups=4, in_bias=False, skip=False
+    ),
+    "hyena_lfm2": HyenaConfig(filter=ShortFilterConfig(3), short_filter_len=0, skip=False, out_bias=False),
     "gated_hyena": GatedHyenaConfig(),
     "h3": H3Config(head_dim=2, n_taps=5),
     "s4d": MIXER_CONFIGS["s4d"](),

@@ -9,7 +9,7 @@ from derivative_modes import check_modes
 from jax.sharding import Mesh
 from tolerances import assert_close
 
-from hyena_jax.ops import aft, attention, fastmax, rg_lru, sequence_parallel, short_conv
+from hyena_jax.ops import aft, attention, fastmax, few_taps, rg_lru, sequence_parallel, short_conv
 from hyena_jax.ops.linear_recurrence import linear_recurrence
 from hyena_jax.ops.long_conv import long_conv
 from hyena_jax.ops.sequence_shards import over_shards
@@ -74,6 +74,24 @@ def test_short_conv(n_taps, ids):
 
     args = normal(BATCH, 2, LENGTH), normal(n_taps, 2, 1), normal(2, 1), ids
     check(whole, local, ("BDL", "KD1", "D1", "B1L"), "BDL", *args)
+
+
+@pytest.mark.parametrize(
+    ("n_taps", "ids"),
+    [
+        (3, None),
+        (8, IDS),
+        *[pytest.param(n, ids, marks=pytest.mark.sequence) for n, ids in ((8, None), (40, None), (1, IDS))],
+    ],
+)
+def test_few_taps(n_taps, ids):
+    """Also with taps that reach over several devices, or over all."""
+
+    def local(u, h, skip, ids):
+        return sequence_parallel.few_taps_conv(u, h, skip, ids, AXIS)
+
+    args = normal(2, 4, BATCH, LENGTH), normal(2, n_taps), normal(4), ids
+    check(few_taps.few_taps_conv, local, ("GWBL", "DK", "W", "BL"), "GWBL", *args)
 
 
 @pytest.mark.parametrize(

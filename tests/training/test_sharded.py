@@ -134,7 +134,7 @@ def test_every_optimizer_trains_on_a_mesh_as_on_one_device(name):
 @pytest.mark.scale
 @pytest.mark.parametrize("name", FILTER_CONFIGS)
 def test_every_filter_trains_on_a_mesh_as_on_one_device(name):
-    options = {"transfer_function": {"n_state": 8}}.get(name, {})
+    options = {"transfer_function": {"n_state": 8}, "stu": {"n_vectors": 4}}.get(name, {})
     pattern = (HyenaConfig(filter=FILTER_CONFIGS[name](**options)),)
     model_config = dataclasses.replace(CONFIG, pattern=pattern, n_layers=1)
     found = losses(sharded(1, 2, 2), model_config)

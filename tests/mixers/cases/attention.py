@@ -22,9 +22,22 @@ OPTIONS = {
     "attention_without_biases": attention_case(
         AttentionConfig(2, qkv_bias=False, out_bias=False, init="xavier")
     ),
+    "attention_qk_norm": attention_case(
+        # Eps large enough to be seen.
+        AttentionConfig(2, n_kv_heads=1, qk_norm_eps=0.1, rotary_fraction=0.5, rotary_scaling=3.0)
+    ),
     "attention_bidirectional": attention_case(AttentionConfig(2, rotary_fraction=0.5, causal=False)),
     "local_attention_grouped": attention_case(
-        LocalAttentionConfig(4, n_kv_heads=2, rotary_fraction=1.0, qkv_bias=True, out_bias=False, window=1)
+        LocalAttentionConfig(
+            4,
+            n_kv_heads=2,
+            rotary_fraction=1.0,
+            rotary_scaling=4.0,
+            qk_norm_eps=1e-5,
+            qkv_bias=True,
+            out_bias=False,
+            window=1,
+        )
     ),
     "local_attention_window_beyond_length": attention_case(
         LocalAttentionConfig(2, n_kv_heads=None, rotary_fraction=0.0, window=200)

@@ -38,7 +38,8 @@ def make_case(config: MixerConfig, letters: dict[str, int], max_len: int = MAX_L
     def resets(params, x, segment_ids):
         return mixer_oracle(config)(params, x, max_len, segment_ids)
 
-    knows_documents = not hasattr(config, "filter")
+    has_few_taps = hasattr(config, "filter") and config.filter.reach and getattr(config, "n_blocks", 1) == 1
+    knows_documents = not hasattr(config, "filter") or has_few_taps
     return Case(
         config, oracle, letters, resets=resets if knows_documents else None, max_len=max_len, **special
     )

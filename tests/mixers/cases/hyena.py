@@ -14,8 +14,11 @@ from hyena_jax.config import (
     ImplicitFilterConfig,
     LookupFilterConfig,
     ModalFilterConfig,
+    RealModalFilterConfig,
     S4DConfig,
     S4DFilterConfig,
+    ShortFilterConfig,
+    STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
@@ -24,16 +27,21 @@ IMPLICIT = ImplicitFilterConfig(emb_dim=5, width=8)
 FILTERS = {
     "windowed": WindowedFilterConfig(),
     "explicit": ExplicitFilterConfig(n_taps=9),
+    "short": ShortFilterConfig(n_taps=3),
     "ckconv": CKConvFilterConfig(emb_dim=5, width=8),
     "fno": FNOFilterConfig(n_modes=8),
     "transfer_function": TransferFunctionFilterConfig(n_state=2),
     "s4d": S4DFilterConfig(n_state=4),
     "modal": ModalFilterConfig(n_modes=3),
+    "real_modal": RealModalFilterConfig(n_modes=3),
     "lookup": LookupFilterConfig(width=5),
+    "stu": STUFilterConfig(n_vectors=4),
 }
 
 
-def hyena_case(filter_config: FilterConfig = IMPLICIT, max_len: int = MAX_LEN, **options) -> Case:
+def hyena_case(
+    filter_config: FilterConfig = IMPLICIT, max_len: int = MAX_LEN, exactly_causal: bool = False, **options
+) -> Case:
     config = HyenaConfig(filter=filter_config, **options)
     letters = {
         "N": config.order,
@@ -42,7 +50,7 @@ def hyena_case(filter_config: FilterConfig = IMPLICIT, max_len: int = MAX_LEN, *
         "K": config.short_filter_len,
         "W": config.inner_factor * D,
     }
-    return make_case(config, letters, max_len, exactly_causal=False)
+    return make_case(config, letters, max_len, exactly_causal=exactly_causal)
 
 
 def annotated_case(config: AnnotatedHyenaConfig) -> Case:
@@ -62,8 +70,13 @@ def plain_case(config: S4DConfig | FIRConfig) -> Case:
     return make_case(config, {}, exactly_causal=False)
 
 
+# The forms of StripedHyena 2 have neither a bias before their gates nor, with 7 taps, a skip.
+STRIPED = {"in_bias": False, "short_bias": False}
 CASES = {
     "hyena": hyena_case(),
+    "hyena_short": hyena_case(
+        ShortFilterConfig(), exactly_causal=True, filter_groups=4, skip=False, **STRIPED
+    ),
     "annotated_hyena": annotated_case(AnnotatedHyenaConfig()),
     "gated_hyena": gated_case(GatedHyenaConfig(filter=LookupFilterConfig(width=5))),
     "h3": h3_case(H3Config(n_taps=5, filter=S4DFilterConfig(n_state=4))),
@@ -82,7 +95,27 @@ OPTIONS = {
     "hyena_blocks": hyena_case(n_blocks=8, max_len=128),
     "hyena_bidirectional": hyena_case(order=3, bidirectional=True, n_heads=2),
     "hyena_bidirectional_blocks": hyena_case(bidirectional=True, n_blocks=8, max_len=128),
+    "hyena_medium": hyena_case(ShortFilterConfig(40, decay=(0.5, 50.0)), filter_groups=4, **STRIPED),
+    "hyena_long": hyena_case(RealModalFilterConfig(n_modes=3), filter_groups=2, **STRIPED),
+    "hyena_lfm2": hyena_case(
+        ShortFilterConfig(3),
+        exactly_causal=True,
+        short_filter_len=0,
+        in_bias=False,
+        out_bias=False,
+        skip=False,
+    ),
+    "hyena_groups_in_heads": hyena_case(order=3, n_heads=2, filter_groups=2),
+    "hyena_short_in_blocks": hyena_case(
+        ShortFilterConfig(5, deviation=0.3), n_blocks=8, max_len=128, filter_groups=2
+    ),
     **{f"hyena_{name}_filter": hyena_case(config, order=3) for name, config in FILTERS.items()},
+    # With documents, too.
+    "annotated_hyena_short": annotated_case(AnnotatedHyenaConfig(filter=ShortFilterConfig(3))),
+    "gated_hyena_short": gated_case(GatedHyenaConfig(filter=ShortFilterConfig(3))),
+    "h3_short": h3_case(H3Config(head_dim=2, n_taps=5, filter=ShortFilterConfig(3))),
+    "s4d_short": plain_case(S4DConfig(ShortFilterConfig(3))),
+    "fir_short": plain_case(FIRConfig(ShortFilterConfig(3))),
     "annotated_hyena_3": annotated_case(AnnotatedHyenaConfig(3, 4, WindowedFilterConfig(norm_axis="length"))),
     "gated_hyena_centred": gated_case(GatedHyenaConfig(5, causal=False)),
     "h3_heads": h3_case(H3Config(head_dim=4, n_taps=5, filter=S4DFilterConfig(n_state=4))),

@@ -1,0 +1,40 @@
+"""The root-mean-square norm over channels, of models and of attention's heads. Axes: D channels."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.mixers.inputs import sums_dtype
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * (1 + scale) (Zhang and Sennrich 2019, arXiv 1910.07467).
+
+    As in Griffin's released code, `scale` [D] starts at 0 and is added to 1, so that weight decay pulls the
+    factor towards 1. StripedHyena's code has eps outside the root: x / (sqrt(mean(x^2)) + eps) * (1 + scale).
+
+    Attributes:
+      epsilon: added to the mean square, or to the root.
+      dtype: of the result; None follows the input. The statistics are float32 at least.
+      eps_outside: add epsilon to the root.
+    """
+
+    epsilon: float = 1e-6
+    dtype: jnp.dtype | None = None
+    eps_outside: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """y [..., D] of x [..., D]."""
+        scale = self.param("scale", nn.initializers.zeros, (x.shape[-1],))
+        wide = x.astype(sums_dtype(x.dtype))
+        mean_square = jnp.square(wide).mean(axis=-1, keepdims=True)
+        if self.eps_outside:
+            # The root has no derivative at 0, where y is x / eps.
+            is_zero = mean_square == 0
+            root = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, mean_square)))
+            inverse = 1 / (root + self.epsilon)
+        else:
+            inverse = jax.lax.rsqrt(mean_square + self.epsilon)
+        y = wide * inverse * (1 + scale.astype(wide.dtype))
+        return y.astype(self.dtype or x.dtype)
