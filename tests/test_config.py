@@ -29,6 +29,7 @@ COUNTS = {
     "annotated_hyena:hyena": 4_290_390,
     "annotated_hyena:attention": 10_721_664,
     "annotated_hyena:paper_block": 1_410_934,
+    "gated_deltanet": 1_387_348_732,
     "gated_hyena": 190_976,
     "griffin:hawk_1b": 1_369_761_792,
     "griffin:griffin_1b": 1_308_477_440,
