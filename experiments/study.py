@@ -376,7 +376,7 @@ def _draw_lines(study: Study, groups: Mapping[str, Group], axes: Axes) -> None:
             else ", ".join(settings.values())
         )
         lines.setdefault(series, []).append((x, group.values, study.published.get(name)))
-    for colour, (series, points) in zip(COLOURS * 3, lines.items(), strict=False):
+    for colour, (series, points) in zip((*COLOURS, "#303030", "#909090"), lines.items(), strict=False):
         points.sort()
         x = [point[0] for point in points]
         axes.plot(
