@@ -71,11 +71,11 @@ cores learn. One of the 4 values at random is 0.25.""",
         ),
     ],
     x="state",
-    findings="""The gated delta rule, which replaces what it stored at a key, recalls everything with a fifth of
-the state that attention needs here, and most of it with less; no other recurrence comes near within 800
-steps. Hyena, Hawk, H3, Mamba-2 and fastmax stay at about one value in four: they know which values were shown,
-and not to which key they belong; a wider Hawk or Hyena begins to learn it. Local attention recalls what its
-window holds. All points but those with a range are single seeds, at one learning rate for all mixers.""",
+    findings="""The gated delta rule, which replaces what it stored at a key, recalls everything with a fifth
+of the state that attention needs here, and most of it with less; no other recurrence comes near within 800
+steps. Hyena, Hawk, H3, Mamba-2 and fastmax stay at about one value in four: they know which values were
+shown, and not to which key they belong; a wider Hawk or Hyena begins to learn it. Local attention recalls
+what its window holds. Points without a range are single seeds, and all have one learning rate.""",
 )
 
 if __name__ == "__main__":
