@@ -257,7 +257,8 @@ def orderings(study: Study, groups: Mapping[str, Group]) -> list[tuple[str, bool
         if pairs:
             holds = all(groups[a].at(study.above_at) > groups[b].at(study.above_at) for a, b in pairs)
             names = ("; ".join(label(name) for name in side) for side in (higher, lower))
-            found.append((" above ".join(names), holds))
+            where = "" if study.above_at is None else f", at {study.above_at} tokens"
+            found.append((" above ".join(names) + where, holds))
     return found
 
 
