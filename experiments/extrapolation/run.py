@@ -52,9 +52,9 @@ attention with learned positions does not. They train at 256 and 1,024 tokens an
     above_at=LENGTHS[-1],
     lengths={length: partial(of_length, length) for length in LENGTHS},
     x="length",
-    findings="""Hawk keeps the induction head at four times the training length in every seed, and most of it at
-eight times; attention, Hyena and S4D lose it at twice the length or soon after. Selective copying is lost by
-all, by Hawk the slowest: the papers train it at 1,024 tokens and more, and far longer.""",
+    findings="""Hawk keeps the induction head at four times the training length in every seed, and most of it
+at eight times; attention, Hyena and S4D lose it at twice the length or soon after. Selective copying is lost
+by all, by Hawk the slowest: the papers train it at 1,024 tokens and more, and far longer.""",
 )
 
 if __name__ == "__main__":
