@@ -65,7 +65,7 @@ def test_a_model_and_its_decoding_pass_and_a_wrong_one_does_not(monkeypatch):
     )
     assert verify.verify_model("small", config)
     verify.verify_decoding("attention", config)
-    monkeypatch.setattr(reference, "norm", lambda params, x, kind: x)
+    monkeypatch.setattr(reference, "norm", lambda params, x, kind, eps: x)
     with pytest.raises(verify.Mismatch, match="small differs"):
         verify.verify_model("small", config)
 
