@@ -1,8 +1,7 @@
 """Causal convolution with a filter of few taps: y_t = sum_{k=0..K-1} h_k u_{t-k}.
 
-Axes: G groups of channels, w channels of a group, C filters, J = w / C neighbouring channels that share a
-filter, B batch, L length, T new tokens, K taps, S outputs of a window. Every form computes in float32
-(float64 stays float64) and returns the dtype of u.
+Axes: G groups of channels, w channels of a group, B batch, L length, T new tokens, K taps, S outputs of a
+window. Every form computes in float32 (float64 stays float64) and returns the dtype of u.
 
 A few taps are sums of shifted products; a few more are products of windows of the input with the filter's
 banded Toeplitz matrix, the two-stage blocked convolution of StripedHyena 2 (Ku et al. 2025, arXiv 2503.01868,
@@ -44,7 +43,7 @@ def few_taps_conv(
 
     Args:
       u: input [G, w, B, L].
-      h: filters [C, K]; channels c J .. c J + J - 1 of a group have filter c.
+      h: filters [w, K].
       skip: weights of the input itself [w].
       segment_ids: integers [B, L] or None. A tap counts only where its input has the output's id; sums,
         also of many taps.
@@ -53,47 +52,39 @@ def few_taps_conv(
     Returns:
       y [G, w, B, L].
     """
-    (n_groups, width, batch, length), (n_filters, _) = u.shape, h.shape
-    n_shared, n_taps = width // n_filters, min(h.shape[1], length)
-    dtype = jnp.float64 if jnp.float64 in (u.dtype, h.dtype) else jnp.float32
-    wide, h = u.astype(dtype), h[:, :n_taps].astype(dtype)
+    length, dtype = u.shape[-1], jnp.float64 if jnp.float64 in (u.dtype, h.dtype) else jnp.float32
+    wide, h = u.astype(dtype), h[:, :length].astype(dtype)
+    if skip is not None:
+        h = h.at[:, 0].add(skip.astype(dtype))
+    n_taps = h.shape[1]
     if segment_ids is not None or n_taps <= MOST_SUMMED:
-        h = _with_skip(jnp.repeat(h, n_shared, axis=0) if n_shared > 1 else h, skip)
         y = short_conv(wide, h.T[..., None, None], jnp.zeros((), dtype), -1, None, segment_ids)
     elif n_taps <= MOST_IN_WINDOWS:
-        rows = wide.reshape(n_groups, n_filters, n_shared * batch, length)
-        y = windowed_conv(rows, h if n_shared > 1 else _with_skip(h, skip)).reshape(u.shape)
-        if skip is not None and n_shared > 1:
-            y = y + skip.astype(dtype)[:, None, None] * wide
+        y = windowed_conv(wide, h)
     else:
-        y = blockwise_conv(wide, jnp.pad(h, [(0, 0), (0, length - n_taps)]), skip, method=method)
+        y = blockwise_conv(u, jnp.pad(h, [(0, 0), (0, length - n_taps)]), method=method)
     return y.astype(u.dtype)
 
 
-def _with_skip(h: jax.Array, skip: jax.Array | None) -> jax.Array:
-    """h [w, K] with the skips [w] in lag 0."""
-    return h if skip is None else h.at[:, 0].add(skip.astype(h.dtype))
-
-
 def windowed_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """u [G, C, R, L] with h [C, K]: S outputs at a time from the S inputs there and the K - 1 before them."""
+    """u [G, w, B, L] with h [w, K]: S outputs at a time from the S inputs there and the K - 1 before them."""
     *lead, length = u.shape
     n_before, n_windows = h.shape[1] - 1, -(-length // WINDOW)
     own = jnp.pad(u, [(0, 0), (0, 0), (0, 0), (0, n_windows * WINDOW - length)])
     own = own.reshape(*lead, n_windows, WINDOW)
     before = jnp.pad(own[..., :-1, WINDOW - n_before :], [(0, 0), (0, 0), (0, 0), (1, 0), (0, 0)])
     windows = jnp.concatenate([before, own], axis=-1)
-    y = jnp.einsum("gcrnj,csj->gcrns", windows, _band(h), precision="highest")
+    y = jnp.einsum("gwbnj,wsj->gwbns", windows, _band(h), precision="highest")
     return y.reshape(*lead, -1)[..., :length]
 
 
 def _band(h: jax.Array) -> jax.Array:
-    """[C, S, K-1+S] with h_{K-1+s-j} at (s, j), where that is a tap of h [C, K]: see `long_conv.toeplitz`."""
-    n_filters, n_taps = h.shape
+    """[w, S, K-1+S] with h_{K-1+s-j} at (s, j), where that is a tap of h [w, K]: see `long_conv.toeplitz`."""
+    channels, n_taps = h.shape
     width = n_taps - 1 + WINDOW
     first = jnp.pad(h[:, ::-1], [(0, 0), (0, width + 1 - n_taps)])
-    repeated = jnp.broadcast_to(first[:, None], (n_filters, WINDOW, width + 1)).reshape(n_filters, -1)
-    return repeated[:, : WINDOW * width].reshape(n_filters, WINDOW, width)
+    repeated = jnp.broadcast_to(first[:, None], (channels, WINDOW, width + 1)).reshape(channels, -1)
+    return repeated[:, : WINDOW * width].reshape(channels, WINDOW, width)
 
 
 def empty(

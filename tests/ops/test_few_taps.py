@@ -11,28 +11,21 @@ from tolerances import assert_close
 from hyena_jax.ops.few_taps import MOST_IN_WINDOWS, MOST_SUMMED, few_taps_conv, windowed_conv
 from hyena_jax.reference import convolution
 
-# Taps of each form, with channels that share a filter.
-FORMS = {
-    "summed": (3, 1),
-    "summed_shared": (MOST_SUMMED, 3),
-    "windows": (MOST_IN_WINDOWS, 1),
-    "windows_shared": (7, 2),
-    "fourier": (MOST_IN_WINDOWS + 1, 1),
-    "fourier_shared": (40, 2),
-}
+# The taps of each form.
+FORMS = {"summed": MOST_SUMMED, "windows": 7, "most_in_windows": MOST_IN_WINDOWS, "fourier": 40}
 compiled = jax.jit(few_taps_conv)
 
 
-def arrays(length: int, n_taps: int, n_shared: int = 1, dtype=np.float32):
-    """u [2, 3 J, 2, L], h [3, K] and skip [3 J]."""
+def arrays(length: int, n_taps: int, dtype=np.float32):
+    """u [2, 3, 2, L], h [3, K] and skip [3]."""
     rng = np.random.default_rng(length)
-    shapes = ((2, 3 * n_shared, 2, length), (3, n_taps), (3 * n_shared,))
+    shapes = ((2, 3, 2, length), (3, n_taps), (3,))
     return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
 
 
 def definition(u, h, skip, segment_ids=None):
     n_groups, width, batch, length = u.shape
-    taps = np.repeat(np.float64(h), width // len(h), axis=0)
+    taps = np.float64(h)
     taps[:, 0] += skip
     rows = np.float64(u).transpose(0, 2, 1, 3).reshape(-1, width, length)
     ids = np.zeros((batch, length)) if segment_ids is None else segment_ids
@@ -43,7 +36,7 @@ def definition(u, h, skip, segment_ids=None):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("length", [127, 5, *in_grid(1, 64, 128)])
 def test_equals_the_definition(length, form):
-    u, h, skip = arrays(length, *FORMS[form])
+    u, h, skip = arrays(length, FORMS[form])
     y = compiled(u, h, skip)
     assert_close(y, definition(u, h, skip))
     assert_close(compiled(u, h), definition(u, h, 0 * skip))
@@ -52,11 +45,9 @@ def test_equals_the_definition(length, form):
     assert_close(half, y)
 
 
-@pytest.mark.parametrize(
-    "form", ["summed", "windows_shared", *in_grid("summed_shared", "windows", "fourier_shared")]
-)
+@pytest.mark.parametrize("form", ["windows", *in_grid("summed", "fourier")])
 def test_documents_do_not_mix(form):
-    u, h, skip = arrays(31, *FORMS[form])
+    u, h, skip = arrays(31, FORMS[form])
     ids = np.repeat([[0, 1, 0, 3], [5, 6, 7, 5]], [5, 1, 17, 8], axis=1)
     ids = np.cumsum(np.diff(ids, axis=1, prepend=ids[:, :1]) != 0, axis=1)
     assert_close(compiled(u, h, skip, ids), definition(u, h, skip, ids))
@@ -82,7 +73,7 @@ def test_a_later_input_has_exactly_no_influence(n_taps):
 
 
 def test_float64_stays_float64():
-    u, h, skip = arrays(31, 7, 2, np.float64)
+    u, h, skip = arrays(31, 7, np.float64)
     with jax.enable_x64(True):
         y = compiled(u, h, skip)
         gradients = jax.eval_shape(lambda *args: jax.vjp(few_taps_conv, *args)[1](y), u, h, skip)
