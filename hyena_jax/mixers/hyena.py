@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import HyenaConfig
-from hyena_jax.filters import build_filter
+from hyena_jax.filters import Modes, build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.long import NO_SHORT_FIR, Convolutions, LongConvolutionMixer
@@ -116,12 +116,6 @@ class Hyena(LongConvolutionMixer):
         return self.config.order if self.config.gating == "conv_first" else self.config.order - 1
 
     @property
-    def n_shared(self) -> int:
-        """J, neighbouring channels that share a filter."""
-        head_dim = self.width // self.config.n_heads
-        return head_dim // (self.config.filter_groups or head_dim)
-
-    @property
     def reach(self) -> int | None:
         """As in the base class, with a single block and only the past: other convolutions count as long."""
         is_plain = self.config.n_blocks == 1 and not self.config.bidirectional
@@ -138,8 +132,8 @@ class Hyena(LongConvolutionMixer):
         return None if self.config.n_blocks == 1 else self.max_len // self.config.n_blocks
 
     def filters(self, length: int) -> tuple[jax.Array, jax.Array | None]:
-        """The filters [F, w / J, length]; and if bidirectional, F filters of the future."""
-        h = self.filter(length)
+        """The filters [F, w, length]; and if bidirectional, F filters of the future."""
+        h = self._by_channel(self.filter(length))
         future = h[self.n_filters :] if self.config.bidirectional else None
         return h[: self.n_filters], future
 
@@ -163,6 +157,16 @@ class Hyena(LongConvolutionMixer):
             v = v * gates[0]
         v = ACTIVATIONS[self.config.activation](v)
         return self.out_proj(v), convolutions
+
+    def recurrence(self) -> Modes:
+        """The recurrence of a filter that has one."""
+        return jax.tree.map(self._by_channel, self.filter.recurrence())
+
+    def _by_channel(self, x: jax.Array) -> jax.Array:
+        """x [F, groups, ...] of filters as [F, w, ...] of the channels that they serve."""
+        if self.config.filter_groups is None:
+            return x
+        return jnp.repeat(x, self.width // self.config.n_heads // self.config.filter_groups, axis=1)
 
     def _over_head(self, gate: jax.Array) -> jax.Array:
         """The gate [W, B, T]; with outer mixing, each channel holds the sum over its head."""

@@ -2,7 +2,7 @@
 
 Axes: B batch, L length, T new tokens, S the capacity of a state in tokens, C channels and K taps of the short
 FIR, F long filters, M taps of filters with few taps, G groups of channels that share filters, w channels of a
-group, W = G w, J neighbouring channels of a group that share a filter, n modes.
+group, W = G w, n modes.
 
 Such a mixer writes its `setup` and one method,
 
@@ -106,13 +106,12 @@ class ParallelConvolutions(NamedTuple):
     """Convolutions of a whole sequence, without memory.
 
     Attributes:
-      h: filters [F, w / J, L], or filters of few taps [F, w / J, M].
+      h: filters [F, w, L], or filters of few taps [F, w, M].
       skip: weights of the convolutions' own inputs [F, w], or None.
-      future: filters of the reversed sequence [F, w / J, L], whose output is added, or None.
+      future: filters of the reversed sequence [F, w, L], whose output is added, or None.
       has_few_taps: whether h has few taps; `future` and `block_len` are then None.
       segment_ids: the numbers of documents [B, L], or None; only with few taps.
       block_len: steps of a block that is convolved by itself; None: the sequence is one block.
-      n_shared: J.
       sequence_axis: mesh axis over which L is sharded, or None.
       method: the form of the long convolutions.
     """
@@ -123,7 +122,6 @@ class ParallelConvolutions(NamedTuple):
     has_few_taps: bool
     segment_ids: jax.Array | None
     block_len: int | None
-    n_shared: int
     sequence_axis: str | None
     method: Convolution
 
@@ -153,7 +151,7 @@ class ParallelConvolutions(NamedTuple):
         h, skip = self.h[o], None if self.skip is None else self.skip[o]
         convolve = partial(few_taps_conv, method=self.method)
         convolve = sharded(convolve, self.sequence_axis, ("GWBL", "WK", "W", "BL"), "GWBL")
-        groups = u.reshape(-1, len(h) * self.n_shared, *u.shape[1:])
+        groups = u.reshape(-1, len(h), *u.shape[1:])
         return convolve(groups, h, skip, self.segment_ids).reshape(u.shape)
 
     def _long(self, u: jax.Array, o: int) -> jax.Array:
@@ -174,8 +172,7 @@ class ParallelConvolutions(NamedTuple):
             return on_whole_length(convolve, u, axis_name)
 
         convolve = sharded(local, self.sequence_axis, ("GWBL", "CT", "C", "CT"), "GWBL")
-        groups = u.reshape(-1, len(h) * self.n_shared, *u.shape[1:])
-        return convolve(groups, h, skip, future).reshape(u.shape)
+        return convolve(u.reshape(-1, len(h), *u.shape[1:]), h, skip, future).reshape(u.shape)
 
 
 class OnlineConvolutions(NamedTuple):
@@ -252,11 +249,6 @@ class LongConvolutionMixer(nn.Module):
         return self.d_model
 
     @property
-    def n_shared(self) -> int:
-        """J, neighbouring channels that share a filter."""
-        return 1
-
-    @property
     def reach(self) -> int | None:
         """M, where the filters have few taps; None where the convolutions are long."""
         return self.config.filter.reach
@@ -277,8 +269,12 @@ class LongConvolutionMixer(nn.Module):
         return self.short_taps.shape
 
     def filters(self, length: int) -> tuple[jax.Array, jax.Array | None]:
-        """The filters [F, w / J, length], and the filters of the future or None."""
+        """The filters [F, w, length], and the filters of the future or None."""
         return self.filter(length), None
+
+    def recurrence(self) -> Modes:
+        """The recurrence of a filter that has one."""
+        return self.filter.recurrence()
 
     def mix(
         self, x: jax.Array, convolutions: Convolutions, deterministic: bool
@@ -307,7 +303,6 @@ class LongConvolutionMixer(nn.Module):
             has_few_taps=reach is not None,
             segment_ids=None if segment_ids is None else documents(segment_ids).number,
             block_len=self.block_len,
-            n_shared=self.n_shared,
             sequence_axis=self.sequence_axis,
             method=default_method(self.platform),
         )
@@ -322,15 +317,14 @@ class LongConvolutionMixer(nn.Module):
         check_causal(self.config)
         check_state_length(max_len, self.max_len)
         if self.reach is not None:
-            h = self._by_channel(self.filters(self.reach)[0])
+            h, _ = self.filters(self.reach)
             filters, memory = few_taps.empty(h, self.skips, batch_size, self.width)
             dtype = h.dtype
         elif self.is_unbounded(self.config):
-            modes = jax.tree.map(self._by_channel, self.filter.recurrence())
-            filters, memory = modal_conv.empty(modes, self.skips, batch_size, self.width)
+            filters, memory = modal_conv.empty(self.recurrence(), self.skips, batch_size, self.width)
             dtype = filters.lag_zero.dtype
         else:
-            h = self._by_channel(self.filters(max_len)[0])
+            h, _ = self.filters(max_len)
             filters, memory = online_conv.empty(h, self.skips, batch_size, self.width, self.block_len)
             dtype = h.dtype
         return LongState(
@@ -376,10 +370,6 @@ class LongConvolutionMixer(nn.Module):
             convolve = online_conv.step(_history(state))
         state, y = self._continue(state, x[:, None], convolve, None)
         return state, y[:, 0]
-
-    def _by_channel(self, x: jax.Array) -> jax.Array:
-        """x [F, w / J, ...] of filters as [F, w, ...] of channels."""
-        return x if self.n_shared == 1 else jnp.repeat(x, self.n_shared, axis=1)
 
     def _continue(
         self, state: LongState, x: jax.Array, convolve: OnlineConvolution, real: jax.Array | None

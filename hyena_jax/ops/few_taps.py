@@ -1,29 +1,29 @@
 """Causal convolution with a filter of few taps: y_t = sum_{k=0..K-1} h_k u_{t-k}.
 
-Axes: G groups of channels, w channels of a group, C filters, J = w / C neighbouring channels that share a
-filter, B batch, L length, T new tokens, K taps, S steps of a block. Every form computes in float32 (float64
-stays float64) and returns the dtype of u.
+Axes: G groups of channels, w channels of a group, B batch, L length, T new tokens, K taps, S outputs of a
+window. Every form computes in float32 (float64 stays float64) and returns the dtype of u.
 
-For a handful of taps, sums of shifted products; for more, products of blocks of S inputs with the filter's
-banded Toeplitz matrix, as in the two-stage blocked convolution of StripedHyena 2 (Ku et al. 2025, arXiv
-2503.01868, section 3), where these are faster than a Fourier transform.
+A few taps are sums of shifted products; a few more are products of windows of the input with the filter's
+banded Toeplitz matrix, the two-stage blocked convolution of StripedHyena 2 (Ku et al. 2025, arXiv 2503.01868,
+section 3); many are a Fourier transform, as in `long_conv`.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops.derivatives import own_derivative
 from hyena_jax.ops.long_conv import Convolution, blockwise_conv, fft_conv
 from hyena_jax.ops.online_conv import OnlineConvolution
 from hyena_jax.ops.short_conv import short_conv
 
-# Measured on a CPU, forward and backward, against the Fourier transform: shifted products take 0.01 to 0.5 of
-# its time up to 16 taps, and blocks 0.2 to 0.8 of it at 32. With 128 taps blocks take 0.5 to 0.9 where 16
-# channels share a filter and L = 8192, but more than the transform at L = 1024 or where none share.
-MOST_SHIFTS, MOST_IN_BLOCKS, LEAST_SHARED, LEAST_LEN = 16, 32, 8, 4096
+# The most taps that are summed, and the most in windows. Measured on a CPU inside of Hyena, forward and
+# backward at D = 256: what the convolution adds to the rest takes 0.2 to 0.6 of the Fourier form's time with
+# 3 taps in sums, 0.3 to 0.5 with 7 in windows, 0.6 (L = 8192) to 1.4 (L = 1024) with 16, and 1.4 to 2.5 with
+# 128.
+MOST_SUMMED, MOST_IN_WINDOWS = 4, 16
+# Outputs S of a window, at least MOST_IN_WINDOWS - 1.
+WINDOW = 16
 
 
 class FewTaps(NamedTuple):
@@ -43,85 +43,48 @@ def few_taps_conv(
 
     Args:
       u: input [G, w, B, L].
-      h: filters [C, K]; channels c J .. c J + J - 1 of a group have filter c.
+      h: filters [w, K].
       skip: weights of the input itself [w].
-      segment_ids: integers [B, L] or None. A tap counts only where its input has the output's id; sums of
-        shifted products, also of many taps.
+      segment_ids: integers [B, L] or None. A tap counts only where its input has the output's id; sums,
+        also of many taps.
       method: the Fourier form, for more taps; as in `long_conv.long_conv`.
 
     Returns:
       y [G, w, B, L].
     """
-    (_, width, batch, length), (n_filters, _) = u.shape, h.shape
-    n_shared, n_taps = width // n_filters, min(h.shape[1], length)
-    h = h[:, :n_taps]
-    dtype = jnp.float64 if jnp.float64 in (u.dtype, h.dtype) else jnp.float32
-    wide, h = u.astype(dtype), h.astype(dtype)
-    if segment_ids is not None:
-        h = jnp.repeat(h, n_shared, axis=0)
-        if skip is not None:
-            h = h.at[:, 0].add(skip.astype(dtype))
-        y = short_conv(wide, h.T[..., None, None], jnp.zeros((), dtype), -1, None, segment_ids)
-        return y.astype(u.dtype)
-    if n_taps > MOST_IN_BLOCKS and (n_shared < LEAST_SHARED or length < LEAST_LEN):
-        return blockwise_conv(u, jnp.pad(h, [(0, 0), (0, length - n_taps)]), skip, method=method)
-    if skip is not None and n_shared == 1:
+    length, dtype = u.shape[-1], jnp.float64 if jnp.float64 in (u.dtype, h.dtype) else jnp.float32
+    wide, h = u.astype(dtype), h[:, :length].astype(dtype)
+    if skip is not None:
         h = h.at[:, 0].add(skip.astype(dtype))
-    convolve = shifted_conv if n_taps <= MOST_SHIFTS else blocked_conv
-    y = convolve(wide.reshape(-1, n_filters, n_shared * batch, length), h).reshape(u.shape)
-    if skip is not None and n_shared > 1:
-        y = y + skip.astype(dtype)[:, None, None] * wide
+    n_taps = h.shape[1]
+    if segment_ids is not None or n_taps <= MOST_SUMMED:
+        y = short_conv(wide, h.T[..., None, None], jnp.zeros((), dtype), -1, None, segment_ids)
+    elif n_taps <= MOST_IN_WINDOWS:
+        y = windowed_conv(wide, h)
+    else:
+        y = blockwise_conv(u, jnp.pad(h, [(0, 0), (0, length - n_taps)]), method=method)
     return y.astype(u.dtype)
 
 
-def shifted_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """u [G, C, R, L] with h [C, K]: K shifted products, which XLA fuses.
-
-    The gradient of the taps comes from `blocked_conv`: K sums over the rows would take up to nine times as
-    long on a CPU, at 7 taps.
-    """
-    return own_derivative(_shifted, _shifted_pull_back)(u, h)
-
-
-def _shifted(u: jax.Array, h: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    length = u.shape[-1]
-    delayed = (
-        jnp.pad(u[..., : length - k], [(0, 0), (0, 0), (0, 0), (k, 0)])
-        for k in range(min(h.shape[1], length))
-    )
-    return sum(h[:, k, None, None] * inputs for k, inputs in enumerate(delayed)), (u, h)
-
-
-def _shifted_pull_back(
-    residuals: tuple[jax.Array, jax.Array], y_bar: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    u, h = residuals
-    advanced = (
-        jnp.pad(y_bar[..., k:], [(0, 0), (0, 0), (0, 0), (0, k)]) for k in range(min(h.shape[1], u.shape[-1]))
-    )
-    u_bar = sum(h[:, k, None, None] * y_bar_k for k, y_bar_k in enumerate(advanced))
-    (h_bar,) = jax.vjp(partial(blocked_conv, u), h)[1](y_bar)
-    return u_bar, h_bar
-
-
-def blocked_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """u [G, C, R, L] with h [C, K]: each block of S >= K outputs from its own and the block before it."""
+def windowed_conv(u: jax.Array, h: jax.Array) -> jax.Array:
+    """u [G, w, B, L] with h [w, K]: S outputs at a time from the S inputs there and the K - 1 before them."""
     *lead, length = u.shape
-    size = max(8, 1 << (h.shape[1] - 1).bit_length())
-    n_blocks = -(-length // size)
-    now = jnp.pad(u, [(0, 0), (0, 0), (0, 0), (0, n_blocks * size - length)]).reshape(*lead, n_blocks, size)
-    before = jnp.pad(now, [(0, 0), (0, 0), (0, 0), (1, 0), (0, 0)])[..., :-1, :]
-    earlier, own = jnp.split(_band(h, size), 2, axis=-1)
-    product = partial(jnp.einsum, "gcrnj,ctj->gcrnt", precision="highest")
-    return (product(now, own) + product(before, earlier)).reshape(*lead, -1)[..., :length]
+    n_before, n_windows = h.shape[1] - 1, -(-length // WINDOW)
+    own = jnp.pad(u, [(0, 0), (0, 0), (0, 0), (0, n_windows * WINDOW - length)])
+    own = own.reshape(*lead, n_windows, WINDOW)
+    before = jnp.pad(own[..., :-1, WINDOW - n_before :], [(0, 0), (0, 0), (0, 0), (1, 0), (0, 0)])
+    windows = jnp.concatenate([before, own], axis=-1)
+    y = jnp.einsum("gwbnj,wsj->gwbns", windows, _band(h), precision="highest")
+    return y.reshape(*lead, -1)[..., :length]
 
 
-def _band(h: jax.Array, size: int) -> jax.Array:
-    """[C, S, 2 S] with h_{S+t-j} at (t, j), where that is a tap of h [C, K]: see `long_conv.toeplitz`."""
-    n_filters, n_taps = h.shape
-    first = jnp.pad(h[:, ::-1], [(0, 0), (size - n_taps + 1, size)])
-    repeated = jnp.broadcast_to(first[:, None], (n_filters, size, 2 * size + 1)).reshape(n_filters, -1)
-    return repeated[:, : 2 * size * size].reshape(n_filters, size, 2 * size)
+def _band(h: jax.Array) -> jax.Array:
+    """[w, S, K-1+S] with h_{K-1+s-j} at (s, j), where that is a tap of h [w, K]: see `long_conv.toeplitz`."""
+    channels, n_taps = h.shape
+    width = n_taps - 1 + WINDOW
+    first = jnp.pad(h[:, ::-1], [(0, 0), (0, width + 1 - n_taps)])
+    repeated = jnp.broadcast_to(first[:, None], (channels, WINDOW, width + 1)).reshape(channels, -1)
+    return repeated[:, : WINDOW * width].reshape(channels, WINDOW, width)
 
 
 def empty(

@@ -8,33 +8,24 @@ from derivative_modes import check_modes
 from grid import in_grid
 from tolerances import assert_close
 
-from hyena_jax.ops.few_taps import (
-    LEAST_LEN,
-    LEAST_SHARED,
-    MOST_IN_BLOCKS,
-    MOST_SHIFTS,
-    blocked_conv,
-    few_taps_conv,
-    shifted_conv,
-)
+from hyena_jax.ops.few_taps import MOST_IN_WINDOWS, MOST_SUMMED, few_taps_conv, windowed_conv
 from hyena_jax.reference import convolution
 
-# Taps of each form, with channels that share a filter.
-FORMS = {"shifted": (3, 1), "shifted_shared": (7, 2), "blocked": (MOST_IN_BLOCKS, 1), "fourier": (40, 2)}
-FORMS["blocked_shared"] = (MOST_IN_BLOCKS, LEAST_SHARED)
+# The taps of each form.
+FORMS = {"summed": MOST_SUMMED, "windows": 7, "most_in_windows": MOST_IN_WINDOWS, "fourier": 40}
 compiled = jax.jit(few_taps_conv)
 
 
-def arrays(length: int, n_taps: int, n_shared: int = 1, dtype=np.float32):
-    """u [2, 3 J, 2, L], h [3, K] and skip [3 J]."""
+def arrays(length: int, n_taps: int, dtype=np.float32):
+    """u [2, 3, 2, L], h [3, K] and skip [3]."""
     rng = np.random.default_rng(length)
-    shapes = ((2, 3 * n_shared, 2, length), (3, n_taps), (3 * n_shared,))
+    shapes = ((2, 3, 2, length), (3, n_taps), (3,))
     return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
 
 
 def definition(u, h, skip, segment_ids=None):
     n_groups, width, batch, length = u.shape
-    taps = np.repeat(np.float64(h), width // len(h), axis=0)
+    taps = np.float64(h)
     taps[:, 0] += skip
     rows = np.float64(u).transpose(0, 2, 1, 3).reshape(-1, width, length)
     ids = np.zeros((batch, length)) if segment_ids is None else segment_ids
@@ -45,7 +36,7 @@ def definition(u, h, skip, segment_ids=None):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("length", [127, 5, *in_grid(1, 64, 128)])
 def test_equals_the_definition(length, form):
-    u, h, skip = arrays(length, *FORMS[form])
+    u, h, skip = arrays(length, FORMS[form])
     y = compiled(u, h, skip)
     assert_close(y, definition(u, h, skip))
     assert_close(compiled(u, h), definition(u, h, 0 * skip))
@@ -54,40 +45,35 @@ def test_equals_the_definition(length, form):
     assert_close(half, y)
 
 
-@pytest.mark.parametrize(
-    "form", ["shifted_shared", "blocked_shared", *in_grid("shifted", "blocked", "fourier")]
-)
+@pytest.mark.parametrize("form", ["windows", *in_grid("summed", "fourier")])
 def test_documents_do_not_mix(form):
-    u, h, skip = arrays(31, *FORMS[form])
+    u, h, skip = arrays(31, FORMS[form])
     ids = np.repeat([[0, 1, 0, 3], [5, 6, 7, 5]], [5, 1, 17, 8], axis=1)
     ids = np.cumsum(np.diff(ids, axis=1, prepend=ids[:, :1]) != 0, axis=1)
     assert_close(compiled(u, h, skip, ids), definition(u, h, skip, ids))
 
 
-@pytest.mark.parametrize("form", [shifted_conv, blocked_conv])
 @pytest.mark.parametrize(
     ("n_taps", "length"),
-    [(3, 7), *(pytest.param(*sizes, marks=pytest.mark.grid) for sizes in ((1, 1), (7, 3), (9, 17)))],
+    [(7, 19), *(pytest.param(*sizes, marks=pytest.mark.grid) for sizes in ((1, 1), (5, 3), (16, 33)))],
 )
-def test_derivatives_in_both_modes(form, n_taps, length):
+def test_derivatives_of_windows_in_both_modes(n_taps, length):
     u, h, _ = arrays(length, n_taps)
     with jax.enable_x64(True):
-        check_modes(lambda args: form(*args), (u, h), is_thorough=True)
+        check_modes(lambda args: windowed_conv(*args), (u, h), is_thorough=True)
 
 
-@pytest.mark.parametrize("form", [shifted_conv, blocked_conv])
-@pytest.mark.parametrize("n_taps", [1, 7, 8, 9, MOST_SHIFTS, 128, *in_grid(2, 31, 33)])
-def test_a_later_input_has_exactly_no_influence(form, n_taps):
+@pytest.mark.parametrize("n_taps", [1, MOST_SUMMED, MOST_SUMMED + 1, MOST_IN_WINDOWS, *in_grid(2, 8, 15)])
+def test_a_later_input_has_exactly_no_influence(n_taps):
     u, h, _ = arrays(37, n_taps)
     other = u.copy()
     other[..., 19] += 1
-    run = jax.jit(form)
-    changed = np.flatnonzero(np.abs(run(u, h) - run(other, h)).max((0, 1, 2)))
+    changed = np.flatnonzero(np.abs(compiled(u, h) - compiled(other, h)).max((0, 1, 2)))
     np.testing.assert_array_equal(changed, np.arange(19, min(19 + n_taps, 37)))
 
 
 def test_float64_stays_float64():
-    u, h, skip = arrays(31, 7, 2, np.float64)
+    u, h, skip = arrays(31, 7, np.float64)
     with jax.enable_x64(True):
         y = compiled(u, h, skip)
         gradients = jax.eval_shape(lambda *args: jax.vjp(few_taps_conv, *args)[1](y), u, h, skip)
@@ -95,12 +81,11 @@ def test_float64_stays_float64():
     assert {gradient.dtype for gradient in gradients} == {np.dtype(np.float64)}
 
 
-def test_taps_shared_channels_and_length_choose_the_form():
-    def primitives(n_taps, n_shared, length=LEAST_LEN):
-        return str(jax.make_jaxpr(few_taps_conv)(*arrays(length, n_taps, n_shared)))
+def test_the_number_of_taps_chooses_the_form():
+    def primitives(n_taps):
+        return str(jax.make_jaxpr(few_taps_conv)(*arrays(64, n_taps)))
 
-    assert "dot_general" not in primitives(MOST_SHIFTS, 1)
-    assert "dot_general" in primitives(MOST_SHIFTS + 1, 1)
-    assert "fft" in primitives(MOST_IN_BLOCKS + 1, LEAST_SHARED - 1)
-    assert "fft" in primitives(MOST_IN_BLOCKS + 1, LEAST_SHARED, LEAST_LEN - 1)
-    assert "fft" not in primitives(MOST_IN_BLOCKS + 1, LEAST_SHARED)
+    assert "dot_general" not in primitives(MOST_SUMMED)
+    assert "dot_general" in primitives(MOST_SUMMED + 1)
+    assert "fft" not in primitives(MOST_IN_WINDOWS)
+    assert "fft" in primitives(MOST_IN_WINDOWS + 1)

@@ -90,8 +90,8 @@ def test_few_taps(n_taps, ids):
     def local(u, h, skip, ids):
         return sequence_parallel.few_taps_conv(u, h, skip, ids, AXIS)
 
-    args = normal(2, 4, BATCH, LENGTH), normal(2, n_taps), normal(4), ids
-    check(few_taps.few_taps_conv, local, ("GWBL", "DK", "W", "BL"), "GWBL", *args)
+    args = normal(2, 4, BATCH, LENGTH), normal(4, n_taps), normal(4), ids
+    check(few_taps.few_taps_conv, local, ("GWBL", "WK", "W", "BL"), "GWBL", *args)
 
 
 @pytest.mark.parametrize(
