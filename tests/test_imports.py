@@ -68,7 +68,7 @@ ALLOWED = {
     "launched": {"cli", "interruption"},
 }
 # The parts of training that know pytrees, not models, as all of `parallel` does.
-TREES_ONLY = ("checkpoint", "export", "optimizer", "schedules")
+TREES_ONLY = ("checkpoint", "export", "lora", "optimizer", "schedules")
 
 
 def imports(path: Path) -> set[str]:
