@@ -165,8 +165,8 @@ class LoadedRun:
         """The log-likelihood of one text or several, as `hyena-jax score` computes it.
 
         Args:
-          prefix: context before every text, which is not scored. Without it, the first token of a text, which
-            nothing precedes, is not scored either.
+          prefix: context before every text, which is not scored. Without it, and without a start token of the
+            tokenizer, nothing precedes the first token of a text, and it is not scored either.
           stride: new tokens that each window after the first scores, in texts beyond the model's max_len;
             None: half of max_len. See `hyena_jax.scoring.windows`.
           batch_size: windows of max_len tokens at once, or as many tokens in shorter ones.

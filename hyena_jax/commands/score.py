@@ -32,8 +32,8 @@ class Score:
     format: Literal["auto", "lines", "fasta"] = "auto"
     """Records of the file; `auto`: FASTA for .fa, .fasta, .fna, .ffn and .faa, else lines."""
     prefix: str = ""
-    """Text before each record: context that is not scored. Without it, the first token of a record, which
-    nothing precedes, is not scored either."""
+    """Text before each record: context that is not scored. Without it, and without a start token (BOS) of the
+    tokenizer, nothing precedes the first token of a record, and it is not scored either."""
     stride: int | None = None
     """New tokens scored by each window after the first, at most max_len; None takes half of max_len. A token
     beyond max_len is predicted from the max_len - stride + 1 to max_len tokens before it."""

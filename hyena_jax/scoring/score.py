@@ -117,7 +117,8 @@ def prepare(
     Args:
       texts: texts or token ids.
       names: what errors call them.
-      prefix: text or token ids before every text.
+      tokenizer: may have a start token `bos`, which then begins the context of every text.
+      prefix: text or token ids before every text, after the start token.
       stride: see `windows`; None: half of the model's max_len.
       batch_size: windows of max_len tokens at once.
 
@@ -132,7 +133,9 @@ def prepare(
     stride = -(-max_len // 2) if stride is None else stride
     require(1 <= stride <= max_len, "stride", stride, f"in 1..{max_len}, the model's max_len")
     require(1 <= batch_size <= MOST_COUNT, "batch_size", batch_size, f"in 1..{MOST_COUNT}")
-    context = _encoded(tokenizer, "prefix", prefix, n_symbols).tokens
+    bos = getattr(tokenizer, "bos", None)
+    start = np.array([] if bos is None else [bos], np.int32)
+    context = np.concatenate([start, _encoded(tokenizer, "prefix", prefix, n_symbols).tokens])
     n_context = len(context)
     require(n_context <= max_len, "prefix", f"{n_context} tokens", f"at most the model's max_len={max_len}")
     encoded = [_encoded(tokenizer, name, text, n_symbols) for name, text in zip(names, texts, strict=True)]

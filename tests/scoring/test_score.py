@@ -75,6 +75,16 @@ def test_scores_are_the_forward_passes_in_float64(params, context, stride, chose
                 np.testing.assert_allclose(likelihood.log_probs, wanted, rtol=0, atol=1e-11)
 
 
+def test_a_start_token_comes_before_the_prefix(params):
+    class WithStart(IdsTokenizer):
+        bos = 5
+
+    scoring = prepare(MODEL, params, WithStart(N_SYMBOLS), ["1 2"], ["x"], prefix="7")
+    assert scoring.context.tolist() == [5, 7]
+    assert scoring.plan.n_context == 2
+    assert prepare(MODEL, params, WithStart(N_SYMBOLS), [], []).context.tolist() == [5]
+
+
 def test_scores_do_not_depend_on_the_batch(params):
     tokenizer = IdsTokenizer(N_SYMBOLS)
     scoring = prepare(MODEL, params, tokenizer, TEXTS, NAMES, batch_size=16)
