@@ -139,6 +139,7 @@ def test_unmerged_scores_are_the_merged_ones(base, factors):
     )
 
 
+@pytest.mark.grid
 def test_strategies_agree(base):
     """Two devices with copies, and two that shard base and factors: the same losses."""
     losses = {}
