@@ -87,5 +87,7 @@ def _subject(command: Show, folder: "RunFolder") -> "Subject":
         if command.text is not None:
             return subject.from_text(folder.encoding, command.text, most)
         return subject.from_file(folder.encoding, Path(command.path), most)
+    has_patches = is_tokens or hasattr(experiment.model, "patch_size")
+    require(has_patches, "workdir", workdir, "a run on tokens, or one of a model with patches of images")
     data = load_data(folder, command.path)
     return subject.held_out(data, folder.encoding, command.index, most)

@@ -46,7 +46,7 @@ def content(
     before = [(layer, layer.own(initial)) for layer in untrained.layers]
     with bar("computing", len(after) + 1) as advance:
         mixing = report.matrices(seen, params, other, advance)
-        filters = report.filters(before, after, experiment.model.max_len)
+        filters = report.filters(before, after)
         gates = report.recurrences(before, after)
         advance()
     rows = metrics.read_rows(workdir / metrics.FILE)

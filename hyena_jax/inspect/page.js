@@ -273,7 +273,7 @@ function filterSection() {
       title: "Its spectrum: magnitude of the Fourier transform, dB", xlabel: "frequency (cycles per position)" });
     const [before, after] = [layer.lengthsBefore[row], layer.lengthsAfter[row]];
     byId("filter-length").textContent = `Effective length of this channel's filter: ${before} lags before training, ${after} after, of ${layer.length}.`;
-    chart(byId("filter-hankel"), { logy: true, xlabel: "index", title: "Hankel singular values / the largest: median over this layer's channels",
+    chart(byId("filter-hankel"), { logy: true, xlabel: "index", title: "Hankel singular values / the largest: median over channels of this layer",
       series: [["before training", "before", layer.hankelBefore], ["after", "after", layer.hankelAfter]].map(
         ([name, colour, y]) => ({ name, colour, x: y.map((_, i) => i + 1), y })) });
   }

@@ -26,7 +26,8 @@ MOST_HEADS, MOST_CHANNELS = 8, 64
 MOST_POINTS = 512
 # Beyond so many tangents, the norms of a Jacobian are estimated by so many directions at each position.
 MOST_TANGENTS, PROBES = 8192, 16
-MOST_SINGULAR_VALUES = 48
+# Of a layer: channels whose Hankel matrices are decomposed, and their leading singular values.
+MOST_SPECTRA, MOST_SINGULAR_VALUES = 16, 48
 
 Json = dict[str, Any]
 
@@ -143,18 +144,18 @@ def _view(view: View, is_causal: bool) -> Json:
 
 
 def filters(
-    before: Sequence[tuple[Layer, optax.Params]], after: Sequence[tuple[Layer, optax.Params]], length: int
+    before: Sequence[tuple[Layer, optax.Params]], after: Sequence[tuple[Layer, optax.Params]]
 ) -> list[Json]:
-    """The long filters of every layer over at most `length` lags, before and after training.
+    """The long filters of every layer over all lags of its mixer, before and after training.
 
     Args:
       before, after: the layers with their own parameters.
     """
     pairs = []
     for i, ((layer, old), (_, new)) in enumerate(zip(before, after, strict=True)):
-        h = long_filters.filters(layer.mixer, new, length)
+        h = long_filters.filters(layer.mixer, new, layer.mixer.max_len)
         if h is not None:
-            pairs.append((i, layer, long_filters.filters(layer.mixer, old, length), h))
+            pairs.append((i, layer, long_filters.filters(layer.mixer, old, layer.mixer.max_len), h))
     numbers = sum(h.shape[0] * min(h.shape[2], MOST_POINTS) for _, _, _, h in pairs)
     most = int(np.clip(FILTER_BYTES // (8 * max(numbers, 1)), 4, MOST_CHANNELS))
     return [_filter(layer_name(i, layer), *both, most) for i, layer, *both in pairs]
@@ -183,7 +184,8 @@ def _filter(name: str, before: np.ndarray, after: np.ndarray, most: int) -> Json
         page[f"spectrum{when}"] = packed(20 * np.log10(np.maximum(magnitudes, floor)), wide=True)
         page[f"lengths{when}"] = long_filters.effective_length(chosen).tolist()
         page[f"quartiles{when}"] = np.quantile(lengths, (0.25, 0.5, 0.75)).tolist()
-        values = long_filters.hankel_values(chosen, MOST_SINGULAR_VALUES) if length > 4 else np.ones((1, 1))
+        some = chosen[evenly(len(chosen), MOST_SPECTRA)]
+        values = long_filters.hankel_values(some, MOST_SINGULAR_VALUES) if length > 4 else np.ones((1, 1))
         relative = values / np.where(values[:, :1] > 0, values[:, :1], 1)
         page[f"hankel{when}"] = rounded(np.median(relative, axis=0))
     return page

@@ -2,6 +2,7 @@
 
 import json
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ from tolerances import assert_close
 from hyena_jax import inspect, models
 from hyena_jax.config import (
     ExplicitFilterConfig,
+    FIRConfig,
     HawkConfig,
     HyenaConfig,
     LanguageModelConfig,
@@ -131,12 +133,30 @@ def test_the_report_of_a_trace_is_json(seen):
     assert len(mixing[0][0]["views"]) == 9
     values = [
         [values for values, _ in mixing],
-        report.filters(layers, layers, 16),
+        report.filters(layers, layers),
         report.recurrences(layers, layers),
         report.activations(trace),
     ]
     assert json.loads(json.dumps(values, allow_nan=False))
     assert len(values[1]) == len(values[2]) == 1
+
+
+class Running(nn.Module):
+    """A mixer without `mixing_matrix`, under a registered config."""
+
+    config: FIRConfig = FIRConfig()
+
+    @nn.compact
+    def __call__(self, x):
+        return jnp.cumsum(jnp.tanh(x), axis=1)
+
+
+def test_a_mixer_without_a_matrix_is_shown_by_its_jacobian():
+    x = jnp.ones((1, 5, 2))
+    shown = report.mixed(inspect.Layer(("mixer",), Running(), x), {}, n_heads=8)
+    assert shown.title == "fir: norms of its Jacobian's blocks, exact"
+    (view,) = shown.views
+    assert_close(view.matrix, np.tri(5) * 2**0.5 / np.cosh(1) ** 2)
 
 
 def test_curves_leave_out_what_was_not_measured():
