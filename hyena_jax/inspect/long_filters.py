@@ -4,6 +4,7 @@ Axes: N filters of a mixer, D channels of a filter, L lags, k singular values.
 """
 
 import flax.linen as nn
+import jax
 import numpy as np
 import optax
 
@@ -20,11 +21,12 @@ def filters(mixer: nn.Module, params: optax.Params, length: int) -> np.ndarray |
     A mixer's filter is its submodule `filter`, as for distillation; skips are not part of it. A filter of few
     taps ends with them.
     """
-    found = getattr(mixer.bind({"params": params}), "filter", None)
-    if not isinstance(found, nn.Module):
+    if not isinstance(getattr(mixer.bind({"params": params}), "filter", None), nn.Module):
         return None
     reach = getattr(getattr(mixer.config, "filter", None), "reach", None)
-    return np.asarray(found(length if reach is None else min(length, reach)), np.float64)
+    n_lags = length if reach is None else min(length, reach)
+    h = jax.jit(lambda params: mixer.bind({"params": params}).filter(n_lags))(params)
+    return np.asarray(h, np.float64)
 
 
 def spectrum(h: np.ndarray) -> np.ndarray:

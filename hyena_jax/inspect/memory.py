@@ -34,7 +34,7 @@ def gates(mixer: nn.Module, params: optax.Params, x: jax.Array) -> Gates | None:
     """The gates of a `Hawk` for its input x [B, L, D]; None for another mixer."""
     if not isinstance(mixer, Hawk):
         return None
-    return Gates(*mixer.apply({"params": params}, x, method="gates"))
+    return Gates(*jax.jit(lambda params, x: mixer.apply({"params": params}, x, method="gates"))(params, x))
 
 
 def memory_lengths(decay: jax.Array) -> jax.Array:

@@ -53,7 +53,7 @@ def test_a_trace_is_the_models_own_pass(seen):
     assert_close(trace.blocks[0].stream, np.sqrt(np.square(embedded).mean(-1)))
     # What the second block's mixer adds is its output for the traced input.
     layer = trace.layers[1]
-    y = layer.mixer.apply({"params": layer.own(params)}, layer.inputs)
+    y = jax.jit(layer.mixer.apply)({"params": layer.own(params)}, layer.inputs)
     assert_close(trace.blocks[1].mixer, np.sqrt(np.square(y).mean(-1)))
     assert trace.last.shape == (1, 12)
 
