@@ -210,6 +210,7 @@ def _wait_for_end(pid):
         time.sleep(0.01)
 
 
+@pytest.mark.faults
 def test_a_sweep_that_is_asked_to_stop_saves(tmp_path):
     command = [*COMMAND, "--training.steps", "100000", "--workdir", str(tmp_path / "sweep")]
     process = subprocess.Popen(

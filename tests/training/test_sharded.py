@@ -296,6 +296,7 @@ print(json.dumps(found))
 def on_eight_devices(program: str) -> dict:
     """The JSON in the last line that a program prints."""
     flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    flags += " --xla_cpu_parallel_codegen_split_count=1"
     paths = os.pathsep.join(sys.path)
     environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": f"{os.path.dirname(__file__)}:{paths}"}
     command = [sys.executable, "-c", program]
