@@ -38,7 +38,7 @@ class Show:
     """Folder of another run on the same kind of data, such as one of attention: its mixing matrices are shown
     next to this run's, in place of attention without parameters."""
     output: Path | None = None
-    """New HTML file; by default show.html in the run's folder, which is replaced."""
+    """New HTML file; by default show.html in the run's folder, where it replaces an earlier one."""
 
 
 def run(command: Show, arguments: Sequence[str]) -> int:
