@@ -43,7 +43,10 @@ def marks(name, in_grid):
 
 
 # Their derivatives are those of the operators of mixers that are tested.
-SHARE_THEIR_CODE = {"annotated_hyena", "gated_hyena", "s4d", "fir", "aft_simple", "aft_local", "local_attention"}
+SHARE_THEIR_CODE = {
+    *("annotated_hyena", "gated_hyena", "s4d", "fir"),
+    *("aft_simple", "aft_local", "local_attention"),
+}
 
 
 def over(cases):
