@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,19 @@ def test_a_sweep_that_is_done_starts_nothing(swept, monkeypatch):
     root, runs, outcomes = swept
     monkeypatch.setattr(subprocess, "Popen", None)
     assert hyena_jax.sweep(runs, root, quiet=True) == outcomes
+
+
+def test_a_run_whose_folder_was_deleted_is_trained_again(swept, tmp_path, monkeypatch):
+    root, runs, _ = swept
+    copied = shutil.copytree(root, tmp_path / "sweep")
+    shutil.rmtree(copied / "seed=1")
+
+    def start(*_, **__):
+        raise RuntimeError("started")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(RuntimeError, match="started"):
+        hyena_jax.sweep(runs, copied, quiet=True)
 
 
 def test_another_sweep_is_refused(swept, tmp_path):
