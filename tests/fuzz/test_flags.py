@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": ["run", "--prompt", "a"],
     "export": ["run", "--output", "new.safetensors"],
     "distill": ["run", "--output", "new"],
+    "show": ["run"],
     "bench operators": [],
     "bench model": ["quickstart"],
     "bench decode": [],
