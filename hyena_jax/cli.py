@@ -26,6 +26,7 @@ from hyena_jax.commands import (
     launch,
     note,
     plan,
+    score,
     show,
     sweep,
     task,
@@ -44,6 +45,7 @@ GROUPS = {
     "Use": {"generate": generate.Generate, "export": export.Export, "distill": distill.Distill},
     "Measure": {
         "eval": eval.Evaluate,
+        "score": score.Score,
         "bench": {"operators": Operators, "model": Model, "decode": Decode},
     },
     "Prepare": {"plan": plan.Plan, "task": task.DrawTask},
@@ -54,6 +56,7 @@ RUN = {
     sweep.Sweep: sweep.run,
     compare.Compare: compare.run,
     eval.Evaluate: eval.run,
+    score.Score: score.run,
     generate.Generate: generate.run,
     export.Export: export.run,
     distill.Distill: distill.run,

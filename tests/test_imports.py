@@ -25,6 +25,7 @@ ALLOWED = {
     "parallel": {"config", "layout", "ops", "trees"},
     "training": {"config", "data", "interruption", "layout", "models", "ops", "parallel", "trees"},
     "generation": {"config", "data", "mixers", "models", "ops", "training"},
+    "scoring": {"config", "data", "parallel", "training"},
     "benchmark": {
         "interruption",
         "config",
@@ -42,7 +43,7 @@ ALLOWED = {
     "comparison": {"config", "models", "training"},
     "distillation": {"config", "data", "models", "parallel", "training"},
     "inspect": {"config", "data", "distillation", "mixers", "models", "training"},
-    "api": {"config", "data", "generation", "models", "startup", "training"},
+    "api": {"config", "data", "generation", "models", "scoring", "startup", "training"},
     "__main__": {"cli", "interruption"},
     "interruption": set(),
     "startup": {"config"},
@@ -59,6 +60,7 @@ ALLOWED = {
         "models",
         "parallel",
         "plan",
+        "scoring",
         "startup",
         "sweeps",
         "tasks",
@@ -68,7 +70,7 @@ ALLOWED = {
     "launched": {"cli", "interruption"},
 }
 # The parts of training that know pytrees, not models, as all of `parallel` does.
-TREES_ONLY = ("checkpoint", "export", "optimizer", "schedules")
+TREES_ONLY = ("checkpoint", "export", "lora", "optimizer", "schedules")
 
 
 def imports(path: Path) -> set[str]:

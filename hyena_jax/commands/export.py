@@ -25,10 +25,11 @@ def run(command: Export, arguments: Sequence[str]) -> int:
 
     from hyena_jax.api import load_run
     from hyena_jax.training import export
+    from hyena_jax.training.lora import without_lora
 
     export.check_target(command.output)
     run = load_run(command.run.workdir, command.run.step)
-    export.write(command.output, run.params, config.encode(run.experiment), run.step)
+    export.write(command.output, run.params, config.encode(without_lora(run.experiment)), run.step)
     config_file = export.config_beside(command.output)
     print(f"step {run.step} written to {command.output}, its config to {config_file}")
     return 0
