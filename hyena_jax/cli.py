@@ -18,6 +18,7 @@ from hyena_jax.benchmark.settings import Decode, Model, Operators
 from hyena_jax.commands import (
     bench,
     compare,
+    convert,
     distill,
     eval,
     export,
@@ -44,6 +45,7 @@ COMMANDS = {
     "eval": eval.Evaluate,
     "generate": generate.Generate,
     "export": export.Export,
+    "convert": convert.Convert,
     "distill": distill.Distill,
     "plan": plan.Plan,
     "bench": {"operators": Operators, "model": Model, "decode": Decode},
@@ -57,6 +59,7 @@ RUN = {
     eval.Evaluate: eval.run,
     generate.Generate: generate.run,
     export.Export: export.run,
+    convert.Convert: convert.run,
     distill.Distill: distill.run,
     plan.Plan: plan.run,
     **dict.fromkeys(COMMANDS["bench"].values(), bench.run),
