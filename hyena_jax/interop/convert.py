@@ -4,8 +4,10 @@ Tensors are mapped, turned into parameters one at a time and written in blocks, 
 largest tensor, not the model.
 """
 
+import io
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,11 +17,11 @@ import jax
 import numpy as np
 
 from hyena_jax import models
-from hyena_jax.config import Experiment, TokensConfig, UserError, require
+from hyena_jax.config import Experiment, LanguageModelConfig, TextConfig, TokensConfig, UserError, require
 from hyena_jax.config.plugins import printable
 from hyena_jax.data.text import fingerprint
-from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer
-from hyena_jax.interop import recurrentgemma
+from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe, read_sentencepiece
+from hyena_jax.interop import lfm2, recurrentgemma, safari, stripedhyena2
 from hyena_jax.interop.family import Options, Source
 from hyena_jax.interop.tensors import DTYPES, Tensors, read_tensors
 from hyena_jax.training import atomic, streamed
@@ -30,8 +32,15 @@ from hyena_jax.trees import named_leaves
 
 FORMATS: Mapping[str, Callable[[Path, Tensors, Options], Source]] = {
     "recurrentgemma": recurrentgemma.read,
+    "lfm2": lfm2.read,
+    "safari": safari.read,
+    "hyenadna": safari.read_hyenadna,
+    "stripedhyena2": stripedhyena2.read,
 }
 """The families by the name that `convert` knows them by."""
+OBJECTS = {"stripedhyena2": (io.BytesIO,)}
+"""What PyTorch files of a family hold besides tensors: the statistics of Transformer Engine, bytes."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 RECORD = "conversion.json"
 ROW_LEN = 2048
 """Tokens of a row that the new run would train on or evaluate at a time, if its model reads as many."""
@@ -69,12 +78,19 @@ def convert(
     is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
     require(is_free, "output", str(output), "a new or an empty folder")
     require(source.exists() or source.is_symlink(), "source", str(source), "a file or a folder that exists")
-    found = FORMATS[family](source, read_tensors(source), options)
-    tokenizer, experiment = IdsTokenizer(found.model.vocab_size), None
-    experiment = Experiment(
-        model=found.model,
-        data=TokensConfig(vocab_size=found.model.vocab_size, seq_len=min(found.model.max_len, ROW_LEN)),
-    )
+    found = FORMATS[family](source, read_tensors(source, OBJECTS.get(family, ())), options)
+    tokenizer_file = None if found.tokenizer is not None else _tokenizer_file(source, tokenizer_path)
+    if found.tokenizer is not None:
+        allowed = f"None: the tokens of {family} are known"
+        require(tokenizer_path is None, "tokenizer", str(tokenizer_path), allowed)
+        tokenizer = found.tokenizer
+    else:
+        tokenizer = _read_tokenizer(tokenizer_file, found)
+    least = f"at most the model's {found.model.vocab_size} symbols"
+    fits = tokenizer.vocab_size <= found.model.vocab_size
+    require(fits, f"the size of tokenizer {str(tokenizer_file)!r}", tokenizer.vocab_size, least)
+    kept = None if tokenizer_file is None else output.absolute() / tokenizer_file.name
+    experiment = Experiment(model=found.model, data=_data(tokenizer, kept, found.model))
     shapes = jax.eval_shape(partial(init_params, models.build(found.model), 0))
     problems = list(_problems(found, named_leaves(shapes)))
     if problems:
@@ -86,11 +102,38 @@ def convert(
         none = np.zeros(0, np.uint8)
         about = {"fingerprint": fingerprint(tokenizer, none, none), "tokenizer": tokenizer.to_json()}
         write_description(draft, experiment, about)
+        if kept is not None:  # for new runs with this config; the run itself has it in data.json
+            shutil.copyfile(tokenizer_file, draft / kept.name)
         _write_checkpoint(draft / CHECKPOINTS, experiment, shapes, found)
         record = {"format": family, "source": str(source), "tensors": len(found.tensors)}
         record["parameters"] = n_parameters
         atomic.write_text(draft / RECORD, json.dumps(record, indent=2) + "\n")
     return Converted(experiment, len(found.tensors), n_parameters, tokenizer)
+
+
+def _tokenizer_file(source: Path, given: Path | None) -> Path | None:
+    """The file of the tokenizer: the given one, or one next to the weights; None if there is none."""
+    folder = source if source.is_dir() else source.parent
+    near = (folder / name for name in TOKENIZER_FILES)
+    path = given or next((path for path in near if path.is_symlink() or path.exists()), None)
+    require(path is None or not path.is_symlink(), "tokenizer", str(path), "a file, not a symbolic link")
+    return path
+
+
+def _read_tokenizer(path: Path | None, found: Source) -> Tokenizer:
+    if path is None:
+        return IdsTokenizer(found.model.vocab_size)
+    read = read_bpe if path.suffix == ".json" else read_sentencepiece
+    return read(str(path), found.bos)
+
+
+def _data(tokenizer: Tokenizer, path: Path | None, model: LanguageModelConfig) -> TextConfig | TokensConfig:
+    """The config of data for this tokenizer, whose file will be at `path`; the data are not known."""
+    length = min(model.max_len, ROW_LEN)
+    if tokenizer.kind == "ids":
+        return TokensConfig(vocab_size=tokenizer.vocab_size, seq_len=length)
+    path, bos = (None, None) if path is None else (str(path), tokenizer.bos)
+    return TextConfig(tokenizer=tokenizer.kind, tokenizer_path=path, bos=bos, seq_len=length)
 
 
 def _problems(found: Source, parameters: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a family of published models is to `convert`: its model's config, and where each parameter comes from."""
+"""What `convert` needs to know of published models: a model's config, and where each parameter is."""
 
 import re
 from collections.abc import Mapping

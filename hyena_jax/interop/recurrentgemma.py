@@ -1,4 +1,4 @@
-"""RecurrentGemma (2404.07839): of huggingface/transformers, and of google-deepmind/recurrentgemma's Flax code.
+"""RecurrentGemma (2404.07839): of huggingface/transformers, and of google-deepmind's Flax code.
 
 Axes: D channels, W recurrence width, H heads, which are also the blocks of the gates, F width of the MLP.
 """
@@ -127,7 +127,7 @@ def _from_settings(settings: Settings) -> LanguageModelConfig:
 
 
 def _from_shapes(tensors: Tensors) -> LanguageModelConfig:
-    """The sizes that the shapes of a Flax checkpoint say; see `GriffinConfig.from_flax_params_or_variables`."""
+    """The sizes by the shapes of a Flax checkpoint, as in `GriffinConfig.from_flax_params_or_variables`."""
 
     def shape(name: str, rank: int) -> tuple[int, ...]:
         if name not in tensors:

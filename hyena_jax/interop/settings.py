@@ -33,27 +33,27 @@ class Settings:
     def size(self, name: str, default: Any = MISSING) -> int:
         """An int of at least 1."""
         value = self.get(name, default)
-        self._require(type(value) is int and 1 <= value < 2**31, name, value, "an int, at least 1")
+        self.expect(type(value) is int and 1 <= value < 2**31, name, value, "an int, at least 1")
         return value
 
     def number(self, name: str, default: Any = MISSING) -> float:
         """A number above 0."""
         value = self.get(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        self._require(is_number and 0 < value < 1e30, name, value, "a number above 0")
+        self.expect(is_number and 0 < value < 1e30, name, value, "a number above 0")
         return float(value)
 
     def flag(self, name: str, default: Any = MISSING) -> bool:
         """A bool."""
         value = self.get(name, default)
-        self._require(isinstance(value, bool), name, value, "true or false")
+        self.expect(isinstance(value, bool), name, value, "true or false")
         return value
 
     def indices(self, name: str, most: int, default: Any = MISSING) -> list[int]:
         """A list of different layers below `most`."""
         value = self.get(name, default)
         is_list = isinstance(value, list) and all(type(i) is int and 0 <= i < most for i in value)
-        self._require(is_list and len({*value}) == len(value), name, value, f"a list of layers below {most}")
+        self.expect(is_list and len({*value}) == len(value), name, value, f"a list of layers below {most}")
         return value
 
     def names(self, name: str, allowed: tuple[str, ...], default: Any = MISSING) -> list[str]:
@@ -61,7 +61,7 @@ class Settings:
         value = self.get(name, default)
         is_list = isinstance(value, list | tuple) and len(value) > 0
         fits = is_list and all(isinstance(word, str) and word in allowed for word in value)
-        self._require(fits, name, value, f"a list of {', '.join(allowed)}")
+        self.expect(fits, name, value, f"a list of {', '.join(allowed)}")
         return list(value)
 
     def require(self, name: str, *allowed: Any) -> None:
@@ -69,13 +69,14 @@ class Settings:
         value = self.get(name, allowed[0])
         # 1 is not True here, though they are equal.
         fits = any(type(value) is type(one) and value == one for one in allowed)
-        self._require(fits, name, value, " or ".join(map(repr, allowed)) + ": no other is supported")
+        self.expect(fits, name, value, " or ".join(map(repr, allowed)) + ": no other is supported")
 
     def inner(self, name: str) -> "Settings":
         """The settings in the object of this name; empty if there is none."""
         return Settings(f"{self.source}: {name}", self.get(name, {}))
 
-    def _require(self, condition: bool, name: str, value: Any, allowed: str) -> None:
+    def expect(self, condition: bool, name: str, value: Any, allowed: str) -> None:
+        """Raises UserError `FILE: {name} must be {allowed}, got {value}` unless the condition holds."""
         if not condition:
             raise UserError(f"{self.source}: {name} must be {allowed}, got {printable(repr(value))[:80]}")
 

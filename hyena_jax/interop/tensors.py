@@ -55,7 +55,7 @@ def read_tensors(source: Path, allowed_objects: tuple[type, ...] = ()) -> dict[s
       allowed_objects: classes of objects that a PyTorch file may hold in addition to tensors.
 
     Raises:
-      UserError: if there are none, or a file is a link, damaged, not of these formats, or holds other objects.
+      UserError: if there are none, or a file is a link, damaged, of another format, or holds other objects.
     """
     if not source.is_dir():
         return _read_file(source, allowed_objects)
@@ -68,8 +68,8 @@ def read_tensors(source: Path, allowed_objects: tuple[type, ...] = ()) -> dict[s
         if (source / name).exists() or (source / name).is_symlink():
             return _read_file(source / name, allowed_objects)
     raise UserError(
-        f"source {str(source)!r} holds no weights: a folder must have model.safetensors, pytorch_model.bin, an"
-        " index of one of them, or an Orbax checkpoint"
+        f"source {str(source)!r} holds no weights: a folder must have model.safetensors, pytorch_model.bin,"
+        " an index of one of them, or an Orbax checkpoint"
     )
 
 

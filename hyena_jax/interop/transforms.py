@@ -1,7 +1,7 @@
-"""How tensors of other projects become our parameters, and back; both directions of each transform together.
+"""How tensors of other projects become our parameters, and back: both directions of each transform.
 
-Axes: D inputs, E outputs, C channels, K taps, H heads, d channels of a head. Reading keeps the dtype and makes
-views where it can; only transforms that compute do so in float32.
+Axes: D inputs, E outputs, C channels, K taps, N modes. Reading keeps the dtype and makes views where it can;
+transforms that compute do so in float32.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def reshaped(name: str, theirs: tuple[int, ...], ours: tuple[int, ...]) -> Trans
 
 
 def taps(name: str) -> Transform:
-    """A depthwise FIR filter [C, 1, K] whose last tap meets the current input, as [C, K], current tap first."""
+    """A depthwise FIR [C, 1, K] whose last tap meets the current input, as [C, K], that tap first."""
     return Transform((name,), lambda x: x[:, 0, ::-1], lambda x: (x[:, None, ::-1],))
 
 
