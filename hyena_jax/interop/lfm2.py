@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig, MixerConfig, ShortFilterConfig
 from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_window_shift, settings_of
@@ -10,13 +11,15 @@ from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import Transform, columns, filter_taps, less_one, same, transposed
 
 BOS = 1
+ENDS = {"eos_token_id": 7, "pad_token_id": 0}
+"""Other special tokens of the released models."""
 
 
 def read(source: Path, tensors: Tensors, options: Options) -> Source:
     """The model in a folder of `transformers`."""
     refuse_window_shift(options)
     settings = settings_of(source, options)
-    model = _from_settings(settings)
+    model = from_settings(settings)
     max_len = max_len_of(options, settings.size("max_position_embeddings", 128_000))
     model = replace(model, max_len=max_len, dtype=options.dtype)
     return Source(model, transformers_table(model), tensors, bos=settings.get("bos_token_id", BOS))
@@ -29,7 +32,8 @@ def convolution(n_taps: int) -> HyenaConfig:
     )
 
 
-def _from_settings(settings: Settings) -> LanguageModelConfig:
+def from_settings(settings: Settings) -> LanguageModelConfig:
+    """The model that a `config.json` describes. Raises UserError for options that ours lacks."""
     settings.require("model_type", "lfm2")
     settings.require("conv_bias", False)
     settings.require("tie_word_embeddings", True)
@@ -67,6 +71,42 @@ def _from_settings(settings: Settings) -> LanguageModelConfig:
         norm_eps=eps,
         vocab_size=settings.size("vocab_size"),
     )
+
+
+def to_settings(model: LanguageModelConfig) -> dict[str, Any]:
+    """The `config.json` of a model like this; `from_settings` of it shows whether it says all of it."""
+    mixers = [model.pattern[i % len(model.pattern)] for i in range(model.n_layers)]
+    conv = next(mixer for mixer in model.pattern if isinstance(mixer, HyenaConfig))
+    attention = next((mixer for mixer in mixers if isinstance(mixer, AttentionConfig)), AttentionConfig())
+    return {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.d_model,
+        "intermediate_size": model.d_ff,
+        "block_auto_adjust_ff_dim": False,
+        "num_hidden_layers": model.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads or attention.n_heads,
+        "max_position_embeddings": model.max_len,
+        "norm_eps": 1e-6 if model.norm_eps is None else model.norm_eps,
+        "conv_L_cache": getattr(conv.filter, "n_taps", 3),
+        "conv_bias": False,
+        "rope_theta": attention.rotary_base,
+        "layer_types": ["conv" if isinstance(mixer, HyenaConfig) else "full_attention" for mixer in mixers],
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    }
+
+
+def metadata(model: LanguageModelConfig) -> dict[str, str]:
+    """What an export says in addition to its config: nothing."""
+    return {}
+
+
+def exported_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings for transformers: as they are."""
+    return values
 
 
 def _ffn_width(settings: Settings) -> int:

@@ -6,6 +6,7 @@ Axes: D channels, W recurrence width, H heads, which are also the blocks of the 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,14 @@ from hyena_jax.interop.family import (
     without_prefix,
 )
 from hyena_jax.interop.settings import Settings
-from hyena_jax.interop.tensors import Tensors, is_orbax
+from hyena_jax.interop.tensors import Tensors, is_orbax, metadata_of
 from hyena_jax.interop.transforms import Transform, columns, joined, reshaped, same, taps, transposed
 
 BOS = 2
+ENDS = {"eos_token_id": 1, "pad_token_id": 0}
+"""Other special tokens of the released models."""
+OWN_WINDOW = "hyena_jax.window"
+"""Key in the metadata of an export: the window of the run, which transformers is told one more."""
 TRAINED_LEN = 8192
 WINDOW, SOFT_CAP = 2048, 30.0
 """Of both released sizes; the Flax checkpoints do not say them."""
@@ -44,7 +49,8 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
         bos = BOS
     else:
         settings = settings_of(source, options)
-        model, bos = _from_settings(settings), settings.get("bos_token_id", BOS)
+        model, bos = from_settings(settings), settings.get("bos_token_id", BOS)
+        model = _with_own_window(source, model)
         table = transformers_table
     model = replace(model, max_len=max_len_of(options, TRAINED_LEN), dtype=options.dtype)
     return Source(model, table(model), tensors, bos=bos)
@@ -89,7 +95,8 @@ def _recurrence(width: int, gate_blocks: int, taps: int) -> HawkConfig:
     )
 
 
-def _from_settings(settings: Settings) -> LanguageModelConfig:
+def from_settings(settings: Settings) -> LanguageModelConfig:
+    """The model that a `config.json` describes. Raises UserError for options that ours lacks."""
     settings.require("model_type", "recurrent_gemma")
     settings.require("hidden_activation", "gelu_pytorch_tanh")
     settings.require("attention_bias", False)
@@ -124,6 +131,68 @@ def _from_settings(settings: Settings) -> LanguageModelConfig:
         ),
         soft_cap=settings.number("logits_soft_cap", SOFT_CAP),
     )
+
+
+def _with_own_window(source: Path, model: LanguageModelConfig) -> LanguageModelConfig:
+    """The model with the window of the run, if `source` is a run's export."""
+    file = source / "model.safetensors" if source.is_dir() else source
+    own = metadata_of(file).get(OWN_WINDOW) if file.suffix == ".safetensors" and file.exists() else None
+    if own is None:
+        return model
+
+    def window(mixer: HawkConfig | LocalAttentionConfig) -> HawkConfig | LocalAttentionConfig:
+        if isinstance(mixer, HawkConfig):
+            return mixer
+        allowed = f"attention_window_size - 1, {mixer.window - 1}"
+        require(own == str(mixer.window - 1), f"{OWN_WINDOW} of {file.name}", own, allowed)
+        return replace(mixer, window=mixer.window - 1)
+
+    return replace(model, pattern=tuple(map(window, model.pattern)))
+
+
+def to_settings(model: LanguageModelConfig) -> dict[str, Any]:
+    """The `config.json` of a model like this; `from_settings` of it shows whether it says all of it.
+
+    transformers 5 shows a token one earlier one less than `attention_window_size`.
+    """
+    recurrence = next(mixer for mixer in model.pattern if isinstance(mixer, HawkConfig))
+    default = LocalAttentionConfig(n_heads=recurrence.gate_blocks, window=WINDOW)
+    attention = next((mixer for mixer in model.pattern if isinstance(mixer, LocalAttentionConfig)), default)
+    return {
+        "architectures": ["RecurrentGemmaForCausalLM"],
+        "model_type": "recurrent_gemma",
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.d_model,
+        "intermediate_size": 2 * (model.d_ff or 0),
+        "num_hidden_layers": model.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads or attention.n_heads,
+        "lru_width": recurrence.width or model.d_model,
+        "attention_window_size": attention.window,
+        "conv1d_width": recurrence.short_filter_len,
+        "logits_soft_cap": model.soft_cap or SOFT_CAP,
+        "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_theta": attention.rotary_base,
+        "partial_rotary_factor": attention.rotary_fraction,
+        "attention_bias": False,
+        "block_types": [
+            "recurrent" if isinstance(mixer, HawkConfig) else "attention" for mixer in model.pattern
+        ],
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    }
+
+
+def metadata(model: LanguageModelConfig) -> dict[str, str]:
+    """What an export says in addition to its config."""
+    windows = [mixer.window for mixer in model.pattern if isinstance(mixer, LocalAttentionConfig)]
+    return {OWN_WINDOW: str(windows[0])} if windows else {}
+
+
+def exported_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings for transformers 5, which counts the current token into its window."""
+    return {**values, "attention_window_size": values["attention_window_size"] + 1}
 
 
 def _from_shapes(tensors: Tensors) -> LanguageModelConfig:

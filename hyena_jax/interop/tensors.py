@@ -108,18 +108,28 @@ def _plain(path: Path) -> Path:
     return path
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a `.safetensors` file; reading one maps its bytes alone."""
+def metadata_of(path: Path) -> dict[str, str]:
+    """The metadata of a `.safetensors` file."""
+    return _header(path)[0].get("__metadata__", {})
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a `.safetensors` file, and its length."""
     from safetensors import SafetensorError, safe_open
 
     try:
         # The library checks the header: the tensors fill the file, one after the other, by their dtypes.
-        with open_input("source", _plain(path)) as file, safe_open(path, "numpy") as opened:
-            names = list(opened.keys())
+        with open_input("source", _plain(path)) as file, safe_open(path, "numpy"):
             n_header = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(n_header, MOST_HEADER)))
+            return json.loads(file.read(min(n_header, MOST_HEADER))), n_header
     except (SafetensorError, ValueError) as error:
-        raise UserError(f"source {str(path)!r} cannot be read: {printable(error)[:200]}") from error
+        reason = printable(error)[:200]
+        raise UserError(f"source {str(path)!r} cannot be read: {reason}") from error
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a `.safetensors` file; reading one maps its bytes alone."""
+    header, n_header = _header(path)
 
     def tensor(about: Mapping[str, Any]) -> Tensor:
         shape, start = tuple(about["shape"]), 8 + n_header + about["data_offsets"][0]
@@ -131,7 +141,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
         return Tensor(shape, about["dtype"], read)
 
-    return {name: tensor(header[name]) for name in names}
+    return {name: tensor(about) for name, about in header.items() if name != "__metadata__"}
 
 
 def read_pytorch(path: Path, allowed_objects: tuple[type, ...] = ()) -> dict[str, Tensor]:

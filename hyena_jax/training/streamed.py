@@ -5,6 +5,7 @@ blocks of rows, by one of its full shape. Knows pytrees, not models.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,52 +51,43 @@ def save(folder: Path, items: Mapping[str, Streamed], meta: dict[str, Any]) -> N
     for name, item in items.items():
         store = {"driver": "ocdbt", "base": f"file://{(folder / '0' / name).absolute()}/"}
         _replace(store, named_leaves(item.shapes), item.blocks)
+    _flush(folder / "0")
     write_manifest(folder / "0")
 
 
 def _replace(store: dict[str, Any], shapes: Mapping[str, Any], blocks: Mapping[str, Blocks]) -> None:
-    """Replaces arrays in an item's database by those of the full shapes.
-
-    Every commit waits for the disk, so that small arrays are committed together.
-    """
-    context = ts.Context()  # one for all, or each array would be committed separately
-    transaction, n_waiting = ts.Transaction(), 0
+    """Replaces arrays in an item's database by those of the full shapes."""
+    # Every block would wait for the disk; the files are flushed once all are written.
+    context = ts.Context({"file_io_sync": False})
     for path, make in blocks.items():
-        first, array, shape = 0, None, shapes[path].shape
-        n_rows = max(1, min(shape[0], MOST_NUMBERS // max(1, math.prod(shape[1:]))))
+        name, shape = path.replace("/", "."), shapes[path].shape
+        with as_os_error(f"{path} could not be written"):
+            about = ts.KvStore.open(store, context=context).result().read(name + ARRAY).result().value
+            n_rows = max(1, min(shape[0], MOST_NUMBERS // max(1, math.prod(shape[1:]))))
+            array = ts.open(
+                {
+                    "driver": "zarr",
+                    "kvstore": {**store, "path": f"{name}/"},
+                    "metadata": {**parse_json(about), "shape": shape, "chunks": (n_rows, *shape[1:])},
+                    # As Orbax does, which refuses a checkpoint in which a block is missing.
+                    "store_data_equal_to_fill_value": True,
+                },
+                context=context,
+                create=True,
+                delete_existing=True,
+            ).result()
+        first = 0
         for block in make(n_rows):
             with as_os_error(f"{path} could not be written"):
-                if array is None or n_waiting + block.size > MOST_NUMBERS:
-                    if n_waiting + block.size > MOST_NUMBERS:
-                        transaction.commit_sync()
-                        transaction, n_waiting = ts.Transaction(), 0
-                    name, options = path.replace("/", "."), {"context": context, "transaction": transaction}
-                    array = _open(store, name, shape, n_rows, first == 0, options)
                 array[first : first + len(block)].write(block).result()
-            first, n_waiting = first + len(block), n_waiting + block.size
-    with as_os_error("the checkpoint could not be written"):
-        transaction.commit_sync()
+            first += len(block)
 
 
-def _open(
-    store: dict[str, Any],
-    name: str,
-    shape: tuple[int, ...],
-    n_rows: int,
-    is_new: bool,
-    options: dict[str, Any],
-) -> ts.TensorStore:
-    """An array of a database for writing; a new one takes dtype and compression from its placeholder."""
-    spec = {
-        "driver": "zarr",
-        "kvstore": {**store, "path": f"{name}/"},
-        # As Orbax does, which refuses a checkpoint in which a block is missing.
-        "store_data_equal_to_fill_value": True,
-    }
-    if not is_new:
-        return ts.open(spec, open=True, **options).result()
-    about = parse_json(
-        ts.KvStore.open(store, context=options["context"]).result().read(name + ARRAY).result().value
-    )
-    spec["metadata"] = {**about, "shape": shape, "chunks": (n_rows, *shape[1:])}
-    return ts.open(spec, create=True, delete_existing=True, **options).result()
+def _flush(folder: Path) -> None:
+    """Waits until the files of a folder are on the disk."""
+    for path in folder.rglob("*"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
