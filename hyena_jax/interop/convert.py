@@ -88,7 +88,7 @@ def convert(
         tokenizer = _read_tokenizer(tokenizer_file, found)
     least = f"at most the model's {found.model.vocab_size} symbols"
     fits = tokenizer.vocab_size <= found.model.vocab_size
-    require(fits, f"the size of tokenizer {str(tokenizer_file)!r}", tokenizer.vocab_size, least)
+    require(fits, f"the size of tokenizer {tokenizer.kind!r}", tokenizer.vocab_size, least)
     kept = None if tokenizer_file is None else output.absolute() / tokenizer_file.name
     experiment = Experiment(model=found.model, data=_data(tokenizer, kept, found.model))
     shapes = jax.eval_shape(partial(init_params, models.build(found.model), 0))

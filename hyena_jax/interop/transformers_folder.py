@@ -16,6 +16,7 @@ from hyena_jax.config import (
     LanguageModelConfig,
     MixerConfig,
     ModelConfig,
+    TextConfig,
     UserError,
 )
 from hyena_jax.data.tokenizers import BpeTokenizer, SentencePieceTokenizer
@@ -48,9 +49,8 @@ def settings_of(model: ModelConfig) -> tuple[Any, dict[str, Any]]:
     family = recurrentgemma if is_hawk else lfm2
     values = family.to_settings(model)
     theirs = _comparable(family.from_settings(Settings("config.json", values)), model)
-    differences = config.identity_differences(
-        Experiment(model=_comparable(model, model)), Experiment(model=theirs)
-    )
+    ours, data = _comparable(model, model), TextConfig(seq_len=1)  # which fits every model
+    differences = config.identity_differences(Experiment(ours, data), Experiment(theirs, data))
     if differences:
         name = values["architectures"][0]
         raise UserError(f"{name} of transformers cannot say this model; {'; '.join(differences[:5])}")

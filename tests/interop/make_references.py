@@ -299,7 +299,8 @@ def recurrentgemma_flax(checkout: Path) -> None:
     model = griffin.Griffin(config, gradient_checkpointing=False)
     tokens = tokens_of(24, LENGTHS[1])
     places = jnp.arange(LENGTHS[1], dtype=jnp.int32)[None]
-    params = model.init(jax.random.key(0), jnp.asarray(tokens, jnp.int32), places)["params"]
+    tokens_32 = jnp.asarray(tokens, jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens_32, places)["params"]
     generator = np.random.default_rng(0)
     params = jax.tree.map(lambda x: 0.3 * generator.standard_normal(x.shape).astype(np.float32), params)
     (STORED / "recurrentgemma_flax").mkdir(parents=True, exist_ok=True)
@@ -310,7 +311,7 @@ def recurrentgemma_flax(checkout: Path) -> None:
 
     def logits(length: int) -> np.ndarray:
         given = jnp.asarray(tokens[:, :length], jnp.int32), places[:, :length]
-        return model.apply({"params": params}, *given)[0]
+        return jax.jit(model.apply)({"params": params}, *given)[0]
 
     write_expected("recurrentgemma_flax", tokens, logits, LENGTHS)
 
