@@ -3,7 +3,8 @@
     hyena-jax train shakespeare_cpu --workdir runs/shakespeare
     hyena-jax train shakespeare_cpu:attention --workdir runs/shakespeare_attention
 
-Every registered causal mixer is a variant, by its name; `griffin` alternates two mixers. All have four layers
+Every registered causal mixer is a variant, by its name; so are mixers with other options (`signed_hawk`,
+`stu`) and patterns of several mixers (`griffin`, `striped_hyena2`, `lfm2`). All have four layers
 of width 128 in the same residual blocks, and the same recipe; the width of the feed-forward layers makes up
 for the size of a mixer, so that every model in VARIANTS has 0.8 to 0.9 million parameters. A mixer that is
 not in VARIANTS, such as your own (`--plugin my.py shakespeare_cpu:my_mixer`), has its default options and no
@@ -45,7 +46,10 @@ from hyena_jax.config import (
     Mamba2Config,
     MixerConfig,
     ParameterGroup,
+    RealModalFilterConfig,
     S4DConfig,
+    ShortFilterConfig,
+    STUFilterConfig,
     TextConfig,
     TrainingConfig,
     choose,
@@ -80,6 +84,7 @@ VARIANTS = {
     "annotated_hyena": Variant((AnnotatedHyenaConfig(),), (FILTER, NO_DECAY)),
     "gated_hyena": Variant((GatedHyenaConfig(),), (FILTER, NO_DECAY)),
     "hawk": Variant((HAWK,), (RATE, NO_DECAY)),
+    "signed_hawk": Variant((HawkConfig(sign="gate"),), (RATE, NO_DECAY), d_ff=448),
     "griffin": Variant((HAWK, HAWK, LOCAL_ATTENTION), (RATE, NO_DECAY)),
     "gated_delta": Variant((GatedDeltaConfig(n_heads=4),), (DECAY, NO_DECAY)),
     "mamba2": Variant((Mamba2Config(n_heads=4, d_state=64),), (DECAY, NO_DECAY), d_ff=384),
@@ -94,6 +99,26 @@ VARIANTS = {
     "h3": Variant((H3Config(n_taps=32),), (STATE_SPACE, SHIFT, NO_DECAY), d_ff=448),
     "s4d": Variant((S4DConfig(),), (STATE_SPACE, NO_DECAY), d_ff=576),
     "fir": Variant((FIRConfig(),), (FILTER, NO_DECAY), d_ff=608),
+    "stu": Variant((FIRConfig(filter=STUFilterConfig()),), (FILTER, NO_DECAY), d_ff=640),
+    # One layer of each kind: 7 taps, 32 taps that decay, real poles, attention.
+    "striped_hyena2": Variant(
+        (
+            HyenaConfig(filter=ShortFilterConfig(7), filter_groups=8, skip=False),
+            HyenaConfig(filter=ShortFilterConfig(32, decay=(0.01, 100.0)), filter_groups=8),
+            HyenaConfig(filter=RealModalFilterConfig(16)),
+            AttentionConfig(n_heads=4, rotary_fraction=1.0),
+        ),
+        HYENA_GROUPS,
+    ),
+    # Three gated convolutions of 3 taps, then attention with fewer keys and values than queries.
+    "lfm2": Variant(
+        (
+            *3 * (HyenaConfig(filter=ShortFilterConfig(3), short_filter_len=0, skip=False),),
+            AttentionConfig(n_heads=4, n_kv_heads=2, rotary_fraction=1.0, qk_norm_eps=1e-5),
+        ),
+        HYENA_GROUPS,
+        d_ff=544,
+    ),
 }
 
 

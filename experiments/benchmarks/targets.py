@@ -25,7 +25,13 @@ from hyena_jax.benchmark import flax_baseline, torch_baseline
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.benchmark.settings import Effort
 from hyena_jax.benchmark.timing import Program, jit_program, measure
-from hyena_jax.config import ExplicitFilterConfig, HawkConfig, HyenaConfig
+from hyena_jax.config import (
+    ExplicitFilterConfig,
+    GatedDeltaConfig,
+    HawkConfig,
+    HyenaConfig,
+    Mamba2Config,
+)
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops import fastmax
 from hyena_jax.parallel import pmap
@@ -59,6 +65,10 @@ def main(
         "hyena B=4 L=1024 D=256": partial(hyena, 4, 1024, 256),
         "hyena B=1 L=8192 D=256": partial(hyena, 1, 8192, 256),
         "hawk B=4 L=2048 D=512, 8 gate blocks": partial(hawk, 4, 2048, 512),
+        "gated_delta B=1 L=8192 D=256, 4 heads": partial(
+            matrix_memory, GatedDeltaConfig(n_heads=4), 8192, 256
+        ),
+        "mamba2 B=1 L=8192 D=256, 4 heads": partial(matrix_memory, Mamba2Config(n_heads=4), 8192, 256),
         "fastmax p=2 head_dim=32 L=8192": partial(fastmax_forms, 8192),
         "train step of shakespeare_cpu": partial(train_steps, ("attention", "hyena", "hawk")),
     }
@@ -169,6 +179,36 @@ def hawk(batch: int, length: int, width: int) -> dict:
 
     programs = both_passes("matrix products", products, params, x, y_bar)
     return programs | both_passes("hawk", module.apply, params, x, y_bar)
+
+
+def matrix_memory(config: GatedDeltaConfig | Mamba2Config, length: int, width: int) -> dict:
+    x, y_bar = inputs(1, length, width)
+    module = mixer_class(config)(width, length, config)
+    params = jax.jit(module.init)(jax.random.key(0), x)
+    heads, erases = config.n_heads, isinstance(config, GatedDeltaConfig)
+    key_heads = heads if erases else 1
+
+    def products(params: dict, x: jax.Array) -> jax.Array:
+        """The layers' matrix products, and those of all chunks at once; the rest is left out."""
+        params = params["params"]
+        names = ("qkv_proj", "beta_proj", "decay_proj", "gate_proj") if erases else ("in_proj",)
+        inner = [x @ params[name]["kernel"] for name in names]
+        values = params["out_proj"]["kernel"].shape[0]
+        keys = width if erases else config.d_state
+        q, k, v = jnp.split(inner[0][0, :, : 2 * keys + values], [keys, 2 * keys], axis=-1)
+        # [chunks, heads, tokens, channels]; the heads of Mamba-2 share q and k.
+        q, k, v = (
+            part.reshape(-1, config.chunk, n, part.shape[-1] // n).swapaxes(1, 2)
+            for part, n in ((q, key_heads), (k, key_heads), (v, heads))
+        )
+        memory = k.mT @ v
+        u = (k @ k.mT) @ (v - k @ memory) if erases else v
+        o = (q @ memory + (q @ k.mT) @ u).swapaxes(1, 2).reshape(1, length, values)
+        rest = sum(part.mean() for part in inner)  # so that no product is dropped
+        return (o + rest) @ params["out_proj"]["kernel"]
+
+    programs = both_passes("matrix products", products, params, x, y_bar)
+    return programs | both_passes("mixer", module.apply, params, x, y_bar)
 
 
 def fastmax_forms(length: int) -> dict:

@@ -4,8 +4,8 @@ python experiments/shakespeare_cpu/run.py [--workdir DIR] [--path input.txt] [--
 python experiments/shakespeare_cpu/run.py [--workdir DIR] [--path input.txt] --measure-time
 python experiments/shakespeare_cpu/run.py --plot-only    # losses.png and curves.png from results.json
 
-Runs that are finished in WORKDIR are read, not repeated. Times are measured separately, one variant right
-after another; leave the machine idle then, since other programs would slow down some variants and not others.
+The runs are a sweep: started again, it continues. Times are measured separately, one variant right after
+another; leave the machine idle then, since other programs would slow down some variants and not others.
 """
 
 import dataclasses
@@ -27,8 +27,9 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 TOKENS_PER_STEP = 12 * 64
 TIMED_STEPS = 300
-SEEDS = {"hyena": 5, "hawk": 5, "attention": 5}
-"""Seeds of these variants; the others have one."""
+SEEDS = (0, 1, 2)
+CURVES = ("hyena", "hawk", "gated_delta", "attention")
+"""Variants whose losses are drawn against the step."""
 VARIANTS = tuple(runpy.run_path(str(config_files()["shakespeare_cpu"]))["VARIANTS"])
 NANOGPT = 1.8857
 """Validation loss of nanoGPT's CPU recipe, in nats."""
@@ -38,15 +39,17 @@ def main(
     workdir: Path = Path("runs/shakespeare_cpu"),
     path: str | None = None,
     variants: tuple[str, ...] = VARIANTS,
+    jobs: int = 2,
     measure_time: bool = False,
     plot_only: bool = False,
 ) -> None:
-    """Trains what is missing (or measures times), one run after another, then writes the results.
+    """Trains what is missing, or measures times, then writes the results.
 
     Args:
       workdir: folder of the runs.
       path: the text; None takes TensorFlow Datasets' copy.
       variants: variants of the config `shakespeare_cpu`.
+      jobs: runs at a time, each with its part of the cores.
       measure_time: measure the time of a step instead of training.
       plot_only: draw from results.json, and train nothing.
     """
@@ -54,22 +57,34 @@ def main(
     if plot_only:
         variants = ()
     here = {"hardware": describe_machine(), "versions": describe_versions()}
+    if variants and not measure_time:
+        grid = ["--grid", f"variant={','.join(variants)}", "--grid", f"seed={','.join(map(str, SEEDS))}"]
+        hyena_jax("sweep", "shakespeare_cpu", *grid, "--jobs", str(jobs), *settings(workdir, path))
     for variant in variants:
         if measure_time:
             found = {"ms_per_step": measure(variant, workdir / f"{variant}_timed", path), "timed_on": here}
         else:
-            seeds = range(SEEDS.get(variant, 1))
-            found = {"runs": [train(variant, seed, workdir / f"{variant}_{seed}", path) for seed in seeds]}
-            found |= {"parameters": count_parameters(variant), "runs_on": here}
+            runs = [read(workdir / f"variant={variant},seed={seed}", seed) for seed in SEEDS]
+            found = {"runs": runs, "parameters": count_parameters(variant), "runs_on": here | {"jobs": jobs}}
         report["variants"][variant] = report["variants"].get(variant, {}) | found
         RESULTS.write_text(json.dumps(report, indent=2) + "\n")
     draw_losses(report["variants"])
     draw_curves(report["variants"])
 
 
-def train(variant: str, seed: int, workdir: Path, path: str | None) -> dict:
+def settings(workdir: Path, path: str | None) -> list[str]:
+    """Flags of every run."""
+    flags = ["--workdir", str(workdir), "--logging.sample-tokens", "0"]
+    return flags + (["--data.path", path] if path else [])
+
+
+def hyena_jax(*arguments: str) -> None:
+    """Runs a command line."""
+    subprocess.run([sys.executable, "-m", "hyena_jax", *arguments], check=True)
+
+
+def read(workdir: Path, seed: int) -> dict:
     """Validation loss and accuracy after the whole budget, and the curve of the loss."""
-    run(variant, workdir, path, ["--seed", str(seed)])
     rows = [row for row in read_rows(workdir / "metrics.jsonl") if "validation/loss" in row]
     last = rows[-1]
     return {
@@ -85,18 +100,12 @@ def measure(variant: str, workdir: Path, path: str | None) -> dict:
     """Milliseconds of a training step, over intervals of ten steps after the first fifty."""
     steps = str(TIMED_STEPS)
     short = ["--training.steps", steps, "--training.eval-every", steps, "--training.checkpoint-every", steps]
-    run(variant, workdir, path, [*short, "--training.eval-windows", "1"])
+    short += ["--training.eval-windows", "1", *settings(workdir, path)]
+    hyena_jax("train", f"shakespeare_cpu:{variant}", *short)
     rows = [row for row in read_rows(workdir / "metrics.jsonl") if "train/loss" in row and row["step"] > 50]
     times = [1e3 * TOKENS_PER_STEP / row["train/tokens_per_second"] for row in rows]
     low, median, high = statistics.quantiles(times, n=4)
     return {"median": median, "quartiles": [low, high]}
-
-
-def run(variant: str, workdir: Path, path: str | None, flags: list[str]) -> None:
-    command = [sys.executable, "-m", "hyena_jax", "train", f"shakespeare_cpu:{variant}"]
-    command += ["--workdir", str(workdir), "--logging.sample-tokens", "0", *flags]
-    command += ["--data.path", path] if path else []
-    subprocess.run(command, check=True)
 
 
 def count_parameters(variant: str) -> int:
@@ -126,10 +135,9 @@ def draw_losses(variants: dict[str, dict]) -> None:
     axes = figure.subplots()
     several = [i for i, name in enumerate(names) if len(losses[name]) > 1]
     least, most = ([of(losses[names[i]]) for i in several] for of in (min, max))
-    label = f"range of {max(SEEDS.values())} seeds"
-    band = {"color": COLOURS[0], "alpha": 0.3, "linewidth": 9, "label": label}
+    band = {"color": COLOURS[0], "alpha": 0.3, "linewidth": 9, "label": "range over seeds"}
     axes.hlines(several, least, most, **band)
-    axes.plot(means, range(len(names)), "o", color=COLOURS[0], label="their mean, or the only seed")
+    axes.plot(means, range(len(names)), "o", color=COLOURS[0], label="mean over seeds")
     for i, name in enumerate(names):
         axes.text(max(losses[name]), i, f"   {means[i]:.3f}", va="center", fontsize=8)
     axes.axvline(NANOGPT, color="grey", linestyle="--", linewidth=1, label="nanoGPT, same budget")
@@ -147,7 +155,7 @@ def draw_curves(variants: dict[str, dict]) -> None:
 
     curves = {
         name: [run["curve"] for run in variants[name]["runs"] if "curve" in run]
-        for name in SEEDS
+        for name in CURVES
         if name in variants
     }
     if not any(curves.values()):

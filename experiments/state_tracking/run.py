@@ -37,8 +37,8 @@ def make_runs() -> dict[str, Experiment]:
     """Parity of every model."""
     runs: dict[str, Experiment] = {}
     for model, (mixer, flags) in MODELS.items():
-        shared = ["--model.max-len", str(LONGEST), "--training.steps", "1000"]
-        shared += ["--training.eval-every", "250", "--training.checkpoint-every", "1000"]
+        shared = ["--model.max-len", str(LONGEST), "--training.steps", "2000"]
+        shared += ["--training.eval-every", "500", "--training.checkpoint-every", "2000"]
         for run in task_runs("parity", mixer, SEEDS, [*shared, *flags]):
             runs[f"model={model},seed={run.seed}"] = run
     return runs

@@ -129,6 +129,10 @@ class ParallelConvolutions(NamedTuple):
         return x
 
     def short(self, parts: list[jax.Array], taps: jax.Array, bias: jax.Array) -> tuple[list[jax.Array], Self]:
+        if taps.shape[1] > few_taps.MOST_IN_WINDOWS:
+            y = self._few_taps(jnp.concatenate(parts), taps, None) + bias[:, None, None]
+            return jnp.split(y.astype(parts[0].dtype), len(parts)), self
+
         def local(
             part: jax.Array,
             taps: jax.Array,
@@ -145,10 +149,11 @@ class ParallelConvolutions(NamedTuple):
         ], self
 
     def long(self, u: jax.Array, o: int) -> tuple[jax.Array, Self]:
-        return (self._few_taps(u, o) if self.has_few_taps else self._long(u, o)), self
+        if not self.has_few_taps:
+            return self._long(u, o), self
+        return self._few_taps(u, self.h[o], None if self.skip is None else self.skip[o]), self
 
-    def _few_taps(self, u: jax.Array, o: int) -> jax.Array:
-        h, skip = self.h[o], None if self.skip is None else self.skip[o]
+    def _few_taps(self, u: jax.Array, h: jax.Array, skip: jax.Array | None) -> jax.Array:
         convolve = partial(few_taps_conv, method=self.method)
         convolve = sharded(convolve, self.sequence_axis, ("GWBL", "WK", "W", "BL"), "GWBL")
         groups = u.reshape(-1, len(h), *u.shape[1:])

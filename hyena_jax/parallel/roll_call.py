@@ -209,7 +209,12 @@ async def _greeted(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.
     while True:
         with suppress(OSError):  # nobody listens yet
             reader, writer = await asyncio.open_connection(host, port)
-            if greeting := await reader.read(1):
+            greeting = b""
+            try:
+                greeting = await reader.read(1)
+            finally:
+                if not greeting:  # also where the caller's time is over
+                    writer.close()
+            if greeting:
                 return reader, writer, greeting
-            writer.close()
         await asyncio.sleep(RETRY_EVERY)

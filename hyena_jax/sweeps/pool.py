@@ -56,6 +56,9 @@ class _Worker:
                 process_group=0,
                 env={**os.environ, INSIDE: "1"},
             )
+        except BaseException:
+            self._errors.close()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 

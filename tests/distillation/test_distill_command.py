@@ -87,6 +87,7 @@ def test_the_new_folder_is_a_run(workdir, tmp_path, capsys):
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"0", "2"}
 
 
+@pytest.mark.grid
 def test_auto_takes_the_smallest_size_within_the_bound(workdir, tmp_path, capsys):
     assert run("distill", workdir, "--output", tmp_path / "a", "--max-loss-increase", 10) == 0
     assert json.loads((tmp_path / "a" / "distillation.json").read_text())["state_size"] == 4

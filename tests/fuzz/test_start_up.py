@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
 
 SECONDS = 180
 """Longest that a command may take."""
+PARTS = 3
+"""Signals to each command."""
 TRAIN = """
     train quickstart --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16
     --model.pattern.0.filter.width 4 --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
@@ -53,11 +55,12 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", COMMANDS)
-def test_signals_swept_over_the_start(places, tmp_path, name, seed):
-    """From 0.1 s, the start of Python itself, to 20 s, mostly early."""
-    generator = random.Random(f"{name} {seed}")
+def test_signals_swept_over_the_start(places, tmp_path, name, part):
+    """From 0.1 s, the start of Python itself, to 20 s, mostly early; each part has a moment of its own."""
+    generator = random.Random(f"{name} {part}")
+    moment = 0.15 * 130 ** ((part + generator.random()) / PARTS)
     number = generator.choice([signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     if signal.getsignal(number) == signal.SIG_IGN:  # these tests run under nohup
         number = signal.SIGTERM
@@ -65,7 +68,7 @@ def test_signals_swept_over_the_start(places, tmp_path, name, seed):
     with start(*(str(word).format(root=tmp_path) for word in COMMANDS[name])) as process:
         try:
             try:
-                output, error = process.communicate(timeout=0.15 * 130 ** generator.random())
+                output, error = process.communicate(timeout=moment)
             except subprocess.TimeoutExpired:
                 process.send_signal(number)
                 output, error = process.communicate(timeout=SECONDS)
@@ -91,28 +94,26 @@ def test_signals_swept_over_the_start(places, tmp_path, name, seed):
 
 
 WRONG = [
-    *(f"JAX_PLATFORMS={value}" for value in ("tpu", "nonsense", "cuda", "rocm", "cpu,nonsense", ",", "CPU ")),
-    *(f"JAX_NUM_CPU_DEVICES={value}" for value in ("0", "x", "1.5", "1e9x")),
+    *(f"JAX_PLATFORMS={value}" for value in ("tpu", "nonsense", "cpu,nonsense", ",", "CPU ")),
+    *(f"JAX_NUM_CPU_DEVICES={value}" for value in ("0", "x")),
     *(
         f"XLA_FLAGS={value}"
         for value in (
             "--nonsense=1",
-            "nonsense",
             "/nonexistent",
             "--xla_force_host_platform_device_count=x",
             "--xla_force_host_platform_device_count=0",
             "--xla_cpu_multi_thread_eigen=maybe",
-            "--xla_backend_optimization_level=two",
             "--xla_dump_hlo_as_text --",
             "xla_dump_to=/tmp",
         )
     ),
-    *(f"JAX_{name}={value}" for name in ("DISABLE_JIT", "NO_TRACING") for value in ("1", "true")),
-    *(
-        f"JAX_{name}={value}"
-        for name in ("ENABLE_X64", "DEBUG_NANS", "LOG_COMPILES", "ENABLE_COMPILATION_CACHE", "DISABLE_JIT")
-        for value in ("x", "2", "None")
-    ),
+    "JAX_DISABLE_JIT=1",
+    "JAX_NO_TRACING=true",
+    "JAX_ENABLE_X64=x",
+    "JAX_DEBUG_NANS=2",
+    "JAX_LOG_COMPILES=None",
+    "JAX_ENABLE_COMPILATION_CACHE=x",
     *(
         f"JAX_{name}=nonsense"
         for name in (
@@ -120,11 +121,8 @@ WRONG = [
             "DEFAULT_PRNG_IMPL",
             "DEFAULT_DEVICE",
             "CPU_COLLECTIVES_IMPLEMENTATION",
-            "NUMPY_DTYPE_PROMOTION",
-            "NUMPY_RANK_PROMOTION",
             "TRANSFER_GUARD",
             "LOGGING_LEVEL",
-            "TRACEBACK_FILTERING",
             "PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
             "COMPILATION_CACHE_MAX_SIZE",
             "TRACER_ERROR_NUM_TRACEBACK_FRAMES",
@@ -132,7 +130,7 @@ WRONG = [
     ),
     "JAX_NUMPY_DTYPE_PROMOTION=strict",
     "JAX_NUMPY_RANK_PROMOTION=raise",
-    *(f"JAX_TRANSFER_GUARD={value}" for value in ("disallow", "disallow_explicit", "log_explicit")),
+    "JAX_TRANSFER_GUARD=disallow_explicit",
 ]
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,6 +115,19 @@ def test_a_sweep_that_is_done_starts_nothing(swept, monkeypatch):
     assert hyena_jax.sweep(runs, root, quiet=True) == outcomes
 
 
+def test_a_run_whose_folder_was_deleted_is_trained_again(swept, tmp_path, monkeypatch):
+    root, runs, _ = swept
+    copied = shutil.copytree(root, tmp_path / "sweep")
+    shutil.rmtree(copied / "seed=1")
+
+    def start(*_, **__):
+        raise RuntimeError("started")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(RuntimeError, match="started"):
+        hyena_jax.sweep(runs, copied, quiet=True)
+
+
 def test_another_sweep_is_refused(swept, tmp_path):
     root, runs, _ = swept
     before = (root / "sweep.json").read_bytes()
@@ -210,6 +224,7 @@ def _wait_for_end(pid):
         time.sleep(0.01)
 
 
+@pytest.mark.faults
 def test_a_sweep_that_is_asked_to_stop_saves(tmp_path):
     command = [*COMMAND, "--training.steps", "100000", "--workdir", str(tmp_path / "sweep")]
     process = subprocess.Popen(

@@ -192,3 +192,11 @@ def test_a_name_that_means_loopback_to_itself_is_listened_for_everywhere(coordin
     found = [Address(socket.AF_INET, "127.0.1.1", port)]
     monkeypatch.setattr(roll_call, "_resolve", lambda place: found)
     assert call_roll(f"host0:{port}", card(0, 1), SOON) == f"0.0.0.0:{port}"
+
+
+def test_a_listener_that_says_nothing_is_given_up_with_its_connection():
+    """A connection that is not closed would end as a warning, an error here."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        coordinator = f"127.0.0.1:{silent.getsockname()[1]}"
+        error = outcome_of(coordinator, card(1, 2), SOON)
+    assert str(error) == f"process 0 did not connect to {coordinator} in 0.3 s"

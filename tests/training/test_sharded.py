@@ -283,13 +283,12 @@ def test_channels_that_cannot_be_divided_are_refused_before_the_folder_is_made(e
 
 
 EIGHT = """
-import itertools, json
+import json
 from hyena_jax.config import ParallelConfig
 from test_sharded import losses, sharded
 found = {"pmap": losses(ParallelConfig())}
-for mesh in itertools.product((1, 2, 4, 8), repeat=3):
-    if mesh[0] * mesh[1] * mesh[2] == 8:
-        found[str(mesh)] = losses(sharded(*mesh))
+for mesh in [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2), (4, 2, 1), (1, 2, 4)]:
+    found[str(mesh)] = losses(sharded(*mesh))
 print(json.dumps(found))
 """
 
@@ -297,6 +296,7 @@ print(json.dumps(found))
 def on_eight_devices(program: str) -> dict:
     """The JSON in the last line that a program prints."""
     flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    flags += " --xla_cpu_parallel_codegen_split_count=1"
     paths = os.pathsep.join(sys.path)
     environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": f"{os.path.dirname(__file__)}:{paths}"}
     command = [sys.executable, "-c", program]
@@ -305,15 +305,15 @@ def on_eight_devices(program: str) -> dict:
 
 
 @pytest.mark.scale
-def test_all_meshes_of_eight_devices_train_alike():
+def test_meshes_of_eight_devices_train_alike():
     found = on_eight_devices(EIGHT)
-    assert len(found) == 11
+    assert len(found) == 7
     for mesh, values in found.items():
         np.testing.assert_allclose(values, found["pmap"], atol=1e-5, err_msg=mesh)
 
 
 MOVED = """
-import dataclasses, io, itertools, json, shutil
+import dataclasses, io, json, shutil
 from pathlib import Path
 from rich.console import Console
 from hyena_jax import config
@@ -328,7 +328,11 @@ layouts = {{
     "pmap 1": ParallelConfig(devices=1), "pmap 2": ParallelConfig(devices=2),
     "pmap 4": ParallelConfig(devices=4), "1 x 2 x 1": sharded(1, 2, 1), "1 x 1 x 4": sharded(1, 1, 4),
 }}
-eight = list(layouts)[:3]
+moves = [
+    ("pmap 8", "1 x 2 x 1"), ("2 x 2 x 2", "pmap 1"), ("1 x 8 x 1", "1 x 1 x 4"),
+    ("pmap 1", "1 x 8 x 1"), ("pmap 2", "2 x 2 x 2"), ("pmap 4", "1 x 8 x 1"),
+    ("1 x 2 x 1", "pmap 8"), ("1 x 1 x 4", "2 x 2 x 2"),
+]
 
 def run(workdir, steps, layout):
     training = dataclasses.replace(experiment.training, steps=steps)
@@ -339,11 +343,10 @@ def run(workdir, steps, layout):
 
 found = {{name: run(folder / name, 3, name) for name in layouts}}
 found["whole"] = run(folder / "whole", 8, "pmap 1")
-for one, other in itertools.product(layouts, repeat=2):
-    if (one in eight) != (other in eight):
-        workdir = folder / (one + " to " + other)
-        shutil.copytree(folder / one, workdir)
-        found[workdir.name] = run(workdir, 8, other)
+for one, other in moves:
+    workdir = folder / (one + " to " + other)
+    shutil.copytree(folder / one, workdir)
+    found[workdir.name] = run(workdir, 8, other)
 print(json.dumps(found))
 """
 
@@ -361,7 +364,7 @@ def test_runs_move_between_eight_devices_and_fewer(experiment, tmp_path):
     )
     (tmp_path / "config.json").write_text(json.dumps(config.encode(experiment)))
     found = on_eight_devices(MOVED.format(config=str(tmp_path / "config.json"), folder=str(tmp_path)))
-    assert len(found) == 8 + 1 + 2 * 3 * 5
+    assert len(found) == 8 + 1 + 8
     for name, losses_of_run in found.items():
         expected = {step: found["whole"][step] for step in losses_of_run}
         assert losses_of_run == pytest.approx(expected, abs=1e-5), name

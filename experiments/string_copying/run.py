@@ -1,0 +1,63 @@
+"""Copying strings: how many rows attention and recurrences need, and how far beyond them they copy.
+
+python experiments/string_copying/run.py [--workdir runs/string_copying] [--jobs 2] [--quick]
+"""
+
+import dataclasses
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from study import Study, main, task_runs
+
+from hyena_jax.config import Experiment, TaskConfig
+
+LENGTHS = (8, 12, 16)
+ROTARY = ("--no-model.learned-positions", "--model.pattern.0.rotary-fraction", "1.0")
+MODELS = {
+    "attention": ("attention", ROTARY),
+    "gated_delta": ("gated_delta", ("--model.pattern.0.n-heads", "2")),
+    "hyena": ("hyena", ()),
+    "hawk": ("hawk", ()),
+}
+SEEDS = (0, 1, 2)
+STEPS = "3000"
+
+
+def make_runs() -> dict[str, Experiment]:
+    """Every model; a run stops once it names 99 of 100 letters."""
+    runs: dict[str, Experiment] = {}
+    for model, (mixer, flags) in MODELS.items():
+        shared = ["--model.max-len", "64", "--training.steps", STEPS, "--training.checkpoint-every", STEPS]
+        shared += ["--training.eval-every", "100", "--training.until", "accuracy=0.99"]
+        for run in task_runs("copying", mixer, SEEDS, [*shared, *flags]):
+            runs[f"model={model},seed={run.seed}"] = run
+    return runs
+
+
+def of_length(length: int, data: TaskConfig) -> TaskConfig:
+    """Strings of exactly that length to evaluate on."""
+    return dataclasses.replace(data, test_min_len=length, test_max_len=length)
+
+
+STUDY = Study(
+    folder=Path(__file__).parent,
+    title="Copying strings of letters, and longer ones than in training",
+    source="Repeat After Me: Transformers are Better than State Space Models at Copying (2402.01032)",
+    claim="""A string of 3 to 8 letters is shown and has to be repeated; tested also at 12 and 16 letters.
+The paper: transformers need about a hundredth of the rows that state-space models need, and copy longer
+strings. There 12 layers of width 1,024 and up to 300 letters; here two layers of width 64, 8 letters in the
+alphabet, 64 rows of 40 tokens a step, and a run stops once it names 99 of 100 letters.""",
+    runs=make_runs(),
+    metric="accuracy",
+    solved=0.99,
+    above=[(("model=attention",), ("model=hawk",))],
+    above_at=LENGTHS[-1],
+    lengths={length: partial(of_length, length) for length in LENGTHS},
+    x="length",
+)
+
+if __name__ == "__main__":
+    main(STUDY)
