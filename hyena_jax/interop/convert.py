@@ -79,16 +79,7 @@ def convert(
     require(is_free, "output", str(output), "a new or an empty folder")
     require(source.exists() or source.is_symlink(), "source", str(source), "a file or a folder that exists")
     found = FORMATS[family](source, read_tensors(source, OBJECTS.get(family, ())), options)
-    tokenizer_file = None if found.tokenizer is not None else _tokenizer_file(source, tokenizer_path)
-    if found.tokenizer is not None:
-        allowed = f"None: the tokens of {family} are known"
-        require(tokenizer_path is None, "tokenizer", str(tokenizer_path), allowed)
-        tokenizer = found.tokenizer
-    else:
-        tokenizer = _read_tokenizer(tokenizer_file, found)
-    least = f"at most the model's {found.model.vocab_size} symbols"
-    fits = tokenizer.vocab_size <= found.model.vocab_size
-    require(fits, f"the size of tokenizer {tokenizer.kind!r}", tokenizer.vocab_size, least)
+    tokenizer, tokenizer_file = _tokenizer(found, source, tokenizer_path)
     kept = None if tokenizer_file is None else output.absolute() / tokenizer_file.name
     experiment = Experiment(model=found.model, data=_data(tokenizer, kept, found.model))
     shapes = jax.eval_shape(partial(init_params, models.build(found.model), 0))
@@ -111,20 +102,27 @@ def convert(
     return Converted(experiment, len(found.tensors), n_parameters, tokenizer)
 
 
+def _tokenizer(found: Source, source: Path, given: Path | None) -> tuple[Tokenizer, Path | None]:
+    """The tokenizer, and its file: the given one, or one next to the weights; else ids are their own text."""
+    if found.tokenizer is not None:
+        require(given is None, "tokenizer", str(given), "None: the tokens of this family are known")
+    path = None if found.tokenizer is not None else _tokenizer_file(source, given)
+    tokenizer = found.tokenizer or IdsTokenizer(found.model.vocab_size)
+    if path is not None:
+        tokenizer = (read_bpe if path.suffix == ".json" else read_sentencepiece)(str(path), found.bos)
+    size, most = tokenizer.vocab_size, found.model.vocab_size
+    require(
+        size <= most, f"the size of the tokenizer ({tokenizer.kind})", size, f"at most the model's {most}"
+    )
+    return tokenizer, path
+
+
 def _tokenizer_file(source: Path, given: Path | None) -> Path | None:
-    """The file of the tokenizer: the given one, or one next to the weights; None if there is none."""
     folder = source if source.is_dir() else source.parent
     near = (folder / name for name in TOKENIZER_FILES)
     path = given or next((path for path in near if path.is_symlink() or path.exists()), None)
     require(path is None or not path.is_symlink(), "tokenizer", str(path), "a file, not a symbolic link")
     return path
-
-
-def _read_tokenizer(path: Path | None, found: Source) -> Tokenizer:
-    if path is None:
-        return IdsTokenizer(found.model.vocab_size)
-    read = read_bpe if path.suffix == ".json" else read_sentencepiece
-    return read(str(path), found.bos)
 
 
 def _data(tokenizer: Tokenizer, path: Path | None, model: LanguageModelConfig) -> TextConfig | TokensConfig:

@@ -22,7 +22,7 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
     model = from_settings(settings)
     max_len = max_len_of(options, settings.size("max_position_embeddings", 128_000))
     model = replace(model, max_len=max_len, dtype=options.dtype)
-    return Source(model, transformers_table(model), tensors, bos=settings.get("bos_token_id", BOS))
+    return Source(model, transformers_table(model), tensors, bos=settings.values.get("bos_token_id", BOS))
 
 
 def convolution(n_taps: int) -> HyenaConfig:

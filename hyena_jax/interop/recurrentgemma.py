@@ -49,7 +49,7 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
         bos = BOS
     else:
         settings = settings_of(source, options)
-        model, bos = from_settings(settings), settings.get("bos_token_id", BOS)
+        model, bos = from_settings(settings), settings.values.get("bos_token_id", BOS)
         model = _with_own_window(source, model)
         table = transformers_table
     model = replace(model, max_len=max_len_of(options, TRAINED_LEN), dtype=options.dtype)

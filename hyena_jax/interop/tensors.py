@@ -153,7 +153,11 @@ def read_pytorch(path: Path, allowed_objects: tuple[type, ...] = ()) -> dict[str
             f"source {str(path)!r} needs PyTorch to be read: pip install 'hyena_jax[interop]'"
         ) from None
     with open_input("source", _plain(path)) as file:
-        _check_archive(path, zipfile.ZipFile(file) if zipfile.is_zipfile(file) else None, file.seek(0, 2))
+        try:
+            records = zipfile.ZipFile(file).infolist()
+        except Exception:  # the library raises many kinds for damaged files
+            records = None
+        _check_records(path, records, file.seek(0, 2))
     try:
         with torch.serialization.safe_globals(list(allowed_objects)):
             values = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -174,11 +178,10 @@ def read_pytorch(path: Path, allowed_objects: tuple[type, ...] = ()) -> dict[str
     return {name: _torch_tensor(value) for name, value in values.items()}
 
 
-def _check_archive(path: Path, archive: zipfile.ZipFile | None, size: int) -> None:
+def _check_records(path: Path, records: list[zipfile.ZipInfo] | None, size: int) -> None:
     """Raises UserError unless the records of a PyTorch file lie in it as they are, without compression."""
     allowed = "a PyTorch file as torch.save writes it since version 1.6"
-    require(archive is not None, "source", str(path), allowed)
-    records = archive.infolist()
+    require(records is not None, "source", str(path), allowed)
     is_stored = all(record.compress_type == zipfile.ZIP_STORED for record in records)
     fits = sum(record.file_size for record in records) <= size
     require(is_stored and fits, "source", str(path), f"{allowed}, without compressed records")

@@ -137,7 +137,7 @@ def test_a_tokenizer_of_another_size(stored, refused):
     folder = stored("lfm2")
     vocabulary = {chr(97 + i): i for i in range(26)}
     Tokenizer(models.BPE(vocabulary, [])).save(str(folder / "tokenizer.json"))
-    assert "must be at most the model's 24 symbols, got 26" in refused("lfm2", folder)
+    assert "the size of the tokenizer (bpe) must be at most the model's 24, got 26" in refused("lfm2", folder)
     settings(folder, bos_token_id=999)
     assert "bos must be None or an id below vocab_size=26" in refused("lfm2", folder)
 
@@ -145,7 +145,7 @@ def test_a_tokenizer_of_another_size(stored, refused):
 def test_options_of_other_families(stored, refused):
     assert "only hyenadna has such a window" in refused("lfm2", stored("lfm2"), "--window-shift", "0")
     assert "24, of which the filters are functions" in refused("safari", stored("safari"), "--max-len", "48")
-    assert "the tokens of hyenadna are known" in refused(
+    assert "the tokens of this family are known" in refused(
         "hyenadna", stored("hyenadna"), "--tokenizer", "tokenizer.json"
     )
 
