@@ -62,9 +62,10 @@ def run(command: Export, arguments: Sequence[str]) -> int:
 
 
 def _card(run: "LoadedRun", license_name: str) -> str:
+    import jax
+
     from hyena_jax.benchmark.machine import describe_machine, describe_versions
     from hyena_jax.interop.card import Facts, card
-    from hyena_jax.trees import named_leaves
 
     losses = [
         row["validation/loss"]
@@ -76,7 +77,7 @@ def _card(run: "LoadedRun", license_name: str) -> str:
         Facts(
             config=config.encode(run.experiment),
             step=run.step,
-            n_parameters=sum(leaf.size for leaf in named_leaves(run.params).values()),
+            n_parameters=sum(leaf.size for leaf in jax.tree.leaves(run.params)),
             fingerprint=run.folder.fingerprint,
             loss=losses[-1] if losses else None,
             machine=describe_machine(),
