@@ -27,6 +27,7 @@ from hyena_jax.commands import (
     launch,
     note,
     plan,
+    show,
     sweep,
     task,
     train,
@@ -37,21 +38,23 @@ from hyena_jax.config.flags import as_flag, flags_of, read, split
 from hyena_jax.startup import quiet_libraries, refuse_wrong_jaxlib
 
 PLUGINS = "HYENA_JAX_PLUGINS"
-# For a command of two words, a table by the second word.
-COMMANDS = {
-    "train": train.Train,
-    "sweep": sweep.Sweep,
-    "compare": compare.Compare,
-    "eval": eval.Evaluate,
-    "generate": generate.Generate,
-    "export": export.Export,
-    "convert": convert.Convert,
-    "distill": distill.Distill,
-    "plan": plan.Plan,
-    "bench": {"operators": Operators, "model": Model, "decode": Decode},
-    "task": task.DrawTask,
-    "launch": launch.Launch,
+# By what a person wants to do. For a command of two words, a table by the second word.
+GROUPS = {
+    "Train": {"train": train.Train, "sweep": sweep.Sweep, "launch": launch.Launch},
+    "Look": {"show": show.Show, "compare": compare.Compare},
+    "Use": {
+        "generate": generate.Generate,
+        "export": export.Export,
+        "convert": convert.Convert,
+        "distill": distill.Distill,
+    },
+    "Measure": {
+        "eval": eval.Evaluate,
+        "bench": {"operators": Operators, "model": Model, "decode": Decode},
+    },
+    "Prepare": {"plan": plan.Plan, "task": task.DrawTask},
 }
+COMMANDS = {name: kind for group in GROUPS.values() for name, kind in group.items()}
 RUN = {
     train.Train: train.run,
     sweep.Sweep: sweep.run,
@@ -62,6 +65,7 @@ RUN = {
     convert.Convert: convert.run,
     distill.Distill: distill.run,
     plan.Plan: plan.run,
+    show.Show: show.run,
     **dict.fromkeys(COMMANDS["bench"].values(), bench.run),
     task.DrawTask: task.run,
     launch.Launch: launch.run,
@@ -177,14 +181,19 @@ def _overview(words: Sequence[str], commands: dict[str, Any]) -> str:
     from hyena_jax.config.flag_help import overview
 
     start = " ".join(["hyena-jax", *words])
-    rows = {
-        name: BENCH if isinstance(kind, dict) else kind.__doc__.partition("\n")[0]
-        for name, kind in commands.items()
+    sections = {
+        title: {
+            name: BENCH if isinstance(kind, dict) else kind.__doc__.partition("\n")[0]
+            for name, kind in group.items()
+        }
+        for title, group in ({"": commands} if words else GROUPS).items()
     }
     notes = [f"`{start} COMMAND --help` describes a command."]
     if not words:
-        notes.append("To start: hyena-jax train quickstart --workdir runs/first")
-    return overview(f"{start} COMMAND ...", BENCH if words else ABOUT, rows, notes)
+        notes.append(
+            "To start: hyena-jax train quickstart --workdir runs/first, then hyena-jax show runs/first"
+        )
+    return overview(f"{start} COMMAND ...", BENCH if words else ABOUT, sections, notes)
 
 
 def _describe(called: str, kind: type, defaults: dict[str, Any]) -> str:

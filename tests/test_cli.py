@@ -111,6 +111,47 @@ def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):
     assert output.read_text() == before
 
 
+def page_data(path):
+    text = path.read_text(encoding="utf-8")
+    return json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+
+
+def test_show(workdir, root, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert run("show", workdir, "--text", "the </script>" * 3, "--output", page) == 0
+    assert f"page: {page}" in capsys.readouterr().out
+    data = page_data(page)
+    assert "".join(data["labels"]) == ("the </script>" * 3)[:16]  # as far as the model reads
+    assert [layer["name"] for layer in data["layers"]] == ["layer 1: hyena"]
+    assert data["layers"][0]["besideTitle"].startswith("softmax attention")
+    assert len(data["filters"]) == 1
+    assert data["charts"].keys() == {"curve-loss", "curve-accuracy", "activations"}
+    assert run("show", workdir, "--max-tokens", 3, "--index", 1, "--beside", root / "run") == 0
+    data = page_data(workdir / "show.html")
+    assert len(data["labels"]) == 3
+    assert data["layers"][0]["besideTitle"] == "run run, hyena: mixing matrix"
+    assert data["layers"][0]["views"] == data["layers"][0]["beside"]
+    before = {path: path.read_bytes() for path in (page, workdir / "show.html")}
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    for arguments, message in (
+        (["--text", "the", "--output", page], "output must be a file that does not exist yet"),
+        (["--text", "the", "--path", "a"], "--path must be None together with text"),
+        (["--text", ""], "--text must be at least one token long"),
+        (["--max-tokens", 513], "--max-tokens must be in 1..512"),
+        (["--index", 10**6], "--index must be in 0.."),
+        (["--path", tmp_path / "none"], "cannot be read"),
+        (["--path", tmp_path / "latin"], "--path must be a text in UTF-8"),
+        (["--text", "the", "--beside", tmp_path], "holds no run"),
+        (["--text", "the", "--step", "7"], "--step must be 'latest'"),
+    ):
+        assert run("show", workdir, *arguments) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert {path: path.read_bytes() for path in before} == before
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "page.html", "latin"}
+
+
 SMALL_IMAGES = """
     --model.n-layers 1 --model.d-model 10 --model.d-ff 8 --model.dtype float32
     --data.batch-size 4 --parallel.devices 1 --logging.sample-images 3 --no-logging.tensorboard
@@ -130,6 +171,12 @@ def test_train_evaluate_images(tmp_path, capsys):
     assert output[output.index("images") + 1] == "4"
     assert "accuracy" in output
     assert "perplexity" not in output
+    assert run("show", folder, "--index", 2, "--path", other) == 0
+    data = page_data(folder / "show.html")
+    assert len(data["labels"]) == data["image"]["grid"][0] * data["image"]["grid"][1]
+    assert not data["layers"][0]["views"][0]["triangle"]
+    assert run("show", folder, "--text", "a") == 2
+    assert "workdir must be a run on text" in capsys.readouterr().err
     assert run("eval", folder, "--path", other, "--step", "best") == 0
     output = capsys.readouterr().out.split()
     assert output[output.index("images") + 1] == "7"

@@ -1,5 +1,6 @@
 """`hyena-jax train`: trains, then shows a sample of the text or predictions on images."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -102,4 +103,7 @@ def run(command: Train, arguments: Sequence[str]) -> int:
         n_right, n_drawn = draw_predictions(result.model, result.params, result.data, n_images, path)
         print(f"predictions: {n_right} of {n_drawn} right, drawn in {path}")
     print(f"\nrun folder: {workdir}   curves: {workdir / 'learning_curves.png'}")
+    folder = shlex.quote(str(workdir))
+    more = f"   hyena-jax generate {folder} --prompt TEXT" if has_text else ""
+    print(f"next: hyena-jax show {folder}{more}")
     return 0

@@ -44,11 +44,15 @@ def command_help(called: str, description: str, flags: Sequence[Flag], notes: Se
     return "\n".join(lines)
 
 
-def overview(usage: str, description: str, rows: Mapping[str, str], notes: Sequence[str] = ()) -> str:
-    """Usage, description and a line for each choice in `rows`."""
-    lines = [f"usage: {usage}", "", *_wrap(description), ""]
-    for name, about in rows.items():
-        lines += _row(name, about, 14)
+def overview(
+    usage: str, description: str, sections: Mapping[str, Mapping[str, str]], notes: Sequence[str] = ()
+) -> str:
+    """Usage, description and a line for each choice, under the title of its section; "" has no title."""
+    lines = [f"usage: {usage}", "", *_wrap(description)]
+    for title, rows in sections.items():
+        lines += ["", *([f"{title}:"] if title else [])]
+        for name, about in rows.items():
+            lines += _row(name, about, 14)
     for paragraph in notes:
         lines += ["", *_wrap(paragraph)]
     return "\n".join(lines)

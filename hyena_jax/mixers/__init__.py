@@ -16,6 +16,7 @@ A module may also declare:
     platform: str | None = None         a field: of the devices that it is compiled for, "cpu", "gpu" or "tpu"
     is_unbounded(config) -> bool        a static method: whether decoding may continue beyond max_len
     filter                              a submodule of `hyena_jax.filters`, which distillation can replace
+    mixing_matrix(x) -> Mixing | None   its matrices over time: see `mixing.py`
 
 Mixers with long convolutions share the base class `long.LongConvolutionMixer`. A decoding loop reduces the
 cost of their steps to O(log(L)^2) by calling `ops.online_conv.open_tiles` once and `absorb` after every

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from hyena_jax.config import AFTConvConfig, AFTFullConfig, AFTLocalConfig, AFTSimpleConfig, require
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, is_real, sums_dtype
+from hyena_jax.mixers.mixing import Mixing, impulse_responses
 from hyena_jax.ops import aft, sequence_parallel
 from hyena_jax.ops.aft_blocks import full_sums, window_sums
 from hyena_jax.ops.sequence_shards import sharded
@@ -96,6 +97,19 @@ class AFT(nn.Module):
         q, keys, values = self._project(x, None)
         return self._output(q, self._parallel(keys, values, aft.places(x.shape[1], segment_ids)))
 
+    def mixing_matrix(self, x: jax.Array) -> Mixing:
+        """One matrix for each channel, from v to the output projection, with sigmoid(q) in it."""
+        q, keys, values = self._project(x, None)
+        places = aft.places(x.shape[1])
+
+        def operator(v: jax.Array) -> jax.Array:
+            return self._gated(q, self._parallel(keys, v, places)).reshape(v.shape)
+
+        matrices = impulse_responses(operator, values, 1, True)
+        return Mixing(
+            matrices.reshape(len(x), self.d_model, *matrices.shape[3:]), values.reshape(x.shape)[..., None]
+        )
+
     def init_state(self, batch_size: int, max_len: int) -> AFTState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
         check_state_length(max_len, self.max_len)
@@ -134,8 +148,12 @@ class AFT(nn.Module):
         return q, keys, values
 
     def _output(self, q: jax.Array, sums: aft.Sums) -> jax.Array:
+        return self.out_proj(self._gated(q, sums).astype(q.dtype))
+
+    def _gated(self, q: jax.Array, sums: aft.Sums) -> jax.Array:
+        """sigmoid(q) times the weighted mean, [B, T, D]."""
         mean = aft.mean(sums).reshape(q.shape)
-        return self.out_proj((nn.sigmoid(q.astype(mean.dtype)) * mean).astype(q.dtype))
+        return nn.sigmoid(q.astype(mean.dtype)) * mean
 
     def _parallel(self, keys: jax.Array, values: jax.Array, places: aft.Places) -> aft.Sums:
         """Sums of each token of whole rows."""

@@ -22,6 +22,7 @@ from hyena_jax.mixers.inputs import (
     check_state_length,
     check_token,
 )
+from hyena_jax.mixers.mixing import Mixing
 from hyena_jax.mixers.norms import RMSNorm
 from hyena_jax.ops import sequence_parallel
 from hyena_jax.ops.attention import default_method, local_attention, rotary, softmax_attention
@@ -87,6 +88,10 @@ class HeadsAttention(nn.Module):
         """The function (q, k, v, segment_ids, axis_name) -> o [B, L, H, d] of `ops.sequence_parallel`."""
         raise NotImplementedError
 
+    def sees(self, lag: jax.Array) -> jax.Array:
+        """Whether a query sees the key that is `lag` positions before it."""
+        raise NotImplementedError
+
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
     ) -> jax.Array:
@@ -101,6 +106,16 @@ class HeadsAttention(nn.Module):
         attend = partial(self.attend(), method=default_method(self.platform))
         attend = sharded(attend, self.sequence_axis, QKV_AXES, "BLHd")
         return self._output(attend(q, k, v, segment_ids))
+
+    def mixing_matrix(self, x: jax.Array) -> Mixing:
+        """The softmax weights of each head, from v to the output projection."""
+        q, k, v = self._heads(x, jnp.zeros((), jnp.int32))
+        k, v = (jnp.repeat(z, q.shape[2] // k.shape[2], axis=2) for z in (k, v))
+        dtype = jnp.promote_types(q.dtype, jnp.float32)
+        logits = jnp.einsum("bthd,bshd->bhts", q.astype(dtype), k.astype(dtype)) / q.shape[-1] ** 0.5
+        lag = jnp.arange(x.shape[1])[:, None] - jnp.arange(x.shape[1])
+        logits = jnp.where(self.sees(lag), logits, -jnp.inf)
+        return Mixing(jax.nn.softmax(logits, axis=-1), v)
 
     def _heads(self, x: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """q [B, T, H, d], k and v [B, T, G, d] of x [B, T, D], whose first token is at `position` [].
@@ -159,6 +174,9 @@ class Attention(HeadsAttention):
 
     def attend(self) -> Callable[..., jax.Array]:
         return partial(sequence_parallel.softmax_attention, is_causal=self.config.causal)
+
+    def sees(self, lag: jax.Array) -> jax.Array:
+        return (lag >= 0) | (not self.config.causal)
 
     def init_state(self, batch_size: int, max_len: int) -> AttentionState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
@@ -219,6 +237,9 @@ class LocalAttention(HeadsAttention):
 
     def attend(self) -> Callable[..., jax.Array]:
         return partial(sequence_parallel.local_attention, window=self.config.window)
+
+    def sees(self, lag: jax.Array) -> jax.Array:
+        return (lag >= 0) & (lag <= self.config.window)
 
     def init_state(self, batch_size: int, max_len: int) -> AttentionState:
         """The state before the first token of a sequence of at most `max_len` tokens."""

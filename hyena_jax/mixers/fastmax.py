@@ -20,6 +20,7 @@ from hyena_jax.mixers.inputs import (
     is_real,
     sums_dtype,
 )
+from hyena_jax.mixers.mixing import Mixing
 from hyena_jax.ops import fastmax, sequence_parallel
 from hyena_jax.ops.attention import same_segment
 from hyena_jax.ops.documents import documents
@@ -113,6 +114,14 @@ class Fastmax(nn.Module):
         if segment_ids is not None:
             mask = mask & same_segment(documents(segment_ids).number)
         return self._output(fastmax.fastmax_quadratic(q, k, v, config.p, mask), x)
+
+    def mixing_matrix(self, x: jax.Array) -> Mixing:
+        """The weights of each head, divided by their sum, from v to the output projection."""
+        q, k, v = self._qkv(x)
+        weights = fastmax.kernel(jnp.einsum("bthd,bshd->bhts", q, k), self.config.p)
+        if self.config.causal:
+            weights = jnp.tril(weights)
+        return Mixing(weights / fastmax.guarded(weights.sum(-1, keepdims=True)), v)
 
     def init_state(self, batch_size: int, max_len: int) -> FastmaxState:
         """The state before the first token of a sequence of at most `max_len` tokens.

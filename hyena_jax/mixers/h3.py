@@ -12,6 +12,7 @@ from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.long import Convolutions, LongConvolutionMixer
+from hyena_jax.mixers.mixing import Mixing, impulse_responses
 
 
 class H3(LongConvolutionMixer):
@@ -69,17 +70,40 @@ class H3(LongConvolutionMixer):
     def mix(
         self, x: jax.Array, convolutions: Convolutions, deterministic: bool
     ) -> tuple[jax.Array, Convolutions]:
+        q, shifted, values, convolutions = self._inputs(x, convolutions)
+        y, convolutions = self._gated(q, shifted, values, convolutions)
+        return self.out_proj(y.swapaxes(0, 1).reshape(-1, *y.shape[2:])), convolutions
+
+    def mixing_matrix(self, x: jax.Array) -> Mixing:
+        """One matrix for each head, from v to the output projection: (q_t . k_s) h_{t-s}, k shifted."""
+        q, shifted, values, convolutions = self._inputs(x, self.parallel_convolutions(x.shape[1]))
+
+        def operator(v: jax.Array) -> jax.Array:  # all channels of a head have one matrix
+            return self._gated(q, shifted, v, convolutions)[0]
+
+        (matrices,) = impulse_responses(operator, values[:1], -1, True)
+        return Mixing(matrices.swapaxes(0, 1), values.transpose(2, 3, 1, 0))
+
+    def _inputs(
+        self, x: jax.Array, convolutions: Convolutions
+    ) -> tuple[jax.Array, jax.Array, jax.Array, Convolutions]:
+        """Queries, shifted keys and values, [d, H, B, T]."""
         q, k, v = self.qkv_proj(x)  # [D, B, T]
         v = convolutions.masked(v)
         taps, bias = self._shift_taps(), jnp.zeros_like(self.shift_skip)
         (shifted,), convolutions = convolutions.short([k], taps, bias)
         q, shifted, values = (self._heads(part) for part in (q, shifted, v))
+        return q, shifted, values, convolutions
+
+    def _gated(
+        self, q: jax.Array, shifted: jax.Array, values: jax.Array, convolutions: Convolutions
+    ) -> tuple[jax.Array, Convolutions]:
+        """q ⊙ SSM_diag(k ⊙ v) [d, H, B, T] of values [d, H, B, T], in which it is linear."""
         # [d, d, H, B, T]: heads last among the channel axes, because each head has one filter for all its d^2
         # channels.
         outer = shifted[:, None] * values
-        z, convolutions = convolutions.long(outer.reshape(-1, *v.shape[1:]), 0)
-        y = (q[:, None] * z.reshape(outer.shape)).sum(0)
-        return self.out_proj(y.swapaxes(0, 1).reshape(v.shape)), convolutions
+        z, convolutions = convolutions.long(outer.reshape(-1, *values.shape[2:]), 0)
+        return (q[:, None] * z.reshape(outer.shape)).sum(0), convolutions
 
     def _heads(self, x: jax.Array) -> jax.Array:
         """[D, B, T] -> [d, H, B, T]."""

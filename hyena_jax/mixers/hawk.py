@@ -4,6 +4,7 @@ Axes: B batch, L length, T new tokens, D channels, W recurrence width, H blocks 
 channels of a block, K taps.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -17,10 +18,11 @@ from hyena_jax.config import HawkConfig
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers.dense import SplitDense
 from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, is_real
+from hyena_jax.mixers.mixing import Mixing, impulse_responses
 from hyena_jax.ops.dense import block_dense
 from hyena_jax.ops.documents import documents
 from hyena_jax.ops.linear_recurrence import default_method
-from hyena_jax.ops.rg_lru import RATE_SCALE, rg_lru
+from hyena_jax.ops.rg_lru import RATE_SCALE, factors, rg_lru
 from hyena_jax.ops.sequence_parallel import rg_lru_from_start, short_convolution
 from hyena_jax.ops.sequence_shards import sharded
 from hyena_jax.ops.short_conv import advance_history, empty_history, short_conv
@@ -124,15 +126,48 @@ class Hawk(nn.Module):
             found = documents(segment_ids)
             starts, ids = starts | found.changes, found.number[..., None]
         gate, u = self._branches(x)
+        recurrence, u = self._recurrence(u, starts, ids)
+        return self._output(gate, recurrence(u))
+
+    def mixing_matrix(self, x: jax.Array) -> Mixing:
+        """One matrix for each channel, from u, behind the FIR, to the output projection.
+
+        M_{t,s} = GELU(W_g x_t) a_t .. a_{s+1} sqrt(1 - a_s^2) i_s, channel by channel.
+        """
+        starts = (jnp.arange(x.shape[1], dtype=jnp.int32) == 0) & self.config.reset_at_start
+        gate, u = self._branches(x)
+        recurrence, u = self._recurrence(u, jnp.broadcast_to(starts, x.shape[:2]), None)
+
+        def operator(u: jax.Array) -> jax.Array:  # of [B, L, W]
+            return self._activated(gate) * _join(recurrence(self._blocks(u)))
+
+        u = _join(u)
+        return Mixing(impulse_responses(operator, u, 1, True), u[..., None])
+
+    def gates(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """r, i and the state's factors a of x [B, L, D], each [B, L, W], float32; without resets."""
+        u = self._fir(self._branches(x)[1], None)
+        r, i, s = self._gates(u, self.sequence_axis)
+        a, _ = factors(r, self._blocks(self.rate[None, None]), s, self.config.sign == "shifted")
+        return _join(r), _join(i), _join(a)
+
+    def _fir(self, u: jax.Array, ids: jax.Array | None) -> jax.Array:
+        """The FIR of u [H, B, L, I]."""
         in_axes = ("HBLI", "KH11I", "H11I", "BL1")
         fir = sharded(partial(short_convolution, axis=-2), self.sequence_axis, in_axes, "HBLI")
-        u = fir(u, *self._short_filter(), ids)
+        return fir(u, *self._short_filter(), ids)
+
+    def _recurrence(
+        self, u: jax.Array, starts: jax.Array, ids: jax.Array | None
+    ) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
+        """The RG-LRU with the gates of u [H, B, L, I] behind the FIR, linear in its input; and that u."""
+        u = self._fir(u, ids)
         in_axes = ("HBLI", "HBLI", "HBLI", "H11I", "BL", "HBLI")
         shifted = self.config.sign == "shifted"
         run = partial(rg_lru_from_start, method=default_method(self.platform), shifted=shifted)
         recurrence = sharded(run, self.sequence_axis, in_axes, "HBLI")
         (r, i, s), rate = self._gates(u, self.sequence_axis), self._blocks(self.rate[None, None])
-        return self._output(gate, recurrence(u, r, i, rate, starts, s))
+        return lambda u: recurrence(u, r, i, rate, starts, s), u
 
     def init_state(self, batch_size: int, max_len: int) -> HawkState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
@@ -201,8 +236,10 @@ class Hawk(nn.Module):
 
     def _output(self, gate: jax.Array, h: jax.Array) -> jax.Array:
         """y [B, T, D] of the GELU branch [B, T, W] and the recurrence's states [H, B, T, I]."""
-        gate = jax.nn.gelu(gate, approximate=self.config.gelu == "tanh")
-        return self.out_proj(gate * _join(h))
+        return self.out_proj(self._activated(gate) * _join(h))
+
+    def _activated(self, gate: jax.Array) -> jax.Array:
+        return jax.nn.gelu(gate, approximate=self.config.gelu == "tanh")
 
     def _blocks(self, x: jax.Array) -> jax.Array:
         """x [..., W] as [H, ..., I]."""

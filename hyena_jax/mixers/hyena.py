@@ -3,6 +3,9 @@
 Axes: B batch, L length, T new tokens, D channels, W inner width, N gates, F filters, H heads, K taps.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,6 +15,7 @@ from hyena_jax.filters import Modes, build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.long import NO_SHORT_FIR, Convolutions, LongConvolutionMixer
+from hyena_jax.mixers.mixing import Mixing
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -140,23 +144,48 @@ class Hyena(LongConvolutionMixer):
     def mix(
         self, x: jax.Array, convolutions: Convolutions, deterministic: bool
     ) -> tuple[jax.Array, Convolutions]:
+        gates, v, convolutions = self._inputs(x, convolutions)
+        dropout = partial(self.dropout, deterministic=deterministic)
+        v, convolutions = self._gated(gates, v, convolutions, dropout)
+        return self.out_proj(ACTIVATIONS[self.config.activation](v)), convolutions
+
+    def mixing_matrix(self, x: jax.Array) -> Mixing | None:
+        """One matrix for each channel, from v, behind the FIR, to the activation; None with post_order_ffn.
+
+        For `gate_first` of order 2 it is M_{t,s} = x_0[t] h_{t-s} x_1[s], with the skip on the diagonal.
+        """
+        if self.config.post_order_ffn:
+            return None
+        gates, v, convolutions = self._inputs(x, self.parallel_convolutions(x.shape[1]))
+        return self.channel_matrices(lambda v: self._gated(gates, v, convolutions, lambda v: v)[0], v)
+
+    def _inputs(
+        self, x: jax.Array, convolutions: Convolutions
+    ) -> tuple[list[jax.Array], jax.Array, Convolutions]:
+        """The gates and v, each [W, B, T]."""
         parts = self.in_proj(x)
         if self.config.short_filter_len:
             parts, convolutions = convolutions.short(parts, self.short_taps, self.short_bias)
         *gates, v = parts
-        v = convolutions.masked(v)
+        return gates, convolutions.masked(v), convolutions
+
+    def _gated(
+        self,
+        gates: list[jax.Array],
+        v: jax.Array,
+        convolutions: Convolutions,
+        dropout: Callable[[jax.Array], jax.Array],
+    ) -> tuple[jax.Array, Convolutions]:
+        """v [W, B, T] after all gates and long convolutions; linear in v."""
         gate_first = self.config.gating == "gate_first"
         for o in range(self.n_filters):
             if gate_first:
                 v = v * self._over_head(gates[self.n_filters - o])
-            v, convolutions = convolutions.long(self.dropout(v, deterministic), o)
+            v, convolutions = convolutions.long(dropout(v), o)
             v = self._mix_heads(v, o)
             if not gate_first:
                 v = v * self._over_head(gates[o])
-        if gate_first:
-            v = v * gates[0]
-        v = ACTIVATIONS[self.config.activation](v)
-        return self.out_proj(v), convolutions
+        return (v * gates[0] if gate_first else v), convolutions
 
     def recurrence(self) -> Modes:
         """The recurrence of a filter that has one."""

@@ -39,6 +39,7 @@ from hyena_jax.mixers.inputs import (
     is_real,
     refuse_segments,
 )
+from hyena_jax.mixers.mixing import Mixing, impulse_responses
 from hyena_jax.ops import few_taps, modal_conv, online_conv
 from hyena_jax.ops.documents import documents
 from hyena_jax.ops.few_taps import FewTaps
@@ -297,11 +298,17 @@ class LongConvolutionMixer(nn.Module):
             reach across document boundaries.
         """
         check_input(x, self.d_model, self.max_len, segment_ids)
-        length, reach = x.shape[1], self.reach
-        if reach is None or not self.config.causal:
+        if self.reach is None or not self.config.causal:
             refuse_segments(segment_ids)
+        return self.mix(x, self.parallel_convolutions(x.shape[1], segment_ids), deterministic)[0]
+
+    def parallel_convolutions(
+        self, length: int, segment_ids: jax.Array | None = None
+    ) -> ParallelConvolutions:
+        """The convolutions of a whole sequence of `length` tokens."""
+        reach = self.reach
         h, future = self.filters(length if reach is None else min(length, reach))
-        convolutions = ParallelConvolutions(
+        return ParallelConvolutions(
             h=checkpoint_name(h, FILTER),
             skip=self.skips,
             future=future,
@@ -311,7 +318,11 @@ class LongConvolutionMixer(nn.Module):
             sequence_axis=self.sequence_axis,
             method=default_method(self.platform),
         )
-        return self.mix(x, convolutions, deterministic)[0]
+
+    def channel_matrices(self, operator: Callable[[jax.Array], jax.Array], v: jax.Array) -> Mixing:
+        """The mixing matrices of an operator on values v [W, B, L], one for each channel."""
+        matrices = impulse_responses(operator, v, -1, self.config.causal)
+        return Mixing(matrices.swapaxes(0, 1), v.transpose(1, 2, 0)[..., None])
 
     def init_state(self, batch_size: int, max_len: int) -> LongState:
         """The state before the first token of a sequence of at most `max_len` tokens.

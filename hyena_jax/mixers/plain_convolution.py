@@ -11,6 +11,7 @@ from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.long import NO_SHORT_FIR, Convolutions, LongConvolutionMixer
+from hyena_jax.mixers.mixing import Mixing
 
 
 class FIR(LongConvolutionMixer):
@@ -47,6 +48,11 @@ class FIR(LongConvolutionMixer):
         y, convolutions = convolutions.long(convolutions.masked(u), 0)
         return self.out_proj(y), convolutions
 
+    def mixing_matrix(self, x: jax.Array) -> Mixing:
+        """One matrix for each channel, from W_i x to the output projection: the filter, at every position."""
+        convolutions = self.parallel_convolutions(x.shape[1])
+        return self.channel_matrices(lambda v: convolutions.long(v, 0)[0], self.in_proj(x)[0])
+
 
 class S4D(LongConvolutionMixer):
     """y = GLU(W_o GELU(h * x + skip ⊙ x)), h a diagonal state space (Gu et al. 2022, arXiv 2206.11893).
@@ -80,3 +86,9 @@ class S4D(LongConvolutionMixer):
         x = x if self.dtype is None else x.astype(self.dtype)
         y, convolutions = convolutions.long(convolutions.masked(x.transpose(2, 0, 1)), 0)
         return nn.glu(self.out_proj(nn.gelu(y, approximate=False))), convolutions
+
+    def mixing_matrix(self, x: jax.Array) -> Mixing:
+        """One matrix for each channel, from x to the GELU: the filter, at every position."""
+        x = x if self.dtype is None else x.astype(self.dtype)
+        convolutions = self.parallel_convolutions(x.shape[1])
+        return self.channel_matrices(lambda v: convolutions.long(v, 0)[0], x.transpose(2, 0, 1))

@@ -59,14 +59,7 @@ def rg_lru(
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     x_dtype = x.dtype
     x, r, i, rate = (v.astype(dtype) for v in (x, r, i, rate))
-    log_a = -RATE_SCALE * r * jax.nn.softplus(rate)
-    if shifted:  # 1 - (2 a - 1)^2 = 4 a (1 - a), written so that it cancels neither at a = 0 nor at a = 1
-        a, rest = 1 + 2 * jnp.expm1(log_a), -4 * jnp.exp(log_a) * jnp.expm1(log_a)
-    else:
-        a, rest = jnp.exp(log_a), -jnp.expm1(2 * log_a)
-    if s is not None:  # 1 - (s a)^2 = 1 - a^2 + a^2 (1 - s^2)
-        s = s.astype(dtype)
-        a, rest = s * a, rest + a**2 * ((1 - s) * (1 + s))
+    a, rest = factors(r, rate, None if s is None else s.astype(dtype), shifted)
     multiplier = bounded_sqrt(rest)
     if starts is not None:
         a, multiplier = jnp.where(starts[..., None], 0, a), jnp.where(starts[..., None], 1, multiplier)
@@ -74,6 +67,20 @@ def rg_lru(
     h0 = None if h0 is None else h0.reshape(-1, x.shape[-1])
     h, h_last = linear_recurrence(a.reshape(rows), (multiplier * (i * x)).reshape(rows), h0, method=method)
     return h.reshape(x.shape).astype(x_dtype), h_last.reshape(*x.shape[:-2], -1)
+
+
+def factors(
+    r: jax.Array, rate: jax.Array, s: jax.Array | None = None, shifted: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """The factors a_t of the state and 1 - a_t^2, [..., L, D]; arguments as in `rg_lru`, of one dtype."""
+    log_a = -RATE_SCALE * r * jax.nn.softplus(rate)
+    if shifted:  # 1 - (2 a - 1)^2 = 4 a (1 - a), written so that it cancels neither at a = 0 nor at a = 1
+        a, rest = 1 + 2 * jnp.expm1(log_a), -4 * jnp.exp(log_a) * jnp.expm1(log_a)
+    else:
+        a, rest = jnp.exp(log_a), -jnp.expm1(2 * log_a)
+    if s is not None:  # 1 - (s a)^2 = 1 - a^2 + a^2 (1 - s^2)
+        a, rest = s * a, rest + a**2 * ((1 - s) * (1 + s))
+    return a, rest
 
 
 @jax.custom_jvp

@@ -20,6 +20,7 @@ COMMANDS = {
     "export": ["run", "--output", "new.safetensors"],
     "convert": ["lfm2", "weights", "--output", "new"],
     "distill": ["run", "--output", "new"],
+    "show": ["run"],
     "bench operators": [],
     "bench model": ["quickstart"],
     "bench decode": [],

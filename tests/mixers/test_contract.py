@@ -42,6 +42,13 @@ def marks(name, in_grid):
     return [pytest.mark.xdist_group(name), *([pytest.mark.grid] if in_grid else [])]
 
 
+# Their derivatives are those of the operators of mixers that are tested.
+SHARE_THEIR_CODE = {
+    *("annotated_hyena", "gated_hyena", "s4d", "fir"),
+    *("aft_simple", "aft_local", "local_attention"),
+}
+
+
 def over(cases):
     """All cases and options."""
     return pytest.mark.parametrize("name", [pytest.param(n, marks=marks(n, False)) for n in cases])
@@ -158,7 +165,7 @@ def test_derivatives_in_both_modes(name):
 
 
 @pytest.mark.grid
-@over(CASES)
+@over([name for name in CASES if name not in SHARE_THEIR_CODE])
 def test_derivatives_in_both_modes_of_many_at_once(name):
     check_derivatives(name, OPTION_LENGTH, is_thorough=True)
 

@@ -110,7 +110,7 @@ def test_two_processes_train_as_one_and_a_killed_one_ends_both(text, tmp_path):
 
 
 @pytest.mark.scale
-@pytest.mark.parametrize("layout", ["pmap", "sharded --parallel.fsdp 2", "sharded --parallel.sequence 4"])
+@pytest.mark.parametrize("layout", ["sharded --parallel.fsdp 2", "sharded --parallel.sequence 4"])
 def test_four_processes_train_as_one_and_save_together(text, tmp_path, layout):
     workdir = tmp_path / "four"
     command = arguments(text, workdir, 8, *f"--parallel.strategy {layout}".split(), *CHECKED)

@@ -1,0 +1,131 @@
+"""What the page about a run holds: the run and its model at work on one input, computed and put in order."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+
+from hyena_jax import models
+from hyena_jax.config import MIXER_CONFIGS, Experiment, UserError, encode
+from hyena_jax.data.dataset import Encoding
+from hyena_jax.data.tokenizers import is_tokenizer
+from hyena_jax.inspect import page, report
+from hyena_jax.inspect.subject import Subject, probability, scores
+from hyena_jax.inspect.tracing import trace
+from hyena_jax.training import metrics
+from hyena_jax.training.bars import bar
+from hyena_jax.training.run_folder import load_params, read_run
+from hyena_jax.training.step import init_params
+
+
+def content(
+    workdir: Path, step: str, shown: Subject, beside: Path | None, note: Callable[[str], None]
+) -> page.Content:
+    """The content of a run's page.
+
+    Args:
+      step: `latest`, `best` or a number.
+      shown: what the model is shown with.
+      beside: folder of a run whose mixing matrices are shown beside this run's; None: plain attention.
+      note: prints a note for the user.
+
+    Raises:
+      UserError: if a folder holds no run, there is no such checkpoint, or the other run reads other inputs.
+    """
+    folder = read_run(workdir)
+    experiment = folder.experiment
+    model = models.build(experiment.model)
+    number, params = load_params(folder, model, step, note)
+    other = None if beside is None else _beside(beside, folder.encoding, shown, note)
+    initial = init_params(model, experiment.seed)
+    seen, untrained = trace(model, params, shown.inputs), trace(model, initial, shown.inputs)
+    after = [(layer, layer.own(params)) for layer in seen.layers]
+    before = [(layer, layer.own(initial)) for layer in untrained.layers]
+    with bar("computing", len(after) + 1) as advance:
+        mixing = report.matrices(seen, params, other, advance)
+        filters = report.filters(before, after)
+        gates = report.recurrences(before, after)
+        advance()
+    rows = metrics.read_rows(workdir / metrics.FILE)
+    titles = {"loss": "loss, nats" if experiment.loss.in_nats else "loss", "accuracy": "accuracy"}
+    charts = {f"curve-{name}": report.curves(rows, name, title) for name, title in titles.items()}
+    charts["activations"] = report.activations(seen)
+    image = None
+    if shown.labels:
+        found, labels = scores(shown, seen.outputs), shown.labels
+        guesses = [_symbol(folder.encoding, token) for token in found.guess]
+        body = page.losses(labels, found.nats, guesses, found.probability)
+    else:
+        image = report.image(shown.inputs[0], experiment.model.patch_size)
+        labels = tuple(str(i) for i in range(image["grid"][0] * image["grid"][1]))
+        classes = probability(seen.outputs)
+        classes = classes.mean(1) if classes.ndim == 3 else classes  # one answer for each patch
+        body = page.probabilities(classes[0], int(shown.targets[0]))
+    return page.Content(
+        title=f"{workdir.resolve().name}, step {number}",
+        facts=_facts(experiment, rows, params, shown),
+        config=json.dumps(encode(experiment), indent=2),
+        body=body,
+        thumbnails=[(layer["name"], matrix) for layer, matrix in mixing],
+        lengths=[_lengths(layer) for layer in filters],
+        data={
+            "labels": labels,
+            "layers": [layer for layer, _ in mixing],
+            "filters": filters,
+            "gates": gates,
+            "charts": {name: chart for name, chart in charts.items() if chart is not None},
+            "image": image,
+        },
+    )
+
+
+def _beside(workdir: Path, encoding: Encoding, shown: Subject, note: Callable[[str], None]) -> report.Other:
+    """Another run at work on the same input."""
+    folder = read_run(workdir)
+    config = folder.experiment.model
+    if folder.encoding != encoding or config.input_kind.is_tokens != bool(shown.labels):
+        raise UserError(f"beside must be a run with the same tokens or images, got {str(workdir)!r}")
+    length, most = shown.inputs.shape[1], getattr(config, "max_len", None)
+    if shown.labels and most is not None and most < length:
+        raise UserError(
+            f"beside must be a run that reads {length} tokens, got one that reads {most}; lower max_tokens"
+        )
+    model = models.build(config)
+    _, params = load_params(folder, model, "latest", note)
+    return report.Other(f"run {workdir.resolve().name}", trace(model, params, shown.inputs), params)
+
+
+def _facts(
+    experiment: Experiment, rows: Sequence[Mapping[str, Any]], params: optax.Params, shown: Subject
+) -> list[tuple[str, str]]:
+    """The table at the top of the page."""
+    model = experiment.model
+    names = [MIXER_CONFIGS.part_of(type(mixer)).name for mixer in getattr(model, "pattern", ())]
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    facts = [("mixers", ", ".join(names)), ("parameters", f"{count:,}")]
+    if hasattr(model, "n_layers"):
+        size = f"{model.n_layers} layers, width {model.d_model}, at most {model.max_len} positions"
+        facts.insert(1, ("size", size))
+    losses = [row["validation/loss"] for row in rows if row.get("validation/loss") is not None]
+    if losses:
+        facts.append(("validation loss", f"{losses[-1]:.4f} at the end, {min(losses):.4f} at best"))
+    return [*facts, ("shown", shown.source)]
+
+
+def _lengths(layer: Mapping[str, Any]) -> list[str]:
+    """A row of the table of effective lengths."""
+    quartiles = (
+        "{:.0f}, {:.0f}, {:.0f}".format(*layer[name]) for name in ("quartilesBefore", "quartilesAfter")
+    )
+    return [layer["name"], str(layer["count"] * layer["width"]), str(layer["length"]), *quartiles]
+
+
+def _symbol(encoding: Encoding, token: int) -> str:
+    """The text of an id; empty for -1, which stands for none."""
+    if token < 0:
+        return ""
+    is_known = is_tokenizer(encoding) and token < encoding.vocab_size
+    return encoding.decode([int(token)]) if is_known else str(token)

@@ -1,0 +1,92 @@
+"""The matrices by which a mixer mixes along the sequence, for one input.
+
+Axes: B batch, L length, D channels, N matrices (heads, or channels).
+"""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from hyena_jax.config import require
+from hyena_jax.mixers.mixing import Mixing
+
+# Tangents that are pushed through a function at a time.
+TANGENTS = 16
+
+
+def mixing(mixer: nn.Module, params: optax.Params, x: jax.Array) -> Mixing | None:
+    """The matrices M [B, N, L, L] of a mixer for its input x [B, L, D], and the values that they mix.
+
+    M v is what enters the mixer's output projection, gates included: see `hyena_jax.mixers.mixing`. None for
+    a mixer without `mixing_matrix`, and for options that leave no such matrices; `jacobian_norms` then says
+    as much as can be said.
+
+    Args:
+      mixer: an unbound module, such as `trace` returns.
+      params: the mixer's own parameters.
+    """
+    if not callable(getattr(type(mixer), "mixing_matrix", None)):
+        return None
+    # Compiled in one piece; whether it is None is known once it is traced.
+    return jax.jit(lambda params, x: mixer.apply({"params": params}, x, method="mixing_matrix"))(params, x)
+
+
+def strength(matrices: jax.Array) -> jax.Array:
+    """The root mean square [B, L, L] over the N matrices [B, N, L, L]."""
+    return jnp.sqrt(jnp.square(matrices).mean(axis=1))
+
+
+def jacobian_norms(
+    function: Callable[[jax.Array], jax.Array], x: jax.Array, n_probes: int | None = None, seed: int = 0
+) -> jax.Array:
+    """How much output t of a function of x [1, L, D] depends on input s: [L, L] of the block norms.
+
+    Entry (t, s) is the Frobenius norm of the block dy_t / dx_s [D, D], by forward mode. Unlike a mixing
+    matrix it also sees how the gates depend on the input.
+
+    Args:
+      function: y [1, L, ...] of x [1, L, D].
+      n_probes: None pushes all L D unit tangents through the function and is exact. A number takes so many
+        random directions of each position instead: the squares of the norms are then unbiased estimates, the
+        better the more directions of the output a block reaches.
+      seed: of the random directions.
+
+    Raises:
+      ValueError: if x is not [1, L, D], or n_probes is below 1.
+    """
+    require(x.ndim == 3 and x.shape[0] == 1, "x", x.shape, "[1, L, D]")
+    require(n_probes is None or n_probes >= 1, "n_probes", n_probes, "at least 1, or None")
+    _, length, width = x.shape
+    if n_probes is None:
+        directions = jnp.eye(width, dtype=x.dtype)
+    else:
+        directions = jax.random.normal(jax.random.key(seed), (n_probes, width), x.dtype) / n_probes**0.5
+
+    @jax.jit
+    def norms(x: jax.Array) -> jax.Array:
+        def push(index: jax.Array) -> jax.Array:
+            """Squares [L], summed over the output's channels, of one direction at one position."""
+            at = jnp.zeros_like(x).at[0, index // len(directions)].set(directions[index % len(directions)])
+            y = jax.jvp(function, (x,), (at,))[1].astype(jnp.promote_types(x.dtype, jnp.float32))
+            return jnp.square(y[0].reshape(length, -1)).sum(-1)
+
+        squares = jax.lax.map(push, jnp.arange(length * len(directions)), batch_size=TANGENTS)
+        return jnp.sqrt(squares.reshape(length, len(directions), length).sum(1)).T
+
+    return norms(x)
+
+
+def plain_attention(x: jax.Array, is_causal: bool = True) -> jax.Array:
+    """softmax(x_t . x_s / sqrt(D)) [B, L, L]: attention without parameters, to compare a mixer with.
+
+    Queries and keys are the mixer's input x [B, L, D] itself, standardised over its channels.
+    """
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = jax.nn.standardize(x, axis=-1, epsilon=1e-5)
+    logits = jnp.einsum("btd,bsd->bts", x, x) / x.shape[-1] ** 0.5
+    if is_causal:
+        logits = jnp.where(jnp.tri(x.shape[1], dtype=bool), logits, -jnp.inf)
+    return jax.nn.softmax(logits, axis=-1)

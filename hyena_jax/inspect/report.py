@@ -1,0 +1,314 @@
+"""Everything that a page about a run shows, as JSON values.
+
+Axes: L tokens or patches, D channels, N filters or matrices, k singular values.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import numpy as np
+import optax
+
+from hyena_jax.config import MIXER_CONFIGS
+from hyena_jax.inspect import long_filters
+from hyena_jax.inspect.matrices import jacobian_norms, mixing, plain_attention, strength
+from hyena_jax.inspect.memory import gates, memory_lengths
+from hyena_jax.inspect.tracing import Layer, Trace
+
+# Bytes of all matrices, of all filters and of all gates of a page, before base64.
+MATRIX_BYTES, FILTER_BYTES, GATE_BYTES = 4_000_000, 1_500_000, 1_000_000
+# Of a layer: matrices that are shown by themselves, and channels of its filters.
+MOST_HEADS, MOST_CHANNELS = 8, 64
+# Points of a curve over lags or frequencies.
+MOST_POINTS = 512
+# Beyond so many tangents, the norms of a Jacobian are estimated by so many directions at each position.
+MOST_TANGENTS, PROBES = 8192, 16
+# Of a layer: channels whose Hankel matrices are decomposed, and their leading singular values.
+MOST_SPECTRA, MOST_SINGULAR_VALUES = 16, 48
+
+Json = dict[str, Any]
+
+
+class View(NamedTuple):
+    """A matrix [L, L] with its name."""
+
+    name: str
+    matrix: np.ndarray
+
+
+class Mixed(NamedTuple):
+    """How a layer mixes: a title for all views, the views, and whether any output reads later inputs."""
+
+    title: str
+    views: list[View]
+    is_causal: bool
+
+
+def mixed(layer: Layer, params: optax.Params, n_heads: int) -> Mixed:
+    """The mixing matrices of a layer: all together, and the `n_heads` that contribute most.
+
+    Args:
+      params: the layer's own parameters.
+    """
+    is_causal = bool(getattr(layer.mixer.config, "causal", True))
+    found, name = mixing(layer.mixer, params, layer.inputs), mixer_name(layer.mixer)
+    if found is None:
+        n_tangents = layer.inputs.shape[1] * layer.inputs.shape[2]
+        probes = None if n_tangents <= MOST_TANGENTS else PROBES
+        apply = partial(layer.mixer.apply, {"params": params})
+        norms = np.asarray(jacobian_norms(apply, layer.inputs, probes))
+        if is_causal:  # an FFT leaves rounding errors there
+            norms = np.tril(norms)
+        how = "exact" if probes is None else f"estimated by {probes} random directions at each position"
+        title = f"{name}: norms of its Jacobian's blocks, {how}"
+        return Mixed(title, [View("norm of each block", norms)], is_causal)
+    matrices = np.asarray(found.matrices[0])
+    n_all = len(matrices)
+    is_by_head = found.values.shape[-1] > 1
+    unit = "head" if is_by_head else "channel"
+    contribution = np.square(np.asarray(found.outputs()[0], np.float64)).sum((0, 2))
+    chosen = sorted(np.argsort(-contribution)[:n_heads]) if n_all > 1 else []
+    together = f"all {n_all} {unit}s: root mean square" if n_all > 1 else f"its one {unit}"
+    first = np.asarray(strength(found.matrices)[0]) if n_all > 1 else matrices[0]
+    views = [View(together, first)] + [View(f"{unit} {i}", matrices[i]) for i in chosen]
+    return Mixed(f"{name}: mixing matrix", views, is_causal)
+
+
+def plain(layer: Layer) -> Mixed:
+    """Softmax attention without parameters on a layer's input."""
+    is_causal = bool(getattr(layer.mixer.config, "causal", True))
+    weights = np.asarray(plain_attention(layer.inputs, is_causal)[0])
+    title = "softmax attention on the same input, without parameters"
+    return Mixed(title, [View("softmax(x·x / √D)", weights)], is_causal)
+
+
+def mixer_name(mixer: nn.Module) -> str:
+    """The name of a mixer in configs."""
+    return MIXER_CONFIGS.part_of(type(mixer.config)).name
+
+
+def layer_name(index: int, layer: Layer) -> str:
+    """For people, from 1."""
+    return f"layer {index + 1}: {mixer_name(layer.mixer)}"
+
+
+class Other(NamedTuple):
+    """Another run at work on the same input: its name, trace and parameters."""
+
+    name: str
+    seen: Trace
+    params: optax.Params
+
+
+def matrices(
+    seen: Trace, params: optax.Params, other: Other | None, advance: Callable[[], None]
+) -> list[tuple[Json, np.ndarray]]:
+    """For each layer its mixing matrices next to attention's or another run's, and the first of them.
+
+    So many matrices of single heads are kept that all together have at most `MATRIX_BYTES`; if even one of
+    each layer is too much, layers are left out, evenly spaced.
+
+    Args:
+      other: None compares with attention without parameters.
+      advance: called after each layer.
+    """
+    length = seen.layers[0].inputs.shape[1] if seen.layers else 1
+    most = max(MATRIX_BYTES // length**2, 2)
+    shown = evenly(len(seen.layers), most // 2)
+    n_heads = min(MOST_HEADS, most // (2 * max(len(shown), 1)) - 1)
+    found = []
+    for i in shown:
+        layer = seen.layers[i]
+        own, aside = mixed(layer, layer.own(params), n_heads), plain(layer)
+        if other is not None:
+            its = other.seen.layers[min(i, len(other.seen.layers) - 1)]
+            aside = mixed(its, its.own(other.params), n_heads)
+            aside = aside._replace(title=f"{other.name}, {aside.title}")
+        values = {
+            "name": layer_name(i, layer),
+            "title": own.title,
+            "views": [_view(view, own.is_causal) for view in own.views],
+            "besideTitle": aside.title,
+            "beside": [_view(view, aside.is_causal) for view in aside.views],
+        }
+        found.append((values, own.views[0].matrix))
+        advance()
+    return found
+
+
+def _view(view: View, is_causal: bool) -> Json:
+    return {"name": view.name, **packed(view.matrix, triangle=is_causal)}
+
+
+def filters(
+    before: Sequence[tuple[Layer, optax.Params]], after: Sequence[tuple[Layer, optax.Params]]
+) -> list[Json]:
+    """The long filters of every layer over all lags of its mixer, before and after training.
+
+    Args:
+      before, after: the layers with their own parameters.
+    """
+    pairs = []
+    for i, ((layer, old), (_, new)) in enumerate(zip(before, after, strict=True)):
+        h = long_filters.filters(layer.mixer, new, layer.mixer.max_len)
+        if h is not None:
+            pairs.append((i, layer, long_filters.filters(layer.mixer, old, layer.mixer.max_len), h))
+    numbers = sum(h.shape[0] * min(h.shape[2], MOST_POINTS) for _, _, _, h in pairs)
+    most = int(np.clip(FILTER_BYTES // (8 * max(numbers, 1)), 4, MOST_CHANNELS))
+    return [_filter(layer_name(i, layer), *both, most) for i, layer, *both in pairs]
+
+
+def _filter(name: str, before: np.ndarray, after: np.ndarray, most: int) -> Json:
+    count, width, length = after.shape
+    channels = evenly(width, most)
+    lags = evenly(length, MOST_POINTS)
+    frequencies = evenly(length + 1, MOST_POINTS)
+    page: Json = {
+        "name": name,
+        "count": count,
+        "width": width,
+        "length": length,
+        "channels": channels,
+        "lags": lags,
+        "frequencies": [f / (2 * length) for f in frequencies],
+    }
+    for when, h in (("Before", before), ("After", after)):
+        chosen = h[:, channels].reshape(-1, length)
+        magnitudes = long_filters.spectrum(chosen)[:, frequencies]
+        floor = max(float(magnitudes.max(initial=0)), 1e-30) * 1e-6
+        lengths = long_filters.effective_length(h)
+        page[when.lower()] = packed(chosen[:, lags], wide=True)
+        page[f"spectrum{when}"] = packed(20 * np.log10(np.maximum(magnitudes, floor)), wide=True)
+        page[f"lengths{when}"] = long_filters.effective_length(chosen).tolist()
+        page[f"quartiles{when}"] = np.quantile(lengths, (0.25, 0.5, 0.75)).tolist()
+        some = chosen[evenly(len(chosen), MOST_SPECTRA)]
+        values = long_filters.hankel_values(some, MOST_SINGULAR_VALUES) if length > 4 else np.ones((1, 1))
+        relative = values / np.where(values[:, :1] > 0, values[:, :1], 1)
+        page[f"hankel{when}"] = rounded(np.median(relative, axis=0))
+    return page
+
+
+def recurrences(
+    before: Sequence[tuple[Layer, optax.Params]], after: Sequence[tuple[Layer, optax.Params]]
+) -> list[Json]:
+    """Memory lengths and gates of every layer with an RG-LRU."""
+    found = []
+    for i, ((old_layer, old), (layer, new)) in enumerate(zip(before, after, strict=True)):
+        now = gates(layer.mixer, new, layer.inputs)
+        if now is not None:
+            found.append((i, layer, gates(old_layer.mixer, old, old_layer.inputs), now))
+    size = sum(3 * now.decay.shape[1] for *_, now in found)
+    most = max(int(GATE_BYTES // max(size, 1)), 8)
+    return [_recurrence(layer_name(i, layer), *both, most) for i, layer, *both in found]
+
+
+def _recurrence(name: str, before: Any, now: Any, most: int) -> Json:
+    memory = np.asarray(memory_lengths(now.decay)[0], np.float64)
+    order = np.argsort(memory)
+    chosen = order[evenly(len(order), most)]
+    named = {
+        "factor of the state a": now.decay,
+        "recurrence gate r": now.recurrence,
+        "input gate i": now.input,
+    }
+    return {
+        "name": name,
+        "channels": chosen.tolist(),
+        "memory": rounded(memory[chosen]),
+        "memoryAfter": rounded(memory[order]),
+        "memoryBefore": rounded(np.sort(np.asarray(memory_lengths(before.decay)[0], np.float64))),
+        "gates": [
+            {"name": title, "signed": bool((values < 0).any()), **packed(np.asarray(values)[0, :, chosen])}
+            for title, values in named.items()
+        ],
+    }
+
+
+def activations(seen: Trace) -> Json | None:
+    """A chart of the activations' sizes by layer; None for a model without residual blocks."""
+    if not seen.blocks:
+        return None
+    stream = [float(block.stream.mean()) for block in seen.blocks] + [float(seen.last.mean())]
+    middle = [i + 0.5 for i in range(len(seen.blocks))]
+    parts = {
+        "added by the mixer": ("after", [float(block.mixer.mean()) for block in seen.blocks]),
+        "added by the feed-forward part": ("third", [float(block.mlp.mean()) for block in seen.blocks]),
+    }
+    series = [
+        {"name": "residual stream", "colour": "fourth", "x": list(range(len(stream))), "y": rounded(stream)}
+    ]
+    series += [
+        {"name": name, "colour": colour, "x": middle, "y": rounded(y), "dots": True}
+        for name, (colour, y) in parts.items()
+    ]
+    return {
+        "series": series,
+        "zero": True,
+        "xlabel": "layers passed",
+        "title": "Root mean square over the channels, mean over the positions",
+    }
+
+
+def curves(rows: Sequence[Json], name: str, label: str) -> Json | None:
+    """A chart of a metric against the step, from the rows of `metrics.jsonl`; None if it was not measured."""
+    series = []
+    for part, title, colour in (
+        ("train", "training, single batches", "before"),
+        ("validation", "validation", "after"),
+    ):
+        points = [(row["step"], row.get(f"{part}/{name}")) for row in rows]
+        points = [(step, value) for step, value in points if value is not None]
+        if points:
+            points = [points[i] for i in evenly(len(points), MOST_POINTS)]
+            steps, values = zip(*points, strict=True)
+            series.append({"name": title, "colour": colour, "x": steps, "y": rounded(values)})
+    return {"series": series, "xlabel": "step", "title": label} if series else None
+
+
+def image(pixels: np.ndarray, patch: tuple[int, int]) -> Json:
+    """An image [height, width, colours] as 8-bit colours by pixel, with its patches."""
+    grid = [pixels.shape[0] // patch[0], pixels.shape[1] // patch[1]]
+    shades = np.rint(255 * (pixels - pixels.min()) / max(np.ptp(pixels), 1e-12)).astype(int)
+    if shades.shape[-1] != 3:  # grey: drawn as ink on paper
+        shades = np.repeat(255 - shades[..., :1], 3, axis=-1)
+    return {
+        "pixels": shades.reshape(-1, 3).tolist(),
+        "size": pixels.shape[:2],
+        "patch": patch,
+        "grid": grid,
+    }
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most `most` of the numbers 0 .. count - 1, evenly spaced, with both ends."""
+    if count <= most:
+        return list(range(count))
+    return np.unique(np.linspace(0, count - 1, max(most, 1)).round().astype(int)).tolist()
+
+
+def rounded(values: Any) -> list[float | None]:
+    """Numbers with four digits; None where a number is not finite."""
+    return [float(f"{x:.4g}") if np.isfinite(x) else None for x in np.asarray(values, np.float64)]
+
+
+def packed(matrix: Any, triangle: bool = False, wide: bool = False) -> Json:
+    """A matrix as integers of one byte in base64, with one factor for each row; `wide` takes two bytes.
+
+    Args:
+      triangle: keep the entries up to the diagonal.
+    """
+    matrix = np.nan_to_num(np.asarray(matrix, np.float64))
+    dtype = np.dtype("<i2" if wide else "i1")
+    scale = np.abs(matrix).max(axis=1, initial=0) / np.iinfo(dtype).max
+    integers = np.rint(matrix / np.where(scale > 0, scale, 1)[:, None]).astype(dtype)
+    kept = integers[np.tri(*matrix.shape, dtype=bool)] if triangle else integers
+    return {
+        "bytes": base64.b64encode(kept.tobytes()).decode(),
+        "scales": [float(f"{s:.5g}") for s in scale],
+        "columns": matrix.shape[1],
+        "triangle": triangle,
+        "wide": wide,
+    }

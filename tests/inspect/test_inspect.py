@@ -1,0 +1,166 @@
+"""Traces, filters, memory lengths and figures say what the model computes."""
+
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+from hyena_jax import inspect, models
+from hyena_jax.config import (
+    ExplicitFilterConfig,
+    FIRConfig,
+    HawkConfig,
+    HyenaConfig,
+    LanguageModelConfig,
+    ShortFilterConfig,
+)
+from hyena_jax.distillation import hankel
+from hyena_jax.inspect import report
+from hyena_jax.mixers import Hawk
+from hyena_jax.training.step import init_params
+
+HYENA = HyenaConfig(filter=ExplicitFilterConfig(n_taps=16))
+CONFIG = LanguageModelConfig(
+    pattern=(HYENA, HawkConfig(width=6, gate_blocks=2)),
+    n_layers=2,
+    d_model=8,
+    d_ff=8,
+    max_len=16,
+    vocab_size=11,
+    remat="block",
+)
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """A model with a Hyena and a Hawk layer, its parameters and a trace."""
+    model = models.build(CONFIG)
+    params = init_params(model, 0)
+    tokens = np.arange(12, dtype=np.int32)[None] % 11
+    return model, params, tokens, inspect.trace(model, params, tokens)
+
+
+def test_a_trace_is_the_models_own_pass(seen):
+    model, params, tokens, trace = seen
+    assert_close(trace.outputs, jax.jit(model.apply)({"params": params}, tokens))
+    assert [layer.path for layer in trace.layers] == [("blocks_0", "mixer"), ("blocks_1", "mixer")]
+    assert all(layer.inputs.shape == (1, 12, 8) for layer in trace.layers)
+    embedded = params["embedding"]["embedding"][tokens]
+    assert_close(trace.blocks[0].stream, np.sqrt(np.square(embedded).mean(-1)))
+    # What the second block's mixer adds is its output for the traced input.
+    layer = trace.layers[1]
+    y = jax.jit(layer.mixer.apply)({"params": layer.own(params)}, layer.inputs)
+    assert_close(trace.blocks[1].mixer, np.sqrt(np.square(y).mean(-1)))
+    assert trace.last.shape == (1, 12)
+
+
+def test_filters_are_what_the_mixer_convolves_with(seen):
+    _, params, _, trace = seen
+    hyena, hawk = trace.layers
+    h = inspect.filters(hyena.mixer, hyena.own(params), 16)
+    assert h.shape == (1, 8, 16)
+    assert_close(h[0], np.asarray(hyena.own(params)["filter"]["taps"])[0])
+    assert inspect.filters(hawk.mixer, hawk.own(params), 16) is None
+
+
+def test_a_filter_of_few_taps_ends_with_them(seen):
+    mixer = seen[3].layers[0].mixer.clone(config=HyenaConfig(filter=ShortFilterConfig(n_taps=3)))
+    params = jax.eval_shape(mixer.init, jax.random.key(0), jnp.zeros((1, 4, 8)))["params"]
+    params = jax.tree.map(lambda p: np.ones(p.shape, p.dtype), params)
+    assert inspect.filters(mixer, params, 16).tolist() == np.ones((1, 8, 3)).tolist()
+
+
+def test_effective_lengths_and_spectra():
+    h = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [1e-200, 1e-200, 1e-200, 1e-200]])
+    assert inspect.effective_length(h).tolist() == [1, 3, 0, 4]
+    assert inspect.effective_length(h, 0.5).tolist() == [1, 3, 0, 2]
+    with pytest.raises(ValueError, match="energy must be in"):
+        inspect.effective_length(h, 0)
+    assert_close(inspect.spectrum(h[:2]), np.ones((2, 5)))
+
+
+def test_hankel_values_are_those_of_distillation():
+    h = np.random.default_rng(0).standard_normal((2, 3, 12))
+    values = inspect.hankel_values(h)
+    assert values.shape == (2, 3, 5)
+    assert_close(values[1, 2], np.linalg.svd(hankel.dense(h[1, 2, None, 1:], 5)[0], compute_uv=False))
+    geometric = 0.5 ** np.arange(12)[None]
+    assert inspect.hankel_values(geometric, 2)[0, 1] < 1e-12
+
+
+def test_gates_and_memory_lengths(seen):
+    _, params, _, trace = seen
+    hyena, hawk = trace.layers
+    own = hawk.own(params)
+    gates = inspect.gates(hawk.mixer, own, hawk.inputs)
+    assert gates.decay.shape == (1, 12, 6)
+    assert_close(gates.decay, np.exp(-8 * gates.recurrence * jax.nn.softplus(own["rate"])))
+    assert isinstance(hawk.mixer, Hawk)
+    assert inspect.gates(hyena.mixer, hyena.own(params), hyena.inputs) is None
+    decay = jnp.asarray([[[0.5, 1.0, 0.0], [0.5, 1.0, 0.9]]])
+    assert_close(inspect.memory_lengths(decay)[0, :2], [1 / np.log(2), 1e6])
+    assert inspect.memory_lengths(decay)[0, 2] == 0
+
+
+def test_figures_can_be_written(seen, tmp_path):
+    rng = np.random.default_rng(0)
+    signed, h = rng.standard_normal((5, 5)), rng.standard_normal((2, 3, 8))
+    figures = [
+        inspect.draw_mixing({"own": signed, "attention": np.abs(signed)}, list("a$b\n ")),
+        inspect.draw_filters(h, 2 * h, (0, 2), 1),
+        inspect.draw_hankel(inspect.hankel_values(h), inspect.hankel_values(2 * h)),
+        inspect.draw_gates({"a": rng.random((5, 4))}, np.arange(1.0, 5)),
+        inspect.draw_losses(np.array([np.nan, 1, 2]), list("abc")),
+        inspect.draw_activations(np.ones(3), np.ones(2), np.ones(2)),
+        inspect.draw_patches(rng.random((4, 6, 1)), rng.standard_normal(6), (2, 3), 4),
+    ]
+    images = [axes.images[0] for axes in figures[0].axes]
+    assert [image.get_clim() for image in images] == [(-1, 1), (0, 1)]
+    figures[0].savefig(tmp_path / "mixing.png", dpi=40)
+    with pytest.raises(ValueError, match="weights must be rows"):
+        inspect.draw_patches(np.zeros((4, 4, 1)), np.zeros(3), (2, 2), 0)
+
+
+def test_the_report_of_a_trace_is_json(seen):
+    _, params, _, trace = seen
+    layers = [(layer, layer.own(params)) for layer in trace.layers]
+    mixing = report.matrices(trace, params, None, lambda: None)
+    assert [values["name"] for values, _ in mixing] == ["layer 1: hyena", "layer 2: hawk"]
+    assert len(mixing[0][0]["views"]) == 9
+    values = [
+        [values for values, _ in mixing],
+        report.filters(layers, layers),
+        report.recurrences(layers, layers),
+        report.activations(trace),
+    ]
+    assert json.loads(json.dumps(values, allow_nan=False))
+    assert len(values[1]) == len(values[2]) == 1
+
+
+class Running(nn.Module):
+    """A mixer without `mixing_matrix`, under a registered config."""
+
+    config: FIRConfig = FIRConfig()
+
+    @nn.compact
+    def __call__(self, x):
+        return jnp.cumsum(jnp.tanh(x), axis=1)
+
+
+def test_a_mixer_without_a_matrix_is_shown_by_its_jacobian():
+    x = jnp.ones((1, 5, 2))
+    shown = report.mixed(inspect.Layer(("mixer",), Running(), x), {}, n_heads=8)
+    assert shown.title == "fir: norms of its Jacobian's blocks, exact"
+    (view,) = shown.views
+    assert_close(view.matrix, np.tri(5) * 2**0.5 / np.cosh(1) ** 2)
+
+
+def test_curves_leave_out_what_was_not_measured():
+    rows = [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": None, "validation/loss": 1.5}]
+    chart = report.curves(rows, "loss", "loss, nats")
+    assert [(s["x"], s["y"]) for s in chart["series"]] == [((1,), [2.0]), ((2,), [1.5])]
+    assert report.curves(rows, "accuracy", "accuracy") is None

@@ -1,0 +1,152 @@
+"""Mixing matrices reproduce the mixer's own output, and nothing comes from the future."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, OPTIONS
+from cases.case import D
+from tolerances import TOLERANCE, assert_close
+
+from hyena_jax import mixers
+from hyena_jax.inspect import jacobian_norms, mixing, plain_attention, strength
+
+LENGTH = 13
+WITHOUT_MATRIX = {"gated_hyena", "mamba2", "gated_delta"}
+IN_DEFAULT = {
+    *("hyena", "annotated_hyena", "h3_heads", "s4d", "hawk_griffin", "aft_conv"),
+    *("attention_qk_norm", "local_attention", "fastmax"),
+}
+
+
+def offers(name):
+    case = (CASES | OPTIONS)[name]
+    has_method = hasattr(mixers.mixer_class(case.config), "mixing_matrix")
+    return has_method and not getattr(case.config, "post_order_ffn", False)
+
+
+NAMES = [
+    pytest.param(name, marks=[] if name in IN_DEFAULT else [pytest.mark.grid])
+    for name in CASES | OPTIONS
+    if offers(name)
+]
+
+
+def build(name, length=LENGTH):
+    """The case's mixer, its perturbed parameters and an input."""
+    case, rng = (CASES | OPTIONS)[name], np.random.default_rng(0)
+    mixer = mixers.mixer_class(case.config)(D, case.max_len, case.config)
+    x = rng.standard_normal((2, length, D)).astype(np.float32)
+    shapes = jax.eval_shape(mixer.init, jax.random.key(0), x)["params"]
+    params = jax.tree.map(lambda p: np.float32(0.3) * rng.standard_normal(p.shape, np.float32), shapes)
+    return mixer, params, x
+
+
+@partial(jax.jit, static_argnums=0)
+def mixing_and_output(mixer, params, x):
+    """The mixing matrices, and the input of the mixer's output projection."""
+    found = []
+
+    def watch(run, args, kwargs, context):
+        if context.module.name == "out_proj" and context.method_name == "__call__":
+            found.append(args[0])
+        return run(*args, **kwargs)
+
+    with nn.intercept_methods(watch):
+        mixer.apply({"params": params}, x)
+    return mixing(mixer, params, x), found[0]
+
+
+def test_these_mixers_offer_matrices():
+    assert {name for name in CASES if not offers(name)} == WITHOUT_MATRIX
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_matrix_times_the_values_is_the_output(name):
+    mixer, params, x = build(name)
+    found, expected = jax.device_get(mixing_and_output(mixer, params, x))
+    assert found.matrices.shape == (2, found.matrices.shape[1], LENGTH, LENGTH)
+    assert found.values.shape[:3] == (2, LENGTH, found.matrices.shape[1])
+    if expected.shape[:2] != x.shape[:2]:  # channels first
+        expected = expected.transpose(1, 2, 0)
+    outputs = np.einsum("bnts,bsnd->btnd", found.matrices, found.values).reshape(2, LENGTH, -1)
+    assert_close(found.outputs().reshape(outputs.shape), outputs)
+    activation = getattr(mixer.config, "activation", "none")
+    if isinstance(mixer, mixers.S4D):
+        outputs = nn.gelu(outputs, approximate=False)
+    elif activation != "none":
+        outputs = {"gelu": partial(nn.gelu, approximate=False), "silu": nn.silu}[activation](outputs)
+    assert_close(outputs, expected)
+    if mixer.config.causal:
+        assert not np.triu(found.matrices, 1).any()
+
+
+def test_heads_with_mixed_outputs_have_no_matrix():
+    assert mixing(*build("hyena_heads")) is None
+    assert mixing(*build("gated_hyena")) is None
+
+
+def test_hyena_of_order_2_is_gate_times_filter_times_gate():
+    mixer, params, x = build("hyena")
+
+    @jax.jit
+    def parts(params):
+        bound = mixer.bind({"params": params})
+        (left, right), _, convolutions = bound._inputs(x, bound.parallel_convolutions(LENGTH))
+        return left, right, convolutions.h, convolutions.skip
+
+    left, right, h, skip = jax.device_get(parts(params))
+    lag = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
+    h = np.where(lag >= 0, h[0][:, lag], 0) + skip[0][:, None, None] * np.eye(LENGTH)  # [W, L, L]
+    left, right = left.swapaxes(0, 1), right.swapaxes(0, 1)  # [B, W, L]
+    assert_close(mixing(mixer, params, x).matrices, left[..., None] * h * right[..., None, :])
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.grid) for name in ("mamba2", "hyena")])
+def test_the_norms_of_a_mixers_jacobian(name):
+    length = 7
+    mixer, params, x = build(name, length)
+    x = x[:1]
+
+    def function(x):
+        return mixer.apply({"params": params}, x)
+
+    expected = np.asarray(jax.jit(jax.jacobian(function))(x))[0, :, :, 0]  # [t, D, s, D]
+    expected = np.sqrt(np.square(expected).sum((1, 3)))
+    norms = jacobian_norms(function, x)
+    assert_close(norms, expected)
+    assert np.abs(np.triu(norms, 1)).max() <= TOLERANCE["float32"] * norms.max()
+
+
+def test_the_norms_of_the_jacobian_of_a_gated_sum():
+    x = np.random.default_rng(0).standard_normal((1, 6, 4)).astype(np.float32)
+
+    def function(x):
+        return jnp.cumsum(jnp.tanh(x), axis=1) * x[..., ::-1]
+
+    blocks = np.asarray(jax.jacobian(function)(x))[0, :, :, 0]  # [t, D, s, D]
+    exact = np.sqrt(np.square(blocks).sum((1, 3)))
+    norms = jacobian_norms(function, x)
+    assert_close(norms, exact)
+    assert not np.triu(norms, 1).any()
+    estimate = np.asarray(jacobian_norms(function, x, n_probes=4000))
+    np.testing.assert_allclose(estimate, exact, rtol=0.1)
+    with pytest.raises(ValueError, match=r"x must be \[1, L, D\]"):
+        jacobian_norms(function, np.zeros((2, 6, 4), np.float32))
+
+
+def test_attention_without_parameters():
+    x = jax.random.normal(jax.random.key(0), (1, 5, 16))
+    weights = plain_attention(x)
+    assert_close(weights.sum(-1), np.ones((1, 5)))
+    assert not np.triu(weights, 1).any()
+    np.testing.assert_allclose(plain_attention(3 * x + 1), weights, rtol=1e-4)
+    assert (plain_attention(x, is_causal=False) > 0).all()
+
+
+def test_strength_is_the_root_mean_square():
+    matrices = jnp.asarray([[[[3.0]], [[4.0]]]])
+    assert_close(strength(matrices), [[[12.5**0.5]]])
