@@ -19,7 +19,7 @@ from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer, is_tokenizer
 from hyena_jax.generation import decoding
 from hyena_jax.generation.decoding import Continuation, Request
-from hyena_jax.generation.prompts import OnFull, encode
+from hyena_jax.generation.prompts import OnFull, encode_prompt
 from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import stops
@@ -148,7 +148,7 @@ class LoadedRun:
         if request.n_symbols is None and self._has_tokenizer:
             request = replace(request, n_symbols=self.tokenizer.vocab_size)
         ids = [
-            encode(self.tokenizer, prompt, "prompt") if isinstance(prompt, str) else np.asarray(prompt)
+            encode_prompt(self.tokenizer, prompt) if isinstance(prompt, str) else np.asarray(prompt)
             for prompt in ([prompts] if isinstance(prompts, str) else prompts)
         ]
         return decoding.continuations(decoding.generate(self._decoder, self.params, ids, request))

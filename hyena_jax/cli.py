@@ -18,6 +18,7 @@ from hyena_jax.benchmark.settings import Decode, Model, Operators
 from hyena_jax.commands import (
     bench,
     compare,
+    convert,
     distill,
     eval,
     export,
@@ -42,7 +43,12 @@ PLUGINS = "HYENA_JAX_PLUGINS"
 GROUPS = {
     "Train": {"train": train.Train, "sweep": sweep.Sweep, "launch": launch.Launch},
     "Look": {"show": show.Show, "compare": compare.Compare},
-    "Use": {"generate": generate.Generate, "export": export.Export, "distill": distill.Distill},
+    "Use": {
+        "generate": generate.Generate,
+        "export": export.Export,
+        "convert": convert.Convert,
+        "distill": distill.Distill,
+    },
     "Measure": {
         "eval": eval.Evaluate,
         "score": score.Score,
@@ -59,6 +65,7 @@ RUN = {
     score.Score: score.run,
     generate.Generate: generate.run,
     export.Export: export.run,
+    convert.Convert: convert.run,
     distill.Distill: distill.run,
     plan.Plan: plan.run,
     show.Show: show.run,

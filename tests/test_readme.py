@@ -51,7 +51,8 @@ def test_every_config_is_in_the_table():
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "eval", "score", "generate", "show", "export", "distill", "task", "bench operators"]
+    "command",
+    ["train", "eval", "score", "generate", "show", "export", "convert", "distill", "task", "bench operators"],
 )
 def test_the_flags_of_the_commands_exist(command):
     page = PAGES["hyena_jax/commands/README.md"]

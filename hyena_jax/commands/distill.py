@@ -85,6 +85,7 @@ def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) 
       OSError: if the folder cannot be written.
     """
     from hyena_jax.distillation import report, sizes, store
+    from hyena_jax.training.atomic import new_folder
     from hyena_jax.training.bars import bar
 
     settings.check()
@@ -114,7 +115,7 @@ def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) 
         )
     console.print(report.verdict(found), soft_wrap=True)
     results = {"command": " ".join(command), "workdir": str(settings.workdir)} | report.to_json(found)
-    with store.new_folder(settings.output) as draft:
+    with new_folder(settings.output) as draft:
         store.write_run(draft, source, tried[-1])
         (draft / "distillation.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
         report.draw(found, draft / "distillation.png")

@@ -1,35 +1,88 @@
-"""`hyena-jax export`: the parameters of a run as a safetensors file."""
+"""`hyena-jax export`: the parameters of a run, as a safetensors file or as a folder for transformers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from hyena_jax import config
 from hyena_jax.commands import RunSelection, note
+from hyena_jax.config import require
 from hyena_jax.config.flags import FLAT
 from hyena_jax.startup import start_jax
+
+if TYPE_CHECKING:
+    from hyena_jax.api import LoadedRun
+
+
+LOSS = "validation/loss"
 
 
 @dataclass(frozen=True)
 class Export:
-    """Write a run's parameters to a safetensors file, and its config next to it."""
+    """Write a run's parameters to a safetensors file, or to a folder that transformers loads."""
 
     run: RunSelection = field(metadata=FLAT)
     output: Path
-    """File to write, such as model.safetensors."""
+    """File to write, such as model.safetensors, or with --format transformers a new folder."""
+    format: Literal["safetensors", "transformers"] = "safetensors"
+    """`safetensors`: our names, to start runs from. `transformers`: theirs, of a RecurrentGemma or LFM2."""
+    license: str = "unknown"
+    """Licence that the model card names, as Hugging Face abbreviates it."""
 
 
 def run(command: Export, arguments: Sequence[str]) -> int:
-    """Writes the file, and says where."""
+    """Writes the files, and says where."""
     start_jax(note)
 
     from hyena_jax.api import load_run
-    from hyena_jax.training import export
+    from hyena_jax.interop import transformers_folder
+    from hyena_jax.training import atomic, export
     from hyena_jax.training.lora import without_lora
 
-    export.check_target(command.output)
+    output = command.output
+    is_line = command.license.isprintable() and "|" not in command.license and command.license != ""
+    require(is_line, "license", command.license, "a name on one line")
+    if command.format == "transformers":
+        is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
+        require(is_free, "output", str(output), "a new or an empty folder")
+        run = load_run(command.run.workdir, command.run.step)
+        model, encoding = without_lora(run.experiment).model, run.folder.encoding
+        transformers_folder.write(output, model, run.params, encoding, _card(run, command.license))
+        print(f"step {run.step} written to {output}, with a model card in README.md")
+        return 0
+    card_file = output.with_suffix(".md")
+    export.check_target(output)
+    require(not card_file.exists(), "output", str(output), f"a new file, but {card_file.name} already exists")
     run = load_run(command.run.workdir, command.run.step)
-    export.write(command.output, run.params, config.encode(without_lora(run.experiment)), run.step)
-    config_file = export.config_beside(command.output)
-    print(f"step {run.step} written to {command.output}, its config to {config_file}")
+    export.write(output, run.params, config.encode(without_lora(run.experiment)), run.step)
+    atomic.write_text(card_file, _card(run, command.license))
+    config_file = export.config_beside(output)
+    print(f"step {run.step} written to {output}, its config to {config_file}, a model card to {card_file}")
     return 0
+
+
+def _card(run: "LoadedRun", license_name: str) -> str:
+    import jax
+
+    from hyena_jax.benchmark.machine import describe_machine, describe_versions
+    from hyena_jax.interop.card import Facts, card
+
+    losses = [
+        row["validation/loss"]
+        for row in run.metrics()
+        if row["step"] == run.step and "validation/loss" in row
+    ]
+    return card(
+        run.workdir.resolve().name,
+        Facts(
+            config=config.encode(run.experiment),
+            step=run.step,
+            n_parameters=sum(leaf.size for leaf in jax.tree.leaves(run.params)),
+            fingerprint=run.folder.fingerprint,
+            loss=losses[-1] if losses else None,
+            machine=describe_machine(),
+            versions=describe_versions(),
+            license=license_name,
+        ),
+    )

@@ -70,7 +70,7 @@ def run(command: Generate, arguments: Sequence[str]) -> int:
     from hyena_jax import models
     from hyena_jax.data.tokenizers import is_tokenizer
     from hyena_jax.generation.decoding import continuations, generate, proceed
-    from hyena_jax.generation.prompts import encode
+    from hyena_jax.generation.prompts import encode, encode_prompt
     from hyena_jax.generation.recomputation import note_recomputation
     from hyena_jax.generation.sample import stream
     from hyena_jax.generation.sampling import SamplingRule
@@ -84,7 +84,10 @@ def run(command: Generate, arguments: Sequence[str]) -> int:
     must = "a run on text, or on tokens with a tokenizer"
     require(is_text, "workdir", str(command.run.workdir), must)
     request = _request(command, rule, run.encoding)
-    prompts = [encode(run.encoding, prompt, "prompt") for prompt in command.prompt]
+    if command.load_state is None:
+        prompts = [encode_prompt(run.encoding, prompt) for prompt in command.prompt]
+    else:  # they go on where others ended
+        prompts = [encode(run.encoding, prompt, "prompt") for prompt in command.prompt]
     model = models.build(run.experiment.model)
     _, params = load_params(run, model, command.run.step, note)
     note_recomputation(model, note)

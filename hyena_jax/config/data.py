@@ -65,19 +65,25 @@ class TextConfig(StreamConfig):
     """Where TensorFlow Datasets keeps prepared data (its data_dir)."""
     manual_dir: str | None = field(default=None, metadata=RUNTIME)
     """Folder with a source file that you downloaded (the data set's manual_dir)."""
-    tokenizer: Literal["bytes", "characters", "graphemes", "bpe"] = "bytes"
-    """Tokens: UTF-8 bytes, code points, grapheme clusters, or the pieces of `tokenizer_path`."""
+    tokenizer: Literal["bytes", "characters", "graphemes", "bpe", "sentencepiece", "dna"] = "bytes"
+    """Tokens: UTF-8 bytes, code points, grapheme clusters, the pieces of `tokenizer_path`, or DNA's bases."""
     tokenizer_path: str | None = field(default=None, metadata=RUNTIME)
-    """The `tokenizer.json` of a byte-pair tokenizer (tokenizer=bpe)."""
+    """The `tokenizer.json` of a byte-pair tokenizer (tokenizer=bpe), or a SentencePiece `.model`
+    (tokenizer=sentencepiece)."""
+    bos: int | None = None
+    """Id before the first token of a text, of a tokenizer with a `tokenizer_path`; None adds none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        has_file = self.tokenizer in ("bpe", "sentencepiece")
         require(
-            (self.tokenizer == "bpe") == (self.tokenizer_path is not None),
+            has_file == (self.tokenizer_path is not None),
             "tokenizer_path",
             self.tokenizer_path,
-            "given exactly when tokenizer is 'bpe'",
+            "given exactly when tokenizer is 'bpe' or 'sentencepiece'",
         )
+        require(has_file or self.bos is None, "bos", self.bos, "None without tokenizer_path")
+        require_at_least(0, self, "bos")
         _check_validation_path(self)
 
 

@@ -14,7 +14,7 @@ from hyena_jax.config import Experiment, TextConfig, UserError, require
 from hyena_jax.data import loader
 from hyena_jax.data.corpora import load_text
 from hyena_jax.data.facts import fill_in
-from hyena_jax.data.tokenizers import Tokenizer, build_tokenizer
+from hyena_jax.data.tokenizers import Tokenizer, build_tokenizer, encode_start
 
 if TYPE_CHECKING:
     import grain
@@ -118,7 +118,7 @@ def token_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 def encode_prompt(tokenizer: Tokenizer, text: str) -> np.ndarray:
     """The tokens [P], P >= 1, of logging.sample_prompt. Raises UserError if there are none."""
     try:
-        ids = tokenizer.encode(text)
+        ids = encode_start(tokenizer, text)
     except UserError as error:
         raise UserError(f"logging.sample_prompt {text!r}: {error}; None continues held-out data") from error
     require(len(ids) > 0, "logging.sample_prompt", text, "at least one token long")
@@ -140,8 +140,8 @@ def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpu
     if tokenizer is None:
         tokenizer = build_tokenizer(config, text.train, text.held_out)
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-    train = tokenizer.encode(text.train).astype(dtype)
-    held_out = tokenizer.encode(text.held_out).astype(dtype)
+    train = encode_start(tokenizer, text.train).astype(dtype)
+    held_out = encode_start(tokenizer, text.held_out).astype(dtype)
     check_lengths("text", train, held_out, config.seq_len)
     return Corpus(
         tokenizer=tokenizer,

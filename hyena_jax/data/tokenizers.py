@@ -1,9 +1,11 @@
-"""Text to symbols and back: bytes, characters, grapheme clusters, or the pieces of a trained tokenizer.
+"""Text to symbols and back: bytes, characters, grapheme clusters, bases, or a trained tokenizer's pieces.
 
 Shapes: n symbols. Every tokenizer is a frozen value that `to_json` writes and `tokenizer_from_json` reads, so
 that a run folder contains its tokenizer.
 """
 
+import base64
+import binascii
 import codecs
 import math
 import operator
@@ -49,12 +51,20 @@ class Tokenizer(Protocol):
         """Number of ids: they are in [0, vocab_size)."""
         ...
 
+    @property
+    def bos(self) -> int | None:
+        """The id before the first of every text that a model reads from its start; None if there is none.
+
+        `encode` leaves it out, since a text may be a part of another; `encode_start` adds it.
+        """
+        ...
+
     def encode(self, text: str) -> np.ndarray:
         """Returns the ids of `text`, int32 [n]; UserError if a symbol is outside the vocabulary."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The inverse of `encode`; UserError if an id is outside [0, vocab_size)."""
+        """The inverse of `encode`, without any `bos`; UserError if an id is outside [0, vocab_size)."""
         ...
 
     def stream(self) -> StreamDecoder:
@@ -71,6 +81,7 @@ class BytesTokenizer:
     """The 256 byte values of UTF-8."""
 
     kind: ClassVar[str] = "bytes"
+    bos: ClassVar[None] = None
     vocab_size: ClassVar[int] = 256
 
     def encode(self, text: str) -> np.ndarray:
@@ -100,6 +111,7 @@ class CharactersTokenizer:
     """The code points of a corpus, in ascending order."""
 
     kind: ClassVar[str] = "characters"
+    bos: ClassVar[None] = None
     symbols: str
 
     def __post_init__(self) -> None:
@@ -145,6 +157,7 @@ class GraphemesTokenizer:
     """
 
     kind: ClassVar[str] = "graphemes"
+    bos: ClassVar[None] = None
     symbols: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -186,17 +199,19 @@ class GraphemesTokenizer:
 class BpeTokenizer:
     """The pieces of a byte-pair tokenizer; `definition` is the text of its Hugging Face `tokenizer.json`.
 
-    No special tokens are added and none is dropped in decoding. Byte-level tokenizers round-trip every
-    text; others may normalize it.
+    No special tokens are added and none but `bos` is dropped in decoding. Byte-level tokenizers round-trip
+    every text; others may normalize it.
     """
 
     kind: ClassVar[str] = "bpe"
     definition: str = field(repr=False)
+    bos: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_model", _parse_tokenizer(self.definition))
         require(len(self._vocabulary) > 0, "vocabulary", {}, "at least one piece")
         require(self.vocab_size <= MOST_SYMBOLS, "largest id", self.vocab_size - 1, f"below {MOST_SYMBOLS}")
+        _check_bos(self)
 
     @cached_property
     def _vocabulary(self) -> dict[str, int]:
@@ -226,7 +241,7 @@ class BpeTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of the pieces; U+FFFD stands for bytes that are not UTF-8."""
-        ids = _checked(ids, self.vocab_size).tolist()
+        ids = _without(self.bos, _checked(ids, self.vocab_size)).tolist()
         with _faults_refused():
             return self._model.decode(ids, skip_special_tokens=False)
 
@@ -236,7 +251,96 @@ class BpeTokenizer:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values of this tokenizer."""
-        return {"kind": self.kind, "definition": self.definition}
+        return {"kind": self.kind, "definition": self.definition, **_bos_json(self)}
+
+
+@dataclass(frozen=True)
+class SentencePieceTokenizer:
+    """The pieces of a SentencePiece model; `definition` is the content of its `.model` file.
+
+    No special pieces are added. Models may normalize a text; those with byte fallback encode every symbol.
+    """
+
+    kind: ClassVar[str] = "sentencepiece"
+    definition: bytes = field(repr=False)
+    bos: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_model", _parse_sentencepiece(self.definition))
+        most = f"in 1..{MOST_SYMBOLS}"
+        require(1 <= self.vocab_size <= MOST_SYMBOLS, "pieces", self.vocab_size, most)
+        _check_bos(self)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of pieces."""
+        return self._model.vocab_size()
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the pieces of `text`, int32 [n]; UserError if the model has none for a symbol."""
+        _utf8(text, self.kind)
+        ids = np.array(self._model.encode(text), np.int32)
+        if self._model.unk_id() in ids:
+            unknown = [s for s in dict.fromkeys(text) if self._model.unk_id() in self._model.encode(s)]
+            _refuse(unknown or [text[:20]], self.kind)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of the pieces, without control pieces; U+FFFD stands for bytes not in UTF-8."""
+        return self._model.decode(_checked(ids, self.vocab_size).tolist())
+
+    def stream(self) -> StreamDecoder:
+        """Holds back the pieces of an incomplete character."""
+        return _PieceStream(self.decode)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of this tokenizer."""
+        definition = base64.b64encode(self.definition).decode()
+        return {"kind": self.kind, "definition": definition, **_bos_json(self)}
+
+
+@dataclass(frozen=True)
+class DnaTokenizer:
+    """The bases of DNA with the fixed ids of HyenaDNA: seven special tokens, then A, C, G, T, N.
+
+    Lower case, which marks repeats in genomes, reads as upper case; other letters, such as the codes of
+    ambiguous bases, are [UNK]. Decoding gives the names of special tokens.
+    """
+
+    kind: ClassVar[str] = "dna"
+    bos: ClassVar[None] = None
+    vocab_size: ClassVar[int] = 12
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns an id for each letter, int32 [n]; UserError for what is not a letter, such as a newline."""
+        points = _code_points(text.upper() if text.isascii() else text)
+        letters = (points >= ord("A")) & (points <= ord("Z"))
+        if not letters.all():
+            _refuse(map(chr, points[~letters]), self.kind)
+        return DNA_IDS[points - ord("A")]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the letters of `ids`."""
+        return "".join(map(DNA_SYMBOLS.__getitem__, _checked(ids, self.vocab_size)))
+
+    def stream(self) -> StreamDecoder:
+        """Every id is certain at once."""
+        return lambda ids, final=False: self.decode(ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of this tokenizer."""
+        return {"kind": self.kind}
+
+
+DNA_SYMBOLS = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]", *"ACGTN")
+DNA_IDS = np.array(
+    [
+        DNA_SYMBOLS.index(letter if letter in DNA_SYMBOLS else "[UNK]")
+        for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    ],
+    np.int32,
+)
+"""By the letter, from A to Z."""
 
 
 class _PieceStream:
@@ -263,6 +367,7 @@ class IdsTokenizer:
     """Ids as their own text: decimal numbers separated by spaces."""
 
     kind: ClassVar[str] = "ids"
+    bos: ClassVar[None] = None
     vocab_size: int
 
     def __post_init__(self) -> None:
@@ -304,6 +409,12 @@ def is_tokenizer(encoding: Any) -> bool:
     return all(hasattr(encoding, name) for name in ("encode", "decode", "stream", "vocab_size"))
 
 
+def encode_start(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """The ids [n] of a text that a model reads from its start: with the tokenizer's `bos`, if it has one."""
+    ids, bos = tokenizer.encode(text), getattr(tokenizer, "bos", None)
+    return ids if bos is None else np.concatenate([np.array([bos], ids.dtype), ids])
+
+
 def build_tokenizer(config: TextConfig, *texts: str) -> Tokenizer:
     """The tokenizer that `config.tokenizer` names; its vocabulary covers all `texts`.
 
@@ -315,15 +426,28 @@ def build_tokenizer(config: TextConfig, *texts: str) -> Tokenizer:
         return CharactersTokenizer("".join(sorted(set().union(*texts))))
     if config.tokenizer == "graphemes":
         return GraphemesTokenizer(tuple(sorted(set().union(*map(_graphemes, texts)))))
-    return read_bpe(config.tokenizer_path)
+    if config.tokenizer == "dna":
+        return DnaTokenizer()
+    if config.tokenizer == "sentencepiece":
+        return read_sentencepiece(config.tokenizer_path, config.bos)
+    return read_bpe(config.tokenizer_path, config.bos)
 
 
-def read_bpe(path: str) -> BpeTokenizer:
+def read_bpe(path: str, bos: int | None = None) -> BpeTokenizer:
     """The byte-pair tokenizer of a `tokenizer.json`. Raises UserError if it cannot be used."""
     data = read_bytes("tokenizer_path", path, MOST_JSON)
     try:
-        return BpeTokenizer(data.decode())
+        return BpeTokenizer(data.decode(), bos)
     except (UserError, UnicodeDecodeError) as error:
+        raise UserError(f"tokenizer_path {path!r} cannot be used: {error}") from error
+
+
+def read_sentencepiece(path: str, bos: int | None = None) -> SentencePieceTokenizer:
+    """The tokenizer of a SentencePiece `.model`. Raises UserError if it cannot be used."""
+    data = read_bytes("tokenizer_path", path, MOST_JSON)
+    try:
+        return SentencePieceTokenizer(data, bos)
+    except UserError as error:
         raise UserError(f"tokenizer_path {path!r} cannot be used: {error}") from error
 
 
@@ -333,12 +457,16 @@ def tokenizer_from_json(values: dict[str, Any]) -> Tokenizer:
         "bytes": lambda: BytesTokenizer(),
         "characters": lambda: CharactersTokenizer(values["symbols"]),
         "graphemes": lambda: GraphemesTokenizer(tuple(values["symbols"])),
-        "bpe": lambda: BpeTokenizer(values["definition"]),
+        "bpe": lambda: BpeTokenizer(values["definition"], values.get("bos")),
+        "sentencepiece": lambda: SentencePieceTokenizer(
+            base64.b64decode(values["definition"], validate=True), values.get("bos")
+        ),
+        "dna": lambda: DnaTokenizer(),
         "ids": lambda: IdsTokenizer(operator.index(values["vocab_size"])),
     }
     try:
         return choose("tokenizer", values["kind"], readers)()
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, binascii.Error) as error:
         raise UserError(
             f"tokenizer must be what to_json returns, got {str(values)[:80]}: {error!r}"
         ) from error
@@ -370,6 +498,38 @@ def _parse_tokenizer(definition: str) -> "tokenizers.Tokenizer":
     model.no_truncation()
     model.no_padding()
     return model
+
+
+def _parse_sentencepiece(definition: bytes) -> Any:
+    try:
+        import sentencepiece
+    except ImportError:
+        raise UserError(
+            "a SentencePiece model needs the package sentencepiece: pip install 'hyena_jax[interop]'"
+        ) from None
+    model = sentencepiece.SentencePieceProcessor()
+    try:
+        with silent_stderr():
+            model.LoadFromSerializedProto(definition)
+            model.encode("a")
+    except (RuntimeError, OSError, TypeError, ValueError) as error:
+        raise UserError(f"not a working SentencePiece model: {error}") from error
+    return model
+
+
+def _check_bos(tokenizer: BpeTokenizer | SentencePieceTokenizer) -> None:
+    bos, most = tokenizer.bos, f"None or an id below vocab_size={tokenizer.vocab_size}"
+    is_id = type(bos) is int and 0 <= bos < tokenizer.vocab_size
+    require(bos is None or is_id, "bos", bos, most)
+
+
+def _bos_json(tokenizer: BpeTokenizer | SentencePieceTokenizer) -> dict[str, int]:
+    """Nothing without `bos`, as before there was one."""
+    return {} if tokenizer.bos is None else {"bos": tokenizer.bos}
+
+
+def _without(bos: int | None, ids: np.ndarray) -> np.ndarray:
+    return ids if bos is None else ids[ids != bos]
 
 
 def _growth(rules: Any) -> int:

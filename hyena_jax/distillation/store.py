@@ -1,10 +1,5 @@
 """Writes the new run folder: a run at step 0 with the distilled parameters."""
 
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -28,21 +23,6 @@ def get_config():
 '''
 
 
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A draft folder next to `folder`, renamed to it once complete; until then `folder` does not exist."""
-    folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        yield draft
-        draft.chmod(0o777 & ~_umask())
-        draft.replace(folder)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-
-
 def write_run(folder: Path, source: Source, distilled: Tried) -> None:
     """Writes config, data.json and a checkpoint at step 0 with a new optimizer state."""
     experiment, params = distilled.experiment, distilled.params
@@ -52,10 +32,3 @@ def write_run(folder: Path, source: Source, distilled: Tried) -> None:
     state = jax.device_get(init_state(params, optimizer))
     with Checkpoints(folder / CHECKPOINTS, experiment.training.keep_checkpoints, print) as checkpoints:
         checkpoints.save(0, state.to_items(), {"step": 0, "loss": distilled.values["loss"]})
-
-
-def _umask() -> int:
-    """The process's umask, since temporary folders are only for their owner."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

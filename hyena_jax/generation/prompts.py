@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from hyena_jax.config import ModelConfig, UserError, require
+from hyena_jax.data.tokenizers import encode_start
 
 if TYPE_CHECKING:
     from hyena_jax.data.tokenizers import Tokenizer
@@ -22,6 +23,14 @@ def encode(tokenizer: "Tokenizer", text: str, name: str) -> np.ndarray:
         return tokenizer.encode(text)
     except UserError as error:
         raise UserError(f"{name} {text!r}: {error}") from error
+
+
+def encode_prompt(tokenizer: "Tokenizer", text: str) -> np.ndarray:
+    """The ids of a prompt, int32 [n], after the tokenizer's `bos`. Raises UserError if there are none."""
+    try:
+        return encode_start(tokenizer, text)
+    except UserError as error:
+        raise UserError(f"prompt {text!r}: {error}") from error
 
 
 def check_prompts(

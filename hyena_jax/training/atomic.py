@@ -1,4 +1,4 @@
-"""Files that are either whole or missing, whatever happens to the process or the machine.
+"""Files and folders that are either whole or missing, whatever happens to the process or the machine.
 
 Each is written as a draft, a new file with an unpredictable name, and then renamed. Renaming replaces a link,
 not its target: nothing outside a folder is written through links in it.
@@ -7,7 +7,9 @@ not its target: nothing outside a folder is written through links in it.
 import os
 import re
 import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,3 +50,25 @@ def remove_drafts(folder: Path) -> None:
     for path in folder.iterdir():
         if DRAFT.fullmatch(path.name) and (path.is_symlink() or path.is_file()):
             path.unlink()
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A draft folder next to `folder`, renamed to it once complete; until then `folder` does not exist."""
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield draft
+        draft.chmod(0o777 & ~_umask())
+        draft.replace(folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    """The process's umask, since temporary folders are only for their owner."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

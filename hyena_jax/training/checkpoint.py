@@ -81,7 +81,7 @@ class Checkpoints:
             self._committer.shutdown()
             try:
                 if self._manager is not None:
-                    with _as_os_error("the last checkpoint could not be written"):
+                    with as_os_error("the last checkpoint could not be written"):
                         self._manager.close()
             finally:
                 threading.excepthook = self._usual_hook
@@ -137,7 +137,7 @@ class Checkpoints:
         self._finish()
         arguments = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         arguments["meta"] = ocp.args.JsonSave(meta)
-        with _as_os_error(f"checkpoint {step} could not be written"):
+        with as_os_error(f"checkpoint {step} could not be written"):
             if self._manager is None:
                 options = ocp.CheckpointManagerOptions(
                     preservation_policy=_LatestAndBest(self._folder, self._keep),
@@ -149,7 +149,7 @@ class Checkpoints:
         self._pending = self._committer.submit(self._commit, self._manager, step)
 
     def _commit(self, manager: ocp.CheckpointManager, step: int) -> None:
-        with _as_os_error(f"checkpoint {step} could not be written"):
+        with as_os_error(f"checkpoint {step} could not be written"):
             manager.wait_until_finished()
             if is_first():
                 write_manifest(self._folder / str(step))
@@ -162,7 +162,7 @@ class Checkpoints:
 
 
 @contextmanager
-def _as_os_error(what: str) -> Iterator[None]:
+def as_os_error(what: str) -> Iterator[None]:
     """Raises any error of the storage layers, such as a full disk, as an OSError."""
     try:
         yield

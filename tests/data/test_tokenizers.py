@@ -7,12 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyena_jax.config import TextConfig, UserError
+from hyena_jax.data.text import load_corpus
 from hyena_jax.data.tokenizers import (
     BpeTokenizer,
     BytesTokenizer,
     CharactersTokenizer,
     GraphemesTokenizer,
     build_tokenizer,
+    encode_start,
     tokenizer_from_json,
 )
 
@@ -275,3 +277,75 @@ def test_a_tokenizer_that_is_not_byte_pair():
 def test_wrong_json(values, reason):
     with pytest.raises(UserError, match=reason):
         tokenizer_from_json(values)
+
+
+def test_dna_has_the_ids_of_hyenadna():
+    """Lower case marks repeats; other letters, the codes of ambiguous bases, are unknown."""
+    tokenizer = build_tokenizer(TextConfig(tokenizer="dna"))
+    ids = tokenizer.encode("ACGTNacgtnRy")
+    assert ids.dtype == np.int32
+    assert ids.tolist() == [7, 8, 9, 10, 11, 7, 8, 9, 10, 11, 6, 6]
+    assert tokenizer.decode(ids) == "ACGTNACGTN[UNK][UNK]"
+    assert tokenizer.decode(range(7)) == "[CLS][SEP][BOS][MASK][PAD][RESERVED][UNK]"
+    assert tokenizer.stream()([7, 8]) == "AC"
+    assert tokenizer_from_json(tokenizer.to_json()) == tokenizer
+    assert tokenizer.encode("").shape == (0,)
+    for text in ("AC\nGT", ">chr1", "\u00c4", "\u0131"):
+        with pytest.raises(UserError, match="text must hold only symbols of the dna vocabulary"):
+            tokenizer.encode(text)
+
+
+def byte_fallback() -> BpeTokenizer:
+    """Pieces as Gemma's: spaces as a visible symbol, bytes for what has no piece, specials first."""
+    specials = {"<pad>": 0, "<eos>": 1, "<bos>": 2}
+    byte_pieces = {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    pieces = {piece: 259 + i for i, piece in enumerate(["\u2581", "a", "b", "ab"])}
+    model = tokenizers.Tokenizer(
+        tokenizers.models.BPE(specials | byte_pieces | pieces, [("a", "b")], byte_fallback=True)
+    )
+    model.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    model.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("\u2581", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+        ]
+    )
+    model.add_special_tokens(["<pad>", "<eos>", "<bos>"])
+    return BpeTokenizer(model.to_str(), bos=2)
+
+
+def test_a_prompt_begins_with_bos_and_other_texts_do_not():
+    tokenizer = byte_fallback()
+    ids = encode_start(tokenizer, "ab \u2603")
+    assert ids.dtype == np.int32
+    assert ids[0] == 2
+    assert ids[1:].tolist() == [262, 259, *(3 + byte for byte in b"\xe2\x98\x83")]
+    assert tokenizer.encode("ab \u2603").tolist() == ids[1:].tolist()
+    assert tokenizer.decode(ids) == "ab \u2603"
+    stream = tokenizer.stream()
+    assert "".join([stream([i]) for i in ids.tolist()] + [stream([], True)]) == "ab \u2603"
+    assert tokenizer_from_json(tokenizer.to_json()) == tokenizer
+    assert encode_start(BPE, "a").tolist() == BPE.encode("a").tolist()
+    assert "bos" not in BPE.to_json()
+    for wrong in (263, -1, "2", True):
+        with pytest.raises(UserError, match="bos must be None or an id below vocab_size=263"):
+            BpeTokenizer(tokenizer.definition, wrong)
+
+
+def test_texts_to_train_on_begin_with_bos(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(byte_fallback().definition)
+    (tmp_path / "text.txt").write_text("ab " * 100)
+    corpus = load_corpus(
+        TextConfig(
+            path=str(tmp_path / "text.txt"),
+            tokenizer="bpe",
+            tokenizer_path=str(tmp_path / "tokenizer.json"),
+            bos=2,
+            seq_len=4,
+        )
+    )
+    assert corpus.train[0] == corpus.held_out[0] == corpus.prompt("ab")[0] == 2
+    assert np.count_nonzero(corpus.train == 2) == 1
+    with pytest.raises(UserError, match="bos must be None without tokenizer_path"):
+        TextConfig(bos=2)

@@ -18,6 +18,7 @@ COMMANDS = {
     "eval": ["run"],
     "generate": ["run", "--prompt", "a"],
     "export": ["run", "--output", "new.safetensors"],
+    "convert": ["lfm2", "weights", "--output", "new"],
     "distill": ["run", "--output", "new"],
     "show": ["run"],
     "bench operators": [],

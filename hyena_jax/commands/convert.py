@@ -1,0 +1,50 @@
+"""`hyena-jax convert`: weights of another project as a run folder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hyena_jax.commands import note
+from hyena_jax.config.flags import positional
+from hyena_jax.startup import start_jax
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Read weights of another project into a new run folder."""
+
+    format: Literal["recurrentgemma", "lfm2", "safari", "hyenadna", "stripedhyena2"] = field(
+        metadata=positional("FORMAT")
+    )
+    """The family of models: `recurrentgemma`, `lfm2`, `safari`, `hyenadna`, `stripedhyena2`."""
+    source: Path = field(metadata=positional("SOURCE"))
+    """A `.safetensors` or PyTorch file, or a folder of `transformers` or (RecurrentGemma) of Orbax."""
+    output: Path
+    """Folder of the new run; must not exist, or be empty."""
+    config: Path | None = None
+    """The model's config, JSON or YAML; without it, `config.json` next to the weights."""
+    tokenizer: Path | None = None
+    """A `tokenizer.json`, or a SentencePiece `.model`, instead of the one next to the weights."""
+    max_len: int | None = None
+    """Longest sequence of the model; without it, what its config says."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of activations."""
+    window_shift: float | None = None
+    """Only hyenadna: the constant added to the filters' window. None is 0.05, as in its standalone file; its
+    training code has 0, and no config says which."""
+
+
+def run(command: Convert, arguments: Sequence[str]) -> int:
+    """Writes the run folder, and says what is in it."""
+    start_jax(note)
+
+    from hyena_jax.interop.convert import convert
+    from hyena_jax.interop.family import Options
+
+    options = Options(command.config, command.max_len, command.dtype, command.window_shift)
+    found = convert(command.format, command.source, command.output, options, command.tokenizer)
+    tokenizer = f"tokenizer {found.tokenizer.kind}, {found.tokenizer.vocab_size:,} symbols"
+    print(f"{found.n_tensors:,} tensors, {found.n_parameters:,} parameters; {tokenizer}")
+    print(f"run folder: {command.output}")
+    return 0

@@ -1,0 +1,1 @@
+"""Weights of other projects: read into run folders, and written for `transformers`."""

@@ -1,0 +1,191 @@
+"""Language models of HazyResearch/safari, and HyenaDNA (2306.15794), whose names are the same.
+
+Axes: D channels, N order, E features of a position, L longest sequence.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from hyena_jax.config import (
+    CKConvFilterConfig,
+    HyenaConfig,
+    ImplicitFilterConfig,
+    LanguageModelConfig,
+    UserError,
+    require,
+)
+from hyena_jax.config.plugins import printable
+from hyena_jax.data.tokenizers import DnaTokenizer
+from hyena_jax.filters.window import decay_rates
+from hyena_jax.interop.family import (
+    Options,
+    Source,
+    Table,
+    refuse_max_len,
+    refuse_window_shift,
+    settings_of,
+    without_prefix,
+)
+from hyena_jax.interop.settings import Settings
+from hyena_jax.interop.tensors import Tensors
+from hyena_jax.interop.transforms import Transform, reshaped, same, taps, transposed
+
+DELTAS = re.compile(r"backbone\.layers\.\d+\.mixer\.filter_fn\.modulation\.deltas")
+REMATERIALISED = re.compile(r"\.(mixer|mlp)\.layer\.")
+STANDALONE_SHIFT = 0.05
+"""The window's shift in HyenaDNA's standalone file; its training code has 0, and no config says which."""
+
+
+def read(source: Path, tensors: Tensors, options: Options) -> Source:
+    """A language model of safari; its config, which checkpoints do not hold, is `--config`.
+
+    The config is that of the model, or a file that has it under `model` or `model_config`.
+    """
+    refuse_window_shift(options)
+    settings = settings_of(source, options)
+    for name in ("model", "model_config"):
+        if isinstance(settings.values.get(name), dict):
+            settings = settings.inner(name)
+    model = _from_settings(settings, options, 0.0)
+    tensors = _renamed(tensors)
+    return Source(model, _table(model), tensors)
+
+
+def read_hyenadna(source: Path, tensors: Tensors, options: Options) -> Source:
+    """HyenaDNA: one id for each letter; logits by the shared embedding."""
+    shift = STANDALONE_SHIFT if options.window_shift is None else options.window_shift
+    settings = settings_of(source, options)
+    # With more, the standalone file orders the channels of filters differently from the training code.
+    settings.inner("layer").require("order", 2)
+    model = _from_settings(settings, options, shift)
+    tensors = _renamed(tensors)
+    head = next((name for name in tensors if name.startswith("head.")), None)
+    require(head is None, "tensor", head, "no classifier's: only the language model is read")
+    return Source(model, _table(model), tensors, tokenizer=DnaTokenizer())
+
+
+def _renamed(tensors: Tensors) -> Tensors:
+    """The tensors without Lightning's prefix, and without the `layer` of rematerialised layers."""
+    if any(name.startswith("model.backbone.") for name in tensors):
+        others = [name for name in tensors if not name.startswith("model.")]
+        if others:
+            raise UserError(f"the tensor {printable(others[0])} is unexpected: all names must begin alike")
+        tensors = without_prefix(tensors, "model.")
+    renamed = {REMATERIALISED.sub(r".\1.", name): tensor for name, tensor in tensors.items()}
+    if len(renamed) != len(tensors):
+        raise UserError("source has tensors with and without `.layer` in their names")
+    return renamed
+
+
+def _from_settings(settings: Settings, options: Options, window_shift: float) -> LanguageModelConfig:
+    layer = settings.inner("layer")
+    settings.require("_name_", "lm", None)
+    settings.require("attn_layer_idx", None, [])
+    settings.require("max_position_embeddings", 0)
+    layer.require("_name_", "hyena", None)
+    for name, only in (
+        ("num_heads", 1),
+        ("inner_factor", 1),
+        ("num_blocks", 1),
+        ("outer_mixing", False),
+        ("post_order_ffn", False),
+        ("activation", "id"),
+        ("bidirectional", False),
+        ("normalized", False),
+        ("filter_cls", "hyena-filter"),
+        ("bias", True),
+        ("train_freq", True),
+    ):
+        layer.require(name, only)
+    length = layer.size("l_max")
+    refuse_max_len(options, length)
+    order, d_model = layer.size("order", 2), settings.size("d_model")
+    filter_options = {
+        "emb_dim": layer.size("emb_dim", 3),
+        "width": layer.size("filter_order", 64),
+        "n_hidden": layer.size("num_inner_mlps", 2),
+        "sine_frequency": layer.number("w", 1),
+    }
+    if layer.flag("modulate", True):
+        long_filter = ImplicitFilterConfig(
+            **filter_options,
+            fast_decay=layer.number("fast_decay_pct", 0.3),
+            slow_decay=layer.number("slow_decay_pct", 1.5),
+            decay_target=layer.number("target", 1e-2),
+            window_shift=float(layer.get("shift", window_shift)),
+        )
+    else:
+        allowed = "None: these filters have no window"
+        require(options.window_shift is None, "window_shift", options.window_shift, allowed)
+        long_filter = CKConvFilterConfig(**filter_options)
+    # order and short_filter_order 3 taps: the standalone file knows no other.
+    short = layer.size("short_filter_order", 3)
+    return LanguageModelConfig(
+        pattern=(HyenaConfig(order=order, short_filter_len=short, filter=long_filter),),
+        n_layers=settings.size("n_layer"),
+        d_model=d_model,
+        ffn="gelu_tanh",
+        d_ff=settings.size("d_inner", 4 * d_model),
+        norm="layer",
+        final_norm="layer",
+        norm_eps=settings.number("layer_norm_epsilon", 1e-5),
+        max_len=length,
+        vocab_size=settings.size("vocab_size"),
+        vocab_multiple=settings.size("pad_vocab_size_multiple", 1),
+        dtype=options.dtype,
+    )
+
+
+def _table(model: LanguageModelConfig) -> Table:
+    mixer, d_model, length = model.pattern[0], model.d_model, model.max_len
+    long_filter, n_filters = mixer.filter, mixer.order - 1
+    embedding = "backbone.embeddings.word_embeddings.weight"
+    found: dict[str, Transform] = {"embedding/embedding": same(embedding)}
+    found |= _norm("final_norm", "backbone.ln_f")
+    copies, constants = {"lm_head.weight": embedding}, {}
+    for i in range(model.n_layers):
+        ours, theirs = f"blocks_{i}", f"backbone.layers.{i}"
+        found |= _norm(f"{ours}/mixer_norm", f"{theirs}.norm1") | _norm(f"{ours}/mlp_norm", f"{theirs}.norm2")
+        found |= _dense(f"{ours}/mixer/in_proj", f"{theirs}.mixer.in_proj")
+        found |= _dense(f"{ours}/mixer/out_proj", f"{theirs}.mixer.out_proj")
+        found |= _dense(f"{ours}/mlp/in_proj", f"{theirs}.mlp.fc1")
+        found |= _dense(f"{ours}/mlp/out_proj", f"{theirs}.mlp.fc2")
+        found[f"{ours}/mixer/short_taps"] = taps(f"{theirs}.mixer.short_filter.weight")
+        found[f"{ours}/mixer/short_bias"] = same(f"{theirs}.mixer.short_filter.bias")
+        filter_fn = f"{theirs}.mixer.filter_fn"
+        found[f"{ours}/mixer/skip"] = _skip(f"{filter_fn}.bias", d_model, n_filters)
+        shape = (length, long_filter.emb_dim)
+        found[f"{ours}/mixer/filter/positions"] = reshaped(f"{filter_fn}.pos_emb.z", (1, *shape), shape)
+        constants[f"{filter_fn}.pos_emb.t"] = np.linspace(0, 1, length)[None, :, None]
+        network, width = f"{filter_fn}.implicit_filter", long_filter.width
+        frequency = f"{network}.1.freq"
+        found[f"{ours}/mixer/filter/sine_frequency"] = reshaped(frequency, (1, width), (width,))
+        for layer in range(long_filter.n_hidden + 1):
+            found |= _dense(f"{ours}/mixer/filter/dense_{layer}", f"{network}.{2 * layer}")
+            if layer > 0:  # one tensor serves all layers, and is stored with each
+                copies[f"{network}.{2 * layer + 1}.freq"] = frequency
+        last = long_filter.n_hidden + 1
+        found[f"{ours}/mixer/filter/dense_{last}/kernel"] = transposed(f"{network}.{2 * last}.weight")
+        if isinstance(long_filter, ImplicitFilterConfig):
+            rates = decay_rates(long_filter, n_filters * d_model)
+            constants[f"{filter_fn}.modulation.deltas"] = rates[None, None]
+    # Stored even where the window is not used.
+    has_window = isinstance(long_filter, ImplicitFilterConfig)
+    return Table(found, copies, constants, None if has_window else DELTAS)
+
+
+def _norm(ours: str, theirs: str) -> dict[str, Transform]:
+    return {f"{ours}/scale": same(f"{theirs}.weight"), f"{ours}/bias": same(f"{theirs}.bias")}
+
+
+def _dense(ours: str, theirs: str) -> dict[str, Transform]:
+    return {f"{ours}/kernel": transposed(f"{theirs}.weight"), f"{ours}/bias": same(f"{theirs}.bias")}
+
+
+def _skip(name: str, d_model: int, n_filters: int) -> Transform:
+    """Weights [D N], channel by channel, as [N, D]."""
+    return Transform(
+        (name,), lambda x: x.reshape(d_model, n_filters).T, lambda x: (x.T.reshape(d_model * n_filters),)
+    )

@@ -1,0 +1,105 @@
+"""The settings in another project's config file, read with checks."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hyena_jax.config import UserError, parse_json, read_bytes, require
+from hyena_jax.config.input_files import MOST_JSON
+from hyena_jax.config.plugins import printable
+
+MISSING = object()
+
+
+class Settings:
+    """Values by name, from a file; an error names the file and the setting."""
+
+    def __init__(self, source: str, values: Any) -> None:
+        require(
+            isinstance(values, Mapping), source, printable(values)[:80], "an object with settings by name"
+        )
+        self.source = source
+        self.values = values
+
+    def get(self, name: str, default: Any = MISSING) -> Any:
+        """The value as it is; null counts as missing. Raises UserError if it is missing without a default."""
+        value = self.values.get(name)
+        if value is None:
+            if default is MISSING:
+                raise UserError(f"{self.source}: {name} is missing")
+            return default
+        return value
+
+    def size(self, name: str, default: Any = MISSING) -> int:
+        """An int of at least 1."""
+        value = self.get(name, default)
+        self.expect(type(value) is int and 1 <= value < 2**31, name, value, "an int, at least 1")
+        return value
+
+    def number(self, name: str, default: Any = MISSING) -> float:
+        """A number above 0."""
+        value = self.get(name, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        self.expect(is_number and 0 < value < 1e30, name, value, "a number above 0")
+        return float(value)
+
+    def flag(self, name: str, default: Any = MISSING) -> bool:
+        """A bool."""
+        value = self.get(name, default)
+        self.expect(isinstance(value, bool), name, value, "true or false")
+        return value
+
+    def indices(self, name: str, most: int, default: Any = MISSING) -> list[int]:
+        """A list of different layers below `most`."""
+        value = self.get(name, default)
+        is_list = isinstance(value, list) and all(type(i) is int and 0 <= i < most for i in value)
+        self.expect(is_list and len({*value}) == len(value), name, value, f"a list of layers below {most}")
+        return value
+
+    def names(self, name: str, allowed: tuple[str, ...], default: Any = MISSING) -> list[str]:
+        """A list of at least one of the allowed words."""
+        value = self.get(name, default)
+        is_list = isinstance(value, list | tuple) and len(value) > 0
+        fits = is_list and all(isinstance(word, str) and word in allowed for word in value)
+        self.expect(fits, name, value, f"a list of {', '.join(allowed)}")
+        return list(value)
+
+    def require(self, name: str, *allowed: Any) -> None:
+        """Refuses a value other than the first, the default, and the others that are allowed."""
+        value = self.get(name, allowed[0])
+        # 1 is not True here, though they are equal.
+        fits = any(type(value) is type(one) and value == one for one in allowed)
+        self.expect(fits, name, value, " or ".join(map(repr, allowed)) + ": no other is supported")
+
+    def inner(self, name: str) -> "Settings":
+        """The settings in the object of this name; empty if there is none."""
+        return Settings(f"{self.source}: {name}", self.get(name, {}))
+
+    def expect(self, condition: bool, name: str, value: Any, allowed: str) -> None:
+        """Raises UserError `FILE: {name} must be {allowed}, got {value}` unless the condition holds."""
+        if not condition:
+            raise UserError(f"{self.source}: {name} must be {allowed}, got {printable(repr(value))[:80]}")
+
+
+def read_settings(path: Path) -> Settings:
+    """The settings in a JSON or, by its suffix, a YAML file. Raises UserError if it cannot be read."""
+    require(not path.is_symlink(), "config", str(path), "a file, not a symbolic link")
+    data = read_bytes("config", path, MOST_JSON)
+    try:
+        values = _parse_yaml(data) if path.suffix in (".yml", ".yaml") else parse_json(data)
+    except UserError as error:
+        raise UserError(f"config {str(path)!r} cannot be read: {error}") from error
+    return Settings(path.name, values)
+
+
+def _parse_yaml(data: bytes) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise UserError("YAML needs the package PyYAML: pip install 'hyena_jax[interop]'") from None
+    try:
+        return yaml.safe_load(data)
+    except RecursionError:
+        raise UserError("it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"not YAML: {printable(error)[:200]}") from error

@@ -1,0 +1,127 @@
+"""A run as a folder that huggingface/transformers loads, where its model is a RecurrentGemma or an LFM2."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyena_jax import config
+from hyena_jax.config import (
+    Experiment,
+    HawkConfig,
+    HyenaConfig,
+    LanguageModelConfig,
+    MixerConfig,
+    ModelConfig,
+    TextConfig,
+    UserError,
+)
+from hyena_jax.data.tokenizers import BpeTokenizer, SentencePieceTokenizer
+from hyena_jax.interop import lfm2, recurrentgemma
+from hyena_jax.interop.settings import Settings
+from hyena_jax.training import atomic
+from hyena_jax.trees import named_leaves
+
+FAMILIES = (recurrentgemma, lfm2)
+# Options that a trained model's values do not depend on.
+FREE = ("init", "dropout", "max_len", "dtype", "remat", "loss_chunk")
+FREE_OF_MIXERS = ("init", "ring", "min_radius", "max_radius")
+
+
+def settings_of(model: ModelConfig) -> tuple[Any, dict[str, Any]]:
+    """The family of a model, one of FAMILIES, and the values of its `config.json`.
+
+    Raises:
+      UserError: if neither family can say this model; it names the options in which it differs.
+    """
+    if not isinstance(model, LanguageModelConfig):
+        raise UserError("format transformers needs a language model")
+    is_hawk = any(isinstance(mixer, HawkConfig) for mixer in model.pattern)
+    is_lfm = any(isinstance(mixer, HyenaConfig) for mixer in model.pattern)
+    if is_hawk == is_lfm:
+        raise UserError(
+            "format transformers knows RecurrentGemma (hawk, local_attention) and LFM2 (hyena, attention);"
+            f" got a pattern of {', '.join(sorted({type(mixer).__name__ for mixer in model.pattern}))}"
+        )
+    family = recurrentgemma if is_hawk else lfm2
+    values = family.to_settings(model)
+    theirs = _comparable(family.from_settings(Settings("config.json", values)), model)
+    ours, data = _comparable(model, model), TextConfig(seq_len=1)  # which fits every model
+    differences = config.identity_differences(Experiment(ours, data), Experiment(theirs, data))
+    if differences:
+        name = values["architectures"][0]
+        raise UserError(f"{name} of transformers cannot say this model; {'; '.join(differences[:5])}")
+    return family, values
+
+
+def _comparable(model: LanguageModelConfig, free: LanguageModelConfig) -> LanguageModelConfig:
+    """A model with what its values do not depend on taken from another, and with defaults filled in."""
+    pattern = [model.pattern[i % len(model.pattern)] for i in range(model.n_layers)]
+    others = [free.pattern[i % len(free.pattern)] for i in range(model.n_layers)]
+    mixers = tuple(_filled(mixer, other, model) for mixer, other in zip(pattern, others, strict=True))
+    scale = model.d_model**0.5
+    is_exact = model.scale_embedding and float(np.asarray(scale, "bfloat16")) == scale
+    return replace(
+        model,
+        pattern=mixers,
+        norm_eps=1e-6 if model.norm_eps is None and model.norm == "rms" else model.norm_eps,
+        first_ffn=None if model.first_ffn == model.ffn else model.first_ffn,
+        vocab_multiple=1 if model.vocab_size % model.vocab_multiple == 0 else model.vocab_multiple,
+        round_embedding_scale=model.round_embedding_scale or is_exact,
+        **{name: getattr(free, name) for name in FREE},
+    )
+
+
+def _filled(mixer: MixerConfig, other: MixerConfig, model: LanguageModelConfig) -> MixerConfig:
+    found = {}
+    if isinstance(mixer, HawkConfig):
+        found["width"] = mixer.width or model.d_model
+    if hasattr(mixer, "n_kv_heads"):
+        found["n_kv_heads"] = mixer.n_kv_heads or mixer.n_heads
+    if type(mixer) is type(other):
+        found |= {name: getattr(other, name) for name in FREE_OF_MIXERS if hasattr(other, name)}
+    return replace(mixer, **found)
+
+
+def write(folder: Path, model: LanguageModelConfig, params: Any, encoding: Any, card: str) -> None:
+    """Writes `folder`, which must not exist or be empty: config, weights, tokenizer, card.
+
+    Args:
+      params: float32 arrays.
+      encoding: the run's tokenizer; one with a file of its own is written in its format.
+      card: the text of README.md.
+
+    Raises:
+      UserError: if transformers cannot say the model.
+      OSError: if writing fails; then there is no folder.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    family, values = settings_of(model)
+    bos = getattr(encoding, "bos", None)
+    ends = family.ENDS if bos == family.BOS else dict.fromkeys(family.ENDS)
+    values = {**family.exported_settings(values), "bos_token_id": bos, **ends}
+    leaves, tensors = named_leaves(params), {}
+    for path, transform in family.transformers_table(model).transforms.items():
+        arrays = transform.write(leaves[path])
+        tensors |= dict(zip(transform.names, map(np.ascontiguousarray, arrays), strict=True))
+    with atomic.new_folder(folder) as draft:
+        try:
+            save_file(tensors, draft / "model.safetensors", {"format": "pt", **family.metadata(model)})
+        except SafetensorError as error:
+            raise OSError(f"{folder} could not be written: {error}") from error
+        _write_json(draft / "config.json", values)
+        if isinstance(encoding, BpeTokenizer):
+            (draft / "tokenizer.json").write_text(encoding.definition, encoding="utf-8")
+            _write_json(draft / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+        elif isinstance(encoding, SentencePieceTokenizer):
+            (draft / "tokenizer.model").write_bytes(encoding.definition)
+        (draft / "README.md").write_text(card, encoding="utf-8")
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,167 @@
+"""Tiny models of the public references, stored with their logits: see `make_references.py`."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from references import STORED, expected, logits_of
+from safetensors.numpy import load_file
+
+import hyena_jax
+from hyena_jax import models
+from hyena_jax.config import AttentionConfig, HawkConfig
+from hyena_jax.interop import recurrentgemma
+from hyena_jax.interop.convert import FORMATS, convert
+from hyena_jax.interop.family import Options
+from hyena_jax.interop.settings import Settings
+from hyena_jax.interop.tensors import read_tensors
+from hyena_jax.trees import named_leaves
+
+MOST = 1e-4
+"""Largest difference of logits in float32; the largest logits are between 2 and 13."""
+
+
+def with_window(run, change):
+    """The model of a run with another window of attention."""
+    pattern = tuple(
+        mixer if isinstance(mixer, HawkConfig) else dataclasses.replace(mixer, window=mixer.window + change)
+        for mixer in run.experiment.model.pattern
+    )
+    return models.build(dataclasses.replace(run.experiment.model, pattern=pattern))
+
+
+@pytest.mark.parametrize("family", ["lfm2", "safari", "hyenadna", "stripedhyena2"])
+def test_logits_are_the_reference_s(converted, family):
+    run = hyena_jax.load_run(converted(family))
+    for tokens, logits in expected(family):
+        found = logits_of(run.model, run.params, tokens)
+        assert found.shape[-1] == logits.shape[-1]  # no padding of the vocabulary
+        assert np.abs(found[:, -logits.shape[1] :] - logits).max() < MOST
+
+
+def test_recurrentgemma_has_three_windows_for_one_number(converted):
+    """transformers shows a token `attention_window_size` - 1 earlier ones, DeepMind's code, by which the
+    weights were trained, `attention_window_size`."""
+    run = hyena_jax.load_run(converted("recurrentgemma"))
+    attention = next(mixer for mixer in run.experiment.model.pattern if not isinstance(mixer, HawkConfig))
+    assert attention.window == 6
+    (short, short_logits), (long, long_logits) = expected("recurrentgemma")
+    assert np.abs(logits_of(run.model, run.params, short) - short_logits).max() < MOST
+    narrow = with_window(run, -1)
+    assert np.abs(logits_of(narrow, run.params, long) - long_logits).max() < MOST
+    assert np.abs(logits_of(run.model, run.params, long) - long_logits).max() > 0.01
+
+
+def flax_folder(folder):
+    """The stored parameters of DeepMind's code as it saves them: block keys are literally `blocks.0`."""
+    tree = {}
+    with np.load(STORED / "recurrentgemma_flax" / "params.npz") as file:
+        for name in file.files:
+            *parents, last = name.split("/")
+            inner = tree
+            for parent in parents:
+                inner = inner.setdefault(parent, {})
+            inner[last] = file[name]
+    ocp.PyTreeCheckpointer().save(folder, {"params": tree})
+    return folder
+
+
+def test_recurrentgemma_of_deepmind_s_flax_code(tmp_path):
+    convert("recurrentgemma", flax_folder(tmp_path / "2b"), tmp_path / "run", Options(max_len=32))
+    run = hyena_jax.load_run(tmp_path / "run")
+    assert run.experiment.model.max_len == 32
+    for tokens, logits in expected("recurrentgemma_flax"):
+        assert np.abs(logits_of(run.model, run.params, tokens) - logits).max() < MOST
+
+
+def test_the_window_of_hyenadna_is_shifted_by_its_standalone_file(converted, tmp_path):
+    run = hyena_jax.load_run(converted("hyenadna"))
+    assert run.experiment.model.pattern[0].filter.window_shift == 0.05
+    convert("hyenadna", STORED / "hyenadna", tmp_path / "run", Options(window_shift=0.0))
+    trained = hyena_jax.load_run(tmp_path / "run")
+    tokens, logits = expected("hyenadna")[1]
+    assert np.abs(logits_of(trained.model, trained.params, tokens) - logits).max() > 0.01
+
+
+@pytest.mark.parametrize("family", FORMATS)
+def test_every_tensor_is_used_and_read_back(converted, family):
+    """What the table writes is what it read; poles and factors of norms are computed and may be rounded."""
+    run = hyena_jax.load_run(converted(family))
+    found = FORMATS[family](STORED / family, read_tensors(STORED / family), Options())
+    stored, leaves = load_file(STORED / family / "model.safetensors"), named_leaves(run.params)
+    for path, transform in found.table.transforms.items():
+        for name, tensor in zip(transform.names, transform.write(leaves[path]), strict=True):
+            theirs = stored[name]
+            np.testing.assert_allclose(tensor, theirs, rtol=2e-6, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("family", [pytest.param("recurrentgemma", marks=pytest.mark.grid), "lfm2"])
+def test_a_step_is_the_prefill(converted, family):
+    run = hyena_jax.load_run(converted(family))
+    tokens = expected(family)[0][0]
+
+    @partial(jax.jit, static_argnums=1)
+    def decode(params, n_read):
+        def steps(model):
+            state, logits = model.prefill(model.init_state(1, tokens.shape[1]), tokens[:, :n_read])
+            found = [logits]
+            for i in range(n_read, tokens.shape[1]):
+                state, last = model.step(state, tokens[:, i])
+                found.append(last[:, None])
+            return jax.numpy.concatenate(found, axis=1)
+
+        return run.model.apply({"params": params}, method=steps)
+
+    whole = logits_of(run.model, run.params, tokens)
+    np.testing.assert_allclose(decode(run.params, 2), whole, atol=MOST)
+
+
+def test_the_optimizer_s_state_is_that_of_a_new_run(converted):
+    from hyena_jax.training.checkpoint import Checkpoints
+    from hyena_jax.training.optimizer import make_optimizer
+    from hyena_jax.training.step import init_state
+
+    folder = converted("lfm2")
+    run = hyena_jax.load_run(folder)
+    optimizer = make_optimizer(run.experiment.optimizer, run.params, run.experiment.training.steps)
+    state = jax.device_get(init_state(run.params, optimizer))
+    with Checkpoints(folder / "checkpoints", 1, print) as checkpoints:
+        restored = checkpoints.restore(state.to_items())
+    jax.tree.map(np.testing.assert_array_equal, restored.items, state.to_items())
+    assert restored.meta == {"step": 0, "loss": None}
+
+
+def test_lfm2_adjusts_the_width_of_its_mlp(converted):
+    """The config says 30: int(2/3 of it), up to a multiple of 8."""
+    assert hyena_jax.load_run(converted("lfm2")).experiment.model.d_ff == 24
+
+
+def test_striped_hyena_2_scales_its_rotary_positions(converted):
+    pattern = hyena_jax.load_run(converted("stripedhyena2")).experiment.model.pattern
+    attention = next(mixer for mixer in pattern if isinstance(mixer, AttentionConfig))
+    assert attention.rotary_scaling == 4
+
+
+def test_the_2b_has_its_tensors():
+    """By the sizes of the released config, of which `configs/griffin.py` has the same model."""
+    values = {
+        "model_type": "recurrent_gemma",
+        "vocab_size": 256_000,
+        "hidden_size": 2560,
+        "intermediate_size": 15360,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 10,
+        "num_key_value_heads": 1,
+        "lru_width": 2560,
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+    }
+    model = recurrentgemma.from_settings(Settings("config.json", values))
+    names = {n for t in recurrentgemma.transformers_table(model).transforms.values() for n in t.names}
+    assert len(names) == 484
+    preset = hyena_jax.load_config("griffin:recurrentgemma_2b").model
+    same = {name: getattr(preset, name) for name in ("max_len", "dtype", "remat", "round_embedding_scale")}
+    assert dataclasses.replace(model, **same) == preset

@@ -1,0 +1,114 @@
+"""Folders for transformers: what is written is read back to the bit, and what they cannot say is refused."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import hyena_jax
+from hyena_jax import cli
+from hyena_jax.config import AttentionConfig, LanguageModelConfig, UserError
+from hyena_jax.interop import transformers_folder
+
+
+@pytest.mark.parametrize("family", ["recurrentgemma", "lfm2"])
+def test_an_export_is_converted_to_the_same_bits(converted, tmp_path, family, capsys):
+    """The window, of which transformers is told one more, comes back too."""
+    run, folder = converted(family), tmp_path / "export"
+    command = ["export", run, "--output", folder, "--format", "transformers", "--license", "apache-2.0"]
+    assert cli.main(list(map(str, command))) == 0
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "README.md"}
+    card = (folder / "README.md").read_text()
+    assert card.startswith('---\nlicense: "apache-2.0"\n')
+    again = tmp_path / "again"
+    max_len = hyena_jax.load_run(run).experiment.model.max_len
+    assert cli.main(["convert", family, str(folder), "--output", str(again), "--max-len", str(max_len)]) == 0
+    first, second = hyena_jax.load_run(run), hyena_jax.load_run(again)
+    assert first.experiment == second.experiment
+    jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
+    assert first.folder.fingerprint in card
+    assert "validation loss | not measured" in card
+    assert cli.main(list(map(str, command))) == 2
+    assert "new or an empty folder" in capsys.readouterr().err
+
+
+def test_transformers_is_told_a_window_of_one_more(converted, tmp_path):
+    run = hyena_jax.load_run(converted("recurrentgemma"))
+    transformers_folder.write(
+        tmp_path / "export", run.experiment.model, run.params, run.folder.encoding, "card"
+    )
+    values = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert values["attention_window_size"] == 7
+    assert values["intermediate_size"] == 48
+    assert "lm_head.weight" not in load_file(tmp_path / "export" / "model.safetensors")
+
+
+def with_mixers(model, **values):
+    pattern = tuple(
+        dataclasses.replace(mixer, **{k: v for k, v in values.items() if hasattr(mixer, k)})
+        for mixer in model.pattern
+    )
+    return dataclasses.replace(model, pattern=pattern)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("recurrentgemma", {"soft_cap": None}, "model.soft_cap: 30.0 -> None"),
+        ("recurrentgemma", {"tied_head": False}, "model.tied_head: True -> False"),
+        ("recurrentgemma", {"ffn": "swiglu"}, "model.ffn: 'geglu' -> 'swiglu'"),
+        ("recurrentgemma", {"norm": "layer"}, "model.norm: 'rms' -> 'layer'"),
+        ("lfm2", {"scale_embedding": True}, "model.scale_embedding: False -> True"),
+        ("lfm2", {"ffn_bias": True}, "model.ffn_bias: False -> True"),
+    ],
+)
+def test_models_that_transformers_cannot_say(converted, family, change, message):
+    model = hyena_jax.config.read_run(converted(family)).model
+    with pytest.raises(UserError, match=message):
+        transformers_folder.settings_of(dataclasses.replace(model, **change))
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("recurrentgemma", {"gate_blocks": 4}, "gate_blocks: 2 -> 4"),
+        ("recurrentgemma", {"reset_at_start": False}, "reset_at_start: True -> False"),
+        ("recurrentgemma", {"projection_bias": False}, "projection_bias: True -> False"),
+        ("recurrentgemma", {"gelu": "erf"}, "gelu: 'tanh' -> 'erf'"),
+        ("lfm2", {"qk_norm_eps": None}, "qk_norm_eps: 1e-05 -> None"),
+        ("lfm2", {"out_bias": True}, "out_bias: False -> True"),
+    ],
+)
+def test_mixers_that_transformers_cannot_say(converted, family, change, message):
+    model = hyena_jax.config.read_run(converted(family)).model
+    with pytest.raises(UserError, match=message):
+        transformers_folder.settings_of(with_mixers(model, **change))
+
+
+def test_an_unrounded_scale_is_said_where_it_is_exact(converted):
+    model = hyena_jax.config.read_run(converted("recurrentgemma")).model  # sqrt(16)
+    transformers_folder.settings_of(dataclasses.replace(model, round_embedding_scale=False))
+    wide = dataclasses.replace(model, d_model=24, round_embedding_scale=False)
+    with pytest.raises(UserError, match="round_embedding_scale: True -> False"):
+        transformers_folder.settings_of(wide)
+
+
+def test_other_patterns_are_refused():
+    model = LanguageModelConfig(pattern=(AttentionConfig(),), vocab_size=24)
+    with pytest.raises(UserError, match="got a pattern of AttentionConfig"):
+        transformers_folder.settings_of(model)
+
+
+def test_a_model_card_is_next_to_a_file(converted, tmp_path, capsys):
+    output = tmp_path / "model.safetensors"
+    assert cli.main(["export", str(converted("lfm2")), "--output", str(output)]) == 0
+    card = (tmp_path / "model.md").read_text()
+    assert "| license | unknown |" in card
+    assert "| exported on |" in card
+    output.unlink()
+    (tmp_path / "model.json").unlink()
+    assert cli.main(["export", str(converted("lfm2")), "--output", str(output)]) == 2
+    assert "but model.md already exists" in capsys.readouterr().err
