@@ -56,7 +56,7 @@ STUDY = Study(
     claim="""Pairs of a key and its value, then a key whose value is asked for. In the paper Hyena and
 attention recall at every vocabulary, H3 at the smallest, AFT and a short convolution at none. There the rows
 have 2,048 tokens and training 400,000 rows; here 64 tokens, so that a key comes up less often as the
-vocabulary grows, and 32,000 rows (attention 80,000). Two layers of width 64 both times.""",
+vocabulary grows, and 64,000 rows (attention 160,000). Two layers of width 64 both times.""",
     runs=make_runs(),
     metric="accuracy",
     solved=0.99,
@@ -67,6 +67,11 @@ vocabulary grows, and 32,000 rows (attention 80,000). Two layers of width 64 bot
     },
     above=[(at(("hyena", "h3", "attention"), v), at(("aft_conv", "fir"), v)) for v in VOCABULARIES],
     x="vocab_size",
+    findings="""With 4 and 9 keys the paper's ordering comes out: Hyena, H3 and attention far above the
+other two. With 14 and 19 keys nobody recalls: a row of 64 tokens shows a key about twice or less, and
+training is six times shorter than in the paper, so that these two vocabularies are not reproduced.
+Attention finds the solution suddenly or not at all: one seed of three at vocabulary 10 was still where it
+began after 5,000 steps. With learned positions instead of rotary ones it was two of three.""",
 )
 
 if __name__ == "__main__":
