@@ -7,6 +7,7 @@ classes and constants of `hyena_jax.config`. Nothing is imported before it is us
 import importlib
 
 _PLACES = {
+    "Likelihood": "hyena_jax.scoring.score:Likelihood",
     "LoadedRun": "hyena_jax.api:LoadedRun",
     "Request": "hyena_jax.generation.decoding:Request",
     "SamplingRule": "hyena_jax.generation.sampling:SamplingRule",

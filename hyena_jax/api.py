@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,10 +23,11 @@ from hyena_jax.generation.prompts import OnFull, encode_prompt
 from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import stops
+from hyena_jax.scoring.score import Likelihood, prepare
 from hyena_jax.startup import refuse_wrong_jaxlib
 from hyena_jax.training import metrics
 from hyena_jax.training import run as training
-from hyena_jax.training.bars import watched
+from hyena_jax.training.bars import bar, watched
 from hyena_jax.training.evaluate import evaluate_run, load_data
 from hyena_jax.training.run_folder import RunFolder, load_params, read_run
 
@@ -151,6 +153,37 @@ class LoadedRun:
         ]
         return decoding.continuations(decoding.generate(self._decoder, self.params, ids, request))
 
+    def score(
+        self,
+        texts: str | Sequence[Prompt],
+        *,
+        prefix: Prompt = "",
+        stride: int | None = None,
+        batch_size: int = 16,
+        progress: bool = False,
+    ) -> list[Likelihood]:
+        """The log-likelihood of one text or several, as `hyena-jax score` computes it.
+
+        Args:
+          prefix: context before every text, which is not scored. Without it, and without a start token of the
+            tokenizer, nothing precedes the first token of a text, and it is not scored either.
+          stride: new tokens that each window after the first scores, in texts beyond the model's max_len;
+            None: half of max_len. See `hyena_jax.scoring.windows`.
+          batch_size: windows of max_len tokens at once, or as many tokens in shorter ones.
+          progress: show a bar with the time left if the standard error is a terminal.
+
+        Raises:
+          UserError: if a text cannot be encoded, an argument is out of range, or the run's data have no
+            tokenizer.
+        """
+        given = [texts] if isinstance(texts, str) else texts
+        names = [f"texts[{i}]" for i in range(len(given))]
+        options = prefix, stride, batch_size
+        scoring = prepare(self.model, self.params, self.tokenizer, given, names, *options)
+        n_windows = scoring.plan.n_windows(range(len(given)))
+        with bar("scoring", n_windows) if progress else nullcontext(lambda n: None) as advance:
+            return [likelihood for block in scoring.likelihoods(0, advance) for likelihood in block]
+
     @property
     def _has_tokenizer(self) -> bool:
         return is_tokenizer(self.folder.encoding)
@@ -176,7 +209,7 @@ def train(
       experiment: None takes the experiment of the run in `workdir`, as `hyena-jax train --resume` does.
       quiet: print neither progress nor notes.
       profile: folder for a `jax.profiler` trace of a few steps.
-      init_from: file of parameters from `hyena-jax export`, from which a new run starts.
+      init_from: file of parameters from `hyena-jax export`, or folder of a run, from which a new run starts.
       accept_changed_data: continue although the data have changed since the run started.
 
     Raises:

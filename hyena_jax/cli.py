@@ -27,6 +27,7 @@ from hyena_jax.commands import (
     launch,
     note,
     plan,
+    score,
     show,
     sweep,
     task,
@@ -50,6 +51,7 @@ GROUPS = {
     },
     "Measure": {
         "eval": eval.Evaluate,
+        "score": score.Score,
         "bench": {"operators": Operators, "model": Model, "decode": Decode},
     },
     "Prepare": {"plan": plan.Plan, "task": task.DrawTask},
@@ -60,6 +62,7 @@ RUN = {
     sweep.Sweep: sweep.run,
     compare.Compare: compare.run,
     eval.Evaluate: eval.run,
+    score.Score: score.run,
     generate.Generate: generate.run,
     export.Export: export.run,
     convert.Convert: convert.run,

@@ -52,7 +52,7 @@ def test_every_config_is_in_the_table():
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "eval", "generate", "show", "export", "convert", "distill", "task", "bench operators"],
+    ["train", "eval", "score", "generate", "show", "export", "convert", "distill", "task", "bench operators"],
 )
 def test_the_flags_of_the_commands_exist(command):
     page = PAGES["hyena_jax/commands/README.md"]

@@ -110,6 +110,8 @@ def subject_of(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: int
     Raises:
       UserError: if a length is not possible, or the data cannot be read.
     """
+    rank = getattr(getattr(experiment.model, "lora", None), "rank", None)
+    require(rank is None, "model.lora.rank", rank, "None: the step that trains all parameters is measured")
     data = experiment.data
     match data:
         case TextConfig():

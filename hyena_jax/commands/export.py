@@ -38,6 +38,7 @@ def run(command: Export, arguments: Sequence[str]) -> int:
     from hyena_jax.api import load_run
     from hyena_jax.interop import transformers_folder
     from hyena_jax.training import atomic, export
+    from hyena_jax.training.lora import without_lora
 
     output = command.output
     is_line = command.license.isprintable() and "|" not in command.license and command.license != ""
@@ -46,7 +47,7 @@ def run(command: Export, arguments: Sequence[str]) -> int:
         is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
         require(is_free, "output", str(output), "a new or an empty folder")
         run = load_run(command.run.workdir, command.run.step)
-        model, encoding = run.experiment.model, run.folder.encoding
+        model, encoding = without_lora(run.experiment).model, run.folder.encoding
         transformers_folder.write(output, model, run.params, encoding, _card(run, command.license))
         print(f"step {run.step} written to {output}, with a model card in README.md")
         return 0
@@ -54,7 +55,7 @@ def run(command: Export, arguments: Sequence[str]) -> int:
     export.check_target(output)
     require(not card_file.exists(), "output", str(output), f"a new file, but {card_file.name} already exists")
     run = load_run(command.run.workdir, command.run.step)
-    export.write(output, run.params, config.encode(run.experiment), run.step)
+    export.write(output, run.params, config.encode(without_lora(run.experiment)), run.step)
     atomic.write_text(card_file, _card(run, command.license))
     config_file = export.config_beside(output)
     print(f"step {run.step} written to {output}, its config to {config_file}, a model card to {card_file}")

@@ -28,7 +28,8 @@ class Train:
     profile: Path | None = None
     """Write a jax.profiler trace of ten steps to this folder."""
     init_from: Path | None = None
-    """File of initial parameters for a new run, as written by `export`."""
+    """Initial parameters of a new run: a file written by `export`, or the folder of a run, whose newest
+    checkpoint and tokenizer it then takes."""
     accept_changed_data: bool = False
     """Continue the run although its data changed; the new data are read with the run's tokenizer."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from hyena_jax.config.checks import RUNTIME, Checked, UserError, require, require_at_least, require_at_most
 from hyena_jax.config.inputs import InputKind, input_kind
+from hyena_jax.config.lora import LoRAConfig
 from hyena_jax.config.mixers import HyenaConfig, Init, MixerConfig
 from hyena_jax.config.registry import Registry, register
 
@@ -95,6 +96,7 @@ class BackboneConfig(ModelConfig):
     """What the backward pass recomputes of a block. `block`: everything; `filters`: everything but the long
     filters; `dots`: everything but matrix products; `dots_no_batch`: but matrix products without batch
     axes."""
+    lora: LoRAConfig = LoRAConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()

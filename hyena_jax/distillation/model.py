@@ -25,6 +25,7 @@ from hyena_jax.config import (
     require,
 )
 from hyena_jax.distillation import modal_fit
+from hyena_jax.training.lora import without_lora
 
 # The shortest length with a Hankel matrix of at least one row.
 LEAST_LEN = 4
@@ -101,7 +102,8 @@ def distilled_experiment(experiment: Experiment, n_modes: int) -> Experiment:
     if isinstance(optimizer, GroupedOptimizerConfig):
         groups = tuple(replace(group, optional=True) for group in (*optimizer.groups, FILTERS))
         optimizer = replace(optimizer, groups=groups)
-    return replace(experiment, model=replace(experiment.model, pattern=pattern), optimizer=optimizer)
+    model = replace(without_lora(experiment).model, pattern=pattern)
+    return replace(experiment, model=model, optimizer=optimizer)
 
 
 def distilled_params(

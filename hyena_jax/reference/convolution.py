@@ -33,3 +33,47 @@ def short_conv(
                 if segment_ids[b, t - k] == segment_ids[b, t]:
                     y[b, :, t] += taps[:, k] * x[b, :, t - k]
     return y
+
+
+def linear_convolution(u: np.ndarray, h: np.ndarray) -> np.ndarray:
+    """y_t = sum_s h_s u_{t-s} for t = 0 .. L+M-2, for u [L], h [M]: every sample of u starts an h."""
+    u, h = (np.asarray(a, np.float64) for a in (u, h))
+    y = np.zeros(len(u) + len(h) - 1)
+    for t in range(len(u)):
+        for s in range(len(h)):
+            y[t + s] += u[t] * h[s]
+    return y
+
+
+def cross_correlation(u: np.ndarray, h: np.ndarray) -> np.ndarray:
+    """c_t = sum_s h_s u_{t+s} for t = -(M-1) .. L-1, with u = 0 outside, for u [L] and h [M]: [L+M-1]."""
+    return linear_convolution(u, np.asarray(h)[::-1])
+
+
+def circular_convolution(u: np.ndarray, h: np.ndarray) -> np.ndarray:
+    """y_t = sum_{s=0..n-1} h_s u_{(t-s) mod n} for u, h [n]: the past of time 0 is the end."""
+    return wrapped_convolution(u, h, 1.0)
+
+
+def wrapped_convolution(u: np.ndarray, h: np.ndarray, factor: complex) -> np.ndarray:
+    """y_t = sum_{s<=t} h_s u_{t-s} + factor sum_{s>t} h_s u_{n+t-s} for u, h [n].
+
+    The product of two polynomials modulo x^n - factor: circular with 1, negacyclic with -1, and with i the
+    right-angle convolution (Crandall and Fagin 1994), whose real part is causal for real u and h.
+    """
+    n = len(u)
+    y = np.zeros(n, np.result_type(u, h, factor))
+    for t in range(n):
+        for s in range(n):
+            y[t] += h[s] * u[t - s] if s <= t else factor * h[s] * u[n + t - s]
+    return y
+
+
+def toeplitz(h: np.ndarray) -> np.ndarray:
+    """S_h [L, L] with S_h[t, s] = h_{t-s} for s <= t, and 0 above the diagonal, for h [L]: S_h u = h * u."""
+    length = len(h)
+    matrix = np.zeros((length, length), np.result_type(h, np.float64))
+    for t in range(length):
+        for s in range(t + 1):
+            matrix[t, s] = h[t - s]
+    return matrix

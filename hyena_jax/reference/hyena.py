@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from hyena_jax.reference.convolution import long_conv, short_conv
+from hyena_jax.reference.convolution import long_conv, short_conv, toeplitz
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -22,16 +22,26 @@ ACTIVATIONS = {
 }
 
 
+def projections(params: dict, x: np.ndarray, n_parts: int) -> list[np.ndarray]:
+    """FIR(W x + b) of x [B, L, D], split into gates and v: n_parts arrays [B, W, L]. The FIR is optional."""
+    z = _dense(x, params["in_proj"]).transpose(0, 2, 1)
+    if "short_taps" in params:
+        z = short_conv(z, params["short_taps"], params.get("short_bias", np.zeros(z.shape[1])))
+    return np.split(z, n_parts, axis=1)
+
+
+def normalized(gate: np.ndarray) -> np.ndarray:
+    """gate [B, D, L] / max(its norm over D, 1e-12)."""
+    return gate / np.maximum(np.sqrt((gate**2).sum(axis=1, keepdims=True)), 1e-12)
+
+
 def hyena(params: dict, x: np.ndarray, h: np.ndarray, config, max_len: int) -> np.ndarray:
     """The operator for x [B, L, D] with its filters h [F, W/H, L] (Poli et al. 2023, arXiv 2302.10866).
 
     With `config.bidirectional` h is [2 F, W/H, L], and its second half acts on the future. With
     `config.filter_groups` h is [F, filter_groups, L], and each filter serves as many neighbouring channels.
     """
-    z = _dense(x, params["in_proj"]).transpose(0, 2, 1)
-    if config.short_filter_len > 0:
-        z = short_conv(z, params["short_taps"], params.get("short_bias", np.zeros(z.shape[1])))
-    *gates, v = np.split(z, config.order + 1, axis=1)  # each [B, W, L]
+    *gates, v = projections(params, x, config.order + 1)  # each [B, W, L]
     n_filters, n_heads = len(h) // (2 if config.bidirectional else 1), config.n_heads
     h = np.repeat(h, v.shape[1] // n_heads // h.shape[1], axis=1)
     skips = np.float64(params.get("skip", np.zeros(h.shape[:2])))
@@ -73,16 +83,27 @@ def hyena(params: dict, x: np.ndarray, h: np.ndarray, config, max_len: int) -> n
 
 def annotated_hyena(params: dict, x: np.ndarray, h: np.ndarray) -> np.ndarray:
     """v <- v + u, then v <- v + x_n / max(||x_n||, 1e-12) (h_n * v + B_n v), then v + W_o v + b_o."""
-    z = short_conv(
-        _dense(x, params["in_proj"]).transpose(0, 2, 1), params["short_taps"], params["short_bias"]
-    )
-    *gates, v = np.split(z, len(h) + 1, axis=1)
+    *gates, v = projections(params, x, len(h) + 1)
     v = v + np.float64(x).transpose(0, 2, 1)
     for n, x_n in enumerate(gates):
-        norm = np.maximum(np.sqrt((x_n**2).sum(axis=1, keepdims=True)), 1e-12)
-        v = v + x_n / norm * long_conv(v, h[n], params["skip"][n])
+        v = v + normalized(x_n) * long_conv(v, h[n], params["skip"][n])
     v = v.transpose(0, 2, 1)
     return v + _dense(v, params["out_proj"])
+
+
+def hyena_matrix(gates: np.ndarray, h: np.ndarray, skip: np.ndarray, is_residual: bool = False) -> np.ndarray:
+    """The matrix M [L, L] of one channel, M v being the result of its N gated convolutions (section 3.2).
+
+    M = D_N C_N .. D_1 C_1 with D_n the diagonal matrix of gate x_n and C_n = S_{h_n} + b_n I; of
+    `annotated_hyena`, with its normalised gates and `is_residual`, M = (I + D_N C_N) .. (I + D_1 C_1).
+    gates and h [N, L], skip [N].
+    """
+    identity = np.eye(gates.shape[1])
+    matrix = identity
+    for x_n, h_n, b_n in zip(gates, h, skip, strict=True):
+        step = np.diag(x_n) @ (toeplitz(h_n) + b_n * identity)
+        matrix = (identity + step if is_residual else step) @ matrix
+    return matrix
 
 
 def gated_hyena(params: dict, x: np.ndarray, h: np.ndarray, causal: bool) -> np.ndarray:

@@ -6,7 +6,7 @@ hold `config`, the experiment as in its run's `config.json`, and `step`. Knows p
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,12 +62,13 @@ def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> Non
         raise OSError(f"{path} could not be written: {error}") from error
 
 
-def read(path: Path, shapes: Tree, report: Callable[[str], None]) -> Tree:
+def read(path: Path, shapes: Tree, report: Callable[[str], None], argument: str = "init_from") -> Tree:
     """The tree of `shapes` filled with the arrays in `path` of the same names, in the dtypes of `shapes`.
 
     Args:
       report: gets a line for each tensor that is missing, unexpected or not finite, or has another shape or a
         dtype that NumPy cannot read.
+      argument: what errors call the file.
 
     Raises:
       UserError: if there is such a tensor, or `path` is not a safetensors file.
@@ -76,7 +77,7 @@ def read(path: Path, shapes: Tree, report: Callable[[str], None]) -> Tree:
 
     wanted = named_leaves(shapes)
     try:
-        with open_input("init_from", path), safe_open(path, "numpy") as file:
+        with open_input(argument, path), safe_open(path, "numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             found = {
                 name: Tensor(tensor.get_dtype(), tuple(tensor.get_shape())) for name, tensor in slices.items()
@@ -91,14 +92,28 @@ def read(path: Path, shapes: Tree, report: Callable[[str], None]) -> Tree:
                     if not np.isfinite(array).all()
                 ]
     except SafetensorError as error:
-        raise UserError(f"init_from {str(path)!r} cannot be read: {printable(error)[:200]}") from error
+        raise UserError(f"{argument} {str(path)!r} cannot be read: {printable(error)[:200]}") from error
+    _refuse(argument, path, problems, report)
+    return jax.tree.unflatten(jax.tree.structure(shapes), arrays.values())
+
+
+def require_fit(path: Path, params: Tree, shapes: Tree, report: Callable[[str], None]) -> None:
+    """Raises UserError unless the parameters of the run in the folder `path` are those of `shapes`.
+
+    Args:
+      report: as in `read`.
+    """
+    found = {name: Tensor(DTYPES[1], leaf.shape) for name, leaf in named_leaves(params).items()}
+    _refuse("init_from", path, list(_problems(named_leaves(shapes), found)), report)
+
+
+def _refuse(argument: str, path: Path, problems: Sequence[str], report: Callable[[str], None]) -> None:
     for problem in problems[:MOST_LINES]:
         report(f"{path}: {problem}")
     if problems:
         count = f"{len(problems)} parameters, listed above"
         count += f" (the first {MOST_LINES})" if len(problems) > MOST_LINES else ""
-        raise UserError(f"init_from {str(path)!r} does not fit the model: {count}")
-    return jax.tree.unflatten(jax.tree.structure(shapes), arrays.values())
+        raise UserError(f"{argument} {str(path)!r} does not fit the model: {count}")
 
 
 class Tensor(NamedTuple):

@@ -22,6 +22,7 @@ from hyena_jax.parallel.replicas import check_replicas
 from hyena_jax.parallel.strategy import Strategy
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.evaluate import held_out_values, sum_held_out
+from hyena_jax.training.lora import Adapted
 from hyena_jax.training.metrics import MetricsLog, NoLog, Values
 from hyena_jax.training.optimizer import global_norm
 from hyena_jax.training.progress import Progress
@@ -51,13 +52,15 @@ class Setup(NamedTuple):
     strategy: Strategy
     model: nn.Module
     shapes: optax.Params
-    """Shapes of the parameters."""
+    """Shapes of the parameters that are trained."""
     optimizer: optax.GradientTransformation
     loss: Score
     metrics: dict[str, Score]
     """The metrics of the experiment and of its data, by label."""
     initial: optax.Params | None
-    """Initial parameters of a new run, if they are not drawn at random."""
+    """Initial parameters of a new run, if they are not drawn at random; with LoRA always the base."""
+    base_sha256: str | None = None
+    """With LoRA, the digest of the base."""
 
 
 def mapped_train_step(setup: Setup, state: TrainState) -> Callable:
@@ -102,7 +105,7 @@ class Trainer:
 
     def run(
         self, state: TrainState, start: int, data_state: Any, stop: StopRequest, profile: "Profile"
-    ) -> optax.Params:
+    ) -> optax.Params | Adapted:
         """Trains after step `start` until done or asked to stop; returns the parameters then.
 
         Args:
@@ -158,7 +161,7 @@ class Trainer:
                     self._save(step, state, loss, stream, training.until if reached else None)
                     saved = step
                 self.progress.advance(step)
-        return strategy.host_copy(state.params)
+        return strategy.host_copy(state.model_params)
 
     def _log_training(self, step: int, state: TrainState, metrics: Metrics) -> None:
         values = {name: value.item() for name, value in metrics.items()}
@@ -180,7 +183,7 @@ class Trainer:
         jax.block_until_ready(state)  # steps that still run count as training time
         with self.clock.paused(), self.progress.evaluating():
             batch_size, n_rows = training.eval_batch_size, training.eval_windows
-            sums = sum_held_out(strategy, self.eval_step, state.params, data, batch_size, n_rows)
+            sums = sum_held_out(strategy, self.eval_step, state.model_params, data, batch_size, n_rows)
         values = held_out_values(data, sums)
         if not math.isfinite(values["loss"]):
             raise _diverged(f"the validation loss at step {step} is {values['loss']}")
@@ -204,6 +207,8 @@ class Trainer:
                 raise _diverged(f"a parameter is not finite after step {step}")
             self.log.sync()
             meta = {"step": step, "loss": loss}
+            if self.setup.base_sha256 is not None:
+                meta["base"] = self.setup.base_sha256
             if stream is not None:
                 meta["data_state"] = stream.state()
             if reached is not None:

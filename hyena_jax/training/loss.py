@@ -15,6 +15,7 @@ import optax
 from hyena_jax.layout import Layout
 from hyena_jax.models import has_hidden, with_whole_ends, without_blocks
 from hyena_jax.ops.sequence_shards import axis_size, sharded
+from hyena_jax.training.lora import model_params
 
 Tree = TypeVar("Tree")
 
@@ -40,12 +41,12 @@ def scored(
     a model with `hidden` and `logits` computes no others.
 
     Args:
+      params: the model's, or `lora.Adapted` ones.
       score: returns arrays of the shape of `targets`; each entry depends only on its own target and logits.
         The logits of a model with `hidden` and `logits` may be computed chunk by chunk, and are then
         recomputed in the backward pass: see `LanguageModelConfig.loss_chunk`.
     """
-    # Gathered once, not in every chunk.
-    params = with_whole_ends(model, params)
+    params = with_whole_ends(model, model_params(model.config, params))  # gathered once, not in every chunk
     variables, inputs, targets = {"params": params}, batch["inputs"], batch["targets"]
     n_tokens = chunk_tokens(model, targets.shape)
     scores_all = "positions" not in batch

@@ -20,12 +20,13 @@ from hyena_jax.parallel.processes import (
     first_request,
     from_first,
     is_first,
+    on_first,
     require_equal,
     require_equal_devices,
     together,
 )
 from hyena_jax.parallel.strategy import Strategy, check_batch
-from hyena_jax.training import export
+from hyena_jax.training import lora
 from hyena_jax.training.checkpoint import Checkpoints, best, saved_steps
 from hyena_jax.training.loop import REACHED, Profile, Setup, Trainer, all_finite
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
@@ -37,7 +38,9 @@ from hyena_jax.training.run_folder import (
     kept_encoding,
     leads_outside,
     open_run,
+    read_initial,
     require_finite,
+    require_same_base,
 )
 from hyena_jax.training.scores import loss_function, metric_functions
 from hyena_jax.training.signals import Interrupted, stop_requests
@@ -75,7 +78,8 @@ def train(
 
     Args:
       profile: folder for a `jax.profiler` trace of a few steps.
-      init_from: file of parameters (see `export`) that a new run starts from.
+      init_from: file of parameters (see `export`), or folder of a run, that a new run starts from; of a
+        folder, the tokenizer or normalization too. With LoRA they are the base.
       accept_changed_data: continue although the data changed since the run was started; the new data are
         read with the run's own tokenizer or normalization.
       load_data: as `load`; may return data that were read before.
@@ -96,14 +100,16 @@ def train(
         arguments = {"workdir": str(workdir.absolute()), "init_from": str(init_from)}
         arguments["accept_changed_data"] = accept_changed_data
         require_equal({**arguments, **_settings(experiment)})
-        experiment, data = _load(experiment, workdir, accept_changed_data, load_data)
-        setup = _check(experiment, data, init_from, console)
+        experiment, data = _load(experiment, workdir, init_from, accept_changed_data, load_data)
+        setup = _check(experiment, data, console, workdir, init_from)
         training, folder = experiment.training, workdir / CHECKPOINTS
         with (
             hold_folder(workdir, experiment, data, accept_changed_data) as previous,
             Checkpoints(folder, training.keep_checkpoints, console.print) as checkpoints,
         ):
             state, meta = _place(setup, checkpoints)
+            if previous is None and setup.base_sha256 is not None:
+                on_first(lambda: lora.write_base(workdir, setup.initial, setup.base_sha256, str(init_from)))
             changes = from_first(lambda: open_run(workdir, previous, experiment, data))
             _announce(console, setup, previous is None, changes)
             start = int(state.step)
@@ -113,7 +119,7 @@ def train(
                 if has_reached:
                     done, change = f"reached {training.until} at step {start}", "change --training.until"
                 console.print(f"already {done}; {change} to continue")
-                params = setup.strategy.host_copy(state.params)
+                params = setup.strategy.host_copy(state.model_params)
             else:
                 if start:
                     console.print(f"continuing after step {start}")
@@ -136,7 +142,7 @@ def train(
         raise Interrupted(
             f"stopped by {asked}; saved at step {saved}. Rerun the command to continue, or run: {again}"
         )
-    return Result(setup.model, params, data)
+    return Result(setup.model, lora.on_host(experiment.model, params), data)
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
@@ -152,7 +158,7 @@ def prepare(experiment: Experiment, load_data: LoadData = load) -> Setup:
     with _own_parts(experiment):
         data = load_data(experiment.data, None)
         experiment = data.complete(experiment)
-    return _check(experiment, data, None, Console(quiet=True))
+    return _check(experiment, data, Console(quiet=True))
 
 
 @contextmanager
@@ -169,11 +175,25 @@ def _own_parts(experiment: Experiment) -> Iterator[None]:
 
 
 def _load(
-    experiment: Experiment, workdir: Path, accept_changed_data: bool, load_data: LoadData
+    experiment: Experiment,
+    workdir: Path,
+    init_from: Path | None,
+    accept_changed_data: bool,
+    load_data: LoadData,
 ) -> tuple[Experiment, Dataset]:
-    """The data, read as an existing run in `workdir` reads them, and the experiment completed from them."""
+    """The data, and the experiment completed from them.
+
+    They are read as an existing run in `workdir` reads them; for a new run, as the run in `init_from` does.
+    """
 
     def load_kept() -> Dataset:
+        if init_from is not None and init_from.is_dir() and not config.is_run(workdir):
+            encoding = kept_encoding(init_from, experiment)
+            name, kind = getattr(experiment.data, "tokenizer", None), getattr(encoding, "kind", None)
+            require(
+                name is None or kind in (None, name), "data.tokenizer", name, f"{kind!r}, as in {init_from}"
+            )
+            return load_data(experiment.data, encoding)
         encoding = kept_encoding(workdir, experiment)
         try:
             return load_data(experiment.data, encoding)
@@ -190,8 +210,14 @@ def _load(
     return experiment, data
 
 
-def _check(experiment: Experiment, data: Dataset, init_from: Path | None, console: Console) -> Setup:
-    """Builds everything that does not depend on the run's folder, and checks that it fits together."""
+def _check(
+    experiment: Experiment,
+    data: Dataset,
+    console: Console,
+    workdir: Path | None = None,
+    init_from: Path | None = None,
+) -> Setup:
+    """Builds everything that does not depend on the run's checkpoints, and checks that it fits together."""
     strategy = parallel.make_strategy(experiment.parallel)
     accumulation_steps = experiment.optimizer.accumulation_steps
     check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
@@ -211,12 +237,40 @@ def _check(experiment: Experiment, data: Dataset, init_from: Path | None, consol
         if experiment.training.until is not None:
             check_target(experiment.training.until, data, bare, shapes, batch)
         strategy.check(make_eval_step(model, loss, metrics), shapes, batch)
-        optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
-        state = jax.eval_shape(partial(init_state, optimizer=optimizer), shapes)
-        _check_capacity(experiment, strategy, state, batch)
+        adaptation, trained, optimizer_config = lora.lora_of(experiment.model), shapes, experiment.optimizer
+        if adaptation is not None:
+            trained = jax.eval_shape(lambda: lora.init_factors(adaptation, shapes, 0))
+            optimizer_config = lora.for_factors(optimizer_config)
+        optimizer = make_optimizer(optimizer_config, trained, experiment.training.steps)
+        state = jax.eval_shape(partial(init_state, optimizer=optimizer), trained)
+        _check_capacity(experiment, strategy, state if adaptation is None else (state, shapes), batch)
     report = partial(console.print, soft_wrap=True)
-    initial = None if init_from is None else together(lambda: export.read(init_from, shapes, report))
-    return Setup(experiment, data, strategy, model, shapes, optimizer, loss, metrics, initial)
+    initial, sha256 = together(lambda: _initial(experiment, shapes, workdir, init_from, report))
+    return Setup(experiment, data, strategy, model, trained, optimizer, loss, metrics, initial, sha256)
+
+
+def _initial(
+    experiment: Experiment,
+    shapes: optax.Params,
+    workdir: Path | None,
+    init_from: Path | None,
+    report: Callable[[str], None],
+) -> tuple[optax.Params | None, str | None]:
+    """The parameters that a run starts from, or None to draw them; with LoRA, the base and its digest.
+
+    Raises:
+      UserError: if they cannot be read or do not fit the model, or LoRA has no base.
+    """
+    if lora.lora_of(experiment.model) is None:
+        return None if init_from is None else read_initial(init_from, shapes, report), None
+    if workdir is not None and config.is_run(workdir):
+        if config.identity_differences(experiment, config.read_run(workdir)):
+            return None, None  # `check_run` refuses the folder
+        return lora.read_base(workdir, shapes, report)
+    must = "a run's folder or a file from `export`, the base that model.lora.rank adapts"
+    require(init_from is not None, "init_from", init_from, must)
+    params = read_initial(init_from, shapes, report)
+    return params, lora.digest(params)
 
 
 def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batch: Any) -> None:
@@ -252,16 +306,26 @@ def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batc
 
 def _place(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict[str, Any]]:
     """The placed state of the newest checkpoint, or of step 0; and the meta of that checkpoint, or {}."""
-    strategy, initial = setup.strategy, setup.initial
+    strategy, initial, seed = setup.strategy, setup.initial, setup.experiment.seed
+    adaptation = lora.lora_of(setup.experiment.model)
 
     def make() -> TrainState:
-        return init_state(init_params(setup.model, setup.experiment.seed), setup.optimizer)
+        if adaptation is None:
+            return init_state(init_params(setup.model, seed), setup.optimizer)
+        return init_state(lora.init_factors(adaptation, shapes, seed), setup.optimizer)
 
+    shapes = jax.eval_shape(lambda: initial)
     restored = checkpoints.restore(strategy.restore_target(jax.eval_shape(make)).to_items())
     if restored is None:
         state = strategy.make_state(make)
-        return (state if initial is None else state._replace(params=strategy.place(initial))), {}
+        if initial is None:
+            return state, {}
+        name = "params" if adaptation is None else "base"
+        return state._replace(**{name: strategy.place(initial)}), {}
     state = strategy.from_global(TrainState.from_items(restored.items))
+    if adaptation is not None:
+        require_same_base(f"checkpoint {restored.step}", restored.meta, setup.base_sha256)
+        state = state._replace(base=strategy.place(initial))
     found = int(state.step)
     require(found == restored.step, f"step in checkpoint {restored.step}", found, "the step of its folder")
     if not all_finite(state.params):
@@ -273,7 +337,12 @@ def _announce(console: Console, setup: Setup, is_new: bool, changes: Sequence[st
     """Prints what will be trained, on which data and devices, and what changed since the last start."""
     experiment, devices, processes = setup.experiment, setup.strategy.devices, jax.process_count()
     if is_new:
-        console.print(parameter_table(setup.shapes, experiment.optimizer))
+        adaptation = lora.lora_of(experiment.model)
+        optimizer = experiment.optimizer if adaptation is None else lora.for_factors(experiment.optimizer)
+        console.print(parameter_table(setup.shapes, optimizer))
+        if adaptation is not None:
+            n_base = sum(leaf.size for leaf in jax.tree.leaves(setup.initial))
+            console.print(f"LoRA      the {n_base:,} parameters of the base stay as they are")
     lacks = models.lacks(setup.model) if experiment.model.input_kind.is_tokens else []
     if lacks:
         console.print(f"this model has no {'; no '.join(lacks)}", soft_wrap=True)

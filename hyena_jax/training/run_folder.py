@@ -5,6 +5,7 @@ data.json            tokenizer and fingerprint of the text, or normalization and
                      both files carry their own digest, see `config/digest.py`
 metrics.jsonl, tensorboard/, learning_curves.png; sample.txt (text) or predictions.png (images)
 checkpoints/         see `checkpoint.py`
+base.safetensors, base.json: of a run with LoRA, see `lora.py`
 """
 
 import json
@@ -18,13 +19,13 @@ import jax
 import numpy as np
 import optax
 
-from hyena_jax import config
+from hyena_jax import config, models
 from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.config.digest import with_digest, without_digest
 from hyena_jax.config.files import RUN_CONFIG
 from hyena_jax.data.dataset import Dataset, Encoding, encoding_from_json
 from hyena_jax.parallel.processes import on_first
-from hyena_jax.training import atomic
+from hyena_jax.training import atomic, export, lora
 from hyena_jax.training.checkpoint import STEP, best, restore_readonly, saved_steps
 from hyena_jax.training.lock import LOCK, locked
 from hyena_jax.training.metrics import EVENTS, FILE, read_rows
@@ -33,7 +34,7 @@ from hyena_jax.trees import named_leaves
 
 CHECKPOINTS = "checkpoints"
 # Besides drafts, the files that a kill can leave in a new run folder; config.json is written last.
-UNFINISHED = {LOCK, "data.json"}
+UNFINISHED = {LOCK, "data.json", lora.BASE, lora.DESCRIPTION}
 
 
 class RunFolder(NamedTuple):
@@ -196,7 +197,7 @@ def read_run(workdir: Path) -> RunFolder:
 def load_params(
     run: RunFolder, model: nn.Module, step: str, report: Callable[[str], None]
 ) -> tuple[int, optax.Params]:
-    """The number of a saved step, and its parameters as NumPy arrays.
+    """The number of a saved step, and its parameters as NumPy arrays; of a run with LoRA, merged.
 
     Args:
       step: `latest`, `best`, or a number.
@@ -218,11 +219,43 @@ def load_params(
             f"step must be 'latest' or one of {saved_steps(folder)}: none was evaluated, got 'best'"
         )
     shapes = jax.eval_shape(lambda: init_params(model, 0))
-    target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
+    adaptation = lora.lora_of(run.experiment.model)
+    saved = shapes
+    if adaptation is not None:
+        saved = jax.eval_shape(lambda: lora.init_factors(adaptation, shapes, 0))
+    target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved)
     restored = restore_readonly(folder, {"params": target}, report, number)
-    params = restored.items["params"]
-    require_finite(params, str(folder / str(restored.step)))
-    return restored.step, params
+    params, where = restored.items["params"], str(folder / str(restored.step))
+    require_finite(params, where)
+    if adaptation is None:
+        return restored.step, params
+    base, sha256 = lora.read_base(folder.parent, shapes, report)
+    require_same_base(where, restored.meta, sha256)
+    return restored.step, lora.on_host(run.experiment.model, lora.Adapted(base, params))
+
+
+def require_same_base(checkpoint: str, meta: Mapping[str, Any], sha256: str) -> None:
+    """Raises UserError unless the factors of a checkpoint were trained on the base with this digest."""
+    allowed = f"the {str(meta.get('base'))[:12]} that {checkpoint} was trained on"
+    require(meta.get("base") == sha256, f"SHA-256 of {lora.BASE}", sha256[:12], allowed)
+
+
+def read_initial(path: Path, shapes: optax.Params, report: Callable[[str], None]) -> optax.Params:
+    """The parameters of the newest checkpoint of the run in a folder, or of a file from `export`.
+
+    Raises:
+      UserError: if they cannot be read, or are not those of `shapes`; `report` gets a line for each that
+        differs.
+    """
+    if not path.is_dir():
+        return export.read(path, shapes, report)
+    try:
+        run = read_run(path)
+        _, params = load_params(run, models.build(run.experiment.model), "latest", report)
+    except UserError as error:
+        raise UserError(f"init_from {str(path)!r} cannot be read: {error}") from error
+    export.require_fit(path, params, shapes, report)
+    return params
 
 
 def require_finite(params: optax.Params, source: str) -> None:

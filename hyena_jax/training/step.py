@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from hyena_jax.models import example_inputs
+from hyena_jax.training.lora import Adapted
 from hyena_jax.training.loss import cross_entropy, scored
 from hyena_jax.training.optimizer import global_norm
 from hyena_jax.training.scores import Score, eval_values, train_values, weighted
@@ -32,12 +33,21 @@ class TrainState(NamedTuple):
 
     `bad_step` is the first step whose loss or gradient was not finite, or FINITE. Once set, it stays set, so
     reading it now and then is enough.
+
+    With LoRA, `params` are the factors alone, and `base` the model's parameters, which stay as they are and
+    are not part of checkpoints.
     """
 
     step: jax.Array
     params: optax.Params
     opt_state: optax.OptState
     bad_step: jax.Array
+    base: optax.Params | None = None
+
+    @property
+    def model_params(self) -> optax.Params | Adapted:
+        """What `scored` reads."""
+        return self.params if self.base is None else Adapted(self.base, self.params)
 
     def to_items(self) -> dict[str, optax.Params]:
         """The items of a checkpoint: `params`, which can be read alone, and `train_state`."""
@@ -92,9 +102,10 @@ def make_train_step(
     score = partial(train_values, loss, metrics)
 
     def loss_fn(
-        params: optax.Params, batch: Batch, key: jax.Array, total: jax.Array | None
+        params: optax.Params, state: TrainState, batch: Batch, key: jax.Array, total: jax.Array | None
     ) -> tuple[jax.Array, Metrics]:
         """Means over the targets of `batch`; given `total`, the sum of all weights, its part of the means."""
+        params = state._replace(params=params).model_params
         values = scored(score, model, params, batch, False, {"dropout": key})
         if total is None:
             means = {name: x.mean() for name, x in values.items()}
@@ -113,11 +124,11 @@ def make_train_step(
             total = None if total is None else jax.lax.psum(total, axis_name)
         total = None if total is None else jnp.where(total > 0, total, 1)
         if accumulation_steps == 1:
-            grads, means = gradient(params, batch, key, total)
+            grads, means = gradient(params, state, batch, key, total)
         else:
 
             def add_part(sums: tuple, part: tuple[Batch, jax.Array]) -> tuple[tuple, None]:
-                return jax.tree.map(jnp.add, sums, gradient(params, *part, total)), None
+                return jax.tree.map(jnp.add, sums, gradient(params, state, *part, total)), None
 
             # Part i holds the rows i, i + parts, ..., so that rows on different devices stay there.
             parts = jax.tree.map(
@@ -138,7 +149,7 @@ def make_train_step(
         is_bad = ~(jnp.isfinite(means["loss"]) & jnp.isfinite(grad_norm))
         bad_step = jnp.where((state.bad_step == FINITE) & is_bad, step, state.bad_step)
         measured = {**means, "grad_norm": grad_norm, "bad_step": bad_step}
-        return TrainState(step, params, opt_state, bad_step), measured
+        return TrainState(step, params, opt_state, bad_step, state.base), measured
 
     return train_step
 

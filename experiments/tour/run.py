@@ -1,0 +1,108 @@
+"""Runs the tour's sources and writes their notebooks, with outputs.
+
+python experiments/tour/run.py [NAME ...] [--output FOLDER]
+
+A source is a Python file whose cells begin with `# %%`, or with `# %% [markdown]` for prose; editors run such
+cells one by one. The notebook NAME.ipynb holds the same cells, what they print and their pictures. On one
+machine a second run writes the same bytes.
+"""
+
+import argparse
+import base64
+import contextlib
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+
+
+class Cell(NamedTuple):
+    """The text of a cell, and whether it is prose."""
+
+    text: str
+    is_prose: bool
+
+
+def names() -> list[str]:
+    """The sources in order."""
+    return sorted(path.stem for path in HERE.glob("[0-9]*.py"))
+
+
+def cells(name: str) -> list[Cell]:
+    """The cells of a source."""
+    found = []
+    for part in ("\n" + (HERE / f"{name}.py").read_text(encoding="utf-8")).split("\n# %%")[1:]:
+        mark, _, text = part.partition("\n")
+        is_prose = mark.strip() == "[markdown]"
+        if is_prose:
+            text = "\n".join(line.removeprefix("#").removeprefix(" ") for line in text.splitlines())
+        found.append(Cell(text.strip("\n"), is_prose))
+    return found
+
+
+def notebook(name: str) -> dict[str, Any]:
+    """The executed notebook; an exception in a cell, such as a failed assertion, is raised."""
+    written, variables, count = [], {"__name__": "__main__"}, 0
+    for index, cell in enumerate(cells(name)):
+        entry = {"id": f"cell-{index}", "metadata": {}, "source": cell.text.splitlines(keepends=True)}
+        if cell.is_prose:
+            entry["cell_type"] = "markdown"
+        else:
+            count += 1
+            outputs = execute(compile(cell.text, f"{name}, cell {index}", "exec"), variables)
+            entry |= {"cell_type": "code", "execution_count": count, "outputs": outputs}
+        written.append(entry)
+    return {
+        "cells": written,
+        "metadata": {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
+def execute(code: Any, variables: dict[str, Any]) -> list[dict[str, Any]]:
+    """Runs a cell; what it printed, then the figures that it drew, as outputs of a notebook."""
+    from matplotlib import pyplot
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, variables)
+    outputs = []
+    if printed.getvalue():
+        lines = printed.getvalue().splitlines(keepends=True)
+        outputs.append({"name": "stdout", "output_type": "stream", "text": lines})
+    for number in pyplot.get_fignums():
+        picture = io.BytesIO()
+        # Without the name and version of the software, which would change the bytes.
+        pyplot.figure(number).savefig(picture, format="png", metadata={"Software": None})
+        data = {"image/png": base64.b64encode(picture.getvalue()).decode(), "text/plain": ["<Figure>"]}
+        outputs.append({"data": data, "metadata": {}, "output_type": "display_data"})
+    pyplot.close("all")
+    return outputs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="sources, such as 1_fourier; all by default")
+    parser.add_argument("--output", type=Path, default=HERE, help="folder of the notebooks")
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - set(names())
+    if unknown:
+        parser.error(f"NAME must be among {', '.join(names())}; got {', '.join(sorted(unknown))}")
+    folder = arguments.output.resolve()
+    os.environ["MPLBACKEND"] = "agg"
+    os.chdir(HERE)  # as in Jupyter, where the cells find the style file
+    for name in arguments.names or names():
+        text = json.dumps(notebook(name), indent=1, ensure_ascii=False) + "\n"
+        (folder / f"{name}.ipynb").write_text(text, encoding="utf-8")
+        print(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""`hyena-jax score`: the log-likelihood of each line of a text, or of each record of a FASTA file."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hyena_jax.commands import RunSelection, note
+from hyena_jax.config.flags import FLAT
+from hyena_jax.startup import start_jax
+
+if TYPE_CHECKING:
+    from hyena_jax.scoring.output import Sums
+    from hyena_jax.scoring.score import Scoring
+
+
+@dataclass(frozen=True)
+class Score:
+    """Log-likelihood, bits a byte and perplexity of each line of a text, or of each record of a FASTA file.
+
+    A token is predicted from all tokens before it in its line or record; beyond the model's max_len, from the
+    tokens in its window: see --stride.
+    """
+
+    run: RunSelection = field(metadata=FLAT)
+    path: Path = field(kw_only=True)
+    """UTF-8 file. Its symbols are read by the run's tokenizer, also lower case and N of DNA."""
+    format: Literal["auto", "lines", "fasta"] = "auto"
+    """Records of the file; `auto`: FASTA for .fa, .fasta, .fna, .ffn and .faa, else lines."""
+    prefix: str = ""
+    """Text before each record: context that is not scored. Without it, and without a start token (BOS) of the
+    tokenizer, nothing precedes the first token of a record, and it is not scored either."""
+    stride: int | None = None
+    """New tokens scored by each window after the first, at most max_len; None takes half of max_len. A token
+    beyond max_len is predicted from the max_len - stride + 1 to max_len tokens before it."""
+    per_token: bool = False
+    """Also write the token ids and the log-probability of each."""
+    batch_size: int = 16
+    """Windows of max_len tokens at once, or as many tokens in shorter ones."""
+    output: Path | None = None
+    """JSON-lines file, continued if the same command was stopped; None prints the lines."""
+
+
+def run(command: Score, arguments: Sequence[str]) -> int:
+    """Writes a line about the scores and one for each record, then says what all records reach together."""
+    start_jax(note)
+
+    from hyena_jax.api import load_run
+    from hyena_jax.data.records import read_records
+    from hyena_jax.generation.saved_state import origin
+    from hyena_jax.scoring import output
+    from hyena_jax.scoring.score import prepare
+    from hyena_jax.training.bars import bar
+
+    records = read_records(command.path, command.format)
+    run = load_run(command.run.workdir, command.run.step)
+    names, texts = [record.name for record in records], [record.text for record in records]
+    called = [f"record {name} of {command.path}" for name in names]
+    options = command.prefix, command.stride, command.batch_size
+    scoring = prepare(run.model, run.params, run.tokenizer, texts, called, *options)
+    is_first_scored = len(scoring.context) > 0
+    about = {
+        "step": run.step,
+        "model": origin(run.experiment.model, run.params),
+        "texts": _digest(names, scoring),
+        "prefix": command.prefix,
+        "first_token": "scored" if is_first_scored else "not scored",
+        "max_len": scoring.plan.max_len,
+        "stride": scoring.plan.stride,
+        "batch_size": command.batch_size,
+        "per_token": command.per_token,
+    }
+    with _writer(command.output, about, len(names)) as (sums, write):
+        n_done = len(sums)
+        blocks = [block for block in scoring.plan.blocks() if block.stop > n_done]
+        n_windows = sum(map(scoring.plan.n_windows, blocks))
+        with bar("scoring", n_windows) as advance:
+            for block, found in zip(blocks, scoring.likelihoods(n_done, advance), strict=True):
+                rows = [
+                    output.row(names[i], likelihood, command.per_token)
+                    for i, likelihood in zip(block, found, strict=True)
+                    if i >= n_done
+                ]
+                write(rows)
+                sums += map(output.sums, rows)
+    line = output.total(sums)
+    if not is_first_scored:
+        line += "; the first token of a record, which nothing precedes, is not scored"
+    (note if command.output is None else print)(line)
+    return 0
+
+
+@contextmanager
+def _writer(
+    path: Path | None, about: Mapping[str, Any], n_texts: int
+) -> "Iterator[tuple[list[Sums], Callable[[Sequence[Mapping[str, Any]]], None]]]":
+    """`output.continued`; without a path, on the standard output."""
+    from hyena_jax.scoring import output
+
+    if path is not None:
+        with output.continued(path, about, n_texts) as opened:
+            yield opened
+        return
+
+    def write(rows: Sequence[Mapping[str, Any]]) -> None:
+        sys.stdout.write("".join(map(output.text_of, rows)))
+        sys.stdout.flush()
+
+    write([{output.ABOUT: about}])
+    yield [], write
+
+
+def _digest(names: Sequence[str], scoring: "Scoring") -> str:
+    """SHA-256 of all names, token ids and sizes."""
+    digest = hashlib.sha256()
+    for name, text in zip(names, scoring.texts, strict=True):
+        digest.update(json.dumps([name, len(text.tokens), text.n_bytes]).encode())
+        digest.update(text.tokens.astype("<i4").tobytes())
+    return digest.hexdigest()

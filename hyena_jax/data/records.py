@@ -1,0 +1,62 @@
+"""The records of a file: the lines of a text, or the sequences of a FASTA file."""
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from hyena_jax.config import UserError, memory_size, read_bytes, require
+
+FASTA = (".fa", ".fasta", ".fna", ".ffn", ".faa")
+"""Suffixes of files that are read as FASTA by default."""
+MEMORY_PER_BYTE = 6
+"""Least bytes of memory per byte of the file: the bytes, the text, and its tokens as int32."""
+
+Format = Literal["auto", "lines", "fasta"]
+
+
+class Record(NamedTuple):
+    """A text with a name."""
+
+    name: str
+    """The number of a line, from 1; the first word of a FASTA header."""
+    text: str
+
+
+def read_records(path: Path, file_format: Format = "auto") -> list[Record]:
+    """The records of a UTF-8 file, in its order.
+
+    A line is a record without its newline, even if it is empty. A FASTA record is what follows a header
+    `>NAME description`, in upper and lower case as it stands, without white space.
+
+    Args:
+      file_format: `auto` decides by the suffix of the file: see FASTA.
+
+    Raises:
+      UserError: if the file cannot be read, is not UTF-8, is empty, or is not FASTA but should be.
+    """
+    data = read_bytes("path", path, memory_size() // MEMORY_PER_BYTE)
+    try:
+        text = data.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"path must hold UTF-8 text, but {str(path)!r} has byte {data[error.start]:#04x} at offset"
+            f" {error.start}"
+        ) from error
+    require(text != "", "path", str(path), "a file with some text")
+    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    if file_format == "fasta" or (file_format == "auto" and path.suffix.lower() in FASTA):
+        return _fasta(path, lines)
+    return [Record(str(number), line) for number, line in enumerate(lines, 1)]
+
+
+def _fasta(path: Path, lines: list[str]) -> list[Record]:
+    parts: list[tuple[str, list[str]]] = []
+    for number, line in enumerate(lines, 1):
+        if line.startswith(">"):
+            words = line[1:].split()
+            require(words != [], f"line {number} of {str(path)!r}", line, "a header with a name, as >chr1")
+            parts.append((words[0], []))
+        elif line.strip():
+            at = f"line {number} of {str(path)!r}"
+            require(parts != [], at, line[:40], "a header such as >chr1, to begin a FASTA file")
+            parts[-1][1].append("".join(line.split()))
+    return [Record(name, "".join(pieces)) for name, pieces in parts]

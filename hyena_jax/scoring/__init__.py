@@ -1,0 +1,1 @@
+"""Log-likelihoods of texts under a language model."""

@@ -1,0 +1,182 @@
+"""The log-likelihood of texts under a language model.
+
+Shapes: B rows of a batch, L tokens of a row, V vocabulary; n tokens of a text, m of them scored.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+
+from hyena_jax import parallel
+from hyena_jax.config import ParallelConfig, UserError, require
+from hyena_jax.config.checks import MOST_COUNT
+from hyena_jax.data.text import perplexity
+from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer
+from hyena_jax.scoring.windows import Batch, Plan
+from hyena_jax.training.loss import cross_entropy, scored
+from hyena_jax.training.step import Metrics
+
+
+class Likelihood(NamedTuple):
+    """The log-likelihood of a text."""
+
+    tokens: np.ndarray
+    """The text's token ids, int32 [n]."""
+    log_probs: np.ndarray
+    """ln p of each of the last m tokens, given those before it: see `windows`. m is n after a context, and
+    n - 1 without one, since nothing precedes the first token."""
+    n_bytes: int | None = None
+    """UTF-8 bytes of the text; None if unknown."""
+
+    @property
+    def log_likelihood(self) -> float:
+        """The sum of `log_probs`, in nats."""
+        return math.fsum(self.log_probs)
+
+    @property
+    def perplexity(self) -> float | None:
+        """exp of the mean of -`log_probs`, which is capped at 700; None if no token is scored."""
+        return perplexity(-self.log_likelihood / len(self.log_probs)) if len(self.log_probs) else None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The mean of -`log_probs` in bits, times the tokens per byte of the text, as `eval` counts it."""
+        if not self.n_bytes or not len(self.log_probs):
+            return None
+        bits = -self.log_likelihood / math.log(2)
+        return bits / len(self.log_probs) * len(self.tokens) / self.n_bytes
+
+
+class Text(NamedTuple):
+    """A text to be scored."""
+
+    tokens: np.ndarray
+    """Token ids, int32 [n]."""
+    n_bytes: int | None
+    """See `Likelihood`."""
+
+
+class Scoring(NamedTuple):
+    """A model and texts, checked, and the plan by which the model reads them."""
+
+    model: nn.Module
+    params: optax.Params
+    texts: Sequence[Text]
+    context: np.ndarray
+    """Token ids before every text, int32 [c], which are not scored."""
+    n_symbols: int
+    """Ids from this one on only pad the model's vocabulary, and get no probability."""
+    plan: Plan
+
+    def likelihoods(
+        self, first: int = 0, advance: Callable[[int], None] = lambda n_windows: None
+    ) -> Iterator[list[Likelihood]]:
+        """The scores of all texts, one block of the plan after the other, in the order of the texts.
+
+        Args:
+          first: blocks that end before this text are left out.
+          advance: called after every batch with the number of its windows.
+        """
+        strategy = parallel.make_strategy(ParallelConfig())
+        step = strategy.map_eval_step(_make_step(self.model, self.n_symbols))
+        params = strategy.place(self.params)
+        n_unscored = max(len(self.context), 1)
+        for block in self.plan.blocks():
+            if block.stop <= first:
+                continue
+            sequences = {i: np.concatenate([self.context, self.texts[i].tokens]) for i in block}
+            found = {i: np.empty(max(len(s) - n_unscored, 0)) for i, s in sequences.items()}
+            for batch in self.plan.batches(block):
+                values = step(params, strategy.place_batch(_rows(batch, sequences)))["log_probs"]
+                values = np.asarray(values, np.float64).reshape(batch.n_rows, batch.length)
+                for row, window in zip(values, batch.windows, strict=False):  # the other rows are padding
+                    targets = window.targets
+                    into = slice(targets.start - n_unscored, targets.stop - n_unscored)
+                    found[window.text][into] = row[window.length - window.scored : window.length]
+                advance(len(batch.windows))
+            yield [Likelihood(self.texts[i].tokens, found[i], self.texts[i].n_bytes) for i in block]
+
+
+def prepare(
+    model: nn.Module,
+    params: optax.Params,
+    tokenizer: Tokenizer,
+    texts: Sequence[str | Sequence[int] | np.ndarray],
+    names: Sequence[str],
+    prefix: str | Sequence[int] | np.ndarray = "",
+    stride: int | None = None,
+    batch_size: int = 16,
+) -> Scoring:
+    """Checks everything before anything is computed.
+
+    Args:
+      texts: texts or token ids.
+      names: what errors call them.
+      tokenizer: may have a start token `bos`, which then begins the context of every text.
+      prefix: text or token ids before every text, after the start token.
+      stride: see `windows`; None: half of the model's max_len.
+      batch_size: windows of max_len tokens at once.
+
+    Raises:
+      UserError: if a text cannot be encoded, the model has no max_len or no vocab_size, or another argument
+        is out of range.
+    """
+    for name in ("max_len", "vocab_size"):
+        kind = type(model.config).__name__
+        require(hasattr(model.config, name), "model", kind, f"one whose config has {name}")
+    max_len, n_symbols = model.config.max_len, min(model.config.vocab_size, tokenizer.vocab_size)
+    stride = -(-max_len // 2) if stride is None else stride
+    require(1 <= stride <= max_len, "stride", stride, f"in 1..{max_len}, the model's max_len")
+    require(1 <= batch_size <= MOST_COUNT, "batch_size", batch_size, f"in 1..{MOST_COUNT}")
+    bos = getattr(tokenizer, "bos", None)
+    start = np.array([] if bos is None else [bos], np.int32)
+    context = np.concatenate([start, _encoded(tokenizer, "prefix", prefix, n_symbols).tokens])
+    n_context = len(context)
+    require(n_context <= max_len, "prefix", f"{n_context} tokens", f"at most the model's max_len={max_len}")
+    encoded = [_encoded(tokenizer, name, text, n_symbols) for name, text in zip(names, texts, strict=True)]
+    row_shards = parallel.make_strategy(ParallelConfig()).row_shards
+    sizes = tuple(len(text.tokens) for text in encoded)
+    plan = Plan(sizes, n_context, max_len, stride, batch_size, row_shards)
+    return Scoring(model, params, encoded, context, n_symbols, plan)
+
+
+def _encoded(tokenizer: Tokenizer, name: str, text: str | Sequence[int] | np.ndarray, n_symbols: int) -> Text:
+    """A text's tokens; its bytes are unknown if it is given as ids."""
+    if isinstance(text, str):
+        try:
+            n_bytes = None if isinstance(tokenizer, IdsTokenizer) else len(text.encode())
+            return Text(tokenizer.encode(text).astype(np.int32), n_bytes)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
+    ids = np.asarray(text)
+    is_list = ids.ndim == 1 and (ids.size == 0 or np.issubdtype(ids.dtype, np.integer))
+    require(is_list, name, f"{ids.dtype} {ids.shape}", "a text, or integers [length]")
+    wrong = ids[(ids < 0) | (ids >= n_symbols)]
+    require(wrong.size == 0, f"{name}: token ids", wrong[:1].tolist(), f"in 0..{n_symbols - 1}")
+    return Text(ids.astype(np.int32), None)
+
+
+def _rows(batch: Batch, sequences: dict[int, np.ndarray]) -> dict[str, np.ndarray]:
+    """Inputs and targets int32 [B, L]; 0 behind the end of a window, which changes nothing before it."""
+    rows = np.zeros((2, batch.n_rows, batch.length), np.int32)
+    for i, window in enumerate(batch.windows):
+        read = sequences[window.text][window.start : window.start + window.length + 1]
+        rows[0, i, : window.length], rows[1, i, : window.length] = read[:-1], read[1:]
+    return {"inputs": rows[0], "targets": rows[1]}
+
+
+def _make_step(model: nn.Module, n_symbols: int) -> Callable[[optax.Params, dict[str, jax.Array]], Metrics]:
+    """`step(params, batch)`: `log_probs` [B, L] of the targets."""
+
+    def log_likelihood(logits: jax.Array, targets: jax.Array) -> jax.Array:
+        return -cross_entropy(logits[..., :n_symbols], targets)
+
+    def step(params: optax.Params, batch: dict[str, jax.Array]) -> Metrics:
+        return {"log_probs": scored(log_likelihood, model, params, batch)}
+
+    return step

@@ -1,0 +1,66 @@
+"""The notebooks of the guided tour are those of their sources, and their assertions hold."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOUR = Path(__file__).parents[1] / "experiments" / "tour"
+MOST_BYTES = 500_000
+
+spec = importlib.util.spec_from_file_location("tour_run", TOUR / "run.py")
+run = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(run)
+
+
+def read(folder: Path, name: str) -> list[dict]:
+    return json.loads((folder / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+
+
+def kinds(cells: list[dict]) -> list[list[str]]:
+    """The types of each cell's outputs: all that does not depend on rounding."""
+    return [[output["output_type"] for output in cell.get("outputs", [])] for cell in cells]
+
+
+@pytest.mark.parametrize("name", run.names())
+def test_the_notebook_is_of_its_source(name):
+    cells = read(TOUR, name)
+    found = [run.Cell("".join(cell["source"]), cell["cell_type"] == "markdown") for cell in cells]
+    assert found == run.cells(name), f"run: python experiments/tour/run.py {name}"
+    assert any("assert " in cell.text for cell in found)
+    assert (TOUR / f"{name}.ipynb").stat().st_size < MOST_BYTES
+
+
+def test_the_page_lists_every_notebook():
+    page = (TOUR / "README.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("| [")]
+    titles = [read(TOUR, name)[0]["source"][0].removeprefix("# ").strip() for name in run.names()]
+    expected = [f"| [{title}]({name}.ipynb)" for title, name in zip(titles, run.names(), strict=True)]
+    assert [line[: line.index(")") + 1] for line in lines] == expected
+
+
+def test_links_between_notebooks_lead_to_files():
+    links = [
+        part.split(")")[0]
+        for name in run.names()
+        for cell in run.cells(name)
+        if cell.is_prose
+        for part in cell.text.split("](")[1:]
+    ]
+    assert links
+    assert [link for link in links if not (TOUR / link).exists()] == []
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", run.names())
+def test_the_notebook_runs(name, tmp_path):
+    """In its own process, with one device and compiled as a reader's would be."""
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    command = [sys.executable, str(TOUR / "run.py"), name, "--output", str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert kinds(read(tmp_path, name)) == kinds(read(TOUR, name))
