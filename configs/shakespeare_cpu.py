@@ -15,7 +15,7 @@ The text comes from TensorFlow Datasets (`pip install 'hyena_jax[tfds]'`); if it
 Validation loss: gated_hyena 1.605, hawk 1.642, griffin 1.668, annotated_hyena 1.673, hyena 1.680,
 local_attention 1.685, h3 1.696, s4d 1.710, aft_conv 1.722, aft_full 1.734, fir 1.735, aft_local 1.738,
 attention 1.804, aft_simple 1.838, fastmax 1.942; experiments/shakespeare_cpu names the machine and explains
-fastmax's loss. gated_delta and mamba2: not measured yet.
+fastmax's loss. gated_delta, mamba2, signed_hawk, stu, striped_hyena2 and lfm2: not measured yet.
 """
 
 from typing import NamedTuple

@@ -25,6 +25,7 @@ STUDIES = (
     "mqar_state",
     "state_tracking",
     "copying",
+    "string_copying",
     "extrapolation",
     "mad",
 )

@@ -132,6 +132,11 @@ def task_runs(task: str, pattern: str, seeds: Sequence[int], flags: Sequence[str
     return list(hyena_jax.make_runs(f"tasks:{task}", axes, [*own, *flags]).values())
 
 
+def of_length(length: int, data: TaskConfig) -> TaskConfig:
+    """Examples of exactly that length to evaluate on."""
+    return dataclasses.replace(data, test_min_len=length, test_max_len=length)
+
+
 def digest(study: Study) -> str:
     """SHA-256 of all settings that differ from their defaults, so that a new option changes nothing."""
     runs = {name: _chosen(experiment) for name, experiment in study.runs.items()}

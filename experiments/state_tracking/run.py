@@ -3,16 +3,15 @@
 python experiments/state_tracking/run.py [--workdir runs/state_tracking] [--jobs 2] [--quick]
 """
 
-import dataclasses
 import sys
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main, task_runs
+from study import Study, main, of_length, task_runs
 
-from hyena_jax.config import Experiment, TaskConfig
+from hyena_jax.config import Experiment
 
 LONGEST = 256
 MODELS = {
@@ -42,11 +41,6 @@ def make_runs() -> dict[str, Experiment]:
         for run in task_runs("parity", mixer, SEEDS, [*shared, *flags]):
             runs[f"model={model},seed={run.seed}"] = run
     return runs
-
-
-def of_length(length: int, data: TaskConfig) -> TaskConfig:
-    """Rows of exactly that length to evaluate on."""
-    return dataclasses.replace(data, test_min_len=length, test_max_len=length)
 
 
 STUDY = Study(

@@ -3,16 +3,15 @@
 python experiments/string_copying/run.py [--workdir runs/string_copying] [--jobs 2] [--quick]
 """
 
-import dataclasses
 import sys
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main, task_runs
+from study import Study, main, of_length, task_runs
 
-from hyena_jax.config import Experiment, TaskConfig
+from hyena_jax.config import Experiment
 
 LENGTHS = (8, 12, 16)
 ROTARY = ("--no-model.learned-positions", "--model.pattern.0.rotary-fraction", "1.0")
@@ -35,11 +34,6 @@ def make_runs() -> dict[str, Experiment]:
         for run in task_runs("copying", mixer, SEEDS, [*shared, *flags]):
             runs[f"model={model},seed={run.seed}"] = run
     return runs
-
-
-def of_length(length: int, data: TaskConfig) -> TaskConfig:
-    """Strings of exactly that length to evaluate on."""
-    return dataclasses.replace(data, test_min_len=length, test_max_len=length)
 
 
 STUDY = Study(

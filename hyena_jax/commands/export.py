@@ -68,11 +68,7 @@ def _card(run: "LoadedRun", license_name: str) -> str:
     from hyena_jax.benchmark.machine import describe_machine, describe_versions
     from hyena_jax.interop.card import Facts, card
 
-    losses = [
-        row["validation/loss"]
-        for row in run.metrics()
-        if row["step"] == run.step and "validation/loss" in row
-    ]
+    losses = [row[LOSS] for row in run.metrics() if row["step"] == run.step and LOSS in row]
     return card(
         run.workdir.resolve().name,
         Facts(
