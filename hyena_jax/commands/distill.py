@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hyena_jax.commands import fail, note, table_console
 from hyena_jax.config import PluginFlags, UserError, read_json, require
-from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.checks import require_at_least, require_free
 from hyena_jax.config.flags import FLAT, positional
 from hyena_jax.startup import keep_freed_memory, start_jax
 
@@ -58,8 +58,7 @@ class Distill:
         require_at_least(0, self, "max_loss_increase", "max_filter_error")
         require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
         require_at_least(1, self, "batch_size")
-        is_free = not self.output.exists() or (self.output.is_dir() and not any(self.output.iterdir()))
-        require(is_free, "output", str(self.output), "a new or an empty folder")
+        require_free("output", self.output)
 
 
 def run(command: Distill, arguments: Sequence[str]) -> int:

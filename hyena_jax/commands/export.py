@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from hyena_jax import config
 from hyena_jax.commands import RunSelection, note
 from hyena_jax.config import require
+from hyena_jax.config.checks import require_free
 from hyena_jax.config.flags import FLAT
 from hyena_jax.startup import start_jax
 
@@ -44,8 +45,7 @@ def run(command: Export, arguments: Sequence[str]) -> int:
     is_line = command.license.isprintable() and "|" not in command.license and command.license != ""
     require(is_line, "license", command.license, "a name on one line")
     if command.format == "transformers":
-        is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
-        require(is_free, "output", str(output), "a new or an empty folder")
+        require_free("output", output)
         run = load_run(command.run.workdir, command.run.step)
         model, encoding = without_lora(run.experiment).model, run.folder.encoding
         transformers_folder.write(output, model, run.params, encoding, _card(run, command.license))

@@ -69,6 +69,12 @@ def require_divisor(argument: str, value: int, of: str, number: int) -> None:
     require(number % value == 0, argument, value, f"a divisor of {of}={number}")
 
 
+def require_free(argument: str, folder: Path) -> None:
+    """Refuses a folder in which something would be overwritten."""
+    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    require(is_free, argument, str(folder), "a new or an empty folder")
+
+
 class Checked:
     """Base of the configs: refuses values that are not of the annotated types, also from Python.
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from hyena_jax import models
 from hyena_jax.config import Experiment, LanguageModelConfig, TextConfig, TokensConfig, UserError, require
+from hyena_jax.config.checks import require_free
 from hyena_jax.config.plugins import printable
 from hyena_jax.data.text import fingerprint
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe, read_sentencepiece
@@ -75,8 +76,7 @@ def convert(
         an option or tokenizer does not fit; nothing is written then.
       OSError: if the folder cannot be written.
     """
-    is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
-    require(is_free, "output", str(output), "a new or an empty folder")
+    require_free("output", output)
     require(source.exists() or source.is_symlink(), "source", str(source), "a file or a folder that exists")
     found = FORMATS[family](source, read_tensors(source, OBJECTS.get(family, ())), options)
     tokenizer, tokenizer_file = _tokenizer(found, source, tokenizer_path)

@@ -97,8 +97,8 @@ def _read_indexed(folder: Path, index: Path) -> dict[str, Tensor]:
         found |= tensors
     wrong = sorted(found.keys() ^ names.keys())
     if wrong:
-        has, lacks = (index.name, "the files") if wrong[0] in names else ("a file", index.name)
-        raise UserError(f"{folder}: {has} names the tensor {printable(wrong[0])}, which {lacks} lacks")
+        has, other = (index.name, "the files") if wrong[0] in names else ("a file", index.name)
+        raise UserError(f"{folder}: {has} names the tensor {printable(wrong[0])}, which is not in {other}")
     return found
 
 

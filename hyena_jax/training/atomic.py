@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 DRAFT = re.compile(r"\.[0-9a-f]{16}\.draft|(config|data|metrics)\.(json|jsonl)\.draft")
@@ -54,8 +54,12 @@ def remove_drafts(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A draft folder next to `folder`, renamed to it once complete; until then `folder` does not exist."""
+    """A draft folder next to `folder`, renamed to it once complete; until then `folder` does not exist.
+
+    A failure also removes the parents of `folder` that did not exist before.
+    """
     folder = folder.absolute()
+    created = [parent for parent in folder.parents if not parent.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -64,6 +68,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
         draft.replace(folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
+        with suppress(OSError):  # not empty: somebody else writes there
+            for parent in created:
+                parent.rmdir()
         raise
 
 

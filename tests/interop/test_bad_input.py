@@ -18,7 +18,8 @@ def refused(tmp_path, capsys):
 
     def run(family, source, *flags):
         before = sorted(tmp_path.iterdir())
-        assert cli.main(["convert", family, str(source), "--output", str(tmp_path / "run"), *flags]) == 2
+        output = tmp_path / "runs" / "run"
+        assert cli.main(["convert", family, str(source), "--output", str(output), *flags]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert sorted(tmp_path.iterdir()) == before
@@ -112,7 +113,7 @@ def test_files_of_an_index_hold_what_it_says(stored, refused, tmp_path):
     names = list(load_file(folder / "model.safetensors"))
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": dict.fromkeys([*names, "other"], "model.safetensors")}))
-    assert "names the tensor other, which the files lacks" in refused("lfm2", folder)
+    assert "names the tensor other, which is not in the files" in refused("lfm2", folder)
     index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model.safetensors")}))
     output = tmp_path / "run"
     assert cli.main(["convert", "lfm2", str(folder), "--output", str(output)]) == 0
@@ -126,8 +127,9 @@ def test_symbolic_links_are_refused(stored, refused):
 
 
 def test_the_output_is_a_new_folder(stored, refused, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "file").touch()
+    output = tmp_path / "runs" / "run"
+    output.mkdir(parents=True)
+    (output / "file").touch()
     assert "--output must be a new or an empty folder" in refused("lfm2", stored("lfm2"))
 
 
