@@ -186,14 +186,23 @@ def connect(stage: Stage, text: bytes, workdir: Path) -> dict:
 
 
 def come_late(stage: Stage, workdir: Path) -> dict:
-    """The second process is refused, and the training is not affected."""
+    """The second process is refused, and the training is not affected.
+
+    Meanwhile process 1 of the training stands still, so that it cannot end before the others come.
+    """
     started = _launch(stage, workdir)
     place = _arguments(started, 1).partition("--coordinator ")[2].split()[0]
     demand(started.wait_for(lambda: last_row(workdir) >= 7), "it ended early")
-    for number in (1, 0):
-        late = _process(stage, workdir, place, 2, number).wait()
-        late.demand_code(3)
-        late.demand_text("another training, listens on coordinator|Address already in use")
+    paused = _pid(started, 1)
+    demand(paused is not None, "it ended early")
+    os.kill(paused, signal.SIGSTOP)
+    try:
+        for late in [_process(stage, workdir, place, 2, number) for number in (1, 0)]:
+            ended = late.wait()
+            ended.demand_code(3)
+            ended.demand_text("another training, listens on coordinator|Address already in use")
+    finally:
+        os.kill(paused, signal.SIGCONT)
     ended = started.wait()
     demand(ended.code == 0, f"exit code {ended.code} instead of 0: {ended.text[-1500:]}")
     demand_same_end(workdir, stage.together)

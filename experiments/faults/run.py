@@ -59,7 +59,7 @@ def main(
     jobs: int = 2,
     workdir: Path = Path("runs/faults"),
     out: Path = HERE,
-    only: str = "",
+    only: tuple[str, ...] = (),
     each: int | None = None,
 ) -> int:
     """Tries every fault, then writes the results.
@@ -70,7 +70,7 @@ def main(
       jobs: runs at the same time.
       workdir: folder of the runs, emptied first; the folders of survived trials are deleted.
       out: folder of results.json.
-      only: try only the faults whose name contains this, and write nothing.
+      only: try only the faults whose name contains one of these, and write nothing.
       each: try each fault at most this often, the first of its trials.
     """
     console, start = Console(highlight=False), time.perf_counter()
@@ -81,7 +81,8 @@ def main(
     plan = []
     for trial in trials(stage, counts, seed):
         seen[trial.fault] += 1
-        if only in trial.fault and seen[trial.fault] <= (each or seen[trial.fault]):
+        is_chosen = not only or any(text in trial.fault for text in only)
+        if is_chosen and seen[trial.fault] <= (each or seen[trial.fault]):
             plan.append(trial)
     tried = [trial for trial in plan if mounts or "disk" not in trial.fault]
     results = list(try_all(stage, tried, jobs))
