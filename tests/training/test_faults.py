@@ -194,7 +194,10 @@ def test_each_end_has_its_exit_code(error, code, message, tmp_path, monkeypatch,
 
 @pytest.mark.faults
 def test_the_program_finds_nothing(tmp_path):
-    arguments = ["--each", 1, "--workdir", tmp_path / "runs", "--out", tmp_path]
+    """Other tests try the rest in one process: damaged and foreign files, processes that do not fit."""
+    faults = ["SIG", "disk", "file system", "cannot be written", "read-only", "training", "text changed"]
+    faults += ["a bit of", "its flags", "one of two", "launcher", "stranger", "trains already"]
+    arguments = ["--each", 1, "--workdir", tmp_path / "runs", "--only", *faults]
     done = subprocess.run([sys.executable, PROGRAM, *map(str, arguments)], check=False)
     assert done.returncode == 0
 
