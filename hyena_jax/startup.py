@@ -40,7 +40,8 @@ def quiet_libraries() -> None:
 
     Orbax and asyncio also log, with a traceback, the errors that Orbax raises.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # what a program that imports JAX passes on
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["MPLBACKEND"] = "agg"  # figures are only written to files
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -183,9 +183,15 @@ def test_a_plugin_that_fails_is_one_line_and_code_2(tmp_path, capsys, text, mess
     assert not new.exists()
 
 
-def test_libraries_are_quiet_before_a_plugin_imports_them(tmp_path, capsys, monkeypatch):
-    """XLA reads the variable when it is loaded; without it, it warns of every program from the cache."""
+@pytest.mark.parametrize("inherited", [None, "1"])
+def test_libraries_are_quiet_before_a_plugin_imports_them(inherited, tmp_path, capsys, monkeypatch):
+    """XLA reads the variable when it is loaded; without it, it warns of every program from the cache.
+
+    JAX sets it to 1, also for the processes that a program starts which imports JAX.
+    """
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    if inherited:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", inherited)
     text = "import os\nraise ValueError(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
     assert cli.main(["train", "quickstart", "--plugin", str(plugin(tmp_path, text))]) == 2
     assert "ValueError: 3" in capsys.readouterr().err
