@@ -12,10 +12,11 @@ decay of biases and scales.
 
 The text comes from TensorFlow Datasets (`pip install 'hyena_jax[tfds]'`); if it cannot be downloaded, add
 `--data.path input.txt` or `--data.manual-dir FOLDER`. A run takes two to three minutes on two idle cores.
-Validation loss: gated_hyena 1.605, hawk 1.642, griffin 1.668, annotated_hyena 1.673, hyena 1.680,
-local_attention 1.685, h3 1.696, s4d 1.710, aft_conv 1.722, aft_full 1.734, fir 1.735, aft_local 1.738,
-attention 1.804, aft_simple 1.838, fastmax 1.942; experiments/shakespeare_cpu names the machine and explains
-fastmax's loss. gated_delta, mamba2, signed_hawk, stu, striped_hyena2 and lfm2: not measured yet.
+Validation loss: mamba2 1.588, gated_hyena 1.605, signed_hawk 1.611, gated_delta 1.633, hawk 1.644,
+striped_hyena2 1.650, lfm2 1.660, griffin 1.668, annotated_hyena 1.673, hyena 1.678, local_attention 1.685,
+h3 1.696, s4d 1.710, stu 1.717, aft_conv 1.722, aft_full 1.734, fir 1.735, aft_local 1.738, attention 1.802,
+aft_simple 1.838, fastmax 1.942; experiments/shakespeare_cpu has their spread over seeds, names the machines,
+and explains fastmax's loss.
 """
 
 from typing import NamedTuple
