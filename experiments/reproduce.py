@@ -24,6 +24,7 @@ STUDIES = (
     "recall_by_filter",
     "mqar_state",
     "state_tracking",
+    "word_problems",
     "copying",
     "string_copying",
     "extrapolation",
