@@ -187,8 +187,8 @@ def run(study: Study, workdir: Path, jobs: int, quick: bool) -> dict[str, Any]:
                 "value": outcome.values[study.metric],
                 "step": outcome.step,
                 "seconds": round(outcome.seconds, 1),
-                "n_params": n_params(experiment),
-                "state_bytes": state_size(experiment),
+                "n_params": n_params(experiment.model),
+                "state_bytes": state_size(experiment.model),
                 "by_length": _by_length(study, outcome.workdir),
             }
             advance()

@@ -1,4 +1,4 @@
-"""Tokens per second of every mixer, by the context length that its state is allocated for.
+"""Tokens per second and state of every mixer, by the context length that the state is allocated for.
 
 python experiments/generation/tokens.py [--output experiments/generation]
 
@@ -19,16 +19,18 @@ from rich.progress import track
 from run import build
 
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.comparison.sizes import state_size
 from hyena_jax.config import MIXER_CONFIGS
 from hyena_jax.generation.decoding import Request, prefill, proceed
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.startup import keep_freed_memory
 
 N_TOKENS = 512
+MIB = 2**20
 
 
-def tokens_per_second(name: str, context: int) -> float:
-    """The speed of one sequence, in the second of two runs; the first compiles."""
+def measure(name: str, context: int) -> dict:
+    """The speed of one sequence, in the second of two runs, since the first compiles; and its state."""
     model, params = build(MIXER_CONFIGS[name](), context)
     prompted = prefill(model, params, [np.array([1])])
     request = Request(N_TOKENS, SamplingRule(greedy=True))
@@ -37,20 +39,22 @@ def tokens_per_second(name: str, context: int) -> float:
         for _ in proceed(model, params, prompted, request):
             pass
         seconds = time.perf_counter() - start
-    return N_TOKENS / seconds
+    return {"tokens_per_second": N_TOKENS / seconds, "state_bytes": state_size(model.config)}
 
 
 def main(output: Path = Path(__file__).parent, contexts: tuple[int, ...] = (1024, 4096, 16_384)) -> None:
     """Measures every mixer at every context, and writes tokens.json after each mixer."""
     keep_freed_memory()
     report = {"command": " ".join(["python", *sys.argv]), **describe_machine()}
-    report |= describe_versions() | {"tokens_per_second": {}}
+    report |= describe_versions() | {"mixers": {}}
     for name in track(MIXER_CONFIGS, description="generating"):
-        row = report["tokens_per_second"][name] = {}
+        row = report["mixers"][name] = {}
         for context in contexts:
-            row[context] = tokens_per_second(name, context)
+            row[context] = measure(name, context)
             jax.clear_caches()
-        print(f"| `{name}` | " + " | ".join(f"{value:,.0f}" for value in row.values()) + " |", flush=True)
+        speeds = [f"{value['tokens_per_second']:,.0f}" for value in row.values()]
+        states = [f"{value['state_bytes'] / MIB:.3g}" for value in row.values()]
+        print("| " + " | ".join([f"`{name}`", *speeds, *states]) + " |", flush=True)
         (output / "tokens.json").write_text(json.dumps(report, indent=2) + "\n")
 
 

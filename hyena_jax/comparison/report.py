@@ -80,8 +80,8 @@ def make_row(group: Group, metric: str) -> Row:
         seconds=statistics.median(
             run.seconds.get(step, math.nan) for run, step in zip(group.runs, steps, strict=True)
         ),
-        n_params=n_params(group.runs[0].experiment),
-        state_bytes=state_size(group.runs[0].experiment),
+        n_params=n_params(group.runs[0].experiment.model),
+        state_bytes=state_size(group.runs[0].experiment.model),
     )
 
 
