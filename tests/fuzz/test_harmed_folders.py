@@ -104,7 +104,7 @@ def flips(folder: Path, names: list[str]) -> Iterator[Case]:
     generator = random.Random("flips")
     for name in names:
         if (folder / name).is_file() and (folder / name).stat().st_size:
-            for _ in range(10 if name in ("config.json", "data.json") else 2):
+            for _ in range(10 if name in ("config.json", "data.json") else 1):
                 place, bit = generator.random(), generator.randrange(8)
                 yield Case(f"bit {bit} of {name} at {place:.4f}", partial(flip, name, place, bit))
 
@@ -229,7 +229,7 @@ def poison(number: int, value: float, folder: Path, outside: Path) -> None:
 def poisons() -> Iterator[Case]:
     generator = random.Random("poisons")
     for value in (np.nan, np.inf, -np.inf):
-        for _ in range(9):
+        for _ in range(4):
             number = generator.randrange(10**6)
             yield Case(f"parameter {number} is {value}", partial(poison, number, value))
 

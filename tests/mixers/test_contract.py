@@ -42,11 +42,8 @@ def marks(name, in_grid):
     return [pytest.mark.xdist_group(name), *([pytest.mark.grid] if in_grid else [])]
 
 
-# Their derivatives are those of the operators of mixers that are tested.
-SHARE_THEIR_CODE = {
-    *("annotated_hyena", "gated_hyena", "s4d", "fir"),
-    *("aft_simple", "aft_local", "local_attention"),
-}
+# The operators have these tests too; here one mixer with long filters, a recurrent one and attention.
+OF_MANY_AT_ONCE = ("hyena", "hawk", "attention")
 
 
 def over(cases):
@@ -165,7 +162,7 @@ def test_derivatives_in_both_modes(name):
 
 
 @pytest.mark.grid
-@over([name for name in CASES if name not in SHARE_THEIR_CODE])
+@over(OF_MANY_AT_ONCE)
 def test_derivatives_in_both_modes_of_many_at_once(name):
     check_derivatives(name, OPTION_LENGTH, is_thorough=True)
 
