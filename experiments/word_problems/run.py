@@ -63,10 +63,10 @@ products.""",
     above_at=LENGTHS[-1],
     lengths={length: partial(of_length, length) for length in LENGTHS},
     x="length",
-    findings="""With two factors one seed of three learns the group and keeps it at four times the training length;
-the second is on its way after 3,000 steps, and the third has learned only what one factor can. Hawk's `gate`
-and one factor with strengths up to 2 track whether a permutation is even, and little more; models without
-negative factors fall towards chance, a sixth, beyond the training length.""",
+    findings="""With two factors one seed of three learns the group and keeps it at four times the training
+length; the second is on its way after 3,000 steps, and the third has learned only what one factor can.
+Hawk's `gate` and one factor with strengths up to 2 track whether a permutation is even, and little more;
+models without negative factors fall towards chance, a sixth, beyond the training length.""",
 )
 
 if __name__ == "__main__":
