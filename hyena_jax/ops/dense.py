@@ -42,12 +42,15 @@ def split_dense(x: jax.Array, kernel: jax.Array, n_parts: int) -> tuple[jax.Arra
     """`dense` in n_parts equal column blocks, each its own product: n_parts arrays [..., C / n_parts].
 
     Splitting one large product costs a copy, and its gradient more; concatenating the parts' gradients for
-    one product costs little.
+    one product costs little. For a single row, such as a token that is decoded, splitting costs nothing,
+    while XLA for CPUs would fuse the slice of the kernel into the product, which then reads it out of order.
     """
     return own_derivative(partial(_split_dense, n_parts=n_parts), _split_pull_back)(x, kernel)
 
 
 def _split_dense(x: jax.Array, kernel: jax.Array, n_parts: int) -> tuple[tuple[jax.Array, ...], Factors]:
+    if x.size == x.shape[-1]:
+        return tuple(jnp.split(x @ kernel, n_parts, axis=-1)), (x, kernel)
     return tuple(x @ part for part in jnp.split(kernel, n_parts, axis=1)), (x, kernel)
 
 
@@ -56,12 +59,17 @@ def _split_pull_back(factors: Factors, y_bars: tuple[jax.Array, ...]) -> tuple[j
 
 
 def block_dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x [H, N, I] kernel [H, I, J] -> [H, N, J], a product for each of H blocks; gradients as in `dense`."""
+    """x [H, N, I] kernel [H, I, J] -> [H, N, J], a product for each of H blocks; gradients as in `dense`.
+
+    A single row of a single block is multiplied twice: XLA for CPUs would fuse the kernel's reshape into the
+    product of one row, which then reads it out of order.
+    """
     return own_derivative(_block_dense, _block_dense_pull_back)(x, kernel)
 
 
 def _block_dense(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Factors]:
-    return jnp.einsum("hni,hij->hnj", x, kernel), (x, kernel)
+    rows = jnp.concatenate([x, x], axis=1) if x.shape[:2] == (1, 1) else x
+    return jnp.einsum("hni,hij->hnj", rows, kernel)[:, : x.shape[1]], (x, kernel)
 
 
 def _block_dense_pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Array, jax.Array]:

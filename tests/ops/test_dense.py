@@ -21,8 +21,15 @@ from hyena_jax.ops.dense import (
 PRODUCTS = {
     "dense": (dense, "bld,dc->blc", (2, 7, 3), (3, 5)),
     "block_dense": (block_dense, "hni,hij->hnj", (2, 7, 3), (2, 3, 5)),
+    "block_dense_of_a_row": (block_dense, "hni,hij->hnj", (1, 1, 3), (1, 3, 5)),
     "dense_dot_general": (dense_dot_general, "bld,dc->blc", (2, 7, 3), (3, 5)),
     "split_dense": (lambda *a: jnp.concatenate(split_dense(*a, 3), -1), "bld,dc->blc", (2, 7, 3), (3, 6)),
+    "split_dense_of_a_row": (
+        lambda *a: jnp.concatenate(split_dense(*a, 3), -1),
+        "bld,dc->blc",
+        (1, 1, 3),
+        (3, 6),
+    ),
     "to_channels_first": (
         lambda *a: jnp.concatenate(to_channels_first(*a, 3)),
         "bld,dc->cbl",
