@@ -133,7 +133,9 @@ def task_runs(task: str, pattern: str, seeds: Sequence[int], flags: Sequence[str
 
 
 def of_length(length: int, data: TaskConfig) -> TaskConfig:
-    """Examples of exactly that length to evaluate on."""
+    """Examples of exactly that length to evaluate on; some tasks have one length, others a range."""
+    if hasattr(data, "test_seq_len"):
+        return dataclasses.replace(data, test_seq_len=length)
     return dataclasses.replace(data, test_min_len=length, test_max_len=length)
 
 

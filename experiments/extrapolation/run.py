@@ -3,16 +3,15 @@
 python experiments/extrapolation/run.py [--workdir runs/extrapolation] [--jobs 2] [--quick]
 """
 
-import dataclasses
 import sys
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main, task_runs
+from study import Study, main, of_length, task_runs
 
-from hyena_jax.config import Experiment, TaskConfig
+from hyena_jax.config import Experiment
 
 LENGTHS = (32, 64, 128, 256)
 TASKS = {"induction": 1000, "selective_copying": 1500}
@@ -32,11 +31,6 @@ def make_runs() -> dict[str, Experiment]:
             for run in task_runs(task, mixer, SEEDS, flags):
                 runs[f"task={task},pattern={mixer},seed={run.seed}"] = run
     return runs
-
-
-def of_length(length: int, data: TaskConfig) -> TaskConfig:
-    """Rows of that length to evaluate on."""
-    return dataclasses.replace(data, test_seq_len=length)
 
 
 STUDY = Study(

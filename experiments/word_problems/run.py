@@ -3,16 +3,15 @@
 python experiments/word_problems/run.py [--workdir runs/word_problems] [--jobs 2] [--quick]
 """
 
-import dataclasses
 import sys
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main, task_runs
+from study import Study, main, of_length, task_runs
 
-from hyena_jax.config import Experiment, TaskConfig
+from hyena_jax.config import Experiment
 
 LENGTHS = (16, 32, 64)
 HEADS = ["--model.pattern.0.n-heads", "2"]
@@ -40,11 +39,6 @@ def make_runs() -> dict[str, Experiment]:
         for run in task_runs("permutation_words", mixer, SEEDS, [*shared, *flags]):
             runs[f"model={model},seed={run.seed}"] = run
     return runs
-
-
-def of_length(length: int, data: TaskConfig) -> TaskConfig:
-    """Rows of that length to evaluate on."""
-    return dataclasses.replace(data, test_seq_len=length)
 
 
 STUDY = Study(
