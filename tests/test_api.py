@@ -26,6 +26,8 @@ from dataclasses import dataclass
 import flax.linen as nn
 import jax.numpy as jnp
 
+pytestmark = pytest.mark.xdist_group("api")  # its tests share a run
+
 @dataclass(frozen=True)
 class ShiftConfig(hyena_jax.MixerConfig):
     share: float = 0.5
@@ -141,6 +143,7 @@ def test_evaluate_and_metrics_agree(run, tmp_path):
     assert run.evaluate(tmp_path / "other.txt", batch_size=3)["tokens"] == 12 * 30 - 1
 
 
+@pytest.mark.grid
 def test_generate_is_the_command(run, tmp_path, capsys):
     output = tmp_path / "out.jsonl"
     arguments = "--max-new-tokens 6 --seed 3 --num-samples 2 --top-k 5 --stop z --output".split()

@@ -11,7 +11,8 @@ from idx_files import write_pair
 
 from hyena_jax import cli
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+# Its tests share compiled programs.
+pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("cli")]
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
 SMALL = """

@@ -126,10 +126,16 @@ class Mine(nn.Module):
 
 register("mine", MineConfig, Mine)
 """
-# The variants of `tasks` are alike: one for each mixer is tested by default.
-TASKS_BUT_SOME = {spec for spec in COUNTS if spec.startswith("tasks:")} - {
-    "tasks:recall", "tasks:mqar", "tasks:parity"
-}  # fmt: skip
+# One config of each kind of model is built by default, all of them under the marker `grid`.
+BY_DEFAULT = {
+    *("tasks:recall", "tasks:mqar", "tasks:parity", "images:mnist_fastmax", "images:hyena", "images:gated"),
+    *("griffin:recurrentgemma_2b", "griffin:hawk_1b", "pile_hyena:153m"),
+}
+NEAR_OTHERS = {
+    spec
+    for spec in COUNTS.keys() - BY_DEFAULT
+    if spec.startswith(("tasks:", "images:", "griffin:", "pile_hyena:"))
+}
 # Sizes that a config leaves to its data.
 SYMBOLS = {"bytes": 256, "characters": 65, "graphemes": 65}
 IMAGE_SIZES = {"digits": (8, 8), "mnist": (28, 28)}
@@ -149,7 +155,7 @@ def with_sizes_of_the_data(experiment: Experiment):
 @pytest.mark.parametrize(
     ("spec", "count"),
     [
-        pytest.param(spec, count, marks=[pytest.mark.grid] if spec in TASKS_BUT_SOME else [])
+        pytest.param(spec, count, marks=[pytest.mark.grid] if spec in NEAR_OTHERS else [])
         for spec, count in COUNTS.items()
     ],
 )

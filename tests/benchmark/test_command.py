@@ -164,6 +164,7 @@ def test_operators_write_a_table_numbers_and_a_plot(tmp_path, capsys):
     assert "GFLOP/s in a matrix product" in captured.out
 
 
+@pytest.mark.grid
 def test_rows_are_kept_when_a_benchmark_is_interrupted(tmp_path, capsys, monkeypatch):
     folder, first, said = tmp_path / "new" / "er", [], []
     usual, handler = operators.measure, signal.signal(signal.SIGINT, EndAtOnce(130, "interrupted"))

@@ -43,6 +43,7 @@ def test_nan_does_not_pass():
         verify.compare("x", jnp.array([1.0, jnp.nan]), np.ones(2), "float32")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", grid_but(flax_baseline.MIXERS, "hyena"))
 def test_the_naive_flax_versions_pass(name):
     baseline = partial(flax_baseline.value_and_gradient, mixer=name)

@@ -5,6 +5,7 @@ import dataclasses
 import json
 
 import pytest
+from grid import in_grid
 
 import hyena_jax
 from hyena_jax import cli
@@ -138,7 +139,7 @@ def test_tables_say_the_same(sweep, tmp_path, capsys):
     assert cells[1:7] == ["variant=attention,n_heads=2", "2", "0.6000", "0.4000-0.8000", "0.8000", "30"]
 
 
-@pytest.mark.parametrize("n_groups", [1, 8, 9])
+@pytest.mark.parametrize("n_groups", [9, *in_grid(1, 8)])
 @pytest.mark.parametrize("x", ["step", "seconds"])
 def test_a_figure_of_any_number_of_groups(tmp_path, n_groups, x):
     from hyena_jax.comparison.report import draw

@@ -84,6 +84,7 @@ def test_closing_the_iterator_ends_its_thread():
         assert not thread.is_alive()
 
 
+@pytest.mark.grid
 def test_an_open_iterator_does_not_hold_up_the_end_of_the_program():
     code = (
         "import numpy as np; from hyena_jax.data.loader import iterate, train_batches;"

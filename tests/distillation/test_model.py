@@ -63,6 +63,7 @@ def distilled(experiment: Experiment, params, n_modes: int):
     return distilled_experiment(experiment, n_modes), distilled_params(params, filters, fitted)
 
 
+@pytest.mark.grid
 def test_a_modal_model_distils_to_itself():
     config = model_config(HyenaConfig(filter=ModalFilterConfig(n_modes=2)), remat="block")
     params = init_params(models.build(config), 0)

@@ -115,7 +115,7 @@ def test_recomputing_equals_the_state(rule):
     assert len({len(row.tokens) for row in expected}) > 1
 
 
-@pytest.mark.parametrize("name", ["counts", "mean"])
+@pytest.mark.parametrize("name", ["counts", pytest.param("mean", marks=pytest.mark.grid)])
 def test_models_without_a_state_are_decoded_by_calls_alone(name, request):
     model, params = request.getfixturevalue(name)
     assert not models.decodes_by_state(model)

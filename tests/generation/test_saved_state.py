@@ -12,6 +12,8 @@ from hyena_jax.config import AttentionConfig, HawkConfig, HyenaConfig, LanguageM
 from hyena_jax.generation import saved_state
 from hyena_jax.generation.decoding import Request, continuations, prefill, proceed
 
+pytestmark = pytest.mark.xdist_group("saved_state")  # its tests share a model
+
 
 @pytest.fixture(scope="module")
 def model():

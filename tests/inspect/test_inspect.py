@@ -23,6 +23,8 @@ from hyena_jax.inspect import report
 from hyena_jax.mixers import Hawk
 from hyena_jax.training.step import init_params
 
+pytestmark = pytest.mark.xdist_group("inspect")  # its tests share a trace
+
 HYENA = HyenaConfig(filter=ExplicitFilterConfig(n_taps=16))
 CONFIG = LanguageModelConfig(
     pattern=(HYENA, HawkConfig(width=6, gate_blocks=2)),

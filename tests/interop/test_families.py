@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from grid import grid_but
 from references import STORED, expected, logits_of
 from safetensors.numpy import load_file
 
@@ -46,6 +47,7 @@ def test_logits_are_the_reference_s(converted, family, which):
     assert np.abs(found[:, -logits.shape[1] :] - logits).max() < MOST
 
 
+@pytest.mark.grid
 def test_recurrentgemma_has_three_windows_for_one_number(converted):
     """transformers shows a token `attention_window_size` - 1 earlier ones, DeepMind's code, by which the
     weights were trained, `attention_window_size`."""
@@ -92,7 +94,7 @@ def test_the_window_of_hyenadna_is_shifted_by_its_standalone_file(converted):
     assert np.abs(logits_of(models.build(trained), run.params, tokens) - logits).max() > 0.01
 
 
-@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("family", grid_but(FORMATS, "recurrentgemma", "stripedhyena2"))
 def test_every_tensor_is_used_and_read_back(converted, family):
     """What the table writes is what it read; poles and factors of norms are computed and may be rounded."""
     run = hyena_jax.load_run(converted(family))

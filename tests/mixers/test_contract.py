@@ -31,6 +31,14 @@ CHECKED_IN_PARTS = {
     *(f"{name}_short" for name in ("annotated_hyena", "gated_hyena", "h3", "s4d", "fir")),
     *("fastmax_p1", "fastmax_bidirectional_quadratic", "hawk_ring_a_to_c"),
 }
+# Further values of an option that is tested by default, mostly its extremes: under the marker `grid` alone.
+EXTREMES = {
+    *("annotated_hyena_3", "hyena_conv_first_1", "hyena_conv_first_heads", "hyena_bidirectional_blocks"),
+    *("aft_conv_1_tap", "aft_conv_more_taps_than_tokens", "aft_local_window_1"),
+    *("aft_local_window_beyond_the_end", "hawk_gate_blocks", "fastmax_p4"),
+}
+# The mixer of another case with other options: its slow tests run under the marker `grid` alone.
+ALIKE = {"hyena_short", "hawk_griffin", "aft_full"}
 MODES = (jax.jacfwd, jax.jacrev)
 CAUSAL = {name: case for name, case in EVERY.items() if case.config.causal}
 DECODED = {name: case for name, case in CAUSAL.items() if mixers.decodes_by_state(case.config)}
@@ -63,7 +71,7 @@ def at_lengths(lengths):
     for name in EVERY:
         every = lengths if name in CASES else (OPTION_LENGTH, *lengths)
         for length in every:
-            in_grid = length != every[0] or name in CHECKED_IN_PARTS
+            in_grid = length != every[0] or name in CHECKED_IN_PARTS | EXTREMES
             params.append(pytest.param(name, length, marks=marks(name, in_grid), id=f"{name}-{length}"))
     return pytest.mark.parametrize(("name", "length"), params)
 
@@ -121,7 +129,7 @@ def empty_states(name: str) -> Callable:
 
 
 def test_every_mixer_has_a_case():
-    assert EVERY.keys() >= CHECKED_IN_PARTS
+    assert EVERY.keys() >= CHECKED_IN_PARTS | EXTREMES | ALIKE
     assert {type(case.config) for case in CASES.values()} == set(MIXER_CONFIGS.values())
 
 
@@ -132,7 +140,7 @@ def test_equals_its_oracle(name, length):
     assert_close(jitted(name)(params, x), expected)
 
 
-@over_cases(EVERY)
+@over_cases(EVERY, outside_grid=CASES.keys() - ALIKE)
 def test_equals_its_oracle_with_central_differences_in_float64(name):
     length = GRADIENT_LENGTH
     with jax.enable_x64(True):
@@ -200,7 +208,7 @@ def test_gradients_equal_those_of_the_direct_form(name, monkeypatch):
             np.testing.assert_allclose(ours, direct, rtol=1e-8, atol=1e-9 * np.abs(direct).max())
 
 
-@over_cases(CAUSAL)
+@over_cases(CAUSAL, outside_grid=CASES.keys() - ALIKE)
 def test_is_causal(name):
     length = GRADIENT_LENGTH
     with jax.enable_x64(True):
@@ -222,7 +230,7 @@ def test_what_reads_ahead_has_no_state(name):
 
 
 @over_cases(
-    DECODED, outside_grid=[*CASES, "hyena_modal_filter", "hyena_medium", "hyena_long", "attention_rotary"]
+    DECODED, outside_grid=[*(CASES.keys() - ALIKE), "hyena_modal_filter", "hyena_medium", "attention_rotary"]
 )
 def test_prefill_and_steps_equal_the_parallel_form(name):
     check_decoding(name, OPTION_LENGTH if name in CASES else 7, (0, 3))
@@ -314,7 +322,7 @@ def test_decoding_in_float64_keeps_its_digits(name):
     assert_close(y, EVERY[name].oracle(params, x))
 
 
-@over_cases(DECODED)
+@over_cases(DECODED, outside_grid=CASES.keys() - ALIKE)
 def test_rows_of_different_lengths_equal_separate_runs(name):
     """Of the oracle. Also: a step after a ragged prefill, and a prefill after a step."""
     params, x, more = init(name), inputs(7), inputs(4, seed=5)
@@ -338,7 +346,7 @@ def test_state_leaves_start_with_the_batch(name):
     assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves(state._replace(shared=None)))
 
 
-@over_cases(EVERY)
+@over_cases(EVERY, outside_grid=CASES.keys() - ALIKE)
 def test_bfloat16_is_close_and_has_finite_gradients(name):
     params, x = init(name), inputs(127)
     half, run = x.astype(jnp.bfloat16), jitted(name, dtype=jnp.bfloat16)

@@ -18,6 +18,8 @@ from hyena_jax.config import (
 from hyena_jax.mixers import FIR, H3, S4D, AnnotatedHyena, GatedHyena, Hyena
 from hyena_jax.mixers.annotated_hyena import normalized
 
+pytestmark = pytest.mark.xdist_group("initial_hyena")  # its tests share compiled programs
+
 D, LENGTH = 128, 64
 MIXERS = {
     "hyena": Hyena(D, LENGTH, HyenaConfig(order=3, n_heads=8, post_order_ffn=True), n_layers=8),

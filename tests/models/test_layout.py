@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from grid import grid_but
 
 from hyena_jax import models, parallel
 from hyena_jax.config import (
@@ -69,7 +70,7 @@ def test_weights_are_gathered_and_activations_stay(mixer, remat):
             assert not re.search(rf"\[({rows}|{rows // FSDP}),\d+,\d+\]", shape), one
 
 
-@pytest.mark.parametrize("name", MIXER_CONFIGS)
+@pytest.mark.parametrize("name", grid_but(MIXER_CONFIGS, "hyena", "hawk", "gated_delta", "attention"))
 def test_no_backend_is_asked_while_a_model_is_traced(name, monkeypatch):
     """So that a program for a TPU can be made on a machine without one."""
     monkeypatch.setattr(jax, "default_backend", lambda: pytest.fail("the backend was asked"))

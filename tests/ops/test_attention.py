@@ -108,7 +108,7 @@ def objective(form, visible):
         ("causal", 1),
         ("documents", 2),
         ("cache", 1),
-        ("window of documents", 2),
+        pytest.param("window of documents", 2, marks=pytest.mark.grid),
         pytest.param("documents, not causal", 1, marks=pytest.mark.grid),
         pytest.param("cache at a number", 4, marks=pytest.mark.grid),
         pytest.param("window", 4, marks=pytest.mark.grid),

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
-from grid import in_grid
 from tolerances import assert_close
 
 from hyena_jax.ops.dense import (
@@ -58,8 +57,9 @@ def test_equals_its_einsum_in_value_and_gradients(name):
             assert_close(a, b)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.parametrize("is_thorough", [False, *in_grid(True)])
+@pytest.mark.parametrize("is_thorough", [False, True])
 def test_derivatives_in_both_modes(name, is_thorough):
     product, _, *shapes = PRODUCTS[name]
     with jax.enable_x64(True):

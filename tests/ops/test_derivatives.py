@@ -43,6 +43,7 @@ def test_gradients_are_those_of_the_rule():
     np.testing.assert_array_equal(gradients[1], np.full_like(KERNEL, 3.0))
 
 
+@pytest.mark.grid
 def test_inside_shard_map_with_constants_and_an_argument_that_all_devices_share():
     scale = np.linspace(1, 2, KERNEL.shape[1])
 

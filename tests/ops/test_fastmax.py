@@ -49,6 +49,7 @@ def test_both_forms_equal_the_definition(p, causal, monkeypatch):
     assert_close(factorized(q, k, v, p, causal), expected)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("p", [2, pytest.param(3, marks=pytest.mark.grid)])
 def test_derivatives_in_both_modes(p, causal, monkeypatch):

@@ -46,10 +46,10 @@ def exact(a, x, h0, weight, last_weight, reverse):
 @pytest.mark.parametrize(
     ("kernel", "shape", "reverse"),
     [
-        (gpu_recurrence, (2, 1, 3), False),
         (gpu_recurrence, (1, 19, 37), True),
-        (tpu_recurrence, (2, 1, 3), False),
         (tpu_recurrence, (1, 19, 521), True),
+        pytest.param(gpu_recurrence, (2, 1, 3), False, marks=pytest.mark.grid),
+        pytest.param(tpu_recurrence, (2, 1, 3), False, marks=pytest.mark.grid),
         pytest.param(gpu_recurrence, (1, 19, 37), False, marks=pytest.mark.grid),
         pytest.param(tpu_recurrence, (2, 521, 37), False, marks=pytest.mark.grid),
         pytest.param(gpu_recurrence, (2, 1, 3), True, marks=pytest.mark.grid),
@@ -72,7 +72,10 @@ def test_values_and_gradients_equal_the_oracle(shape, kernel, reverse):
         assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(("kernel", "reverse"), [(gpu_recurrence, False), (tpu_recurrence, True)])
+@pytest.mark.parametrize(
+    ("kernel", "reverse"),
+    [(tpu_recurrence, True), pytest.param(gpu_recurrence, False, marks=pytest.mark.grid)],
+)
 def test_bfloat16(kernel, reverse):
     a, x, h0, weight, last_weight = arrays(2, 37, 5)
     a, x, weight = (v.astype(jnp.bfloat16) for v in (a, x, weight))
@@ -91,6 +94,7 @@ def test_bfloat16(kernel, reverse):
         assert_close(values, theirs, "bfloat16")
 
 
+@pytest.mark.grid
 @KERNELS
 def test_h0_may_be_left_out_and_half_continued(kernel):
     a, x, *_ = arrays(2, 21, 3)

@@ -47,7 +47,7 @@ def check(whole, local, in_axes: tuple[str, ...], out_axes: str, *args, mesh: Me
         assert_close(a, b)
 
 
-@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("groups", [3, pytest.param(1, marks=pytest.mark.sequence)])
 def test_long_conv(groups):
     def on(u, h, skip):
         rows = u.reshape(-1, *u.shape[2:])
@@ -61,7 +61,7 @@ def test_long_conv(groups):
     check(on, local, ("GWBL", "CT", "C"), "GWBL", u, h, skip)
 
 
-@pytest.mark.parametrize("n_taps", [3, 8, pytest.param(1, marks=pytest.mark.sequence)])
+@pytest.mark.parametrize("n_taps", [8, *[pytest.param(n, marks=pytest.mark.sequence) for n in (3, 1)]])
 @pytest.mark.parametrize("ids", [None, IDS[:, None]], ids=["one_document", "documents"])
 def test_short_conv(n_taps, ids):
     """Also with taps that reach over several devices, or over all."""
@@ -79,9 +79,11 @@ def test_short_conv(n_taps, ids):
 @pytest.mark.parametrize(
     ("n_taps", "ids"),
     [
-        (3, None),
         (8, IDS),
-        *[pytest.param(n, ids, marks=pytest.mark.sequence) for n, ids in ((8, None), (40, None), (1, IDS))],
+        *[
+            pytest.param(n, ids, marks=pytest.mark.sequence)
+            for n, ids in ((3, None), (8, None), (40, None), (1, IDS))
+        ],
     ],
 )
 def test_few_taps(n_taps, ids):
@@ -129,9 +131,11 @@ def test_linear_recurrence_in_bfloat16_keeps_its_state_in_float32():
 @pytest.mark.parametrize(
     ("has_signs", "shifted"),
     [
-        (False, False),
         (True, True),
-        *[pytest.param(f, not f, marks=pytest.mark.sequence) for f in (False, True)],
+        *[
+            pytest.param(*flags, marks=pytest.mark.sequence)
+            for flags in ((False, False), (False, True), (True, False))
+        ],
     ],
 )
 def test_rg_lru_with_documents(has_signs, shifted):
@@ -218,7 +222,7 @@ def test_fastmax(is_causal):
     ("n_updates", "has_beta", "ids"),
     [
         (2, True, IDS),
-        (1, False, IDS),
+        pytest.param(1, False, IDS, marks=pytest.mark.sequence),
         *[pytest.param(1, b, None, marks=pytest.mark.sequence) for b in (0, 1)],
     ],
 )
@@ -242,8 +246,8 @@ def test_delta_rule(n_updates, has_beta, ids):
 @pytest.mark.parametrize(
     ("spread", "ids"),
     [
-        pytest.param(1, None, id="1-one_document"),
         pytest.param(60, IDS, id="60-documents"),
+        pytest.param(1, None, id="1-one_document", marks=pytest.mark.sequence),
         pytest.param(1, IDS, id="1-documents", marks=pytest.mark.sequence),
         pytest.param(60, None, id="60-one_document", marks=pytest.mark.sequence),
     ],
@@ -262,7 +266,14 @@ def test_aft_simple(spread, ids):
     check(whole, local, ("BL1D", "BL1D", "BL"), "BL1D", keys, values, documents)
 
 
-@pytest.mark.parametrize(("shape", "batch"), [((2, 1, 2), 4), ((1, 2, 2), 2), ((2, 1, 2), 3), ((4, 1, 1), 4)])
+@pytest.mark.parametrize(
+    ("shape", "batch"),
+    [
+        ((1, 2, 2), 2),
+        ((2, 1, 2), 3),
+        *[pytest.param(s, 4, marks=pytest.mark.sequence) for s in ((2, 1, 2), (4, 1, 1))],
+    ],
+)
 def test_rows_are_shared_out_over_the_other_axes_where_these_divide_them(shape, batch):
     def whole(x, taps, bias):
         return short_conv.short_conv(x, taps, bias, 2)
@@ -301,7 +312,7 @@ OPERATORS = {
     "fastmax": (fastmax_over, ("BLHd",) * 3, "BLHd", [(2, 8, 1, 2)] * 3),
     "long_conv": (long_conv_over, ("GWBL", "CT"), "GWBL", [(1, 4, 2, 8), (4, 8)]),
 }
-DEFAULT = ("recurrence", "long_conv")
+DEFAULT = ("long_conv",)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_gradients_equal_central_differences_of_the_definition(ids, length, layo
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("ids", [None, [[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]]])
+@pytest.mark.parametrize("ids", [[[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]], *in_grid(None)])
 @pytest.mark.parametrize("is_thorough", [False, *in_grid(True)])
 def test_derivatives_in_both_modes(ids, layout, is_thorough):
     with jax.enable_x64(True):

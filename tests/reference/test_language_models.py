@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from grid import grid_but
 from tolerances import assert_close
 
 from hyena_jax import models
@@ -43,7 +44,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", grid_but(CONFIGS, "hyena"))
 def test_logits(name):
     config = CONFIGS[name]
     model = models.build(config)

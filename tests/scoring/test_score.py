@@ -19,7 +19,7 @@ from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.run_folder import CHECKPOINTS, write_description
 from hyena_jax.training.step import init_params
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("score")]
 
 MAX_LEN, N_SYMBOLS = 67, 13
 CONFIG = LanguageModelConfig(

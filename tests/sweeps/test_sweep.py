@@ -30,6 +30,8 @@ from hyena_jax.config.tasks import MajorityConfig
 from hyena_jax.sweeps.sweep import _divided_cores
 from hyena_jax.training.metrics import read_rows
 
+pytestmark = pytest.mark.xdist_group("sweep")  # its tests share four runs
+
 SMALL = Experiment(
     model=LanguageModelConfig(pattern=(AttentionConfig(1),), n_layers=1, d_model=4, d_ff=4, max_len=8),
     data=MajorityConfig(seq_len=8, test_rows=16, batch_size=4),

@@ -50,8 +50,7 @@ def arguments(text, workdir, steps, *more, model=HYENA):
 @contextmanager
 def launched(n_processes, command, grace=60):
     """The launcher, with its standard error joined to its standard output."""
-    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
-    flags += " --xla_cpu_parallel_codegen_split_count=1"
+    flags = re.sub(r"(device_count)=\d+", r"\1=2", os.environ["XLA_FLAGS"])
     ours = [sys.executable, "-u", "-m", "hyena_jax", "launch", "--num-processes", str(n_processes)]
     with subprocess.Popen(
         [*ours, "--grace", str(grace), "--", *command],

@@ -21,6 +21,8 @@ from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import locked, read_run
 from hyena_jax.training.signals import Interrupted, stop_requests
 
+pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
+
 PROGRAM = Path(__file__).parents[2] / "experiments" / "faults" / "run.py"
 
 

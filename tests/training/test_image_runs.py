@@ -37,6 +37,8 @@ from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
 from hyena_jax.training.signals import Interrupted
 
+pytestmark = pytest.mark.xdist_group("image_runs")  # its tests share a run
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -176,6 +178,7 @@ def test_other_images_are_read_with_the_normalization_of_the_run(whole, tmp_path
     assert values["images"] == 11
 
 
+@pytest.mark.grid
 def test_patches_that_answer_each_are_judged_together(experiment, tmp_path, console):
     steps = dataclasses.replace(experiment.training, steps=1)
     train(dataclasses.replace(per_token(experiment), training=steps), tmp_path / "run", console)

@@ -23,6 +23,8 @@ from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
 from hyena_jax.training.signals import Interrupted, stop_requests
 
+pytestmark = pytest.mark.xdist_group("trained")  # its tests share a run
+
 
 def with_training(experiment, **changes):
     return dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, **changes))
@@ -68,6 +70,7 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
     assert dataclasses.replace(run.experiment.model, vocab_size=None) == experiment.model
 
 
+@pytest.mark.grid
 def test_another_seed_is_another_run(whole, experiment, tmp_path, console):
     """That the same seed is the same run, the tests below say of runs that are stopped and killed."""
     train(dataclasses.replace(experiment, seed=1), tmp_path / "other", console)
@@ -112,6 +115,7 @@ def test_a_stopped_run_of_another_mixer_continues_as_if_it_had_not_been(
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.mark.grid
 def test_a_signal_after_the_save_of_a_step_stops_after_the_next(
     whole, experiment, tmp_path, console, monkeypatch
 ):

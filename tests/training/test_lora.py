@@ -30,6 +30,8 @@ from hyena_jax.training.run_folder import read_initial, read_run
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
 from hyena_jax.trees import named_leaves
 
+pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
+
 LORA = LoRAConfig(rank=2, alpha=3.0)
 MODEL = LanguageModelConfig(
     pattern=(AttentionConfig(2),),

@@ -149,6 +149,7 @@ def test_evaluation_at_positions_sums_over_them():
     np.testing.assert_array_equal(sums["right_at"], right)
 
 
+@pytest.mark.grid
 def test_evaluation_in_parts_equals_at_once():
     parts = dataclasses.replace(CONFIG, loss_chunk=4)
     expected, actual = (make_eval_step(models.build(config))(PARAMS, BATCH) for config in (CONFIG, parts))

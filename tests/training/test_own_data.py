@@ -124,6 +124,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(own, form, tmp_path, cons
         evaluate_run(run, build(run.experiment.model), params, "somewhere", 5)
 
 
+@pytest.mark.grid
 def test_an_iterator_that_ends_loses_nothing(own, tmp_path, console):
     workdir = tmp_path / "run"
     message = "ended after 7 batches, before training.steps=12; the steps so far are saved"

@@ -10,6 +10,7 @@ import chex
 import jax
 import numpy as np
 import pytest
+from grid import in_grid
 
 from hyena_jax import cli, config, models
 from hyena_jax.config import OptimizerConfig, ParameterGroup, UserError
@@ -20,6 +21,8 @@ from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, locked, read_run
 from hyena_jax.training.step import init_state
+
+pytestmark = pytest.mark.xdist_group("run_folder")  # its tests share a run
 
 SMALL = """
     --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16 --model.pattern fir
@@ -69,7 +72,7 @@ FILES = ["metrics.jsonl", "learning_curves.png", "sample.txt", "config.json.draf
 FILES += ["metrics.jsonl.draft", "config.json", "data.json"]
 
 
-@pytest.mark.parametrize("is_hard", [False, True])
+@pytest.mark.parametrize("is_hard", [False, *in_grid(True)])
 def test_nothing_is_written_through_links_to_files(folder, outside, is_hard):
     """They are replaced; config.json and data.json link to copies, so that there is a run to continue."""
     for name in FILES:
@@ -125,6 +128,7 @@ def test_checkpoints_may_not_be_those_of_others(folder, whole, outside, where, c
     assert (contents(whole), contents(outside)) == before
 
 
+@pytest.mark.grid
 def test_checkpoints_may_be_on_another_disk(folder, tmp_path, capsys):
     """Moved there, or created there."""
     disk = tmp_path / "disk"

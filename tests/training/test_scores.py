@@ -30,6 +30,8 @@ from hyena_jax.training.loss import cross_entropy, scored
 from hyena_jax.training.scores import are_classes, loss_function, metric_functions
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
 
+pytestmark = pytest.mark.xdist_group("scores")  # its tests share a training
+
 CONFIG = LanguageModelConfig(
     pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=11, vocab_size=13
 )
@@ -124,10 +126,10 @@ def trained(config: ParallelConfig, parts: int, batches, loss=cross_entropy, met
 
 
 LAYOUTS = [
-    (ParallelConfig(devices=1), 4, None),
-    (ParallelConfig(devices=1), 1, 3),
-    (ParallelConfig(devices=4), 1, None),
-    pytest.param(ParallelConfig(devices=2), 4, None, marks=pytest.mark.grid),
+    (ParallelConfig(devices=2), 4, None),
+    pytest.param(ParallelConfig(devices=1), 4, None, marks=pytest.mark.grid),
+    pytest.param(ParallelConfig(devices=1), 1, 3, marks=pytest.mark.grid),
+    pytest.param(ParallelConfig(devices=4), 1, None, marks=pytest.mark.grid),
     (ParallelConfig(strategy="sharded", devices=4, data=2, fsdp=2), 2, None),
 ]
 

@@ -119,7 +119,7 @@ def test_a_mesh_trains_as_pmap_does():
 @pytest.mark.parametrize(
     "name",
     # Adafactor's state has leaves that are not shaped like a parameter.
-    [pytest.param(n, marks=() if n == "adafactor" else pytest.mark.scale) for n in OPTIMIZER_CONFIGS],
+    [pytest.param(n, marks=pytest.mark.scale) for n in OPTIMIZER_CONFIGS],
 )
 def test_every_optimizer_trains_on_a_mesh_as_on_one_device(name):
     """The losses after the first update show it; Adafactor factors arrays of at least 16 x 16."""

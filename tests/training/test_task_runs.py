@@ -32,6 +32,8 @@ from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
 
+pytestmark = pytest.mark.xdist_group("task_runs")  # its tests share runs
+
 MQAR = MQARConfig(vocab_size=16, seq_len=16, n_pairs=3, test_rows=12, batch_size=4)
 
 
@@ -74,6 +76,7 @@ def by_hand(workdir, data):
     return logits.argmax(-1) == batch["targets"], batch["targets"], batch["weights"]
 
 
+@pytest.mark.grid
 def test_a_stopped_run_continues_as_if_it_had_not_been(whole, tmp_path, console, monkeypatch):
     train_stopped_once(on(MQAR), tmp_path / "stopped", console, monkeypatch, 7)
     assert_same_run(whole, tmp_path / "stopped")
