@@ -345,7 +345,8 @@ def label(name: str) -> str:
 
 def draw(study: Study, groups: Mapping[str, Group], path: Path) -> None:
     """Draws the groups: lines over `study.x`, or bars; published values are dashed, or hollow."""
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    height = 4.6 if study.x else max(4.6, 1 + 0.22 * len(groups))  # so that the names of bars do not touch
+    figure = Figure(figsize=(8, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     if study.x is None:
@@ -365,7 +366,7 @@ def _draw_bars(study: Study, groups: Mapping[str, Group], axes: Axes) -> None:
         if group.name in study.published:
             axes.plot(study.published[group.name], i, "D", color=COLOURS[1], fillstyle="none", markersize=8)
     axes.set_yticks(range(len(groups)), [label(name) for name in groups])
-    axes.invert_yaxis()
+    axes.set_ylim(len(groups) - 0.4, -0.6)
     shown = "bar: median, dots: seeds" + (", diamond: published" if study.published else "")
     axes.set_xlabel(f"{study.metric.replace('_', ' ')}   ({shown})")
 

@@ -50,6 +50,11 @@ published values beside `gated_delta` are those of DeltaNet, which has no decay.
         for task, values in PUBLISHED.items()
         for mixer, value in zip(MIXERS[:3], values, strict=True)
     },
+    findings="""The gated delta rule is first or level with the first on five of the six tasks, as in the
+published table on four. Hyena comes near its published values, except at compression. Attention is far below
+its published recall: 1,000 steps are too few for it here. Memorisation at its easiest tells nothing, as all
+solve it, and at compression all are alike. One seed each, so that differences of a few hundredths mean
+nothing.""",
 )
 
 if __name__ == "__main__":
