@@ -14,9 +14,10 @@ from study import Study, main, of_length, task_runs
 from hyena_jax.config import Experiment
 
 LENGTHS = (8, 12, 16)
-ROTARY = ("--no-model.learned-positions", "--model.pattern.0.rotary-fraction", "1.0")
+NO_POSITIONS = ("--no-model.learned-positions",)
 MODELS = {
-    "attention": ("attention", ROTARY),
+    "attention": ("attention", (*NO_POSITIONS, "--model.pattern.0.rotary-fraction", "1.0")),
+    "attention_without_positions": ("attention", NO_POSITIONS),
     "gated_delta": ("gated_delta", ("--model.pattern.0.n-heads", "2")),
     "hyena": ("hyena", ()),
     "hawk": ("hawk", ()),
@@ -51,6 +52,12 @@ alphabet, 64 rows of 40 tokens a step, and a run stops once it names 99 of 100 l
     above_at=LENGTHS[-1],
     lengths={length: partial(of_length, length) for length in LENGTHS},
     x="length",
+    findings="""Not reproduced at this size. Attention with rotary positions needs half of Hawk's rows, not a
+hundredth, and Hyena and the gated delta rule need fewer than either; beyond the training length it loses the
+string at once. Without positions it keeps as much as Hawk at 16 letters, but has not learned 8 of them after
+3,000 steps. The paper's attention looks back with its own biases (Hard-ALiBi), which this package lacks, and
+8 letters fit into the state of every recurrence here, where the paper's 300 do not. The gated delta rule
+keeps most.""",
 )
 
 if __name__ == "__main__":
