@@ -385,7 +385,14 @@ def _draw_lines(study: Study, groups: Mapping[str, Group], axes: Axes) -> None:
             else ", ".join(settings.values())
         )
         lines.setdefault(series, []).append((x, group.values, study.published.get(name)))
-    for colour, (series, points) in zip((*COLOURS, "#303030", "#909090"), lines.items(), strict=False):
+    colours = iter(COLOURS)
+    for series, points in lines.items():
+        if len(points) == 1:  # named where it lies, so that the colours are enough for the lines
+            x, y = points[0][0], statistics.median(points[0][1])
+            axes.plot(x, y, "o", color="#303030", markersize=4)
+            axes.annotate(series, (x, y), (3, -11), textcoords="offset points", fontsize="small")
+            continue
+        colour = next(colours)
         points.sort()
         x = [point[0] for point in points]
         axes.plot(

@@ -21,12 +21,19 @@ POINTS = {
     "mamba2": (32, 64),
     "h3": (64,),
     "fastmax": (32, 64),
+    "signed_hawk": (64,),
+    "stu": (64,),
+    "hyena_real_modal": (64,),
 }
 """Widths of the model by mixer; the state grows with the width."""
 OPTIONS = {
-    "gated_delta": ("--model.pattern.0.n-heads", "2"),
-    "mamba2": ("--model.pattern.0.d-state", "16"),
+    "gated_delta": ("gated_delta", "--model.pattern.0.n-heads", "2"),
+    "mamba2": ("mamba2", "--model.pattern.0.d-state", "16"),
+    "signed_hawk": ("hawk", "--model.pattern.0.sign", "gate"),
+    "stu": ("fir", "--model.pattern.0.filter", "stu"),
+    "hyena_real_modal": ("hyena", "--model.pattern.0.filter", "real_modal"),
 }
+"""The registered mixer and its flags, where these are more than a mixer's name."""
 DECISIVE = ("attention", "hyena", "hawk", "gated_delta")
 """Mixers with three seeds at width 64; all other points have one."""
 WINDOWS = (4, 8, 16)
@@ -37,10 +44,10 @@ def make_runs() -> dict[str, Experiment]:
     """All points of the figure."""
     runs: dict[str, Experiment] = {}
     for mixer, widths in POINTS.items():
-        own = OPTIONS.get(mixer, ())
+        name, *own = OPTIONS.get(mixer, (mixer,))
         for width in widths:
             seeds = (0, 1, 2) if mixer in DECISIVE and width == 64 else (0,)
-            for run in task_runs("mqar", mixer, seeds, [*STEPS, *own, "--model.d-model", str(width)]):
+            for run in task_runs("mqar", name, seeds, [*STEPS, *own, "--model.d-model", str(width)]):
                 runs[f"pattern={mixer},width={width},seed={run.seed}"] = run
     for window in WINDOWS:
         flags = [*STEPS, "--model.pattern.0.window", str(window), "--model.pattern.0.n-heads", "1"]
@@ -67,15 +74,20 @@ cores learn. One of the 4 values at random is 0.25.""",
         (("pattern=attention,width=64",), ("pattern=hyena,width=64", "pattern=hawk,width=64")),
         (
             ("pattern=gated_delta,width=32",),
-            tuple(f"pattern={name}" for name in ("hawk,width=256", "mamba2,width=64", "griffin,window=8")),
+            (
+                *("pattern=hawk,width=256", "pattern=signed_hawk,width=64", "pattern=mamba2,width=64"),
+                *("pattern=griffin,window=8", "pattern=hyena_real_modal,width=64"),
+            ),
         ),
     ],
     x="state",
     findings="""The gated delta rule, which replaces what it stored at a key, recalls everything with a fifth
-of the state that attention needs here, and most of it with less; no other recurrence comes near within 800
-steps. Hyena, Hawk, H3, Mamba-2 and fastmax stay at about one value in four: they know which values were
-shown, and not to which key they belong; a wider Hawk or Hyena begins to learn it. Local attention recalls
-what its window holds. Points without a range are single seeds, and all have one learning rate.""",
+of the state that attention needs here, and most of it with less; no other recurrence of its size comes near
+within 800 steps. Hyena, Hawk with and without signs, H3, Mamba-2, STU and fastmax stay at one value in four
+or below: they know which values were shown, and not to which key they belong; a wider Hawk or Hyena begins to
+learn it, and Hyena with a few decaying exponentials as filters (real poles) learns most of it. Local
+attention recalls what its window holds. Points without a range are single seeds, and all have one learning
+rate.""",
 )
 
 if __name__ == "__main__":
