@@ -100,6 +100,7 @@ def layer(name: str, rng: np.random.Generator, image: bool) -> dict:
         "title": f"{name}: mixing matrix",
         "views": [{"name": "all", **report.packed(abs(signed), triangle=not image)}, view],
         "besideTitle": "attention",
+        "besideAbout": "for comparison",
         "beside": [{"name": "softmax", **report.packed(weights, triangle=not image)}],
     }
 
