@@ -124,7 +124,7 @@ const quoted = (label) => (label === "\n" ? "⏎" : label === " " ? "␣" : labe
 const named = (i) => (data.image ? `patch ${i + 1} (row ${Math.floor(i / data.image.grid[1]) + 1}, column ${(i % data.image.grid[1]) + 1})`
   : `token ${i + 1} “${quoted(data.labels[i])}”`);
 
-// Of its diagonal, the weight that is drawn black at least in a row of a mixing matrix.
+// In a mixing matrix, black stands for at least this part of a row's diagonal.
 const FAINT = 0.01;
 
 // The mixing matrices: two canvases and the text (or the image) shaded by one row.

@@ -22,7 +22,7 @@ BARS = 20
 THUMBNAIL = 104
 """Pixels of the pictures of matrices that need no script."""
 FAINT = 0.01
-"""Of its diagonal, the weight that is drawn black at least in a row of a mixing matrix."""
+"""In a mixing matrix, black stands for at least this part of a row's diagonal."""
 
 
 class Content(NamedTuple):
