@@ -96,10 +96,10 @@ assert all(np.allclose(a, b) for a, b in zip((x_1, x_2, v), hyena.projections(la
 # pass; and $\lVert x_n \rVert$ is the length of the gate over the channels at that time, so that no gate can
 # be huge. The convolution carries, the gate selects, the old $v$ stays.
 #
-# The filter mixes the first two kinds of [notebook 3](3_filters.ipynb): free `taps`, each channel's times a
-# trained window $e^{\alpha s/(L-1)} + \beta$ (`decay` is $\alpha < 0$ at the start, `shift` is $\beta$). Then
-# the taps at each lag are divided by the sum of their sizes over the channels. So the taps do not shrink with
-# the lag; the window decides which channels have the late ones.
+# The filter combines the first two kinds of [notebook 3](3_filters.ipynb): free taps (`taps`) times a trained
+# window $e^{\alpha s/(L-1)} + \beta$ for each channel (`decay` is $\alpha$, negative at the start; `shift` is
+# $\beta$). Then the taps at each lag are divided by the sum of their sizes over the channels. So a filter
+# need not shrink with the lag: the window decides which channels have the late taps.
 
 # %%
 h = filters.windowed(layer["filter"], 2, length, length, mixer_config.filter)  # [N, D, L]

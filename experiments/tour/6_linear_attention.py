@@ -94,7 +94,7 @@ for degree in range(1, 8):
 
 standard_q, standard_k = standardize(q, eps=1e-5), standardize(k, eps=1e-5)
 of_pairs = standard_q @ standard_k.T / np.sqrt(WIDTH)
-assert np.median(np.abs(of_pairs)) < 1.2
+assert 0.8 < np.sqrt((of_pairs**2).mean()) < 1.25
 assert np.abs(of_pairs).max() <= np.sqrt(WIDTH)
 
 # %% [markdown]
