@@ -1,13 +1,14 @@
 # %% [markdown]
 # # 1. Products, convolutions and the Fourier transform
 #
-# Every model in this package combines sequences in two ways: by a **product** of their entries, and by a
+# Hyena, and the models around it, combine sequences in two ways: by a **product** of their entries, and by a
 # **convolution**. A convolution of long sequences is cheap only because of the fast Fourier transform (FFT).
 # This notebook builds all of it from sums that you could do by hand.
 #
 # A *sequence* is a list of numbers $u_0, u_1, \dots, u_{L-1}$. Its index $t$ is the time, or the place of a
 # token in a text; $L$ is its length. All plain NumPy code of the tour is imported from `hyena_jax.reference`.
-# It is written to be read: open it next to this page.
+# It is written to be read: open [convolution.py](../../hyena_jax/reference/convolution.py) and
+# [fourier.py](../../hyena_jax/reference/fourier.py) next to this page.
 
 # %%
 import matplotlib.pyplot as plt
@@ -90,8 +91,8 @@ assert (np.polymul([3, 0, 2, 1], [1, 2, 4])[::-1] == total).all()  # NumPy has t
 assert np.polyval(total[::-1], 10) == 3021 * 124  # x = 10
 
 # %% [markdown]
-# A filter as long as the sequence needs about $L^2$ products. For $L = 8192$ that is 67 million, for every
-# channel of every layer. We need a shorter way.
+# A filter as long as the sequence needs $L^2$ products, or about half of them if the output, too, ends after
+# $L$ steps. For $L = 8192$ the $L^2$ are 67 million, for every channel of every layer. We need a shorter way.
 #
 # ## The discrete Fourier transform
 #

@@ -60,8 +60,8 @@ assert np.flatnonzero(correlated)[0] == 8 - 3  # the correlation looks ahead
 # Two places where this matters:
 #
 # - The layers called `Conv1d` in deep-learning libraries compute correlations. For learned taps that is only
-#   a matter of names, until you convert weights: here `short_taps[:, 0]` meets the current input, there it is
-#   the last tap.
+#   a matter of names, until you convert weights: in this package's short filters (`short_taps` in [notebook
+#   4](4_hyena.ipynb)) the first tap meets the current input, there the last one does.
 # - The gradient of a convolution is a correlation. If output $y_t$ reacts to inputs up to $t$, then input
 #   $u_t$ is blamed by outputs from $t$ on. With $g_t$ the gradient with respect to $y_t$, the gradient with
 #   respect to $u_t$ is $\sum_s h_s \, g_{t+s}$.
@@ -71,7 +71,8 @@ h = rng.normal(size=16)
 u, g = rng.normal(size=(2, 16))
 gradient = jax.grad(lambda u: (g * ops.direct_conv(u, np.float32(h))).sum())(np.float32(u))
 
-assert np.allclose(gradient, cross_correlation(g, h)[15:], atol=1e-4)
+correlated = cross_correlation(g, h)[15:]  # from time 0 on: 16 taps reach back to time -15
+assert np.allclose(gradient, correlated, atol=1e-4)
 
 # %% [markdown]
 # ## The end leaks into the start
@@ -180,7 +181,8 @@ panels = {
     "right angle: imaginary": right_angle.imag,
 }
 for ax, (title, matrix) in zip(axes, panels.items(), strict=True):
-    image = ax.imshow(matrix, vmin=-1, vmax=1, aspect="equal")
+    image = ax.imshow(matrix, vmin=0, vmax=1, cmap="Blues", aspect="equal")
+    assert (matrix > -1e-12).all()  # no weight is negative
     ax.set(title=title, xlabel="input time s", xticks=[0, 5, 10], yticks=[0, 5, 10])
 axes[0].set_ylabel("output time t")
 fig.colorbar(image, ax=axes, label="weight")
@@ -194,8 +196,8 @@ assert (np.triu(causal_matrix, 1) == 0).all()
 # As matrices the facts of notebook 1 read as follows, with $F$ the matrix of the DFT:
 #
 # - two filters in a row are one filter: $S_g S_h = S_{g*h} = S_h S_g$, in any order;
-# - waves are the eigenvectors of a circular convolution: $F C_h F^{-1}$ is diagonal, with the spectrum of $h$
-#   on it.
+# - waves are the eigenvectors of a circular convolution: with $C_h$ its matrix, the second one in the
+#   picture, $F C_h F^{-1}$ is diagonal, with the spectrum of $h$ on it.
 
 # %%
 g = rng.normal(size=size)

@@ -23,7 +23,7 @@ from hyena_jax.config import (
     LanguageModelConfig,
     LookupFilterConfig,
 )
-from hyena_jax.mixers import AnnotatedHyena
+from hyena_jax.mixers import AnnotatedHyena, Hyena
 from hyena_jax.reference import filters, hyena, language_models
 from hyena_jax.reference.convolution import long_conv, short_conv, toeplitz
 from hyena_jax.reference.models import dense
@@ -95,6 +95,11 @@ assert all(np.allclose(a, b) for a, b in zip((x_1, x_2, v), hyena.projections(la
 # $h_n$ is a long filter, as long as the sequence; $b_n$ is a weight for each channel, which lets $v$ itself
 # pass; and $\lVert x_n \rVert$ is the length of the gate over the channels at that time, so that no gate can
 # be huge. The convolution carries, the gate selects, the old $v$ stays.
+#
+# The filter combines the first two kinds of [notebook 3](3_filters.ipynb): free taps (`taps`) times a trained
+# window $e^{\alpha s/(L-1)} + \beta$ for each channel (`decay` is $\alpha$, negative at the start; `shift` is
+# $\beta$). Then the taps at each lag are divided by the sum of their sizes over the channels. So a filter
+# need not shrink with the lag: the window decides which channels have the late taps.
 
 # %%
 h = filters.windowed(layer["filter"], 2, length, length, mixer_config.filter)  # [N, D, L]
@@ -104,7 +109,13 @@ gate = hyena.normalized(x_1)
 after_one = before + gate * carried
 after_two = after_one + hyena.normalized(x_2) * long_conv(after_one, h[1], layer["skip"][1])
 
-fig, axes = plt.subplots(2, 3, figsize=(8.4, 4), sharex=True, sharey=True)
+late = np.abs(h[:, :, length // 2 :]).sum(axis=2)  # [N, D]
+assert np.allclose(np.abs(h).sum(axis=1), 1)  # at every lag
+assert (layer["filter"]["decay"] < 0).all()
+assert (late[:, :2].sum(axis=1) > 0.5 * late.sum(axis=1)).all()  # channels 0 and 1 have the slowest windows
+
+labels = text.replace(" ", "␣")
+fig, axes = plt.subplots(2, 3, figsize=(9.6, 4), sharex=True, sharey=True)
 panels = {
     "v + u": before,
     "$h_1 * v + b_1 v$: carried along": carried,
@@ -117,8 +128,10 @@ for ax, (title, values) in zip(axes.flat, panels.items(), strict=True):
     scale = np.abs(values).max()
     ax.imshow(values[0], vmin=-scale, vmax=scale)
     ax.set_title(title)
+for ax in axes[0]:
+    ax.tick_params(bottom=False)
 for ax in axes[1]:
-    ax.set_xticks(range(length), text, fontsize=6)
+    ax.set_xticks(range(length), labels, fontsize=7, family="monospace")
     ax.set_xlabel("time (token)")
 for ax in axes[:, 0]:
     ax.set_ylabel("channel")
@@ -193,23 +206,44 @@ assert not np.allclose(matrix[4:], matrices["M, second text"][4:])
 # four rows agree, for both begin with `the `, and no token sees a later one: above the diagonal everything is
 # zero.)
 #
+# ## Hyena as published
+#
+# The paper's own code, and this package's mixer `hyena`, have no residual paths inside the layer and do not
+# divide the gates by their norm. A dense layer and a short filter make $x_0$, $x_1$ and $v$. For order 2
+# there is one long filter, one less than gates, for $v$ is gated before the first convolution:
+#
+# $$y = x_0 \odot \big( h * (x_1 \odot v) + b \; x_1 \odot v \big).$$
+
+# %%
+published = HyenaConfig(filter=ImplicitFilterConfig(emb_dim=5, width=16))
+module = Hyena(width, length, published)
+weights = jax.tree.map(np.asarray, module.init(jax.random.key(0), np.float32(u))["params"])
+x_0, x_1, v = hyena.projections(weights, u, 3)
+h = filters.implicit(weights["filter"], 1, length, length, published.filter)  # [1, D, L]
+y = x_0 * long_conv(x_1 * v, h[0], weights["skip"][0])  # long_conv adds b times its input
+
+out = dense(weights["out_proj"], y.transpose(0, 2, 1))
+
+assert np.allclose(out, hyena.hyena(weights, u, h, published, length))
+assert np.allclose(out, module.apply({"params": weights}, np.float32(u)), atol=1e-4)
+
+# %% [markdown]
 # ## The whole model in NumPy
 #
-# Embedding, layers, a last norm, and the embedding again as the output head: `reference.language_models` puts
-# the pieces together. It gives the logits of the Flax model. So it does for two other members of the family:
-# Hyena as published, with implicit filters, and the *gated* variant, which interpolates between a long and a
-# short convolution, $y = (h * v) \odot g + \mathrm{FIR}(x) \odot (1 - g)$.
+# Embedding, layers, a last norm (none in this config), and the embedding again as the output head:
+# `reference.language_models` puts the pieces together. It gives the logits of the Flax model. So it does for
+# two other members of the family: Hyena as published, and the *gated* variant, in which $v$ and $g$ are two
+# projections of the layer's input $u$ and weigh a long convolution against a short one,
+# $y = (h * v) \odot g + \mathrm{FIR}(u) \odot (1 - g)$. As $g$ is linear in $u$, it is not kept between 0 and
+# 1. (Its filter is computed from a learned table; the code is `hyena.gated_hyena`.)
 
 # %%
 sizes = {"n_layers": 2, "d_model": width, "max_len": length, "vocab_size": len(vocabulary)}
+gated = GatedHyenaConfig(filter=LookupFilterConfig(width=8))
 family = {
     "annotated_hyena": config,
-    "hyena": LanguageModelConfig(
-        pattern=(HyenaConfig(filter=ImplicitFilterConfig(emb_dim=5, width=16)),), d_ff=24, **sizes
-    ),
-    "gated_hyena": LanguageModelConfig(
-        pattern=(GatedHyenaConfig(filter=LookupFilterConfig(width=8)),), d_ff=24, ffn="gelu", **sizes
-    ),
+    "hyena": LanguageModelConfig(pattern=(published,), d_ff=24, **sizes),
+    "gated_hyena": LanguageModelConfig(pattern=(gated,), d_ff=24, ffn="gelu", **sizes),
 }
 for name, member in family.items():
     flax_model = models.build(member)
@@ -222,20 +256,22 @@ for name, member in family.items():
 # %% [markdown]
 # ## Causality, seen from outside
 #
-# Change one token in the middle and compare the logits. Nothing before it moves, exactly; everything after it
-# may.
+# Change one token in the middle, a blank, and compare the logits. Nothing before it moves, exactly;
+# everything after it may.
 
 # %%
 changed = tokens.copy()
-changed[0, 16] = (changed[0, 16] + 1) % len(vocabulary)
+changed[0, 16] = vocabulary.index("e")
 logits, new_logits = (language_models.annotated_hyena(params, ids, config) for ids in (tokens, changed))
 effect = np.abs(new_logits - logits).max(axis=-1)[0]
 
 fig, ax = plt.subplots(figsize=(7.2, 2))
-ax.bar(range(length), effect)
-ax.set_xticks(range(length), text, fontsize=8)
-ax.set(xlabel="time (token)", ylabel="largest change of a logit")
+bars = ax.bar(range(length), effect)
+bars[16].set_color("C1")
+ax.set_xticks(range(length), labels, fontsize=9, family="monospace")
+ax.set(xlabel="time (token)", ylabel="largest change\nof a logit", title="token 16 changed from ␣ to e")
 
+assert text[16] == " "
 assert (effect[:16] == 0).all()
 assert (effect[16:] > 0).all()
 
@@ -245,6 +281,6 @@ assert (effect[16:] > 0).all()
 # - Hyena: project, then alternate long convolutions and gates. The annotated variant adds residual paths and
 #   tames the gates by their norm.
 # - As a matrix it is a product of Toeplitz and diagonal matrices, which depends on the input as attention
-#   does, and costs three FFTs in place of $L^2$ weights.
+#   does, and costs three FFTs for each convolution in place of $L^2$ weights.
 #
 # Next: [Hawk](5_hawk.ipynb), which keeps a state instead.

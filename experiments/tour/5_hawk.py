@@ -7,7 +7,8 @@
 # parallel, and ends with the whole block.
 #
 # Time is $t = 0, 1, \dots, L-1$. Channels do not talk to each other inside the recurrence, so one channel is
-# enough for the pictures.
+# enough for the pictures. The letters are those of the paper: here $x$ is the input and $h$ the state, not a
+# gate and a filter as in the notebooks before, and $i$ is a gate.
 
 # %%
 import jax
@@ -49,9 +50,12 @@ ax.legend(loc="upper right")
 #
 # A long memory adds up many inputs, so the state grows: with white noise of variance 1 as input, the variance
 # of the state is $1/(1-a^2)$, 50 for $a = 0.99$. Hawk scales the input so that the state keeps the input's
-# size:
+# size if the inputs are independent from step to step:
 #
 # $$h_t = a\, h_{t-1} + \sqrt{1 - a^2}\; x_t .$$
+#
+# Inputs that resemble each other still add up: for a constant input of 1 the scaled state tends to
+# $\sqrt{(1+a)/(1-a)}$, 14 for $a = 0.99$.
 
 # %%
 noise = rng.normal(size=(1, 20_000, 1))
@@ -62,6 +66,10 @@ print(f"variance: input {noise.var():.1f}, plain state {plain.var():.0f}, scaled
 
 assert 35 < plain.var() < 65
 assert 0.7 < scaled.var() < 1.3
+
+constant, _ = linear_recurrence(a, np.sqrt(1 - a**2), np.zeros((1, 1)))
+assert np.isclose(constant[0, -1, 0], np.sqrt((1 + 0.99) / (1 - 0.99)))
+assert round(constant[0, -1, 0]) == 14
 
 # %% [markdown]
 # ## The gates of the RG-LRU
@@ -90,7 +98,8 @@ r[21:60] = 0.0  # hold; at 60 open again
 
 rate = np.array([np.log(np.expm1(0.5))])  # a = exp(-softplus(rate)) = exp(-0.5)
 column = (1, length, 1)
-h = rg_lru(*(v.reshape(column) for v in (inputs, r, i)), rate, np.zeros((1, length), bool))[0, :, 0]
+starts = np.zeros((1, length), bool)  # where a new document starts and the state is cleared: nowhere
+h = rg_lru(*(v.reshape(column) for v in (inputs, r, i)), rate, starts)[0, :, 0]
 
 fig, (top, bottom) = plt.subplots(2, 1, figsize=(7.2, 3.6), sharex=True, height_ratios=[2, 1])
 top.bar(np.arange(length), inputs, color="0.75", label="input $x_t$")
@@ -200,7 +209,8 @@ memory = -1 / np.log(a**4)  # with the gate half open, 8 r = 4
 
 fig, ax = plt.subplots(figsize=(7.2, 2))
 ax.bar(range(16), np.sort(memory))
-ax.set(xlabel="channel, sorted", ylabel="memory (steps)", title="with the recurrence gate half open")
+ax.set(xlabel="channel, sorted", ylabel="memory (steps)", xticks=range(16))
+ax.set_title("with the recurrence gate half open")
 
 assert 0.9 <= a.min() < a.max() <= 0.999
 
@@ -208,7 +218,8 @@ assert 0.9 <= a.min() < a.max() <= 0.999
 # ## What to take along
 #
 # - $h_t = a_t h_{t-1} + \dots$: the factor $a_t$ is the memory, and Hawk computes it from the input.
-# - $\sqrt{1 - a_t^2}$ keeps the state at the size of the input, however long it remembers.
+# - $\sqrt{1 - a_t^2}$ keeps the state at the size of the input, however long it remembers, for inputs that
+#   are independent from step to step.
 # - Step by step for decoding, in $\log_2 L$ rounds as a scan: the same values.
 #
-# Next: [attention made linear](6_linear_attention.ipynb).
+# Next: [two relatives of attention](6_linear_attention.ipynb).

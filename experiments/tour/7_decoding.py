@@ -32,7 +32,7 @@ rng = np.random.default_rng(0)
 # der Hoeven 2002) is to use an FFT for whatever is already known:
 #
 # > After $i$ inputs, let $U$ be the largest power of two that divides $i$. Add the contribution of the last
-# $U$ inputs > to the next $U$ outputs.
+# > $U$ inputs to the next $U$ outputs.
 #
 # So after an odd number of inputs there is one input to add to one output; after 2, 6, 10, ... two to two;
 # after 8, 24, ... eight to eight; and so on. Each of these **tiles** is a small convolution. The picture
@@ -127,9 +127,10 @@ assert np.allclose(np.concatenate(outputs, axis=1), parallel, atol=1e-4 * scale)
 # $$h_{s+1} \approx \mathrm{Re} \sum_{n=1}^{d} R_n \lambda_n^{s}, \qquad |\lambda_n| < 1,$$
 #
 # with complex **residues** $R_n$ and **modes** $\lambda_n$. How many modes are needed? Write the filter into
-# a **Hankel matrix**, $H_{ij} = h_{i+j+1}$: row $i$ is the echo, from $i$ steps later on, of all earlier
-# inputs. Its rank is the size of the smallest recurrence that rings like $h$, and its singular values say how
-# much is lost with a smaller one. Here is an implicit filter of 256 taps, as Hyena starts with it.
+# a **Hankel matrix**, $H_{ij} = h_{i+j+1}$. If the input stops after time $t$, the output $i + 1$ steps later
+# is $\sum_j H_{ij} \, u_{t-j}$: row $i$ turns the past, the latest input first, into an output to come. The
+# rank of $H$ is the size of the smallest recurrence that rings like $h$, and its singular values say how much
+# is lost at least with a smaller one. Here is an implicit filter of 256 taps, as Hyena starts with it.
 
 # %%
 length = 256
@@ -147,14 +148,17 @@ left.set(title="Hankel matrix", xlabel="j", ylabel="i")
 right.semilogy(1 + np.arange(40), spectrum.values[0, :40] / spectrum.values[0, 0], ".-")
 right.set(title="singular values, relative to the first", xlabel="number", ylabel="size")
 
+past = rng.normal(size=len(matrix))
+to_come = linear_convolution(past, taps)[len(past) : 2 * len(past)]  # the input has stopped
+assert np.allclose(matrix @ past[::-1], to_come)
 assert (matrix == matrix.T).all()
 assert spectrum.values[0, 16] < 1e-3 * spectrum.values[0, 0]
 
 # %% [markdown]
 # They fall steeply: this filter is almost a small recurrence. A complex mode counts for two, so $d$ modes
 # reach about as far as $2d$ singular values. `modal_fit.fit` starts from the Hankel matrix and refines the
-# modes by least squares; no recurrence of that size can be better than the bound of the singular values
-# beyond it.
+# modes by least squares. The singular values after the $2d$-th give a lower bound on the error of any $d$
+# modes.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, width_ratios=[1.6, 1])
@@ -166,11 +170,11 @@ for n_modes in counts:
     bounds.append(hankel.least_error(spectrum, tail.shape[1], 2 * n_modes)[0] / np.linalg.norm(tail))
     if n_modes in (1, 2, 8):
         left.plot(np.append(taps[0], fitted[0]), "--", linewidth=1.2, label=f"d = {n_modes}")
-left.set(xlabel="lag s", ylabel="$h_s$", xlim=(-2, 130))
+left.set(title="filter and fits, the first half of the lags", xlabel="lag s", ylabel="$h_s$", xlim=(-2, 128))
 left.legend()
 right.semilogy(counts, errors, ".-", color="C0", label="fit")
 right.semilogy(counts, bounds, ".--", color="0.5", label="lower bound")
-right.set(xlabel="modes d", ylabel="relative error")
+right.set(title="error of the fit", xlabel="modes d", ylabel="relative error")
 right.legend()
 
 assert all(error >= bound for error, bound in zip(errors, bounds, strict=True))
@@ -204,6 +208,6 @@ assert (np.abs(mode) < 1).all()  # it fades
 #
 # - Exact decoding: tiles of every power of two, $L \log^2 L$ work, and all inputs kept.
 # - Distilled decoding: a few modes per channel, a state of fixed size, and an error that the Hankel singular
-#   values predict.
+#   values bound from below.
 #
 # Last: [train a model and look into it](8_training.ipynb).

@@ -18,9 +18,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import hyena_jax
-from hyena_jax.inspect import mixing, strength, trace
+from hyena_jax.inspect import mixing, trace
 from hyena_jax.reference import filters, hyena, language_models
 from hyena_jax.reference import models as reference
+from hyena_jax.reference.convolution import toeplitz
 from hyena_jax.training.step import init_params
 
 plt.style.use("tour.mplstyle")
@@ -48,9 +49,10 @@ print(f"{n_params:,} parameters")
 print(f"validation loss {losses[50]:.2f} after 50 steps, {losses[400]:.2f} after 400")
 
 # %% [markdown]
-# Is that good? Compare with two guesses that need no network. A guess that knows how frequent each byte is
-# loses the *entropy* of the frequencies. One that knows the byte before, and how frequent each pair is, loses
-# less. A model below the second line has learned to use more than the last byte.
+# Is that good? Compare with two guesses that need no network. Knowing only how frequent each byte is costs
+# the *entropy* of the frequencies; knowing also the byte before, and how frequent each pair is, costs less.
+# Both are counted on the held-out text itself, so no such guess from the training text could do better. A
+# model below the second line has learned to use more than the last byte.
 
 
 # %%
@@ -111,8 +113,9 @@ assert np.allclose(logits, from_flax, atol=1e-3)
 # ## Where the loss is
 #
 # The loss of each byte of a small text. It is high where something new begins, a name or a bracket, for many
-# things could come there. It falls towards the end of a word: after `nam` there is little choice. In the
-# indentation it is almost 0: after a colon and a new line the model is sure of four spaces.
+# things could come there. Within `name` it falls: after `nam` there is little choice. Once indentation has
+# begun, each further space is almost free. But the model does not know when to stop: the first byte after the
+# four spaces costs most of all, for it expected a fifth space.
 
 # %%
 log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
@@ -120,20 +123,23 @@ loss = -log_p[0, np.arange(len(line) - 1), tokens[0, 1:]]
 labels = [{"\n": "↵", " ": "␣"}.get(character, character) for character in line]
 
 fig, ax = plt.subplots(figsize=(8.4, 2.4))
-ax.bar(range(1, len(line)), loss, color=plt.cm.Reds(0.2 + 0.8 * loss / loss.max()))
-ax.set_xticks(range(len(line)), labels, fontsize=8, family="monospace")
-ax.set(xlabel="byte", ylabel="loss (nats)")
+ax.bar(range(1, len(line)), loss)
+ax.set_xticks(range(len(line)), labels, fontsize=9, family="monospace")
+ax.set(xlabel="byte", ylabel="loss (nats)", title="the loss of each byte; the first is not predicted")
 
-spaces = [t - 1 for t in range(1, len(line)) if line[t - 1 : t + 1] == "  "]
-assert loss[spaces].mean() < 0.3 * loss.mean()  # indentation is easy
-assert loss[line.index("name") + 2] < loss[line.index("name") - 1]  # its e is easier than its n
+of_byte = np.concatenate([[np.nan], loss])  # at the index of the byte itself
+indent, name, after = line.index("    "), line.index("name"), line.index("print")
+assert of_byte[indent + 1 : after].max() < 0.1 * loss.mean()  # further spaces
+assert np.nanargmax(of_byte) == after
+assert logits[0, after - 1].argmax() == ord(" ")  # it expected a fifth
+assert of_byte[name + 3] < of_byte[name + 1] < of_byte[name]
 assert np.isclose(np.exp(-loss[0]), jax.nn.softmax(from_flax[0, 0])[tokens[0, 1]], rtol=1e-3)
 
 # %% [markdown]
 # ## The filters, before and after
 #
 # Each layer has one implicit filter for each of 64 channels ([notebook 3](3_filters.ipynb)). The picture
-# shows all of them by their sizes, and the first channels as curves.
+# shows four of them, spread over the channels: channel 0 has the slowest window, channel 63 the fastest.
 
 # %%
 config = run.experiment.model
@@ -152,7 +158,7 @@ for block in range(2):
         h = filters_of(params, block)
         for channel in (0, 20, 40, 63):
             axes[block, column].plot(h[channel], linewidth=1, label=f"channel {channel}")
-        axes[block, column].set_title(f"layer {block}, {when} training")
+        axes[block, column].set_title(f"layer {block + 1}, {when} training")
 for ax in axes[1]:
     ax.set_xlabel("lag s")
 for ax in axes[:, 0]:
@@ -165,73 +171,75 @@ changes = [
     for block in range(2)
 ]
 print("the filters changed by", " and ".join(f"{change:.0%}" for change in changes), "of their size")
+rates = np.abs(filters.decay_rates(mixer_config.filter, config.d_model))
 assert min(changes) > 0.1
+assert (np.diff(rates) > 0).all()
 
 # %% [markdown]
 # ## The matrix that it applies to this text
 #
-# In this form of Hyena the signal $v$ is gated first, then convolved, then gated again. For one channel,
+# This is Hyena in its published form ([notebook 4](4_hyena.ipynb)): the signal $v$ is gated first, then
+# convolved, then gated again. For one channel,
 #
 # $$y = x_0 \odot \big(h * (x_1 \odot v) + b \; x_1 \odot v\big) = M v, \qquad
 #   M = D_0\,(S_h + b I)\,D_1,$$
 #
-# with $D_0$, $D_1$ the diagonal matrices of the gates. We compute $M$ for every channel and both layers, and
-# show the size of its entries, as the root mean square over the channels: what each byte (row) takes from
-# which earlier byte (column).
-
+# with $D_0$, $D_1$ the diagonal matrices of the gates. `trace` gives the input of each layer. We compute $M$
+# for every channel and both layers, and check that these matrices are the layer.
 
 # %%
-def strengths(params):
-    """The root mean square over channels of M [L, L], for each layer, at the bytes of the line."""
-    x = np.float64(params["embedding"]["embedding"])[tokens]
-    sizes = []
-    for block in range(2):
-        layer = params[f"blocks_{block}"]
-        normed = reference.norm(layer["mixer_norm"], x, config.norm)
-        x_0, x_1, v = (part[0] for part in hyena.projections(layer["mixer"], normed, 3))  # [D, L]
-        h, skip = filters_of(params, block)[:, : len(line)], layer["mixer"]["skip"][0]
-        matrices = [
-            hyena.hyena_matrix(x_0[None, d], h[None, d], skip[None, d]) @ np.diag(x_1[d])
-            for d in range(config.d_model)
-        ]
-        mixed = np.stack([matrix @ v[d] for d, matrix in enumerate(matrices)])
-        out = reference.dense(layer["mixer"]["out_proj"], mixed.T[None])
-        expected = hyena.hyena(layer["mixer"], normed, h[None], mixer_config, length)
-        assert np.allclose(out, expected)  # the matrices are the layer
-
-        sizes.append(np.sqrt(np.square(matrices).mean(axis=0)))
-        x = reference.block(layer, x, config, config.ffn, lambda _, normed, out=out: out)
-    return sizes
-
-
-own = strengths(run.params)
-fig, axes = plt.subplots(1, 2, figsize=(9, 4.6), sharey=True, layout="compressed")
-for block, (ax, size) in enumerate(zip(axes, own, strict=True)):
-    past = np.tril(size, -1)
-    shown = past / np.maximum(past.max(axis=1, keepdims=True), 1e-12)
-    ax.imshow(shown, vmin=0, vmax=1, cmap="Greys", aspect="equal")
-    ax.set_xticks(range(len(line)), labels, fontsize=6, family="monospace")
-    ax.set_yticks(range(len(line)), labels, fontsize=6, family="monospace")
-    ax.set(title=f"layer {block}", xlabel="takes from")
-    assert (np.triu(size, 1) == 0).all()
-axes[0].set_ylabel("byte")
+seen = trace(run.model, run.params, tokens)
+n_bytes = len(line)
+matrices = []  # [D, L, L] of each layer
+for block, layer in enumerate(seen.layers):
+    params = run.params[f"blocks_{block}"]["mixer"]
+    x_0, x_1, v = (part[0] for part in hyena.projections(params, layer.inputs, 3))  # [D, L]
+    h, b = filters_of(run.params, block)[:, :n_bytes], params["skip"][0]
+    of_layer = []
+    for d in range(config.d_model):
+        D_0, S_h, D_1 = np.diag(x_0[d]), toeplitz(h[d]), np.diag(x_1[d])
+        of_layer.append(D_0 @ (S_h + b[d] * np.eye(n_bytes)) @ D_1)
+    matrices.append(np.stack(of_layer))
+    y = np.stack([M @ v[d] for d, M in enumerate(of_layer)])
+    expected = hyena.hyena(params, layer.inputs, h[None], mixer_config, length)
+    assert np.allclose(reference.dense(params["out_proj"], y.T[None]), expected)
 
 # %% [markdown]
-# Only the past is shown: the diagonal, each byte's own path, would outshine it. (Each row is divided by its
-# largest entry.) Most of what a byte takes comes from the bytes just before it. Where a column is darker than
-# its neighbours, many later bytes read that one; where a row is dark far to the left, that byte looks back
-# far.
-#
 # `hyena_jax.inspect` finds such matrices for most mixers of the package, from the Flax modules. Here they are
 # ours:
 
 # %%
-seen = trace(run.model, run.params, tokens)
-for layer, size in zip(seen.layers, own, strict=True):
+for layer, ours in zip(seen.layers, matrices, strict=True):
     found = mixing(layer.mixer, layer.own(run.params), layer.inputs)
-    assert np.allclose(strength(found.matrices)[0], size, atol=1e-3 * size.max())
+    assert np.allclose(found.matrices[0], ours, atol=1e-3 * np.abs(ours).max())
 
 # %% [markdown]
+# The picture shows the size of the entries, as the root mean square over the channels: what each byte (row)
+# takes from which earlier byte (column).
+
+# %%
+sizes = [np.sqrt(np.square(of_layer).mean(axis=0)) for of_layer in matrices]
+fig, axes = plt.subplots(2, 1, figsize=(8, 14.4), layout="compressed")
+for number, (ax, size) in enumerate(zip(axes, sizes, strict=True), 1):
+    past = np.tril(size, -1)
+    shown = past / np.maximum(past.max(axis=1, keepdims=True), 1e-12)
+    image = ax.imshow(shown, vmin=0, vmax=1, cmap="Greys", aspect="equal")
+    ax.set_xticks(range(n_bytes), labels, fontsize=9, family="monospace")
+    ax.set_yticks(range(n_bytes), labels, fontsize=9, family="monospace")
+    ax.set(title=f"layer {number}: size of M, each row divided by its largest entry")
+    ax.set(xlabel="takes from", ylabel="byte")
+    read = [shown[s + 2 : s + 12, s].mean() for s in range(n_bytes - 12)]
+    most = int(np.argmax(read))
+    print(f"layer {number}: the bytes 2 to 11 later take most from column {most}, {labels[most]!r}")
+    assert (np.triu(size, 1) == 0).all()
+fig.colorbar(image, ax=axes, shrink=0.5, label="size, relative to the row's largest")
+
+# %% [markdown]
+# Only the past is shown: the diagonal, each byte's own path, would outshine it. Most of what a byte takes
+# comes from the bytes just before it. Where a column is darker than its neighbours, many later bytes read
+# that one; where a row is dark far to the left, that byte looks back far. (The printed lines name a dark
+# column of each layer; column 0 is the first.)
+#
 # ## Where to go from here
 #
 # - `hyena-jax show RUN --text TEXT` writes a page of such pictures, and more, about any run.

@@ -96,7 +96,9 @@ def run(command: Train, arguments: Sequence[str]) -> int:
     kind, logging = experiment.data.input_kind, experiment.logging
     has_text = kind.is_tokens and getattr(result.data, "tokenizer", None) is not None
     if has_text and logging.sample_tokens > 0:
-        print("sample:\n")
+        prompt = logging.sample_prompt
+        start = "the start of the held-out data" if prompt is None else f"the prompt {prompt!r}"
+        print(f"sample, continuing {start}:\n")
         write_sample(workdir / "sample.txt", result.model, result.params, result.data, experiment)
     elif kind.is_images and has_labels(result.data) and logging.sample_images > 0:
         path = workdir / "predictions.png"

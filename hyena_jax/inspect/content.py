@@ -50,7 +50,9 @@ def content(
         gates = report.recurrences(before, after)
         advance()
     rows = metrics.read_rows(workdir / metrics.FILE)
-    titles = {"loss": "loss, nats" if experiment.loss.in_nats else "loss", "accuracy": "accuracy"}
+    unit = " (nats per token)" if shown.labels else " (nats)"
+    unit = unit if experiment.loss.in_nats else ""
+    titles = {"loss": f"loss{unit}", "accuracy": "accuracy (share guessed right)"}
     charts = {f"curve-{name}": report.curves(rows, name, title) for name, title in titles.items()}
     charts["activations"] = report.activations(seen)
     image = None
@@ -66,7 +68,7 @@ def content(
         body = page.probabilities(classes[0], int(shown.targets[0]))
     return page.Content(
         title=f"{workdir.resolve().name}, step {number}",
-        facts=_facts(experiment, rows, params, shown),
+        facts=_facts(experiment, rows, params, shown, unit),
         config=json.dumps(encode(experiment), indent=2),
         body=body,
         thumbnails=[(layer["name"], matrix) for layer, matrix in mixing],
@@ -99,9 +101,9 @@ def _beside(workdir: Path, encoding: Encoding, shown: Subject, note: Callable[[s
 
 
 def _facts(
-    experiment: Experiment, rows: Sequence[Mapping[str, Any]], params: optax.Params, shown: Subject
+    experiment: Experiment, rows: Sequence[Mapping[str, Any]], params: optax.Params, shown: Subject, unit: str
 ) -> list[tuple[str, str]]:
-    """The table at the top of the page."""
+    """The table at the top of the page; `unit` is of losses, in parentheses, or empty."""
     model = experiment.model
     names = [MIXER_CONFIGS.part_of(type(mixer)).name for mixer in getattr(model, "pattern", ())]
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -111,14 +113,15 @@ def _facts(
         facts.insert(1, ("size", size))
     losses = [row["validation/loss"] for row in rows if row.get("validation/loss") is not None]
     if losses:
-        facts.append(("validation loss", f"{losses[-1]:.4f} at the end, {min(losses):.4f} at best"))
+        values = f"{losses[-1]:.4f} at the end, {min(losses):.4f} at best"
+        facts.append((f"validation loss{unit}", values))
     return [*facts, ("shown", shown.source)]
 
 
 def _lengths(layer: Mapping[str, Any]) -> list[str]:
-    """A row of the table of effective lengths."""
+    """A row of the table of effective lengths: the median of each, and its quartiles."""
     quartiles = (
-        "{:.0f}, {:.0f}, {:.0f}".format(*layer[name]) for name in ("quartilesBefore", "quartilesAfter")
+        "{1:.0f} ({0:.0f} to {2:.0f})".format(*layer[name]) for name in ("quartilesBefore", "quartilesAfter")
     )
     return [layer["name"], str(layer["count"] * layer["width"]), str(layer["length"]), *quartiles]
 

@@ -82,7 +82,7 @@ def draw_hankel(before: np.ndarray, after: np.ndarray) -> "Figure":
         order = np.arange(1, len(middle) + 1)
         axes.semilogy(order, middle, color=colour, label=label)
         axes.fill_between(order, low, high, color=colour, alpha=0.2, linewidth=0)
-    axes.set(xlabel="index", ylabel="Hankel singular value / the largest")
+    axes.set(xlabel="index", ylabel="Hankel singular value relative to the largest")
     axes.legend(frameon=False)
     return figure
 

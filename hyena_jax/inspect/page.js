@@ -41,7 +41,7 @@ function ticks(low, high, isLog) {
     for (let k = Math.ceil(low); k <= high + 1e-9; k += step) found.push(k);
     return found;
   }
-  const raw = (high - low) / 5 || 1;
+  const raw = (high - low) / 8 || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].find((m) => m * power >= raw) * power;
   for (let k = Math.ceil(low / step); k * step <= high + 1e-9 * step; k++) found.push(k * step);
@@ -64,9 +64,10 @@ function chart(host, spec) {
   let [x0, x1] = range(all.map(([x]) => along(x, spec.logx)));
   let [y0, y1] = range(all.map(([, y]) => along(y, spec.logy)));
   if (spec.zero) [y0, y1] = [Math.min(y0, 0), Math.max(y1, 0)];
+  if (spec.logy) y0 = Math.floor(y0);
   if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
   const pad = (y1 - y0 || 1) * 0.05;
-  y0 -= spec.zero && y0 === 0 ? 0 : pad; y1 += pad;
+  y0 -= spec.logy || (spec.zero && y0 === 0) ? 0 : pad; y1 += pad;
   const px = (x) => left + ((along(x, spec.logx) - x0) / (x1 - x0)) * (W - left - right);
   const py = (y) => H - bottom - ((along(y, spec.logy) - y0) / (y1 - y0)) * (H - top - bottom);
   const label = (k, isLog) => (isLog ? show(10 ** k) : show(k));
@@ -123,6 +124,9 @@ const quoted = (label) => (label === "\n" ? "⏎" : label === " " ? "␣" : labe
 const named = (i) => (data.image ? `patch ${i + 1} (row ${Math.floor(i / data.image.grid[1]) + 1}, column ${(i % data.image.grid[1]) + 1})`
   : `token ${i + 1} “${quoted(data.labels[i])}”`);
 
+// In a mixing matrix, black stands for at least this part of a row's diagonal.
+const FAINT = 0.01;
+
 // The mixing matrices: two canvases and the text (or the image) shaded by one row.
 function mixingSection() {
   if (!data.layers.length) return;
@@ -151,18 +155,20 @@ function mixingSection() {
       const canvas = canvases[side], n = rows.length;
       canvas.width = n; canvas.height = n;
       const image = new ImageData(n, n);
+      const scales = rows.map((row, t) => Math.max(largest(row), FAINT * Math.abs(diagonal[t])) || 1);
       rows.forEach((row, t) => {
-        const by = (relative.checked ? largest(row) : most) || 1;
+        const by = relative.checked ? scales[t] : most;
         row.forEach((v, s) => {
           const colour = leaveOut.checked && s === t ? [208, 220, 235] : shade(v / by, isSigned);
           image.data.set([...colour, 255], 4 * (t * n + s));
         });
       });
       canvas.getContext("2d").putImageData(image, 0, 0);
-      state.shown[side] = { rows, diagonal, image };
+      state.shown[side] = { rows, diagonal, scales, image };
     });
     byId("mix-own-title").textContent = layer.title;
     byId("mix-other-title").textContent = layer.besideTitle;
+    byId("mix-other-about").textContent = layer.besideAbout;
     choose(state.row, state.column, state.side);
   }
   function choose(row, column, side) {
@@ -180,8 +186,8 @@ function mixingSection() {
         `Row of ${named(row)}: itself ${show(diagonal[row])}; of the others most from ` +
         `${order.map((s) => `${named(s)} ${show(values[s])}`).join(", ") || "none"}.${at}`;
     });
-    const { rows } = state.shown[side];
-    const by = largest(rows[row]) || 1;
+    const { rows, scales } = state.shown[side];
+    const by = scales[row];
     byId("mix-strip-title").textContent =
       `What the output at ${named(row)} reads, by the ${side ? "right" : "left"} matrix`;
     if (data.image) return drawPatches(rows[row], by);
@@ -257,6 +263,8 @@ function filterSection() {
     const layer = layers[layerSelect.value];
     fill(whichSelect, Array.from({ length: layer.count }, (_, i) => `${i + 1} of ${layer.count}`));
     fill(channelSelect, layer.channels.map(String));
+    const away = layer.lengthsAfter.slice(0, layer.channels.length).map((length) => Math.abs(length - layer.quartilesAfter[1]));
+    channelSelect.value = away.indexOf(Math.min(...away));
     draw();
   }
   function draw() {
@@ -273,7 +281,7 @@ function filterSection() {
       title: "Its spectrum: magnitude of the Fourier transform, dB", xlabel: "frequency (cycles per position)" });
     const [before, after] = [layer.lengthsBefore[row], layer.lengthsAfter[row]];
     byId("filter-length").textContent = `Effective length of this channel's filter: ${before} lags before training, ${after} after, of ${layer.length}.`;
-    chart(byId("filter-hankel"), { logy: true, xlabel: "index", title: "Hankel singular values / the largest: median over channels of this layer",
+    chart(byId("filter-hankel"), { logy: true, xlabel: "index", title: "Hankel singular values relative to the largest, median over channels of this layer",
       series: [["before training", "before", layer.hankelBefore], ["after", "after", layer.hankelAfter]].map(
         ([name, colour, y]) => ({ name, colour, x: y.map((_, i) => i + 1), y })) });
   }

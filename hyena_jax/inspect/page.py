@@ -21,6 +21,8 @@ BARS = 20
 """And this many widths of bars, w1, w2, ..."""
 THUMBNAIL = 104
 """Pixels of the pictures of matrices that need no script."""
+FAINT = 0.01
+"""In a mixing matrix, black stands for at least this part of a row's diagonal."""
 
 
 class Content(NamedTuple):
@@ -117,7 +119,12 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), n_texts: in
         return "".join(f"<{kind}{m}>{html.escape(c)}</{kind}>" for m, c in zip(marked, cells, strict=True))
 
     lines = [*([row(header, "th")] if header else []), *(row(cells, "td") for cells in rows)]
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+    return _scrolled("".join(f"<tr>{line}</tr>" for line in lines))
+
+
+def _scrolled(rows: str) -> str:
+    """A table that scrolls by itself where the page is too narrow."""
+    return f'<div class="table"><table>{rows}</table></div>'
 
 
 def _section(name: str, title: str, about: str, inside: str) -> str:
@@ -128,7 +135,7 @@ def _facts(content: Content) -> str:
     rows = "".join(
         f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in content.facts
     )
-    return f"<table>{rows}</table>"
+    return _scrolled(rows)
 
 
 def _curves(content: Content) -> str:
@@ -173,9 +180,7 @@ def probabilities(values: np.ndarray, label: int | None) -> str:
         true = " (true label)" if i == label else ""
         rows.append(f"<tr><td>class {i}{true}</td><td class='number'>{values[i]:.4f}</td><td>{bar}</td></tr>")
     about = "The classes by the probability that the model gives them."
-    return _section(
-        "probabilities", "What the model sees in the image", about, f"<table>{''.join(rows)}</table>"
-    )
+    return _section("probabilities", "What the model sees in the image", about, _scrolled("".join(rows)))
 
 
 def _mixing(content: Content) -> str:
@@ -187,7 +192,7 @@ def _mixing(content: Content) -> str:
         for i, (name, matrix) in enumerate(content.thumbnails)
     )
     is_image = content.data["image"] is not None
-    unit = "patch" if is_image else "token"
+    unit, units = ("patch", "patches") if is_image else ("token", "tokens")
     below = (
         '<canvas id="mix-patches"></canvas>'
         if is_image
@@ -196,7 +201,8 @@ def _mixing(content: Content) -> str:
     about = (
         f"Row t, from the top, says how much the mixer's output at {unit} t takes from each {unit}: column s,"
         f" from the left, is the weight of {unit} s, gates included. A convolution has the same weight along"
-        f" each diagonal, and gates scale its rows and columns; attention chooses {unit}s by their content."
+        f" each diagonal, and gates scale its rows and columns; attention chooses {units} by their content."
+        f" Layers and {units} count from 1, channels and heads from 0."
     )
     inside = f"""<div class="thumbs">{thumbs}</div>
 <div class="needs-script">
@@ -208,13 +214,14 @@ def _mixing(content: Content) -> str:
 <label><input type="checkbox" id="mix-diagonal" checked> leave out the diagonal</label>
 </div>
 <p class="soft">Black is large and white is 0; where weights have signs, red is positive and blue negative.
-The diagonal, what a {unit} takes from itself, is often by far the largest and is left out (pale blue). Move
-over a matrix to choose a row; arrow keys work, too.</p>
+The diagonal, what a {unit} takes from itself, is often by far the largest and is left out (pale blue); a row
+whose other weights are below 1% of it stays pale. Move over a matrix to choose a row; arrow keys work,
+too.</p>
 <div class="pair">
 <figure><h3 id="mix-own-title"></h3><canvas id="mix-own" tabindex="0"></canvas>
 <p class="readout" id="mix-own-readout"></p></figure>
 <figure><h3 id="mix-other-title"></h3><canvas id="mix-other" tabindex="0"></canvas>
-<p class="readout" id="mix-other-readout"></p></figure>
+<p class="readout" id="mix-other-readout"></p><p class="soft" id="mix-other-about"></p></figure>
 </div>
 <h3 id="mix-strip-title"></h3>
 <p class="soft">The same row on the {"image" if is_image else "text"}. Click a {unit} to see its row.</p>
@@ -226,13 +233,14 @@ over a matrix to choose a row; arrow keys work, too.</p>
 def _filters(content: Content) -> str:
     if not content.data["filters"]:
         return ""
-    header = ("layer", "channels", "lags", "effective length before training", "after training")
+    header = ("layer", "channels", "lags", "effective length before (quartiles)", "after (quartiles)")
     lengths = table(content.lengths, header, n_texts=1)
     about = (
         "A long convolution adds up its past inputs, each times the filter at that lag. Grey is the filter"
         " before training, drawn from the run's seed, and red the trained one. The effective length is the"
-        " number of lags, from 0, that hold 95% of a filter's energy; the table gives its quartiles over all"
-        " channels. Hankel singular values say how large a recurrence must be to do the same: the faster they"
+        " number of lags, from 0, that hold 95% of a filter's energy; the table gives its median over all"
+        " channels, with quartiles. The charts open with a channel near the median; channels count from 0."
+        " Hankel singular values say how large a recurrence must be to do the same: the faster they"
         " fall, the smaller."
     )
     inside = f"""{lengths}
@@ -279,7 +287,10 @@ def _gates(content: Content) -> str:
 def _activations(content: Content) -> str:
     if "activations" not in content.data["charts"]:
         return ""
-    about = "How large the residual stream is before each layer and after the last, and what each part adds."
+    about = (
+        "How large the residual stream is before each layer and after the last, and what each part adds: dots"
+        " between two numbers of layers passed belong to the layer between them."
+    )
     inside = '<div class="pair needs-script"><figure id="activations"></figure></div>'
     return _section("activations-section", "Sizes of activations by layer", about, inside)
 
@@ -290,11 +301,15 @@ def _config(content: Content) -> str:
 
 
 def picture(matrix: np.ndarray) -> str:
-    """A matrix without its diagonal, in grey, as a PNG in a data URL; each row relative to its largest."""
+    """A matrix without its diagonal, in grey, as a PNG in a data URL; each row relative to its largest.
+
+    A row whose other weights are below `FAINT` of its diagonal stays pale, as in page.js.
+    """
     from matplotlib.image import imsave
 
+    diagonal = np.abs(np.diag(matrix))[:, None]
     matrix = np.abs(matrix * (1 - np.eye(len(matrix))))
-    largest = matrix.max(axis=1, keepdims=True)
+    largest = np.maximum(matrix.max(axis=1, keepdims=True), FAINT * diagonal)
     rows = matrix / np.where(largest > 0, largest, 1)
     step = -(-len(rows) // (2 * THUMBNAIL))
     file = io.BytesIO()

@@ -40,11 +40,15 @@ class View(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """How a layer mixes: a title for all views, the views, and whether any output reads later inputs."""
+    """How a layer mixes: a title for all views, the views, and whether any output reads later inputs.
+
+    `about` says what there is to see; it may be empty.
+    """
 
     title: str
     views: list[View]
     is_causal: bool
+    about: str = ""
 
 
 def mixed(layer: Layer, params: optax.Params, n_heads: int) -> Mixed:
@@ -82,7 +86,11 @@ def plain(layer: Layer) -> Mixed:
     is_causal = bool(getattr(layer.mixer.config, "causal", True))
     weights = np.asarray(plain_attention(layer.inputs, is_causal)[0])
     title = "softmax attention on the same input, without parameters"
-    return Mixed(title, [View("softmax(x·x / √D)", weights)], is_causal)
+    about = (
+        "For comparison: each position weighs the others by how alike the mixer's inputs x are, standardised"
+        " and without trained weights. In the first layer that mostly finds equal tokens or patches."
+    )
+    return Mixed(title, [View("softmax(x·x / √D)", weights)], is_causal, about)
 
 
 def mixer_name(mixer: nn.Module) -> str:
@@ -132,6 +140,7 @@ def matrices(
             "title": own.title,
             "views": [_view(view, own.is_causal) for view in own.views],
             "besideTitle": aside.title,
+            "besideAbout": aside.about,
             "beside": [_view(view, aside.is_causal) for view in aside.views],
         }
         found.append((values, own.views[0].matrix))

@@ -91,17 +91,25 @@ def transfer_function(params: dict, n_filters: int, length: int, max_len: int, c
 
 def s4d(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
     """The impulse response of x <- Abar x + Bbar u, y = 2 Re(C x) (arXiv 2206.11893, section 2)."""
+    mode, residue = s4d_modes(params)
+    h = np.zeros((*mode.shape[:2], length))
+    wave = residue
+    for t in range(length):
+        h[..., t] = wave.real.sum(-1)
+        wave = mode * wave
+    return h
+
+
+def s4d_modes(params: dict) -> tuple[np.ndarray, np.ndarray]:
+    """Modes Abar and residues 2 C Bbar of `s4d`, complex [N, D, M]: h_t = Re sum_n residue_n mode_n^t.
+
+    x' = a x + b u in continuous time, in steps of dt by the bilinear rule.
+    """
     a = -np.exp(np.float64(params["log_decay"])) + 1j * np.float64(params["frequency"])
     dt = np.exp(np.float64(params["log_dt"]))[..., None]
     a_bar = (1 + dt * a / 2) / (1 - dt * a / 2)
     b_bar = dt * _complex(params["b"]) / (1 - dt * a / 2)
-    c = _complex(params["c"])
-    h = np.zeros((*a.shape[:2], length))
-    x = b_bar
-    for t in range(length):
-        h[..., t] = 2 * (c * x).real.sum(-1)
-        x = a_bar * x
-    return h
+    return a_bar, 2 * _complex(params["c"]) * b_bar
 
 
 def modal(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:

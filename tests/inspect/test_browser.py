@@ -100,6 +100,7 @@ def layer(name: str, rng: np.random.Generator, image: bool) -> dict:
         "title": f"{name}: mixing matrix",
         "views": [{"name": "all", **report.packed(abs(signed), triangle=not image)}, view],
         "besideTitle": "attention",
+        "besideAbout": "for comparison",
         "beside": [{"name": "softmax", **report.packed(weights, triangle=not image)}],
     }
 
@@ -120,7 +121,7 @@ def content(image: bool) -> page.Content:
         config="{}",
         body=page.probabilities(np.array([0.75, 0.25]), 0) if image else losses,
         thumbnails=[("layer 1: hyena", np.eye(6)), ("layer 2: hawk", np.eye(6))],
-        lengths=[["layer 1: hyena", "6", "16", "1, 2, 3", "1, 2, 3"]],
+        lengths=[["layer 1: hyena", "6", "16", "2 (1 to 3)", "2 (1 to 3)"]],
         data={
             "labels": labels,
             "layers": [layer(f"layer {i}", rng, image) for i in (1, 2)],
@@ -165,12 +166,21 @@ def test_the_page_opens_its_controls_work_and_nothing_is_fetched(tmp_path, image
         assert browser.value(readout) != before
         line = "document.querySelector('#filter-lags path.after').getAttribute('d')"
         before = browser.value(line)
-        browser.value(choose("filter-channel", "2"))
+        (filters,) = content(image).data["filters"]
+        away = np.abs(np.array(filters["lengthsAfter"][:3]) - filters["quartilesAfter"][1])
+        assert browser.value("document.getElementById('filter-channel').value") == str(away.argmin())
+        browser.value(choose("filter-channel", str((away.argmin() + 1) % 3)))
         assert browser.value(line) != before
         assert browser.value("document.getElementById('gate-canvas').width") == 6
         if not image:  # the label is text
             strip = browser.value("document.getElementById('mix-strip').textContent")
             assert strip == f"{HOSTILE}a⏎\nb c"
+        browser(
+            "Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=False
+        )
+        heights = "[...document.querySelectorAll('td.number')].map((cell) => cell.clientHeight)"
+        assert max(browser.value(heights)) < 40  # one line each
+        assert browser.value("document.documentElement.scrollWidth") <= 400
         requests = {
             params["request"]["url"].partition(":")[0]
             for params in browser.named("Network.requestWillBeSent")

@@ -2,12 +2,14 @@
 
 import base64
 import html
+import io
 import json
 import re
 from hashlib import sha256
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from hyena_jax.config import UserError
 from hyena_jax.inspect import page, report
@@ -79,6 +81,15 @@ def test_packed_numbers_can_be_unpacked(options):
     error = np.abs(integers * np.array(values["scales"])[:, None] - matrix).max(1)
     steps = 32767 if values["wide"] else 127
     assert (error <= 0.51 * np.abs(matrix).max(1) / steps + 1e-5 * np.abs(matrix).max(1)).all()
+
+
+def test_a_row_that_reads_only_itself_stays_pale():
+    matrix = np.diag([0.0, 1.0, 1.0])
+    matrix[1, 0], matrix[2, 1] = 1e-5, 0.1
+    data = page.picture(matrix).partition("base64,")[2]
+    shades = imread(io.BytesIO(base64.b64decode(data)))[..., 0]
+    assert shades[1, 0] > 0.99
+    assert shades[2, 1] == shades.min() == 0
 
 
 def test_evenly_spaced():
