@@ -14,6 +14,8 @@ import hyena_jax
 from hyena_jax import cli
 from hyena_jax.config import UserError
 
+pytestmark = pytest.mark.xdist_group("api")  # its tests share a run
+
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
 CELLS = [
     """
@@ -25,8 +27,6 @@ assert "jax" not in sys.modules
 from dataclasses import dataclass
 import flax.linen as nn
 import jax.numpy as jnp
-
-pytestmark = pytest.mark.xdist_group("api")  # its tests share a run
 
 @dataclass(frozen=True)
 class ShiftConfig(hyena_jax.MixerConfig):
