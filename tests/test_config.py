@@ -126,16 +126,16 @@ class Mine(nn.Module):
 
 register("mine", MineConfig, Mine)
 """
-# One config of each kind of model is built by default, all of them under the marker `grid`.
+# Of configs with variants these are built by default, all of them under the marker `grid`.
 BY_DEFAULT = {
     *("tasks:recall", "tasks:mqar", "tasks:parity", "images:mnist_fastmax", "images:hyena", "images:gated"),
-    *("griffin:recurrentgemma_2b", "griffin:hawk_1b", "pile_hyena:153m"),
+    *("griffin:recurrentgemma_2b", "griffin:hawk_1b", "annotated_hyena:hyena"),
+    *("pile_hyena:153m", "wikitext103_hyena_125m:standard"),
+    *("shakespeare_cpu:hyena", "shakespeare_cpu:signed_hawk", "shakespeare_cpu:gated_delta"),
+    *("shakespeare_cpu:mamba2", "shakespeare_cpu:striped_hyena2", "shakespeare_cpu:lfm2"),
+    *("shakespeare_cpu:attention", "shakespeare_cpu:aft_local", "shakespeare_cpu:fastmax"),
 }
-NEAR_OTHERS = {
-    spec
-    for spec in COUNTS.keys() - BY_DEFAULT
-    if spec.startswith(("tasks:", "images:", "griffin:", "pile_hyena:"))
-}
+IN_GRID = {spec for spec in COUNTS.keys() - BY_DEFAULT if ":" in spec}
 # Sizes that a config leaves to its data.
 SYMBOLS = {"bytes": 256, "characters": 65, "graphemes": 65}
 IMAGE_SIZES = {"digits": (8, 8), "mnist": (28, 28)}
@@ -155,7 +155,7 @@ def with_sizes_of_the_data(experiment: Experiment):
 @pytest.mark.parametrize(
     ("spec", "count"),
     [
-        pytest.param(spec, count, marks=[pytest.mark.grid] if spec in NEAR_OTHERS else [])
+        pytest.param(spec, count, marks=[pytest.mark.grid] if spec in IN_GRID else [])
         for spec, count in COUNTS.items()
     ],
 )

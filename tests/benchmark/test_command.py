@@ -246,6 +246,7 @@ def test_torch_beside_ours(capsys):
     assert "aft_simple (torch)" not in out
 
 
+@pytest.mark.grid
 def test_a_model_of_text(config, tmp_path, capsys):
     folder = tmp_path / "new"
     assert run("model", config, "--seq-len", 8, *QUICK, "--output", folder) == 0

@@ -16,10 +16,7 @@ from hyena_jax.inspect import jacobian_norms, mixing, plain_attention, strength
 
 LENGTH = 13
 WITHOUT_MATRIX = {"gated_hyena", "mamba2", "gated_delta"}
-IN_DEFAULT = {
-    *("hyena", "annotated_hyena", "h3_heads", "s4d", "hawk_griffin", "aft_conv"),
-    *("attention_qk_norm", "local_attention", "fastmax"),
-}
+IN_DEFAULT = {"hyena", "h3_heads", "hawk_griffin", "aft_conv", "local_attention", "fastmax"}
 
 
 def offers(name):

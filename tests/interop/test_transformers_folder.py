@@ -14,7 +14,7 @@ from hyena_jax.config import AttentionConfig, LanguageModelConfig, UserError
 from hyena_jax.interop import transformers_folder
 
 
-@pytest.mark.parametrize("family", ["recurrentgemma", "lfm2"])
+@pytest.mark.parametrize("family", ["recurrentgemma", pytest.param("lfm2", marks=pytest.mark.grid)])
 def test_an_export_is_converted_to_the_same_bits(converted, tmp_path, family, capsys):
     """The window, of which transformers is told one more, comes back too."""
     run, folder = converted(family), tmp_path / "export"

@@ -131,6 +131,7 @@ def test_derivatives_in_both_modes(length, method, is_thorough):
         check_modes(lambda args: long_conv(*args, method), arrays(length), is_thorough)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("method", METHODS[:-1])
 def test_forward_jacobian_equals_the_reverse_one(method):
     with jax.enable_x64(True):

@@ -91,6 +91,7 @@ def test_two_runs_are_identical_to_the_last_bit():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.grid
 def test_devices_drop_out_differently():
     """With equal rows and equal dropout everywhere, the mean loss on two devices would equal that on one."""
     model = models.build(dataclasses.replace(CONFIG, dropout=0.5))

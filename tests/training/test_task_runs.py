@@ -118,11 +118,12 @@ def test_eval_speaks_the_task_s_metric_and_the_error_by_position(whole, tmp_path
         )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "config",
     [
         MadRecallConfig(vocab_size=6, seq_len=12, test_rows=9, batch_size=4),
-        pytest.param(CopyingConfig(n_letters=3, max_len=4, row_len=20, test_rows=9), marks=pytest.mark.grid),
+        CopyingConfig(n_letters=3, max_len=4, row_len=20, test_rows=9),
     ],
     ids=["mad_recall", "copying"],
 )
