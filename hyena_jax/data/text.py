@@ -174,3 +174,9 @@ def fingerprint(tokenizer: Tokenizer, train: np.ndarray, held_out: np.ndarray) -
             some = tokens[first : first + HASHED_AT_ONCE]
             digest.update(some.astype(some.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()
+
+
+def fingerprint_of_no_text(tokenizer: Tokenizer) -> str:
+    """The fingerprint that a run has whose weights were converted, and whose text nobody knows."""
+    none = np.zeros(0, np.uint8)
+    return fingerprint(tokenizer, none, none)

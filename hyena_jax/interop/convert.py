@@ -20,7 +20,7 @@ from hyena_jax import models
 from hyena_jax.config import Experiment, LanguageModelConfig, TextConfig, TokensConfig, UserError, require
 from hyena_jax.config.checks import require_free
 from hyena_jax.config.plugins import printable
-from hyena_jax.data.text import fingerprint
+from hyena_jax.data.text import fingerprint_of_no_text
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe, read_sentencepiece
 from hyena_jax.interop import lfm2, recurrentgemma, safari, stripedhyena2
 from hyena_jax.interop.family import Options, Source
@@ -90,8 +90,7 @@ def convert(
         raise UserError(f"source {str(source)!r} does not fit: {listed}")
     n_parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
     with atomic.new_folder(output) as draft:
-        none = np.zeros(0, np.uint8)
-        about = {"fingerprint": fingerprint(tokenizer, none, none), "tokenizer": tokenizer.to_json()}
+        about = {"fingerprint": fingerprint_of_no_text(tokenizer), "tokenizer": tokenizer.to_json()}
         write_description(draft, experiment, about)
         if kept is not None:  # for new runs with this config; the run itself has it in data.json
             shutil.copyfile(tokenizer_file, draft / kept.name)

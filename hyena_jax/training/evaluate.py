@@ -9,10 +9,11 @@ import numpy as np
 import optax
 
 from hyena_jax import parallel
-from hyena_jax.config import DataConfig, ParallelConfig, UserError, require
+from hyena_jax.config import DataConfig, ParallelConfig, TextConfig, TokensConfig, UserError, require
 from hyena_jax.config.checks import MOST_COUNT
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.data.loader import Batch
+from hyena_jax.data.text import fingerprint_of_no_text
 from hyena_jax.parallel.strategy import Strategy, round_up
 from hyena_jax.training.metrics import Values
 from hyena_jax.training.run_folder import RunFolder
@@ -132,6 +133,9 @@ def load_data(run: RunFolder, path: str | None = None) -> Dataset:
             f"absent: {kind} has no path and validation_path",
         )
         config = replace(config, path=path, validation_path=path)
+    elif isinstance(config, TextConfig | TokensConfig):
+        is_known = run.fingerprint != fingerprint_of_no_text(run.encoding)
+        require(is_known, "path", None, "the text to measure on, as the run was converted and has none")
     data = load(config, run.encoding)
     if path is None and data.fingerprint != run.fingerprint:
         raise UserError(

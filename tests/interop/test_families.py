@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 import hyena_jax
 from hyena_jax import models
-from hyena_jax.config import AttentionConfig, HawkConfig
+from hyena_jax.config import AttentionConfig, HawkConfig, UserError
 from hyena_jax.interop import recurrentgemma
 from hyena_jax.interop.convert import FORMATS, convert
 from hyena_jax.interop.family import Options
@@ -125,6 +125,12 @@ def test_a_step_is_the_prefill(converted, family):
 
     whole = logits_of(run.model, run.params, tokens)
     np.testing.assert_allclose(decode(run.params, 2), whole, atol=MOST)
+
+
+def test_a_converted_run_has_no_text_of_its_own(converted):
+    run = hyena_jax.load_run(converted("lfm2"))
+    with pytest.raises(UserError, match="path must be the text to measure on, as the run was converted"):
+        run.evaluate()
 
 
 def test_the_optimizer_s_state_is_that_of_a_new_run(converted):
