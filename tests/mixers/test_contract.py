@@ -238,9 +238,14 @@ def test_prefill_and_steps_equal_the_parallel_form(name):
 
 @pytest.mark.grid
 @over(DECODED)
-@pytest.mark.parametrize(("length", "splits"), [(7, range(8)), (127, (1, 63, 126))])
-def test_prefill_and_steps_equal_the_parallel_form_wherever_they_meet(name, length, splits):
-    check_decoding(name, length, splits)
+def test_prefill_and_steps_equal_the_parallel_form_wherever_they_meet(name):
+    check_decoding(name, 7, range(8))
+
+
+@pytest.mark.grid
+@over([name for name in CASES if name in DECODED])
+def test_long_prefills_and_steps_equal_the_parallel_form(name):
+    check_decoding(name, 127, (1, 63, 126))
 
 
 def check_decoding(name, length, splits):

@@ -176,7 +176,7 @@ ours.assert_layouts_agree(config, ours.mesh_of(1, 1, 8), rows={rows})
 
 
 @pytest.mark.sequence
-@pytest.mark.parametrize(("mixer", "rows"), [(0, 1), (0, 3), (1, 3), (2, 1), (3, 3), (4, 1)])
+@pytest.mark.parametrize(("mixer", "rows"), [(0, 3), (1, 3), (2, 1), (3, 3), (4, 1)])
 def test_65536_tokens_on_eight_devices(mixer, rows):
     flags = re.sub(r"--xla_\S+", "", os.environ["XLA_FLAGS"]) + " --xla_force_host_platform_device_count=8"
     path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
