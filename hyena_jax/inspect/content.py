@@ -50,8 +50,7 @@ def content(
         gates = report.recurrences(before, after)
         advance()
     rows = metrics.read_rows(workdir / metrics.FILE)
-    unit = " (nats per token)" if shown.labels else " (nats)"
-    unit = unit if experiment.loss.in_nats else ""
+    unit = "" if not experiment.loss.in_nats else " (nats per token)" if shown.labels else " (nats)"
     titles = {"loss": f"loss{unit}", "accuracy": "accuracy (share guessed right)"}
     charts = {f"curve-{name}": report.curves(rows, name, title) for name, title in titles.items()}
     charts["activations"] = report.activations(seen)

@@ -93,10 +93,7 @@ def held_out(data: Dataset, encoding: Encoding, index: int, most: int) -> Subjec
     require(0 <= index < n_rows, "index", index, f"in 0..{n_rows - 1}, the held-out rows")
     batch = next(islice(data.eval_batches(1), index, None))
     is_image = batch["inputs"].ndim > 2
-    kind = "image" if is_image else "row"
-    name, _, part = data.source.partition(", held out: ")
-    whole = f"the held-out part of {name}: {part}" if part else f"the held-out part of {name}"
-    source = f"{kind} {index} of {whole}"
+    source = f"held-out {'image' if is_image else 'row'} {index}; data: {data.source}"
     if is_image:
         return Subject(batch["inputs"], (), batch["targets"], batch["weights"], 0, source)
     inputs = batch["inputs"][:, :most]

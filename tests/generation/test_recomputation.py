@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grid import in_grid
 
 from hyena_jax import models
 from hyena_jax.config import (
@@ -115,7 +116,7 @@ def test_recomputing_equals_the_state(rule):
     assert len({len(row.tokens) for row in expected}) > 1
 
 
-@pytest.mark.parametrize("name", ["counts", pytest.param("mean", marks=pytest.mark.grid)])
+@pytest.mark.parametrize("name", ["counts", *in_grid("mean")])
 def test_models_without_a_state_are_decoded_by_calls_alone(name, request):
     model, params = request.getfixturevalue(name)
     assert not models.decodes_by_state(model)

@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from grid import in_grid
 from safetensors.numpy import load_file
 
 import hyena_jax
@@ -14,7 +15,7 @@ from hyena_jax.config import AttentionConfig, LanguageModelConfig, UserError
 from hyena_jax.interop import transformers_folder
 
 
-@pytest.mark.parametrize("family", ["recurrentgemma", pytest.param("lfm2", marks=pytest.mark.grid)])
+@pytest.mark.parametrize("family", ["recurrentgemma", *in_grid("lfm2")])
 def test_an_export_is_converted_to_the_same_bits(converted, tmp_path, family, capsys):
     """The window, of which transformers is told one more, comes back too."""
     run, folder = converted(family), tmp_path / "export"

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
+from grid import in_grid
 from jax.sharding import AxisType, PartitionSpec
 
 from hyena_jax.ops.derivatives import linear_map, linear_solve, own_derivative
@@ -24,7 +25,7 @@ def test_a_function_with_its_own_derivative_has_all_modes():
         check_modes(lambda args: own_derivative(forward, pull_back)(*args), (X, KERNEL), is_thorough=True)
 
 
-@pytest.mark.parametrize("argument", [1, pytest.param(0, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("argument", [1, *in_grid(0)])
 def test_one_argument_alone_may_be_differentiated(argument):
     def f(moved):
         args = [jnp.asarray(X), jnp.asarray(KERNEL)]
