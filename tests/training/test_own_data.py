@@ -88,7 +88,8 @@ def own(experiment):
     return make
 
 
-@pytest.mark.parametrize("form", [pytest.param("rows", marks=pytest.mark.grid), "iterator"])
+@pytest.mark.grid
+@pytest.mark.parametrize("form", ["rows", "iterator"])
 def test_a_stopped_run_continues_as_if_it_had_not_been(own, form, tmp_path, console, monkeypatch):
     smooth = CrossEntropyConfig(label_smoothing=0.1)
     experiment = own(form, loss=smooth, metrics=(TopKAccuracyConfig(2),))

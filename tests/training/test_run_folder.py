@@ -10,7 +10,6 @@ import chex
 import jax
 import numpy as np
 import pytest
-from grid import in_grid
 
 from hyena_jax import cli, config, models
 from hyena_jax.config import OptimizerConfig, ParameterGroup, UserError
@@ -72,7 +71,8 @@ FILES = ["metrics.jsonl", "learning_curves.png", "sample.txt", "config.json.draf
 FILES += ["metrics.jsonl.draft", "config.json", "data.json"]
 
 
-@pytest.mark.parametrize("is_hard", [False, *in_grid(True)])
+@pytest.mark.grid
+@pytest.mark.parametrize("is_hard", [False, True])
 def test_nothing_is_written_through_links_to_files(folder, outside, is_hard):
     """They are replaced; config.json and data.json link to copies, so that there is a run to continue."""
     for name in FILES:
