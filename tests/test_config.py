@@ -407,9 +407,10 @@ def test_identity_and_runtime_differences():
         "training.steps: 2000 -> 7",
     ]
     other = dataclasses.replace(MIXED, model=dataclasses.replace(MIXED.model, pattern=(AttentionConfig(2),)))
-    assert "model.pattern.0.type: 'HyenaConfig' -> 'AttentionConfig'" in config.identity_differences(
-        other, MIXED
-    )
+    assert config.identity_differences(other, MIXED) == [  # no line for each field of the mixers
+        "model.pattern.0.type: 'HyenaConfig' -> 'AttentionConfig'",
+        "model.pattern.1.type: 'AttentionConfig' -> None",
+    ]
     assert config.identity_differences(MIXED, MIXED) == config.runtime_differences(MIXED, MIXED) == []
 
 

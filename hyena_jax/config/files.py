@@ -227,8 +227,12 @@ def runtime_differences(ours: Experiment, theirs: Experiment) -> list[str]:
 
 
 def _differences(ours: Iterable[tuple[str, Any]], theirs: Iterable[tuple[str, Any]]) -> list[str]:
+    """The fields that differ; of a part of another type, the type alone."""
     a, b = dict(ours), dict(theirs)
     keys = [key for key in a | b if a.get(key) != b.get(key)]
+    replaced = [key.removesuffix("type") for key in keys if key.endswith(".type")]
+    for part in replaced:
+        keys = [key for key in keys if key == f"{part}type" or not key.startswith(part)]
     return [f"{key}: {b.get(key)!r} -> {a.get(key)!r}" for key in keys]
 
 
