@@ -88,7 +88,10 @@ def page(studies: list[Study]) -> str:
         "Each folder holds its command, its results with hardware and versions, and its figures.",
         "`python experiments/reproduce.py` trains what the first table lacks, and writes this page.\n",
         "## Against published results\n",
-        "| experiment | expected | Spearman's correlation | runs | minutes |",
+        "An ordering is what the paper leads one to expect, such as one mixer above another; it holds if the",
+        "medians over seeds are in that order. The correlation is that of our values with those published.",
+        "The minutes are those of two CPU cores, which each page names.\n",
+        "| experiment | expected orderings | Spearman's correlation | runs | minutes |",
         "|---|---|---:|---:|---:|",
     ]
     figures = []

@@ -31,13 +31,15 @@ from hyena_jax import config
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.comparison.report import COLOURS
 from hyena_jax.comparison.sizes import n_params, state_size
-from hyena_jax.config import Experiment, TaskConfig, TrainingConfig, UserError
+from hyena_jax.config import TASK_CONFIGS, Experiment, TaskConfig, TrainingConfig, UserError
 from hyena_jax.training.atomic import replacing, write_text
 from hyena_jax.training.bars import bar
 from hyena_jax.training.signals import Interrupted
 
 SEED = re.compile(r",?seed=\d+")
 KIB = 2**10
+MARKERS = "os^Dv<P*"
+BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ class Study:
     """The test length at which they are expected; None takes the evaluation during training."""
     lengths: Mapping[int, Callable[[TaskConfig], TaskConfig]] = field(default_factory=dict)
     """Further lengths to evaluate at: how the data change."""
+    unit: str = "tokens"
+    """What the test lengths count."""
+    evaluated: str = "rows of the training length"
+    """The rows of the evaluation during training, from which median, range and solved runs are taken."""
     x: str | None = None
     """The setting on the horizontal axis, or `state` or `length`; None draws a bar for each group."""
     findings: str = ""
@@ -89,9 +95,9 @@ class Group:
         """Median over seeds."""
         return statistics.median(self.values)
 
-    def at(self, length: int | None) -> float:
-        """The median at a test length."""
-        return self.median if length is None else statistics.median(self.by_length[length])
+    def at(self, length: int | None) -> tuple[float, ...]:
+        """The values at a test length, or those of the evaluation during training."""
+        return self.values if length is None else self.by_length[length]
 
 
 def main(study: Study) -> None:
@@ -203,7 +209,7 @@ def run(study: Study, workdir: Path, jobs: int, quick: bool) -> dict[str, Any]:
         "runs": rows,
     }
     groups = groups_of(results)
-    print(f"{len(rows)} runs, {time.monotonic() - began:.0f} s; {verdict(study, groups)}")
+    print(f"{len(rows)} runs, {time.monotonic() - began:.0f} s; expected orderings: {verdict(study, groups)}")
     correlation = rank_correlation(study, groups)
     if correlation is not None:
         print(f"Spearman's rank correlation with {correlation[1]} published values: {correlation[0]:.2f}")
@@ -260,12 +266,15 @@ def orderings(study: Study, groups: Mapping[str, Group]) -> list[tuple[str, bool
     """Each expected ordering in words, and whether it holds between the medians."""
     found = []
     for higher, lower in study.above:
-        pairs = [(a, b) for a in higher for b in lower if a in groups and b in groups]
+        pairs = [(groups[a], groups[b]) for a in higher for b in lower if a in groups and b in groups]
         if pairs:
-            holds = all(groups[a].at(study.above_at) > groups[b].at(study.above_at) for a, b in pairs)
+            length = study.above_at
+            holds = all(statistics.median(a.at(length)) > statistics.median(b.at(length)) for a, b in pairs)
+            overlap = holds and any(min(a.at(length)) <= max(b.at(length)) for a, b in pairs)
             names = ("; ".join(label(name) for name in side) for side in (higher, lower))
-            where = "" if study.above_at is None else f", at {study.above_at} tokens"
-            found.append((" above ".join(names) + where, holds))
+            where = "" if length is None else f", at {length} {study.unit}"
+            note = " (between medians; the ranges over seeds overlap)" if overlap else ""
+            found.append((" above ".join(names) + where + note, holds))
     return found
 
 
@@ -275,7 +284,7 @@ def verdict(study: Study, groups: Mapping[str, Group]) -> str:
     if not found:
         return "none stated"
     held = sum(holds for _, holds in found)
-    return f"{held} of {len(found)} orderings hold"
+    return f"{held} of {len(found)} hold"
 
 
 def write(study: Study, folder: Path, results: Mapping[str, Any]) -> None:
@@ -290,12 +299,16 @@ def page(study: Study, results: Mapping[str, Any]) -> str:
     groups = groups_of(results)
     machine, versions = results["hardware"], results["versions"]
     minutes = results["seconds"] / 60
+    task_names = {data: f"`tasks:{name}`" for name, data in TASK_CONFIGS.items()}
+    tasks = dict.fromkeys(task_names[type(run.data)] for run in study.runs.values())
     lines = [
         f"# {study.title}\n",
         f"{study.source}. {study.claim.strip()}\n",
         f"```bash\n{results['command']}\n```\n",
         f"{minutes:.0f} minutes on {machine['cores']} cores ({machine['device']}); "
         f"Python {versions['python']}, JAX {versions['jax']}. That command writes this page.\n",
+        f"Trained on {', '.join(tasks)}. Median, range and solved runs: over seeds, on {study.evaluated}. "
+        "`step` is the last step, and `state` the decoding state of one sequence.\n",
         *_table(study, groups),
         "",
     ]
@@ -314,13 +327,13 @@ def _table(study: Study, groups: Mapping[str, Group]) -> list[str]:
     lengths = sorted({length for group in groups.values() for length in group.by_length})
     columns = ["published"] if study.published else []
     columns += [
-        "median",
+        f"median {study.metric.replace('_', ' ')}",
         "range over seeds",
         f"solved ({study.solved:g})",
-        *(f"at {length:,}" for length in lengths),
+        *(f"at {length:,} {study.unit}" for length in lengths),
     ]
-    columns += ["step", "seconds", "parameters", "state KiB"]
-    rows = [f"| {study.metric.replace('_', ' ')} | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+    columns += ["step", "seconds", "parameters", "state, KiB"]
+    rows = [f"| model | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
     for name, group in groups.items():
         published = study.published.get(name)
         cells = [] if not study.published else ["" if published is None else f"{published:.3f}"]
@@ -344,17 +357,21 @@ def label(name: str) -> str:
 
 
 def draw(study: Study, groups: Mapping[str, Group], path: Path) -> None:
-    """Draws the groups: lines over `study.x`, or bars; published values are dashed, or hollow."""
-    height = 4.6 if study.x else max(4.6, 1 + 0.22 * len(groups))  # so that the names of bars do not touch
-    figure = Figure(figsize=(8, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    """Draws the groups: lines over `study.x`, or bars; published values are dashed, or hollow.
+
+    Lines of several tasks have a panel each.
+    """
     if study.x is None:
-        _draw_bars(study, groups, axes)
+        height = max(4.6, 1 + 0.22 * len(groups))  # so that the names of bars do not touch
+        figure = Figure(figsize=(8, height), layout="constrained")
+        _draw_bars(study, groups, figure.subplots())
     else:
-        _draw_lines(study, groups, axes)
-    axes.set_title(study.title, fontsize="medium")
-    axes.grid(alpha=0.25)
+        figure = Figure(figsize=(9, 4.6), layout="constrained")
+        _draw_lines(study, groups, figure)
+    FigureCanvasAgg(figure)
+    figure.suptitle(study.title, fontsize="medium")
+    for axes in figure.axes:
+        axes.grid(alpha=0.25)
     with replacing(path) as draft:
         figure.savefig(draft, format="png", dpi=130)
 
@@ -371,51 +388,65 @@ def _draw_bars(study: Study, groups: Mapping[str, Group], axes: Axes) -> None:
     axes.set_xlabel(f"{study.metric.replace('_', ' ')}   ({shown})")
 
 
-def _draw_lines(study: Study, groups: Mapping[str, Group], axes: Axes) -> None:
-    lines: dict[str, list[tuple[float, tuple[float, ...], float | None]]] = {}
+@dataclass(frozen=True)
+class Point:
+    """A point of a line: the values of all seeds, and what was published."""
+
+    x: float
+    values: tuple[float, ...]
+    published: float | None = None
+
+
+def _draw_lines(study: Study, groups: Mapping[str, Group], figure: Figure) -> None:
+    panels: dict[str, dict[str, list[Point]]] = {}
     for name, group in groups.items():
-        if study.x == "length":
-            lines[label(name)] = [(length, values, None) for length, values in group.by_length.items()]
-            continue
         settings = dict(part.split("=", 1) for part in name.split(","))
-        x = (group.state_bytes or 0) / KIB if study.x == "state" else float(settings.pop(study.x))
-        series = (
-            settings.get("pattern", settings.get("filter", ""))
-            if study.x == "state"
-            else ", ".join(settings.values())
-        )
-        lines.setdefault(series, []).append((x, group.values, study.published.get(name)))
-    colours = iter(COLOURS)
-    for series, points in lines.items():
+        lines = panels.setdefault(settings.pop("task", ""), {})
+        published = study.published.get(name)
+        if study.x == "length":
+            points = [Point(length, values) for length, values in group.by_length.items()]
+        elif study.x == "state":
+            points = [Point((group.state_bytes or 0) / KIB, group.values, published)]
+            settings = {"pattern": settings["pattern"]}
+        else:
+            points = [Point(float(settings.pop(study.x)), group.values, published)]
+        lines.setdefault(", ".join(settings.values()), []).extend(points)
+    all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (task, lines) in zip(all_axes, panels.items(), strict=True):
+        _draw_panel(axes, lines)
+        axes.set_title(task, fontsize="medium")
+        if study.x in ("state", "length"):
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        if study.x != "state":
+            axes.set_xticks(sorted({point.x for points in lines.values() for point in points}))
+        words = {"state": "decoding state of a sequence, KiB", "length": f"test length, {study.unit}"}
+        axes.set_xlabel(words.get(study.x, study.x.replace("_", " ")))
+    notes = ["   (dashed: published)"] if study.published else []
+    all_axes[0].set_ylabel("".join([study.metric.replace("_", " "), *notes]))
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+
+
+def _draw_panel(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
+    """Medians as lines and ranges over seeds as bands; a line with single seeds has error bars instead."""
+    styles = iter(zip(COLOURS, MARKERS, strict=True))
+    for name, points in lines.items():
+        points = sorted(points, key=lambda point: point.x)
+        x, medians = [point.x for point in points], [statistics.median(point.values) for point in points]
         if len(points) == 1:  # named where it lies, so that the colours are enough for the lines
-            x, y = points[0][0], statistics.median(points[0][1])
-            axes.plot(x, y, "o", color="#303030", markersize=4)
-            axes.annotate(series, (x, y), (3, -11), textcoords="offset points", fontsize="small")
+            axes.plot(x, medians, "o", color="#303030", markersize=4)
+            at = (x[0], medians[0])
+            axes.annotate(
+                name, at, (0, 5), textcoords="offset points", ha="center", fontsize=8, bbox=BACKGROUND
+            )
             continue
-        colour = next(colours)
-        points.sort()
-        x = [point[0] for point in points]
-        axes.plot(
-            x,
-            [statistics.median(point[1]) for point in points],
-            "o-",
-            color=colour,
-            label=series,
-            markersize=4,
-        )
-        axes.fill_between(
-            x, [min(p[1]) for p in points], [max(p[1]) for p in points], color=colour, alpha=0.15
-        )
-        known = [(point[0], point[2]) for point in points if point[2] is not None]
+        colour, marker = next(styles)
+        axes.plot(x, medians, marker=marker, color=colour, label=name, markersize=5)
+        low, high = [min(point.values) for point in points], [max(point.values) for point in points]
+        if all(len(point.values) > 1 for point in points):
+            axes.fill_between(x, low, high, color=colour, alpha=0.15)
+        else:
+            axes.vlines(x, low, high, color=colour, linewidth=3, alpha=0.4)
+        known = [(point.x, point.published) for point in points if point.published is not None]
         if known:
-            axes.plot(*zip(*known, strict=True), "D--", color=colour, fillstyle="none", markersize=6)
-    if study.x in ("state", "length"):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    if study.x == "length":
-        axes.set_xticks(list(study.lengths))
-    words = {"state": "decoding state of a sequence, KiB", "length": "test length"}
-    axes.set_xlabel(words.get(study.x, study.x.replace("_", " ")))
-    note = "   (dashed: published)" if study.published else ""
-    axes.set_ylabel(f"{study.metric.replace('_', ' ')}{note}")
-    axes.legend(frameon=False, fontsize="small")
+            axes.plot(*zip(*known, strict=True), "--", color=colour, marker=marker, fillstyle="none")

@@ -77,7 +77,7 @@ def test_a_page_compares_with_what_was_published():
     assert "- holds: hyena, width 1 above fir, width 1; hawk, width 1" in page
     assert "- **does not hold**: hawk, width 1 above fir, width 1" in page
     assert "Spearman's rank correlation with the 3 published values: 0.50" in page
-    assert study.verdict(EXAMPLE, study.groups_of(RESULTS)) == "1 of 2 orderings hold"
+    assert study.verdict(EXAMPLE, study.groups_of(RESULTS)) == "1 of 2 hold"
 
 
 @pytest.mark.parametrize("x", [None, "width", "state", "length"])

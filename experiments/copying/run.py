@@ -1,4 +1,4 @@
-"""Copying: fixed convolutions against gated recurrences, and how far each copies beyond its training.
+"""Copying 16 tokens: fixed convolutions against a gated recurrence.
 
 python experiments/copying/run.py [--workdir runs/copying] [--jobs 2] [--quick]
 """
@@ -24,15 +24,16 @@ STUDY = Study(
     folder=Path(__file__).parent,
     title="Copying 16 tokens: fixed convolutions against a gated recurrence",
     source="Task of State-Free Inference of State-Space Models (Parnichkun et al. 2024, 2405.06147)",
-    claim="""A row shows 16 tokens, then 16 markers at which they are to be named in order. That needs a
-fixed delay: a convolution has one, a recurrence must build it from its gates. The paper compares state-space
-filters at 1,024 tokens; here the row is short enough for two CPU cores, beside a gated recurrence.""",
+    claim="""A row shows 16 tokens, then 16 markers at which they are to be named in order. That needs a fixed
+delay: a convolution has one, a recurrence must build it from its gates. The paper compares state-space
+filters at 1,024 tokens; here the row is short enough for two CPU cores, with a gated recurrence for
+comparison.""",
     runs=RUNS,
     metric="accuracy",
     solved=0.99,
     above=[(tuple(f"pattern={name}" for name in FIXED), ("pattern=hawk",))],
     findings="""Hyena and S4D have solved the task at their first evaluation, after 200 steps. Hawk has not
-after 800; its accuracy still rises, so that the budget decides, and not the architecture alone.""",
+after 800; its accuracy still rises, so that more steps might solve it.""",
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Parity and permutations: which recurrences track a state, and how far beyond their training length.
+"""Parity: which recurrences track a state, and how far beyond their training length.
 
 python experiments/state_tracking/run.py [--workdir runs/state_tracking] [--jobs 2] [--quick]
 """
@@ -49,12 +49,14 @@ STUDY = Study(
     source="Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues (2411.12537)",
     claim="""The parity of the bits so far, at every bit; trained on 3 to 40 tokens. A recurrence whose
 factors lie in (0, 1) cannot flip its state's sign, and stays at chance, 0.5, on longer rows; one whose
-factors may be negative tracks it at any length. The paper trains two layers of
-Mamba and DeltaNet; here one layer of width 32.""",
+factors may be negative tracks it at any length. The paper trains two layers of Mamba and DeltaNet; here one
+layer of width 32.""",
     runs=make_runs(),
     metric="accuracy",
     solved=0.99,
     above=[(tuple(f"model={name}" for name in SIGNED), tuple(f"model={name}" for name in UNSIGNED))],
+    unit="bits",
+    evaluated="rows of 40 to 64 bits",
     lengths={length: partial(of_length, length) for length in (40, 64, 128, 256)},
     x="length",
     findings="""The three recurrences whose factors may be negative track parity in every seed at the training
