@@ -40,6 +40,7 @@ def run(command: Evaluate, arguments: Sequence[str]) -> int:
     from rich.text import Text
 
     from hyena_jax.api import load_run
+    from hyena_jax.training import atomic
 
     run = load_run(command.run.workdir, command.run.step)
     values = run.evaluate(command.path, command.batch_size, progress=True)
@@ -57,5 +58,5 @@ def run(command: Evaluate, arguments: Sequence[str]) -> int:
         console.print(f"{some[0][0]:>6}  {'  '.join(f'{error:.3f}' for _, error in some)}", soft_wrap=True)
     if output is not None:
         about = {"workdir": str(run.workdir), "step": run.step}
-        output.write_text(json.dumps({**about, **values}, indent=2) + "\n", encoding="utf-8")
+        atomic.write_text(output, json.dumps({**about, **values}, indent=2) + "\n")
     return 0

@@ -1,18 +1,21 @@
 """`hyena_jax.compare`, and what `hyena-jax compare` prints."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
 from hyena_jax.comparison.report import Row, make_row, write
-from hyena_jax.comparison.runs import Axis, choose_metric, group, is_better, read_runs
+from hyena_jax.comparison.runs import Axis, Group, choose_metric, group, is_better, read_runs
 from hyena_jax.config import choose, require
 
 FORMATS = (".png", ".pdf", ".svg")
+MOST_DRAWN = 64
+"""Groups in a figure, where each has a panel."""
 
 
 def compare(
-    folders: Sequence[str | Path],
+    folders: str | Path | Sequence[str | Path],
     *,
     by: str | None = None,
     metric: str | None = None,
@@ -23,7 +26,7 @@ def compare(
     """What the runs in `folders` reached, a row for each group of runs, the best mean first.
 
     Args:
-      folders: folders of runs, or folders with runs in them, such as a sweep's.
+      folders: folders of runs, or folders with runs in them, such as a sweep's; or one such folder.
       by: a setting such as `variant` or `optimizer.learning_rate`: runs with the same value form a group.
         None groups runs that differ only in their seed.
       metric: a value on held-out data; None takes the first accuracy, or the loss.
@@ -45,15 +48,31 @@ def compare(
     if left_out:
         note(f"not evaluated yet, and left out: {', '.join(left_out)}")
     metric = choose_metric(runs, metric)
-    if x == "tokens":
-        for run in runs:
-            has_length = hasattr(run.experiment.data, "seq_len")
-            require(has_length, "x", x, f"step or seconds: the rows of {run.workdir} have no data.seq_len")
     groups = group(runs, by)
+    if path is not None:
+        _check_figure(path, groups, x)
     rows = {members.label: make_row(members, metric) for members in groups}
     order = sorted(rows, key=lambda label: rows[label].mean, reverse=is_better(metric, 1, 0))
+    order.sort(key=lambda label: math.isnan(rows[label].mean))  # these last
     groups.sort(key=lambda members: order.index(members.label))
     ordered = [rows[label] for label in order]
     if path is not None:
         write(path, groups, ordered, x)
     return ordered
+
+
+def _check_figure(path: Path, groups: Sequence[Group], x: Axis) -> None:
+    """Raises UserError if the groups are too many to draw, or have no place on the horizontal axis."""
+    allowed = f"left out: {len(groups)} groups are more than a figure holds, {MOST_DRAWN}"
+    require(len(groups) <= MOST_DRAWN, "output", str(path), allowed)
+    for members in groups:
+        if x == "seconds":
+            known = all(len(run.seconds) > 1 for run in members.runs)
+            require(known, "x", x, f"step: {members.label} has a run with rows at a single step")
+        if x == "tokens":
+            data = [run.experiment.data for run in members.runs]
+            has_length = all(hasattr(settings, "seq_len") for settings in data)
+            require(has_length, "x", x, f"step or seconds: {members.label} has rows without data.seq_len")
+            sizes = {settings.batch_size * settings.seq_len for settings in data}
+            allowed = f"step or seconds: the runs of {members.label} differ in their tokens per step"
+            require(len(sizes) == 1, "x", x, allowed)

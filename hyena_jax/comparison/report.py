@@ -30,7 +30,7 @@ class Row:
     metric: str
     n_runs: int
     last: tuple[float, ...]
-    """The metric at the last evaluation of each run."""
+    """The metric at the last evaluation of each run; NaN if it was not finite."""
     best: float
     """The best value at any evaluation of any run."""
     steps: tuple[int, ...]
@@ -162,16 +162,21 @@ class _Curve:
 def _curve(group: Group, metric: str, x: Axis) -> _Curve:
     """The runs of a group at the steps that they evaluated; a run that stopped early keeps its last value."""
     curves = [run.held_out(metric) for run in group.runs]
-    seconds = statistics.median(
-        run.seconds.get(max(curve), math.nan) / max(curve)
-        for run, curve in zip(group.runs, curves, strict=True)
-    )
-    data = group.runs[0].experiment.data
+    match x:
+        case "step":
+            per_step = 1.0
+        case "tokens":
+            data = group.runs[0].experiment.data
+            per_step = data.batch_size * data.seq_len
+        case "seconds":
+            per_step = statistics.median(
+                run.seconds.get(max(curve), math.nan) / max(curve)
+                for run, curve in zip(group.runs, curves, strict=True)
+            )
     columns = []
     for step in sorted({step for curve in curves for step in curve}):
         values = [curve[max(at for at in curve if at <= step)] for curve in curves if min(curve) <= step]
-        place = {"step": step, "seconds": step * seconds}.get(x) or step * data.batch_size * data.seq_len
-        columns.append((place, statistics.fmean(values), min(values), max(values)))
+        columns.append((step * per_step, statistics.fmean(values), min(values), max(values)))
     return _Curve(*zip(*columns, strict=True))
 
 

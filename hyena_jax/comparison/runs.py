@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,7 @@ class Run:
         times = {row["step"]: row["time"] for row in self.rows if row.get("time") is not None}
         steps = sorted(times)
         pairs = [(a, b, times[b] - times[a]) for a, b in itertools.pairwise(steps)]
-        usual = statistics.median(seconds / (b - a) for a, b, seconds in pairs) if pairs else 0.0
+        usual = statistics.median(seconds / (b - a) for a, b, seconds in pairs) if pairs else math.nan
         total = {steps[0]: usual * steps[0]} if steps else {}
         for a, b, seconds in pairs:
             most = usual * (b - a)
@@ -62,9 +63,9 @@ class Run:
         return [name.removeprefix(HELD_OUT) for name in names]
 
     def held_out(self, metric: str) -> dict[int, float]:
-        """A held-out value by step."""
-        values = {row["step"]: row.get(HELD_OUT + metric) for row in self.rows}
-        return {step: value for step, value in values.items() if value is not None}
+        """A held-out value by step; NaN where it was not finite."""
+        values = {row["step"]: row[HELD_OUT + metric] for row in self.rows if HELD_OUT + metric in row}
+        return {step: math.nan if value is None else value for step, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Group:
     runs: tuple[Run, ...]
 
 
-def read_runs(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
-    """The runs in the folders, each a run's or one that holds runs, such as a sweep's.
+def read_runs(folders: str | Path | Sequence[str | Path]) -> tuple[list[Run], list[str]]:
+    """The runs in a folder or in several, each a run's or one that holds runs, such as a sweep's.
 
     Returns:
       The runs, and the names of those inside a folder that have not been evaluated, which are left out.
@@ -84,6 +85,8 @@ def read_runs(folders: Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     Raises:
       UserError: if a folder holds no run that was evaluated, or one of its files is damaged.
     """
+    folders = [folders] if isinstance(folders, str | Path) else folders
+    require(len(folders) > 0, "DIR", folders, "at least one folder")
     found: dict[Path, Run] = {}
     left_out: list[str] = []
     for folder in map(Path, folders):

@@ -306,8 +306,8 @@ class MadNoisyRecallConfig(MadRecallConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        most = self.vocab_size - 2
-        require(1 <= self.n_noise <= most, "n_noise", self.n_noise, f"in 1..vocab_size - 2 = {most}")
+        most = self.vocab_size - 3  # which leaves a key and two values
+        require(1 <= self.n_noise <= most, "n_noise", self.n_noise, f"in 1..vocab_size - 3 = {most}")
         require(0 <= self.noise_fraction < 1, "noise_fraction", self.noise_fraction, "in [0, 1)")
 
     @property
@@ -541,7 +541,8 @@ class CountingConfig(TaskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "n_ids", "seq_len", "cap")
+        require_at_least(1, self, "n_ids")
+        require_at_least(2, self, "seq_len", "cap")  # with 1 there is a single answer
         require_at_most(MOST_SYMBOLS - 1, self, "n_ids", "cap")
 
     @property

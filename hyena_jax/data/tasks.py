@@ -102,7 +102,7 @@ class TaskRows:
         about = (type(self.config).__doc__ or "").partition("\n")[0].rstrip(".")
         return f"{about}; chance {self.chance:.3g}"
 
-    @property
+    @cached_property
     def chance(self) -> float:
         """The task's chance level on the rows to evaluate on."""
         return self.task.chance(self.config.of_test())
@@ -225,7 +225,9 @@ class TaskRows:
         if "correct" not in sums:
             return {}
         accuracy = sums["correct"] / sums["count"]
-        values = {"accuracy": accuracy, "scaled_accuracy": (accuracy - self.chance) / (1 - self.chance)}
+        values = {"accuracy": accuracy}
+        if self.task.metric == "scaled_accuracy":
+            values["scaled_accuracy"] = (accuracy - self.chance) / (1 - self.chance)
         if "rows" in sums:
             values["sequence_accuracy"] = sums["whole_rows"] / sums["rows"]
         if "count_of" in sums:

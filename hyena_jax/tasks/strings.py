@@ -1,5 +1,6 @@
 """Strings of letters: copying, and looking up an n-gram (2402.01032)."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -31,7 +32,7 @@ def _ngram_example(rng: np.random.Generator, config: PrefixNgramConfig) -> tuple
     for _ in range(MOST_TRIES):
         letters = _string(rng, config)
         grams = [tuple(letters[i : i + size]) for i in range(len(letters) - size - (answer_len or 0) - 1)]
-        if any(grams.count(gram) == 1 for gram in grams):
+        if 1 in Counter(grams).values():
             break
     else:
         raise UserError(

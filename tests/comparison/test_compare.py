@@ -201,6 +201,37 @@ def test_rows_without_a_time_have_no_seconds(tmp_path):
     assert row.cells["seconds"] == "nan"
 
 
+def test_a_last_value_that_is_not_finite_is_said_and_comes_last(sweep):
+    row = {"step": 40, "time": 1e6, "validation/accuracy": None, "validation/loss": None}
+    with (sweep / "variant=hawk,n_heads=2,seed=0" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    rows = hyena_jax.compare(sweep)
+    assert [row.cells["mean"] for row in rows] == ["0.6000", "nan"]
+    assert (rows[1].best, rows[1].steps) == (0.9, (40,))
+
+
+def test_no_folders_and_too_many_groups_are_refused(tmp_path):
+    with pytest.raises(UserError, match="DIR must be at least one folder"):
+        hyena_jax.compare([])
+    for i in range(65):
+        write_run(tmp_path / "runs" / f"max_len={i}", experiment(AttentionConfig(2), max_len=16 + i), (0.5,))
+    with pytest.raises(UserError, match="65 groups are more than a figure holds, 64"):
+        hyena_jax.compare(tmp_path / "runs", output=tmp_path / "figure.png")
+
+
+def test_axes_without_a_place_for_a_run_are_refused(tmp_path):
+    for size in (8, 64):
+        usual = experiment(AttentionConfig(2))
+        data = dataclasses.replace(usual.data, batch_size=size)
+        write_run(tmp_path / "runs" / f"batch_size={size}", dataclasses.replace(usual, data=data), (0.5,))
+    with pytest.raises(UserError, match="the runs of seed=0 differ in their tokens per step"):
+        hyena_jax.compare(tmp_path / "runs", by="seed", x="tokens", output=tmp_path / "figure.png")
+    (run,) = read_runs([tmp_path / "runs" / "batch_size=8"])[0]
+    (run.workdir / "metrics.jsonl").write_text(json.dumps(run.rows[-1]) + "\n")
+    with pytest.raises(UserError, match="a run with rows at a single step"):
+        hyena_jax.compare(run.workdir, x="seconds", output=tmp_path / "figure.png")
+
+
 def test_a_run_of_another_metric_is_refused(sweep, tmp_path):
     run = write_run(tmp_path / "other", experiment(HawkConfig()), ())
     (run / "metrics.jsonl").write_text('{"step": 1, "time": 2.0, "validation/loss": 1.0}\n')

@@ -391,7 +391,7 @@ WRONG = [
     (PrefixNgramConfig, {"min_len": 4}, r"min_len must be at least n_gram \+ answer_len \+ 3 = 5, got 4"),
     (PrefixNgramConfig, {"test_min_len": 4}, "test_min_len must be at least n_gram"),
     (MadRecallConfig, {"vocab_size": 3}, "vocab_size must be at least 4, got 3"),
-    (MadNoisyRecallConfig, {"n_noise": 31}, r"n_noise must be in 1..vocab_size - 2 = 30, got 31"),
+    (MadNoisyRecallConfig, {"n_noise": 31}, r"n_noise must be in 1..vocab_size - 3 = 29, got 31"),
     (MadNoisyRecallConfig, {"noise_fraction": 1.0}, r"noise_fraction must be in \[0, 1\), got 1.0"),
     (MadFuzzyRecallConfig, {"seq_len": 15}, r"seq_len must be at least 5 motif \+ 1 = 16, got 15"),
     (MadFuzzyRecallConfig, {"vocab_size": 6}, r"vocab_size must be at least 2 motif \+ 1 = 7, got 6"),
@@ -402,7 +402,8 @@ WRONG = [
     (ModularArithmeticConfig, {"modulus": 1}, "modulus must be in 2..32768, got 1"),
     (PermutationWordsConfig, {"group": "s6"}, "group 's6' is unknown .did you mean"),
     (MajorityConfig, {"seq_len": 1}, "seq_len must be at least 2, got 1"),
-    (CountingConfig, {"cap": 0}, "cap must be at least 1, got 0"),
+    (CountingConfig, {"cap": 1}, "cap must be at least 2, got 1"),
+    (CountingConfig, {"seq_len": 1}, "seq_len must be at least 2, got 1"),
     (AdditionConfig, {"n_digits": 0}, "n_digits must be in 1..1000, got 0"),
     (AdditionConfig, {"test_rows": 0}, "test_rows must be at least 1, got 0"),
 ]
