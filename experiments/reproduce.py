@@ -12,11 +12,10 @@ import sys
 from pathlib import Path
 
 import tyro
-from study import Study, digest, groups_of, rank_correlation, run, verdict, write
+from study import FAULTS, Study, describe, digest, groups_of, rank_correlation, run, verdict, write
 
 from hyena_jax.config import UserError, choose
 from hyena_jax.training.atomic import write_text
-from hyena_jax.training.signals import Interrupted
 
 HERE = Path(__file__).parent
 STUDIES = (
@@ -61,10 +60,10 @@ def main(
                 continue
             if not quick:
                 write(study, study.folder, results)
-    except (UserError, OSError, Interrupted) as error:
-        faults.append(str(error))
-    if not quick:
-        write_text(HERE / "README.md", page([load(name) for name in STUDIES]))
+        if not quick:
+            write_text(HERE / "README.md", page([load(name) for name in STUDIES]))
+    except FAULTS as error:
+        sys.exit(describe(error))
     if faults:
         sys.exit(f"error: {'; '.join(faults)}")
 

@@ -38,6 +38,8 @@ from hyena_jax.training.signals import Interrupted
 
 SEED = re.compile(r",?seed=\d+")
 KIB = 2**10
+FAULTS = (UserError, OSError, Interrupted, KeyboardInterrupt, json.JSONDecodeError)
+"""What a person can cause: reported in a line, by `describe`."""
 MARKERS = "os^Dv<P*"
 BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
 
@@ -117,16 +119,23 @@ def main(study: Study) -> None:
           quick: a few steps of the first runs, whose results stay in WORKDIR_quick.
           plot_only: draw and write from results.json, and train nothing.
         """
-        folder = workdir.with_name(f"{workdir.name}_quick") if quick else workdir
+        folder = Path(f"{workdir}_quick") if quick else workdir
         try:
             if not plot_only:
                 run(study, folder, jobs, quick)
             if not quick:
                 write(study, study.folder, json.loads((study.folder / "results.json").read_text()))
-        except (UserError, OSError, Interrupted) as error:
-            sys.exit(f"error: {error}")
+        except FAULTS as error:
+            sys.exit(describe(error))
 
     tyro.cli(command, description=study.claim)
+
+
+def describe(error: BaseException) -> str:
+    """One of FAULTS as a line."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"error: results.json is damaged: {error}"
+    return f"error: {str(error) or 'interrupted'}"
 
 
 def task_runs(task: str, pattern: str, seeds: Sequence[int], flags: Sequence[str] = ()) -> list[Experiment]:
@@ -184,9 +193,9 @@ def run(study: Study, workdir: Path, jobs: int, quick: bool) -> dict[str, Any]:
     runs = shortened(study.runs) if quick else study.runs
     began = time.monotonic()
     outcomes = hyena_jax.sweep(runs, workdir, jobs=jobs)
-    failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.status != "done"}
-    if failed:
-        raise SystemExit(f"runs that are not done: {failed}")
+    for name, outcome in outcomes.items():
+        if outcome.status != "done" or outcome.values is None:
+            raise UserError(f"the run {name} is not done: {outcome.error or 'it has no evaluation'}")
     rows: dict[str, dict[str, Any]] = {}
     with bar("evaluating", len(outcomes)) as advance:
         for name, outcome in outcomes.items():
@@ -254,11 +263,16 @@ def groups_of(results: Mapping[str, Any]) -> dict[str, Group]:
 
 
 def rank_correlation(study: Study, groups: Mapping[str, Group]) -> tuple[float, int] | None:
-    """Spearman's correlation of published values and our medians, and their number; None below three."""
+    """Spearman's correlation of published values and our medians, and their number.
+
+    None with fewer than three, or where one side has a single value.
+    """
     names = [name for name in groups if name in study.published]
     if len(names) < 3:
         return None
     ours, theirs = [groups[name].median for name in names], [study.published[name] for name in names]
+    if len({*ours}) == 1 or len({*theirs}) == 1:
+        return None
     return float(spearmanr(ours, theirs).statistic), len(names)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import flax.linen as nn
 import numpy as np
 import optax
-from rich.console import Console
 
 from hyena_jax import config, models
 from hyena_jax.config import DataConfig, Experiment, require
@@ -23,6 +22,7 @@ from hyena_jax.generation.prompts import OnFull, encode_prompt
 from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import stops
+from hyena_jax.output import Output
 from hyena_jax.scoring.score import Likelihood, prepare
 from hyena_jax.startup import refuse_wrong_jaxlib
 from hyena_jax.training import metrics
@@ -223,7 +223,7 @@ def train(
     kind = type(experiment).__name__
     require(isinstance(experiment, Experiment), "experiment", kind, "an Experiment; load_config gives one")
     profile, init_from = (None if path is None else Path(path) for path in (profile, init_from))
-    console = Console(highlight=False, markup=False, quiet=quiet)
+    console = Output(quiet=quiet)
     training.train(experiment, Path(workdir), console, profile, init_from, accept_changed_data)
     return load_run(workdir, quiet=quiet)
 

@@ -12,7 +12,7 @@ from hyena_jax.config import PluginFlags
 from hyena_jax.config.flags import FLAT, positional
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from hyena_jax.output import Output
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,14 @@ def fail(reason: object, code: int) -> int:
     return code
 
 
-def table_console() -> "Console":
-    """A console for tables; in a file they are not folded to the width of some terminal."""
-    from rich.console import Console
+def unread() -> int:
+    """Says that nobody reads the standard output, as after `| head`; returns the exit code."""
+    sys.stdout = None
+    return fail("nobody reads the output any more; rerun the command to continue", 3)
 
-    width = None if sys.stdout.isatty() else 200
-    return Console(highlight=False, markup=False, width=width)
+
+def table_console() -> "Output":
+    """A console for tables; in a file they are not folded to the width of some terminal."""
+    from hyena_jax.output import Output
+
+    return Output(width=None if sys.stdout.isatty() else 200)

@@ -35,11 +35,11 @@ def run(command: Evaluate, arguments: Sequence[str]) -> int:
     require(is_free, "output", str(output), "a file that does not exist yet, in an existing folder")
     start_jax(note)
 
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from hyena_jax.api import load_run
+    from hyena_jax.output import Output
     from hyena_jax.training import atomic
 
     run = load_run(command.run.workdir, command.run.step)
@@ -48,7 +48,7 @@ def run(command: Evaluate, arguments: Sequence[str]) -> int:
     for name, value in values.items():
         if not name.startswith(ERROR):
             table.add_row(name, f"{value:,.6g}")
-    console = Console(highlight=False)
+    console = Output()
     console.print(table)
     errors = {name.removeprefix(ERROR): x for name, x in values.items() if name.startswith(ERROR)}
     if errors:

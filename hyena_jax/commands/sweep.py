@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyena_jax.commands import fail, note
+from hyena_jax.commands import fail, note, unread
 from hyena_jax.config import PluginFlags
 from hyena_jax.config.flags import FLAT, positional, split
 
@@ -54,6 +54,8 @@ def run(command: Sweep, arguments: Sequence[str]) -> int:
     except Interrupted as error:
         note(str(error))
         return 75
+    except BrokenPipeError:
+        return unread()
     print(f"\nto compare the runs: hyena-jax compare {shlex.quote(str(command.workdir))}")
     bad = [name for name, outcome in outcomes.items() if outcome.status != DONE]
     if bad:

@@ -1,12 +1,11 @@
 """`hyena-jax train`: trains, then shows a sample of the text or predictions on images."""
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyena_jax.commands import fail, note
+from hyena_jax.commands import fail, note, unread
 from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError
 from hyena_jax.config.choices import take_flag
 from hyena_jax.config.flags import FLAT, positional
@@ -57,9 +56,8 @@ def run(command: Train, arguments: Sequence[str]) -> int:
     keep_compiled_programs(note)
     keep_freed_memory()
 
-    from rich.console import Console
-
     from hyena_jax.generation.sample import write_sample
+    from hyena_jax.output import Output
     from hyena_jax.parallel import processes
     from hyena_jax.training.loop import Diverged
     from hyena_jax.training.predictions import draw_predictions, has_labels
@@ -69,7 +67,7 @@ def run(command: Train, arguments: Sequence[str]) -> int:
     experiment, workdir = command.experiment, command.workdir
     processes.join(command.cluster, experiment.parallel.heartbeat_timeout)
     start_devices()
-    console = Console(highlight=False, markup=False)
+    console = Output()
     try:
         with processes.leaving_on_failure(fail):
             result = train(
@@ -89,8 +87,7 @@ def run(command: Train, arguments: Sequence[str]) -> int:
             note(str(error))
         return 75
     except BrokenPipeError:
-        sys.stdout = None
-        return fail("nobody reads the output any more; rerun the command to continue", 3)
+        return unread()
     if not is_first:
         return 0
     kind, logging = experiment.data.input_kind, experiment.logging

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyena_jax import config
@@ -49,6 +49,9 @@ def make_runs(
       UserError: for an unknown field, a value of the wrong type, and experiments that contradict themselves.
     """
     require(bool(axes), "grid", dict(axes), "given: at least one FIELD=VALUE,...")
+    for name, values in axes.items():
+        is_several = isinstance(values, Iterable) and not isinstance(values, str)
+        require(is_several, name, values, "a list of values")
     axes = {name.removeprefix("--").replace("-", "_"): [*map(str, values)] for name, values in axes.items()}
     has_two = VARIANT in axes and ":" in spec
     require(not has_two, "CONFIG", spec, f"without a variant if {VARIANT} is an axis of the grid")
@@ -69,8 +72,10 @@ def make_runs(
         if base not in bases:
             bases[base] = config.load(base)
         run = _experiment(bases[base], point, flags)
-        if name in runs or repr(run) in seen:
+        if repr(run) in seen:
             raise UserError(f"the grid describes the run {name!r} twice")
+        if name in runs:
+            raise UserError(f"the grid has two values whose folders would have the same name, {name!r}")
         seen.add(repr(run))
         runs[name] = run
     return runs

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from hyena_jax.config import UserError
-from hyena_jax.interruption import STOPPING
+from hyena_jax.interruption import PATIENCE, STOPPING
 from hyena_jax.sweeps.worker import FAILED, READY, STEP, STOPPED
 
 POLL_EVERY = 0.2
@@ -32,7 +32,7 @@ class Event(NamedTuple):
     work: str
     kind: str
     seconds: float
-    """Since the work was given."""
+    """Since the work was given, over all workers that had it."""
     values: dict[str, Any]
 
 
@@ -78,7 +78,9 @@ class _Worker:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace").strip().splitlines()
-            yield {"kind": ENDED, "error": f"its process {how}" + (f": {said[-1]}" if said else "")}
+            # Once it trains, it prints to the log of the run.
+            more = f"; {self.work}.log may say why" if self.is_ready else f": {said[-1]}" if said else ""
+            yield {"kind": ENDED, "error": f"its process {how}{more}"}
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -103,6 +105,12 @@ class Pool:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        busy = self._busy() if error is not None else []  # such as a closed pipe: runs are saved all the same
+        for worker in busy:
+            worker.process.send_signal(signal.SIGTERM)
+        for worker in busy:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(PATIENCE)
         for worker in self._workers:  # one that waits has nothing to save
             worker.close()
         self._selector.close()
@@ -121,6 +129,7 @@ class Pool:
           OSError: if a worker ends while it starts.
         """
         waiting, given, is_stopping = deque(work), {}, False
+        spent: dict[str, float] = {}  # seconds of workers that somebody else stopped
         while True:
             if asked and not is_stopping:
                 is_stopping = True
@@ -136,7 +145,9 @@ class Pool:
                 return
             for key, _ in self._selector.select(POLL_EVERY):
                 for event in self._events(key.data, is_stopping):
+                    event = event._replace(seconds=event.seconds + spent.get(event.work, 0.0))
                     if event.kind == STOPPED and not is_stopping:  # asked by somebody else: another continues
+                        spent[event.work] = event.seconds
                         waiting.appendleft((event.work, given[event.work]))
                     else:
                         yield event

@@ -26,7 +26,7 @@ class SweepProgress:
         # Of the runs that have not ended: the planned seconds, and the part that is done.
         self._planned = {name: outcomes[name].planned for name in todo}
         self._steps = {name: outcomes[name].experiment.training.steps for name in todo}
-        self._parts = {name: outcomes[name].step / self._steps[name] for name in todo}
+        self._parts = {name: min(1.0, outcomes[name].step / self._steps[name]) for name in todo}
         # How much longer than planned the runs took that have ended.
         self._ratios: list[float] = []
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}")

@@ -16,6 +16,7 @@ from hyena_jax.config import DataConfig, Experiment, UserError, require
 from hyena_jax.data import dataset
 from hyena_jax.data.dataset import Dataset, Encoding
 from hyena_jax.data.loader import Stream
+from hyena_jax.output import Output
 from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, STOPPED
 from hyena_jax.training.duration import seconds_of
 from hyena_jax.training.loop import Diverged
@@ -49,7 +50,7 @@ class Server:
                 train(
                     experiment,
                     Path(request["workdir"]),
-                    Console(highlight=False, markup=False, width=110),
+                    Output(width=110),
                     load_data=self._load,
                     make_progress=self._progress,
                 )

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from hyena_jax import config
 from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.config.digest import with_digest, without_digest
 from hyena_jax.interruption import noted_signals
+from hyena_jax.output import Output
 from hyena_jax.sweeps.grid import MOST_RUNS
 from hyena_jax.sweeps.pool import INSIDE, Event, Pool
 from hyena_jax.sweeps.progress import SweepProgress
@@ -36,6 +35,14 @@ LONGEST_NAME = 200
 WAITING = "waiting"
 ENDS = (DONE, DIVERGED)
 """Results that another start would not change."""
+KEPT = {
+    "status": str,
+    "error": str | None,
+    "step": int,
+    "seconds": int | float,
+    "planned": int | float | None,
+}
+"""What sweep.json says about a run besides its config, and the types."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ def sweep(
         raise UserError(
             "a plugin of this sweep starts a sweep: call sweep under `if __name__ == '__main__':`"
         )
-    root, console = Path(workdir), Console(highlight=False, markup=False, quiet=quiet)
+    root, console = Path(workdir), Output(quiet=quiet)
     require(0 < len(runs) <= MOST_RUNS, "runs", len(runs), f"in 1..{MOST_RUNS}")
     cores = _divided_cores(jobs)
     outcomes = _read(root, runs)  # before the folder is created
@@ -143,6 +150,9 @@ def _read(root: Path, runs: Mapping[str, Experiment]) -> dict[str, Outcome]:
         is_short = len(os.fsencode(name)) <= LONGEST_NAME
         allowed = f"a folder's name of at most {LONGEST_NAME} bytes, without .log or .json at its end"
         require(is_name and is_short, "a run's name", name, allowed)
+        log = root / f"{name}.log"
+        is_free = not log.is_symlink() and (log.is_file() or not log.exists())
+        require(is_free, "the log of a run", str(log), "a file, and not a link or a pipe")
     file = root / FILE
     require(not root.exists() or root.is_dir(), "workdir", str(root), "a folder, not a file")
     if not file.exists():
@@ -177,21 +187,25 @@ def _outcome(workdir: Path, experiment: Experiment, kept: Mapping[str, Any] | No
         raise UserError(f"workdir {str(workdir.parent)!r} holds another sweep: {workdir.name}: {shown}")
     if not workdir.exists():  # its folder was deleted: it is trained again
         return Outcome(workdir, experiment, planned=kept["planned"])
-    ended = {name: kept[name] for name in ("status", "error", "step", "seconds", "planned")}
+    ended = {name: kept[name] for name in KEPT}
+    for name, kind in KEPT.items():
+        if not isinstance(kept[name], kind):
+            raise TypeError(f"{name} of {workdir.name} is {kept[name]!r}")
     if theirs != experiment:  # runtime fields changed, such as the number of steps
         ended |= {"status": WAITING, "planned": None}
     try:
         ended["step"], values = _last_evaluation(workdir)
-    except UserError:  # its training will say so
+    except UserError:
         values = None
+    if ended["status"] == DONE and values is None:  # its rows were deleted, or are damaged
+        ended["status"] = WAITING
     return Outcome(workdir, experiment, **ended, values=values)
 
 
 def _write(root: Path, outcomes: Mapping[str, Outcome]) -> None:
     runs = {}
     for name, outcome in outcomes.items():
-        about = {"status": outcome.status, "error": outcome.error, "step": outcome.step}
-        about |= {"seconds": outcome.seconds, "planned": outcome.planned}
+        about = {name: getattr(outcome, name) for name in KEPT}
         runs[name] = {**about, "config": _encoded(outcome.experiment)}
     atomic.write_text(root / FILE, json.dumps(with_digest({"runs": runs}), indent=1) + "\n")
 
@@ -212,7 +226,7 @@ def _request(kind: str, outcome: Outcome) -> dict[str, Any]:
 
 
 def _planned(
-    outcomes: dict[str, Outcome], pool: Pool, asked: Sequence[int], console: Console
+    outcomes: dict[str, Outcome], pool: Pool, asked: Sequence[int], console: Output
 ) -> dict[str, Outcome]:
     """The runs with the seconds that each will take; runs that differ in seed and rate share them.
 

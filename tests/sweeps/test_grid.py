@@ -100,6 +100,9 @@ def test_wrong_grids_are_refused():
     for axes, message in (
         ({}, "grid must be given"),
         ({"seed": []}, "seed must be at least one value"),
+        ({"seed": 3}, "seed must be a list of values, got 3"),
+        ({"seed": "012"}, "seed must be a list of values, got '012'"),
+        ({"logging.sample_prompt": ["a b", "a_b"]}, "would have the same name, 'sample_prompt=a_b'"),
         ({"seed": range(20_000)}, "grid must be at most"),
     ):
         with pytest.raises(UserError, match=message):

@@ -130,6 +130,35 @@ def test_a_run_whose_folder_was_deleted_is_trained_again(swept, tmp_path, monkey
         hyena_jax.sweep(runs, copied, quiet=True)
 
 
+def test_a_run_whose_values_cannot_be_read_is_trained_again(swept, tmp_path, monkeypatch):
+    root, runs, _ = swept
+    copied = shutil.copytree(root, tmp_path / "sweep")
+    (copied / "seed=1" / "metrics.jsonl").write_text("damaged")
+
+    def start(*_, **__):
+        raise RuntimeError("started")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(RuntimeError, match="started"):
+        hyena_jax.sweep(runs, copied, quiet=True)
+
+
+def test_files_that_are_not_a_sweep_s_are_refused(swept, tmp_path):
+    root, runs, _ = swept
+    copied = shutil.copytree(root, tmp_path / "sweep")
+    kept = json.loads((copied / "sweep.json").read_text())
+    kept["runs"]["seed=0"]["planned"] = "soon"
+    del kept["sha256"]  # as its message tells whoever has changed it by hand
+    (copied / "sweep.json").write_text(json.dumps(kept))
+    with pytest.raises(UserError, match="is not the file of a sweep: .*planned of seed=0 is 'soon'"):
+        hyena_jax.sweep(runs, copied, quiet=True)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "seed=0.log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="the log of a run must be a file, and not a link or a pipe"):
+        hyena_jax.sweep(runs, tmp_path / "new", quiet=True)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_another_sweep_is_refused(swept, tmp_path):
     root, runs, _ = swept
     before = (root / "sweep.json").read_bytes()

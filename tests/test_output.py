@@ -1,0 +1,37 @@
+"""What is printed where nobody reads it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hyena_jax.output import Output
+
+
+def test_a_closed_pipe_is_an_error_of_its_own():
+    read, write = os.pipe()
+    os.close(read)
+    with pytest.raises(BrokenPipeError), open(write, "w", closefd=True) as file:
+        Output(file=file).print("nobody reads this")
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "tasks:majority", "--training.steps", "5000"], 3, "nobody reads the output any more"),
+        (["sweep", "tasks:majority", "--grid", "seed=0", "--training.steps", "5000"], 3, "nobody reads"),
+        (["bench", "operators", "--mixers", "fir", "--lengths", "64"], 0, ""),
+    ],
+)
+def test_commands_end_by_their_own_exit_codes(tmp_path, arguments, code, message):
+    workdir = [] if arguments[0] == "bench" else ["--workdir", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "hyena_jax", *arguments, *workdir]
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    finally:
+        os.close(write)
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
