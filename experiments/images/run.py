@@ -108,7 +108,9 @@ def draw(results: dict[str, dict], path: Path) -> None:
                 around = {"alpha": 0.25, "color": COLOURS[0], "linewidth": 0}
                 axes.fill_between([i - 0.3, i + 0.3], mean - deviation, mean + deviation, **around)
                 axes.plot([i - 0.3, i + 0.3], [mean, mean], color=COLOURS[0], linewidth=2)
-            axes.plot([i] * len(accuracies), accuracies, "o", color=COLOURS[1], markersize=4)
+            # Next to each other, since equal ones would hide each other.
+            beside = [i + 0.06 * (k - (len(accuracies) - 1) / 2) for k in range(len(accuracies))]
+            axes.plot(beside, accuracies, "o", color=COLOURS[1], markersize=4)
         n_seeds = len(found["runs"])
         axes.set_xticks(range(len(variants)), list(variants), rotation=30, ha="right")
         axes.set(title=f"{data}, {n_seeds} seed{'s' * (n_seeds > 1)}", ylabel="accuracy on held-out images")
