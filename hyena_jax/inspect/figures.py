@@ -30,14 +30,16 @@ def draw_mixing(matrices: Mapping[str, np.ndarray], labels: Sequence[str] | None
     Args:
       labels: the L tokens.
     """
-    figure = _figure(4.4 * len(matrices), 5.1)
+    figure = _figure(4.4 * len(matrices), 5.6)
     for axes, (title, matrix) in zip(
         figure.subplots(1, len(matrices), squeeze=False)[0], matrices.items(), strict=True
     ):
         matrix = np.asarray(matrix)
         largest = np.abs(matrix).max(axis=1, keepdims=True)
         rows, signed = matrix / np.where(largest > 0, largest, 1), bool((matrix < 0).any())
-        axes.imshow(rows, cmap="RdBu_r" if signed else "Greys", vmin=-1 if signed else 0, vmax=1)
+        image = axes.imshow(rows, cmap="RdBu_r" if signed else "Greys", vmin=-1 if signed else 0, vmax=1)
+        scale = {"location": "bottom", "shrink": 0.6, "aspect": 40, "ticks": [-1, 0, 1] if signed else [0, 1]}
+        figure.colorbar(image, ax=axes, label="weight, relative to the row's largest", **scale)
         axes.set_title(title, fontsize=10)
         axes.set(xlabel="read from", ylabel="token")
         if labels is not None and len(labels) <= MOST_LABELS:

@@ -120,7 +120,7 @@ def test_figures_can_be_written(seen, tmp_path):
         inspect.draw_activations(np.ones(3), np.ones(2), np.ones(2)),
         inspect.draw_patches(rng.random((4, 6, 1)), rng.standard_normal(6), (2, 3), 4),
     ]
-    images = [axes.images[0] for axes in figures[0].axes]
+    images = [image for axes in figures[0].axes for image in axes.images]
     assert [image.get_clim() for image in images] == [(-1, 1), (0, 1)]
     figures[0].savefig(tmp_path / "mixing.png", dpi=40)
     with pytest.raises(ValueError, match="weights must be rows"):
