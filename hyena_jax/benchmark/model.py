@@ -30,6 +30,7 @@ from hyena_jax.benchmark.settings import Model
 from hyena_jax.benchmark.timing import Measured, Program, describe, jit_program, measure
 from hyena_jax.config import Experiment, ImagesConfig, TextConfig, require
 from hyena_jax.data.dataset import load
+from hyena_jax.data.facts import fill_in
 from hyena_jax.parallel import pmap
 from hyena_jax.parallel.strategy import check_batch, local_devices
 from hyena_jax.training.bars import bar
@@ -103,6 +104,8 @@ def make_subject(settings: Model) -> Subject:
 def subject_of(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: int) -> Subject:
     """The model of an experiment, with random text or images; other data is read.
 
+    A folder of images is read only for sizes that the model lacks.
+
     Args:
       seq_len: lengths of text; empty: the experiment's.
       vocab_size: of a model that takes its vocabulary from its text.
@@ -118,9 +121,12 @@ def subject_of(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: int
             return _text(experiment, seq_len, vocab_size)
         case ImagesConfig():
             without = f"absent with {data.inputs}"
-            image_size, channels, n_classes = IMAGES[data.name]
-            sizes = {"image_size": image_size, "channels": channels, "n_classes": n_classes}
-            model = replace(experiment.model, **sizes)
+            names, model = ("image_size", "channels", "n_classes"), experiment.model
+            if data.path is None:
+                experiment = fill_in(experiment, dict(zip(names, IMAGES[data.name], strict=True)))
+            elif None in [getattr(model, name, 0) for name in names]:
+                experiment = load(data).complete(experiment)
+            model = experiment.model
 
             def pixels() -> Batch:
                 """Random pixels, all of one class."""
@@ -128,7 +134,7 @@ def subject_of(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: int
                 return {"inputs": inputs, "targets": jnp.zeros(data.batch_size, jnp.int32)}
 
             batches = {model.max_len: pixels}
-            found = Subject(replace(experiment, model=model), "image", batches)
+            found = Subject(experiment, "image", batches)
         case _:
             without = f"absent with {type(data).__name__}, which is read as it is"
             dataset = load(data)

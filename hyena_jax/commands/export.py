@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hyena_jax import config
 from hyena_jax.commands import RunSelection, note
-from hyena_jax.config import require
+from hyena_jax.config import Experiment, ImagesConfig, TaskConfig, TextConfig, TokensConfig, require
 from hyena_jax.config.checks import require_free
 from hyena_jax.config.flags import FLAT
 from hyena_jax.startup import start_jax
@@ -51,8 +51,8 @@ def run(command: Export, arguments: Sequence[str]) -> int:
         transformers_folder.write(output, model, run.params, encoding, _card(run, command.license))
         print(f"step {run.step} written to {output}, with a model card in README.md")
         return 0
-    card_file = output.with_suffix(".md")
     export.check_target(output)
+    card_file = output.with_suffix(".md")
     require(not card_file.exists(), "output", str(output), f"a new file, but {card_file.name} already exists")
     run = load_run(command.run.workdir, command.run.step)
     export.write(output, run.params, config.encode(without_lora(run.experiment)), run.step)
@@ -60,6 +60,18 @@ def run(command: Export, arguments: Sequence[str]) -> int:
     config_file = export.config_beside(output)
     print(f"step {run.step} written to {output}, its config to {config_file}, a model card to {card_file}")
     return 0
+
+
+def _loss_unit(experiment: Experiment) -> str:
+    """The unit of the loss, as far as the config tells: own data may count something else."""
+    data = experiment.data
+    if not experiment.loss.in_nats:
+        return ""
+    if isinstance(data, TaskConfig):
+        return "nats an answer"
+    if isinstance(data, TextConfig | TokensConfig | ImagesConfig):
+        return "nats an image" if data.input_kind.is_images else "nats a token"
+    return "nats"
 
 
 def _card(run: "LoadedRun", license_name: str) -> str:
@@ -77,6 +89,7 @@ def _card(run: "LoadedRun", license_name: str) -> str:
             n_parameters=sum(leaf.size for leaf in jax.tree.leaves(run.params)),
             fingerprint=run.folder.fingerprint,
             loss=losses[-1] if losses else None,
+            loss_unit=_loss_unit(run.experiment),
             machine=describe_machine(),
             versions=describe_versions(),
             license=license_name,

@@ -5,19 +5,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import optax
 
 from hyena_jax import models
-from hyena_jax.config import MIXER_CONFIGS, Experiment, UserError, encode
+from hyena_jax.config import MIXER_CONFIGS, Experiment, UserError, encode, require
 from hyena_jax.data.dataset import Encoding
 from hyena_jax.data.tokenizers import is_tokenizer
 from hyena_jax.inspect import page, report
-from hyena_jax.inspect.subject import Subject, probability, scores
-from hyena_jax.inspect.tracing import trace
-from hyena_jax.training import metrics
+from hyena_jax.inspect.subject import Subject, piece, probability, scores
+from hyena_jax.inspect.tracing import Trace, trace
+from hyena_jax.training import lora, metrics
 from hyena_jax.training.bars import bar
-from hyena_jax.training.run_folder import load_params, read_run
+from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.run_folder import RunFolder, load_params, read_run
 from hyena_jax.training.step import init_params
 
 
@@ -39,11 +41,12 @@ def content(
     experiment = folder.experiment
     model = models.build(experiment.model)
     number, params = load_params(folder, model, step, note)
-    other = None if beside is None else _beside(beside, folder.encoding, shown, note)
-    initial = init_params(model, experiment.seed)
-    seen, untrained = trace(model, params, shown.inputs), trace(model, initial, shown.inputs)
-    after = [(layer, layer.own(params)) for layer in seen.layers]
-    before = [(layer, layer.own(initial)) for layer in untrained.layers]
+    start, initial = _start(folder, model, number, note)
+    seen = trace(model, params, shown.inputs)
+    other = None if beside is None else _beside(beside, folder.encoding, shown, seen, note)
+    after, before = [(layer, layer.own(params)) for layer in seen.layers], None
+    if initial is not None:
+        before = [(layer, layer.own(initial)) for layer in trace(model, initial, shown.inputs).layers]
     with bar("computing", len(after) + 1) as advance:
         mixing = report.matrices(seen, params, other, advance)
         filters = report.filters(before, after)
@@ -72,6 +75,7 @@ def content(
         body=body,
         thumbnails=[(layer["name"], matrix) for layer, matrix in mixing],
         lengths=[_lengths(layer) for layer in filters],
+        start=start,
         data={
             "labels": labels,
             "layers": [layer for layer, _ in mixing],
@@ -83,8 +87,32 @@ def content(
     )
 
 
-def _beside(workdir: Path, encoding: Encoding, shown: Subject, note: Callable[[str], None]) -> report.Other:
-    """Another run at work on the same input."""
+def _start(
+    folder: RunFolder, model: nn.Module, number: int, note: Callable[[str], None]
+) -> tuple[str, optax.Params | None]:
+    """What a run's training started from, in words and as parameters; nothing at step 0, which is the start.
+
+    A run keeps no record of the parameters that `--init-from` gave it, except as the base of LoRA.
+    """
+    seed = folder.experiment.seed
+    if number == 0:
+        return "", None
+    if lora.lora_of(folder.experiment.model) is not None:
+        shapes = jax.eval_shape(lambda: init_params(model, seed))
+        return "from the base that LoRA adapts", lora.read_base(folder.checkpoints.parent, shapes, note)[0]
+    if 0 in saved_steps(folder.checkpoints):  # of a run that was converted or distilled, and then trained on
+        return "at step 0", load_params(folder, model, "0", note)[1]
+    return "drawn from the run's seed", init_params(model, seed)
+
+
+def _beside(
+    workdir: Path, encoding: Encoding, shown: Subject, seen: Trace, note: Callable[[str], None]
+) -> report.Other:
+    """Another run at work on the same input, as `seen` is.
+
+    Raises:
+      UserError: if it cannot read the input, or its mixers read another number of positions.
+    """
     folder = read_run(workdir)
     config = folder.experiment.model
     if folder.encoding != encoding or config.input_kind.is_tokens != bool(shown.labels):
@@ -94,9 +122,22 @@ def _beside(workdir: Path, encoding: Encoding, shown: Subject, note: Callable[[s
         raise UserError(
             f"beside must be a run that reads {length} tokens, got one that reads {most}; lower max_tokens"
         )
+    if shown.labels:
+        largest, size = int(shown.inputs.max()), getattr(config, "vocab_size", None)
+        must = f"a run with a vocab_size above the shown id {largest}"
+        require(size is None or largest < size, "beside", str(workdir), must)
+    else:
+        shape = shown.inputs.shape[1:]
+        must = f"a run on images of the shape {shape}"
+        require(config.input_row()[0] == shape, "beside", str(workdir), must)
     model = models.build(config)
     _, params = load_params(folder, model, "latest", note)
-    return report.Other(f"run {workdir.resolve().name}", trace(model, params, shown.inputs), params)
+    its = trace(model, params, shown.inputs)
+    if seen.layers:
+        ours, theirs = ({layer.inputs.shape[1] for layer in one.layers} for one in (seen, its))
+        must = f"a run whose mixers read {max(ours)} positions, as this run's"
+        require(ours == theirs, "beside", str(workdir), must)
+    return report.Other(f"run {workdir.resolve().name}", its, params)
 
 
 def _facts(
@@ -119,9 +160,8 @@ def _facts(
 
 def _lengths(layer: Mapping[str, Any]) -> list[str]:
     """A row of the table of effective lengths: the median of each, and its quartiles."""
-    quartiles = (
-        "{1:.0f} ({0:.0f} to {2:.0f})".format(*layer[name]) for name in ("quartilesBefore", "quartilesAfter")
-    )
+    names = [name for name in ("quartilesBefore", "quartilesAfter") if name in layer]
+    quartiles = ("{1:.0f} ({0:.0f} to {2:.0f})".format(*layer[name]) for name in names)
     return [layer["name"], str(layer["count"] * layer["width"]), str(layer["length"]), *quartiles]
 
 
@@ -130,4 +170,4 @@ def _symbol(encoding: Encoding, token: int) -> str:
     if token < 0:
         return ""
     is_known = is_tokenizer(encoding) and token < encoding.vocab_size
-    return encoding.decode([int(token)]) if is_known else str(token)
+    return piece(encoding, int(token)) if is_known else str(token)

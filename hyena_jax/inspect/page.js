@@ -254,6 +254,10 @@ function mixingSection() {
   views();
 }
 
+// Names and colours of the values before training, which a run that was not trained lacks, and after.
+const states = (before, after) => before
+  ? [["before training", "before", before], ["after", "after", after]] : [["as it is", "after", after]];
+
 function filterSection() {
   const layers = data.filters;
   if (!layers.length) return;
@@ -270,19 +274,17 @@ function filterSection() {
   function draw() {
     const layer = layers[layerSelect.value];
     const row = whichSelect.value * layer.channels.length + Number(channelSelect.value);
-    const lines = (x, before, after) => [
-      { name: "before training", colour: "before", x, y: [...unpack(before)[row]] },
-      { name: "after", colour: "after", x, y: [...unpack(after)[row]] },
-    ];
+    const lines = (x, before, after) => states(before, after).map(
+      ([name, colour, packed]) => ({ name, colour, x, y: [...unpack(packed)[row]] }));
     const lags = logLag.checked ? layer.lags.map((lag) => lag + 1) : layer.lags;
     chart(byId("filter-lags"), { series: lines(lags, layer.before, layer.after), zero: true, logx: logLag.checked,
       title: "Filter over lag: the weight of the input so many positions ago", xlabel: logLag.checked ? "lag + 1" : "lag" });
     chart(byId("filter-spectrum"), { series: lines(layer.frequencies, layer.spectrumBefore, layer.spectrumAfter),
       title: "Its spectrum: magnitude of the Fourier transform, dB", xlabel: "frequency (cycles per position)" });
-    const [before, after] = [layer.lengthsBefore[row], layer.lengthsAfter[row]];
-    byId("filter-length").textContent = `Effective length of this channel's filter: ${before} lags before training, ${after} after, of ${layer.length}.`;
+    const lengths = layer.before ? `${layer.lengthsBefore[row]} lags before training, ${layer.lengthsAfter[row]} after` : `${layer.lengthsAfter[row]} lags`;
+    byId("filter-length").textContent = `Effective length of this channel's filter: ${lengths}, of ${layer.length}.`;
     chart(byId("filter-hankel"), { logy: true, xlabel: "index", title: "Hankel singular values relative to the largest, median over channels of this layer",
-      series: [["before training", "before", layer.hankelBefore], ["after", "after", layer.hankelAfter]].map(
+      series: states(layer.hankelBefore, layer.hankelAfter).map(
         ([name, colour, y]) => ({ name, colour, x: y.map((_, i) => i + 1), y })) });
   }
   layerSelect.addEventListener("change", refill);
@@ -313,7 +315,7 @@ function gateSection() {
     hint = `${ends}. Move over the picture for values.`;
     canvas.getContext("2d").putImageData(image, 0, 0);
     chart(byId("gate-memory"), { logy: true, xlabel: "channel, by memory length", title: "Memory length of every channel, in positions, sorted",
-      series: [["before training", "before", layer.memoryBefore], ["after", "after", layer.memoryAfter]].map(
+      series: states(layer.memoryBefore, layer.memoryAfter).map(
         ([name, colour, y]) => ({ name, colour, x: y.map((_, i) => i + 1), y })) });
     byId("gate-readout").textContent = hint;
   }

@@ -36,6 +36,7 @@ class Content(NamedTuple):
       thumbnails: for each layer of `data` its name and a matrix.
       lengths: rows of the table of effective lengths.
       data: JSON values for the script.
+      start: where the parameters before training come from; empty if only one state of them is shown.
     """
 
     title: str
@@ -45,6 +46,7 @@ class Content(NamedTuple):
     thumbnails: Sequence[tuple[str, np.ndarray]]
     lengths: Sequence[Sequence[str]]
     data: dict[str, Any]
+    start: str = ""
 
 
 def page(content: Content) -> str:
@@ -233,15 +235,19 @@ too.</p>
 def _filters(content: Content) -> str:
     if not content.data["filters"]:
         return ""
-    header = ("layer", "channels", "lags", "effective length before (quartiles)", "after (quartiles)")
+    header, title = ("layer", "channels", "lags", "effective length (quartiles)"), "Long filters"
+    compared = ""
+    if content.start:
+        header = (*header[:3], "effective length before (quartiles)", "after (quartiles)")
+        title += ", before and after training"
+        compared = f" Grey is the filter before training, {content.start}, and red the trained one."
     lengths = table(content.lengths, header, n_texts=1)
     about = (
-        "A long convolution adds up its past inputs, each times the filter at that lag. Grey is the filter"
-        " before training, drawn from the run's seed, and red the trained one. The effective length is the"
-        " number of lags, from 0, that hold 95% of a filter's energy; the table gives its median over all"
-        " channels, with quartiles. The charts open with a channel near the median; channels count from 0."
-        " Hankel singular values say how large a recurrence must be to do the same: the faster they"
-        " fall, the smaller."
+        f"A long convolution adds up its past inputs, each times the filter at that lag.{compared}"
+        " The effective length is the number of lags, from 0, that hold 95% of a filter's energy; the table"
+        " gives its median over all channels, with quartiles. The charts open with a channel near the median;"
+        " channels count from 0. Hankel singular values say how large a recurrence must be to do the same:"
+        " the faster they fall, the smaller."
     )
     inside = f"""{lengths}
 <div class="needs-script">
@@ -258,7 +264,7 @@ def _filters(content: Content) -> str:
 <figure id="filter-hankel"></figure>
 </div>
 </div>"""
-    return _section("filters", "Long filters, before and after training", about, inside)
+    return _section("filters", title, about, inside)
 
 
 def _gates(content: Content) -> str:

@@ -153,24 +153,25 @@ def _view(view: View, is_causal: bool) -> Json:
 
 
 def filters(
-    before: Sequence[tuple[Layer, optax.Params]], after: Sequence[tuple[Layer, optax.Params]]
+    before: Sequence[tuple[Layer, optax.Params]] | None, after: Sequence[tuple[Layer, optax.Params]]
 ) -> list[Json]:
     """The long filters of every layer over all lags of its mixer, before and after training.
 
     Args:
-      before, after: the layers with their own parameters.
+      before, after: the layers with their own parameters; None: there is nothing to compare with.
     """
     pairs = []
-    for i, ((layer, old), (_, new)) in enumerate(zip(before, after, strict=True)):
+    for i, (layer, new) in enumerate(after):
         h = long_filters.filters(layer.mixer, new, layer.mixer.max_len)
         if h is not None:
-            pairs.append((i, layer, long_filters.filters(layer.mixer, old, layer.mixer.max_len), h))
+            old = before and long_filters.filters(layer.mixer, before[i][1], layer.mixer.max_len)
+            pairs.append((i, layer, old, h))
     numbers = sum(h.shape[0] * min(h.shape[2], MOST_POINTS) for _, _, _, h in pairs)
     most = int(np.clip(FILTER_BYTES // (8 * max(numbers, 1)), 4, MOST_CHANNELS))
     return [_filter(layer_name(i, layer), *both, most) for i, layer, *both in pairs]
 
 
-def _filter(name: str, before: np.ndarray, after: np.ndarray, most: int) -> Json:
+def _filter(name: str, before: np.ndarray | None, after: np.ndarray, most: int) -> Json:
     count, width, length = after.shape
     channels = evenly(width, most)
     lags = evenly(length, MOST_POINTS)
@@ -185,6 +186,8 @@ def _filter(name: str, before: np.ndarray, after: np.ndarray, most: int) -> Json
         "frequencies": [f / (2 * length) for f in frequencies],
     }
     for when, h in (("Before", before), ("After", after)):
+        if h is None:
+            continue
         chosen = h[:, channels].reshape(-1, length)
         magnitudes = long_filters.spectrum(chosen)[:, frequencies]
         floor = max(float(magnitudes.max(initial=0)), 1e-30) * 1e-6
@@ -201,14 +204,18 @@ def _filter(name: str, before: np.ndarray, after: np.ndarray, most: int) -> Json
 
 
 def recurrences(
-    before: Sequence[tuple[Layer, optax.Params]], after: Sequence[tuple[Layer, optax.Params]]
+    before: Sequence[tuple[Layer, optax.Params]] | None, after: Sequence[tuple[Layer, optax.Params]]
 ) -> list[Json]:
-    """Memory lengths and gates of every layer with an RG-LRU."""
+    """Memory lengths and gates of every layer with an RG-LRU; arguments as of `filters`."""
     found = []
-    for i, ((old_layer, old), (layer, new)) in enumerate(zip(before, after, strict=True)):
+    for i, (layer, new) in enumerate(after):
         now = gates(layer.mixer, new, layer.inputs)
         if now is not None:
-            found.append((i, layer, gates(old_layer.mixer, old, old_layer.inputs), now))
+            old = None
+            if before is not None:
+                old_layer, old_params = before[i]
+                old = gates(old_layer.mixer, old_params, old_layer.inputs)
+            found.append((i, layer, old, now))
     size = sum(3 * now.decay.shape[1] for *_, now in found)
     most = max(int(GATE_BYTES // max(size, 1)), 8)
     return [_recurrence(layer_name(i, layer), *both, most) for i, layer, *both in found]
@@ -223,12 +230,13 @@ def _recurrence(name: str, before: Any, now: Any, most: int) -> Json:
         "recurrence gate r": now.recurrence,
         "input gate i": now.input,
     }
+    old = None if before is None else np.asarray(memory_lengths(before.decay)[0], np.float64)
     return {
         "name": name,
         "channels": chosen.tolist(),
         "memory": rounded(memory[chosen]),
         "memoryAfter": rounded(memory[order]),
-        "memoryBefore": rounded(np.sort(np.asarray(memory_lengths(before.decay)[0], np.float64))),
+        **({} if old is None else {"memoryBefore": rounded(np.sort(old))}),
         "gates": [
             {"name": title, "signed": bool((values < 0).any()), **packed(np.asarray(values)[0, :, chosen])}
             for title, values in named.items()

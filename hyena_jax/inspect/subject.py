@@ -13,11 +13,12 @@ import numpy as np
 from hyena_jax.config import UserError, read_bytes, require
 from hyena_jax.data.dataset import Dataset, Encoding
 from hyena_jax.data.loader import Batch
-from hyena_jax.data.tokenizers import Tokenizer, is_tokenizer
+from hyena_jax.data.tokenizers import Tokenizer, encode_start, is_tokenizer
 from hyena_jax.training.loss import cross_entropy
 
 # The largest text file, and the most characters of it that are encoded for each token shown.
 MOST_BYTES, MOST_CHARACTERS = 2**26, 64
+BOS = "<bos>"
 
 
 class Subject(NamedTuple):
@@ -55,17 +56,18 @@ class Scores(NamedTuple):
 
 
 def from_text(tokenizer: Tokenizer, text: str, most: int, path: Path | None = None) -> Subject:
-    """The first `most` tokens of a text, from a file if `path` is given.
+    """The first `most` tokens of a text, from a file if `path` is given; `bos` is one of them.
 
     Raises:
       UserError: if the text has no token or cannot be encoded.
     """
     name = "text" if path is None else f"path {str(path)!r}"
     try:
-        ids = np.asarray(tokenizer.encode(text[: MOST_CHARACTERS * most]), np.int32)
+        ids = np.asarray(encode_start(tokenizer, text[: MOST_CHARACTERS * most]), np.int32)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
-    require(len(ids) > 0, name, text[:40], "at least one token long")
+    n_starts = int(getattr(tokenizer, "bos", None) is not None)
+    require(len(ids) > n_starts, name, text[:40], "at least one token long")
     is_whole, ids = len(ids) <= most and len(text) <= MOST_CHARACTERS * most, ids[:most]
     part = "all" if is_whole else "the first"
     source = f"{part} {len(ids)} tokens of {'the given text' if path is None else path}"
@@ -77,7 +79,7 @@ def from_text(tokenizer: Tokenizer, text: str, most: int, path: Path | None = No
 def from_file(tokenizer: Tokenizer, path: Path, most: int) -> Subject:
     """The first `most` tokens of a text file in UTF-8. Raises UserError if it cannot be read."""
     try:
-        text = read_bytes("path", path, MOST_BYTES).decode()
+        text = read_bytes("path", path, MOST_BYTES).decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UserError(f"path must be a text in UTF-8, got {str(path)!r}: {error}") from error
     return from_text(tokenizer, text, most, path)
@@ -96,11 +98,16 @@ def held_out(data: Dataset, encoding: Encoding, index: int, most: int) -> Subjec
     source = f"held-out {'image' if is_image else 'row'} {index}; data: {data.source}"
     if is_image:
         return Subject(batch["inputs"], (), batch["targets"], batch["weights"], 0, source)
-    inputs = batch["inputs"][:, :most]
-    targets, weights = (_everywhere(batch, name)[:, :most] for name in ("targets", "weights"))
+    inputs, targets, weights = batch["inputs"], _everywhere(batch, "targets"), _everywhere(batch, "weights")
+    # What a target without weight says does not count: a text's last window ends with padding.
+    counts = weights[0] > 0
+    inside = counts[:-1]
+    is_text = inside.any() and np.array_equal(targets[0, :-1][inside], inputs[0, 1:][inside])
+    if is_text:  # the last target that counts is one token further
+        most = min(most, np.flatnonzero(counts)[-1] + 2)
+    inputs, targets, weights = (x[:, :most] for x in (inputs, targets, weights))
     labels = _pieces(encoding, inputs[0]) if is_tokenizer(encoding) else tuple(f"{i} " for i in inputs[0])
     source = f"{inputs.shape[1]} tokens, {source}"
-    is_text = np.array_equal(targets[:, :-1], inputs[:, 1:]) and weights[:, :-1].all()
     return Subject(inputs, labels, targets, weights, int(is_text), source)
 
 
@@ -114,7 +121,12 @@ def _everywhere(batch: Batch, name: str) -> np.ndarray:
 
 
 def _pieces(tokenizer: Tokenizer, ids: np.ndarray) -> tuple[str, ...]:
-    return tuple(tokenizer.decode([i]) for i in ids)
+    return tuple(piece(tokenizer, int(i)) for i in ids)
+
+
+def piece(tokenizer: Tokenizer, token: int) -> str:
+    """The text of a token; decoding leaves `bos` out, which is to be seen here."""
+    return BOS if token == getattr(tokenizer, "bos", None) else tokenizer.decode([token])
 
 
 def scores(subject: Subject, logits: np.ndarray) -> Scores:

@@ -15,7 +15,9 @@ class Facts(NamedTuple):
     fingerprint: str
     """SHA-256 of the data and the tokenizer."""
     loss: float | None
-    """Validation loss, in nats a token; None if it was not measured."""
+    """Validation loss; None if it was not measured."""
+    loss_unit: str
+    """Such as `nats a token`; empty if nobody knows."""
     machine: Mapping[str, Any]
     """Of the process that exported; where the run was trained is not recorded."""
     versions: Mapping[str, str]
@@ -25,7 +27,7 @@ class Facts(NamedTuple):
 
 def card(name: str, facts: Facts) -> str:
     """The card as Markdown, with the header that Hugging Face reads."""
-    loss = "not measured" if facts.loss is None else f"{facts.loss:.6g} nats a token"
+    loss = "not measured" if facts.loss is None else f"{facts.loss:.6g} {facts.loss_unit}".rstrip()
     machine, versions = facts.machine, facts.versions
     rows = {
         "parameters": f"{facts.n_parameters:,}",

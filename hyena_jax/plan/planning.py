@@ -14,6 +14,7 @@ from hyena_jax.plan.collectives import collectives
 from hyena_jax.plan.compiling import Compiled, Limits, compile_step
 from hyena_jax.plan.hlo import Program
 from hyena_jax.plan.roofline import KINDS, REACHED, KernelWork, costs, sums
+from hyena_jax.plan.step import n_params
 from hyena_jax.plan.targets import Target
 
 # The backward pass takes two products for each of the forward pass; nothing that is recomputed counts.
@@ -242,6 +243,8 @@ def _plan(
         max(sum(row.seconds.pessimistic for row in kinds), total["hbm",] / REACHED),
     )
     parts = {name: total[name, "device"] for name in ("parameters", "optimizer")}
+    # Parameters are counted where the depth ends within a repeat, whose layers may differ.
+    is_straight = per_repeat is None or experiment.model.n_layers % depths[0] == 0
     program = Program(deepest.text)
     found = sorted(costs(program, chip, _kernels(deepest)), key=lambda cost: cost.pessimistic, reverse=True)
     return Plan(
@@ -254,7 +257,7 @@ def _plan(
         units=deepest.facts["units"],
         assumes_vocabulary=getattr(experiment.model, "vocab_size", 0) is None,
         n_layers=getattr(experiment.model, "n_layers", None),
-        n_params=round(total["n_params",]),
+        n_params=round(total["n_params",]) if is_straight else n_params(experiment),
         compiled_layers=tuple(n for n in depths if n is not None),
         compile_seconds=sum(each.seconds for each in compiled),
         memory=total["memory",],

@@ -48,7 +48,7 @@ def candidates(experiment: Experiment, target: Target, axes: Sequence[str]) -> I
     """Experiments that differ in `axes`: lists of growing batch, of which the rest is skipped once one fails.
 
     Raises:
-      UserError: for an unknown axis, or none.
+      UserError: for an unknown axis, or none; or if no layout can split any of the batches.
     """
     require(len(axes) > 0, "search", axes, f"some of {', '.join(AXES)}")
     for axis in axes:
@@ -59,6 +59,7 @@ def candidates(experiment: Experiment, target: Target, axes: Sequence[str]) -> I
     layouts = [experiment.parallel] if "layout" not in axes else list(_layouts(experiment, target))
     batch = experiment.data.batch_size
     batches = [batch] if "batch" not in axes else [round(batch * times) for times in BATCHES]
+    splits, is_empty = [], True
     for parallel in layouts:
         for model in models:
             row_shards = target.n_chips // (parallel.sequence if parallel.strategy == "sharded" else 1)
@@ -70,8 +71,12 @@ def candidates(experiment: Experiment, target: Target, axes: Sequence[str]) -> I
                 )
                 for n in sizes
             ]
+            splits.append(parts)
             if found:
+                is_empty = False
                 yield found
+    must = f"a multiple of {min(splits)}, the shards of its rows times optimizer.accumulation_steps"
+    require(not is_empty, "data.batch_size", batch, must)
 
 
 def _layouts(experiment: Experiment, target: Target) -> Iterator[ParallelConfig]:

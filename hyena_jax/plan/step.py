@@ -56,7 +56,7 @@ def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> tuple[jax.st
     return lowered, {
         "unit": subject.unit,
         "units": batch["targets"].size,
-        "n_params": sum(leaf.size for leaf in jax.tree.leaves(shapes)),
+        "n_params": _size(shapes),
         "parameters": _bytes(shapes, strategy, experiment),
         "optimizer": _bytes(state.opt_state, strategy, experiment),
         "kernels": {
@@ -65,6 +65,16 @@ def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> tuple[jax.st
         },
         "forward": forward,
     }
+
+
+def n_params(experiment: Experiment) -> int:
+    """The number of parameters of an experiment's model, at its own depth."""
+    model = models.build(subject_of(experiment, (), VOCABULARY).experiment.model)
+    return _size(jax.eval_shape(lambda: init_params(model, experiment.seed)))
+
+
+def _size(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _kernels(traced: Any) -> list[Kernel]:

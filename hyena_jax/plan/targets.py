@@ -126,7 +126,8 @@ def parse_target(name: str) -> Target:
         example = f"{kind}:4x4" if chip.dims == 2 else f"{kind}:2x2x4"
         must = f"{kind}:{'x'.join('ABC'[: chip.dims])}, {chip.dims} numbers of chips, such as {example}"
     shape = "1" if chip.dims == 1 and not shape else shape
-    require(re.fullmatch(r"\d+(x\d+)*", shape) is not None, "target", name, must)
+    # Python refuses to read numbers of thousands of digits.
+    require(re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9}){0,9}", shape) is not None, "target", name[:40], must)
     sizes = tuple(int(size) for size in shape.split("x"))
     require(len(sizes) == chip.dims and prod(sizes) >= 1, "target", name, must)
     require(prod(sizes) <= chip.most, "target", name, f"at most {chip.most} chips")

@@ -28,7 +28,8 @@ MOST_LINES = 100
 
 def check_target(path: Path) -> None:
     """Raises UserError unless `write` can create `path` and its config without overwriting a file."""
-    require(path.suffix not in ("", ".json"), "output", str(path), "a file such as model.safetensors")
+    # With another suffix the config or the model card, which stand beside the file, could have its name.
+    require(path.suffix == ".safetensors", "output", str(path), "a file such as model.safetensors")
     require(path.parent.is_dir(), "output", str(path), "in a folder that exists")
     for file in (path, config_beside(path)):
         require(not file.exists(), "output", str(path), f"a new file, but {file.name} already exists")

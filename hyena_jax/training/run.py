@@ -262,7 +262,10 @@ def _initial(
       UserError: if they cannot be read or do not fit the model, or LoRA has no base.
     """
     if lora.lora_of(experiment.model) is None:
-        return None if init_from is None else read_initial(init_from, shapes, report), None
+        has_started = workdir is not None and saved_steps(workdir / CHECKPOINTS)
+        if init_from is None or has_started:  # what a run began with may be gone by now
+            return None, None
+        return read_initial(init_from, shapes, report), None
     if workdir is not None and config.is_run(workdir):
         if config.identity_differences(experiment, config.read_run(workdir)):
             return None, None  # `check_run` refuses the folder

@@ -1,5 +1,6 @@
 """The three benchmark commands at tiny sizes, and their errors."""
 
+import dataclasses
 import importlib.util
 import json
 import signal
@@ -10,9 +11,18 @@ import numpy as np
 import pytest
 
 from hyena_jax.benchmark import decode, machine, memory, operators, report, verify
+from hyena_jax.benchmark.model import subject_of
 from hyena_jax.benchmark.settings import Decode, Operators
 from hyena_jax.cli import main
-from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig
+from hyena_jax.config import (
+    MIXER_CONFIGS,
+    AttentionConfig,
+    Experiment,
+    ImageClassifierConfig,
+    ImagesConfig,
+    LanguageModelConfig,
+    UserError,
+)
 from hyena_jax.interruption import EndAtOnce
 from hyena_jax.mixers import mixer_oracle
 
@@ -260,6 +270,26 @@ def test_a_model_of_text(config, tmp_path, capsys):
 def test_a_model_of_images(config, capsys):
     assert run("model", f"{config}:images", "--batch-size", 8, *QUICK) == 0
     assert "images/s" in capsys.readouterr().out
+
+
+IMAGES = ImageClassifierConfig(pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8)
+
+
+def test_images_have_the_sizes_that_the_config_says(tmp_path):
+    """A known data set fills in and refuses as in training; a folder is read where the model lacks sizes."""
+    data = ImagesConfig(batch_size=4)
+    known = subject_of(Experiment(model=IMAGES, data=data), (), 256).experiment.model
+    assert (known.image_size, known.channels, known.n_classes) == ((8, 8), 1, 10)
+    large = dataclasses.replace(IMAGES, image_size=(32, 16), channels=3, n_classes=7)
+    with pytest.raises(UserError, match=r"model.image_size must be the data's \(8, 8\), got \(32, 16\)"):
+        subject_of(Experiment(model=large, data=data), (), 256)
+    absent = dataclasses.replace(data, path=str(tmp_path / "absent"))
+    found = subject_of(Experiment(model=large, data=absent), (), 256)
+    assert found.experiment.model == large
+    (make,) = found.batches.values()
+    assert make()["inputs"].shape == (4, 32, 16, 3)
+    with pytest.raises(UserError, match="absent"):
+        subject_of(Experiment(model=IMAGES, data=absent), (), 256)
 
 
 def test_decoding(tmp_path, capsys):

@@ -130,6 +130,7 @@ def content(image: bool) -> page.Content:
             "charts": {"curve-loss": chart},
             "image": report.image(rng.random((4, 6, 1)), (2, 2)) if image else None,
         },
+        start="drawn from the run's seed",
     )
 
 
@@ -193,3 +194,23 @@ def test_the_page_opens_its_controls_work_and_nothing_is_fetched(tmp_path, image
         browser.value("document.body.insertAdjacentHTML('beforeend', '<img src=\"file:///nowhere.png\">')")
         browser.value("1")
         assert "Content Security Policy" in json.dumps(browser.named("Log.entryAdded"))
+
+
+def test_a_run_that_was_not_trained_shows_one_state(tmp_path):
+    whole, path = content(image=False), tmp_path / "page.html"
+    filters = [report._filter("layer 1: hyena", None, np.ones((1, 3, 16)), 64)]
+    gates = [{name: x for name, x in gate.items() if name != "memoryBefore"} for gate in whole.data["gates"]]
+    lengths = [["layer 1: hyena", "3", "16", "16 (16 to 16)"]]
+    data = {**whole.data, "filters": filters, "gates": gates}
+    text = page.page(whole._replace(data=data, lengths=lengths, start=""))
+    path.write_text(text, encoding="utf-8")
+    assert "before and after training" not in text
+    assert "Grey is the filter" not in text
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(path)
+        for chart in ("filter-lags", "filter-spectrum", "filter-hankel", "gate-memory"):
+            assert browser.value(f"document.querySelectorAll('#{chart} text.after').length") == 1, chart
+            assert browser.value(f"document.querySelectorAll('#{chart} text.before').length") == 0
+        length = browser.value("document.getElementById('filter-length').textContent")
+        assert length == "Effective length of this channel's filter: 16 lags, of 16."
+        assert browser.named("Runtime.exceptionThrown") == []

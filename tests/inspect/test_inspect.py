@@ -1,7 +1,10 @@
 """Traces, filters, memory lengths and figures say what the model computes."""
 
+import dataclasses
 import json
+from typing import NamedTuple
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,16 +14,25 @@ from tolerances import assert_close
 
 from hyena_jax import inspect, models
 from hyena_jax.config import (
+    Experiment,
     ExplicitFilterConfig,
     FIRConfig,
     HawkConfig,
     HyenaConfig,
+    ImageClassifierConfig,
+    ImagesConfig,
     LanguageModelConfig,
+    LoRAConfig,
     ShortFilterConfig,
+    TextConfig,
+    UserError,
 )
+from hyena_jax.data import loader
 from hyena_jax.distillation import hankel
-from hyena_jax.inspect import report
+from hyena_jax.inspect import content, report, subject
 from hyena_jax.mixers import Hawk
+from hyena_jax.training import lora
+from hyena_jax.training.run_folder import RunFolder
 from hyena_jax.training.step import init_params
 
 pytestmark = pytest.mark.xdist_group("inspect")  # its tests share a trace
@@ -58,6 +70,126 @@ def test_a_trace_is_the_models_own_pass(seen):
     y = jax.jit(layer.mixer.apply)({"params": layer.own(params)}, layer.inputs)
     assert_close(trace.blocks[1].mixer, np.sqrt(np.square(y).mean(-1)))
     assert trace.last.shape == (1, 12)
+
+
+class Letters:
+    """a, b, ... are 1, 2, ...; texts begin with 0."""
+
+    vocab_size, bos, stream = 11, 0, None
+
+    def encode(self, text):
+        return np.array([ord(letter) - 96 for letter in text], np.int32)
+
+    def decode(self, ids):
+        return "".join(chr(96 + i) for i in ids if i > 0)
+
+
+class Rows(NamedTuple):
+    """Held-out data of one row."""
+
+    batch: dict
+    source: str = "rows"
+
+    def n_eval_rows(self):
+        return 1
+
+    def eval_batches(self, batch_size):
+        yield self.batch
+
+
+def row(inputs, targets, weights):
+    return Rows(
+        {"inputs": np.array([inputs]), "targets": np.array([targets]), "weights": np.array([weights])}
+    )
+
+
+def test_a_text_begins_as_in_training():
+    shown = subject.from_text(Letters(), "abc", 3)
+    assert shown.inputs.tolist() == [[0, 1, 2]]
+    assert shown.labels == ("<bos>", "a", "b")
+    assert shown.source.startswith("the first 3 tokens")
+    with pytest.raises(UserError, match="text must be at least one token long, got ''"):
+        subject.from_text(Letters(), "", 3)
+
+
+def test_the_padding_of_a_texts_last_window_is_not_shown():
+    tokens = np.array([3, 1, 4, 1, 5, 9, 2])
+    (*_, batch) = loader.eval_batches(tokens, seq_len=4, batch_size=1)
+    assert batch["weights"].tolist() == [[1, 1, 0, 0]]
+    shown = subject.held_out(Rows(batch), Letters(), 0, 16)
+    assert shown.labels == ("e", "i", "b")
+    assert shown.shift == 1
+    assert subject.held_out(Rows(batch), Letters(), 0, 1).shift == 1
+    logits = np.random.default_rng(0).standard_normal((1, 3, 11))
+    found = subject.scores(shown, logits)
+    wanted = [-np.log(subject.probability(logits)[0, t, token]) for t, token in ((0, 9), (1, 2))]
+    assert_close(found.nats[1:], wanted, "float32")
+
+
+def test_answers_stand_where_they_are_given():
+    last = subject.held_out(row([1, 2, 3], [0, 0, 3], [0.0, 0, 1]), Letters(), 0, 16)
+    assert (last.shift, last.inputs.shape) == (0, (1, 3))
+    masked = subject.held_out(row([1, 2, 3, 4], [7, 3, 4, 5], [0.0, 1, 1, 1]), Letters(), 0, 16)
+    assert (masked.shift, masked.inputs.shape) == (1, (1, 4))
+
+
+def run_of(workdir, model, encoding=None):
+    data = ImagesConfig() if model.input_kind.is_images else TextConfig(seq_len=16)
+    experiment = Experiment(model=model, data=data)
+    return RunFolder(experiment, encoding or Letters(), "", workdir / "checkpoints", {})
+
+
+def test_what_was_before_training(tmp_path):
+    """The seed's parameters, the base of LoRA, or step 0; nothing for a run that was not trained."""
+    model = models.build(CONFIG)
+    base = init_params(model, 5)
+    folder = run_of(tmp_path, CONFIG)
+    words, drawn = content._start(folder, model, 3, print)
+    assert words == "drawn from the run's seed"
+    chex.assert_trees_all_equal(drawn, init_params(model, 0))
+    assert content._start(folder, model, 0, print) == ("", None)
+    lora.write_base(tmp_path, base, lora.digest(base), "elsewhere")
+    adapted = run_of(tmp_path, dataclasses.replace(CONFIG, lora=LoRAConfig(rank=1)))
+    words, found = content._start(adapted, model, 3, print)
+    assert words == "from the base that LoRA adapts"
+    chex.assert_trees_all_equal(found, base)
+
+
+def test_a_run_that_was_converted_and_trained_on_started_at_step_0(tmp_path, monkeypatch):
+    monkeypatch.setattr(content, "saved_steps", lambda folder: [0, 3])
+    monkeypatch.setattr(content, "load_params", lambda *arguments: (0, arguments[2]))
+    model = models.build(CONFIG)
+    assert content._start(run_of(tmp_path, CONFIG), model, 3, print) == ("at step 0", "0")
+
+
+def beside(other, shown, seen, monkeypatch, path):
+    monkeypatch.setattr(content, "read_run", lambda workdir: run_of(workdir, other, "equal"))
+    monkeypatch.setattr(content, "load_params", lambda folder, model, step, note: (1, init_params(model, 0)))
+    return content._beside(path, "equal", shown, seen, print)
+
+
+def test_a_run_beside_reads_the_same_tokens(seen, tmp_path, monkeypatch):
+    _, _, tokens, trace = seen
+    shown = subject.Subject(tokens, tuple("a" * 12), tokens, np.ones(tokens.shape), 1, "")
+    assert beside(CONFIG, shown, trace, monkeypatch, tmp_path).seen.outputs.shape == (1, 12, 11)
+    fewer = dataclasses.replace(CONFIG, vocab_size=10)
+    with pytest.raises(UserError, match="beside must be a run with a vocab_size above the shown id 10, got"):
+        beside(fewer, shown, trace, monkeypatch, tmp_path)
+
+
+def test_a_run_beside_reads_as_many_patches(tmp_path, monkeypatch):
+    common = {"pattern": (FIRConfig(),), "n_layers": 1, "d_model": 4, "d_ff": 4, "dtype": "float32"}
+    sizes = {"image_size": (8, 8), "channels": 1, "n_classes": 2}
+    config = ImageClassifierConfig(**common, **sizes, patch_size=(2, 2))
+    model, image = models.build(config), np.zeros((1, 8, 8, 1), np.float32)
+    shown = subject.Subject(image, (), np.zeros(1, np.int32), np.ones(1), 0, "")
+    seen = inspect.trace(model, init_params(model, 0), image)
+    coarse = dataclasses.replace(config, patch_size=(4, 4))
+    with pytest.raises(UserError, match="beside must be a run whose mixers read 16 positions, as this run's"):
+        beside(coarse, shown, seen, monkeypatch, tmp_path)
+    larger = dataclasses.replace(config, image_size=(16, 8))
+    with pytest.raises(UserError, match=r"beside must be a run on images of the shape \(8, 8, 1\), got"):
+        beside(larger, shown, seen, monkeypatch, tmp_path)
 
 
 def test_filters_are_what_the_mixer_convolves_with(seen):
@@ -141,6 +273,9 @@ def test_the_report_of_a_trace_is_json(seen):
     ]
     assert json.loads(json.dumps(values, allow_nan=False))
     assert len(values[1]) == len(values[2]) == 1
+    assert "before" in values[1][0]
+    alone = report.filters(None, layers) + report.recurrences(None, layers)
+    assert not any("before" in name.lower() for one in alone for name in one)
 
 
 class Running(nn.Module):

@@ -9,9 +9,10 @@ from rich.console import Console
 
 from hyena_jax import config
 from hyena_jax.cli import main
+from hyena_jax.comparison import sizes
 from hyena_jax.config import ParallelConfig, UserError
 from hyena_jax.plan import planning, report, search, targets
-from hyena_jax.plan.compiling import Compiled, Limits
+from hyena_jax.plan.compiling import VOCABULARY, Compiled, Limits
 from hyena_jax.plan.targets import GIB, parse_target
 
 TARGET = parse_target("v5e:4x4")
@@ -79,6 +80,16 @@ def test_depth_is_continued_from_one_and_two_repeats(compiled):
     assert plan.mfu(True).roofline == pytest.approx(1.01 * plan.mfu(False).roofline)
 
 
+def test_the_parameters_of_a_part_of_the_pattern_are_counted(compiled):
+    """Griffin's layers differ: three in a repeat, of which 26 layers end with two."""
+    found = config.load("griffin")
+    small = dataclasses.replace(found.model, n_layers=8, vocab_size=None)
+    plan = planning.make_plan(dataclasses.replace(found, model=small), TARGET, LIMITS, False)
+    assert compiled == [3, 6]
+    exact = sizes.n_params(dataclasses.replace(small, vocab_size=VOCABULARY))
+    assert plan.n_params == exact
+
+
 def test_a_shallow_model_and_a_whole_one_are_compiled_once(compiled):
     planning.make_plan(experiment(2), TARGET, LIMITS, whole=False)
     plan = planning.make_plan(experiment(12), TARGET, LIMITS, whole=True)
@@ -143,6 +154,11 @@ REFUSED = {
     "too many chips": ("--target v5e:64x64", "--target must be at most 1024 chips"),
     "too many GPUs": ("--target h100:9", "--target must be at most 8 chips"),
     "a torus of GPUs": ("--target h100:2x2", "--target must be h100, or h100:N with N from 1 to 8"),
+    "a number of many digits": (f"--target h100:{'9' * 5000}", "--target must be h100, or h100:N with N"),
+    "a batch for no layout": (
+        "--target v5e:4x4 --search remat --data.batch-size 3",
+        "--data.batch-size must be a multiple of 16, the shards of its rows",
+    ),
     "no numbers": ("--target v5e", "such as v5e:4x4, got 'v5e'"),
     "an unknown axis": (
         "--target v5e:4x4 --search remt",

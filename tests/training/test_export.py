@@ -11,7 +11,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from hyena_jax import config, models
+from hyena_jax.cli import main
+from hyena_jax.commands.export import _loss_unit
 from hyena_jax.config import UserError
+from hyena_jax.config.tasks import RecallConfig
+from hyena_jax.interop.card import Facts, card
 from hyena_jax.training import export
 from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
@@ -63,16 +67,46 @@ def test_every_name_that_does_not_fit_gets_a_line(file):
     ("name", "message"),
     [
         ("model.safetensors", "a new file, but model.safetensors already exists, got"),
-        ("model.npz", "a new file, but model.json already exists"),
+        ("alone.safetensors", "a new file, but alone.json already exists"),
         ("other.json", "a file such as model.safetensors"),
+        ("other.md", "a file such as model.safetensors"),
         ("other", "a file such as model.safetensors"),
+        ("", "a file such as model.safetensors"),
         ("nowhere/other.safetensors", "in a folder that exists"),
     ],
 )
 def test_nothing_is_overwritten(file, name, message):
+    (file.parent / "alone.json").touch()
     with pytest.raises(UserError, match=message):
         export.check_target(file.parent / name)
     export.check_target(file.with_name("other.safetensors"))
+
+
+@pytest.mark.parametrize("output", [".", "/", "model.md"])
+def test_the_command_refuses_what_is_no_file_of_parameters(output, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "run", "--output", output]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.endswith(f"--output must be a file such as model.safetensors, got {output!r}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "smoothing", "unit"),
+    [
+        (config.LanguageModelConfig(), config.TextConfig(), 0.0, "nats a token"),
+        (config.LanguageModelConfig(), config.TextConfig(), 0.1, ""),
+        (config.ImageClassifierConfig(), config.ImagesConfig(), 0.0, "nats an image"),
+        (config.LanguageModelConfig(), RecallConfig(), 0.0, "nats an answer"),
+    ],
+)
+def test_the_card_says_what_the_loss_counts(model, data, smoothing, unit):
+    loss = config.CrossEntropyConfig(label_smoothing=smoothing)
+    experiment = config.Experiment(model=model, data=data, loss=loss)
+    assert _loss_unit(experiment) == unit
+    machine = {"devices": 1, "device": "cpu", "system": "Linux"}
+    facts = Facts({}, 1, 2, "", 1.5, unit, machine, {}, "unknown")
+    assert f"| validation loss | {' '.join(['1.5', unit]).strip()} |" in card("run", facts)
 
 
 def test_a_full_disk_leaves_no_draft(file, monkeypatch):
@@ -173,3 +207,5 @@ def test_a_run_starts_from_the_parameters_of_another(experiment, tmp_path, conso
         train(wider, tmp_path / "other", console, init_from=file)
     assert "blocks_0/mlp/in_proj/kernel must be (8, 9), got (8, 8)" in console.file.getvalue()
     assert not (tmp_path / "other").exists()
+    file.unlink()
+    train(still, tmp_path / "run", console, init_from=file)  # which has long begun
