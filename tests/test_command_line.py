@@ -50,6 +50,7 @@ class Command:
     names: tuple[str, ...] = ()
     """Which; None takes none."""
     is_quick: bool = False
+    is_known: bool | None = None
     inner: Inner = field(default=Inner())
     flat: Part = field(default=Part(), metadata=FLAT)
 
@@ -73,6 +74,12 @@ def test_switches_have_no_value():
         Path("here"), is_quick=True, inner=Inner(is_on=False)
     )
     assert not made("here --is_quick --no-is-quick").is_quick
+
+
+def test_a_switch_that_may_be_none_has_a_value():
+    assert made("here --is-known false").is_known is False
+    assert made("here --is-known=true").is_known is True
+    assert made("here --is-known None").is_known is None
 
 
 def test_a_tuple_takes_several_values_and_adds_up_and_of_others_the_last_counts():
@@ -99,6 +106,7 @@ def test_given_defaults_take_the_place_of_the_fields():
         ("here --inner.parts.0.width 10", "--inner: parts must be at most 9 wide, got 10"),
         ("here --is-quick true", "--is-quick takes no value, got 'true': write --is-quick or --no-is-quick"),
         ("here --is-quick=1", "--is-quick takes no value, got '1'"),
+        ("here --is-known 0", "--is-known must be a bool or None, got '0'"),
         ("here --names", "--names must be followed by a value"),
         ("here --most 3", "--most is not a flag of command; did you mean --inner.most?"),
         ("here --inner.moast 3", "did you mean --inner.most?"),
@@ -133,6 +141,7 @@ def test_help_says_what_each_flag_takes_does_and_is(monkeypatch):
         "  --size INT|auto                 (default: auto)",
         "  --names TEXT ...                Which; None takes none.",
         "  --is-quick",
+        "  --is-known true|false",
         "inner: What is inside.",
         "  --[no-]inner.is-on              (default: on)",
         "  --inner.kind one|two            (default: one)",

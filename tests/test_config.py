@@ -780,6 +780,18 @@ def test_the_experiment_that_is_loaded_is_made_of_plain_values(tmp_path):
     assert type(loaded.seed) is int
 
 
+@pytest.mark.parametrize("name", ["caf\udce9", "\ud800"])
+def test_a_workdir_is_a_path_in_utf_8(tmp_path, name):
+    with pytest.raises(UserError, match=r"workdir must be a path in UTF-8, got '/.*\\ud"):
+        config.is_run(tmp_path / name / "run")
+
+
+@pytest.mark.parametrize("targets", ["a{99999999999}", "(" * 3000 + ")" * 3000])
+def test_targets_that_are_too_much_for_a_pattern(targets):
+    with pytest.raises(UserError, match=r"targets must be a regular expression, got '[a(]"):
+        config.LoRAConfig(rank=1, targets=targets)
+
+
 def test_special_files_are_no_configs(tmp_path):
     os.mkfifo(tmp_path / "pipe.py")
     with pytest.raises(UserError, match="is not a file"):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Literal
 
 import flax.linen as nn
 import pytest
@@ -108,6 +109,18 @@ def test_what_cannot_be_registered_is_refused_by_name(arguments, message):
     with pytest.raises(UserError, match=message):
         register(*arguments)
     assert list(config.MIXER_CONFIGS)[-1] != "own"
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [dict[str, float], list[int] | None, Literal[1, 2], tuple[()], tuple[list[int], ...], Any, "NoSuch"],
+)
+def test_annotations_that_cannot_be_checked_are_refused_by_name(hint):
+    odd = dataclasses.make_dataclass("OddConfig", [("a", hint, None)], bases=(MixerConfig,), frozen=True)
+    with pytest.raises(
+        UserError, match=r"OddConfig\.a must be annotated with .*, got |annotation of OddConfig"
+    ):
+        register("own", odd, Own)
 
 
 def test_one_class_has_one_name():
@@ -224,6 +237,9 @@ def test_config_json_says_where_a_part_came_from_and_who_lacks_it_is_told(tmp_pa
     changed = experiment(HyenaConfig(filter=config.FILTER_CONFIGS["power_law"]()))
     (line,) = config.changed_plugins(changed, values["plugins"])
     assert "it'\\''s.py' (its SHA-256 differs)" in line
+    moved = {"/elsewhere.py": config.encode(changed)["plugins"][str(file)]}
+    assert config.changed_plugins(changed, moved) == []
+    assert config.changed_plugins(changed, {"/elsewhere.py": values["plugins"][str(file)]}) == [line]
     del config.FILTER_CONFIGS._parts["power_law"]
     with pytest.raises(
         UserError, match=r"filter power_law must be registered: add --plugin '/.*it'\\''s.py'$"
@@ -256,7 +272,9 @@ def test_what_a_run_folder_says_is_shown_without_control_characters_and_never_im
     assert f"mixer [2Jown must be registered: add --plugin '{file}]0;x'" in str(caught.value)
 
 
-@pytest.mark.parametrize("plugins", [[], 3, {"a": 1}, {"a": {"parts": 2}}, {"a": {}}])
+@pytest.mark.parametrize(
+    "plugins", [[], 3, {"a": 1}, {"a": {"parts": 2}}, {"a": {}}, {"a": {"parts": [["a"]]}}]
+)
 def test_malformed_plugins_of_a_run_folder_do_no_harm(plugins):
     values = config.encode(Experiment())
     assert config.decode(values | {"plugins": plugins}) == Experiment()

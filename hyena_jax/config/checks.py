@@ -2,6 +2,8 @@
 
 import dataclasses
 import difflib
+import inspect
+import os
 import types
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -70,9 +72,17 @@ def require_divisor(argument: str, value: int, of: str, number: int) -> None:
 
 
 def require_free(argument: str, folder: Path) -> None:
-    """Refuses a folder in which something would be overwritten."""
+    """Refuses a folder in which something would be overwritten, and a link, which could not be replaced."""
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    require(is_free, argument, str(folder), "a new or an empty folder")
+    require(is_free and not folder.is_symlink(), argument, str(folder), "a new or an empty folder")
+
+
+def require_new_file(argument: str, path: Path) -> None:
+    """Refuses a file that exists, and a folder in which it cannot be made."""
+    is_new = not path.exists() and not path.is_symlink()
+    require(is_new, argument, str(path), "a file that does not exist yet")
+    can_write = path.parent.is_dir() and os.access(path.parent, os.W_OK)
+    require(can_write, argument, str(path), "a file in an existing folder that can be written")
 
 
 class Checked:
@@ -87,6 +97,33 @@ class Checked:
             if get_origin(hint) is Literal and isinstance(value, str):
                 choose(name, value, dict.fromkeys(get_args(hint)))
             require(_is_a(value, hint), name, value, describe(hint))
+
+
+def check_annotations(config_class: type) -> None:
+    """Refuses a config class with a field whose values could not be checked or described."""
+    for name, hint in field_types(config_class).items():
+        if not _is_supported(hint):
+            raise UserError(
+                f"{config_class.__name__}.{name} must be annotated with a class such as int, float, bool, str"
+                f" or Path, a Literal of texts, a tuple of such types, or a union of them, got {hint}"
+            )
+
+
+def _is_supported(hint: Any) -> bool:
+    """Whether `_is_a` and `describe` know an annotated type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return all(isinstance(argument, str) for argument in arguments)
+    if origin is tuple:
+        inner = arguments[:-1] if arguments[-1:] == (Ellipsis,) else arguments
+        return len(inner) > 0 and all(map(_is_supported, inner))
+    if origin in (Union, types.UnionType):
+        return all(map(_is_supported, arguments))
+    try:
+        isinstance(None, hint)  # some classes too, such as Any, refuse this
+    except TypeError:
+        return False
+    return inspect.isclass(hint)
 
 
 @cache

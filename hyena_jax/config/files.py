@@ -197,8 +197,12 @@ def is_run(workdir: Path) -> bool:
     """Whether a folder holds a run.
 
     Raises:
-      UserError: if the path is too long for the files of a run folder.
+      UserError: if the path is not UTF-8, as the files of a run say it, or too long for them.
     """
+    try:
+        os.fsencode(workdir.absolute()).decode()
+    except UnicodeError:
+        raise UserError(f"workdir must be a path in UTF-8, got {str(workdir.absolute())!r}") from None
     size = len(os.fsencode(workdir.absolute()))
     longest = max((len(os.fsencode(part)) for part in workdir.parts), default=0)
     if size > MOST_PATH or longest > MOST_NAME:

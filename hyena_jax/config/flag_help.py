@@ -16,7 +16,7 @@ from hyena_jax.config.flags import MISSING, Flag, n_values
 # Columns for the flags; a longer flag gets its own line.
 LEFT = 34
 MOST_COLUMNS = 110
-WORDS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", type(None): "None"}
+WORDS = {int: "INT", float: "FLOAT", bool: "true|false", str: "TEXT", Path: "PATH", type(None): "None"}
 
 
 def command_help(called: str, description: str, flags: Sequence[Flag], notes: Sequence[str] = ()) -> str:

@@ -240,6 +240,10 @@ def _value(hint: Any, text: str) -> Any:
         if hint is type(None) and text == "None":
             return None
         raise ValueError
+    if hint is bool:  # in a union or a tuple; bool("false") is True
+        if text not in ("true", "false"):
+            raise ValueError
+        return text == "true"
     if hint is Path and not _is_path(text):
         raise ValueError
     value = hint(text)

@@ -26,7 +26,7 @@ class LoRAConfig(Checked):
         require(self.alpha > 0, "alpha", self.alpha, "above 0")
         try:
             re.compile(self.targets)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise UserError(f"targets must be a regular expression, got {self.targets!r}: {error}") from error
         for field in fields(self):
             value = getattr(self, field.name)

@@ -114,19 +114,21 @@ def require_plugins(saved: Any, registries: Iterable[Registry]) -> None:
     registered = {f"{registry.kind} {name}" for registry in registries for name in registry}
     for name, about in saved.items() if isinstance(saved, dict) else ():
         parts = about.get("parts") if isinstance(about, dict) else None
-        missing = [part for part in parts if part not in registered] if isinstance(parts, list) else []
+        is_list = isinstance(parts, list) and all(isinstance(part, str) for part in parts)
+        missing = [part for part in parts if part not in registered] if is_list else []
         if missing:
             how = f"add --plugin {_quoted(name)}" if name else "register it before the run is opened"
             raise MissingPlugin(f"{', '.join(map(printable, missing))} must be registered: {how}")
 
 
 def changed_plugins(experiment: Any, saved: Any) -> list[str]:
-    """A line for each plugin of the experiment whose code differs from `saved`."""
+    """A line for each plugin of the experiment whose code differs from `saved`; it may have been moved."""
+    saved = saved if isinstance(saved, dict) else {}
+    digests = {name: about.get("sha256") for name, about in saved.items() if isinstance(about, dict)}
     lines = []
     for name, about in plugins_in(experiment).items():
-        before = saved.get(name) if isinstance(saved, dict) else None
-        digest = before.get("sha256") if isinstance(before, dict) else None
-        if digest != about["sha256"]:
+        was_moved = name not in digests and about["sha256"] != "" and about["sha256"] in digests.values()
+        if digests.get(name) != about["sha256"] and not was_moved:
             lines.append(f"the code of plugin {_quoted(name)} (its SHA-256 differs)")
     return lines
 

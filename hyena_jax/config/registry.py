@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from hyena_jax.config.checks import UserError, require
+from hyena_jax.config.checks import UserError, check_annotations, require
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -169,6 +169,7 @@ def register(name: str, config_class: type, target: Any, oracle: Any = None) -> 
     for field in dataclasses.fields(config_class):
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise UserError(f"{config_class.__name__}.{field.name} must have a default")
+    check_annotations(config_class)
     if not isinstance(target, str):
         _check_target(registry, name, target)
     registry.add(Part(name, config_class, target, oracle, None))

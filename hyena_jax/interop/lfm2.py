@@ -4,7 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig, MixerConfig, ShortFilterConfig
+from hyena_jax.config import (
+    AttentionConfig,
+    HyenaConfig,
+    LanguageModelConfig,
+    MixerConfig,
+    ShortFilterConfig,
+    require,
+)
+from hyena_jax.config.models import MOST_CHANNELS, MOST_LAYERS, MOST_SYMBOLS
 from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_window_shift, settings_of
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors
@@ -41,7 +49,8 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
     settings.require("rope_scaling", None)
     rope = settings.inner("rope_parameters")
     rope.require("rope_type", "default")
-    n_layers, n_heads = settings.size("num_hidden_layers"), settings.size("num_attention_heads")
+    n_layers = settings.size("num_hidden_layers", most=MOST_LAYERS)
+    n_heads = settings.size("num_attention_heads")
     if settings.get("layer_types", None) is None:
         attention_layers = settings.indices("full_attn_idxs", n_layers, list(range(n_layers)))
     else:
@@ -62,19 +71,20 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
     return LanguageModelConfig(
         pattern=tuple(attention if i in attention_layers else conv for i in range(n_layers)),
         n_layers=n_layers,
-        d_model=settings.size("hidden_size"),
+        d_model=settings.size("hidden_size", most=MOST_CHANNELS),
         ffn="swiglu",
         ffn_bias=False,
         d_ff=_ffn_width(settings),
         norm="rms",
         final_norm="rms",
         norm_eps=eps,
-        vocab_size=settings.size("vocab_size"),
+        vocab_size=settings.size("vocab_size", most=MOST_SYMBOLS),
     )
 
 
 def to_settings(model: LanguageModelConfig) -> dict[str, Any]:
     """The `config.json` of a model like this; `from_settings` of it shows whether it says all of it."""
+    require(model.ffn != "none", "model.ffn", model.ffn, "'swiglu' for transformers")
     mixers = [model.pattern[i % len(model.pattern)] for i in range(model.n_layers)]
     conv = next(mixer for mixer in model.pattern if isinstance(mixer, HyenaConfig))
     attention = next((mixer for mixer in mixers if isinstance(mixer, AttentionConfig)), AttentionConfig())
@@ -111,11 +121,12 @@ def exported_settings(values: dict[str, Any]) -> dict[str, Any]:
 
 def _ffn_width(settings: Settings) -> int:
     """F; older files say a width that is still to be adjusted, as in `Lfm2MLP`."""
-    width = settings.size("block_ff_dim", settings.get("intermediate_size", None))
+    name = "intermediate_size" if settings.get("block_ff_dim", None) is None else "block_ff_dim"
+    width = settings.size(name)
     if not settings.flag("block_auto_adjust_ff_dim", True):
         return width
     width = int(2 * width / 3)
-    if settings.get("block_ffn_dim_multiplier", 1.0) is None:
+    if settings.values.get("block_ffn_dim_multiplier", 1.0) is None:  # null, which is not the default here
         return width
     width = int(settings.number("block_ffn_dim_multiplier", 1.0) * width)
     multiple = settings.size("block_multiple_of", 256)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hyena_jax.config import HawkConfig, LanguageModelConfig, LocalAttentionConfig, UserError, require
+from hyena_jax.config.models import MOST_CHANNELS, MOST_LAYERS, MOST_SYMBOLS
 from hyena_jax.interop.family import (
     Options,
     Source,
@@ -108,13 +109,13 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
     rope.require("rope_type", "default")
     n_heads, twice = settings.size("num_attention_heads"), settings.size("intermediate_size")
     require(twice % 2 == 0, f"{settings.source}: intermediate_size", twice, "even: twice the MLP's width")
-    d_model = settings.size("hidden_size")
+    d_model = settings.size("hidden_size", most=MOST_CHANNELS)
     return _model(
         pattern=tuple(
             settings.names("block_types", ("recurrent", "attention"), ["recurrent", "recurrent", "attention"])
         ),
-        n_layers=settings.size("num_hidden_layers"),
-        vocab_size=settings.size("vocab_size"),
+        n_layers=settings.size("num_hidden_layers", most=MOST_LAYERS),
+        vocab_size=settings.size("vocab_size", most=MOST_SYMBOLS),
         d_model=d_model,
         d_ff=twice // 2,
         recurrence=_recurrence(
@@ -155,6 +156,7 @@ def to_settings(model: LanguageModelConfig) -> dict[str, Any]:
 
     transformers 5 shows a token one earlier one less than `attention_window_size`.
     """
+    require(model.ffn != "none", "model.ffn", model.ffn, "'geglu' for transformers")
     recurrence = next(mixer for mixer in model.pattern if isinstance(mixer, HawkConfig))
     default = LocalAttentionConfig(n_heads=recurrence.gate_blocks, window=WINDOW)
     attention = next((mixer for mixer in model.pattern if isinstance(mixer, LocalAttentionConfig)), default)
@@ -163,7 +165,7 @@ def to_settings(model: LanguageModelConfig) -> dict[str, Any]:
         "model_type": "recurrent_gemma",
         "vocab_size": model.vocab_size,
         "hidden_size": model.d_model,
-        "intermediate_size": 2 * (model.d_ff or 0),
+        "intermediate_size": 2 * model.d_ff,
         "num_hidden_layers": model.n_layers,
         "num_attention_heads": attention.n_heads,
         "num_key_value_heads": attention.n_kv_heads or attention.n_heads,

@@ -16,6 +16,7 @@ from hyena_jax.config import (
     UserError,
     require,
 )
+from hyena_jax.config.models import MOST_CHANNELS, MOST_LAYERS, MOST_POSITIONS, MOST_SYMBOLS
 from hyena_jax.config.plugins import printable
 from hyena_jax.data.tokenizers import DnaTokenizer
 from hyena_jax.filters.window import decay_rates
@@ -50,6 +51,7 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
             settings = settings.inner(name)
     model = _from_settings(settings, options, 0.0)
     tensors = _renamed(tensors)
+    _check_positions(model, tensors)
     return Source(model, _table(model), tensors)
 
 
@@ -63,6 +65,7 @@ def read_hyenadna(source: Path, tensors: Tensors, options: Options) -> Source:
     tensors = _renamed(tensors)
     head = next((name for name in tensors if name.startswith("head.")), None)
     require(head is None, "tensor", head, "no classifier's: only the language model is read")
+    _check_positions(model, tensors)
     return Source(model, _table(model), tensors, tokenizer=DnaTokenizer())
 
 
@@ -77,6 +80,15 @@ def _renamed(tensors: Tensors) -> Tensors:
     if len(renamed) != len(tensors):
         raise UserError("source has tensors with and without `.layer` in their names")
     return renamed
+
+
+def _check_positions(model: LanguageModelConfig, tensors: Tensors) -> None:
+    """Refuses other sizes than the file's early: to build the model is to compute these features."""
+    name = "backbone.layers.0.mixer.filter_fn.pos_emb.z"
+    shape = (1, model.max_len, model.pattern[0].filter.emb_dim)
+    if name not in tensors:
+        raise UserError(f"the tensor {name} {shape} is missing")
+    require(tensors[name].shape == shape, f"the tensor {name}", tensors[name].shape, f"{shape} by the config")
 
 
 def _from_settings(settings: Settings, options: Options, window_shift: float) -> LanguageModelConfig:
@@ -99,9 +111,9 @@ def _from_settings(settings: Settings, options: Options, window_shift: float) ->
         ("train_freq", True),
     ):
         layer.require(name, only)
-    length = layer.size("l_max")
+    length = layer.size("l_max", most=MOST_POSITIONS)
     refuse_max_len(options, length)
-    order, d_model = layer.size("order", 2), settings.size("d_model")
+    order, d_model = layer.size("order", 2), settings.size("d_model", most=MOST_CHANNELS)
     filter_options = {
         "emb_dim": layer.size("emb_dim", 3),
         "width": layer.size("filter_order", 64),
@@ -114,7 +126,7 @@ def _from_settings(settings: Settings, options: Options, window_shift: float) ->
             fast_decay=layer.number("fast_decay_pct", 0.3),
             slow_decay=layer.number("slow_decay_pct", 1.5),
             decay_target=layer.number("target", 1e-2),
-            window_shift=float(layer.get("shift", window_shift)),
+            window_shift=layer.number("shift", window_shift, or_zero=True),
         )
     else:
         allowed = "None: these filters have no window"
@@ -124,7 +136,7 @@ def _from_settings(settings: Settings, options: Options, window_shift: float) ->
     short = layer.size("short_filter_order", 3)
     return LanguageModelConfig(
         pattern=(HyenaConfig(order=order, short_filter_len=short, filter=long_filter),),
-        n_layers=settings.size("n_layer"),
+        n_layers=settings.size("n_layer", most=MOST_LAYERS),
         d_model=d_model,
         ffn="gelu_tanh",
         d_ff=settings.size("d_inner", 4 * d_model),
@@ -132,7 +144,7 @@ def _from_settings(settings: Settings, options: Options, window_shift: float) ->
         final_norm="layer",
         norm_eps=settings.number("layer_norm_epsilon", 1e-5),
         max_len=length,
-        vocab_size=settings.size("vocab_size"),
+        vocab_size=settings.size("vocab_size", most=MOST_SYMBOLS),
         vocab_multiple=settings.size("pad_vocab_size_multiple", 1),
         dtype=options.dtype,
     )
@@ -145,6 +157,10 @@ def _table(model: LanguageModelConfig) -> Table:
     found: dict[str, Transform] = {"embedding/embedding": same(embedding)}
     found |= _norm("final_norm", "backbone.ln_f")
     copies, constants = {"lm_head.weight": embedding}, {}
+    times = np.linspace(0, 1, length)[None, :, None]
+    # Stored even where the window is not used.
+    has_window = isinstance(long_filter, ImplicitFilterConfig)
+    rates = decay_rates(long_filter, n_filters * d_model)[None, None] if has_window else None
     for i in range(model.n_layers):
         ours, theirs = f"blocks_{i}", f"backbone.layers.{i}"
         found |= _norm(f"{ours}/mixer_norm", f"{theirs}.norm1") | _norm(f"{ours}/mlp_norm", f"{theirs}.norm2")
@@ -158,7 +174,7 @@ def _table(model: LanguageModelConfig) -> Table:
         found[f"{ours}/mixer/skip"] = _skip(f"{filter_fn}.bias", d_model, n_filters)
         shape = (length, long_filter.emb_dim)
         found[f"{ours}/mixer/filter/positions"] = reshaped(f"{filter_fn}.pos_emb.z", (1, *shape), shape)
-        constants[f"{filter_fn}.pos_emb.t"] = np.linspace(0, 1, length)[None, :, None]
+        constants[f"{filter_fn}.pos_emb.t"] = times
         network, width = f"{filter_fn}.implicit_filter", long_filter.width
         frequency = f"{network}.1.freq"
         found[f"{ours}/mixer/filter/sine_frequency"] = reshaped(frequency, (1, width), (width,))
@@ -168,11 +184,8 @@ def _table(model: LanguageModelConfig) -> Table:
                 copies[f"{network}.{2 * layer + 1}.freq"] = frequency
         last = long_filter.n_hidden + 1
         found[f"{ours}/mixer/filter/dense_{last}/kernel"] = transposed(f"{network}.{2 * last}.weight")
-        if isinstance(long_filter, ImplicitFilterConfig):
-            rates = decay_rates(long_filter, n_filters * d_model)
-            constants[f"{filter_fn}.modulation.deltas"] = rates[None, None]
-    # Stored even where the window is not used.
-    has_window = isinstance(long_filter, ImplicitFilterConfig)
+        if has_window:
+            constants[f"{filter_fn}.modulation.deltas"] = rates
     return Table(found, copies, constants, None if has_window else DELTAS)
 
 

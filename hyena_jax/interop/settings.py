@@ -1,10 +1,12 @@
 """The settings in another project's config file, read with checks."""
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hyena_jax.config import UserError, parse_json, read_bytes, require
+from hyena_jax.config.checks import MOST_COUNT
 from hyena_jax.config.input_files import MOST_JSON
 from hyena_jax.config.plugins import printable
 
@@ -15,9 +17,8 @@ class Settings:
     """Values by name, from a file; an error names the file and the setting."""
 
     def __init__(self, source: str, values: Any) -> None:
-        require(
-            isinstance(values, Mapping), source, printable(values)[:80], "an object with settings by name"
-        )
+        if not isinstance(values, Mapping):
+            raise UserError(f"{source} must be an object with settings by name, got {_shown(values)}")
         self.source = source
         self.values = values
 
@@ -30,17 +31,19 @@ class Settings:
             return default
         return value
 
-    def size(self, name: str, default: Any = MISSING) -> int:
-        """An int of at least 1."""
+    def size(self, name: str, default: Any = MISSING, most: int = MOST_COUNT) -> int:
+        """An int from 1 to `most`."""
         value = self.get(name, default)
-        self.expect(type(value) is int and 1 <= value < 2**31, name, value, "an int, at least 1")
+        self.expect(type(value) is int and value >= 1, name, value, "an int, at least 1")
+        self.expect(value <= most, name, value, f"at most {most}")
         return value
 
-    def number(self, name: str, default: Any = MISSING) -> float:
-        """A number above 0."""
+    def number(self, name: str, default: Any = MISSING, or_zero: bool = False) -> float:
+        """A number above 0, or 0 too."""
         value = self.get(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        self.expect(is_number and 0 < value < 1e30, name, value, "a number above 0")
+        fits = is_number and (0 < value < 1e30 or (or_zero and value == 0))
+        self.expect(fits, name, value, "a number of at least 0" if or_zero else "a number above 0")
         return float(value)
 
     def flag(self, name: str, default: Any = MISSING) -> bool:
@@ -78,7 +81,7 @@ class Settings:
     def expect(self, condition: bool, name: str, value: Any, allowed: str) -> None:
         """Raises UserError `FILE: {name} must be {allowed}, got {value}` unless the condition holds."""
         if not condition:
-            raise UserError(f"{self.source}: {name} must be {allowed}, got {printable(repr(value))[:80]}")
+            raise UserError(f"{self.source}: {name} must be {allowed}, got {_shown(value)}")
 
 
 def read_settings(path: Path) -> Settings:
@@ -92,14 +95,29 @@ def read_settings(path: Path) -> Settings:
     return Settings(path.name, values)
 
 
+def _shown(value: Any) -> str:
+    """At most 80 characters of a value, without writing all of it."""
+    short = reprlib.Repr()
+    short.maxstring = 80
+    try:
+        return printable(short.repr(value))[:80]
+    except ValueError:  # Python writes no ints of more than 4300 digits
+        return f"a long {type(value).__name__}"
+
+
 def _parse_yaml(data: bytes) -> Any:
     try:
         import yaml
     except ImportError:
         raise UserError("YAML needs the package PyYAML: pip install 'hyena_jax[interop]'") from None
     try:
-        return yaml.safe_load(data)
+        # A few lines of aliases of aliases can stand for more than fits into memory.
+        has_aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(data, yaml.SafeLoader))
+        values = None if has_aliases else yaml.safe_load(data)
     except RecursionError:
         raise UserError("it is nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"not YAML: {printable(error)[:200]}") from error
+    except Exception as error:  # tags such as !!bool raise many kinds
+        raise UserError(f"not YAML: {type(error).__name__}: {printable(error)[:200]}") from error
+    if has_aliases:
+        raise UserError("YAML with aliases is not supported")
+    return values

@@ -110,7 +110,7 @@ def _plain(path: Path) -> Path:
 
 def metadata_of(path: Path) -> dict[str, str]:
     """The metadata of a `.safetensors` file."""
-    return _header(path)[0].get("__metadata__", {})
+    return _header(path)[0].get("__metadata__") or {}  # the library allows null
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
@@ -247,6 +247,9 @@ def _database(folder: Path) -> dict[str, Any]:
 
 
 def _zarr_tensor(folder: Path, name: str, about: Mapping[str, Any]) -> Tensor:
+    missing = sorted({"shape", "chunks", "dtype"} - about.keys())
+    if missing:
+        raise UserError(f"{ARRAY} of {printable(name)} has no {missing[0]}")
     shape, chunks, dtype = tuple(about["shape"]), about["chunks"], about["dtype"]
     pairs = zip(chunks, shape, strict=True)
     is_sized = all(type(x) is int and type(n) is int and 1 <= x <= max(1, n) for x, n in pairs)

@@ -222,7 +222,7 @@ def compile_pattern(what: str, pattern: str) -> re.Pattern[str]:
     """The regular expression `pattern`; UserError if it is not one."""
     try:
         return re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise UserError(f"{what} {pattern!r} is not a regular expression: {error}") from error
 
 

@@ -10,6 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from hyena_jax import cli
+from hyena_jax.config import HyenaConfig, ImplicitFilterConfig, LanguageModelConfig
+from hyena_jax.interop import safari
 
 
 @pytest.fixture
@@ -82,12 +84,86 @@ def test_tensors_that_do_not_fit_are_named(stored, refused, change, message):
         ({"model_type": "llama"}, "config.json: model_type must be 'lfm2': no other is supported"),
         ({"layer_types": ["conv"]}, "config.json: layer_types must be 3 layers, got 1"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type must be 'default'"),
+        ({"intermediate_size": None}, "config.json: intermediate_size is missing"),
+        ({"num_hidden_layers": 2**31 - 1}, "config.json: num_hidden_layers must be at most 1024, got 2147"),
+        ({"hidden_size": 10**3000}, "config.json: hidden_size must be at most 1048576, got 1000"),
     ],
 )
 def test_configs_that_contradict_the_tensors(stored, refused, values, message):
     """`auto_map`, which names code to run, is never read."""
     folder = settings(stored("lfm2"), auto_map={"AutoModel": "evil.Model"}, **values)
     assert message in refused("lfm2", folder)
+
+
+@pytest.mark.parametrize("shift", [[0], "x", "0.05", True, -1])
+def test_the_window_s_shift_is_a_number(stored, refused, shift):
+    folder = stored("hyenadna")
+    layer = json.loads((folder / "config.json").read_text())["layer"]
+    error = refused("hyenadna", settings(folder, layer={**layer, "shift": shift}))
+    assert f"config.json: layer: shift must be a number of at least 0, got {shift!r}" in error
+
+
+def test_a_shift_of_0_is_one(stored, tmp_path):
+    folder = stored("hyenadna")
+    layer = json.loads((folder / "config.json").read_text())["layer"]
+    settings(folder, layer={**layer, "shift": 0})
+    assert cli.main(["convert", "hyenadna", str(folder), "--output", str(tmp_path / "run")]) == 0
+
+
+def test_features_that_do_not_fit_are_never_computed(stored, refused):
+    """They would have 4 TB."""
+    folder = stored("safari")
+    layer = json.loads((folder / "config.json").read_text())["layer"]
+    error = refused("safari", settings(folder, layer={**layer, "l_max": 2**23, "emb_dim": 65535}))
+    assert "pos_emb.z must be (1, 8388608, 65535) by the config, got (1, 24, 5)" in error
+
+
+def test_layers_share_the_times_of_their_filters():
+    mixer = HyenaConfig(filter=ImplicitFilterConfig(emb_dim=5, width=8))
+    table = safari._table(LanguageModelConfig(pattern=(mixer,), n_layers=3, d_ff=8, vocab_size=12))
+    assert len(table.constants) == 6
+    assert len({id(array) for array in table.constants.values()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: !!bool x", "not YAML: KeyError: 'x'"),
+        ("a: !!timestamp x", "not YAML: AttributeError"),
+        ("a: !!int ''", "not YAML: IndexError"),
+        ("a: [", "not YAML: ParserError"),
+        ("a: &a [1]\nb: *a", "YAML with aliases is not supported"),
+        ("[1, 2]", "must be an object with settings by name, got [1, 2]"),
+        (f"interleave: 0x{'f' * 9999}", "interleave must be True: no other is supported, got a long int"),
+        (f"interleave: [{'[1],' * 9999}]", "got [[1], [1], [1], [1], [1], [1], ...]"),
+    ],
+)
+def test_yaml_that_python_cannot_read_or_write(stored, refused, text, message):
+    folder = stored("stripedhyena2")
+    (folder / "config.yml").write_text(text)
+    assert message in refused("stripedhyena2", folder)
+
+
+def test_metadata_of_null_is_none(stored, tmp_path):
+    folder = stored("recurrentgemma")
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    size = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:size]) | {"__metadata__": None}).encode()
+    header += b" " * (-len(header) % 8)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[size:])
+    assert cli.main(["convert", "recurrentgemma", str(folder), "--output", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize(
+    "about", [{}, [], {"shape": [1], "chunks": [1]}, {"shape": 1, "chunks": 1, "dtype": 1}]
+)
+def test_arrays_of_orbax_without_a_shape(tmp_path, refused, about):
+    folder = tmp_path / "orbax"
+    (folder / "a").mkdir(parents=True)
+    (folder / "checkpoint").touch()
+    (folder / "a" / ".zarray").write_text(json.dumps(about))
+    assert "cannot be read" in refused("recurrentgemma", folder)
 
 
 def test_truncated_files(stored, refused):

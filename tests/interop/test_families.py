@@ -1,6 +1,7 @@
 """Tiny models of the public references, stored with their logits: see `make_references.py`."""
 
 import dataclasses
+import json
 from functools import partial
 
 import jax
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file
 import hyena_jax
 from hyena_jax import models
 from hyena_jax.config import AttentionConfig, HawkConfig, UserError
-from hyena_jax.interop import recurrentgemma
+from hyena_jax.interop import lfm2, recurrentgemma
 from hyena_jax.interop.convert import FORMATS, convert
 from hyena_jax.interop.family import Options
 from hyena_jax.interop.settings import Settings
@@ -151,6 +152,13 @@ def test_the_optimizer_s_state_is_that_of_a_new_run(converted):
 def test_lfm2_adjusts_the_width_of_its_mlp(converted):
     """The config says 30: int(2/3 of it), up to a multiple of 8."""
     assert hyena_jax.load_run(converted("lfm2")).experiment.model.d_ff == 24
+
+
+def test_lfm2_rounds_the_width_only_with_a_factor():
+    values = json.loads((STORED / "lfm2" / "config.json").read_text())
+    for factor, width in ((2.0, 40), (None, 20)):
+        settings = Settings("config.json", values | {"block_ffn_dim_multiplier": factor})
+        assert lfm2.from_settings(settings).d_ff == width
 
 
 def test_striped_hyena_2_scales_its_rotary_positions(converted):

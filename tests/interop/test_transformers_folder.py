@@ -47,6 +47,9 @@ def test_transformers_is_told_a_window_of_one_more(converted, tmp_path):
     assert "lm_head.weight" not in load_file(tmp_path / "export" / "model.safetensors")
 
 
+NO_FFN = {"ffn": "none", "d_ff": None, "ffn_bias": True}
+
+
 def with_mixers(model, **values):
     pattern = tuple(
         dataclasses.replace(mixer, **{k: v for k, v in values.items() if hasattr(mixer, k)})
@@ -64,6 +67,8 @@ def with_mixers(model, **values):
         ("recurrentgemma", {"norm": "layer"}, "model.norm: 'rms' -> 'layer'"),
         ("lfm2", {"scale_embedding": True}, "model.scale_embedding: False -> True"),
         ("lfm2", {"ffn_bias": True}, "model.ffn_bias: False -> True"),
+        ("lfm2", NO_FFN, "model.ffn must be 'swiglu' for transformers, got 'none'"),
+        ("recurrentgemma", NO_FFN, "model.ffn must be 'geglu' for transformers, got 'none'"),
     ],
 )
 def test_models_that_transformers_cannot_say(converted, family, change, message):
