@@ -15,7 +15,7 @@ import optax
 from hyena_jax import config, models
 from hyena_jax.config import DataConfig, Experiment, require
 from hyena_jax.data.dataset import Dataset
-from hyena_jax.data.tokenizers import Tokenizer, is_tokenizer
+from hyena_jax.data.tokenizers import Tokenizer, decode_after, is_tokenizer
 from hyena_jax.generation import decoding
 from hyena_jax.generation.decoding import Continuation, Request
 from hyena_jax.generation.prompts import OnFull, encode_prompt
@@ -134,7 +134,12 @@ class LoadedRun:
             stop_texts=stop_texts,
             on_full=on_full,
         )
-        return [self.tokenizer.decode(row.tokens) for row in self.continuations(prompts, request)]
+        ids = self._encoded(prompts)
+        starts = [row for row in ids for _ in range(num_samples)]
+        rows = self.continuations(ids, request)
+        return [
+            decode_after(self.tokenizer, start, row.tokens) for start, row in zip(starts, rows, strict=True)
+        ]
 
     def continuations(self, prompts: str | Sequence[Prompt], request: Request) -> list[Continuation]:
         """The tokens that follow the prompts, and their log-probabilities.
@@ -147,11 +152,14 @@ class LoadedRun:
         require(request.n_tokens >= 1, "max_new_tokens", request.n_tokens, "at least 1")
         if request.n_symbols is None and self._has_tokenizer:
             request = replace(request, n_symbols=self.tokenizer.vocab_size)
-        ids = [
+        ids = self._encoded(prompts)
+        return decoding.continuations(decoding.generate(self._decoder, self.params, ids, request))
+
+    def _encoded(self, prompts: str | Sequence[Prompt]) -> list[np.ndarray]:
+        return [
             encode_prompt(self.tokenizer, prompt) if isinstance(prompt, str) else np.asarray(prompt)
             for prompt in ([prompts] if isinstance(prompts, str) else prompts)
         ]
-        return decoding.continuations(decoding.generate(self._decoder, self.params, ids, request))
 
     def score(
         self,

@@ -83,6 +83,9 @@ BENCH = "Measure time and memory: of mixers, of a config's model, or of decoding
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for name in ("stdout", "stderr"):  # closed, as by `>&-`
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a sample may hold characters that the terminal cannot show
         sys.stdout.reconfigure(errors="replace")
     quiet_libraries()  # before a plugin imports them
@@ -92,7 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command is None:
             return 0
         try:
-            return _run(command, launched if isinstance(command, launch.Launch) else arguments)
+            code = _run(command, launched if isinstance(command, launch.Launch) else arguments)
+            _flush()  # here, where a full disk and a closed pipe are handled
+            return code
         except UserError as error:  # names a field, which the user knows as a flag
             raise UserError(as_flag(str(error), flags)) from error
     except UserError as error:
@@ -112,6 +117,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         note("interrupted")
         return 130
+
+
+def _flush() -> None:
+    """Writes what has been printed; after a failure nothing is left for Python to write as it ends."""
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            sys.stdout = None
+            raise
 
 
 def _run(command: Any, arguments: Sequence[str]) -> int:

@@ -99,6 +99,7 @@ def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):
     for arguments, message in (
         (["--prompt", "the", "--output", output], "output must be a file that does not exist yet"),
         (["--prompt", "the", "--save-state", tmp_path / "no" / "state"], "in an existing folder"),
+        (["--prompt", "the", "--output", "same", "--save-state", "same"], "another file than --save-state"),
         (["--prompt", "the", "--stop", ""], "--stop must be at least one character, got ''"),
         (
             ["--prompt", "the", "--on-full", "error", "--max-new-tokens", 10**6],

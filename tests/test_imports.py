@@ -35,6 +35,7 @@ ALLOWED = {
         "mixers",
         "models",
         "ops",
+        "output",
         "parallel",
         "training",
     },

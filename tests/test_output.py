@@ -35,3 +35,23 @@ def test_commands_end_by_their_own_exit_codes(tmp_path, arguments, code, message
     finally:
         os.close(write)
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize(
+    ("shell", "code", "printed"),
+    [
+        ("{command} task parity > /dev/full", 3, "No space left on device"),
+        ("{command} task parity | true; exit ${{PIPESTATUS[0]}}", 0, ""),
+        ("{command} task parity >&-", 0, ""),
+        ("{command} task nothing 2>&-", 2, ""),
+    ],
+)
+def test_output_that_cannot_be_written(shell, code, printed):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    line = shell.format(command=f"{sys.executable} -m hyena_jax")
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment)
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == bool(printed)
+    assert printed in done.stderr

@@ -16,7 +16,9 @@ from rich.console import Console
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.benchmark.settings import PLOT, RESULTS, Settings, flags
 from hyena_jax.benchmark.timing import Timing
+from hyena_jax.config import require
 from hyena_jax.interruption import EndAtOnce, end_at_once
+from hyena_jax.output import Output
 from hyena_jax.training.atomic import write_text
 
 Cells = dict[str, str]
@@ -65,18 +67,30 @@ class Report:
         self.console, self.rows, self.notes = console, [], []
         self._settings, self._command = settings, command
         if settings.output is not None:
+            is_lost = settings.output.is_symlink() and not settings.output.exists()
+            require(not is_lost, "output", str(settings.output), "a folder, not a link to nothing")
             places = (settings.output, *settings.output.absolute().parents)
             with tempfile.TemporaryFile(dir=next(path for path in places if path.exists())):
                 pass
 
     def add(self, row: Any, lines: Iterable[Cells]) -> None:
         """Prints the lines of a row, a dataclass, and keeps it."""
-        lines = list(lines)
+        lines = [*lines]
+        texts = [format_line(cells.values(), cells) for cells in lines]
         if not self.rows:
-            self.console.print(format_line(lines[0], lines[0]), soft_wrap=True)
-        for cells in lines:
-            self.console.print(format_line(cells.values(), cells), soft_wrap=True)
+            texts.insert(0, format_line(lines[0], lines[0]))
         self.rows.append(dataclasses.asdict(row))
+        self._print(texts)
+
+    def _print(self, texts: Iterable[str]) -> None:
+        """Prints lines; where nobody reads them, what is measured still goes to the output folder."""
+        try:
+            for text in texts:
+                self.console.print(text, soft_wrap=True)
+        except BrokenPipeError:
+            if self._settings.output is None:
+                raise
+            self.console = Output(quiet=True)
 
     def write(self, **summary: Any) -> None:
         """Writes results.json with the rows so far; from then on, an interruption reports that they are kept.
@@ -98,12 +112,11 @@ class Report:
     def finish(self, lines: Sequence[str], picture: Callable[[Results], Picture], **summary: Any) -> None:
         """Prints the notes and `lines`, and writes results.json with all notes, and the picture of it."""
         folder = self._settings.output
-        for line in (*self.notes, *lines):
-            self.console.print(line, soft_wrap=True)
+        self._print((*self.notes, *lines))
         if folder is not None:
             self.write(**summary)
             draw(folder / PLOT, picture(self._results(summary)))
-            self.console.print(f"results: {folder}", soft_wrap=True)
+            self._print([f"results: {folder}"])
 
     def _results(self, summary: Mapping[str, Any]) -> Results:
         others = ("torch",) if "torch" in getattr(self._settings, "baseline", ()) else ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hyena_jax.commands import fail, note, table_console
+from hyena_jax.commands import fail, note, table_console, unread
 from hyena_jax.config import PluginFlags, UserError, read_json, require
 from hyena_jax.config.checks import require_at_least, require_free
 from hyena_jax.config.flags import FLAT, positional
@@ -67,6 +67,8 @@ def run(command: Distill, arguments: Sequence[str]) -> int:
     keep_freed_memory()
     try:
         distill(command, table_console(), ["hyena-jax", *arguments])
+    except BrokenPipeError:
+        return 0 if (command.output / "distillation.json").exists() else unread()
     except NoSizeHolds as error:
         return fail(error, 1)
     return 0
@@ -104,20 +106,23 @@ def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) 
     found = report.Found(
         source, before, spectra, tried, settings.max_filter_error, settings.max_loss_increase
     )
+    increase = report.loss_increase(found)
+    holds = settings.state_size != "auto" or increase <= settings.max_loss_increase
+    if holds:  # before anything is printed, which may fail
+        results = {"command": " ".join(command), "workdir": str(settings.workdir)} | report.to_json(found)
+        with new_folder(settings.output) as draft:
+            store.write_run(draft, source, tried[-1])
+            text = json.dumps(results, indent=2) + "\n"
+            (draft / "distillation.json").write_text(text, encoding="utf-8")
+            report.draw(found, draft / "distillation.png")
     for part in report.tables(found):
         console.print(part)
-    increase = report.loss_increase(found)
-    if settings.state_size == "auto" and increase > settings.max_loss_increase:
+    if not holds:
         raise NoSizeHolds(
             f"no state size up to {tried[-1].size} keeps the loss within {settings.max_loss_increase:g} nats:"
             f" it grows by {increase:.4f}; nothing was written"
         )
     console.print(report.verdict(found), soft_wrap=True)
-    results = {"command": " ".join(command), "workdir": str(settings.workdir)} | report.to_json(found)
-    with new_folder(settings.output) as draft:
-        store.write_run(draft, source, tried[-1])
-        (draft / "distillation.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-        report.draw(found, draft / "distillation.png")
     config_file = settings.output / store.CONFIG_FILE
     console.print(f"run folder: {settings.output}   state size {tried[-1].size}", soft_wrap=True)
     console.print(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyena_jax.commands import RunSelection, note
-from hyena_jax.config import require
+from hyena_jax.config.checks import require_new_file
 from hyena_jax.config.flags import FLAT
 from hyena_jax.startup import start_jax
 
@@ -31,8 +31,8 @@ class Evaluate:
 def run(command: Evaluate, arguments: Sequence[str]) -> int:
     """Prints a table of metrics, and for a task the error at each scored position of a row."""
     output = command.output
-    is_free = output is None or (not output.exists() and output.parent.is_dir())
-    require(is_free, "output", str(output), "a file that does not exist yet, in an existing folder")
+    if output is not None:
+        require_new_file("output", output)
     start_jax(note)
 
     from rich.table import Table
@@ -44,6 +44,9 @@ def run(command: Evaluate, arguments: Sequence[str]) -> int:
 
     run = load_run(command.run.workdir, command.run.step)
     values = run.evaluate(command.path, command.batch_size, progress=True)
+    if output is not None:  # before anything is printed, which may fail
+        about = {"workdir": str(run.workdir), "step": run.step}
+        atomic.write_text(output, json.dumps({**about, **values}, indent=2) + "\n")
     table = Table("metric", "value", title=Text(f"{run.workdir}, step {run.step}"), box=None)
     for name, value in values.items():
         if not name.startswith(ERROR):
@@ -56,7 +59,4 @@ def run(command: Evaluate, arguments: Sequence[str]) -> int:
     for first in range(0, len(errors), IN_A_LINE):
         some = list(errors.items())[first : first + IN_A_LINE]
         console.print(f"{some[0][0]:>6}  {'  '.join(f'{error:.3f}' for _, error in some)}", soft_wrap=True)
-    if output is not None:
-        about = {"workdir": str(run.workdir), "step": run.step}
-        atomic.write_text(output, json.dumps({**about, **values}, indent=2) + "\n")
     return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hyena_jax.commands import RunSelection, note
 from hyena_jax.config import UserError, require
+from hyena_jax.config.checks import require_new_file
 from hyena_jax.config.flags import FLAT
 from hyena_jax.startup import start_jax
 
@@ -101,9 +102,9 @@ def run(command: Generate, arguments: Sequence[str]) -> int:
         return 0
     with bar("generating", request.n_tokens) as advance:
         rows = continuations(_counted(chunks, advance)) or [None] * len(shown) * request.n_samples
-    _show(run.encoding, shown, rows, request.n_samples)
-    if command.output is not None:
+    if command.output is not None:  # before anything is printed, which may fail
         _write(command.output, run.encoding, shown, rows, request.n_samples)
+    _show(run.encoding, shown, rows, request.n_samples)
     return 0
 
 
@@ -121,8 +122,10 @@ def _check_files(command: Generate) -> None:
     for name in ("output", "save_state"):
         path = getattr(command, name)
         if path is not None:
-            require(not path.exists(), name, str(path), "a file that does not exist yet")
-            require(path.parent.is_dir(), name, str(path), "in an existing folder")
+            require_new_file(name, path)
+    if command.output is not None and command.save_state is not None:
+        differ = command.output.resolve() != command.save_state.resolve()
+        require(differ, "output", str(command.output), "another file than --save-state")
 
 
 def _request(command: Generate, rule: "SamplingRule", tokenizer: "Tokenizer") -> "Request":
@@ -156,6 +159,10 @@ def _read(
     before = None
     if command.load_state is not None:
         before = saved_state.load(command.load_state, model, params, origin)
+        n_prompts = len(before.read)
+        most = f"at most {MOST_ROWS // n_prompts} for the {n_prompts} prompts of the state"
+        fits = n_prompts * command.num_samples <= MOST_ROWS
+        require(fits, "num_samples", command.num_samples, most)
     reads = before is None or len(prompts) > 0
     prefilled = prefill(model, params, prompts, before) if reads else before
     if command.save_state is not None:
@@ -184,6 +191,7 @@ def _write(
     rows: "Sequence[Continuation | None]",
     n_samples: int,
 ) -> None:
+    from hyena_jax.data.tokenizers import decode_after
     from hyena_jax.training import atomic
 
     lines = []
@@ -192,7 +200,7 @@ def _write(
         line = {
             "prompt": tokenizer.decode(prompts[i // n_samples]),
             "sample": i % n_samples + 1,
-            "text": tokenizer.decode(tokens),
+            "text": decode_after(tokenizer, prompts[i // n_samples], tokens),
             "tokens": tokens,
             "log_probs": [] if row is None else [round(float(p), 6) for p in row.log_probs],
         }

@@ -8,6 +8,7 @@ from typing import get_args
 from hyena_jax.comparison.report import Row, make_row, write
 from hyena_jax.comparison.runs import Axis, Group, choose_metric, group, is_better, read_runs
 from hyena_jax.config import choose, require
+from hyena_jax.config.checks import require_new_file
 
 FORMATS = (".png", ".pdf", ".svg")
 MOST_DRAWN = 64
@@ -41,9 +42,8 @@ def compare(
     path = None if output is None else Path(output)
     if path is not None:
         require(path.suffix in FORMATS, "output", str(path), f"a file that ends in {', '.join(FORMATS)}")
-        require(path.parent.is_dir(), "output", str(path), "a file in an existing folder")
         for file in (path, path.with_suffix(".csv"), path.with_suffix(".md")):
-            require(not file.exists(), "output", str(file), "a file that does not exist yet")
+            require_new_file("output", file)
     runs, left_out = read_runs(folders)
     if left_out:
         note(f"not evaluated yet, and left out: {', '.join(left_out)}")

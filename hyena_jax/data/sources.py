@@ -203,8 +203,13 @@ class _Arrays:
     """Arrays by name as a random-access source."""
 
     def __init__(self, arrays: Mapping[str, Any]):
-        self.arrays = {name: np.asarray(values) for name, values in arrays.items()}
-        sizes = {name: len(values) if values.ndim else 0 for name, values in self.arrays.items()}
+        try:
+            self.arrays = {name: np.asarray(values) for name, values in arrays.items()}
+        except ValueError as error:
+            raise UserError(f"arrays must have rows of one shape: {error}") from error
+        for name, values in self.arrays.items():
+            require(values.ndim > 0, name, values.item() if values.ndim == 0 else None, "an array of rows")
+        sizes = {name: len(values) for name, values in self.arrays.items()}
         require(len(set(sizes.values())) == 1, "rows of the arrays", sizes, "equal in number")
         weights = self.arrays.get("weights")
         if weights is not None and weights.size:
@@ -265,7 +270,7 @@ def _form_of(row: Any, inputs: str) -> _Form:
     if "weights" in row:
         weights = np.asarray(row["weights"])
         is_weight = bool(np.isfinite(weights).all() and (weights >= 0).all())
-        require(is_weight, "weights of a row", weights.min(), "finite and at least 0")
+        require(is_weight, "weights of a row", weights.ravel()[:3].tolist(), "finite and at least 0")
     shape = form.get("weights", form["targets"])[0]
     targets = form["targets"][0]
     require(shape == targets, "weights of a row", shape, f"of the shape {targets} of its targets")

@@ -98,7 +98,8 @@ class Corpus:
         values, nats = token_metrics(sums), sums["nats"] / sums["count"]
         if self.held_out_bytes is None:
             return values
-        bits = nats * len(self.held_out) / self.held_out_bytes / math.log(2)
+        n_tokens = len(self.held_out) - (self.tokenizer.bos is not None)  # those of the text
+        bits = nats * n_tokens / self.held_out_bytes / math.log(2)
         return {"perplexity": values["perplexity"], "bits_per_byte": bits, **values}
 
     def eval_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -156,7 +157,7 @@ def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpu
 
 def check_lengths(kind: str, train: np.ndarray, held_out: np.ndarray, seq_len: int) -> None:
     """Raises UserError unless both parts have at least seq_len + 1 tokens, enough for one row."""
-    for part, tokens in (("training", train), ("held-out", held_out)):
+    for part, tokens in (("held-out", held_out), ("training", train)):
         if len(tokens) <= seq_len:
             raise UserError(
                 f"the {part} {kind} is too short: {len(tokens)} tokens,"

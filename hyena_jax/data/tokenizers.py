@@ -313,7 +313,8 @@ class DnaTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """Returns an id for each letter, int32 [n]; UserError for what is not a letter, such as a newline."""
-        points = _code_points(text.upper() if text.isascii() else text)
+        points = _code_points(text)
+        points = np.where((points >= ord("a")) & (points <= ord("z")), points - 32, points)  # to upper case
         letters = (points >= ord("A")) & (points <= ord("Z"))
         if not letters.all():
             _refuse(map(chr, points[~letters]), self.kind)
@@ -376,10 +377,15 @@ class IdsTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the numbers in the text, int32 [n]; UserError if a word is not an id of the vocabulary."""
-        wrong = [word for word in text.split() if not (word.isascii() and word.isdecimal())]
+        words = text.split()
+        wrong = [word for word in words if not (word.isascii() and word.isdecimal())]
         if wrong:
             raise UserError(f"text must be token ids such as '1 2 3', got {', '.join(map(repr, wrong[:5]))}")
-        return _checked([int(word) for word in text.split()], self.vocab_size).astype(np.int32)
+        words = [word.lstrip("0") or "0" for word in words]
+        longest = max(words, key=len, default="")
+        fits = len(longest) <= len(str(MOST_SYMBOLS))  # or NumPy, or Python, cannot hold it
+        require(fits, "a token id", longest[:40], f"in 0..{self.vocab_size - 1}")
+        return _checked([int(word) for word in words], self.vocab_size).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the numbers, separated by spaces."""
@@ -413,6 +419,18 @@ def encode_start(tokenizer: Tokenizer, text: str) -> np.ndarray:
     """The ids [n] of a text that a model reads from its start: with the tokenizer's `bos`, if it has one."""
     ids, bos = tokenizer.encode(text), getattr(tokenizer, "bos", None)
     return ids if bos is None else np.concatenate([np.array([bos], ids.dtype), ids])
+
+
+def decode_after(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """The text that `ids` add to that of `prompt`: some decoders treat the first piece of a text differently.
+
+    The ids of a prompt may end within a character, which then belongs to the continuation.
+    """
+    if isinstance(tokenizer, IdsTokenizer):  # which separates all but the first by a space
+        return tokenizer.decode(ids)
+    decode = tokenizer.stream()
+    decode(prompt)
+    return decode(ids, final=True)
 
 
 def build_tokenizer(config: TextConfig, *texts: str) -> Tokenizer:

@@ -54,7 +54,8 @@ class Request:
     """Compute long convolutions from the whole history at every token: the reference for tiles."""
     on_full: OnFull = "slide"
     """If max_len tokens were read and the state has no room left: `slide` rereads their newer half as a new
-    context; `error` refuses beforehand. A state that does not grow continues."""
+    context; `error` refuses beforehand. A state that does not grow continues. All rows slide at once, when
+    the longest is full, so that a shorter one then keeps fewer tokens than it would alone."""
 
 
 class Prefilled(NamedTuple):
@@ -184,7 +185,7 @@ def _chunks(
     known = [row for row in prefilled.read for _ in range(request.n_samples)]
     state, logits = programs.repeat_rows((prefilled.state, prefilled.logits), request.n_samples)
     room, unread = prefilled.room, Cursor(None, None, jnp.zeros((), jnp.int32), jnp.zeros(len(known), bool))
-    watches = [] if request.stop_texts is None else [request.stop_texts.watch() for _ in known]
+    watches = [] if request.stop_texts is None else [request.stop_texts.watch(row) for row in known]
     n_steps = 0
     cursor, chunk = programs.first_token(sampling, rows, unread._replace(state=state), logits)
     while True:

@@ -42,8 +42,9 @@ def sample(logits: jax.Array, keys: jax.Array, rule: SamplingRule) -> jax.Array:
     # Shifted so that the largest logit is 0 and stays finite at any temperature.
     logits = (logits - logits.max(-1, keepdims=True)) / max(rule.temperature, 1e-30)
     if rule.top_k is not None and rule.top_k < logits.shape[-1]:
-        least = jax.lax.top_k(logits, rule.top_k)[0][:, -1:]
-        logits = jnp.where(logits < least, -jnp.inf, logits)
+        values, kept = jax.lax.top_k(logits, rule.top_k)  # of equal logits, those of the lowest ids
+        rows = jnp.arange(logits.shape[0])[:, None]
+        logits = jnp.full_like(logits, -jnp.inf).at[rows, kept].set(values)
     if rule.top_p is not None:
         logits = jnp.where(_in_nucleus(logits, rule.top_p), logits, -jnp.inf)
     if rule.min_p is not None:

@@ -13,6 +13,8 @@ from hyena_jax.generation.prompts import encode
 if TYPE_CHECKING:
     from hyena_jax.data.tokenizers import Tokenizer
 
+PROMPT_TOKENS = 16
+"""Tokens of the prompt that a decoder reads first, since a first piece can lose its leading space."""
 Watch = Callable[[Sequence[int]], int | None]
 """watch(next tokens of a row) -> how many of them the row keeps if it ends; None if it continues."""
 
@@ -24,9 +26,10 @@ class StopTexts:
     tokenizer: "Tokenizer"
     texts: tuple[str, ...]
 
-    def watch(self) -> Watch:
-        """A function that reads the tokens of one row, chunk by chunk, from its first new token."""
+    def watch(self, prompt: np.ndarray) -> Watch:
+        """A function that reads the tokens of one row, chunk by chunk, after its prompt [n]."""
         decode, longest = self.tokenizer.stream(), max(map(len, self.texts))
+        decode(prompt[-PROMPT_TOKENS:].tolist())
         seen = ""
 
         def end(tokens: Sequence[int]) -> int | None:
@@ -52,6 +55,8 @@ def stops(tokenizer: "Tokenizer", texts: Sequence[str]) -> tuple[tuple[int, ...]
         encoded = encode(tokenizer, text, "stop")
         require(len(encoded) == 1 or tokenizer.kind != "ids", "stop", text, "one token id")
         ids += encoded.tolist() if len(encoded) == 1 else []
+    if tokenizer.kind == "dna":  # which decodes to upper case
+        texts = [text.upper() for text in texts]
     watched = StopTexts(tokenizer, tuple(texts)) if texts and tokenizer.kind != "ids" else None
     return tuple(ids), watched
 

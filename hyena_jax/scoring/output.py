@@ -60,9 +60,14 @@ def _finite(x: float) -> float | None:
 
 
 def sums(row: Mapping[str, Any]) -> Sums:
-    """The part of a row that the total needs."""
-    likelihood = math.nan if row["log_likelihood"] is None else row["log_likelihood"]
-    return Sums(row["tokens"], row["scored"], row["bytes"], likelihood)
+    """The part of a row that the total needs. Raises ValueError if a value cannot be that of a text."""
+    found = Sums(row["tokens"], row["scored"], row["bytes"], row["log_likelihood"])
+    counts = [found.n_tokens, found.n_scored, found.n_bytes or 0]
+    is_count = all(type(n) is int and n >= 0 for n in counts) and found.n_scored <= found.n_tokens
+    likelihood = math.nan if found.log_likelihood is None else found.log_likelihood
+    if not is_count or type(likelihood) not in (int, float) or (found.n_tokens > 0 and found.n_bytes == 0):
+        raise ValueError(f"its values are {found}")
+    return found._replace(log_likelihood=likelihood)
 
 
 def total(rows: Sequence[Sums]) -> str:

@@ -251,6 +251,8 @@ def test_a_run_keeps_the_encoding(encoding):
     ("train", "message"),
     [
         ({**ARRAYS, "inputs": WINDOWS[:3]}, "rows of the arrays must be equal in number"),
+        ({**ARRAYS, "inputs": [[1, 2], [3]]}, "arrays must have rows of one shape"),
+        ({**ARRAYS, "targets": 3}, "targets must be an array of rows, got 3"),
         (
             {"inputs": WINDOWS},
             r"a row must be a dict with inputs, targets and .* got \['inputs'\]",

@@ -12,11 +12,15 @@ from hyena_jax.data.tokenizers import (
     BpeTokenizer,
     BytesTokenizer,
     CharactersTokenizer,
+    DnaTokenizer,
     GraphemesTokenizer,
+    IdsTokenizer,
     build_tokenizer,
+    decode_after,
     encode_start,
     tokenizer_from_json,
 )
+from hyena_jax.generation.stopping import StopTexts, stops
 
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467"
 SAMPLE = f"cafe\u0301 na\u00efve\r\n{FAMILY} \U0001f1eb\U0001f1f7 \ud55c\uae00 \u1112\u1161\u11ab\n\n  end"
@@ -127,6 +131,28 @@ def test_stream_keeps_the_space_that_a_decoder_drops_from_a_first_piece():
     stream = tokenizer.stream()
     assert [stream([i]) for i in (0, 2, 1, 1)] == ["a", "c", " b", " b"]
     assert tokenizer.decode([0, 2, 1, 1]) == "ac b b"
+    assert decode_after(tokenizer, [0, 2], [1, 1]) == " b b"
+    watch = StopTexts(tokenizer, (" b",)).watch(np.array([0, 2]))
+    assert watch([1, 1]) == 1
+
+
+def test_stops_and_odd_letters_of_dna():
+    tokenizer = DnaTokenizer()
+    _, texts = stops(tokenizer, ["ac"])
+    assert texts.watch(np.zeros(0, np.int32))(tokenizer.encode("tacg").tolist()) == 3
+    with pytest.raises(UserError, match="got '\u00e9'$"):
+        tokenizer.encode("acgt\u00e9")
+
+
+def test_a_continuation_of_ids_begins_without_a_space():
+    assert decode_after(IdsTokenizer(9), [1, 2], [3, 4]) == "3 4"
+
+
+def test_ids_that_no_integer_holds_are_refused():
+    for word in ("99999999999999999999", "9" * 5000):
+        with pytest.raises(UserError, match=r"a token id must be in 0..8, got '9999"):
+            IdsTokenizer(9).encode(f"1 {word}")
+    np.testing.assert_array_equal(IdsTokenizer(9).encode("0" * 5000 + "7"), [7])
 
 
 def test_bytes_are_utf8():
@@ -347,5 +373,9 @@ def test_texts_to_train_on_begin_with_bos(tmp_path):
     )
     assert corpus.train[0] == corpus.held_out[0] == corpus.prompt("ab")[0] == 2
     assert np.count_nonzero(corpus.train == 2) == 1
+    # A loss of one bit for each token of the text, all of which are predicted.
+    sums = dict.fromkeys(("correct", "probability"), 0.0) | {"nats": np.log(2) * corpus.n_held_out}
+    found = corpus.metrics(sums | {"count": corpus.n_held_out})
+    assert found["bits_per_byte"] == pytest.approx(corpus.n_held_out / corpus.held_out_bytes)
     with pytest.raises(UserError, match="bos must be None without tokenizer_path"):
         TextConfig(bos=2)

@@ -21,6 +21,7 @@ def draws(rule: SamplingRule) -> np.ndarray:
         (SamplingRule(), [0.05, 0.4, 0.3, 0.2, 0.05]),
         (SamplingRule(temperature=0.5), [0.0025, 0.16, 0.09, 0.04, 0.0025]),
         (SamplingRule(top_k=2), [0, 0.4, 0.3, 0, 0]),
+        (SamplingRule(top_k=4), [0.05, 0.4, 0.3, 0.2, 0]),  # of equal ones the first
         (SamplingRule(top_k=99), [0.05, 0.4, 0.3, 0.2, 0.05]),
         (SamplingRule(top_p=0.65), [0, 0.4, 0.3, 0, 0]),
         (SamplingRule(top_p=0.71), [0, 0.4, 0.3, 0.2, 0]),

@@ -240,9 +240,11 @@ def test_damaged_rows_are_refused_and_torn_ones_are_written_again(tmp_path):
         output.continued(path, {}, 1),
     ):
         pass
-    path.write_text(whole + '{"tokens": 3}\n')
-    with pytest.raises(UserError, match="line 3 of output .* is damaged"), output.continued(path, {}, 2):
-        pass
+    wrong = ({"tokens": "x"}, {"log_likelihood": "a"}, {"bytes": 0}, {"tokens": 1e400}, {"scored": 4})
+    for line in ('{"tokens": 3}\n', *(output.text_of({**ROW, **values}) for values in wrong)):
+        path.write_text(whole + line)
+        with pytest.raises(UserError, match="line 3 of output .* is damaged"), output.continued(path, {}, 2):
+            pass
 
 
 def test_a_file_that_another_process_writes_is_refused(tmp_path):
