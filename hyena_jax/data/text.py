@@ -157,7 +157,7 @@ def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpu
 
 def check_lengths(kind: str, train: np.ndarray, held_out: np.ndarray, seq_len: int) -> None:
     """Raises UserError unless both parts have at least seq_len + 1 tokens, enough for one row."""
-    for part, tokens in (("held-out", held_out), ("training", train)):
+    for part, tokens in (("training", train), ("held-out", held_out)):
         if len(tokens) <= seq_len:
             raise UserError(
                 f"the {part} {kind} is too short: {len(tokens)} tokens,"
