@@ -63,7 +63,7 @@ class Report:
     """
 
     def __init__(self, settings: Settings, console: Console, command: Sequence[str]):
-        """Raises OSError if the output folder cannot be made or written; nothing has been measured then."""
+        """Raises UserError or OSError, before anything is measured, if the folder cannot be written."""
         self.console, self.rows, self.notes = console, [], []
         self._settings, self._command = settings, command
         if settings.output is not None:
@@ -75,7 +75,7 @@ class Report:
 
     def add(self, row: Any, lines: Iterable[Cells]) -> None:
         """Prints the lines of a row, a dataclass, and keeps it."""
-        lines = [*lines]
+        lines = list(lines)
         texts = [format_line(cells.values(), cells) for cells in lines]
         if not self.rows:
             texts.insert(0, format_line(lines[0], lines[0]))

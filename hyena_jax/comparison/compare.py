@@ -52,8 +52,9 @@ def compare(
     if path is not None:
         _check_figure(path, groups, x)
     rows = {members.label: make_row(members, metric) for members in groups}
-    order = sorted(rows, key=lambda label: rows[label].mean, reverse=is_better(metric, 1, 0))
-    order.sort(key=lambda label: math.isnan(rows[label].mean))  # these last
+    sign = -1 if is_better(metric, 1, 0) else 1
+    # What is not finite has no place among the others: last.
+    order = sorted(rows, key=lambda label: (math.isnan(rows[label].mean), sign * rows[label].mean))
     groups.sort(key=lambda members: order.index(members.label))
     ordered = [rows[label] for label in order]
     if path is not None:

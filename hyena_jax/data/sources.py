@@ -208,7 +208,8 @@ class _Arrays:
         except ValueError as error:
             raise UserError(f"arrays must have rows of one shape: {error}") from error
         for name, values in self.arrays.items():
-            require(values.ndim > 0, name, values.item() if values.ndim == 0 else None, "an array of rows")
+            if values.ndim == 0:
+                raise UserError(f"{name} must be an array of rows, got {values.item()!r}")
         sizes = {name: len(values) for name, values in self.arrays.items()}
         require(len(set(sizes.values())) == 1, "rows of the arrays", sizes, "equal in number")
         weights = self.arrays.get("weights")

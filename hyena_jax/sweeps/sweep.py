@@ -185,12 +185,12 @@ def _outcome(workdir: Path, experiment: Experiment, kept: Mapping[str, Any] | No
     if differences := config.identity_differences(experiment, theirs):
         shown = "; ".join(differences[:3])
         raise UserError(f"workdir {str(workdir.parent)!r} holds another sweep: {workdir.name}: {shown}")
-    if not workdir.exists():  # its folder was deleted: it is trained again
-        return Outcome(workdir, experiment, planned=kept["planned"])
     ended = {name: kept[name] for name in KEPT}
     for name, kind in KEPT.items():
-        if not isinstance(kept[name], kind):
-            raise TypeError(f"{name} of {workdir.name} is {kept[name]!r}")
+        if not isinstance(ended[name], kind):
+            raise TypeError(f"{name} of {workdir.name} is {ended[name]!r}")
+    if not workdir.exists():  # its folder was deleted: it is trained again
+        return Outcome(workdir, experiment, planned=ended["planned"])
     if theirs != experiment:  # runtime fields changed, such as the number of steps
         ended |= {"status": WAITING, "planned": None}
     try:
