@@ -33,7 +33,7 @@ class ExplicitFilter(nn.Module):
         n_taps = self.config.n_taps or self.max_len
         # At initialisation, outputs have the variance of the inputs.
         init = nn.initializers.normal(n_taps**-0.5)
-        self.taps = self.param("taps", init, (self.n_filters, self.d_model, n_taps))
+        self.taps = self.param("taps", init, (self.n_filters, self.d_model, n_taps), jnp.float32)
 
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""
@@ -68,7 +68,7 @@ class ShortFilter(nn.Module):
         self.config.check(self.max_len)
         n_taps, deviation = self.config.n_taps, self.config.deviation
         init = uniform_fan_in(n_taps) if deviation is None else nn.initializers.normal(deviation)
-        self.taps = self.param("taps", init, (self.n_filters, self.d_model, n_taps))
+        self.taps = self.param("taps", init, (self.n_filters, self.d_model, n_taps), jnp.float32)
 
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""
@@ -106,7 +106,9 @@ class WindowedFilter(nn.Module):
 
     def setup(self) -> None:
         config, channels = self.config, self.d_model
-        self.taps = self.param("taps", nn.initializers.normal(1.0), (self.n_filters, channels, self.max_len))
+        self.taps = self.param(
+            "taps", nn.initializers.normal(1.0), (self.n_filters, channels, self.max_len), jnp.float32
+        )
         self.decay = decay_rates(config, channels)
         self.shift = np.full(channels, config.window_shift)
         if config.train_decay:

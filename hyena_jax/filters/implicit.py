@@ -46,7 +46,7 @@ class CKConvFilter(nn.Module):
         # One frequency vector serves every layer, as in the published code.
         if config.train_sine_frequency:
             init = nn.initializers.constant(config.sine_frequency)
-            self.sine_frequency = self.param("sine_frequency", init, (config.width,))
+            self.sine_frequency = self.param("sine_frequency", init, (config.width,), jnp.float32)
         else:
             self.sine_frequency = config.sine_frequency
         init = nn.initializers.normal(0.02)

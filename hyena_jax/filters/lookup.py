@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from hyena_jax.config import LookupFilterConfig
 from hyena_jax.filters.window import check_length
@@ -32,7 +33,7 @@ class LookupFilter(nn.Module):
 
     def setup(self) -> None:
         width = self.config.width
-        self.table = self.param("table", nn.initializers.normal(1.0), (width, self.max_len))
+        self.table = self.param("table", nn.initializers.normal(1.0), (width, self.max_len), jnp.float32)
         self.dense = [_dense(self.d_model, width), _dense(self.n_filters * self.d_model, self.d_model)]
 
     def __call__(self, length: int) -> jax.Array:

@@ -31,7 +31,7 @@ class FNOFilter(nn.Module):
     def setup(self) -> None:
         n_modes = min(self.config.n_modes, self.max_len // 2 + 1)
         shape = (self.n_filters, self.d_model, n_modes, 2)
-        self.modes = self.param("modes", nn.initializers.normal(1.0), shape)
+        self.modes = self.param("modes", nn.initializers.normal(1.0), shape, jnp.float32)
 
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""
@@ -67,9 +67,9 @@ class TransferFunctionFilter(nn.Module):
         self.config.check(self.max_len)
         shape = (self.n_filters, self.d_model)
         zeros = nn.initializers.zeros
-        self.numerator = self.param("numerator", zeros, (*shape, self.config.n_state))
-        self.denominator = self.param("denominator", zeros, (*shape, self.config.n_state))
-        self.lag_zero = self.param("lag_zero", nn.initializers.normal(1.0), shape)
+        self.numerator = self.param("numerator", zeros, (*shape, self.config.n_state), jnp.float32)
+        self.denominator = self.param("denominator", zeros, (*shape, self.config.n_state), jnp.float32)
+        self.lag_zero = self.param("lag_zero", nn.initializers.normal(1.0), shape, jnp.float32)
 
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""

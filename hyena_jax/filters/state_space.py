@@ -40,13 +40,13 @@ class S4DFilter(nn.Module):
         shape = (self.n_filters, self.d_model)
         modes = (*shape, config.n_state // 2)
         constant = nn.initializers.constant
-        self.log_decay = self.param("log_decay", constant(np.log(0.5)), modes)
+        self.log_decay = self.param("log_decay", constant(np.log(0.5)), modes, jnp.float32)
         frequencies = jnp.broadcast_to(jnp.asarray(initial_frequencies(config), jnp.float32), modes)
         self.frequency = self.param("frequency", lambda _: frequencies)
         self.log_dt = self.param("log_dt", _log_uniform(config.dt_min, config.dt_max), shape)
         one = jnp.broadcast_to(jnp.array([1.0, 0.0], jnp.float32), (*modes, 2))
         self.b = self.param("b", lambda _: one)
-        self.c = self.param("c", nn.initializers.normal(0.5**0.5), (*modes, 2))
+        self.c = self.param("c", nn.initializers.normal(0.5**0.5), (*modes, 2), jnp.float32)
 
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""
@@ -64,6 +64,7 @@ class S4DFilter(nn.Module):
         half_step = jax.lax.complex(-jnp.exp(self.log_decay) * dt / 2, self.frequency * dt / 2)
         a_bar = (1 + half_step) / (1 - half_step)
         b_bar = _as_complex(dt[..., None] * self.b) / (1 - half_step)
+        a_bar = jnp.where(a_bar == 0, 1e-30, a_bar)  # whose logarithm would be infinite
         return jnp.log(a_bar), _as_complex(self.c) * b_bar
 
 
@@ -96,12 +97,12 @@ class ModalFilter(nn.Module):
         modes = (*shape, config.n_modes)
         slowest, fastest = -np.log(config.max_radius), -np.log(config.min_radius)
         self.log_decay = self.param("log_decay", _log_uniform(slowest, fastest), modes)
-        self.angle = self.param("angle", nn.initializers.uniform(np.pi), modes)
+        self.angle = self.param("angle", nn.initializers.uniform(np.pi), modes, jnp.float32)
         # At initialisation every mode's response has the same energy, however slowly it decays.
         energy = -jnp.expm1(-2 * jnp.exp(self.log_decay))[..., None]
         residue = nn.initializers.normal((0.5 / config.n_modes) ** 0.5)
         self.residue = self.param("residue", lambda key: residue(key, (*modes, 2)) * energy**0.5)
-        self.lag_zero = self.param("lag_zero", nn.initializers.normal(1.0), shape)
+        self.lag_zero = self.param("lag_zero", nn.initializers.normal(1.0), shape, jnp.float32)
 
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""
@@ -143,7 +144,9 @@ class RealModalFilter(nn.Module):
             return jnp.log(jax.random.uniform(key, shape, jnp.float32, config.min_rate, config.max_rate))
 
         self.log_rate = self.param("log_rate", log_rate)
-        self.residue = self.param("residue", nn.initializers.normal(0.1 * config.n_modes**-0.5), shape)
+        self.residue = self.param(
+            "residue", nn.initializers.normal(0.1 * config.n_modes**-0.5), shape, jnp.float32
+        )
 
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""

@@ -54,9 +54,9 @@ class STUFilter(nn.Module):
         shape = (self.n_filters, self.d_model, n_vectors)
         # Xavier-normal, as M [K, D] in the published code.
         init = nn.initializers.normal((2 / (n_vectors + self.d_model)) ** 0.5)
-        self.weights = self.param("weights", init, shape)
+        self.weights = self.param("weights", init, shape, jnp.float32)
         if self.config.alternating == "separate":
-            self.alternating_weights = self.param("alternating_weights", init, shape)
+            self.alternating_weights = self.param("alternating_weights", init, shape, jnp.float32)
 
     def __call__(self, length: int) -> jax.Array:
         """The first `length` taps, h [N, D, length]."""

@@ -6,8 +6,8 @@ import numpy as np
 
 from hyena_jax.config import ImplicitFilterConfig, WindowedFilterConfig, require
 
-# Least norm to divide by: a window may leave a filter all zeros.
-LEAST_NORM = 1e-30
+# Least norm to divide by, as a window may leave a filter all zeros; the gradient divides by its square.
+LEAST_NORM = 1e-18
 
 
 def check_length(length: int, max_len: int) -> None:

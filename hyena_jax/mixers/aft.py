@@ -15,14 +15,22 @@ import jax.numpy as jnp
 
 from hyena_jax.config import AFTConvConfig, AFTFullConfig, AFTLocalConfig, AFTSimpleConfig, require
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, is_real, sums_dtype
+from hyena_jax.mixers.inputs import (
+    Shared,
+    check_input,
+    check_next,
+    check_state_length,
+    is_real,
+    sums_dtype,
+    within,
+)
 from hyena_jax.mixers.mixing import Mixing, impulse_responses
 from hyena_jax.ops import aft, sequence_parallel
 from hyena_jax.ops.aft_blocks import full_sums, window_sums
 from hyena_jax.ops.sequence_shards import sharded
 
 # The paper initialises the parameters of position biases as N(0, 10^-2); we take 10^-2 as the variance.
-position_init = nn.initializers.normal(0.1, jnp.float32)
+position_init = nn.initializers.normal(0.1)
 
 
 class LastKeys(NamedTuple):
@@ -123,9 +131,9 @@ class AFT(nn.Module):
         self, state: AFTState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[AFTState, jax.Array]:
         """The next T tokens x [B, T, D] at once; positions count from the first real token of a row."""
-        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
+        lengths = check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         n_tokens, position = x.shape[1], state.shared.position
-        first = state.first if lengths is None else n_tokens - lengths.astype(jnp.int32)
+        first = state.first if lengths is None else n_tokens - lengths
         positions = position + jnp.arange(n_tokens, dtype=jnp.int32) - first[:, None]
         q, keys, values = self._project(x, is_real(lengths, n_tokens))
         places = aft.Places(positions, jnp.zeros_like(positions))
@@ -246,7 +254,9 @@ class AFTFull(AFT):
         )
         positions = places.position[:, :1] - position + jnp.arange(room, dtype=jnp.int32)
         cached = aft.Places(positions, jnp.zeros_like(positions))
-        return self._sums(memory.keys, memory.values, places, cached, position), memory
+        sums = self._sums(memory.keys, memory.values, places, cached, position)
+        weighted = within(sums.weighted, position + keys.shape[1], room)
+        return sums._replace(weighted=weighted), memory
 
     def _sums(
         self,

@@ -52,7 +52,7 @@ class AnnotatedHyena(LongConvolutionMixer):
         self.short_taps = self.param("short_taps", uniform_fan_in(taps), (channels, taps))
         self.short_bias = self.param("short_bias", uniform_fan_in(taps), (channels,))
         self.filter = build_filter(config.order, width, self.max_len, config.filter)
-        self.skip = self.param("skip", nn.initializers.normal(1.0), (config.order, width))
+        self.skip = self.param("skip", nn.initializers.normal(1.0), (config.order, width), jnp.float32)
         self.out_proj = FromChannelsFirst(width, self.dtype, init.out_kernel, init.out_bias)
 
     def mix(

@@ -21,6 +21,7 @@ from hyena_jax.mixers.inputs import (
     check_next,
     check_state_length,
     check_token,
+    within,
 )
 from hyena_jax.mixers.mixing import Mixing
 from hyena_jax.mixers.norms import RMSNorm
@@ -187,8 +188,8 @@ class Attention(HeadsAttention):
     def prefill(
         self, state: AttentionState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[AttentionState, jax.Array]:
-        """The next T tokens x [B, T, D] at once."""
-        check_next(x, self.d_model, state.keys.shape[1], len(state.first), lengths)
+        """The next T tokens x [B, T, D] at once; NaN where the cache has no room for them."""
+        lengths = check_next(x, self.d_model, state.keys.shape[1], len(state.first), lengths)
         position, n_tokens = state.shared.position, x.shape[1]
         q, k, v = self._heads(x, position)
         keys = jax.lax.dynamic_update_slice_in_dim(state.keys, k.astype(state.keys.dtype), position, axis=1)
@@ -199,7 +200,8 @@ class Attention(HeadsAttention):
         real = jnp.arange(keys.shape[1], dtype=jnp.int32) >= first[:, None]
         method = default_method(self.platform)
         y = self._output(softmax_attention(q, keys, values, True, position, real, None, method))
-        return AttentionState(Shared(position + n_tokens), keys, values, first), y
+        after = position + n_tokens
+        return AttentionState(Shared(after), keys, values, first), within(y, after, keys.shape[1])
 
     def step(self, state: AttentionState, x: jax.Array) -> tuple[AttentionState, jax.Array]:
         """The next token x [B, D], against the cache: O(max_len)."""
@@ -250,7 +252,7 @@ class LocalAttention(HeadsAttention):
         self, state: AttentionState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[AttentionState, jax.Array]:
         """The next T tokens x [B, T, D] at once, in O(T window)."""
-        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
+        lengths = check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         position, n_tokens, n_slots = state.shared.position, x.shape[1], state.keys.shape[1]
         first = state.first if lengths is None else n_tokens - lengths
         q, k, v = self._heads(x, position)

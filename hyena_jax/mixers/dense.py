@@ -75,6 +75,6 @@ def _parameters(
     layer: nn.Module, x: jax.Array, d_in: int, d_out: int
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """x, the layer's kernel [d_in, d_out] and its bias [d_out] or None, in the dtype of the product."""
-    kernel = layer.param("kernel", layer.kernel_init, (d_in, d_out))
-    bias = layer.param("bias", layer.bias_init, (d_out,)) if layer.use_bias else None
+    kernel = layer.param("kernel", layer.kernel_init, (d_in, d_out), jnp.float32)
+    bias = layer.param("bias", layer.bias_init, (d_out,), jnp.float32) if layer.use_bias else None
     return promote_dtype(x, kernel, bias, dtype=layer.dtype)

@@ -140,7 +140,7 @@ class Fastmax(nn.Module):
         self, state: FastmaxState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[FastmaxState, jax.Array]:
         """The next T tokens x [B, T, D] at once."""
-        check_next(x, self.d_model, self.max_len, len(state.sums), lengths)
+        lengths = check_next(x, self.d_model, self.max_len, len(state.sums), lengths)
         real = is_real(lengths, x.shape[1])
         o, sums = fastmax.fastmax_causal(*self._qkv(x), self.config.p, state.sums, real)
         return FastmaxState(Shared(state.shared.position + x.shape[1]), sums), self._output(o, x)

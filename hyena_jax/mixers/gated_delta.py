@@ -64,7 +64,7 @@ class GatedDelta(MatrixMemoryMixer):
         inner = partial(dense, dot_general=dense_dot_general)
         channels = (1 + config.factors) * keys + config.factors * values
         self.qkv_proj, self.beta_proj = inner(channels), inner(config.factors * self.n_value_heads)
-        self.short_taps = self.param("short_taps", init, (channels, config.short_filter_len))
+        self.short_taps = self.param("short_taps", init, (channels, config.short_filter_len), jnp.float32)
         if config.decay:
             self.decay_proj = inner(self.n_value_heads)
             self.a_log = self.param("a_log", a_log_init(0, 16), (self.n_value_heads,))

@@ -47,9 +47,9 @@ class H3(LongConvolutionMixer):
         self.qkv_proj = ToChannelsFirst(width, 3, self.dtype, init.kernel)
         self.shift_b = self.param("shift_b", lambda _: jnp.zeros((width, n_taps)).at[:, 0].set(1))
         self.shift_c = self.param("shift_c", uniform_fan_in(n_taps), (width, n_taps))
-        self.shift_skip = self.param("shift_skip", nn.initializers.normal(1.0), (width,))
+        self.shift_skip = self.param("shift_skip", nn.initializers.normal(1.0), (width,), jnp.float32)
         self.filter = build_filter(1, n_heads, self.max_len, config.filter)
-        self.skip = self.param("skip", nn.initializers.normal(1.0), (n_heads,))
+        self.skip = self.param("skip", nn.initializers.normal(1.0), (n_heads,), jnp.float32)
         self.out_proj = FromChannelsFirst(width, self.dtype, init.out_kernel)
 
     @property

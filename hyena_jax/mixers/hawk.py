@@ -17,7 +17,7 @@ from flax.typing import Initializer
 from hyena_jax.config import HawkConfig
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers.dense import SplitDense
-from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, is_real
+from hyena_jax.mixers.inputs import Shared, check_input, check_next, check_state_length, is_real, sums_dtype
 from hyena_jax.mixers.mixing import Mixing, impulse_responses
 from hyena_jax.ops.dense import block_dense
 from hyena_jax.ops.documents import documents
@@ -94,8 +94,8 @@ class Hawk(nn.Module):
         bias, taps = config.projection_bias, config.short_filter_len
         self.in_proj = SplitDense(width, 2, bias, self.dtype, init.kernel)
         fir_init = nn.initializers.normal((0.01 / taps) ** 0.5)
-        self.short_taps = self.param("short_taps", fir_init, (width, taps))
-        self.short_bias = self.param("short_bias", nn.initializers.zeros, (width,))
+        self.short_taps = self.param("short_taps", fir_init, (width, taps), jnp.float32)
+        self.short_bias = self.param("short_bias", nn.initializers.zeros, (width,), jnp.float32)
         self.recurrence_gate = BlockDense(config.gate_bias, self.dtype)
         self.input_gate = BlockDense(config.gate_bias, self.dtype)
         if config.sign == "gate":
@@ -172,7 +172,7 @@ class Hawk(nn.Module):
     def init_state(self, batch_size: int, max_len: int) -> HawkState:
         """The state before the first token of a sequence of at most `max_len` tokens."""
         check_state_length(max_len, self.max_len)
-        dtype = self.short_taps.dtype
+        dtype = sums_dtype(self.short_taps.dtype)
         return HawkState(
             shared=Shared(jnp.zeros((), jnp.int32)),
             first=jnp.zeros(batch_size, jnp.int32),
@@ -184,7 +184,7 @@ class Hawk(nn.Module):
         self, state: HawkState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[HawkState, jax.Array]:
         """The next T tokens x [B, T, D] at once."""
-        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
+        lengths = check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         n_tokens, real = x.shape[1], is_real(lengths, x.shape[1])
         first = state.first if lengths is None else n_tokens - lengths
         positions = state.shared.position + jnp.arange(n_tokens, dtype=jnp.int32)
@@ -229,10 +229,11 @@ class Hawk(nn.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         """r, i, and with sign `gate` s, of u, [H, B, T, I], float32; T may be sharded over a mesh axis."""
         r, i = self.recurrence_gate(u, sequence_axis), self.input_gate(u, sequence_axis)
-        r, i = jax.nn.sigmoid(r.astype(self.rate.dtype)), jax.nn.sigmoid(i.astype(self.rate.dtype))
+        dtype = sums_dtype(self.rate.dtype)
+        r, i = jax.nn.sigmoid(r.astype(dtype)), jax.nn.sigmoid(i.astype(dtype))
         if self.config.sign != "gate":
             return r, i, None
-        return r, i, jnp.tanh(self.sign_gate(u, sequence_axis).astype(self.rate.dtype))
+        return r, i, jnp.tanh(self.sign_gate(u, sequence_axis).astype(dtype))
 
     def _output(self, gate: jax.Array, h: jax.Array) -> jax.Array:
         """y [B, T, D] of the GELU branch [B, T, W] and the recurrence's states [H, B, T, I]."""
@@ -270,8 +271,14 @@ class BlockDense(nn.Module):
             return block_dense(x.reshape(n_blocks, -1, width), kernel).reshape(x.shape)
 
         n_blocks, width = x.shape[0], x.shape[-1]
-        kernel = self.param("kernel", nn.initializers.normal(width**-0.5), (n_blocks, width, width))
-        bias = self.param("bias", nn.initializers.zeros, (n_blocks * width,)) if self.use_bias else None
+        kernel = self.param(
+            "kernel", nn.initializers.normal(width**-0.5), (n_blocks, width, width), jnp.float32
+        )
+        bias = (
+            self.param("bias", nn.initializers.zeros, (n_blocks * width,), jnp.float32)
+            if self.use_bias
+            else None
+        )
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
         # On each device by itself: where rows and length are both sharded, XLA cannot merge them.
         y = sharded(product, sequence_axis, ("HBLI", "HIJ"), "HBLI")(x, kernel)

@@ -100,10 +100,14 @@ class Hyena(LongConvolutionMixer):
         self.filter = build_filter(directions * self.n_filters, groups, self.max_len, config.filter)
         self.skip = None
         if config.skip:
-            self.skip = self.param("skip", nn.initializers.normal(1.0), (self.n_filters, head_dim))
+            self.skip = self.param(
+                "skip", nn.initializers.normal(1.0), (self.n_filters, head_dim), jnp.float32
+            )
         if config.post_order_ffn:
             shape = (self.n_filters, config.n_heads, config.n_heads)
-            self.order_mix = self.param("order_mix", nn.initializers.normal(head_dim**-0.5), shape)
+            self.order_mix = self.param(
+                "order_mix", nn.initializers.normal(head_dim**-0.5), shape, jnp.float32
+            )
         self.dropout = nn.Dropout(config.dropout)
         self.out_proj = FromChannelsFirst(
             self.d_model, self.dtype, init.out_kernel, init.out_bias, config.out_bias

@@ -18,6 +18,7 @@ def check_input(x: jax.Array, d_model: int, max_len: int, segment_ids: jax.Array
     """Raises ValueError unless x is [B, L, d_model] with L in 1..max_len, and segment_ids integers [B, L]."""
     require(x.ndim == 3, "x", x.shape, "of rank 3, [B, L, D]")
     require(x.shape[2] == d_model, "x.shape[2]", x.shape[2], f"d_model={d_model}")
+    require(len(x) >= 1, "batch size", 0, "at least 1")
     require(1 <= x.shape[1] <= max_len, "sequence length", x.shape[1], f"in 1..max_len={max_len}")
     if segment_ids is not None:
         shape, dtype = segment_ids.shape, segment_ids.dtype
@@ -27,13 +28,17 @@ def check_input(x: jax.Array, d_model: int, max_len: int, segment_ids: jax.Array
 
 def check_next(
     x: jax.Array, d_model: int, max_len: int, batch_size: int, lengths: jax.Array | None = None
-) -> None:
-    """`check_input` for the next tokens of a state of `batch_size` rows; lengths must have the shape [B]."""
+) -> jax.Array | None:
+    """`check_input` for the next tokens of a state of `batch_size` rows; returns the lengths as int32 [B]."""
     check_input(x, d_model, max_len)
     require(len(x) == batch_size, "batch size", len(x), f"the state's {batch_size}")
-    if lengths is not None:
-        shape = jnp.shape(lengths)
-        require(shape == (batch_size,), "lengths.shape", shape, f"[B] = ({batch_size},)")
+    if lengths is None:
+        return None
+    lengths = jnp.asarray(lengths)
+    require(lengths.shape == (batch_size,), "lengths.shape", lengths.shape, f"[B] = ({batch_size},)")
+    is_integer = jnp.issubdtype(lengths.dtype, jnp.integer)
+    require(is_integer, "lengths.dtype", str(lengths.dtype), "an integer type")
+    return lengths.astype(jnp.int32)
 
 
 def check_token(x: jax.Array, d_model: int, batch_size: int) -> None:
@@ -51,6 +56,11 @@ def is_real(lengths: jax.Array | None, n_tokens: int) -> jax.Array | None:
     if lengths is None:
         return None
     return jnp.arange(n_tokens) >= n_tokens - jnp.asarray(lengths)[:, None]
+
+
+def within(y: jax.Array, end: jax.Array, room: int) -> jax.Array:
+    """y, or NaN if its last token is number `end` [] of a state with `room`: a traced number cannot raise."""
+    return jnp.where(end <= room, y, jnp.nan)
 
 
 def masked(x: jax.Array, lengths: jax.Array | None) -> jax.Array:

@@ -38,6 +38,7 @@ from hyena_jax.mixers.inputs import (
     check_token,
     is_real,
     refuse_segments,
+    within,
 )
 from hyena_jax.mixers.mixing import Mixing, impulse_responses
 from hyena_jax.ops import few_taps, modal_conv, online_conv
@@ -359,7 +360,7 @@ class LongConvolutionMixer(nn.Module):
         Raises:
           ValueError: for a wrong shape of x or lengths, or more tokens than the state's capacity.
         """
-        check_next(x, self.d_model, self.max_len, len(state.first), lengths)
+        lengths = check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         state, n_tokens = map_histories(online_conv.close_tiles, state), x.shape[1]
         state = state if lengths is None else state._replace(first=n_tokens - lengths)
         filters = state.shared.filters
@@ -371,7 +372,8 @@ class LongConvolutionMixer(nn.Module):
             room = state.long_memory[0].shape[1]
             require(n_tokens <= room, "sequence length", n_tokens, f"in 1..max_len={room}")
             convolve = online_conv.prefill(_history(state), self.block_len)
-        return self._continue(state, x, convolve, is_real(lengths, n_tokens))
+        after, y = self._continue(state, x, convolve, is_real(lengths, n_tokens))
+        return after, self._within(after, y)
 
     def step(self, state: LongState, x: jax.Array) -> tuple[LongState, jax.Array]:
         """The next token x [B, D]: O(n) with modes, O(M) with few taps; with a history O(S), or less with
@@ -384,8 +386,14 @@ class LongConvolutionMixer(nn.Module):
             convolve = few_taps.step(filters, state.long_memory)
         else:
             convolve = online_conv.step(_history(state))
-        state, y = self._continue(state, x[:, None], convolve, None)
-        return state, y[:, 0]
+        after, y = self._continue(state, x[:, None], convolve, None)
+        return after, self._within(after, y)[:, 0]
+
+    def _within(self, after: LongState, y: jax.Array) -> jax.Array:
+        """y, or NaN if a history has no room for its tokens."""
+        if isinstance(after.shared.filters, Modes | FewTaps):
+            return y
+        return within(y, after.shared.position, after.long_memory[0].shape[1])
 
     def _continue(
         self, state: LongState, x: jax.Array, convolve: OnlineConvolution, real: jax.Array | None

@@ -70,7 +70,7 @@ class Mamba2(MatrixMemoryMixer):
         self.short_bias = self.param("short_bias", fir_init, (channels,))
         self.a_log = self.param("a_log", a_log_init(1, 16), (heads,))
         self.dt_bias = self.param("dt_bias", dt_bias_init, (heads,))
-        self.skip = self.param("skip", nn.initializers.ones, (heads,))
+        self.skip = self.param("skip", nn.initializers.ones, (heads,), jnp.float32)
         self.norm = GroupRMSNorm(config.n_groups, config.norm_eps)
 
     @property

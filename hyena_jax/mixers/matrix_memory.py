@@ -117,7 +117,7 @@ class MatrixMemoryMixer(nn.Module):
         self, state: MatrixState, x: jax.Array, lengths: jax.Array | None = None
     ) -> tuple[MatrixState, jax.Array]:
         """The next T tokens x [B, T, D] at once."""
-        check_next(x, self.d_model, self.max_len, len(state.memory), lengths)
+        lengths = check_next(x, self.d_model, self.max_len, len(state.memory), lengths)
         real = is_real(lengths, x.shape[1])
 
         def short(u: jax.Array, taps: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -155,7 +155,7 @@ class GroupRMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """y [..., C] of x [..., C]."""
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],)).astype(x.dtype)
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32).astype(x.dtype)
         groups = x.reshape(*x.shape[:-1], self.n_groups, -1)
         mean_square = jnp.square(groups).mean(axis=-1, keepdims=True)
         return scale * (groups * jax.lax.rsqrt(mean_square + self.epsilon)).reshape(x.shape)

@@ -26,7 +26,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """y [..., D] of x [..., D]."""
-        scale = self.param("scale", nn.initializers.zeros, (x.shape[-1],))
+        scale = self.param("scale", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
         wide = x.astype(sums_dtype(x.dtype))
         mean_square = jnp.square(wide).mean(axis=-1, keepdims=True)
         if self.eps_outside:

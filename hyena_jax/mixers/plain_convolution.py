@@ -5,6 +5,7 @@ Axes: B batch, L length, T new tokens, D channels.
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from hyena_jax.config import FIRConfig, S4DConfig
 from hyena_jax.filters import build_filter
@@ -36,7 +37,7 @@ class FIR(LongConvolutionMixer):
         config, width = self.config, self.d_model
         config.check(width, self.max_len)
         self.filter = build_filter(1, width, self.max_len, config.filter)
-        self.skip = self.param("skip", nn.initializers.normal(1.0), (1, width))
+        self.skip = self.param("skip", nn.initializers.normal(1.0), (1, width), jnp.float32)
         init = initializers("gpt2", self.n_layers, width, width)
         self.in_proj = ToChannelsFirst(width, 1, self.dtype, init.kernel)
         self.out_proj = FromChannelsFirst(width, self.dtype, init.out_kernel)
@@ -76,7 +77,7 @@ class S4D(LongConvolutionMixer):
         config, width = self.config, self.d_model
         config.check(width, self.max_len)
         self.filter = build_filter(1, width, self.max_len, config.filter)
-        self.skip = self.param("skip", nn.initializers.normal(1.0), (1, width))
+        self.skip = self.param("skip", nn.initializers.normal(1.0), (1, width), jnp.float32)
         init = initializers("gpt2", self.n_layers, width, width)
         self.out_proj = FromChannelsFirst(2 * width, self.dtype, init.out_kernel)
 

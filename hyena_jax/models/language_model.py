@@ -62,7 +62,9 @@ class LanguageModel(nn.Module):
         n_rows = -(-config.vocab_size // config.vocab_multiple) * config.vocab_multiple
         self.embedding = nn.Embed(n_rows, config.d_model, dtype=dtype, embedding_init=init.embedding)
         if config.learned_positions:
-            self.positions = self.param("positions", init.embedding, (config.max_len, config.d_model))
+            self.positions = self.param(
+                "positions", init.embedding, (config.max_len, config.d_model), jnp.float32
+            )
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, dtype, self.sequence_axis, self.layout)
         self.final_norm = make_norm(config.final_norm, dtype, config.norm_eps)
@@ -123,7 +125,7 @@ class LanguageModel(nn.Module):
         """
         self._check(tokens, rank=2)
         n_tokens = tokens.shape[1]
-        first = state.first if lengths is None else n_tokens - lengths
+        first = state.first if lengths is None else n_tokens - jnp.asarray(lengths, jnp.int32)
         position = state.shared.position
         x = self._embed(tokens, jnp.maximum(position + jnp.arange(n_tokens) - first[:, None], 0))
         blocks = []

@@ -12,7 +12,7 @@ Discrete weighted transforms and large-integer arithmetic).
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from math import isqrt, prod, sqrt
 from typing import NamedTuple
 
@@ -224,6 +224,7 @@ def _signal(spectrum: jax.Array, transform: Transform, length: int) -> jax.Array
     return turned.real * cos + turned.imag * sin
 
 
+@lru_cache(maxsize=8)  # one array where several transforms need it, so that XLA gets one constant
 def _right_angle(length: int, n: int, dtype: jnp.dtype) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of the angles of w^t for t < length: a quarter of a turn in n steps."""
     angle = np.arange(length) * (np.pi / (2 * n))
@@ -304,6 +305,8 @@ def factors(length: int) -> tuple[int, int]:
 
 def fft_len(least: int) -> int:
     """The smallest number >= least without a prime factor above 5: sizes that FFTs are fast at."""
+    if least < 1:
+        raise ValueError(f"length must be at least 1, got {least}")
     while not _is_smooth(least):
         least += 1
     return least

@@ -93,4 +93,4 @@ def bounded_sqrt(z: jax.Array) -> jax.Array:
 def _bounded_sqrt_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     (z,), (z_dot,) = primals, tangents
     least = 1 / (2 * MAX_SQRT_DERIVATIVE) ** 2
-    return jnp.sqrt(z), z_dot / (2 * jnp.sqrt(jnp.maximum(z, least)))
+    return bounded_sqrt(z), z_dot / (2 * bounded_sqrt(jnp.maximum(z, least)))

@@ -27,7 +27,7 @@ from hyena_jax.config import (
 from hyena_jax.filters import FILTERS, build_filter, stu
 from hyena_jax.filters.implicit import positional_features
 from hyena_jax.filters.stu import spectral_vectors
-from hyena_jax.filters.window import decay_rates
+from hyena_jax.filters.window import decay_rates, l1_normalized
 from hyena_jax.reference import filters as oracles
 
 pytestmark = pytest.mark.xdist_group("filters")  # its tests share compiled programs
@@ -210,6 +210,20 @@ def test_lengths_that_it_lacks_are_refused(config):
 def test_initial_gradients_are_finite(config):
     _, grads = with_gradients(config)(initial(config))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+def test_gradients_are_finite_where_a_window_leaves_almost_nothing():
+    h = np.float32([[1e-20, -1e-21], [1e-25, 3e-26], [0, 0], [1e-12, 2e-12]])
+    grads = jax.jit(jax.grad(lambda h: (l1_normalized(h, 1) * np.float32([1, 2])).sum()))(h)
+    assert np.isfinite(grads).all()
+    steep = WindowedFilterConfig(slow_decay=0.1, fast_decay=0.05)
+    _, grads = with_gradients(steep)(initial(steep))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+def test_a_mode_that_forgets_at_once_is_finite():
+    config = S4DFilterConfig(n_state=2, dt_min=4.0, dt_max=4.0)
+    assert np.isfinite(taps(config)(initial(config), MAX_LEN)).all()
 
 
 @pytest.mark.parametrize("features", ["published", "harmonics"])

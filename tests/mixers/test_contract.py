@@ -382,6 +382,34 @@ def test_bfloat16_decoding_keeps_its_state_types(name):
     )
 
 
+@over_cases(EVERY)
+def test_parameters_are_float32_also_where_64_bits_are_the_default(name):
+    with jax.enable_x64(True):
+        params = jax.eval_shape(build(EVERY[name]).init, jax.random.key(0), inputs(3))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"float32"}
+
+
+@over_cases([name for name in CASES if name in DECODED], ("attention", "hyena", "aft_full"))
+def test_outputs_for_which_a_state_has_no_room_are_not_numbers(name):
+    """A number of tokens that is traced cannot be refused."""
+    params, x, is_number = init(name), inputs(8), mixers.is_unbounded(EVERY[name].config)
+    state, _ = jitted(name, "prefill")(params, empty_states(name)(params, 2, 7), x[:, :5])
+    _, y = jitted(name, "prefill")(params, state, x[:, 5:])
+    assert (np.isfinite(y) == is_number).all()
+    for t in (5, 6, 7):
+        state, y = jitted(name, "step")(params, state, x[:, t])
+        assert (np.isfinite(y) == (is_number or t < 7)).all()
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", ["hyena_short_in_blocks", "attention", "hawk", "aft_simple"])
+def test_lengths_may_be_of_any_integer_type(name):
+    state, x = empty_states(name)(init(name), 2, 7), inputs(5)
+    expected = jitted(name, "prefill")(init(name), state, x, np.int32([2, 5]))
+    for lengths in (np.uint8([2, 5]), np.int16([2, 5])):
+        chex.assert_trees_all_equal(expected, jitted(name, "prefill")(init(name), state, x, lengths))
+
+
 @over(CASES)
 def test_same_shapes_do_not_retrace(name):
     chex.clear_trace_counter()  # it counts by the function's code, which all mixers share
@@ -400,6 +428,7 @@ def test_same_shapes_do_not_retrace(name):
         ((2, 5, D + 1), f"d_model={D}, got {D + 1}"),
         ((2, 128, D), "sequence length must be in 1..max_len=127, got 128"),
         ((2, 0, D), "sequence length must be"),
+        ((0, 5, D), "batch size must be at least 1"),
     ],
 )
 def test_wrong_inputs_are_refused_by_name(name, shape, message):
@@ -421,6 +450,7 @@ def test_a_state_longer_than_the_model_is_refused(name):
         ("step", [np.zeros((3, D), np.float32)], "got"),
         ("prefill", [np.zeros((3, 4, D), np.float32)], "batch size must be the state's 2, got 3"),
         ("prefill", [np.zeros((2, 4, D), np.float32), np.zeros(3, np.int32)], "lengths.shape must be"),
+        ("prefill", [np.zeros((2, 4, D), np.float32), np.zeros(2)], "lengths.dtype must be an integer type"),
     ],
 )
 def test_what_does_not_fit_the_state_is_refused_by_name(name, method, arguments, message):

@@ -214,6 +214,11 @@ def test_fft_len(least, size):
     assert fft_len(least) == size
 
 
+def test_no_tokens_are_refused():
+    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
+        long_conv(np.zeros((2, 0), np.float32), np.zeros((2, 0), np.float32))
+
+
 @pytest.mark.parametrize("length", [1, 2, 7, 64, 97, 1000, 1023])
 def test_factors_are_near_the_root_and_enough(length):
     rows, columns = factors(length)

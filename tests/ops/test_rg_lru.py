@@ -127,6 +127,19 @@ def test_the_derivative_of_the_square_root_is_bounded():
     np.testing.assert_allclose(derivatives, [1e3, 1e3, 1e3, 50, 1, 0.5], rtol=1e-6)
 
 
+def test_second_derivatives_are_finite_where_a_gate_is_0():
+    x, r = np.ones((1, 3, 2), np.float32), np.float32([0, 0.3, 0]).reshape(1, 3, 1) * np.ones(2, np.float32)
+
+    def loss(r):
+        return jnp.square(rg_lru(x, r, x / 2, np.zeros(2, np.float32))[0]).sum()
+
+    def slope(r):
+        return jnp.square(jax.grad(loss)(r)).sum()
+
+    found = jax.jit(lambda: (jax.jvp(jax.grad(loss), (r,), (x,))[1], jax.grad(slope)(r)))()
+    assert all(np.isfinite(derivative).all() for derivative in found)
+
+
 def test_bfloat16_input_is_summed_in_float32():
     x, r, i, rate = arrays(127)
     h, last = compiled(*(v.astype(jnp.bfloat16) for v in (x, r, i)), np.float32(rate))
