@@ -520,6 +520,7 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         (lambda: config.WarmupStableDecayConfig(final_fraction=-0.1), "final_fraction must be in 0..1"),
         (lambda: config.WarmupStableDecayConfig(decay_fraction=0.0), "decay_fraction must be above 0"),
         (lambda: config.TextConfig(tokenizer="bpe"), "tokenizer_path must be given exactly when"),
+        (lambda: config.TextConfig(path=""), "path must be the path of a file or folder, or None, got ''"),
         (
             lambda: config.TextConfig(validation_path="x"),
             "validation_path must be given only together with path",

@@ -137,6 +137,8 @@ class ImagesConfig(DataConfig):
 
 
 def _check_validation_path(config: TextConfig | TokensConfig | ImagesConfig) -> None:
+    for name in ("path", "validation_path"):  # an empty variable of a shell would name the current folder
+        require(getattr(config, name) != "", name, "", "the path of a file or folder, or None")
     allowed = config.validation_path is None or config.path is not None
     require(allowed, "validation_path", config.validation_path, "given only together with path")
 

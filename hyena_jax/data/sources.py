@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 HASHED_ROWS = 32
 """Rows of a source that enter its fingerprint, in addition to their number."""
 
+CLASSES = "at least 0 where they are integers with a weight (give non-class targets as floats)"
+"""What targets must be: a negative class would count from the end, as a negative index does."""
+
 Row = Mapping[str, Any]
 NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -266,8 +269,9 @@ def _form_of(row: Any, inputs: str) -> _Form:
         as_float = name == "weights" or value.dtype.kind == "f" or (name == "inputs" and kind.is_images)
         form[name] = (value.shape, np.dtype(np.float32 if as_float else np.int32))
     if kind.is_tokens:
-        dtype = np.asarray(row["inputs"]).dtype
-        require(dtype.kind in "iu", "inputs of a row", dtype.name, "integers, the ids of tokens")
+        ids = np.asarray(row["inputs"])
+        require(ids.dtype.kind in "iu", "inputs of a row", ids.dtype.name, "integers, the ids of tokens")
+        require(ids.min(initial=0) >= 0, "inputs of a row", int(ids.min(initial=0)), "at least 0")
     if "weights" in row:
         weights = np.asarray(row["weights"])
         is_weight = bool(np.isfinite(weights).all() and (weights >= 0).all())
@@ -275,6 +279,9 @@ def _form_of(row: Any, inputs: str) -> _Form:
     shape = form.get("weights", form["targets"])[0]
     targets = form["targets"][0]
     require(shape == targets, "weights of a row", shape, f"of the shape {targets} of its targets")
+    if form["targets"][1] == np.int32:
+        least = int(_of_weight(row).min(initial=0))
+        require(least >= 0, "targets of a row", least, CLASSES)
     return form
 
 
@@ -290,8 +297,7 @@ def _facts(train: Any, held_out: Any, form: _Form, inputs: str, encoding: Any) -
     targets = [_of_weight(part.arrays) for part in parts]
     least, most = min(x.min(initial=0) for x in targets), max(x.max(initial=0) for x in targets)
     if form["targets"][1] == np.int32:
-        must = "at least 0 where they are integers with a weight (give non-class targets as floats)"
-        require(least >= 0, "targets", int(least), must)
+        require(least >= 0, "targets", int(least), CLASSES)
     if form["targets"] == ((), np.int32):
         facts["n_classes"] = max(2, int(most) + 1)
     if kind.is_tokens:
@@ -305,10 +311,10 @@ def _facts(train: Any, held_out: Any, form: _Form, inputs: str, encoding: Any) -
     return facts
 
 
-def _of_weight(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The targets with a nonzero weight."""
-    weights = arrays.get("weights")
-    return arrays["targets"] if weights is None else arrays["targets"][weights != 0]
+def _of_weight(arrays: Mapping[str, Any]) -> np.ndarray:
+    """The targets with a nonzero weight, of a row or of all rows."""
+    targets, weights = np.asarray(arrays["targets"]), arrays.get("weights")
+    return targets if weights is None else targets[np.asarray(weights) != 0]
 
 
 def _fingerprint(train: Any, held_out: Any, encoding: Any) -> str:

@@ -56,7 +56,7 @@ def token_corpus(
     Raises:
       UserError: if an id is negative or not in the vocabulary, or a part is too short.
     """
-    largest = max(map(_largest_id, (train, held_out)))
+    largest = max(_largest_id("tokens to train on", train), _largest_id("held-out tokens", held_out))
     require(largest < MOST_SYMBOLS, "tokens", largest, f"ids below {MOST_SYMBOLS}")
     tokenizer = make_tokenizer(max(2, largest + 1))
     size = tokenizer.vocab_size
@@ -105,11 +105,11 @@ def check_tokens(argument: str, shape: tuple[int, ...], dtype: np.dtype) -> None
     require(shape[0] > 0, argument, found, "not empty")
 
 
-def _largest_id(tokens: np.ndarray) -> int:
+def _largest_id(argument: str, tokens: np.ndarray) -> int:
     """The largest of tokens [n], reading a part at a time; UserError if one is negative."""
     least, largest = 0, 0
     for first in range(0, len(tokens), HASHED_AT_ONCE):
         some = tokens[first : first + HASHED_AT_ONCE]
         least, largest = min(least, int(some.min())), max(largest, int(some.max()))
-    require(least >= 0, "tokens", least, "ids, at least 0")
+    require(least >= 0, argument, least, "ids, at least 0")
     return largest

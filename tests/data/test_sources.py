@@ -212,7 +212,7 @@ def test_tokens_in_windows():
     for wrong, options, message in (
         (np.float32(tokens), {}, r"tokens must be a one-dimensional array.* got 'float32\[100\]'"),
         (tokens.reshape(10, 10), {}, r"tokens must be a one-dimensional array"),
-        (tokens - 1, {}, "tokens must be ids, at least 0, got -1"),
+        (tokens - 1, {}, "tokens to train on must be ids, at least 0, got -1"),
         (tokens[:20], {}, "the held-out stream of tokens is too short: 2 tokens, and seq_len=8"),
         (tokens[:0], {}, "tokens must be not empty"),
         (
@@ -266,9 +266,9 @@ def test_a_run_keeps_the_encoding(encoding):
         ({**ARRAYS, "weights": WEIGHTS * np.nan}, "weights must be finite"),
         (
             {**ARRAYS, "weights": WEIGHTS + 1, "targets": WINDOWS[:, 1:] - 1},
-            "targets must be at least 0",
+            "targets (of a row )?must be at least 0",
         ),
-        ({**ARRAYS, "inputs": WINDOWS[:, 1:] - 1}, "inputs must be at least 0, got -1"),
+        ({**ARRAYS, "inputs": WINDOWS[:, 1:] - 1}, "inputs (of a row )?must be at least 0, got -1"),
         ({**ARRAYS, "inputs": WINDOWS[:, 1:] * 0.5}, "inputs of a row must be integers, the ids of tokens"),
         ({**ARRAYS, "targets": WINDOWS.astype(str)}, "targets of a row must be integers or floating point"),
         ({name: values[:1] for name, values in ARRAYS.items()}, "train must be at least 2 rows"),
@@ -278,6 +278,16 @@ def test_a_run_keeps_the_encoding(encoding):
 def test_wrong_rows_are_refused(train, message):
     with pytest.raises(UserError, match=message):
         sources.from_rows(train)
+
+
+def test_a_later_row_with_a_negative_class_is_refused():
+    """Indexing would count it from the end. Without a weight, a target may be any number."""
+    ones, least = np.ones(5), np.array([0, 0, -100, 0, 0])
+    sources.from_rows(Source(targets=least, weights=least == 0)).train_batches(18, 0)[0]
+    for name in ("inputs", "targets"):
+        data = sources.from_rows(Source(**{name: least, "weights": ones}))
+        with pytest.raises(UserError, match=f"{name} of a row must be at least 0.*, got -100"):
+            [data.train_batches(18, 0)[0]]
 
 
 def test_a_row_unlike_the_others_is_refused():

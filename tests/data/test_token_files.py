@@ -57,7 +57,7 @@ def test_a_vocabulary_and_a_held_out_file_may_be_given(tmp_path):
         ("a.npy", TOKENS / 2, {}, r"path '.*a.npy' must be a one-dimensional array.* got 'float64\[300\]'"),
         ("a.npy", TOKENS > 3, {}, r"must be a one-dimensional array"),
         ("a.npy", TOKENS.reshape(3, 100), {}, r"must be a one-dimensional array.* got 'int64\[3, 100\]'"),
-        ("a.npy", TOKENS - 700, {}, "tokens must be ids, at least 0, got -"),
+        ("a.npy", TOKENS - 700, {}, "tokens to train on must be ids, at least 0, got -"),
         ("a.npy", TOKENS[:0], {}, "a.npy' .*empty"),
         ("a.npy", TOKENS.astype(object), {}, "path '.*a.npy' must be an array of numbers, got 'object'"),
         ("a.npy", TOKENS + 2**24, {}, "tokens must be ids below 16777216"),
