@@ -125,6 +125,8 @@ def test_later_errors_name_the_flag_where_one_alone_is_called_so():
     assert as_flag("is_quick must be alone, got True", names) == "--is-quick must be alone, got True"
     assert as_flag("most 'x' is unknown", names) == "--inner.most 'x' is unknown"
     assert as_flag("shape must be square", names) == "--shape must be square"
+    assert as_flag("shape must hold one", names) == "--shape must hold one"
+    assert as_flag("shape 'x' cannot be read", names) == "--shape 'x' cannot be read"
     for message in ("folder must be new", "other must be new", "step 5 is damaged", "rate: must be"):
         assert as_flag(message, names) == message
 

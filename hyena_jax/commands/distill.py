@@ -1,13 +1,14 @@
 """`hyena-jax distill`: fits recurrences, measures the loss, chooses a size, prints and writes."""
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hyena_jax.commands import fail, note, table_console, unread
-from hyena_jax.config import PluginFlags, UserError, read_json, require
+from hyena_jax.config import PluginFlags, UserError, plugin_flags, read_json, require
 from hyena_jax.config.checks import require_at_least, require_free
 from hyena_jax.config.flags import FLAT, positional
 from hyena_jax.startup import keep_freed_memory, start_jax
@@ -123,11 +124,10 @@ def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) 
             f" it grows by {increase:.4f}; nothing was written"
         )
     console.print(report.verdict(found), soft_wrap=True)
-    config_file = settings.output / store.CONFIG_FILE
+    config_file, folder = (shlex.quote(str(settings.output / name)) for name in (store.CONFIG_FILE, ""))
     console.print(f"run folder: {settings.output}   state size {tried[-1].size}", soft_wrap=True)
-    console.print(
-        f"to continue training: hyena-jax train {config_file} --workdir {settings.output}", soft_wrap=True
-    )
+    more = f"train {config_file} --workdir {folder}{plugin_flags(source.experiment)}"
+    console.print(f"to continue training: hyena-jax {more}", soft_wrap=True)
 
 
 def _load(settings: Distill, report: Callable[[str], None]) -> "Source":

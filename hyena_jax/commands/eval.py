@@ -41,12 +41,14 @@ def run(command: Evaluate, arguments: Sequence[str]) -> int:
     from hyena_jax.api import load_run
     from hyena_jax.output import Output
     from hyena_jax.training import atomic
+    from hyena_jax.training.metrics import without_infinities
 
     run = load_run(command.run.workdir, command.run.step)
     values = run.evaluate(command.path, command.batch_size, progress=True)
     if output is not None:  # before anything is printed, which may fail
         about = {"workdir": str(run.workdir), "step": run.step}
-        atomic.write_text(output, json.dumps({**about, **values}, indent=2) + "\n")
+        text = json.dumps({**about, **without_infinities(values)}, indent=2, allow_nan=False)
+        atomic.write_text(output, text + "\n")
     table = Table("metric", "value", title=Text(f"{run.workdir}, step {run.step}"), box=None)
     for name, value in values.items():
         if not name.startswith(ERROR):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyena_jax.commands import fail, note, unread
-from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError
+from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError, plugin_flags
 from hyena_jax.config.choices import take_flag
 from hyena_jax.config.flags import FLAT, positional
 from hyena_jax.startup import import_jax, keep_compiled_programs, keep_freed_memory, start_devices
@@ -103,7 +103,7 @@ def run(command: Train, arguments: Sequence[str]) -> int:
         n_right, n_drawn = draw_predictions(result.model, result.params, result.data, n_images, path)
         print(f"predictions: {n_right} of {n_drawn} right, drawn in {path}")
     print(f"\nrun folder: {workdir}   curves: {workdir / 'learning_curves.png'}")
-    folder = shlex.quote(str(workdir))
+    folder = f"{shlex.quote(str(workdir))}{plugin_flags(experiment)}"
     more = f"   hyena-jax generate {folder} --prompt TEXT" if has_text else ""
     print(f"next: hyena-jax show {folder}{more}")
     return 0

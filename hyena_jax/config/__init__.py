@@ -107,6 +107,7 @@ from hyena_jax.config.plugins import (
     describe_fault,
     is_of_own_code,
     load_plugin,
+    plugin_flags,
     plugins_in,
 )
 from hyena_jax.config.registry import Targets, register

@@ -75,6 +75,9 @@ def require_free(argument: str, folder: Path) -> None:
     """Refuses a folder in which something would be overwritten, and a link, which could not be replaced."""
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(is_free and not folder.is_symlink(), argument, str(folder), "a new or an empty folder")
+    parent = next(parent for parent in folder.absolute().parents if parent.exists())
+    can_write = parent.is_dir() and os.access(parent, os.W_OK)
+    require(can_write, argument, str(folder), f"in a folder that can be written, but {str(parent)!r} is none")
 
 
 def require_new_file(argument: str, path: Path) -> None:

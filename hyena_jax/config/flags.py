@@ -27,7 +27,7 @@ FLAT = {"flat": True}
 MISSING = dataclasses.MISSING
 
 # The messages of `require` and `choose` begin with the argument.
-_ABOUT = re.compile(r"([a-z_][\w.]*)(?= must be | '[^']*' is unknown)")
+_ABOUT = re.compile(r"([a-z_][\w.]*)(?= must (?:be|hold) | '[^']*' (?:is unknown|must be|cannot be read))")
 _NEGATIVE = "--no-"
 
 

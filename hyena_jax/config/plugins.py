@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import shlex
 import sys
 import sysconfig
 import traceback
@@ -159,6 +160,11 @@ def _of_class(config_class: type) -> Plugin:
     if file is None or not Path(file).is_file():
         return Plugin("", "")
     return Plugin(str(Path(file).resolve()), _digest(module))
+
+
+def plugin_flags(experiment: Any) -> str:
+    """The flags ` --plugin FILE` with which a command knows the parts of an experiment, to be printed."""
+    return "".join(f" --plugin {shlex.quote(printable(name))}" for name in plugins_in(experiment) if name)
 
 
 def _quoted(text: object) -> str:

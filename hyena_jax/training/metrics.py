@@ -69,8 +69,12 @@ class MetricsLog:
 
 def _line(row: Mapping[str, Any]) -> str:
     """A row as a line of strict JSON."""
-    values = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
-    return json.dumps(values, allow_nan=False) + "\n"
+    return json.dumps(without_infinities(row), allow_nan=False) + "\n"
+
+
+def without_infinities(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, with None in the place of infinity and NaN, which JSON does not have."""
+    return {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
 
 
 class NoLog:

@@ -115,6 +115,10 @@ def test_auto_takes_the_smallest_size_within_the_bound(workdir, tmp_path, capsys
         ("{run} --output {new} --state-size few", "few"),
         ("{run} --output {run}", "--output must be a new or an empty folder"),
         ("{run} --output {text}", "--output must be a new or an empty folder"),
+        (
+            "{run} --output {text}/new",
+            "--output must be in a folder that can be written, but '{text}' is none",
+        ),
         ("{run} --output {new} --step 5", "or one of the saved [6, 3], got '5'"),
         ("{run} --output {new} --max-loss-increase -1", "--max-loss-increase must be at least 0, got -1.0"),
         ("{run} --output {new} --path {new}", "--path must be an existing"),
@@ -130,6 +134,6 @@ def test_wrong_input_is_one_line_and_code_2(arguments, message, workdir, others,
     assert run("distill", *(argument.format(**names) for argument in arguments.split())) == 2
     captured = capsys.readouterr()
     output = " ".join((captured.out + captured.err).split())
-    assert message in output
+    assert message.format(**names) in output
     assert "Traceback" not in output
     assert list(tmp_path.iterdir()) == []
