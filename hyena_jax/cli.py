@@ -89,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a sample may hold characters that the terminal cannot show
         sys.stdout.reconfigure(errors="replace")
     quiet_libraries()  # before a plugin imports them
+    code = 0
     try:
         ours, launched = _split_launch(arguments)
         command, flags = _read(ours)
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(error, 2)
     except BrokenPipeError:  # the reader of our output closed it, as `head` does
         sys.stdout = None
-        return 0
+        return code
     except OSError as error:
         return fail(error, 3)
     except Exception as error:

@@ -28,7 +28,8 @@ class TrainingConfig(Checked):
     log_every: int = 10
     """Steps between rows of training metrics."""
     keep_checkpoints: int = 2
-    """Latest checkpoints to keep; the best one is kept in addition."""
+    """Latest checkpoints to keep; the best one is kept in addition, and with 1 also the one before the
+    latest, in case writing the latest is interrupted."""
     until: str | None = None
     """Stop at the first evaluation that reaches NAME=VALUE, such as `accuracy=0.99`: at least that value; of
     loss, perplexity and bits_per_byte at most."""

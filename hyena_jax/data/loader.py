@@ -151,10 +151,12 @@ class Stream:
         if len(rows) < self._batch_size:
             raise DataEnded(f"the iterator of the training data ended after {t} batches")
         try:  # kept as text, since the iterator may change the object that it returned
-            self._state = json.dumps(self._rows.get_state())
+            state = json.dumps(self._rows.get_state())
         except (TypeError, ValueError) as error:
             raise UserError(f"get_state() of the training data must return JSON values: {error}") from error
-        return self._make_batch(rows[self._ours])
+        batch = self._make_batch(rows[self._ours])
+        self._state = state
+        return batch
 
 
 def iterate(dataset: "grain.MapDataset[Batch] | Stream", start: int = 0) -> Iterator[tuple[int, Batch]]:

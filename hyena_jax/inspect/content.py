@@ -90,16 +90,14 @@ def content(
 def _start(
     folder: RunFolder, model: nn.Module, number: int, note: Callable[[str], None]
 ) -> tuple[str, optax.Params | None]:
-    """What a run's training started from, in words and as parameters; nothing at step 0, which is the start.
-
-    A run keeps no record of the parameters that `--init-from` gave it, except as the base of LoRA.
-    """
+    """What a run's training started from, in words and as parameters; nothing at step 0, the start itself."""
     seed = folder.experiment.seed
     if number == 0:
         return "", None
-    if lora.lora_of(folder.experiment.model) is not None:
+    workdir = folder.checkpoints.parent
+    if lora.lora_of(folder.experiment.model) is not None or lora.has_base(workdir):
         shapes = jax.eval_shape(lambda: init_params(model, seed))
-        return "from the base that LoRA adapts", lora.read_base(folder.checkpoints.parent, shapes, note)[0]
+        return "from the parameters that the run was given", lora.read_base(workdir, shapes, note)[0]
     if 0 in saved_steps(folder.checkpoints):  # of a run that was converted or distilled, and then trained on
         return "at step 0", load_params(folder, model, "0", note)[1]
     return "drawn from the run's seed", init_params(model, seed)

@@ -52,8 +52,8 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run, for writing; all processes make the same calls.
 
-    A context manager; leaving it waits for the pending save. Keeps the latest `keep` checkpoints and the one
-    whose meta has the lowest `loss`.
+    A context manager; leaving it waits for the pending save. Keeps the latest `keep` checkpoints, the newest
+    verified one before them, and the one whose meta has the lowest `loss`.
     """
 
     def __init__(self, folder: Path, keep: int, report: Callable[[str], None]):
@@ -115,6 +115,8 @@ class Checkpoints:
                     self._report(f"checkpoint {step} is unverified ({_UNVERIFIED}) and used: no other can be")
                 for line in from_first(lambda step=step: _set_aside(self._folder, step, faults)):
                     self._report(line)
+                for line in from_first(lambda step=step: _set_aside_best(self._folder, step)):
+                    self._report(line)
                 return restored
             faults[step] = restored
         if steps:
@@ -125,14 +127,17 @@ class Checkpoints:
             )
         return None
 
-    def save(self, step: int, items: dict[str, Tree], meta: dict[str, Any]) -> None:
+    def save(
+        self, step: int, items: dict[str, Tree], meta: dict[str, Any], is_replacing: bool = False
+    ) -> None:
         """Saves trees in the background, after any pending save is finished.
 
         Leaves are NumPy arrays, or arrays over the devices of all processes, which then write them together.
         They are copied from the devices before this returns.
 
-        `meta` is JSON; its `step` is this step, so that a renamed folder is noticed, and its `loss` the
-        validation loss at this step, or None if it was not evaluated.
+        `meta` is JSON; its `step` is this step, so that a renamed folder is noticed, its `loss` the
+        validation loss at this step, or None if it was not evaluated, and `measured_on` names the rows of
+        that loss. With `is_replacing`, a checkpoint of this step is deleted first.
         """
         self._finish()
         arguments = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
@@ -144,9 +149,16 @@ class Checkpoints:
                     cleanup_tmp_directories=True,
                 )
                 self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
+            if is_replacing:
+                self._manager.delete(step)
             if not self._manager.save(step, args=ocp.args.Composite(**arguments), force=True):
                 raise OSError(f"Orbax refused to save in {self._folder}")
         self._pending = self._committer.submit(self._commit, self._manager, step)
+
+    def raise_if_failed(self) -> None:
+        """Raises the error of the pending save, if it has failed by now."""
+        if self._pending is not None and self._pending.done():
+            self._finish()
 
     def _commit(self, manager: ocp.CheckpointManager, step: int) -> None:
         with as_os_error(f"checkpoint {step} could not be written"):
@@ -192,7 +204,10 @@ def _without_abandoned() -> Iterator[None]:
 
 
 class _LatestAndBest:
-    """Orbax's preservation policy; its own BestN forgets the losses of earlier processes."""
+    """Orbax's preservation policy; its own BestN forgets the losses of earlier processes.
+
+    The newest verified checkpoint stays too, since the one being saved gets its manifest only afterwards.
+    """
 
     def __init__(self, folder: Path, keep: int):
         self._folder = folder
@@ -202,7 +217,8 @@ class _LatestAndBest:
         self, checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo], *, context: object
     ) -> list[bool]:
         steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*sorted(steps)[-self._keep :], best(self._folder).step}
+        verified = (step for step in steps if is_verified(self._folder / str(step)))
+        kept = {*sorted(steps)[-self._keep :], max(verified, default=None), best(self._folder).step}
         return [step in kept for step in steps]
 
 
@@ -229,6 +245,8 @@ def restore_readonly(
                     report(f"checkpoint {newer} is unverified ({_UNVERIFIED}) and not used")
             return restored
         report(f"checkpoint {candidate} is damaged ({restored})")
+    if step is not None:
+        raise UserError(f"step must be one of the undamaged of {saved_steps(folder)}, got {step}: {restored}")
     raise UserError(f"{folder} holds no usable checkpoint")
 
 
@@ -237,17 +255,25 @@ class Best(NamedTuple):
 
     step: int | None
     loss: float
+    measured_on: str | None = None
+    """The held-out rows of this loss; None if the checkpoint does not say, as earlier versions'."""
 
 
 def best(folder: Path) -> Best:
-    """The best of the committed checkpoints."""
+    """The best of the committed checkpoints whose loss was measured on the same rows as the newest loss."""
     metas = [(step, _meta(folder / str(step))) for step in saved_steps(folder)]
     known = [
-        Best(step, meta["loss"])
+        Best(step, meta["loss"], meta.get("measured_on"))
         for step, meta in metas
         if meta.get("step") == step and isinstance(meta.get("loss"), float) and math.isfinite(meta["loss"])
     ]
-    return min(known, key=lambda found: found.loss, default=Best(None, math.inf))
+    comparable = [found for found in known if is_same_measure(found.measured_on, known[0].measured_on)]
+    return min(comparable, key=lambda found: found.loss, default=Best(None, math.inf))
+
+
+def is_same_measure(measured_on: str | None, other: str | None) -> bool:
+    """Whether two losses can be compared: they were measured on the same rows, or one does not say."""
+    return measured_on == other or None in (measured_on, other)
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -291,6 +317,9 @@ def _try_restore(folder: Path, step: int, verified: bool, targets: dict[str, Tre
             unfit = "the tree of its arrays differs"
         except Exception as error:  # Orbax and its storage layer raise many kinds for unusable files
             unfit = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+    fault = _fault(checkpoint)  # once more: a run that goes on may have deleted it meanwhile
+    if fault is not None:
+        return fault
     if verified:
         raise UserError(f"{checkpoint} is whole, but does not fit this model: {unfit}")
     return unfit
@@ -316,12 +345,27 @@ def _set_aside(folder: Path, step: int, faults: dict[int, str]) -> list[str]:
             path.unlink()  # Orbax would delete this name, which fails for links
         elif STEP.fullmatch(path.name) and (int(path.name) > step or path.is_symlink()):
             why = faults.get(int(path.name), "it is a symbolic link" if path.is_symlink() else None)
-            kind = "unverified" if why is None else "damaged"
-            names = (f"{path.name}.{kind}" + (f".{i}" if i else "") for i in itertools.count())
-            free = next(name for name in names if not os.path.lexists(folder / name))
-            path.rename(folder / free)
-            lines.append(f"checkpoint {path.name} is {kind}: set aside as {free} ({why or _UNVERIFIED})")
+            lines.append(_rename(path, "unverified" if why is None else "damaged", why or _UNVERIFIED))
     return lines
+
+
+def _set_aside_best(folder: Path, step: int) -> list[str]:
+    """Renames best checkpoints that are damaged, until the best is `step` or whole; a line about each."""
+    lines = []
+    while (found := best(folder).step) not in (None, step):
+        fault = _fault(folder / str(found))
+        if fault is None:
+            break
+        lines.append(_rename(folder / str(found), "damaged", fault))
+    return lines
+
+
+def _rename(path: Path, kind: str, why: str) -> str:
+    """Sets a checkpoint aside under a free name; returns a line about it."""
+    names = (f"{path.name}.{kind}" + (f".{i}" if i else "") for i in itertools.count())
+    free = next(name for name in names if not os.path.lexists(path.with_name(name)))
+    path.rename(path.with_name(free))
+    return f"checkpoint {path.name} is {kind}: set aside as {free} ({why})"
 
 
 def _meta(checkpoint: Path) -> dict[str, Any]:

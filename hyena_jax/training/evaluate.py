@@ -62,6 +62,11 @@ def _total(values: np.ndarray) -> float | np.ndarray:
     return math.fsum(values[:, 0]) if values.shape[1] == 1 else values.sum(axis=0)
 
 
+def measured_on(data: Dataset, max_rows: int | None = None) -> str:
+    """Names the rows that `sum_held_out` reads: losses can be compared where these names are equal."""
+    return f"{data.fingerprint}:{data.n_eval_rows(max_rows)}"
+
+
 def held_out_values(data: Dataset, sums: Sums) -> Values:
     """Metrics from sums over held-out targets: the mean `loss`, `Dataset.metrics`, and other means.
 

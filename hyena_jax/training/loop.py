@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from hyena_jax.parallel.processes import first_request
 from hyena_jax.parallel.replicas import check_replicas
 from hyena_jax.parallel.strategy import Strategy
 from hyena_jax.training.checkpoint import Checkpoints
-from hyena_jax.training.evaluate import held_out_values, sum_held_out
+from hyena_jax.training.evaluate import held_out_values, measured_on, sum_held_out
 from hyena_jax.training.lora import Adapted
 from hyena_jax.training.metrics import MetricsLog, NoLog, Values
 from hyena_jax.training.optimizer import global_norm
@@ -35,12 +35,22 @@ from hyena_jax.training.until import is_reached
 REACHED = "reached"
 """In the meta of a checkpoint: the target that the run had reached there, if any."""
 
+UNEVALUATED = "unevaluated"
+"""In the meta of a checkpoint: whether its evaluation was cut short, so that a resumed run makes it first."""
+
+UNREAD = "a closed output"
+"""What asks a run to stop besides signals."""
+
 # Late enough for compilation to be over, long enough to see the pattern of a step.
 PROFILE_FROM, PROFILE_STEPS = 5, 10
 
 
 class Diverged(Exception):
     """The loss, a gradient or a parameter is not finite; nothing was saved since then."""
+
+
+class _AskedToStop(Exception):
+    """A signal came during an evaluation."""
 
 
 class Setup(NamedTuple):
@@ -61,6 +71,11 @@ class Setup(NamedTuple):
     """Initial parameters of a new run, if they are not drawn at random; with LoRA always the base."""
     base_sha256: str | None = None
     """With LoRA, the digest of the base."""
+
+    @property
+    def measured_on(self) -> str:
+        """The held-out rows that evaluations read."""
+        return measured_on(self.data, self.experiment.training.eval_windows)
 
 
 def mapped_train_step(setup: Setup, state: TrainState) -> Callable:
@@ -92,7 +107,7 @@ class Trainer:
     log: MetricsLog | NoLog
     progress: Progress
     best_loss: float
-    """Lowest validation loss of the saved steps."""
+    """Lowest validation loss of the saved steps, on the rows that this run evaluates on."""
     clock: "Clock" = field(init=False)
     schedule: optax.Schedule = field(init=False)
     eval_step: Callable = field(init=False)
@@ -104,28 +119,35 @@ class Trainer:
         self.eval_step = mapped_eval_step(setup)
 
     def run(
-        self, state: TrainState, start: int, data_state: Any, stop: StopRequest, profile: "Profile"
+        self, state: TrainState, start: int, meta: Mapping[str, Any], stop: StopRequest, profile: "Profile"
     ) -> optax.Params | Adapted:
         """Trains after step `start` until done or asked to stop; returns the parameters then.
 
         Args:
-          data_state: the state of the data at step `start`, if the data are a `loader.Stream`.
+          meta: of the checkpoint of step `start`; empty for a new run.
         """
         setup, experiment, strategy = self.setup, self.setup.experiment, self.setup.strategy
-        training, parallel = experiment.training, experiment.parallel
+        training = experiment.training
         train_step = mapped_train_step(setup, state)
         dataset = setup.data.train_batches(experiment.data.batch_size, experiment.seed, *strategy.row_shard)
         stream = dataset if isinstance(dataset, loader.Stream) else None
         if stream is not None and start > 0:
-            stream.restore(data_state)
+            stream.restore(meta.get("data_state"))
         step, saved, stopping = start, start, False
+        if meta.get(UNEVALUATED):
+            stop.defer()
+            _, stopping = self._end_step(step, state, stream, stop, must_evaluate=True)
         with closing(loader.iterate(dataset, start)) as batches:
             while step < training.steps and not stopping:
                 try:
                     t, batch = next(batches)
-                except loader.DataEnded as error:
-                    if step > saved:
-                        self._save(step, state, None, stream, None)
+                except Exception as error:  # the data may be the user's, which can raise anything
+                    has_ended = isinstance(error, loader.DataEnded)
+                    # Saving needs all processes, which see the end of the data, but not one another's errors.
+                    if step > saved and (has_ended or jax.process_count() == 1):
+                        self._save(step, state, None, stream, {})
+                    if not has_ended:
+                        raise
                     raise UserError(
                         f"{error}, before training.steps={training.steps}; the steps so far are saved: lower"
                         " training.steps, or give an iterator that starts over"
@@ -138,30 +160,58 @@ class Trainer:
                     self.clock.restart(step)
                     stop.defer()  # from here on there is something to save
                 is_last = step == training.steps
-                check_every = parallel.check_replicas_every
+                check_every = experiment.parallel.check_replicas_every
                 if check_every is not None and step % check_every == 0:
                     check_replicas(strategy.to_global(state), step)
                 if step % training.log_every == 0 or is_last:
                     self._log_training(step, state, metrics)
-                loss, reached = None, False
-                if step % training.eval_every == 0 or is_last:
-                    values = self._evaluate(step, state)
-                    loss = values["loss"]
-                    reached = training.until is not None and is_reached(training.until, values)
-                if reached and not is_last:
-                    self.progress.note(f"reached {training.until} at step {step}")
-                is_best = loss is not None and loss < self.best_loss
-                asked = stop.name  # read once: a signal that comes later waits for the next step
-                if jax.process_count() > 1:  # all processes stop at the same step
-                    asked = first_request(asked) if step % parallel.stop_every == 0 else None
-                    stop.name = stop.name or asked
-                stopping = asked is not None
-                stopping = stopping or reached
-                if step % training.checkpoint_every == 0 or is_best or is_last or stopping:
-                    self._save(step, state, loss, stream, training.until if reached else None)
-                    saved = step
+                is_saved, stopping = self._end_step(step, state, stream, stop)
+                saved = step if is_saved else saved
                 self.progress.advance(step)
+                self.checkpoints.raise_if_failed()
         return strategy.host_copy(state.model_params)
+
+    def _end_step(
+        self,
+        step: int,
+        state: TrainState,
+        stream: loader.Stream | None,
+        stop: StopRequest,
+        must_evaluate: bool = False,
+    ) -> tuple[bool, bool]:
+        """Evaluates and saves where that is due; returns whether it saved, and whether training stops.
+
+        Args:
+          must_evaluate: the step is that of the checkpoint from which the run continues, whose evaluation was
+            cut short; it is saved once more, with its loss.
+        """
+        training, parallel = self.setup.experiment.training, self.setup.experiment.parallel
+        is_last = step == training.steps
+        loss, more = None, {}
+        if step % training.eval_every == 0 or is_last or must_evaluate:
+            values = self._evaluate(step, state, stop)
+            if values is None and must_evaluate:  # the checkpoint stays as it is
+                return False, True
+            if values is None:
+                more[UNEVALUATED] = True
+            else:
+                loss = values["loss"]
+                if training.until is not None and is_reached(training.until, values):
+                    more[REACHED] = training.until
+        if REACHED in more and not is_last:
+            self.progress.note(f"reached {training.until} at step {step}")
+        is_best = loss is not None and loss < self.best_loss
+        if self.progress.is_unread:
+            stop.name = stop.name or UNREAD
+        asked = stop.name  # read once: a signal that comes later waits for the next step
+        if jax.process_count() > 1:  # all processes stop at the same step
+            asked = first_request(asked) if step % parallel.stop_every == 0 else None
+            stop.name = stop.name or asked
+        stopping = asked is not None or REACHED in more
+        saves = step % training.checkpoint_every == 0 or is_best or is_last or stopping or must_evaluate
+        if saves:
+            self._save(step, state, loss, stream, more, is_replacing=must_evaluate)
+        return saves, stopping
 
     def _log_training(self, step: int, state: TrainState, metrics: Metrics) -> None:
         values = {name: value.item() for name, value in metrics.items()}
@@ -178,12 +228,24 @@ class Trainer:
         self.log.write(step, {f"train/{name}": value for name, value in row.items()})
         self.progress.training(step, values["loss"], speed)
 
-    def _evaluate(self, step: int, state: TrainState) -> Values:
+    def _evaluate(self, step: int, state: TrainState, stop: StopRequest) -> Values | None:
+        """Held-out values; None if the process was asked to stop meanwhile, for an evaluation may be long."""
+
+        def until_asked(batches: Iterable[loader.Batch], _: int) -> Iterator[loader.Batch]:
+            for batch in batches:
+                if stop.is_set and jax.process_count() == 1:  # several would have to agree on a batch
+                    raise _AskedToStop
+                yield batch
+
         data, strategy, training = self.setup.data, self.setup.strategy, self.setup.experiment.training
         jax.block_until_ready(state)  # steps that still run count as training time
         with self.clock.paused(), self.progress.evaluating():
             batch_size, n_rows = training.eval_batch_size, training.eval_windows
-            sums = sum_held_out(strategy, self.eval_step, state.model_params, data, batch_size, n_rows)
+            arguments = strategy, self.eval_step, state.model_params, data, batch_size, n_rows
+            try:
+                sums = sum_held_out(*arguments, until_asked)
+            except _AskedToStop:
+                return None
         values = held_out_values(data, sums)
         if not math.isfinite(values["loss"]):
             raise _diverged(f"the validation loss at step {step} is {values['loss']}")
@@ -198,7 +260,8 @@ class Trainer:
         state: TrainState,
         loss: float | None,
         stream: loader.Stream | None,
-        reached: str | None,
+        more: Mapping[str, Any],
+        is_replacing: bool = False,
     ) -> None:
         jax.block_until_ready(state)
         with self.clock.paused():
@@ -206,14 +269,15 @@ class Trainer:
             if not all_finite(state.params):
                 raise _diverged(f"a parameter is not finite after step {step}")
             self.log.sync()
-            meta = {"step": step, "loss": loss}
+            meta = {"step": step, "loss": loss, **more}
+            if loss is not None:
+                meta["measured_on"] = self.setup.measured_on
             if self.setup.base_sha256 is not None:
                 meta["base"] = self.setup.base_sha256
             if stream is not None:
                 meta["data_state"] = stream.state()
-            if reached is not None:
-                meta[REACHED] = reached
-            self.checkpoints.save(step, self.setup.strategy.to_global(state).to_items(), meta)
+            items = self.setup.strategy.to_global(state).to_items()
+            self.checkpoints.save(step, items, meta, is_replacing)
         if loss is not None:
             self.best_loss = min(loss, self.best_loss)
 

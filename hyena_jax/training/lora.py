@@ -8,6 +8,8 @@ pytrees, not models.
 
     <workdir>/base.safetensors   the base parameters, written once, when the run is started
     <workdir>/base.json          their SHA-256, and where they came from
+
+A run without LoRA that starts from given parameters keeps them in the same files.
 """
 
 import hashlib
@@ -146,6 +148,17 @@ def digest(params: optax.Params) -> str:
 def write_base(workdir: Path, params: optax.Params, sha256: str, source: str) -> None:
     """Writes the base parameters, and next to them their digest."""
     export.write(workdir / BASE, params, {"sha256": sha256, "source": source}, step=0)
+
+
+def has_base(workdir: Path) -> bool:
+    """Whether a run's folder keeps the parameters that the run started from."""
+    return (workdir / BASE).exists()
+
+
+def remove_base(workdir: Path) -> None:
+    """Removes the base parameters, if there are any."""
+    for name in (BASE, DESCRIPTION):
+        (workdir / name).unlink(missing_ok=True)
 
 
 def read_base(workdir: Path, shapes: optax.Params, report: Callable[[str], None]) -> tuple[optax.Params, str]:

@@ -67,6 +67,12 @@ def _check_update(what: str, optimizer: optax.GradientTransformation, params: op
         return (zeros, state), (optax.apply_updates(zeros, updates), new)
 
     before, after = jax.eval_shape(update)
+    for leaf in jax.tree.leaves(before):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise UserError(
+                f"{what} must keep a state of numbers, which can be saved, got {leaf.dtype}; keep"
+                " jax.random.key_data(key) instead"
+            )
     if form(before) != form(after):
         raise UserError(
             f"{what} must give updates of the parameters' shapes, and a state like the one before"

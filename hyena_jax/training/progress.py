@@ -25,7 +25,13 @@ ROW_EVERY = 5.0
 
 
 class Progress:
-    """A progress bar with loss, validation loss, speed and time left; without a terminal, rows of text."""
+    """A progress bar with loss, validation loss, speed and time left; without a terminal, rows of text.
+
+    Where nobody reads the output any more, as after `| head`, `is_unread` becomes True and nothing is raised,
+    so that the steps since the last checkpoint can be saved.
+    """
+
+    is_unread = False
 
     def __init__(self, console: Console, start: int, steps: int, unit: str):
         self._console, self._start, self._steps, self._unit = console, start, steps, unit
@@ -66,20 +72,21 @@ class Progress:
         is_due = self._printed is None or now - self._printed >= ROW_EVERY or step == self._steps
         if is_due and not self._console.is_terminal:
             self._printed = now
-            self._console.print(
-                f"step {step:6d}   {self._loss}   {self._speed}   {self._left(step, now)}", soft_wrap=True
-            )
+            self.note(f"step {step:6d}   {self._loss}   {self._speed}   {self._left(step, now)}")
 
     def validation(self, step: int, loss: float, metrics: Mapping[str, float] = NO_METRICS) -> None:
         """Shows the validation loss after `step`, also as a row of text, with the data's own metrics."""
         self._validation_loss = f"validation {loss:.4f}"
         self._show()
         more = "".join(f"   {name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())
-        self._console.print(f"step {step:6d}   validation loss {loss:.4f}{more}", soft_wrap=True)
+        self.note(f"step {step:6d}   validation loss {loss:.4f}{more}")
 
     def note(self, text: str) -> None:
         """Prints a line."""
-        self._console.print(text, soft_wrap=True)
+        try:
+            self._console.print(text, soft_wrap=True)
+        except BrokenPipeError:
+            self.is_unread = True
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -27,8 +27,8 @@ from hyena_jax.parallel.processes import (
 )
 from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.training import lora
-from hyena_jax.training.checkpoint import Checkpoints, best, saved_steps
-from hyena_jax.training.loop import REACHED, Profile, Setup, Trainer, all_finite
+from hyena_jax.training.checkpoint import Best, Checkpoints, best, is_same_measure, saved_steps
+from hyena_jax.training.loop import REACHED, UNEVALUATED, Profile, Setup, Trainer, all_finite
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.progress import Progress, parameter_table
@@ -39,6 +39,7 @@ from hyena_jax.training.run_folder import (
     leads_outside,
     open_run,
     read_initial,
+    require_checkpoint_if_logged,
     require_finite,
     require_same_base,
 )
@@ -108,13 +109,15 @@ def train(
             Checkpoints(folder, training.keep_checkpoints, console.print) as checkpoints,
         ):
             state, meta = _place(setup, checkpoints)
-            if previous is None and setup.base_sha256 is not None:
-                on_first(lambda: lora.write_base(workdir, setup.initial, setup.base_sha256, str(init_from)))
+            if not meta:
+                on_first(lambda: require_checkpoint_if_logged(workdir, previous))
+                on_first(lambda: _keep_initial(workdir, setup, str(init_from)))
             changes = from_first(lambda: open_run(workdir, previous, experiment, data))
             _announce(console, setup, previous is None, changes)
             start = int(state.step)
-            has_reached = training.until is not None and meta.get(REACHED) == training.until
-            if start >= training.steps or has_reached:
+            is_same = is_same_measure(meta.get("measured_on"), setup.measured_on)
+            has_reached = training.until is not None and meta.get(REACHED) == training.until and is_same
+            if (start >= training.steps and not meta.get(UNEVALUATED)) or has_reached:
                 done, change = f"trained to step {start}", "raise --training.steps"
                 if has_reached:
                     done, change = f"reached {training.until} at step {start}", "change --training.until"
@@ -129,16 +132,18 @@ def train(
                     make_progress(console, start, training.steps, data.unit) as progress,
                     Profile(profile if is_first() else None, start, training.steps) as trace,
                 ):
-                    best_loss = from_first(lambda: best(folder).loss)
+                    found = Best(*from_first(lambda: best(folder)))
+                    is_same = is_same_measure(found.measured_on, setup.measured_on)
+                    best_loss = found.loss if is_same else math.inf
                     trainer = Trainer(setup, checkpoints, log, progress, best_loss)
-                    params = trainer.run(state, start, meta.get("data_state"), stop, trace)
+                    params = trainer.run(state, start, meta, stop, trace)
         asked = first_request(stop.name)  # a signal after the last step counts too
     if is_first():
         curves = {**data.curves, **{label: label for label in setup.metrics}}
         draw_learning_curves(workdir, curves if experiment.loss.in_nats else {**curves, "loss": "loss"})
     if asked is not None:
         saved = from_first(lambda: saved_steps(folder)[0])
-        again = f"hyena-jax train --resume {shlex.quote(str(workdir))}"
+        again = f"hyena-jax train --resume {shlex.quote(str(workdir))}{config.plugin_flags(experiment)}"
         raise Interrupted(
             f"stopped by {asked}; saved at step {saved}. Rerun the command to continue, or run: {again}"
         )
@@ -258,14 +263,18 @@ def _initial(
 ) -> tuple[optax.Params | None, str | None]:
     """The parameters that a run starts from, or None to draw them; with LoRA, the base and its digest.
 
+    A run without a checkpoint starts once more from what its folder kept: the source may have changed.
+
     Raises:
       UserError: if they cannot be read or do not fit the model, or LoRA has no base.
     """
     if lora.lora_of(experiment.model) is None:
-        has_started = workdir is not None and saved_steps(workdir / CHECKPOINTS)
-        if init_from is None or has_started:  # what a run began with may be gone by now
-            return None, None
-        return read_initial(init_from, shapes, report), None
+        if workdir is not None and config.is_run(workdir):
+            if saved_steps(workdir / CHECKPOINTS):
+                return None, None
+            if lora.has_base(workdir):
+                return lora.read_base(workdir, shapes, report)[0], None
+        return (None if init_from is None else read_initial(init_from, shapes, report)), None
     if workdir is not None and config.is_run(workdir):
         if config.identity_differences(experiment, config.read_run(workdir)):
             return None, None  # `check_run` refuses the folder
@@ -274,6 +283,15 @@ def _initial(
     require(init_from is not None, "init_from", init_from, must)
     params = read_initial(init_from, shapes, report)
     return params, lora.digest(params)
+
+
+def _keep_initial(workdir: Path, setup: Setup, source: str) -> None:
+    """Writes the parameters that a run starts from, unless they are drawn or already there."""
+    if setup.initial is None:
+        lora.remove_base(workdir)  # of another start, which was killed before there was a run
+    elif not (config.is_run(workdir) and lora.has_base(workdir)):
+        sha256 = setup.base_sha256 or lora.digest(setup.initial)
+        lora.write_base(workdir, setup.initial, sha256, source)
 
 
 def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batch: Any) -> None:

@@ -5,10 +5,11 @@ data.json            tokenizer and fingerprint of the text, or normalization and
                      both files carry their own digest, see `config/digest.py`
 metrics.jsonl, tensorboard/, learning_curves.png; sample.txt (text) or predictions.png (images)
 checkpoints/         see `checkpoint.py`
-base.safetensors, base.json: of a run with LoRA, see `lora.py`
+base.safetensors, base.json: of a run that started from given parameters, see `lora.py`
 """
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -67,6 +68,7 @@ def check_run(
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"workdir must be a folder, got the file {str(workdir)!r}")
     _refuse_links(workdir)
+    _refuse_inside_text(workdir, experiment.data)
     if not is_run:
         if workdir.is_dir() and not all(map(_is_unfinished, workdir.iterdir())):
             raise UserError(
@@ -80,7 +82,8 @@ def check_run(
     if run.fingerprint != data.fingerprint and not accept_changed_data:
         changes = config.runtime_differences(experiment, run.experiment)
         named = "; ".join(line for line in changes if line.startswith("data."))
-        offer = f" {named}; hyena-jax train --resume {workdir} reads the earlier ones;" if named else ""
+        resume = f"hyena-jax train --resume {shlex.quote(str(workdir))}{config.plugin_flags(experiment)}"
+        offer = f" {named}; {resume} reads the earlier ones;" if named else ""
         faults.append(
             f"the {data.kind} changed since workdir {str(workdir)!r} was started (its fingerprint differs;"
             f"{offer} --accept-changed-data continues with the current {data.kind})"
@@ -153,6 +156,16 @@ def _refuse_links(workdir: Path) -> None:
         is_other_run = target.parent != workdir.resolve() and config.is_run(target.parent)
         others = [path.name for path in target.iterdir() if not _is_checkpoint(path)]
         require(not is_other_run and not others, "checkpoints", f"{checkpoints} -> {target}", allowed)
+
+
+def _refuse_inside_text(workdir: Path, data: config.DataConfig) -> None:
+    """Refuses a workdir in a folder whose files are all read as text, the run's own among them."""
+    for name in ("path", "validation_path") if isinstance(data, config.TextConfig) else ():
+        folder = getattr(data, name)
+        if folder is not None and Path(folder).is_dir():
+            is_inside = workdir.resolve().is_relative_to(Path(folder).resolve())
+            must = f"outside of the folder data.{name} {folder!r}, whose files are read as text"
+            require(not is_inside, "workdir", str(workdir), must)
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -232,6 +245,24 @@ def load_params(
     base, sha256 = lora.read_base(folder.parent, shapes, report)
     require_same_base(where, restored.meta, sha256)
     return restored.step, lora.on_host(run.experiment.model, lora.Adapted(base, params))
+
+
+def require_checkpoint_if_logged(workdir: Path, run: RunFolder | None) -> None:
+    """Refuses a run without a checkpoint whose log goes beyond the steps at which there must be one.
+
+    Its checkpoints were deleted, or their disk is not there: a run that starts over would drop the log.
+    """
+    if run is None:
+        return
+    training, rows = run.experiment.training, read_rows(workdir / FILE)
+    last = rows[-1]["step"] if rows else 0
+    # Writing a second checkpoint waits until the first is whole.
+    is_lost = last > 2 * max(training.checkpoint_every, training.eval_every)
+    if is_lost:
+        raise UserError(
+            f"workdir {str(workdir)!r} has logged step {last} but holds no checkpoint: bring its"
+            f" {CHECKPOINTS!r} back, or remove {FILE} to start the run over"
+        )
 
 
 def require_same_base(checkpoint: str, meta: Mapping[str, Any], sha256: str) -> None:

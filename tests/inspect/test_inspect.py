@@ -151,7 +151,7 @@ def test_what_was_before_training(tmp_path):
     lora.write_base(tmp_path, base, lora.digest(base), "elsewhere")
     adapted = run_of(tmp_path, dataclasses.replace(CONFIG, lora=LoRAConfig(rank=1)))
     words, found = content._start(adapted, model, 3, print)
-    assert words == "from the base that LoRA adapts"
+    assert words == "from the parameters that the run was given"
     chex.assert_trees_all_equal(found, base)
 
 

@@ -8,6 +8,7 @@ import pytest
 import tensorstore
 
 from hyena_jax.config import UserError
+from hyena_jax.training import checkpoint
 from hyena_jax.training.checkpoint import (
     Best,
     Checkpoints,
@@ -111,7 +112,7 @@ def test_reading_alone_changes_nothing(folder):
     assert restore_readonly(folder, {"params": items(0)["params"]}, lines.append).step == 4
     assert [line.partition(" (")[0] for line in lines] == ["checkpoint 5 is damaged"]
     assert saved_steps(folder) == [5, 4, 2]
-    with pytest.raises(UserError, match="holds no usable checkpoint"):
+    with pytest.raises(UserError, match=r"step must be one of the undamaged of \[5, 4, 2\], got 5: params"):
         restore_readonly(folder, {"params": items(0)["params"]}, lines.append, step=5)
 
 
@@ -191,7 +192,7 @@ def test_links_are_set_aside_and_what_they_name_stays(folder, tmp_path):
         "checkpoint 7 is damaged: set aside as 7.damaged (it is a symbolic link)",
     ]
     assert contents(outside) == before
-    assert saved_steps(folder) == [9, 4]
+    assert saved_steps(folder) == [9, 8, 4]
 
 
 def test_a_folder_that_is_a_link_is_used(folder, tmp_path):
@@ -280,9 +281,51 @@ def test_a_checkpoint_of_another_shape_is_refused_and_kept(folder):
     assert saved_steps(folder) == [5, 4, 2]
 
 
+def test_only_losses_on_the_rows_of_the_newest_are_compared(tmp_path):
+    metas = {1: (1.0, "a"), 2: (3.0, "b"), 3: (2.0, "b"), 4: (2.5, None), 5: (None, None)}
+    with Checkpoints(tmp_path, 5, print) as checkpoints:
+        for step, (loss, rows) in metas.items():
+            about = {} if rows is None else {"measured_on": rows}
+            checkpoints.save(step, items(step), {"step": step, "loss": loss, **about})
+    assert best(tmp_path) == Best(1, 1.0, "a")  # the newest does not say
+    shutil.rmtree(tmp_path / "4")
+    assert best(tmp_path) == Best(3, 2.0, "b")
+
+
+def test_a_damaged_best_checkpoint_is_set_aside(folder):
+    damage(folder / "2", "flipped bit")
+    restored, lines = restore(folder)
+    assert restored.step == 5
+    assert [line.partition(" (")[0] for line in lines] == ["checkpoint 2 is damaged: set aside as 2.damaged"]
+    assert best(folder).step == 4
+    assert restore(folder)[1] == []
+
+
+def test_a_kill_before_the_manifest_costs_one_checkpoint_even_if_one_is_kept(tmp_path, monkeypatch):
+    save_all(tmp_path, {1: 1.0, 2: 2.0, 3: 3.0}, keep=1)
+    assert saved_steps(tmp_path) == [3, 2, 1]  # 2 had its manifest when 3 was saved
+    monkeypatch.setattr(checkpoint, "write_manifest", lambda folder: None)  # killed there
+    save_all(tmp_path, {4: 4.0}, keep=1)
+    assert restore(tmp_path)[0].step == 3
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_said_to_be_unfit(folder, monkeypatch):
+    """As by a run that goes on and keeps newer ones."""
+    usual = checkpoint.misfit
+
+    def misfit(path, targets):
+        if path.name == "5":
+            shutil.rmtree(path)
+            return "params/w is missing"
+        return usual(path, targets)
+
+    monkeypatch.setattr(checkpoint, "misfit", misfit)
+    assert restore_readonly(folder, {"params": items(0)["params"]}, print).step == 4
+
+
 def test_a_loss_that_is_no_number_is_never_the_best(tmp_path):
     save_all(tmp_path / "c", {1: 1.0, 2: 2.0, 3: float("nan"), 4: None, 5: None}, keep=1)
-    assert saved_steps(tmp_path / "c") == [5, 1]
+    assert saved_steps(tmp_path / "c") == [5, 4, 1]
     assert best(tmp_path / "c") == Best(1, 1.0)
 
 

@@ -1,8 +1,10 @@
 """Whole runs: the files they write, and that stopping them anywhere changes nothing."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +16,9 @@ from grid import in_grid
 
 from hyena_jax import models
 from hyena_jax.config import ConstantConfig, HawkConfig, HyenaConfig, ParallelConfig, UserError
-from hyena_jax.training import loop
+from hyena_jax.inspect import content
+from hyena_jax.output import Output
+from hyena_jax.training import loop, lora, progress
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.loop import Diverged
 from hyena_jax.training.metrics import read_rows
@@ -47,6 +51,7 @@ def params(workdir):
 
 def assert_same_run(a, b):
     assert rows(a) == rows(b)
+    assert best(a / "checkpoints") == best(b / "checkpoints")
     (step_a, leaves_a), (step_b, leaves_b) = params(a), params(b)
     assert step_a == step_b
     for x, y in zip(leaves_a, leaves_b, strict=True):
@@ -134,6 +139,136 @@ def test_a_signal_after_the_save_of_a_step_stops_after_the_next(
     train(experiment, workdir, console)
     assert "continuing after step 7" in console.file.getvalue()
     assert_same_run(whole, workdir)
+
+
+def failing_at(step, usual, error):
+    """`loader.iterate`, whose data raise an error instead of the batch after `step`."""
+
+    def iterate(dataset, start):
+        for t, batch in usual(dataset, start):
+            if t == step:
+                raise error
+            yield t, batch
+
+    return iterate
+
+
+def test_an_error_of_the_data_loses_no_step(whole, experiment, tmp_path, console, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.loader, "iterate", failing_at(7, loop.loader.iterate, OSError("a bad disk")))
+        with pytest.raises(OSError, match="a bad disk"):
+            train(experiment, tmp_path / "run", console)
+    assert saved_steps(tmp_path / "run" / "checkpoints")[0] == 7
+    train(experiment, tmp_path / "run", console)
+    assert_same_run(whole, tmp_path / "run")
+
+
+@pytest.mark.grid
+def test_a_run_whose_output_is_closed_is_saved(whole, experiment, tmp_path, console, monkeypatch):
+    read, write = os.pipe()
+    usual = Progress.advance
+
+    def advance(progress, step):
+        usual(progress, step)
+        if step == 2:
+            os.close(read)  # the row of step 3 is the next to be printed
+
+    monkeypatch.setattr(Progress, "advance", advance)
+    monkeypatch.setattr(progress, "ROW_EVERY", 0.0)
+    file = open(write, "w")  # noqa: SIM115 (closing it writes what nobody reads)
+    with pytest.raises(Interrupted, match="stopped by a closed output; saved at step 3"):
+        train(experiment, tmp_path / "run", Output(file=file))
+    with pytest.raises(BrokenPipeError):
+        file.close()
+    monkeypatch.setattr(Progress, "advance", usual)
+    train(experiment, tmp_path / "run", console)
+    assert_same_run(whole, tmp_path / "run")
+
+
+@pytest.mark.grid
+def test_a_run_that_began_from_given_parameters_begins_so_again(
+    whole, experiment, tmp_path, console, monkeypatch
+):
+    """Killed before its first checkpoint, it is resumed by itself, and its source has changed meanwhile."""
+    source = shutil.copytree(whole, tmp_path / "source")
+    for name in ("undisturbed", "killed"):
+        patched = failing_at(0, loop.loader.iterate, OSError("killed"))
+        with monkeypatch.context() as patch, contextlib.suppress(OSError):
+            if name == "killed":
+                patch.setattr(loop.loader, "iterate", patched)
+            train(experiment, tmp_path / name, console, init_from=source)
+    assert saved_steps(tmp_path / "killed" / "checkpoints") == []
+    shutil.rmtree(source)
+    train(experiment, tmp_path / "killed", console)
+    assert_same_run(tmp_path / "undisturbed", tmp_path / "killed")
+    assert rows(tmp_path / "killed")[0] != rows(whole)[0]
+    run = read_run(tmp_path / "killed")
+    words, start = content._start(run, models.build(run.experiment.model), 12, console.print)
+    assert words == "from the parameters that the run was given"
+    for x, y in zip(jax.tree.leaves(start), params(whole)[1], strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.grid
+def test_a_start_that_was_killed_leaves_its_parameters_to_nobody(whole, experiment, tmp_path, console):
+    """Its folder is not a run yet: the next start may be another."""
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    lora.write_base(workdir, {"w": np.zeros(2)}, "0", "elsewhere")
+    train(experiment, workdir, console)
+    assert_same_run(whole, workdir)
+    assert not lora.has_base(workdir)
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(whole, experiment, console):
+    shutil.rmtree(whole / "checkpoints")
+    before = rows(whole)
+    with pytest.raises(UserError, match=r"has logged step 12 but holds no checkpoint: bring its 'checkpoi"):
+        train(experiment, whole, console)
+    assert rows(whole) == before
+    (whole / "metrics.jsonl").unlink()
+    train(with_training(experiment, steps=1), whole, console)
+    assert saved_steps(whole / "checkpoints") == [1]
+
+
+@pytest.mark.grid
+def test_losses_on_other_rows_are_not_compared(whole, experiment, text, console):
+    """Of fewer windows, and of another text."""
+    folder = whole / "checkpoints"
+    earlier = best(folder)
+    fewer = with_training(experiment, steps=16, eval_windows=1)
+    train(fewer, whole, console)
+    found = best(folder)
+    assert found.step == 16
+    assert [about.measured_on.split(":")[1] == "1" for about in (earlier, found)] == [False, True]
+    text.write_text("".join(sorted(text.read_text())))
+    train(with_training(experiment, steps=20), whole, console, accept_changed_data=True)
+    again = best(folder)
+    assert again.step == 20
+    assert again.measured_on.split(":")[0] != found.measured_on.split(":")[0]
+
+
+@pytest.mark.grid
+def test_a_target_that_was_reached_on_fewer_rows_is_not_reached(experiment, tmp_path, console):
+    few = with_training(experiment, eval_windows=1, until="loss=100")
+    train(few, tmp_path / "run", console)
+    assert saved_steps(tmp_path / "run" / "checkpoints") == [4]
+    train(few, tmp_path / "run", console)
+    assert saved_steps(tmp_path / "run" / "checkpoints") == [4]
+    train(dataclasses.replace(few, training=dataclasses.replace(few.training, eval_windows=None)),
+          tmp_path / "run", console)  # fmt: skip
+    assert saved_steps(tmp_path / "run" / "checkpoints")[0] == 8
+
+
+@pytest.mark.grid
+def test_a_folder_below_the_text_is_refused(experiment, text, tmp_path, console):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "text.txt").write_text(text.read_text())
+    inside = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, path=str(folder)))
+    with pytest.raises(UserError, match=r"workdir must be outside of the folder data\.path '.*texts'"):
+        train(inside, folder / "runs" / "a", console)
+    assert [path.name for path in folder.iterdir()] == ["text.txt"]
 
 
 def test_curves_are_drawn_again_where_they_are_missing(whole, experiment, console):

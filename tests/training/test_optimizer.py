@@ -376,6 +376,10 @@ def needs_the_loss(config, schedule, params):
     return optax.polyak_sgd()
 
 
+def with_key(config, schedule, params):
+    return optax.chain(optax.add_noise(0.01, 0.55, jax.random.key(0)), optax.sgd(schedule))
+
+
 def half(config, schedule, params):
     return optax.GradientTransformation(lambda params: (), lambda grads, state, params: (grads, (1.0,)))
 
@@ -390,6 +394,7 @@ def half(config, schedule, params):
         (failing, "optimizer 'mine' fails on these parameters: KeyError: 'no'"),
         (missing_part, "optimizer 'mine' fails on these parameters"),
         (needs_the_loss, "optimizer 'mine' fails on these parameters: TypeError"),
+        (with_key, r"optimizer 'mine' must keep a state of numbers, which can be saved, got key<fry>"),
         (half, "optimizer 'mine' must give updates of the parameters' shapes"),
     ],
 )
