@@ -234,8 +234,8 @@ class AFTFull(AFT):
     def setup(self) -> None:
         super().setup()
         shape = (self.max_len, self.config.rank)
-        self.position_queries = self.param("position_queries", position_init, shape)
-        self.position_keys = self.param("position_keys", position_init, shape)
+        self.position_queries = self.param("position_queries", position_init, shape, jnp.float32)
+        self.position_keys = self.param("position_keys", position_init, shape, jnp.float32)
 
     def _empty(self, keys: jax.Array, values: jax.Array) -> Cache:
         return Cache(keys, values)
@@ -319,8 +319,8 @@ class AFTLocal(WindowedAFT):
     def setup(self) -> None:
         super().setup()
         shape = (self.max_len, self.config.rank)
-        self.position_queries = self.param("position_queries", position_init, shape)
-        self.position_keys = self.param("position_keys", position_init, shape)
+        self.position_queries = self.param("position_queries", position_init, shape, jnp.float32)
+        self.position_keys = self.param("position_keys", position_init, shape, jnp.float32)
 
     @property
     def window(self) -> int:
@@ -363,7 +363,9 @@ class AFTConv(WindowedAFT):
 
     def setup(self) -> None:
         super().setup()
-        self.position_taps = self.param("position_taps", position_init, (self.n_heads, self.window))
+        self.position_taps = self.param(
+            "position_taps", position_init, (self.n_heads, self.window), jnp.float32
+        )
         self.position_scale = self.param(
             "position_scale", nn.initializers.zeros, (self.n_heads,), jnp.float32
         )

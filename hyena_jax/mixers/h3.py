@@ -45,7 +45,9 @@ class H3(LongConvolutionMixer):
         n_taps, n_heads = config.n_taps, width // config.head_dim
         init = initializers("gpt2", self.n_layers, width, width)
         self.qkv_proj = ToChannelsFirst(width, 3, self.dtype, init.kernel)
-        self.shift_b = self.param("shift_b", lambda _: jnp.zeros((width, n_taps)).at[:, 0].set(1))
+        self.shift_b = self.param(
+            "shift_b", lambda _: jnp.zeros((width, n_taps), jnp.float32).at[:, 0].set(1)
+        )
         self.shift_c = self.param("shift_c", uniform_fan_in(n_taps), (width, n_taps))
         self.shift_skip = self.param("shift_skip", nn.initializers.normal(1.0), (width,), jnp.float32)
         self.filter = build_filter(1, n_heads, self.max_len, config.filter)
