@@ -48,9 +48,11 @@ def long_conv(
       y, with the broadcast shape of u and h and the dtype of u.
 
     Raises:
-      ValueError: if u and h differ in length.
+      ValueError: if u and h differ in length, or one is not real floating point.
     """
     length = u.shape[-1]
+    if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (u, h)):
+        raise ValueError(f"u and h must be real floating point, got {u.dtype} and {h.dtype}")
     if length != h.shape[-1]:
         raise ValueError(f"h must have the length of u: u is {u.shape}, h is {h.shape}")
     if skip is not None:

@@ -214,6 +214,12 @@ def test_fft_len(least, size):
     assert fft_len(least) == size
 
 
+@pytest.mark.parametrize("dtypes", [("int32", "float32"), ("float32", "int32"), ("complex64", "float32")])
+def test_what_is_not_real_floating_point_is_refused(dtypes):
+    with pytest.raises(ValueError, match=f"must be real floating point, got {dtypes[0]} and {dtypes[1]}"):
+        long_conv(*(np.ones((2, 7), dtype) for dtype in dtypes))
+
+
 def test_no_tokens_are_refused():
     with pytest.raises(ValueError, match="length must be at least 1, got 0"):
         long_conv(np.zeros((2, 0), np.float32), np.zeros((2, 0), np.float32))
