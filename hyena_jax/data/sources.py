@@ -442,10 +442,15 @@ class Rows:
         """Rows stacked to a batch. Raises UserError if one is not like the first held-out row."""
         for row in rows:
             _check_form(_form_of(row, self.inputs), self.form)
-        return {
+        batch = {
             name: np.stack([np.asarray(row[name], dtype) for row in rows])
             for name, (_, dtype) in self.form.items()
         }
+        size = self.facts.get("vocab_size")
+        if size is not None and input_kind(self.inputs).is_tokens:
+            largest = int(batch["inputs"].max())
+            require(largest < size, "inputs of a row", largest, f"ids below the vocabulary's size {size}")
+        return batch
 
     def n_eval_rows(self, max_rows: int | None = None) -> int:
         """Rows that `eval_batches` covers."""

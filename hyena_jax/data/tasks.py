@@ -189,7 +189,7 @@ class TaskRows:
         """New rows at every step, or `train_rows` of them shuffled every epoch; drawn with `seed`."""
 
         def read(indices: np.ndarray) -> loader.Batch:
-            return _batch([self.row("train", seed, int(i)) for i in indices])
+            return _batch([self.row("train", seed, int(i)) for i in indices], self.config.n_symbols)
 
         if self.config.train_rows is None:
             return loader.fresh_batches(read, batch_size, part, n_parts)
@@ -211,7 +211,7 @@ class TaskRows:
         for first in range(0, len(chosen), batch_size):
             some = chosen[first : first + batch_size]
             rows = [self.row("test", self.config.test_seed, int(i)) for i in some]
-            batch = _batch(rows + rows[:1] * (batch_size - len(rows)))
+            batch = _batch(rows + rows[:1] * (batch_size - len(rows)), self.config.n_symbols)
             weights = batch.get("weights", np.ones(batch["targets"].shape, np.float32))
             inside = np.arange(batch_size) < len(rows)
             yield {**batch, "weights": weights * inside[:, None].astype(np.float32)}
@@ -243,11 +243,21 @@ class TaskRows:
         return {f"error_at_{i}": float(1 - correct / n) for i, (correct, n) in enumerate(pairs) if n > 0}
 
 
-def _batch(rows: Sequence[Row]) -> loader.Batch:
-    """Rows as arrays [B, ...] by name."""
-    first = rows[0]
-    names = [name for name in Row._fields if getattr(first, name) is not None]
-    return {name: np.stack([getattr(row, name) for row in rows]) for name in names}
+def _batch(rows: Sequence[Row], n_symbols: int) -> loader.Batch:
+    """Rows as arrays [B, ...] by name. Raises UserError if they do not fit together or the vocabulary."""
+    first, batch = rows[0], {}
+    for name in (name for name in Row._fields if getattr(first, name) is not None):
+        shapes = {np.shape(getattr(row, name)) for row in rows}
+        require(len(shapes) == 1, f"{name} of the task's rows", sorted(shapes), "of one shape")
+        batch[name] = np.stack([getattr(row, name) for row in rows])
+    for name, below in (("inputs", n_symbols), ("targets", n_symbols), ("positions", len(first.inputs))):
+        if name in batch:
+            values = batch[name]
+            values = values[batch["weights"] != 0] if name == "targets" and "weights" in batch else values
+            least, most = int(values.min(initial=0)), int(values.max(initial=0))
+            allowed = f"in 0..{below - 1}"
+            require(least >= 0 and most < below, f"{name} of the task's rows", f"{least} to {most}", allowed)
+    return batch
 
 
 # The tallies: `correct` is bool, `targets` int and `weights` float32, all [B, n], of NumPy or JAX.

@@ -290,6 +290,12 @@ def test_a_later_row_with_a_negative_class_is_refused():
             [data.train_batches(18, 0)[0]]
 
 
+def test_a_later_row_with_an_unknown_token_is_refused():
+    data = sources.from_rows(Source(inputs=np.full(5, 50)), ARRAYS, sizes={"vocab_size": 50})
+    with pytest.raises(UserError, match="inputs of a row must be ids below the vocabulary's size 50, got 50"):
+        [data.train_batches(20, 0)[0]]
+
+
 def test_a_row_unlike_the_others_is_refused():
     data = sources.from_rows(Source(targets=np.zeros(4, int)), ARRAYS)
     with pytest.raises(UserError, match="a row must be as the first|must be of the shape"):
