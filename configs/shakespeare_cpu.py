@@ -53,6 +53,7 @@ from hyena_jax.config import (
     STUFilterConfig,
     TextConfig,
     TrainingConfig,
+    UserError,
     choose,
 )
 
@@ -126,6 +127,9 @@ VARIANTS = {
 def get_config(variant: str = "hyena") -> Experiment:
     """The experiment with the mixer that `variant` names."""
     defaults = {name: Variant((make(),), (NO_DECAY,)) for name, make in MIXER_CONFIGS.items()}
+    is_own = variant in MIXER_CONFIGS and MIXER_CONFIGS.parts[variant].plugin is not None
+    if is_own and variant in VARIANTS:
+        raise UserError(f"variant {variant!r} is this config's own; register your mixer by another name")
     pattern, groups, learned_positions, d_ff = choose("variant", variant, defaults | VARIANTS)
     return Experiment(
         model=LanguageModelConfig(

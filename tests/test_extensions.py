@@ -1,5 +1,6 @@
 """Parts from outside the package are trained, killed, resumed and evaluated by the same commands."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,48 @@ def test_a_part_trains_is_killed_continues_and_is_evaluated(name, tmp_path, caps
     monkeypatch.undo()  # as in a new process, no part of the user's is registered
     assert cli.main(["eval", str(tmp_path / "killed")]) == 2
     assert capsys.readouterr().err.endswith(f"must be registered: add --plugin '{file}'\n")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("return state, y[:, 0]", "return y[:, 0], state", r"of mixer EMA must be an array .*, got 'EMAState'"),
+        ("return state, y[:, 0]", "return state, y", "of mixer EMA must be of the shape of its input"),
+        ("last), y.astype", "last.astype(jnp.bfloat16)), y.astype", "the state that prefill returns must be"),
+        (
+            "return self.prefill(self.init_state(len(x), self.max_len), x)[1]",
+            "self.prefill(self.init_state(len(x), self.max_len), x)",
+            r"the output of mixer EMA must be an array \[B, L, D\], got 'NoneType'",
+        ),
+        ("x)[1]", "x)[1].astype(int)", "the output of mixer EMA must be real floating point, got 'int32'"),
+        (
+            "constant(self.config.decay), (self.d_model,))",
+            "zeros, (self.d_model,), complex).real",
+            "the dtype of parameter blocks_0/mixer/decay must be real floating point .*, got 'complex64'",
+        ),
+    ],
+)  # fmt: skip
+def test_a_faulty_mixer_is_one_line_before_anything_is_trained(right, wrong, message, tmp_path, capsys):
+    """Also the faults of its decoding, which would else appear after the training."""
+    file, text = tmp_path / "ema.py", (EXTENSIONS / "ema.py").read_text()
+    assert right in text
+    file.write_text(text.replace(right, wrong))
+    run = tmp_path / "run"
+    flags = ["--plugin", str(file), "--model.pattern", "ema", "--workdir", str(run)]
+    assert cli.main(["train", "tasks:majority", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error)
+    assert not run.exists()
+
+
+def test_a_mixer_by_the_name_of_another_variant_is_refused(tmp_path, capsys):
+    """The variant is a pattern of built-in mixers."""
+    file = tmp_path / "ema.py"
+    file.write_text((EXTENSIONS / "ema.py").read_text().replace('"ema"', '"griffin"'))
+    command = ["train", "shakespeare_cpu:griffin", "--plugin", str(file), "--workdir", str(tmp_path / "run")]
+    assert cli.main(command) == 2
+    assert "'griffin' is this config's own; register your mixer by another name" in capsys.readouterr().err
 
 
 def test_each_file_is_short():

@@ -113,7 +113,16 @@ def test_what_cannot_be_registered_is_refused_by_name(arguments, message):
 
 @pytest.mark.parametrize(
     "hint",
-    [dict[str, float], list[int] | None, Literal[1, 2], tuple[()], tuple[list[int], ...], Any, "NoSuch"],
+    [
+        dict[str, float],
+        list[int] | None,
+        Literal[1, 2],
+        tuple[()],
+        tuple[list[int], ...],
+        Any,
+        "NoSuch",
+        list,
+    ],
 )
 def test_annotations_that_cannot_be_checked_are_refused_by_name(hint):
     odd = dataclasses.make_dataclass("OddConfig", [("a", hint, None)], bases=(MixerConfig,), frozen=True)

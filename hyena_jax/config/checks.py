@@ -126,7 +126,7 @@ def _is_supported(hint: Any) -> bool:
         isinstance(None, hint)  # some classes too, such as Any, refuse this
     except TypeError:
         return False
-    return inspect.isclass(hint)
+    return inspect.isclass(hint) and hint.__hash__ is not None  # not a list: modules are hashed with it
 
 
 @cache

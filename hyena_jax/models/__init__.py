@@ -36,6 +36,7 @@ __all__ = [
     "ImageClassifier",
     "LanguageModel",
     "build",
+    "check_decoding",
     "decodes_by_state",
     "example_inputs",
     "has_hidden",
@@ -118,6 +119,35 @@ def without_state(model: nn.Module) -> tuple[str, ...]:
 def decodes_by_state(model: nn.Module) -> bool:
     """Whether a model, and each of its mixers, has `init_state`, `prefill` and `step`."""
     return not without_state(model)
+
+
+def check_decoding(model: nn.Module, params: Any) -> None:
+    """Traces a state, a prefill and a step of a model of tokens that decodes by state.
+
+    Raises:
+      UserError: if prefill or step does not return a state like the one before, and logits.
+      Exception: what the parts themselves raise.
+    """
+    size, vocabulary = 2, model.config.vocab_size
+
+    def run(params: Any) -> tuple:
+        bound = model.bind({"params": params})
+        state = bound.init_state(size, model.config.max_len)
+        tokens = jnp.zeros((size, 1), jnp.int32)
+        read, logits = bound.prefill(state, tokens, jnp.ones(size, jnp.int32), False)
+        after, last = bound.step(read, tokens[:, 0])
+        return state, (read, logits), (after, last)
+
+    state, *results = jax.eval_shape(run, params)
+    for (after, logits), name, shape in zip(results, ("prefill", "step"), ((size, 1), (size,)), strict=True):
+        what, allowed = f"the state that {name} returns", "like the one before: structure, shapes, dtypes"
+        require(jax.tree.structure(after) == jax.tree.structure(state), what, "another structure", allowed)
+        for path, leaf in jax.tree.leaves_with_path(after):
+            old = dict(jax.tree.leaves_with_path(state))[path]
+            found = f"{leaf.dtype} {leaf.shape} after {old.dtype} {old.shape}"
+            require((leaf.shape, leaf.dtype) == (old.shape, old.dtype), what, found, allowed)
+        expected = (*shape, vocabulary)
+        require(logits.shape == expected, f"the logits of {name}", logits.shape, f"of shape {expected}")
 
 
 def is_unbounded(model: nn.Module) -> bool:

@@ -149,9 +149,15 @@ class Block(nn.Module):
     def mix(self, x: jax.Array, segment_ids: jax.Array | None, deterministic: bool) -> jax.Array:
         """The first half: x + mixer(norm(x)), or mixer(x)."""
         y = self.mixer(self.mixer_norm(x), segment_ids, deterministic)
-        what = f"the output of mixer {type(self.mixer).__name__}"
-        require(y.shape == x.shape, what, y.shape, f"of the shape of its input, [B, L, D] = {x.shape}")
+        self._check_output(x, y)
         return self._add(x, y, deterministic)
+
+    def _check_output(self, x: jax.Array, y: Any) -> None:
+        """Refuses what a mixer may not make of x [B, L, D] or [B, D]: the mixer may be the user's."""
+        what = f"the output of mixer {type(self.mixer).__name__}"
+        require(isinstance(y, jax.Array), what, type(y).__name__, "an array [B, L, D]")
+        require(y.shape == x.shape, what, y.shape, f"of the shape of its input, {x.shape}")
+        require(jnp.issubdtype(y.dtype, jnp.floating), what, y.dtype.name, "real floating point")
 
     def feed_forward(self, x: jax.Array, deterministic: bool) -> jax.Array:
         """The second half: x + mlp(norm(x)), or x."""
@@ -166,11 +172,13 @@ class Block(nn.Module):
     def prefill(self, state: Any, x: jax.Array, lengths: jax.Array | None = None) -> tuple[Any, jax.Array]:
         """The next T tokens x [B, T, D]."""
         state, y = self.mixer.prefill(state, self.mixer_norm(x), lengths)
+        self._check_output(x, y)
         return state, self._after_mixer(x, y)
 
     def step(self, state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
         """The next token x [B, D]."""
         state, y = self.mixer.step(state, self.mixer_norm(x))
+        self._check_output(x, y)
         return state, self._after_mixer(x, y)
 
     def _after_mixer(self, x: jax.Array, y: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import optax
 from rich.console import Console
 
@@ -47,7 +48,7 @@ from hyena_jax.training.scores import loss_function, metric_functions
 from hyena_jax.training.signals import Interrupted, stop_requests
 from hyena_jax.training.step import TrainState, init_params, init_state, make_eval_step
 from hyena_jax.training.until import check_target
-from hyena_jax.trees import path_name
+from hyena_jax.trees import named_leaves, path_name
 
 GIB = 2**30
 LoadData = Callable[[DataConfig, Encoding | None], Dataset]
@@ -232,6 +233,10 @@ def _check(
         model = models.build(experiment.model, strategy.sequence_axis, strategy.layout)
         shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
         loss, metrics = loss_function(experiment.loss), metric_functions(experiment, data)
+        for name, leaf in named_leaves(shapes).items():
+            is_real = jnp.issubdtype(leaf.dtype, jnp.floating)
+            must = "real floating point (keep a complex one as two)"
+            require(is_real, f"the dtype of parameter {name}", leaf.dtype.name, must)
         batch = next(data.eval_batches(strategy.row_shards, 1))
         if "positions" in batch:  # they would lie on other devices than the tokens that they name
             must = "1 with data that score single positions"
@@ -239,6 +244,9 @@ def _check(
         bare = make_eval_step(models.build(experiment.model), loss, metrics, data.tallies)
         if config.plugins_in(experiment):  # parts that do not fit fail when they are traced
             jax.eval_shape(bare, shapes, batch)
+            pattern = getattr(experiment.model, "pattern", ())
+            if pattern and all(part.causal for part in pattern) and models.decodes_by_state(model):
+                models.check_decoding(models.build(experiment.model), shapes)
         if experiment.training.until is not None:
             check_target(experiment.training.until, data, bare, shapes, batch)
         strategy.check(make_eval_step(model, loss, metrics), shapes, batch)

@@ -1,6 +1,7 @@
 """Mixers from outside the package: HYENA_JAX_PLUGINS=my_mixer.py pytest tests/mixers/test_contract.py
 
-Each mixer that a plugin registers with an oracle goes through the whole contract with its default options.
+Each mixer that a plugin registers goes through the whole contract with its default options; tests that need
+an oracle are skipped where it has none.
 """
 
 import os
@@ -29,7 +30,5 @@ def _case(config: MixerConfig) -> Case:
 
 
 CASES = {
-    name: _case(part.config_class())
-    for name, part in MIXER_CONFIGS.parts.items()
-    if part.plugin is not None and part.oracle is not None
+    name: _case(part.config_class()) for name, part in MIXER_CONFIGS.parts.items() if part.plugin is not None
 }
