@@ -79,7 +79,7 @@ def test_a_part_trains_is_killed_continues_and_is_evaluated(name, tmp_path, caps
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
-        ("return state, y[:, 0]", "return y[:, 0], state", r"of mixer EMA must be an array .*, got 'EMAState'"),
+        ("return state, y[:, 0]", "return y[:, 0], state", r"mixer EMA must be an array .*, got 'EMAState'"),
         ("return state, y[:, 0]", "return state, y", "of mixer EMA must be of the shape of its input"),
         ("last), y.astype", "last.astype(jnp.bfloat16)), y.astype", "the state that prefill returns must be"),
         (
