@@ -234,7 +234,10 @@ class LocalAttention(HeadsAttention):
 
     @staticmethod
     def is_unbounded(config: LocalAttentionConfig) -> bool:
-        """Decoding may continue beyond max_len: the state does not grow."""
+        """Decoding may continue beyond max_len: the state does not grow.
+
+        With a window of max_len or more, it then sees the last max_len keys, the most that it was trained on.
+        """
         return True
 
     def attend(self) -> Callable[..., jax.Array]:
