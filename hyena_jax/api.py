@@ -253,6 +253,8 @@ def load_run(workdir: str | Path, step: str | int = "latest", *, quiet: bool = F
 
     refuse_wrong_jaxlib()
     folder = read_run(Path(workdir))
+    for change in config.changed_plugins(folder.experiment, folder.plugins):
+        note(f"changed since the run was trained: {change}")
     model = models.build(folder.experiment.model)
     number, params = load_params(folder, model, str(step), note)
     return LoadedRun(Path(workdir), number, model, params, folder, note)

@@ -69,7 +69,12 @@ def test_a_part_trains_is_killed_continues_and_is_evaluated(name, tmp_path, caps
     assert "continuing after step 2" in capsys.readouterr().out
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     assert cli.main(["eval", str(tmp_path / "killed"), *plugin]) == 0
-    assert "loss" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "loss" in captured.out
+    assert "changed" not in captured.err
+    file.write_text(file.read_text() + "# The same code, in other bytes.\n")
+    assert cli.main(["eval", str(tmp_path / "killed"), *plugin]) == 0
+    assert f"changed since the run was trained: the code of plugin '{file}'" in capsys.readouterr().err
 
     monkeypatch.undo()  # as in a new process, no part of the user's is registered
     assert cli.main(["eval", str(tmp_path / "killed")]) == 2

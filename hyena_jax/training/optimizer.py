@@ -21,6 +21,7 @@ from hyena_jax.config import (
     ParameterGroup,
     SGDConfig,
     UserError,
+    describe_fault,
 )
 from hyena_jax.training.schedules import make_schedule
 from hyena_jax.trees import named_leaves, path_name
@@ -50,7 +51,7 @@ def make_optimizer(
     except UserError:
         raise
     except Exception as error:  # the function may be the user's: its faults are input
-        raise UserError(f"{what} fails on these parameters: {type(error).__name__}: {error}") from error
+        raise UserError(f"{what} fails on these parameters: {describe_fault(error)}") from error
     return optimizer
 
 

@@ -276,16 +276,17 @@ def _initial(
     Raises:
       UserError: if they cannot be read or do not fit the model, or LoRA has no base.
     """
+    is_run = workdir is not None and config.is_run(workdir)
+    if is_run and config.identity_differences(experiment, config.read_run(workdir)):
+        return None, None  # `check_run` refuses the folder
     if lora.lora_of(experiment.model) is None:
-        if workdir is not None and config.is_run(workdir):
+        if is_run:
             if saved_steps(workdir / CHECKPOINTS):
                 return None, None
             if lora.has_base(workdir):
                 return lora.read_base(workdir, shapes, report)[0], None
         return (None if init_from is None else read_initial(init_from, shapes, report)), None
-    if workdir is not None and config.is_run(workdir):
-        if config.identity_differences(experiment, config.read_run(workdir)):
-            return None, None  # `check_run` refuses the folder
+    if is_run:
         return lora.read_base(workdir, shapes, report)
     must = "a run's folder or a file from `export`, the base that model.lora.rank adapts"
     require(init_from is not None, "init_from", init_from, must)

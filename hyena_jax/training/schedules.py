@@ -17,6 +17,7 @@ from hyena_jax.config import (
     UserError,
     WarmupScheduleConfig,
     WarmupStableDecayConfig,
+    describe_fault,
 )
 
 
@@ -37,7 +38,7 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     except UserError:
         raise
     except Exception as error:  # the function may be the user's: its errors are wrong input
-        raise UserError(f"schedule {name!r} fails: {type(error).__name__}: {error}") from error
+        raise UserError(f"schedule {name!r} fails: {describe_fault(error)}") from error
     if not isinstance(rate, jax.ShapeDtypeStruct) or rate.shape != ():
         raise UserError(f"schedule {name!r} must give one learning rate for a step, got {rate}")
     return schedule

@@ -17,6 +17,7 @@ from hyena_jax.config import (
     LossConfig,
     TopKAccuracyConfig,
     UserError,
+    describe_fault,
 )
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.training.loss import answers, cross_entropy
@@ -66,7 +67,7 @@ def _checked(
     try:
         values = jnp.asarray(function(logits, targets))
     except Exception as error:  # the function may be the user's: its faults are input
-        raise UserError(f"{what} cannot be computed from {given}: {type(error).__name__}: {error}") from error
+        raise UserError(f"{what} cannot be computed from {given}: {describe_fault(error)}") from error
     if values.shape != targets.shape:
         raise UserError(
             f"{what} must be of the shape {targets.shape} of the targets, one value each, got"

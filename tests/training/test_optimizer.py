@@ -391,7 +391,7 @@ def half(config, schedule, params):
             lambda config, schedule, params: None,
             "optimizer 'mine' must be an optax.GradientTransformation, got None",
         ),
-        (failing, "optimizer 'mine' fails on these parameters: KeyError: 'no'"),
+        (failing, f"optimizer 'mine' fails on these parameters: KeyError: 'no' ({__file__}:"),
         (missing_part, "optimizer 'mine' fails on these parameters"),
         (needs_the_loss, "optimizer 'mine' fails on these parameters: TypeError"),
         (with_key, r"optimizer 'mine' must keep a state of numbers, which can be saved, got key<fry>"),
