@@ -101,7 +101,8 @@ class ModalFilter(nn.Module):
         # At initialisation every mode's response has the same energy, however slowly it decays.
         energy = -jnp.expm1(-2 * jnp.exp(self.log_decay))[..., None]
         residue = nn.initializers.normal((0.5 / config.n_modes) ** 0.5)
-        self.residue = self.param("residue", lambda key: residue(key, (*modes, 2), energy.dtype) * energy**0.5)
+        size, dtype = (*modes, 2), energy.dtype
+        self.residue = self.param("residue", lambda key: residue(key, size, dtype) * energy**0.5)
         self.lag_zero = self.param("lag_zero", nn.initializers.normal(1.0), shape, jnp.float32)
 
     def __call__(self, length: int) -> jax.Array:
