@@ -124,7 +124,7 @@ def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) 
             f" it grows by {increase:.4f}; nothing was written"
         )
     console.print(report.verdict(found), soft_wrap=True)
-    config_file, folder = (shlex.quote(str(settings.output / name)) for name in (store.CONFIG_FILE, ""))
+    config_file, folder = map(shlex.quote, (str(settings.output / store.CONFIG_FILE), str(settings.output)))
     console.print(f"run folder: {settings.output}   state size {tried[-1].size}", soft_wrap=True)
     more = f"train {config_file} --workdir {folder}{plugin_flags(source.experiment)}"
     console.print(f"to continue training: hyena-jax {more}", soft_wrap=True)

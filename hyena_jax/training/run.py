@@ -116,8 +116,8 @@ def train(
             changes = from_first(lambda: open_run(workdir, previous, experiment, data))
             _announce(console, setup, previous is None, changes)
             start = int(state.step)
-            is_same = is_same_measure(meta.get("measured_on"), setup.measured_on)
-            has_reached = training.until is not None and meta.get(REACHED) == training.until and is_same
+            has_reached = training.until is not None and meta.get(REACHED) == training.until
+            has_reached &= is_same_measure(meta.get("measured_on"), setup.measured_on)
             if (start >= training.steps and not meta.get(UNEVALUATED)) or has_reached:
                 done, change = f"trained to step {start}", "raise --training.steps"
                 if has_reached:

@@ -163,7 +163,9 @@ def _refuse_inside_text(workdir: Path, data: config.DataConfig) -> None:
     for name in ("path", "validation_path") if isinstance(data, config.TextConfig) else ():
         folder = getattr(data, name)
         if folder is not None and Path(folder).is_dir():
-            is_inside = workdir.resolve().is_relative_to(Path(folder).resolve())
+            inner, outer = workdir.resolve(), Path(folder).resolve()
+            is_inside = inner.is_relative_to(outer)
+            is_inside &= not any(part.startswith(".") for part in inner.parts[len(outer.parts) :])  # not read
             must = f"outside of the folder data.{name} {folder!r}, whose files are read as text"
             require(not is_inside, "workdir", str(workdir), must)
 
