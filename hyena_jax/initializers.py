@@ -59,3 +59,18 @@ def uniform_fan_in(fan_in: int) -> Initializer:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     return init
+
+
+def a_log_init(low: float, high: float) -> Initializer:
+    """The log of a number that is uniform in (low, high]: decay rates of Mamba-2 and Gated DeltaNet."""
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
+        return jnp.log(high - (high - low) * jax.random.uniform(key, shape, dtype))
+
+    return init
+
+
+def dt_bias_init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
+    """softplus(dt_bias) is log-uniform in [0.001, 0.1]: time steps of Mamba-2 and Gated DeltaNet."""
+    dt = jnp.exp(jax.random.uniform(key, shape, dtype, jnp.log(0.001), jnp.log(0.1)))
+    return dt + jnp.log(-jnp.expm1(-dt))

@@ -38,7 +38,7 @@ __all__ = [
     "WindowedFilter",
     "build_filter",
     "filter_class",
-    "is_recurrent",
+    "has_constant_state",
 ]
 
 
@@ -53,6 +53,9 @@ def filter_class(config: FilterConfig) -> type[nn.Module]:
     return FILTER_CONFIGS.target(type(config))
 
 
-def is_recurrent(config: FilterConfig) -> bool:
-    """Whether the filter is the impulse response of a small recurrence, so that decoding can run that."""
-    return callable(getattr(filter_class(config), "recurrence", None))
+def has_constant_state(config: FilterConfig) -> bool:
+    """Whether decoding with the filter needs a state that does not grow.
+
+    Such a filter has few taps, or is the impulse response of a small recurrence.
+    """
+    return config.reach is not None or callable(getattr(filter_class(config), "recurrence", None))

@@ -27,7 +27,7 @@ from hyena_jax.generation.programs import Chunk, Cursor, SamplingConfig, Samplin
 from hyena_jax.generation.prompts import OnFull, check_prompts, right_aligned
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import StopTexts, cut
-from hyena_jax.mixers.long import has_tiles
+from hyena_jax.mixers.online import has_tiles
 from hyena_jax.ops.online_conv import TILE, due_size
 
 

@@ -15,7 +15,7 @@ import optax
 
 from hyena_jax.generation.recomputation import with_state
 from hyena_jax.generation.sampling import SamplingRule, sample
-from hyena_jax.mixers.long import map_histories
+from hyena_jax.mixers.online import map_histories
 from hyena_jax.ops import online_conv
 from hyena_jax.ops.online_conv import TILE
 

@@ -4,6 +4,7 @@ Axes: B batch, L length, D channels, N matrices (heads, or channels).
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -11,27 +12,25 @@ import jax.numpy as jnp
 import optax
 
 from hyena_jax.config import require
-from hyena_jax.mixers.mixing import Mixing
+from hyena_jax.mixers.mixing import Mixing, mixing_matrices
 
 # Tangents that are pushed through a function at a time.
 TANGENTS = 16
 
 
+@partial(jax.jit, static_argnames="mixer")
 def mixing(mixer: nn.Module, params: optax.Params, x: jax.Array) -> Mixing | None:
     """The matrices M [B, N, L, L] of a mixer for its input x [B, L, D], and the values that they mix.
 
     M v is what enters the mixer's output projection, gates included: see `hyena_jax.mixers.mixing`. None for
-    a mixer without `mixing_matrix`, and for options that leave no such matrices; `jacobian_norms` then says
-    as much as can be said.
+    a mixer that marks no values, or whose options leave no such matrices; `jacobian_norms` then says as much
+    as can be said.
 
     Args:
       mixer: an unbound module, such as `trace` returns.
       params: the mixer's own parameters.
     """
-    if not callable(getattr(type(mixer), "mixing_matrix", None)):
-        return None
-    # Compiled in one piece; whether it is None is known once it is traced.
-    return jax.jit(lambda params, x: mixer.apply({"params": params}, x, method="mixing_matrix"))(params, x)
+    return mixing_matrices(mixer, params, x)
 
 
 def strength(matrices: jax.Array) -> jax.Array:

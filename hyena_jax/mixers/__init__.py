@@ -5,22 +5,30 @@
     prefill(state, x [B, T, D], lengths)              -> state, y      the next T tokens, from any state
     step(state, x [B, D])                             -> state, y      one token, exact from any state
 
-The state is a NamedTuple; each leaf starts with B, except those in its field `shared`, which the batch
-shares. `segment_ids` is None or [B, L]. `lengths` is None or [B]: row b of a fresh state's first prefill
-is then right-aligned, and only its last lengths[b] tokens are real.
+`segment_ids` is None or [B, L]. `lengths` is None or [B]: row b of a fresh state's first prefill is then
+right-aligned, and only its last lengths[b] tokens are real.
 
-A module without `init_state`, `prefill` and `step` trains and scores, and decoding recomputes its context.
-A module may also declare:
+`Mixer` (mixer.py) has these four methods. A mixer derives from it and writes `setup` and one method,
 
-    sequence_axis: str | None = None    a field: the mesh axis over which __call__ has L sharded
-    platform: str | None = None         a field: of the devices that it is compiled for, "cpu", "gpu" or "tpu"
+    mix(x [B, T, D], seq, deterministic) -> y [B, T, D]
+
+in which all that happens along the sequence are calls of `seq` (sequence.py), and everything else is token by
+token. `seq` is `Parallel` (parallel.py) in `__call__`, and `Online` (online.py) in the other three. The state
+is a `MixerState`; each leaf starts with B, except those in its field `shared`, which the batch shares.
+
+A mixer may also declare
+
     is_unbounded(config) -> bool        a static method: whether decoding may continue beyond max_len
     filter                              a submodule of `hyena_jax.filters`, which distillation can replace
-    mixing_matrix(x) -> Mixing | None   its matrices over time: see `mixing.py`
 
-Mixers with long convolutions share the base class `long.LongConvolutionMixer`. A decoding loop reduces the
-cost of their steps to O(log(L)^2) by calling `ops.online_conv.open_tiles` once and `absorb` after every
-`TILE` steps, both through `long.map_histories`.
+and mark the values that it mixes, of which `show` then draws the matrices: see mixing.py.
+
+A module without `Mixer` may have the four methods itself, with a state of its own kind; or `__call__` alone,
+and decoding then recomputes its context. With a field `sequence_axis: str | None = None` its length can be
+sharded, and with `platform: str | None = None` it is told what it is compiled for.
+
+A decoding loop reduces the cost of a long convolution's steps to O(log(L)^2) by calling
+`ops.online_conv.open_tiles` once and `absorb` after every `TILE` steps, both through `online.map_histories`.
 """
 
 from collections.abc import Callable
@@ -40,7 +48,9 @@ from hyena_jax.mixers.h3 import H3
 from hyena_jax.mixers.hawk import Hawk
 from hyena_jax.mixers.hyena import Hyena
 from hyena_jax.mixers.mamba2 import Mamba2
+from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.plain_convolution import FIR, S4D
+from hyena_jax.mixers.sequence import Sequence
 
 MIXERS = Targets(MIXER_CONFIGS)
 """The modules of all registered mixers, by name."""
@@ -63,6 +73,8 @@ __all__ = [
     "Hyena",
     "LocalAttention",
     "Mamba2",
+    "Mixer",
+    "Sequence",
     "decodes_by_state",
     "has_state",
     "is_unbounded",

@@ -10,8 +10,9 @@ from hyena_jax.config import AnnotatedHyenaConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
-from hyena_jax.mixers.long import Convolutions, LongConvolutionMixer
-from hyena_jax.mixers.mixing import Mixing
+from hyena_jax.mixers.hyena import fir_of_parts
+from hyena_jax.mixers.mixer import LongConvolutionMixer
+from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops.broadcasting import sum_products
 from hyena_jax.ops.derivatives import own_derivative
 
@@ -55,34 +56,14 @@ class AnnotatedHyena(LongConvolutionMixer):
         self.skip = self.param("skip", nn.initializers.normal(1.0), (config.order, width), jnp.float32)
         self.out_proj = FromChannelsFirst(width, self.dtype, init.out_kernel, init.out_bias)
 
-    def mix(
-        self, x: jax.Array, convolutions: Convolutions, deterministic: bool
-    ) -> tuple[jax.Array, Convolutions]:
-        gates, v, convolutions = self._inputs(x, convolutions)
-        v, convolutions = self._gated(gates, v, convolutions)
-        return v.transpose(1, 2, 0) + self.out_proj(v), convolutions
-
-    def mixing_matrix(self, x: jax.Array) -> Mixing:
-        """One matrix for each channel, from v, with the residual path from u, to v at the end."""
-        gates, v, convolutions = self._inputs(x, self.parallel_convolutions(x.shape[1]))
-        return self.channel_matrices(lambda v: self._gated(gates, v, convolutions)[0], v)
-
-    def _inputs(
-        self, x: jax.Array, convolutions: Convolutions
-    ) -> tuple[list[jax.Array], jax.Array, Convolutions]:
-        """The gates and v, each [D, B, T]."""
-        parts, convolutions = convolutions.short(self.in_proj(x), self.short_taps, self.short_bias)
-        *gates, v = parts
-        return gates, convolutions.masked(v + x.transpose(2, 0, 1).astype(v.dtype)), convolutions
-
-    def _gated(
-        self, gates: list[jax.Array], v: jax.Array, convolutions: Convolutions
-    ) -> tuple[jax.Array, Convolutions]:
-        """v [D, B, T] after all gates and long convolutions; linear in v."""
+    def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
+        *gates, v = fir_of_parts(seq, self.in_proj(x), self.short_taps, self.short_bias)
+        v = seq.values(v + x.transpose(2, 0, 1).astype(v.dtype), "WBT")
+        filters = seq.filters(self.filter, self.skip)
         for n, gate in enumerate(gates):
-            long, convolutions = convolutions.long(v, n)
-            v = v + normalized(gate) * long
-        return v, convolutions
+            v = v + normalized(gate) * seq.conv(v, filters, n)
+        v = seq.mixed(v, "WBT")
+        return v.transpose(1, 2, 0) + self.out_proj(v)
 
 
 def normalized(gate: jax.Array) -> jax.Array:

@@ -3,7 +3,6 @@
 Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M features."""
 
 from functools import partial
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -11,30 +10,15 @@ import jax.numpy as jnp
 
 from hyena_jax.config import FastmaxConfig, require
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers.inputs import (
-    Shared,
-    check_causal,
-    check_input,
-    check_next,
-    check_state_length,
-    is_real,
-    sums_dtype,
-)
-from hyena_jax.mixers.mixing import Mixing
+from hyena_jax.mixers.inputs import sums_dtype
+from hyena_jax.mixers.mixer import Mixer
+from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops import fastmax, sequence_parallel
 from hyena_jax.ops.attention import same_segment
-from hyena_jax.ops.documents import documents
 from hyena_jax.ops.sequence_shards import sharded
 
 
-class FastmaxState(NamedTuple):
-    """Sums over all keys so far of features ⊗ (values, 1) [B, H, M, d+1], float32."""
-
-    shared: Shared
-    sums: jax.Array
-
-
-class Fastmax(nn.Module):
+class Fastmax(Mixer):
     """Attention with a polynomial kernel (Gerami et al. 2024, arXiv 2402.07901).
 
     o_t = sum_s f(scale q_t . k_s) v_s / sum_s f(scale q_t . k_s), f(x) = sum_{l=0..p} x^l / l!, with queries
@@ -44,12 +28,9 @@ class Fastmax(nn.Module):
     With segment_ids the quadratic form is used, O(L^2): sums over keys cannot tell documents apart.
 
     Attributes:
-      d_model: D.
-      max_len: longest sequence.
       config: see `FastmaxConfig`.
-      n_layers: depth of the residual stack; initialisers of the output projection may depend on it.
+      n_layers: initialisers of the output projection may depend on it.
       dtype: of the activations; None follows the input. Kernel, sums and states stay in float32.
-      sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
 
     Parameters:
       qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each, head after head.
@@ -58,12 +39,7 @@ class Fastmax(nn.Module):
       out_proj/bias [D]: likewise.
     """
 
-    d_model: int
-    max_len: int
     config: FastmaxConfig = FastmaxConfig()
-    n_layers: int = 1
-    dtype: jnp.dtype | None = None
-    sequence_axis: str | None = None
 
     @staticmethod
     def is_unbounded(config: FastmaxConfig) -> bool:
@@ -89,66 +65,34 @@ class Fastmax(nn.Module):
             bias_init=init.out_bias,
         )
 
-    def __call__(
-        self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
-    ) -> jax.Array:
-        """y [B, L, D] of x [B, L, D]; each run of equal segment_ids [B, L] is a document.
+    def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
+        q, k, v = self._qkv(x)
+        v = seq.values(v, "BTHd")
 
-        Raises:
-          ValueError: for a wrong rank, width or length of x.
-        """
-        check_input(x, self.d_model, self.max_len, segment_ids)
-        config, axis, (q, k, v) = self.config, self.sequence_axis, self._qkv(x)
-        if config.factorized and segment_ids is None:
-            if config.causal:
-                attend = partial(sequence_parallel.fastmax_causal, p=config.p)
-            else:
-                attend = partial(sequence_parallel.fastmax_bidirectional, p=config.p)
-            return self._output(sharded(attend, axis, ("BLHd",) * 3, "BLHd")(q, k, v), x)
+        def empty() -> jax.Array:
+            return fastmax.no_sums(k, self.config.p)
+
+        def run(sums: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return fastmax.fastmax_causal(q, k, v, self.config.p, sums, seq.real)
+
+        o = seq.carry("sums", empty, run, partial(self._whole, q, k, v, seq))
+        return self.out_proj(seq.mixed(o, "BTHd").reshape(x.shape).astype(self.dtype or x.dtype))
+
+    def _whole(self, q: jax.Array, k: jax.Array, v: jax.Array, seq: Sequence) -> jax.Array:
+        """o [B, L, H, d] of whole sequences."""
+        config, axis = self.config, seq.sequence_axis
+        if config.factorized and seq.documents is None:
+            forms = sequence_parallel.fastmax_bidirectional, sequence_parallel.fastmax_causal
+            form = partial(forms[config.causal], p=config.p)
+            return sharded(form, axis, ("BLHd",) * 3, "BLHd")(q, k, v)
         require(axis is None or config.factorized, "factorized", False, "True with a sequence_axis")
-        given = None if segment_ids is None else segment_ids.shape
-        require(axis is None, "segment_ids", given, "None with a sequence_axis")
-        mask = jnp.ones((x.shape[1], x.shape[1]), bool)
+        require(axis is None, "segment_ids", "given", "None with a sequence_axis")
+        mask = jnp.ones((q.shape[1], q.shape[1]), bool)
         if config.causal:
             mask = jnp.tril(mask)
-        if segment_ids is not None:
-            mask = mask & same_segment(documents(segment_ids).number)
-        return self._output(fastmax.fastmax_quadratic(q, k, v, config.p, mask), x)
-
-    def mixing_matrix(self, x: jax.Array) -> Mixing:
-        """The weights of each head, divided by their sum, from v to the output projection."""
-        q, k, v = self._qkv(x)
-        weights = fastmax.kernel(jnp.einsum("bthd,bshd->bhts", q, k), self.config.p)
-        if self.config.causal:
-            weights = jnp.tril(weights)
-        return Mixing(weights / fastmax.guarded(weights.sum(-1, keepdims=True)), v)
-
-    def init_state(self, batch_size: int, max_len: int) -> FastmaxState:
-        """The state before the first token of a sequence of at most `max_len` tokens.
-
-        Raises:
-          ValueError: if the mixer is not causal, or max_len is above its own.
-        """
-        check_causal(self.config)
-        check_state_length(max_len, self.max_len)
-        n_heads = self.config.n_heads
-        dtype = sums_dtype(self.qkv_proj.variables["params"]["kernel"].dtype)
-        keys = jnp.zeros((batch_size, 0, n_heads, self.d_model // n_heads), dtype)
-        return FastmaxState(Shared(jnp.zeros((), jnp.int32)), fastmax.no_sums(keys, self.config.p))
-
-    def prefill(
-        self, state: FastmaxState, x: jax.Array, lengths: jax.Array | None = None
-    ) -> tuple[FastmaxState, jax.Array]:
-        """The next T tokens x [B, T, D] at once."""
-        lengths = check_next(x, self.d_model, self.max_len, len(state.sums), lengths)
-        real = is_real(lengths, x.shape[1])
-        o, sums = fastmax.fastmax_causal(*self._qkv(x), self.config.p, state.sums, real)
-        return FastmaxState(Shared(state.shared.position + x.shape[1]), sums), self._output(o, x)
-
-    def step(self, state: FastmaxState, x: jax.Array) -> tuple[FastmaxState, jax.Array]:
-        """The next token x [B, D]: O(M d) per head."""
-        state, y = self.prefill(state, x[:, None])
-        return state, y[:, 0]
+        if seq.documents is not None:
+            mask = mask & same_segment(seq.documents.number)
+        return fastmax.fastmax_quadratic(q, k, v, config.p, mask)
 
     def _qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries and keys, with sqrt(scale) in each, and values, [B, T, H, d]."""
@@ -160,6 +104,3 @@ class Fastmax(nn.Module):
             q, k = fastmax.standardize(q), fastmax.standardize(k)
         scale = q.shape[-1] ** -0.5 if config.scale is None else config.scale
         return q * scale**0.5, k * scale**0.5, v
-
-    def _output(self, o: jax.Array, x: jax.Array) -> jax.Array:
-        return self.out_proj(o.reshape(x.shape).astype(self.dtype or x.dtype))

@@ -11,22 +11,18 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import GatedDeltaConfig
+from hyena_jax.initializers import a_log_init, dt_bias_init
 from hyena_jax.mixers.inputs import sums_dtype
-from hyena_jax.mixers.matrix_memory import (
-    GroupRMSNorm,
-    MatrixMemoryMixer,
-    Short,
-    Update,
-    a_log_init,
-    dt_bias_init,
-)
+from hyena_jax.mixers.mixer import Mixer
+from hyena_jax.mixers.norms import GroupRMSNorm
+from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops.dense import dense_dot_general
 
 # Added to the squared length of a query or key, as in the published code.
 LENGTH_EPS = 1e-6
 
 
-class GatedDelta(MatrixMemoryMixer):
+class GatedDelta(Mixer):
     """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464, section 3.4, figure 1).
 
     y = W_o ( RMSNorm(o) ⊙ SiLU(W_g x) ), and o is the output of the gated delta rule (`ops.delta_rule`) with
@@ -53,6 +49,11 @@ class GatedDelta(MatrixMemoryMixer):
     """
 
     config: GatedDeltaConfig = GatedDeltaConfig()
+
+    @staticmethod
+    def is_unbounded(config: GatedDeltaConfig) -> bool:
+        """Decoding may continue beyond max_len: the state does not grow."""
+        return True
 
     def setup(self) -> None:
         config = self.config
@@ -89,17 +90,11 @@ class GatedDelta(MatrixMemoryMixer):
         """V."""
         return self.config.value_dim or self.key_dim
 
-    @property
-    def memory_shape(self) -> tuple[int, int, int]:
-        return self.n_value_heads, self.key_dim, self.value_dim
-
-    def mix(
-        self, x: jax.Array, short: Short, update: Update
-    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
         config, (batch, length, _) = self.config, x.shape
         key_shape, value_shape = (config.n_heads, self.key_dim), (self.n_value_heads, self.value_dim)
         keys, rows = config.n_heads * self.key_dim, (batch, config.factors * length)
-        u, history = short(self.qkv_proj(x), self.short_taps, jnp.zeros_like(self.short_taps[:, 0]))
+        u = seq.fir(self.qkv_proj(x), self.short_taps)
         dtype = sums_dtype(u.dtype)
         q, k, v = jnp.split(nn.silu(u).astype(dtype), [keys, (1 + config.factors) * keys], axis=-1)
         q = self.key_dim**-0.5 * unit_length(q.reshape(batch, length, *key_shape))
@@ -111,11 +106,14 @@ class GatedDelta(MatrixMemoryMixer):
         if config.decay:
             rate = jax.nn.softplus(self.decay_proj(x).astype(dtype) + self.dt_bias.astype(dtype))
             log_a = -jnp.exp(self.a_log.astype(dtype)) * rate
-        o, memory = update(q, k, v.reshape(*rows, *value_shape), log_a, beta)
+        v = v.reshape(*rows, *value_shape)
+        if config.factors == 1:  # else several values enter at a token, each in its own way
+            v = seq.values(v, "BTGd")
+        o = seq.mixed(seq.update(q, k, v, log_a, beta, config.chunk), "BTGd")
         o = self.norm(o).reshape(batch, length, -1)
         if config.gate:
             o = o * nn.silu(self.gate_proj(x).astype(dtype))
-        return self.out_proj(o.astype(u.dtype)), history, memory
+        return self.out_proj(o.astype(u.dtype))
 
 
 def unit_length(x: jax.Array) -> jax.Array:

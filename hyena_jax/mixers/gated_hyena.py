@@ -9,7 +9,8 @@ from hyena_jax.config import GatedHyenaConfig, require
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
-from hyena_jax.mixers.long import Convolutions, LongConvolutionMixer
+from hyena_jax.mixers.mixer import LongConvolutionMixer
+from hyena_jax.mixers.sequence import Sequence
 
 
 class GatedHyena(LongConvolutionMixer):
@@ -46,17 +47,16 @@ class GatedHyena(LongConvolutionMixer):
         self.short_taps = self.param("short_taps", uniform_fan_in(taps), (width, taps))
         self.short_bias = self.param("short_bias", uniform_fan_in(taps), (width,))
         self.filter = build_filter(1, width, self.max_len, config.filter)
-        self.skip = None
         self.out_proj = FromChannelsFirst(width, self.dtype, init.out_kernel, init.out_bias)
 
-    def mix(
-        self, x: jax.Array, convolutions: Convolutions, deterministic: bool
-    ) -> tuple[jax.Array, Convolutions]:
+    def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
+        if not self.config.causal:
+            seq.refuse_documents()
         v, gate = self.in_proj(x)
         u = x.transpose(2, 0, 1).astype(v.dtype)
-        long, convolutions = convolutions.long(convolutions.masked(v), 0)
+        long = seq.conv(v, seq.filters(self.filter, None), 0)
         # Of a centred FIR, output t is that of a causal one at t + ahead.
         ahead = 0 if self.config.causal else (self.config.short_filter_len - 1) // 2
         padded = jnp.pad(u, [(0, 0), (0, 0), (0, ahead)])
-        (short,), convolutions = convolutions.short([padded], self.short_taps, self.short_bias)
-        return self.out_proj(long * gate + short[..., ahead:] * (1 - gate)), convolutions
+        short = seq.fir(padded, self.short_taps, self.short_bias, axis=-1)
+        return self.out_proj(long * gate + short[..., ahead:] * (1 - gate))

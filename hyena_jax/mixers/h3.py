@@ -11,8 +11,8 @@ from hyena_jax.config import H3Config
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
-from hyena_jax.mixers.long import Convolutions, LongConvolutionMixer
-from hyena_jax.mixers.mixing import Mixing, impulse_responses
+from hyena_jax.mixers.mixer import LongConvolutionMixer
+from hyena_jax.mixers.sequence import Sequence
 
 
 class H3(LongConvolutionMixer):
@@ -54,58 +54,18 @@ class H3(LongConvolutionMixer):
         self.skip = self.param("skip", nn.initializers.normal(1.0), (n_heads,), jnp.float32)
         self.out_proj = FromChannelsFirst(width, self.dtype, init.out_kernel)
 
-    @property
-    def width(self) -> int:
-        """H d^2, the channels of all outer products."""
-        return self.d_model * self.config.head_dim
-
-    @property
-    def skips(self) -> jax.Array:
-        """The skip of the one filter, [1, H]."""
-        return self.skip[None]
-
-    @property
-    def short_shape(self) -> tuple[int, int]:
-        """D and M."""
-        return self.shift_b.shape
-
-    def mix(
-        self, x: jax.Array, convolutions: Convolutions, deterministic: bool
-    ) -> tuple[jax.Array, Convolutions]:
-        q, shifted, values, convolutions = self._inputs(x, convolutions)
-        y, convolutions = self._gated(q, shifted, values, convolutions)
-        return self.out_proj(y.swapaxes(0, 1).reshape(-1, *y.shape[2:])), convolutions
-
-    def mixing_matrix(self, x: jax.Array) -> Mixing:
-        """One matrix for each head, from v to the output projection: (q_t . k_s) h_{t-s}, k shifted."""
-        q, shifted, values, convolutions = self._inputs(x, self.parallel_convolutions(x.shape[1]))
-
-        def operator(v: jax.Array) -> jax.Array:  # all channels of a head have one matrix
-            return self._gated(q, shifted, v, convolutions)[0]
-
-        (matrices,) = impulse_responses(operator, values[:1], -1, True)
-        return Mixing(matrices.swapaxes(0, 1), values.transpose(2, 3, 1, 0))
-
-    def _inputs(
-        self, x: jax.Array, convolutions: Convolutions
-    ) -> tuple[jax.Array, jax.Array, jax.Array, Convolutions]:
-        """Queries, shifted keys and values, [d, H, B, T]."""
+    def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
         q, k, v = self.qkv_proj(x)  # [D, B, T]
-        v = convolutions.masked(v)
-        taps, bias = self._shift_taps(), jnp.zeros_like(self.shift_skip)
-        (shifted,), convolutions = convolutions.short([k], taps, bias)
-        q, shifted, values = (self._heads(part) for part in (q, shifted, v))
-        return q, shifted, values, convolutions
-
-    def _gated(
-        self, q: jax.Array, shifted: jax.Array, values: jax.Array, convolutions: Convolutions
-    ) -> tuple[jax.Array, Convolutions]:
-        """q ⊙ SSM_diag(k ⊙ v) [d, H, B, T] of values [d, H, B, T], in which it is linear."""
+        shifted = seq.fir(k, self._shift_taps(), axis=-1)
+        q, shifted, v = (self._heads(part) for part in (q, shifted, v))
+        v = seq.values(v, "dHBT")
         # [d, d, H, B, T]: heads last among the channel axes, because each head has one filter for all its d^2
         # channels.
-        outer = shifted[:, None] * values
-        z, convolutions = convolutions.long(outer.reshape(-1, *values.shape[2:]), 0)
-        return (q[:, None] * z.reshape(outer.shape)).sum(0), convolutions
+        outer = shifted[:, None] * v
+        filters = seq.filters(self.filter, self.skip[None])
+        z = seq.conv(outer.reshape(-1, *v.shape[2:]), filters, 0)
+        y = seq.mixed((q[:, None] * z.reshape(outer.shape)).sum(0), "dHBT")
+        return self.out_proj(y.swapaxes(0, 1).reshape(-1, *y.shape[2:]))
 
     def _heads(self, x: jax.Array) -> jax.Array:
         """[D, B, T] -> [d, H, B, T]."""

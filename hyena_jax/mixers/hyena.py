@@ -3,19 +3,16 @@
 Axes: B batch, L length, T new tokens, D channels, W inner width, N gates, F filters, H heads, K taps.
 """
 
-from collections.abc import Callable
-from functools import partial
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import HyenaConfig
-from hyena_jax.filters import Modes, build_filter
+from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
-from hyena_jax.mixers.long import NO_SHORT_FIR, Convolutions, LongConvolutionMixer
-from hyena_jax.mixers.mixing import Mixing
+from hyena_jax.mixers.mixer import LongConvolutionMixer
+from hyena_jax.mixers.sequence import Sequence
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -123,77 +120,25 @@ class Hyena(LongConvolutionMixer):
         """F, without the filters of the future."""
         return self.config.order if self.config.gating == "conv_first" else self.config.order - 1
 
-    @property
-    def reach(self) -> int | None:
-        """As in the base class, with a single block and only the past: other convolutions count as long."""
-        is_plain = self.config.n_blocks == 1 and not self.config.bidirectional
-        return self.config.filter.reach if is_plain else None
-
-    @property
-    def short_shape(self) -> tuple[int, int]:
-        """Channels C and taps K of the short FIR, if there is one."""
-        return self.short_taps.shape if self.config.short_filter_len else NO_SHORT_FIR
-
-    @property
-    def block_len(self) -> int | None:
-        """Steps of a block that is convolved by itself; None where the sequence is one block."""
-        return None if self.config.n_blocks == 1 else self.max_len // self.config.n_blocks
-
-    def filters(self, length: int) -> tuple[jax.Array, jax.Array | None]:
-        """The filters [F, w, length]; and if bidirectional, F filters of the future."""
-        h = self._by_channel(self.filter(length))
-        future = h[self.n_filters :] if self.config.bidirectional else None
-        return h[: self.n_filters], future
-
-    def mix(
-        self, x: jax.Array, convolutions: Convolutions, deterministic: bool
-    ) -> tuple[jax.Array, Convolutions]:
-        gates, v, convolutions = self._inputs(x, convolutions)
-        dropout = partial(self.dropout, deterministic=deterministic)
-        v, convolutions = self._gated(gates, v, convolutions, dropout)
-        return self.out_proj(ACTIVATIONS[self.config.activation](v)), convolutions
-
-    def mixing_matrix(self, x: jax.Array) -> Mixing | None:
-        """One matrix for each channel, from v, behind the FIR, to the activation; None with post_order_ffn.
-
-        For `gate_first` of order 2 it is M_{t,s} = x_0[t] h_{t-s} x_1[s], with the skip on the diagonal.
-        """
-        if self.config.post_order_ffn:
-            return None
-        gates, v, convolutions = self._inputs(x, self.parallel_convolutions(x.shape[1]))
-        return self.channel_matrices(lambda v: self._gated(gates, v, convolutions, lambda v: v)[0], v)
-
-    def _inputs(
-        self, x: jax.Array, convolutions: Convolutions
-    ) -> tuple[list[jax.Array], jax.Array, Convolutions]:
-        """The gates and v, each [W, B, T]."""
-        parts = self.in_proj(x)
-        if self.config.short_filter_len:
-            parts, convolutions = convolutions.short(parts, self.short_taps, self.short_bias)
+    def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
+        config, parts = self.config, self.in_proj(x)
+        if config.short_filter_len:
+            parts = fir_of_parts(seq, parts, self.short_taps, self.short_bias)
         *gates, v = parts
-        return gates, convolutions.masked(v), convolutions
-
-    def _gated(
-        self,
-        gates: list[jax.Array],
-        v: jax.Array,
-        convolutions: Convolutions,
-        dropout: Callable[[jax.Array], jax.Array],
-    ) -> tuple[jax.Array, Convolutions]:
-        """v [W, B, T] after all gates and long convolutions; linear in v."""
-        gate_first = self.config.gating == "gate_first"
-        for o in range(self.n_filters):
-            if gate_first:
-                v = v * self._over_head(gates[self.n_filters - o])
-            v, convolutions = convolutions.long(dropout(v), o)
-            v = self._mix_heads(v, o)
-            if not gate_first:
+        block_len = None if config.n_blocks == 1 else self.max_len // config.n_blocks
+        filters = seq.filters(self.filter, self.skip, self._by_channel, block_len, config.bidirectional)
+        if not config.post_order_ffn:  # which leaves no matrix for each channel
+            v = seq.values(v, "WBT")
+        if config.gating == "conv_first":
+            for o in range(self.n_filters):
+                v = self._mix_heads(seq.conv(self.dropout(v, deterministic), filters, o), o)
                 v = v * self._over_head(gates[o])
-        return (v * gates[0] if gate_first else v), convolutions
-
-    def recurrence(self) -> Modes:
-        """The recurrence of a filter that has one."""
-        return jax.tree.map(self._by_channel, self.filter.recurrence())
+        else:
+            for o in range(self.n_filters):
+                v = v * self._over_head(gates[self.n_filters - o])
+                v = self._mix_heads(seq.conv(self.dropout(v, deterministic), filters, o), o)
+            v = v * gates[0]
+        return self.out_proj(ACTIVATIONS[config.activation](seq.mixed(v, "WBT")))
 
     def _by_channel(self, x: jax.Array) -> jax.Array:
         """x [F, groups, ...] of filters as [F, w, ...] of the channels that they serve."""
@@ -217,3 +162,9 @@ class Hyena(LongConvolutionMixer):
 
     def _heads(self, x: jax.Array) -> jax.Array:
         return x.reshape(self.config.n_heads, -1, *x.shape[1:])
+
+
+def fir_of_parts(seq: Sequence, parts: list[jax.Array], taps: jax.Array, bias: jax.Array) -> list[jax.Array]:
+    """Each part [W, B, T] through the FIR of its channels; those of taps [C, K] and bias [C] are in order."""
+    channels = zip(parts, jnp.split(taps, len(parts)), jnp.split(bias, len(parts)), strict=True)
+    return [seq.fir(part, *of_part, axis=-1) for part, *of_part in channels]

@@ -11,20 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import Mamba2Config
-from hyena_jax.initializers import uniform_fan_in
+from hyena_jax.initializers import a_log_init, dt_bias_init, uniform_fan_in
 from hyena_jax.mixers.inputs import sums_dtype
-from hyena_jax.mixers.matrix_memory import (
-    GroupRMSNorm,
-    MatrixMemoryMixer,
-    Short,
-    Update,
-    a_log_init,
-    dt_bias_init,
-)
+from hyena_jax.mixers.mixer import Mixer
+from hyena_jax.mixers.norms import GroupRMSNorm
+from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops.dense import dense_dot_general
 
 
-class Mamba2(MatrixMemoryMixer):
+class Mamba2(Mixer):
     """Mamba-2 (Dao and Gu 2024, arXiv 2405.21060, sections 5 to 7, figure 6).
 
     y = W_o RMSNorm( o ⊙ SiLU(z) ), with z, x, B, C, dt = W_i x and x, B, C <- SiLU( FIR_J(x, B, C) ), and for
@@ -52,6 +47,11 @@ class Mamba2(MatrixMemoryMixer):
 
     config: Mamba2Config = Mamba2Config()
 
+    @staticmethod
+    def is_unbounded(config: Mamba2Config) -> bool:
+        """Decoding may continue beyond max_len: the state does not grow."""
+        return True
+
     def setup(self) -> None:
         config, width = self.config, self.width
         config.check(self.d_model, self.max_len)
@@ -78,25 +78,20 @@ class Mamba2(MatrixMemoryMixer):
         """W."""
         return self.config.inner_factor * self.d_model
 
-    @property
-    def memory_shape(self) -> tuple[int, int, int]:
-        return self.config.n_heads, self.config.d_state, self.width // self.config.n_heads
-
-    def mix(
-        self, x: jax.Array, short: Short, update: Update
-    ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
         config, width, (batch, length, _) = self.config, self.width, x.shape
         states = config.n_groups * config.d_state
         z, u, dt = jnp.split(self.in_proj(x), [width, 2 * (width + states)], axis=-1)
         activations, dtype = u.dtype, sums_dtype(u.dtype)
-        u, history = short(u, self.short_taps, self.short_bias)
+        u = seq.fir(u, self.short_taps, self.short_bias)
         u, b, c = jnp.split(nn.silu(u).astype(dtype), [width, width + states], axis=-1)
         b, c = (part.reshape(batch, length, config.n_groups, config.d_state) for part in (b, c))
-        u = u.reshape(batch, length, config.n_heads, -1)
+        u = seq.values(u.reshape(batch, length, config.n_heads, -1), "BTHd")
         dt = jax.nn.softplus(dt.astype(dtype) + self.dt_bias.astype(dtype))
         if config.dt_limit is not None:
             dt = jnp.clip(dt, *config.dt_limit)
-        o, memory = update(c, b, dt[..., None] * u, -jnp.exp(self.a_log.astype(dtype)) * dt, None)
-        o = (o + self.skip.astype(dtype)[:, None] * u).reshape(batch, length, width)
+        log_a = -jnp.exp(self.a_log.astype(dtype)) * dt
+        o = seq.update(c, b, dt[..., None] * u, log_a, None, config.chunk)
+        o = seq.mixed(o + self.skip.astype(dtype)[:, None] * u, "BTHd").reshape(batch, length, width)
         y = self.norm(o * nn.silu(z.astype(dtype)))
-        return self.out_proj(y.astype(activations)), history, memory
+        return self.out_proj(y.astype(activations))

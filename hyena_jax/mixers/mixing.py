@@ -1,34 +1,39 @@
 """What a mixer does along the sequence as matrices, for mixers that are linear in their values.
 
-Axes: B batch, L length, N matrices (heads, or channels), d channels of a matrix's values.
+Such a mixer marks two places in `mix`, and computes the same with and without the marks:
 
-A mixer may offer
+    v = seq.values(v, "BTHd")    the values that the matrices mix
+    o = seq.mixed(o, "BTHd")     what they are mixed to: what enters the output projection, or the norm or
+                                 activation before it
 
-    mixing_matrix(x [B, L, D]) -> Mixing | None
-
-None where its options leave no such matrices. `hyena_jax.inspect` draws them.
+The letters name the axes: B batch, T tokens, d channels that share a matrix; all others together are the N
+matrices (heads, or channels). `mixing_matrices` computes them. Where its options leave none, a mixer does not
+mark.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 
-# Impulses that an operator answers at a time.
+from hyena_jax.mixers.mixer import Mixer
+from hyena_jax.mixers.parallel import Parallel
+
 AT_ONCE = 8
+"""Impulses that a mixer answers at a time."""
 
 
 class Mixing(NamedTuple):
     """The matrices M of a mixer for one input, and the values v that they mix.
 
-    o_{t,n} = sum_s M^n_{t,s} v_{s,n} is what enters the mixer's output projection, or the activation before
-    that. M depends on the input through gates, queries and keys, all of which it includes; v does not
-    include them. In a causal mixer M is 0 above its diagonal.
+    o_{t,n} = sum_s M^n_{t,s} v_{s,n}. M depends on the input through gates, queries and keys, all of which it
+    includes; v does not include them. In a causal mixer M is 0 above its diagonal.
 
     Attributes:
       matrices: M [B, N, L, L], float32 at least: row t holds what output t takes from each value.
-      values: v [B, L, N, d]; the d channels of a head share its matrix.
+      values: v [B, L, N, d]; heads that share values have the same ones.
     """
 
     matrices: jax.Array
@@ -40,29 +45,65 @@ class Mixing(NamedTuple):
         return jnp.einsum("bnts,bsnd->btnd", self.matrices, values, precision="highest")
 
 
-def impulse_responses(
-    operator: Callable[[jax.Array], jax.Array], values: jax.Array, axis: int, is_causal: bool
-) -> jax.Array:
-    """The answer of an operator to 1 at each position and 0 elsewhere: its matrices, column by column.
+class Probe(Parallel):
+    """Whole sequences, of which the marked arrays are kept as [B, L, N, d].
+
+    With an impulse s, the values are 1 at position s and 0 elsewhere.
+    """
+
+    def __init__(self, shape: tuple[int, int], impulse: jax.Array | None = None):
+        """Rows of `shape`, B and L."""
+        super().__init__(shape)
+        self.impulse, self.v, self.o = impulse, None, None
+
+    def values(self, v: jax.Array, axes: str) -> jax.Array:
+        self.v = _by_matrix(v, axes)
+        if self.impulse is None:
+            return v
+        others = [i for i, axis in enumerate(axes) if axis != "T"]
+        return jnp.broadcast_to(jnp.expand_dims(self.index == self.impulse, others), v.shape).astype(v.dtype)
+
+    def mixed(self, o: jax.Array, axes: str) -> jax.Array:
+        self.o = _by_matrix(o, axes)
+        return o
+
+
+def mixing_matrices(mixer: nn.Module, params: optax.Params, x: jax.Array) -> Mixing | None:
+    """The matrices of a mixer for its input x [B, L, D]; None for one that marks no values.
+
+    Column s of all matrices is the mixer's answer to an impulse at position s, since no matrix sees the
+    values of another.
 
     Args:
-      operator: from values to outputs of the same shape; linear, and no channel or row of the batch sees
-        another.
-      values: their shape and dtype count.
-      axis: of the positions.
-      is_causal: write exact zeros above the diagonal, where an FFT leaves rounding errors.
-
-    Returns:
-      The shape of `values` without `axis`, then [L, L] (t, s); float32 at least.
+      mixer: unbound.
+      params: the mixer's own parameters.
     """
-    length = values.shape[axis]
-    positions = jnp.arange(length, dtype=jnp.int32)
-    along = jnp.expand_dims(positions, tuple(i for i in range(values.ndim) if i != axis % values.ndim))
+    if not isinstance(mixer, Mixer):
+        return None
 
-    def answer(s: jax.Array) -> jax.Array:
-        impulse = jnp.broadcast_to(along == s, values.shape).astype(values.dtype)
-        return jnp.moveaxis(operator(impulse), axis, -1)
+    def probe(x: jax.Array, impulse: jax.Array | None = None) -> tuple[jax.Array | None, jax.Array | None]:
+        seq = Probe(x.shape[:2], impulse)
+        mixer.apply({"params": params}, x, seq, True, method="mix")
+        return seq.v, seq.o
 
-    columns = jnp.moveaxis(jax.lax.map(answer, positions, batch_size=AT_ONCE), 0, -1)
-    columns = columns.astype(jnp.promote_types(columns.dtype, jnp.float32))
-    return jnp.tril(columns) if is_causal else columns
+    v, o = probe(x)
+    if v is None or o is None:
+        return None
+
+    def column(s: jax.Array) -> jax.Array:
+        return probe(x, s)[1][..., 0]
+
+    columns = jax.lax.map(column, jnp.arange(x.shape[1], dtype=jnp.int32), batch_size=AT_ONCE)  # [s, B, t, N]
+    matrices = jnp.moveaxis(columns, (0, 2), (3, 2))
+    matrices = matrices.astype(jnp.promote_types(matrices.dtype, jnp.float32))
+    if mixer.config.causal:  # exact zeros above the diagonal, where an FFT leaves rounding errors
+        matrices = jnp.tril(matrices)
+    return Mixing(matrices, jnp.repeat(v, o.shape[2] // v.shape[2], axis=2))
+
+
+def _by_matrix(x: jax.Array, axes: str) -> jax.Array:
+    """x, with the axes that the letters name, as [B, L, N, d]."""
+    matrices = axes.translate(str.maketrans("", "", "BTd"))
+    x = x.transpose([axes.index(axis) for axis in "BT" + matrices + "d" * axes.count("d")])
+    width = x.shape[-1] if "d" in axes else 1
+    return x.reshape(*x.shape[:2], -1, width)

@@ -1,4 +1,4 @@
-"""The root-mean-square norm over channels, of models and of attention's heads. Axes: D channels."""
+"""Root-mean-square norms over channels. Axes: C or D channels."""
 
 import flax.linen as nn
 import jax
@@ -38,3 +38,21 @@ class RMSNorm(nn.Module):
             inverse = jax.lax.rsqrt(mean_square + self.epsilon)
         y = wide * inverse * (1 + scale.astype(wide.dtype))
         return y.astype(self.dtype or x.dtype)
+
+
+class GroupRMSNorm(nn.Module):
+    """scale ⊙ x / sqrt(mean(x^2) + eps), the mean over each of `n_groups` groups of the channels.
+
+    Parameters are [C] for x [..., C], and start at 1. Computed in the dtype of x.
+    """
+
+    n_groups: int
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """y [..., C] of x [..., C]."""
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32).astype(x.dtype)
+        groups = x.reshape(*x.shape[:-1], self.n_groups, -1)
+        mean_square = jnp.square(groups).mean(axis=-1, keepdims=True)
+        return scale * (groups * jax.lax.rsqrt(mean_square + self.epsilon)).reshape(x.shape)

@@ -11,8 +11,8 @@ from hyena_jax.config import FIRConfig, S4DConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
-from hyena_jax.mixers.long import NO_SHORT_FIR, Convolutions, LongConvolutionMixer
-from hyena_jax.mixers.mixing import Mixing
+from hyena_jax.mixers.mixer import LongConvolutionMixer
+from hyena_jax.mixers.sequence import Sequence
 
 
 class FIR(LongConvolutionMixer):
@@ -31,7 +31,6 @@ class FIR(LongConvolutionMixer):
     """
 
     config: FIRConfig = FIRConfig()
-    short_shape = NO_SHORT_FIR
 
     def setup(self) -> None:
         config, width = self.config, self.d_model
@@ -42,17 +41,10 @@ class FIR(LongConvolutionMixer):
         self.in_proj = ToChannelsFirst(width, 1, self.dtype, init.kernel)
         self.out_proj = FromChannelsFirst(width, self.dtype, init.out_kernel)
 
-    def mix(
-        self, x: jax.Array, convolutions: Convolutions, deterministic: bool
-    ) -> tuple[jax.Array, Convolutions]:
-        (u,) = self.in_proj(x)
-        y, convolutions = convolutions.long(convolutions.masked(u), 0)
-        return self.out_proj(y), convolutions
-
-    def mixing_matrix(self, x: jax.Array) -> Mixing:
-        """One matrix for each channel, from W_i x to the output projection: the filter, at every position."""
-        convolutions = self.parallel_convolutions(x.shape[1])
-        return self.channel_matrices(lambda v: convolutions.long(v, 0)[0], self.in_proj(x)[0])
+    def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
+        u = seq.values(self.in_proj(x)[0], "WBT")
+        y = seq.conv(u, seq.filters(self.filter, self.skip), 0)
+        return self.out_proj(seq.mixed(y, "WBT"))
 
 
 class S4D(LongConvolutionMixer):
@@ -71,7 +63,6 @@ class S4D(LongConvolutionMixer):
     """
 
     config: S4DConfig = S4DConfig()
-    short_shape = NO_SHORT_FIR
 
     def setup(self) -> None:
         config, width = self.config, self.d_model
@@ -81,15 +72,8 @@ class S4D(LongConvolutionMixer):
         init = initializers("gpt2", self.n_layers, width, width)
         self.out_proj = FromChannelsFirst(2 * width, self.dtype, init.out_kernel)
 
-    def mix(
-        self, x: jax.Array, convolutions: Convolutions, deterministic: bool
-    ) -> tuple[jax.Array, Convolutions]:
+    def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
         x = x if self.dtype is None else x.astype(self.dtype)
-        y, convolutions = convolutions.long(convolutions.masked(x.transpose(2, 0, 1)), 0)
-        return nn.glu(self.out_proj(nn.gelu(y, approximate=False))), convolutions
-
-    def mixing_matrix(self, x: jax.Array) -> Mixing:
-        """One matrix for each channel, from x to the GELU: the filter, at every position."""
-        x = x if self.dtype is None else x.astype(self.dtype)
-        convolutions = self.parallel_convolutions(x.shape[1])
-        return self.channel_matrices(lambda v: convolutions.long(v, 0)[0], x.transpose(2, 0, 1))
+        u = seq.values(x.transpose(2, 0, 1), "WBT")
+        y = seq.mixed(seq.conv(u, seq.filters(self.filter, self.skip), 0), "WBT")
+        return nn.glu(self.out_proj(nn.gelu(y, approximate=False)))

@@ -14,7 +14,7 @@ from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig, require
 from hyena_jax.initializers import initializers
 from hyena_jax.layout import Layout
 from hyena_jax.mixers import mixer_class
-from hyena_jax.mixers.long import FILTER
+from hyena_jax.mixers.sequence import FILTER
 from hyena_jax.models.norms import make_norm
 from hyena_jax.ops.dense import dense_dot_general
 

@@ -133,6 +133,7 @@ def running_sums(keys: jax.Array, values: jax.Array, before: Sums, documents: ja
 
 def low_rank_bias(u: jax.Array, v: jax.Array, window: int | None = None) -> Bias:
     """w_{t,s} = u_t . v_s for s <= t, and t - s < window unless window is None; u, v [Lmax, R]."""
+    u, v = jnp.asarray(u), jnp.asarray(v)  # a bound module's parameters may be NumPy arrays
 
     def bias(queries: jax.Array, keys: jax.Array) -> jax.Array:
         lag = queries[:, :, None] - keys[:, None]

@@ -106,6 +106,11 @@ def linear_solve(
     return _plus(x, _nothing(x))
 
 
+def tied(tree: Tree, other: Any) -> Tree:
+    """`tree` as it is, but under `jax.shard_map` it varies over the devices as the arrays of `other` do."""
+    return _plus(tree, _nothing(other))
+
+
 def _nothing(tree: Any) -> jax.Array:
     """0, as a sum over no entry of any leaf."""
     return sum(

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.ops.long_conv import Convolution, blockwise_conv, fft_conv
-from hyena_jax.ops.online_conv import OnlineConvolution
 from hyena_jax.ops.short_conv import short_conv
 
 # The most taps that are summed, and the most in windows. Measured on a CPU inside of Hyena, forward and
@@ -27,7 +26,7 @@ WINDOW = 16
 
 
 class FewTaps(NamedTuple):
-    """The filters of a state, `taps` [F, w, K] with the skips in lag 0."""
+    """The filter of a state, `taps` [w, K] with the skip in lag 0."""
 
     taps: jax.Array
 
@@ -87,36 +86,27 @@ def _band(h: jax.Array) -> jax.Array:
     return repeated[:, : WINDOW * width].reshape(channels, WINDOW, width)
 
 
-def empty(
-    h: jax.Array, skip: jax.Array | None, batch_size: int, width: int
-) -> tuple[FewTaps, tuple[jax.Array, ...]]:
-    """Filters h [F, w, K] with skips [F, w], and of each the last inputs [B, W, K-1], oldest first: 0."""
-    if skip is not None:
-        h = h.at[..., 0].add(skip)
-    shape = (batch_size, width, h.shape[-1] - 1)
-    return FewTaps(h), tuple(jnp.zeros(shape, h.dtype) for _ in h)
+def with_skip(h: jax.Array, skip: jax.Array | None) -> FewTaps:
+    """The filter h [w, K], with the skip [w] in lag 0."""
+    return FewTaps(h if skip is None else h.at[..., 0].add(skip))
 
 
-def step(filters: FewTaps, inputs: tuple[jax.Array, ...]) -> OnlineConvolution:
-    """The convolution of one token u [W, B, 1]."""
-
-    def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
-        seen = jnp.concatenate([inputs[o], u.swapaxes(0, 1).astype(inputs[o].dtype)], axis=-1)
-        h = filters.taps[o]
-        y = (seen.reshape(len(seen), -1, *h.shape) * h[:, ::-1]).sum(-1)
-        return y.reshape(seen.shape[:2]).T[..., None].astype(u.dtype), seen[..., 1:]
-
-    return convolve
+def empty(filter: FewTaps, batch_size: int, width: int) -> jax.Array:
+    """The last inputs [B, W, K-1] before the first token, oldest first: 0."""
+    return jnp.zeros((batch_size, width, filter.taps.shape[-1] - 1), filter.taps.dtype)
 
 
-def prefill(filters: FewTaps, inputs: tuple[jax.Array, ...]) -> OnlineConvolution:
-    """The convolution of the next tokens u [W, B, T]."""
+def step(filter: FewTaps, inputs: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """y [W, B, 1] of one token u [W, B, 1], and the last inputs after it."""
+    seen, h = jnp.concatenate([inputs, u.swapaxes(0, 1).astype(inputs.dtype)], axis=-1), filter.taps
+    y = (seen.reshape(len(seen), -1, *h.shape) * h[:, ::-1]).sum(-1)
+    return y.reshape(seen.shape[:2]).T[..., None].astype(u.dtype), seen[..., 1:]
 
-    def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
-        before, h = inputs[o].swapaxes(0, 1), filters.taps[o]
-        seen = jnp.concatenate([before, u.astype(before.dtype)], axis=-1)
-        n_before, n_tokens = before.shape[-1], u.shape[-1]
-        y = few_taps_conv(seen.reshape(-1, len(h), *seen.shape[1:]), h, method=fft_conv).reshape(seen.shape)
-        return y[..., n_before:].astype(u.dtype), seen[..., n_tokens:].swapaxes(0, 1)
 
-    return convolve
+def prefill(filter: FewTaps, inputs: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """y [W, B, T] of the next tokens u [W, B, T], and the last inputs after them."""
+    before, h = inputs.swapaxes(0, 1), filter.taps
+    seen = jnp.concatenate([before, u.astype(before.dtype)], axis=-1)
+    n_before, n_tokens = before.shape[-1], u.shape[-1]
+    y = few_taps_conv(seen.reshape(-1, len(h), *seen.shape[1:]), h, method=fft_conv).reshape(seen.shape)
+    return y[..., n_before:].astype(u.dtype), seen[..., n_tokens:].swapaxes(0, 1)

@@ -1,7 +1,6 @@
 """Convolution with the response of a small diagonal recurrence, in constant time and memory per token.
 
-Axes: B batch, L length, T new tokens, F filters, w channels of a filter, G groups, W = G w, n modes, K steps
-of a block.
+Axes: B batch, L length, T new tokens, w channels of a filter, G groups, W = G w, n modes, K steps of a block.
 
     y_t = Re sum_n R_n x_{n,t} + h_0 u_t,   x_{n,t+1} = lambda_n x_{n,t} + u_t
 
@@ -15,16 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.ops.long_conv import fft_conv, long_conv
-from hyena_jax.ops.online_conv import OnlineConvolution
 
 # Steps that a prefill takes at once; this many powers of every mode are in memory.
 BLOCK = 256
 
 
 class Modes(NamedTuple):
-    """A filter h_0 = lag_zero [F, w], h_t = Re sum_n weights_n lambda_n^(t-1).
+    """A filter h_0 = lag_zero [..., w], h_t = Re sum_n weights_n lambda_n^(t-1).
 
-    `weights` R and `log_modes`, which is ln lambda, are [F, w, n], complex, or real where all modes decay
+    `weights` R and `log_modes`, which is ln lambda, are [..., w, n], complex, or real where all modes decay
     without oscillating.
     """
 
@@ -54,49 +52,42 @@ def modal_response(log_modes: jax.Array, weights: jax.Array, length: int) -> jax
     return taps.reshape(*taps.shape[:-2], n_steps * step)[..., :length]
 
 
-def empty(
-    modes: Modes, skip: jax.Array | None, batch_size: int, width: int
-) -> tuple[Modes, tuple[jax.Array, ...]]:
-    """The modes with the skips [F, w] in lag 0, and the states [B, W, n] of each before the first token."""
-    if skip is not None:
-        modes = modes._replace(lag_zero=modes.lag_zero + skip)
-    shape = (batch_size, width, modes.weights.shape[-1])
-    return modes, tuple(jnp.zeros(shape, modes.weights.dtype) for _ in modes.weights)
+def with_skip(modes: Modes, skip: jax.Array | None) -> Modes:
+    """The modes of one filter, with the skip [w] in lag 0."""
+    return modes if skip is None else modes._replace(lag_zero=modes.lag_zero + skip)
 
 
-def step(modes: Modes, states: tuple[jax.Array, ...]) -> OnlineConvolution:
-    """The convolution of one token u [W, B, 1]."""
-
-    def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
-        weights, decay, lag_zero = modes.weights[o], jnp.exp(modes.log_modes[o]), modes.lag_zero[o]
-        width, batch, _ = u.shape
-        now = u[..., 0].T.reshape(batch, -1, len(weights)).astype(lag_zero.dtype)
-        before = states[o].reshape(*now.shape, -1)
-        y = (weights * before).real.sum(-1) + lag_zero * now
-        after = decay * before + now[..., None].astype(decay.dtype)
-        return y.reshape(batch, width).T[..., None].astype(u.dtype), after.reshape(states[o].shape)
-
-    return convolve
+def empty(modes: Modes, batch_size: int, width: int) -> jax.Array:
+    """The state [B, W, n] before the first token."""
+    return jnp.zeros((batch_size, width, modes.weights.shape[-1]), modes.weights.dtype)
 
 
-def prefill(modes: Modes, states: tuple[jax.Array, ...]) -> OnlineConvolution:
-    """The convolution of the next tokens u [W, B, T], in blocks of K: O(T (log K + n))."""
+def step(modes: Modes, state: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """y [W, B, 1] of one token u [W, B, 1], and the state after it."""
+    width, batch, _ = u.shape
+    now = u[..., 0].T.reshape(batch, -1, len(modes.weights)).astype(modes.lag_zero.dtype)
+    before, decay = state.reshape(*now.shape, -1), jnp.exp(modes.log_modes)
+    y = (modes.weights * before).real.sum(-1) + modes.lag_zero * now
+    after = decay * before + now[..., None].astype(decay.dtype)
+    return y.reshape(batch, width).T[..., None].astype(u.dtype), after.reshape(state.shape)
 
-    def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
-        one = Modes(*(part[o] for part in modes))
-        _, batch, length = u.shape
-        inputs = u.reshape(-1, len(one.weights), batch, length).astype(one.lag_zero.dtype)
-        state = states[o].reshape(batch, -1, *one.weights.shape).swapaxes(0, 1)
-        whole = length - length % BLOCK
-        blocks = jnp.moveaxis(inputs[..., :whole].reshape(*inputs.shape[:-1], -1, BLOCK), -2, 0)
-        state, y = jax.lax.scan(lambda state, block: _block(one, state, block), state, blocks)
-        y = jnp.moveaxis(y, 0, -2).reshape(*inputs.shape[:-1], whole)
-        if whole < length:
-            state, rest = _block(one, state, inputs[..., whole:])
-            y = jnp.concatenate([y, rest], axis=-1)
-        return y.reshape(u.shape).astype(u.dtype), state.swapaxes(0, 1).reshape(states[o].shape)
 
-    return convolve
+def prefill(modes: Modes, state: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """y [W, B, T] of the next tokens u [W, B, T], and the state after them.
+
+    In blocks of K: O(T (log K + n)).
+    """
+    _, batch, length = u.shape
+    inputs = u.reshape(-1, len(modes.weights), batch, length).astype(modes.lag_zero.dtype)
+    groups = state.reshape(batch, -1, *modes.weights.shape).swapaxes(0, 1)
+    whole = length - length % BLOCK
+    blocks = jnp.moveaxis(inputs[..., :whole].reshape(*inputs.shape[:-1], -1, BLOCK), -2, 0)
+    groups, y = jax.lax.scan(lambda groups, block: _block(modes, groups, block), groups, blocks)
+    y = jnp.moveaxis(y, 0, -2).reshape(*inputs.shape[:-1], whole)
+    if whole < length:
+        groups, rest = _block(modes, groups, inputs[..., whole:])
+        y = jnp.concatenate([y, rest], axis=-1)
+    return y.reshape(u.shape).astype(u.dtype), groups.swapaxes(0, 1).reshape(state.shape)
 
 
 def _block(modes: Modes, state: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:

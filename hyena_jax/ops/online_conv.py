@@ -1,7 +1,7 @@
 """Long convolutions decoded exactly with any filter: y_t = sum_{s=0..t} h_s u_{t-s}, from all inputs so far.
 
-Axes: B batch, T new tokens, S the capacity of a history in tokens, F filters, w channels of a filter, W = G w
-(channel g w + c has channel c of the filter), U inputs of a tile. Time comes before the channels in a
+Axes: B batch, T new tokens, S the capacity of a history in tokens, w channels of a filter, W = G w (channel
+g w + c has channel c of the filter), U inputs of a tile. Time comes before the channels in a
 history, [B, S, W]: a step then reads and writes whole rows.
 
 `prefill` takes T inputs at once, by one FFT over the whole history. `step` takes one input, in one of two
@@ -16,7 +16,6 @@ ways:
   caller counts n, so every size is static: nothing branches, and no buffer is copied.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -28,12 +27,9 @@ from hyena_jax.ops.long_conv import blockwise_conv, fft_conv, long_conv
 # Steps from one tile to the next, a power of two. A step sums at most as many inputs directly.
 TILE = 64
 
-# A convolution that continues a state: (u [W, B, T], index of the filter) -> y [W, B, T], its memory after u.
-OnlineConvolution = Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]
-
 
 class Tiling(NamedTuple):
-    """Spectra [F, w, U + 1] for each size U; positions [] of the opening and of the end of the last tile."""
+    """Spectra [w, U + 1] for each size U; positions [] of the opening and of the end of the last tile."""
 
     spectra: tuple[jax.Array, ...]
     opened: jax.Array
@@ -41,7 +37,7 @@ class Tiling(NamedTuple):
 
 
 class FilterTaps(NamedTuple):
-    """Filters as `reversed_taps` [F, 2 S - 1, w].
+    """A filter as `reversed_taps` [2 S - 1, w].
 
     `block_len` [] is the number of steps in a block that is convolved by itself, None where the sequence is
     one block; `tiling` is None while no tiles are open.
@@ -53,16 +49,16 @@ class FilterTaps(NamedTuple):
 
 
 class History(NamedTuple):
-    """The memory of F convolutions at `position` []; the tokens (and blocks) of a row begin at `first` [B].
+    """A filter, and its inputs up to `position` []; the tokens (and blocks) of a row begin at `first` [B].
 
-    For each filter the inputs so far [B, S, W] and, while tiles are open, `later` [B, S, W].
+    The inputs so far are [B, S, W] and, while tiles are open, `later` is [B, S, W].
     """
 
-    filters: FilterTaps
+    filter: FilterTaps
     position: jax.Array
     first: jax.Array
-    inputs: tuple[jax.Array, ...]
-    later: tuple[jax.Array, ...] | None
+    inputs: jax.Array
+    later: jax.Array | None
 
 
 class BlockBounds(NamedTuple):
@@ -72,15 +68,18 @@ class BlockBounds(NamedTuple):
     end: jax.Array
 
 
-def empty(
-    h: jax.Array, skip: jax.Array | None, batch_size: int, width: int, block_len: int | None
-) -> tuple[FilterTaps, tuple[jax.Array, ...]]:
-    """Filters h [F, w, S] with skips [F, w], and for each the inputs [B, S, W] before the first token: 0."""
+def filter_taps(h: jax.Array, skip: jax.Array | None, block_len: int | None) -> FilterTaps:
+    """The filter h [w, S], with the skip [w] in lag 0."""
     if skip is not None:
         h = h.at[..., 0].add(skip)
     block = None if block_len is None else jnp.asarray(block_len, jnp.int32)
-    inputs = tuple(jnp.zeros((batch_size, h.shape[-1], width), h.dtype) for _ in h)
-    return FilterTaps(reversed_taps(h), block, None), inputs
+    return FilterTaps(reversed_taps(h), block, None)
+
+
+def no_inputs(filter: FilterTaps, batch_size: int, width: int) -> jax.Array:
+    """The inputs [B, S, W] before the first token."""
+    capacity = (len(filter.taps) + 1) // 2
+    return jnp.zeros((batch_size, capacity, width), filter.taps.dtype)
 
 
 def reversed_taps(h: jax.Array) -> jax.Array:
@@ -98,42 +97,37 @@ def forward_taps(taps: jax.Array) -> jax.Array:
     return taps[..., length - 1 :: -1, :].swapaxes(-1, -2)
 
 
-def prefill(history: History, block_len: int | None) -> OnlineConvolution:
-    """The convolution of the next tokens u [W, B, T]; block_len as in the history's filters, but static."""
-    filters, position, first, *_ = history
+def prefill(history: History, u: jax.Array, block_len: int | None) -> tuple[jax.Array, jax.Array]:
+    """y [W, B, T] of the next tokens u [W, B, T], and the inputs after them.
 
-    def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
-        inputs = _write(history.inputs[o], u, position)
-        h = forward_taps(filters.taps[o])
-        # Blocks count from a row's first token.
-        aligned = inputs if block_len is None else _roll_rows(inputs, -first)
-        channels_first = aligned.transpose(2, 0, 1)
-        groups = channels_first.reshape(-1, len(h), *channels_first.shape[1:])
-        y = blockwise_conv(groups, h, None, block_len, method=fft_conv).reshape(channels_first.shape)
-        y = y if block_len is None else _roll_rows(y.transpose(1, 2, 0), first).transpose(2, 0, 1)
-        return jax.lax.dynamic_slice_in_dim(y, position, u.shape[-1], axis=-1).astype(u.dtype), inputs
+    Args:
+      block_len: as in the history's filter, but static.
+    """
+    position, first = history.position, history.first
+    inputs, h = _write(history.inputs, u, position), forward_taps(history.filter.taps)
+    # Blocks count from a row's first token.
+    aligned = inputs if block_len is None else _roll_rows(inputs, -first)
+    channels_first = aligned.transpose(2, 0, 1)
+    groups = channels_first.reshape(-1, len(h), *channels_first.shape[1:])
+    y = blockwise_conv(groups, h, None, block_len, method=fft_conv).reshape(channels_first.shape)
+    y = y if block_len is None else _roll_rows(y.transpose(1, 2, 0), first).transpose(2, 0, 1)
+    return jax.lax.dynamic_slice_in_dim(y, position, u.shape[-1], axis=-1).astype(u.dtype), inputs
 
-    return convolve
 
-
-def step(history: History) -> OnlineConvolution:
-    """The convolution of one token u [W, B, 1].
+def step(history: History, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """y [W, B, 1] of the next token u [W, B, 1], and the inputs after it.
 
     With tiles, a skipped `absorb` makes the output NaN, never silently wrong.
     """
-    filters, position, _, _, later = history
+    position, taps = history.position, history.filter.taps
     begin = _block_bounds(history).begin
-
-    def convolve(u: jax.Array, o: int) -> tuple[jax.Array, jax.Array]:
-        inputs = _write(history.inputs[o], u, position)
-        taps = filters.taps[o]
-        if later is None:
-            y = _product(inputs, taps, position, jnp.zeros((), jnp.int32), begin)
-        else:
-            y = _near_output(inputs, later[o], taps, position, filters.tiling.last_end, begin)
-        return y.T[..., None].astype(u.dtype), inputs
-
-    return convolve
+    inputs = _write(history.inputs, u, position)
+    if history.later is None:
+        y = _product(inputs, taps, position, jnp.zeros((), jnp.int32), begin)
+    else:
+        last_end = history.filter.tiling.last_end
+        y = _near_output(inputs, history.later, taps, position, last_end, begin)
+    return y.T[..., None].astype(u.dtype), inputs
 
 
 def _near_output(
@@ -184,26 +178,21 @@ def due_size(n_steps: int) -> int:
 
 def open_tiles(history: History) -> History:
     """The history whose steps use tiles: `absorb` must follow every `TILE` steps. One FFT over all inputs."""
-    filters, position, _, inputs, _ = history
-    h = forward_taps(filters.taps)
+    position, inputs = history.position, history.inputs
+    h, length = forward_taps(history.filter.taps), inputs.shape[1]
     bounds = _block_bounds(history)
-
-    def contribution(inputs: jax.Array, h: jax.Array) -> jax.Array:
-        length = inputs.shape[1]
-        seen = jnp.where(_before(length, position) & _from(length, bounds.begin), inputs, 0)
-        later = _time_first(long_conv(_channels_first(seen, len(h)), h, method=fft_conv), inputs.shape)
-        return jnp.where(_before(length, bounds.end), later, 0)
-
-    later = tuple(contribution(x, h[o]) for o, x in enumerate(inputs))
-    sizes = tile_sizes(h.shape[-1])
+    seen = jnp.where(_before(length, position) & _from(length, bounds.begin), inputs, 0)
+    later = _time_first(long_conv(_channels_first(seen, len(h)), h, method=fft_conv), inputs.shape)
+    later = jnp.where(_before(length, bounds.end), later, 0)
     # A tile of U inputs meets h_1 .. h_{2U-1}.
-    spectra = tuple(jnp.fft.rfft(h[..., 1 : 2 * size], n=2 * size) for size in sizes)
-    return history._replace(filters=filters._replace(tiling=Tiling(spectra, position, position)), later=later)
+    spectra = tuple(jnp.fft.rfft(h[..., 1 : 2 * size], n=2 * size) for size in tile_sizes(length))
+    tiling = Tiling(spectra, position, position)
+    return history._replace(filter=history.filter._replace(tiling=tiling), later=later)
 
 
 def close_tiles(history: History) -> History:
     """The history whose steps need no `absorb`, and which a prefill can continue."""
-    return history._replace(filters=history.filters._replace(tiling=None), later=None)
+    return history._replace(filter=history.filter._replace(tiling=None), later=None)
 
 
 def absorb(history: History, size: int) -> History:
@@ -211,16 +200,15 @@ def absorb(history: History, size: int) -> History:
 
     At any other step, or with another size, the next outputs are NaN.
     """
-    filters, position, _, inputs, later = history
-    spectra, opened, last_end = filters.tiling
+    position = history.position
+    spectra, opened, last_end = history.filter.tiling
     n_steps = position - opened
     is_due = (n_steps & -n_steps == size) & (position - last_end == TILE)
     # An end so long ago counts as overdue in the next step, which gives NaN.
     tiling = Tiling(spectra, opened, jnp.where(is_due, position, -TILE))
-    bounds = _block_bounds(history)
     spectrum = spectra[(size // TILE).bit_length() - 1]
-    later = tuple(_add_tile(inputs[o], later[o], spectrum[o], position, bounds) for o in range(len(inputs)))
-    return history._replace(filters=filters._replace(tiling=tiling), later=later)
+    later = _add_tile(history.inputs, history.later, spectrum, position, _block_bounds(history))
+    return history._replace(filter=history.filter._replace(tiling=tiling), later=later)
 
 
 def _add_tile(
@@ -243,7 +231,7 @@ def _add_tile(
 
 def _block_bounds(history: History) -> BlockBounds:
     """The block that holds the position, in each row."""
-    block_len, position = history.filters.block_len, history.position
+    block_len, position = history.filter.block_len, history.position
     if block_len is None:
         return BlockBounds(jnp.zeros((), jnp.int32), jnp.asarray(jnp.iinfo(jnp.int32).max))
     begin = position - (position - history.first) % block_len

@@ -27,7 +27,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops import aft, attention, delta_rule, fastmax, few_taps, rg_lru, short_conv
+from hyena_jax.ops import aft, attention, delta_rule, fastmax, few_taps, short_conv
 from hyena_jax.ops.attention import Attention
 from hyena_jax.ops.derivatives import linear_solve
 from hyena_jax.ops.linear_recurrence import Recurrence, default_method
@@ -182,21 +182,6 @@ def _state_before(
 
     starts = jax.lax.scan(advance, h0, parts, reverse=reverse)[1]
     return jax.lax.dynamic_index_in_dim(starts, jax.lax.axis_index(axis_name), keepdims=False)
-
-
-def rg_lru_from_start(
-    x: jax.Array,
-    r: jax.Array,
-    i: jax.Array,
-    rate: jax.Array,
-    starts: jax.Array,
-    s: jax.Array | None,
-    axis_name: str | None,
-    method: Recurrence | None = None,
-    shifted: bool = False,
-) -> jax.Array:
-    """`ops.rg_lru.rg_lru` from the start of the sequence: h [..., l, D]; starts [..., l] is local too."""
-    return rg_lru.rg_lru(x, r, i, rate, None, starts, linear_recurrence(axis_name, method), s, shifted)[0]
 
 
 def local_attention(

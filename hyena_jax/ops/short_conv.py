@@ -56,15 +56,8 @@ def short_conv(
     return bias + sum(tap * inputs for tap, inputs in zip(taps, delayed, strict=True))
 
 
-def empty_history(batch_size: int, channels: int, n_taps: int, dtype: jnp.dtype = jnp.float32) -> jax.Array:
-    """The history [B, C, K-1] at the start of a sequence."""
-    return jnp.zeros((batch_size, channels, n_taps - 1), dtype)
-
-
-def advance_history(history: jax.Array | None, x: jax.Array, axis: int) -> jax.Array | None:
-    """The history after the inputs x; None stays None."""
-    if history is None:
-        return None
+def advance_history(history: jax.Array, x: jax.Array, axis: int) -> jax.Array:
+    """The history after the inputs x."""
     kept, seen = history.shape[axis], jnp.concatenate([history, x.astype(history.dtype)], axis)
     return jax.lax.slice_in_dim(seen, seen.shape[axis] - kept, None, axis=axis)
 

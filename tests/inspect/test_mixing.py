@@ -13,16 +13,19 @@ from tolerances import TOLERANCE, assert_close
 
 from hyena_jax import mixers
 from hyena_jax.inspect import jacobian_norms, mixing, plain_attention, strength
+from hyena_jax.mixers.hyena import fir_of_parts
+from hyena_jax.mixers.mixing import Probe
+from hyena_jax.mixers.parallel import Parallel
 
 LENGTH = 13
-WITHOUT_MATRIX = {"gated_hyena", "mamba2", "gated_delta"}
-IN_DEFAULT = {"hyena", "h3_heads", "hawk_griffin", "aft_conv", "local_attention", "fastmax"}
+IN_DEFAULT = {"hyena", "h3_heads", "hawk_griffin", "aft_conv", "local_attention", "fastmax", "gated_delta"}
 
 
 def offers(name):
-    case = (CASES | OPTIONS)[name]
-    has_method = hasattr(mixers.mixer_class(case.config), "mixing_matrix")
-    return has_method and not getattr(case.config, "post_order_ffn", False)
+    """Whether a mixer has matrices: `gated_hyena` adds two convolutions of its input."""
+    config = (CASES | OPTIONS)[name].config
+    mixes_heads = getattr(config, "post_order_ffn", False)
+    return not (name.startswith("gated_hyena") or mixes_heads or getattr(config, "factors", 1) > 1)
 
 
 NAMES = [
@@ -44,21 +47,10 @@ def build(name, length=LENGTH):
 
 @partial(jax.jit, static_argnums=0)
 def mixing_and_output(mixer, params, x):
-    """The mixing matrices, and the input of the mixer's output projection."""
-    found = []
-
-    def watch(run, args, kwargs, context):
-        if context.module.name == "out_proj" and context.method_name == "__call__":
-            found.append(args[0])
-        return run(*args, **kwargs)
-
-    with nn.intercept_methods(watch):
-        mixer.apply({"params": params}, x)
-    return mixing(mixer, params, x), found[0]
-
-
-def test_these_mixers_offer_matrices():
-    assert {name for name in CASES if not offers(name)} == WITHOUT_MATRIX
+    """The mixing matrices, and what the mixer itself makes of its values, [B, L, N, d]."""
+    seq = Probe(x.shape[:2])
+    mixer.apply({"params": params}, x, seq, True, method="mix")
+    return mixing(mixer, params, x), seq.o
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,23 +59,16 @@ def test_the_matrix_times_the_values_is_the_output(name):
     found, expected = jax.device_get(mixing_and_output(mixer, params, x))
     assert found.matrices.shape == (2, found.matrices.shape[1], LENGTH, LENGTH)
     assert found.values.shape[:3] == (2, LENGTH, found.matrices.shape[1])
-    if expected.shape[:2] != x.shape[:2]:  # channels first
-        expected = expected.transpose(1, 2, 0)
-    outputs = np.einsum("bnts,bsnd->btnd", found.matrices, found.values).reshape(2, LENGTH, -1)
-    assert_close(found.outputs().reshape(outputs.shape), outputs)
-    activation = getattr(mixer.config, "activation", "none")
-    if isinstance(mixer, mixers.S4D):
-        outputs = nn.gelu(outputs, approximate=False)
-    elif activation != "none":
-        outputs = {"gelu": partial(nn.gelu, approximate=False), "silu": nn.silu}[activation](outputs)
+    outputs = np.einsum("bnts,bsnd->btnd", found.matrices, found.values)
+    assert_close(found.outputs(), outputs)
     assert_close(outputs, expected)
     if mixer.config.causal:
         assert not np.triu(found.matrices, 1).any()
 
 
-def test_heads_with_mixed_outputs_have_no_matrix():
-    assert mixing(*build("hyena_heads")) is None
-    assert mixing(*build("gated_hyena")) is None
+@pytest.mark.parametrize("name", ["hyena_heads", "gated_hyena", "gated_delta_two_factors"])
+def test_mixers_that_mix_no_values_by_a_matrix_each_have_none(name):
+    assert mixing(*build(name)) is None
 
 
 def test_hyena_of_order_2_is_gate_times_filter_times_gate():
@@ -91,9 +76,9 @@ def test_hyena_of_order_2_is_gate_times_filter_times_gate():
 
     @jax.jit
     def parts(params):
-        bound = mixer.bind({"params": params})
-        (left, right), _, convolutions = bound._inputs(x, bound.parallel_convolutions(LENGTH))
-        return left, right, convolutions.h, convolutions.skip
+        bound, seq = mixer.bind({"params": params}), Parallel(x.shape[:2])
+        left, right, _ = fir_of_parts(seq, bound.in_proj(x), params["short_taps"], params["short_bias"])
+        return left, right, bound.filter(LENGTH), params["skip"]
 
     left, right, h, skip = jax.device_get(parts(params))
     lag = np.arange(LENGTH)[:, None] - np.arange(LENGTH)

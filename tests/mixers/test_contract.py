@@ -16,7 +16,7 @@ from tolerances import DIFFERENCE_TOLERANCE, TOLERANCE, assert_close
 
 from hyena_jax import mixers
 from hyena_jax.config import MIXER_CONFIGS, UserError
-from hyena_jax.mixers.long import has_tiles, map_histories
+from hyena_jax.mixers.online import has_tiles, map_histories
 from hyena_jax.ops import long_conv, online_conv
 
 LENGTHS = (127, 1, 7, 64)

@@ -62,9 +62,9 @@ def test_pieces_of_any_size_equal_the_whole(pieces, window):
 @pytest.mark.parametrize(("window", "max_len", "n_slots"), [(4, 31, 5), (4, 3, 3), (100, 31, 31)])
 def test_the_state_holds_a_window_of_keys_in_the_activations_dtype(window, max_len, n_slots):
     module = bound(window, jnp.bfloat16)
-    state = jax.eval_shape(lambda: module.init_state(2, max_len))
-    assert state.keys.shape == state.values.shape == (2, n_slots, 1, 4)
-    assert state.keys.dtype == jnp.bfloat16
+    keys, values = jax.eval_shape(lambda: module.init_state(2, max_len)).memory["attend_0"]
+    assert keys.shape == values.shape == (2, n_slots, 1, 4)
+    assert keys.dtype == jnp.bfloat16
 
 
 def test_a_key_beyond_the_window_has_exactly_no_influence():

@@ -11,7 +11,7 @@ from tolerances import assert_close
 from hyena_jax.config import Experiment, GatedDeltaConfig, LanguageModelConfig, Mamba2Config
 from hyena_jax.config.files import identity_differences, runtime_differences
 from hyena_jax.mixers import GatedDelta, Mamba2
-from hyena_jax.mixers.matrix_memory import a_log_init, dt_bias_init
+from hyena_jax.initializers import a_log_init, dt_bias_init
 
 # The sizes of a layer in fla's models, of one in Qwen3-Next, and of one in Mamba-2 130M.
 FLA = GatedDeltaConfig(6, key_dim=256, value_dim=512)
@@ -37,7 +37,7 @@ def test_published_sizes(module, n_parameters, memory, history):
     params = shapes(module, module.d_model)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == n_parameters
     state = jax.eval_shape(lambda params: module.bind({"params": params}).init_state(1, 64), params)
-    assert (state.memory.size, state.short_history.size) == (memory, history)
+    assert (state.memory["update_0"].size, state.memory["fir_0"].size) == (memory, history)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 16), (1, 16)])

@@ -37,17 +37,16 @@ def expected(u, h):
 @partial(jax.jit, static_argnames=("has_tiles", "block_len"))
 def history_of(u, h, position, has_tiles=True, first=(0, 0), block_len=None):
     """The history of the inputs before `position`."""
-    filters, _ = online_conv.empty(h[None], None, BATCH, WIDTH, block_len)
-    inputs = (jnp.where(jnp.arange(u.shape[1])[:, None] < position, u, 0),)
-    history = History(filters, jnp.int32(position), jnp.stack(first).astype(jnp.int32), inputs, None)
+    inputs = jnp.where(jnp.arange(u.shape[1])[:, None] < position, u, 0)
+    history = History(online_conv.filter_taps(h, None, block_len), jnp.int32(position), jnp.stack(first).astype(jnp.int32), inputs, None)
     return online_conv.open_tiles(history) if has_tiles else history
 
 
 @jax.jit
 def advance(history, u):
     """The output of one input u [B, W], and the next history."""
-    y, inputs = online_conv.step(history)(u.T[..., None], 0)
-    return y[..., 0].T, history._replace(position=history.position + 1, inputs=(inputs,))
+    y, inputs = online_conv.step(history, u.T[..., None])
+    return y[..., 0].T, history._replace(position=history.position + 1, inputs=inputs)
 
 
 @partial(jax.jit, static_argnames="size")

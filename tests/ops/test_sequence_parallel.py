@@ -9,7 +9,7 @@ from derivative_modes import check_modes
 from jax.sharding import Mesh
 from tolerances import assert_close
 
-from hyena_jax.ops import aft, attention, fastmax, few_taps, rg_lru, sequence_parallel, short_conv
+from hyena_jax.ops import aft, attention, fastmax, few_taps, sequence_parallel, short_conv
 from hyena_jax.ops.linear_recurrence import linear_recurrence
 from hyena_jax.ops.long_conv import long_conv
 from hyena_jax.ops.sequence_shards import over_shards
@@ -126,34 +126,6 @@ def test_linear_recurrence_in_bfloat16_keeps_its_state_in_float32():
         h = jax.jit(over_shards(local, AXIS, ("BLD", "BLD"), "BLD"))(ones, ones)
     assert h.dtype == jnp.bfloat16
     np.testing.assert_array_equal(h[0, :, 0], jnp.arange(1, 1201).astype(jnp.bfloat16))
-
-
-@pytest.mark.parametrize(
-    ("has_signs", "shifted"),
-    [
-        (True, True),
-        *[
-            pytest.param(*flags, marks=pytest.mark.sequence)
-            for flags in ((False, False), (False, True), (True, False))
-        ],
-    ],
-)
-def test_rg_lru_with_documents(has_signs, shifted):
-    def gates(r, i, s):
-        return jax.nn.sigmoid(r), jax.nn.sigmoid(i), None if s is None else jnp.tanh(s)
-
-    def whole(x, r, i, rate, starts, s):
-        r, i, s = gates(r, i, s)
-        return rg_lru.rg_lru(x, r, i, rate, None, starts, None, s, shifted)[0]
-
-    def local(x, r, i, rate, starts, s):
-        r, i, s = gates(r, i, s)
-        return sequence_parallel.rg_lru_from_start(x, r, i, rate, starts, s, AXIS, shifted=shifted)
-
-    starts = np.diff(IDS, axis=1, prepend=IDS[:, :1]) != 0
-    x, r, i, s = (normal(BATCH, LENGTH, 2, seed=seed) for seed in range(4))
-    in_axes = ("BLD", "BLD", "BLD", "D", "BL", "BLD")
-    check(whole, local, in_axes, "BLD", x, r, i, normal(2), starts, s if has_signs else None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,151 @@
+"""`seq` that continues a state, and the one state of all mixers. Axes: B batch, T new tokens."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import get_opaque_trace_state
+
+from hyena_jax.config import UserError
+from hyena_jax.mixers.inputs import is_real
+from hyena_jax.mixers.sequence import Inputs, Sequence
+from hyena_jax.ops.online_conv import FilterTaps, History
+
+
+class Shared(NamedTuple):
+    """What the batch shares: the number of tokens seen, int32 [], and what `Sequence.once` has computed."""
+
+    position: jax.Array
+    constants: dict[str, Any]
+
+
+class MixerState(NamedTuple):
+    """The first real position of each row, int32 [B], and the memory of each operator, leaves [B, ...].
+
+    A memory has the name and number of its operator's call in `mix`: `fir_0`, `recur_0`, `recur_1`.
+    """
+
+    shared: Shared
+    first: jax.Array
+    memory: dict[str, Any]
+
+
+SAME_CALLS = "its calls of `seq` must not depend on the number of tokens"
+
+
+class Online(Sequence):
+    """The T tokens after a state, in one call of `mix`, whose operators write their memories into it."""
+
+    is_online = True
+
+    def __init__(
+        self,
+        state: MixerState,
+        n_tokens: int,
+        lengths: jax.Array | None = None,
+        is_step: bool = False,
+        platform: str | None = None,
+        capacity: int | None = None,
+    ):
+        """The next T = n_tokens tokens, of which the last lengths [B] are real.
+
+        With a `capacity` a sequence begins: each operator makes its memory when it is first called.
+        """
+        self.state_before, self.is_step, self.platform, self.capacity = state, is_step, platform, capacity
+        self.first = state.first if lengths is None else n_tokens - lengths
+        self.shape, self.real = (len(state.first), n_tokens), is_real(lengths, n_tokens)
+        self.position = state.shared.position
+        self.index = self.position + jnp.arange(n_tokens, dtype=jnp.int32)
+        self.positions = self.index - self.first[:, None]
+        self.constants, self.n_constants = dict(state.shared.constants), Counter()
+        self.memory, self.n_memories = {}, Counter()
+        self.empty: dict[str, Any] = {}
+        self.trace = get_opaque_trace_state(convention="flax")
+
+    @classmethod
+    def start(cls, batch_size: int, capacity: int, platform: str | None = None) -> "Online":
+        """The first token of rows for which a state has room for `capacity` tokens."""
+        shared = Shared(jnp.zeros((), jnp.int32), {})
+        nothing = MixerState(shared, jnp.zeros(batch_size, jnp.int32), {})
+        return cls(nothing, 1, None, True, platform, capacity)
+
+    def initial(self) -> MixerState:
+        """The state before the first token, once `mix` has called all operators."""
+        return MixerState(Shared(self.position, self.constants), self.first, self.empty)
+
+    def state(self) -> MixerState:
+        """The state after these tokens, once `mix` has called all operators.
+
+        Raises:
+          UserError: if `mix` has called fewer operators than for the state before.
+        """
+        missing = sorted(self.state_before.memory.keys() - self.memory.keys())
+        if missing:
+            raise UserError(f"`mix` did not call {', '.join(missing)} this time: {SAME_CALLS}")
+        shared = Shared(self.position + self.shape[1], self.constants)
+        return MixerState(shared, self.first, self.memory)
+
+    def carry(
+        self,
+        name: str,
+        empty: Callable[[], Any],
+        run: Callable[[Any], tuple[Any, Any]],
+        whole: Callable[[], Any] | None = None,
+    ) -> Any:
+        if get_opaque_trace_state(convention="flax") != self.trace:
+            raise UserError(
+                f"`mix` called `seq` (for {name!r}) inside of its own scan, vmap, jit or remat: call it outside,"
+                " or use seq.scan"
+            )
+        name = _numbered(name, self.n_memories)
+        if self.capacity is not None:
+            before = self.empty[name] = empty()
+        elif name in self.state_before.memory:
+            before = self.state_before.memory[name]
+        else:
+            raise UserError(f"`mix` called {name} for the first time after a state began: {SAME_CALLS}")
+        y, self.memory[name] = run(before)
+        return y
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        name = _numbered(name, self.n_constants)
+        if self.capacity is not None:
+            self.constants[name] = make()
+        return self.constants[name]
+
+    def starts(self, of_rows: bool = True) -> jax.Array | None:
+        return self.index == self.first[:, None] if of_rows else None
+
+
+def map_histories(function: Callable[[History], History], tree: Any) -> Any:
+    """A mixer's or a model's state with `function` applied to the history of each long convolution.
+
+    `online_conv.open_tiles`, `absorb` and `close_tiles` are such functions. Other memories stay as they are.
+    """
+
+    def mapped(node: Any) -> Any:
+        if not isinstance(node, MixerState):
+            return node
+        (position, constants), memory = node.shared, dict(node.memory)
+        constants = dict(constants)
+        for name, kept in node.shared.constants.items():
+            if isinstance(kept, FilterTaps):
+                history = function(History(kept, position, node.first, *memory[name]))
+                constants[name], memory[name] = history.filter, Inputs(history.inputs, history.later)
+        return MixerState(Shared(position, constants), node.first, memory)
+
+    return jax.tree.map(mapped, tree, is_leaf=lambda node: isinstance(node, MixerState))
+
+
+def has_tiles(tree: Any) -> bool:
+    """Whether tiles are open in a mixer's or a model's state."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Inputs))
+    return any(isinstance(node, Inputs) and node.later is not None for node in nodes)
+
+
+def _numbered(name: str, calls: Counter) -> str:
+    """name_n, of call n of this name."""
+    calls[name] += 1
+    return f"{name}_{calls[name] - 1}"

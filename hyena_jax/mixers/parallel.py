@@ -1,0 +1,53 @@
+"""`seq` over whole sequences: training and scoring. Axes: B batch, L length."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.mixers.inputs import refuse_segments
+from hyena_jax.mixers.sequence import Sequence
+from hyena_jax.ops.documents import documents
+
+
+class Parallel(Sequence):
+    """Whole sequences, maybe packed with documents, maybe sharded over a mesh axis; without a memory."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        segment_ids: jax.Array | None = None,
+        sequence_axis: str | None = None,
+        platform: str | None = None,
+    ):
+        """Rows of `shape`, B and L; each run of equal segment_ids [B, L] is a document."""
+        self.shape, self.segment_ids = shape, segment_ids
+        self.sequence_axis, self.platform = sequence_axis, platform
+        self.capacity = shape[1]
+        self.position = jnp.zeros((), jnp.int32)
+        self.index = jnp.arange(shape[1], dtype=jnp.int32)
+        self.documents = None if segment_ids is None else documents(segment_ids)
+        self.positions = self.index[None] if self.documents is None else self.documents.position
+
+    def carry(
+        self,
+        name: str,
+        empty: Callable[[], Any],
+        run: Callable[[Any], tuple[Any, Any]],
+        whole: Callable[[], Any] | None = None,
+    ) -> Any:
+        return run(empty())[0] if whole is None else whole()
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        return make()
+
+    def starts(self, of_rows: bool = True) -> jax.Array | None:
+        changes = None if self.documents is None else self.documents.changes
+        if not of_rows:
+            return changes
+        first = jnp.broadcast_to(self.index == 0, self.shape)
+        return first if changes is None else first | changes
+
+    def refuse_documents(self) -> None:
+        refuse_segments(self.segment_ids)

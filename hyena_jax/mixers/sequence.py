@@ -1,0 +1,482 @@
+"""What a mixer does along the sequence: `seq`, the second argument of `Mixer.mix`.
+
+A mixer computes everything else token by token. Its operators along the sequence are
+
+    fir, shift, before, cache    the last few inputs, or all of them
+    recur                        h_t = a_t h_{t-1} + x_t
+    update                       a matrix memory, by the gated delta rule
+    attend                       softmax attention
+    filters, conv                long convolutions
+    scan                         any function of a carry and a token
+    carry, once                  what these are made of, and an operator of your own is
+
+Each operator is one call of `carry`, with two forms of the same function: `whole`, over whole sequences, and
+`run`, from a memory to the memory after these tokens. `Parallel` calls the first and has no memory; `Online`
+calls the second and keeps the memory. Operators ignore padding by themselves, and keep packed documents apart
+or refuse them.
+
+Axes: B batch, T tokens, C channels, K taps, S tokens that a state has room for; F long filters of w channels,
+and W = G w channels of a long convolution. For attention and the matrix memory see `ops.attention` and
+`ops.delta_rule`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from hyena_jax.config import require
+from hyena_jax.mixers.inputs import sums_dtype, within
+from hyena_jax.ops import attention, few_taps, linear_recurrence, modal_conv, online_conv, sequence_parallel
+from hyena_jax.ops.delta_rule import delta_rule, no_memory
+from hyena_jax.ops.derivatives import tied
+from hyena_jax.ops.documents import Documents
+from hyena_jax.ops.few_taps import FewTaps
+from hyena_jax.ops.long_conv import blockwise_conv
+from hyena_jax.ops.long_conv import default_method as default_convolution
+from hyena_jax.ops.modal_conv import Modes
+from hyena_jax.ops.online_conv import FilterTaps, History
+from hyena_jax.ops.sequence_shards import shard_axis, sharded
+from hyena_jax.ops.short_conv import advance_history, short_conv
+
+FILTER = "filter"
+"""The name by which `jax.checkpoint` policies know the filters of the parallel form."""
+
+
+class Inputs(NamedTuple):
+    """The memory of a long convolution with any filter, float32: see `ops.online_conv.History`.
+
+    All inputs [B, S, W]; and with open tiles their contribution to later outputs [B, S, W], else None.
+    """
+
+    inputs: jax.Array
+    later: jax.Array | None
+
+
+class Filters(NamedTuple):
+    """Long filters, from `Sequence.filters` to `Sequence.conv`.
+
+    Attributes:
+      past: h [F, w, L], or with few taps [F, w, M]; None where a state has them already, or has the modes.
+      future: filters of the reversed sequence [F, w, L], whose output is added, or None.
+      modes: the recurrence whose impulse response h is, where a state begins with it; else None.
+      skip: weights of the convolutions' own inputs [F, w], or None.
+      block_len: steps of a block that is convolved by itself; None: the sequence is one block.
+      has_few_taps: h reaches no further than M tokens.
+    """
+
+    past: jax.Array | None
+    future: jax.Array | None
+    modes: Modes | None
+    skip: jax.Array | None
+    block_len: int | None
+    has_few_taps: bool
+
+
+class Sequence:
+    """T tokens of B rows.
+
+    Attributes:
+      shape: B and T.
+      position: of the first token in its row, int32 []; padding counts.
+      index: of each token in its row, int32 [T].
+      positions: of each token in its document, int32 [B or 1, T]; padding has negative ones.
+      first: of a state, the index of each row's first real token, int32 [B].
+      documents: of a packed batch, or None.
+      real: bool [B, T], False at padding; None where there is none.
+      capacity: tokens that an operator's memory must have room for, or None where the memories exist already.
+      is_online: a state continues, rather than whole sequences.
+      is_step: T is 1, and operators may take a shorter form for one token.
+      sequence_axis: mesh axis over which whole sequences are sharded, or None.
+      platform: "cpu", "gpu" or "tpu", or None: JAX's default backend.
+    """
+
+    shape: tuple[int, int]
+    position: jax.Array
+    index: jax.Array
+    positions: jax.Array
+    first: jax.Array
+    documents: Documents | None = None
+    real: jax.Array | None = None
+    capacity: int | None = None
+    is_online = False
+    is_step = False
+    sequence_axis: str | None = None
+    platform: str | None = None
+
+    def carry(
+        self,
+        name: str,
+        empty: Callable[[], Any],
+        run: Callable[[Any], tuple[Any, Any]],
+        whole: Callable[[], Any] | None = None,
+    ) -> Any:
+        """The output y of an operator with a memory.
+
+        Args:
+          name: of the memory in the state; calls of the same name are numbered.
+          empty: the memory before the first token, a pytree whose leaves start with B. Its shapes and dtypes
+            stay.
+          run: memory -> y, the memory after these tokens.
+          whole: y of whole sequences, where another form than run(empty()) is faster, keeps documents apart,
+            or can be sharded.
+
+        Raises:
+          UserError: while decoding, for a call inside of one's own scan, vmap, jit or remat, and for calls
+            that depend on the number of tokens.
+        """
+        raise NotImplementedError
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """make(), of what no token changes, such as a filter: computed once a generation, in `init_state`."""
+        raise NotImplementedError
+
+    def masked(self, x: jax.Array, axis: int = 1, fill: float = 0) -> jax.Array:
+        """x with `fill` at padding; `axis` is time, and the axis before it the batch."""
+        if self.real is None:
+            return x
+        after = x.ndim - axis - 1 if axis >= 0 else -axis - 1
+        return jnp.where(self.real.reshape(*self.real.shape, *(1 for _ in range(after))), x, fill)
+
+    def starts(self, of_rows: bool = True) -> jax.Array | None:
+        """Where a document begins, bool [B, T], or None for nowhere; a row's first token if `of_rows`."""
+        raise NotImplementedError
+
+    def refuse_documents(self) -> None:
+        """Raises UserError for a packed batch: the mixer would mix across the boundaries of documents."""
+
+    def values(self, v: jax.Array, axes: str) -> jax.Array:
+        """v, marked as the values that the mixer's matrices mix: see `mixers.mixing`."""
+        return v
+
+    def mixed(self, o: jax.Array, axes: str) -> jax.Array:
+        """o, marked as these values once they are mixed, and linear in them: see `mixers.mixing`."""
+        return o
+
+    # The operators.
+
+    def fir(self, x: jax.Array, taps: jax.Array, bias: jax.Array | None = None, axis: int = 1) -> jax.Array:
+        """y_t = bias + sum_k taps_k x_{t-k}, channel by channel, in the dtype of x.
+
+        Args:
+          x: [..., B, T, ...], T at `axis`; the other axes together are the channels C, in order.
+          taps: [C, K], tap 0 meets the current input.
+          bias: [C].
+        """
+        axis = axis - x.ndim if axis >= 0 else axis
+        batch, n_taps, n_after = x.ndim + axis - 1, taps.shape[1], -axis - 1
+        own = (*x.shape[:batch], 1, 1, *x.shape[batch + 2 :])
+        kernel = taps.T.reshape(n_taps, *own)
+        bias = jnp.zeros(own, x.dtype) if bias is None else bias.reshape(own)
+
+        def run(history: jax.Array) -> tuple[jax.Array, jax.Array]:
+            inputs, before = self.masked(x, axis), jnp.moveaxis(history, 0, batch)
+            after = advance_history(before, inputs, axis)
+            return short_conv(inputs, kernel, bias, axis, before), jnp.moveaxis(after, batch, 0)
+
+        def whole() -> jax.Array:
+            if n_taps > few_taps.MOST_IN_WINDOWS and axis == -1:
+                return (self._few_taps_conv(x, taps, None) + bias).astype(x.dtype)
+            ids = None if self.documents is None else self.documents.number
+            ids = None if ids is None else ids.reshape(*ids.shape, *(1 for _ in range(n_after)))
+            axes = "wxyz"[:batch] + "BL" + "ijk"[:n_after]
+            of_channels = axes.replace("BL", "11")
+            in_axes = (axes, "K" + of_channels, of_channels, "BL" + "1" * n_after)
+            local = partial(sequence_parallel.short_convolution, axis=axis)
+            return sharded(local, self.sequence_axis, in_axes, axes)(x, kernel, bias, ids)
+
+        shape = (x.shape[batch], *x.shape[:batch], n_taps - 1, *x.shape[batch + 2 :])
+        return self.carry("fir", lambda: jnp.zeros(shape, sums_dtype(x.dtype)), run, whole)
+
+    def shift(self, x: jax.Array, n: int = 1) -> jax.Array:
+        """x_{t-n} of x [B, T, ...]; 0 before the first token of a document."""
+
+        def run(before: jax.Array) -> tuple[jax.Array, jax.Array]:
+            seen = jnp.concatenate([before, self.masked(x)], axis=1)
+            return seen[:, : x.shape[1]], seen[:, x.shape[1] :]
+
+        def whole() -> jax.Array:
+            y = jnp.pad(x, [(0, 0), (n, 0)] + [(0, 0)] * (x.ndim - 2))[:, : x.shape[1]]
+            known = self.positions.reshape(*self.positions.shape, *(1 for _ in x.shape[2:])) >= n
+            return y if self.documents is None else jnp.where(known, y, 0)
+
+        return self.carry("shift", lambda: jnp.zeros_like(x, shape=(len(x), n, *x.shape[2:])), run, whole)
+
+    def before(self, x: jax.Array, n: int, fill: float = 0) -> jax.Array:
+        """The n inputs before x [B, T, ...], oldest first, also of other documents: [B, n, ...].
+
+        `fill` stands before the first input.
+        """
+
+        def run(before: jax.Array) -> tuple[jax.Array, jax.Array]:
+            seen = jnp.concatenate([before, x], axis=1)
+            return before, seen[:, seen.shape[1] - n :]
+
+        return self.carry("before", lambda: jnp.full_like(x, fill, shape=(len(x), n, *x.shape[2:])), run)
+
+    def cache(self, x: jax.Array, fill: float = 0) -> jax.Array:
+        """All inputs: x [B, T, ...] of whole sequences, else [B, S, ...] with `fill` where none is yet."""
+
+        def run(before: jax.Array) -> tuple[jax.Array, jax.Array]:
+            require_room(x.shape[1], before.shape[1])
+            after = _written(before, x, self.position)
+            return after, after
+
+        def empty() -> jax.Array:
+            return jnp.full_like(x, fill, shape=(len(x), self.capacity, *x.shape[2:]))
+
+        return self.carry("cache", empty, run, lambda: x)
+
+    def recur(self, a: jax.Array, x: jax.Array) -> jax.Array:
+        """h_t = a_t ⊙ h_{t-1} + x_t of x [..., B, T, C], 0 before a document; a broadcasts against x.
+
+        Computed in float32 at least, and returned in the dtype of x.
+        """
+        a, method = jnp.broadcast_to(a, x.shape), linear_recurrence.default_method(self.platform)
+
+        def rows(z: jax.Array, n_axes: int) -> jax.Array:
+            return z.reshape(-1, *z.shape[-n_axes:])
+
+        def run(h: jax.Array) -> tuple[jax.Array, jax.Array]:
+            before = jnp.moveaxis(h, 0, -2)
+            inputs = rows(self.masked(x, -2), 2)
+            y, last = linear_recurrence.linear_recurrence(rows(a, 2), inputs, rows(before, 1), method=method)
+            return y.reshape(x.shape), jnp.moveaxis(last.reshape(before.shape), -2, 0)
+
+        def whole() -> jax.Array:
+            def local(a: jax.Array, x: jax.Array, axis_name: str | None) -> jax.Array:
+                form = sequence_parallel.linear_recurrence(axis_name, method)
+                y, _ = linear_recurrence.linear_recurrence(rows(a, 2), rows(x, 2), method=form)
+                return y.reshape(x.shape)
+
+            starts = self.starts(of_rows=False)
+            factors = a if starts is None else jnp.where(starts[..., None], 0, a)
+            axes = "wxyz"[: x.ndim - 3] + "BLI"
+            return sharded(local, self.sequence_axis, (axes, axes), axes)(factors, x)
+
+        shape = (x.shape[-3], *x.shape[:-3], x.shape[-1])
+        return self.carry("recur", lambda: jnp.zeros(shape, sums_dtype(x.dtype)), run, whole)
+
+    def update(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        log_a: jax.Array,
+        beta: jax.Array | None,
+        chunk: int = 64,
+    ) -> jax.Array:
+        """o [B, T, G, V] of the gated delta rule, float32 at least; arguments as of `ops.delta_rule`."""
+
+        def run(memory: jax.Array) -> tuple[jax.Array, jax.Array]:
+            n_updates = v.shape[1] // log_a.shape[1]
+            real = None if self.real is None else jnp.repeat(self.real, n_updates, axis=1)
+            values = v if real is None else jnp.where(real[..., None, None], v, 0)
+            return delta_rule(q, k, values, log_a, beta, memory, chunk=chunk)
+
+        def whole() -> jax.Array:
+            local = partial(sequence_parallel.gated_delta_rule, chunk=chunk)
+            in_axes = ("BLHK", "BLHK", "BLGV", "BLG", "BLG", "BL")
+            starts = self.starts(of_rows=False)
+            return sharded(local, self.sequence_axis, in_axes, "BLGV")(q, k, v, log_a, beta, starts)
+
+        return self.carry("update", lambda: no_memory(k, v), run, whole)
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, window: int | None = None, is_causal: bool = True
+    ) -> jax.Array:
+        """Softmax attention [B, T, H, d], to all keys or to the last `window` and the current one."""
+        method = attention.default_method(self.platform)
+
+        def whole() -> jax.Array:
+            if window is None:
+                attend = partial(sequence_parallel.softmax_attention, is_causal=is_causal)
+            else:
+                attend = partial(sequence_parallel.local_attention, window=window)
+            in_axes = ("BLHd", "BLGd", "BLGd", "BL")
+            ids = None if self.documents is None else self.documents.number
+            return sharded(partial(attend, method=method), self.sequence_axis, in_axes, "BLHd")(q, k, v, ids)
+
+        def all_keys(cache: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, tuple]:
+            room = cache[0].shape[1]
+            require_room(k.shape[1], room)
+            keys, values = (_written(c, z, self.position) for c, z in zip(cache, (k, v), strict=True))
+            real = jnp.arange(room, dtype=jnp.int32) >= self.first[:, None]
+            o = attention.softmax_attention(q, keys, values, True, self.position, real, None, method)
+            return within(o, self.position + k.shape[1], room), (keys, values)
+
+        def last_keys(rings: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, tuple]:
+            """Position t is in slot t % S."""
+            position, n_slots = self.position, rings[0].shape[1]
+            if self.is_step:  # overwrites the oldest key
+                slot = position % n_slots
+                keys, values = (_written(ring, z, slot) for ring, z in zip(rings, (k, v), strict=True))
+                age = (position - jnp.arange(n_slots, dtype=jnp.int32)) % n_slots
+                real = position - age >= self.first[:, None]
+                return attention.softmax_attention(q, keys, values, real=real, method=method), (keys, values)
+            # The slots rotated so that the oldest key comes first, then the new ones.
+            keys, values = (
+                jnp.concatenate([jnp.roll(ring, -position % n_slots, axis=1), new.astype(ring.dtype)], axis=1)
+                for ring, new in zip(rings, (k, v), strict=True)
+            )
+            positions = position - n_slots + jnp.arange(keys.shape[1], dtype=jnp.int32)
+            # No query sees the oldest slot: it is window + 1 before the first query, or still empty.
+            real = positions[1:] >= self.first[:, None]
+            o = attention.local_attention(q, keys[:, 1:], values[:, 1:], window, real, None, method)
+            after = position + k.shape[1]
+            return o, tuple(jnp.roll(z[:, -n_slots:], after % n_slots, axis=1) for z in (keys, values))
+
+        def empty() -> tuple[jax.Array, jax.Array]:
+            room = self.capacity if window is None else min(window + 1, self.capacity)
+            return tuple(jnp.zeros_like(z, shape=(len(z), room, *z.shape[2:])) for z in (k, v))
+
+        return self.carry("attend", empty, all_keys if window is None else last_keys, whole)
+
+    def scan(self, f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any) -> Any:
+        """ys [B, T, ...] of f(carry, x) -> carry, y, token by token, for a carry [B, ...] and xs [B, T, ...].
+
+        The carry is `init` at the start of each document; it keeps its shapes and dtypes.
+        """
+        # Under `shard_map` a carry must vary over devices as its inputs do.
+        init = tied(jax.tree.map(jnp.asarray, init), xs)
+
+        def run(carry: Any, starts: jax.Array | None = None) -> tuple[Any, Any]:
+            def advance(carry: Any, now: tuple) -> tuple[Any, Any]:
+                x, is_start, is_real = now
+                carry = carry if is_start is None else _where(is_start, init, carry)
+                after, y = f(carry, x)
+                return (after if is_real is None else _where(is_real, after, carry)), y
+
+            time_first = jax.tree.map(lambda x: x.swapaxes(0, 1), (xs, starts, self.real))
+            carry, ys = jax.lax.scan(advance, carry, time_first)
+            return jax.tree.map(lambda y: y.swapaxes(0, 1), ys), carry
+
+        return self.carry("scan", lambda: init, run, lambda: run(init, self.starts(of_rows=False))[0])
+
+    def filters(
+        self,
+        long_filter: nn.Module,
+        skip: jax.Array | None,
+        expand: Callable[[jax.Array], jax.Array] = lambda h: h,
+        block_len: int | None = None,
+        is_bidirectional: bool = False,
+    ) -> Filters:
+        """The filters of a module of `hyena_jax.filters`, for `conv`.
+
+        A filter of few taps keeps documents apart; any other refuses them.
+
+        Args:
+          skip: weights of the convolutions' own inputs [F, w], or None.
+          expand: from the filters' own channels to w.
+          block_len: steps of a block that is convolved by itself; None: the sequence is one block.
+          is_bidirectional: the second half of the filters is of the future.
+        """
+        is_plain = block_len is None and not is_bidirectional
+        reach = long_filter.config.reach if is_plain else None
+        past = future = modes = None
+        if reach is None:
+            self.refuse_documents()
+        if self.is_online and is_plain and reach is None and hasattr(long_filter, "recurrence"):
+            modes = jax.tree.map(expand, long_filter.recurrence()) if self.capacity is not None else None
+        elif self.capacity is not None:
+            length = self.capacity
+            if reach is not None:  # a state needs all taps, since it does not end with its capacity
+                length = reach if self.is_online else min(reach, length)
+            past = expand(long_filter(length))
+            if is_bidirectional:
+                past, future = jnp.split(past, 2)
+            past = past if self.is_online else checkpoint_name(past, FILTER)
+        return Filters(past, future, modes, skip, block_len, reach is not None)
+
+    def conv(self, u: jax.Array, filters: Filters, o: int) -> jax.Array:
+        """u [W, B, T] through long convolution o, its skip included, in the dtype of u.
+
+        The memory depends on the filter: modes, for one that is the impulse response of a small recurrence
+        (`ops.modal_conv`); the last inputs, for one of few taps (`ops.few_taps`); else all inputs
+        (`ops.online_conv`).
+        """
+        skip = None if filters.skip is None else filters.skip[o]
+
+        def of_state() -> Modes | FewTaps | FilterTaps:
+            if filters.modes is not None:
+                return modal_conv.with_skip(jax.tree.map(lambda x: x[o], filters.modes), skip)
+            if filters.has_few_taps:
+                return few_taps.with_skip(filters.past[o], skip)
+            return online_conv.filter_taps(filters.past[o], skip, filters.block_len)
+
+        kept = self.once("conv", of_state) if self.is_online else None
+
+        def empty() -> jax.Array | Inputs:
+            width, batch, _ = u.shape
+            if isinstance(kept, FilterTaps):
+                return Inputs(online_conv.no_inputs(kept, batch, width), None)
+            return (modal_conv if isinstance(kept, Modes) else few_taps).empty(kept, batch, width)
+
+        def run(memory: jax.Array | Inputs) -> tuple[jax.Array, jax.Array | Inputs]:
+            inputs = self.masked(u, -1)
+            if not isinstance(kept, FilterTaps):
+                kind = modal_conv if isinstance(kept, Modes) else few_taps
+                return (kind.step if self.is_step else kind.prefill)(kept, memory, inputs)
+            room = memory.inputs.shape[1]
+            require_room(u.shape[-1], room)
+            history = History(kept, self.position, self.first, *memory)
+            if self.is_step:
+                y, after = online_conv.step(history, inputs)
+            else:
+                y, after = online_conv.prefill(history, inputs, filters.block_len)
+            return within(y, self.position + u.shape[-1], room), memory._replace(inputs=after)
+
+        def whole() -> jax.Array:
+            if filters.has_few_taps:
+                return self._few_taps_conv(u, filters.past[o], skip)
+            return self._whole_conv(u, filters, o, skip)
+
+        return self.carry("conv", empty, run, whole)
+
+    def _whole_conv(self, u: jax.Array, filters: Filters, o: int, skip: jax.Array | None) -> jax.Array:
+        # Each device evaluates the filters at its shard of the lags; `sharded` then shards channels instead.
+        h, future = (
+            x if x is None else shard_axis(x[o], self.sequence_axis, -1)
+            for x in (filters.past, filters.future)
+        )
+        method = default_convolution(self.platform)
+
+        def local(
+            u: jax.Array,
+            h: jax.Array,
+            skip: jax.Array | None,
+            future: jax.Array | None,
+            axis_name: str | None,
+        ) -> jax.Array:
+            def convolve(u: jax.Array) -> jax.Array:
+                return blockwise_conv(u, h, skip, filters.block_len, future, method)
+
+            return sequence_parallel.on_whole_length(convolve, u, axis_name)
+
+        convolve = sharded(local, self.sequence_axis, ("GWBL", "CT", "C", "CT"), "GWBL")
+        return convolve(u.reshape(-1, len(h), *u.shape[1:]), h, skip, future).reshape(u.shape)
+
+    def _few_taps_conv(self, u: jax.Array, h: jax.Array, skip: jax.Array | None) -> jax.Array:
+        """u [W, B, T] through filters of few taps [w, M]."""
+        convolve = partial(sequence_parallel.few_taps_conv, method=default_convolution(self.platform))
+        convolve = sharded(convolve, self.sequence_axis, ("GWBL", "WK", "W", "BL"), "GWBL")
+        ids = None if self.documents is None else self.documents.number
+        return convolve(u.reshape(-1, len(h), *u.shape[1:]), h, skip, ids).reshape(u.shape)
+
+
+def require_room(n_tokens: int, room: int) -> None:
+    """Raises UserError for more tokens at once than a state has room for."""
+    require(n_tokens <= room, "sequence length", n_tokens, f"in 1..max_len={room}")
+
+
+def _written(cache: jax.Array, x: jax.Array, position: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(cache, x.astype(cache.dtype), position, axis=1)
+
+
+def _where(condition: jax.Array, x: Any, y: Any) -> Any:
+    """The leaves of x where `condition` [B], else those of y."""
+    return jax.tree.map(lambda a, b: jnp.where(condition.reshape(-1, *(1 for _ in b.shape[1:])), a, b), x, y)
