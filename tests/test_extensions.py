@@ -23,6 +23,9 @@ NARROW = "--model.n-layers 1 --model.d-model 8 --model.d-ff 16 --model.max-len 1
 FLAGS = {
     "token_shift": ["--model.pattern", "token_shift,hawk", *NARROW, "--model.n-layers", "2"],
     "ema": ["--model.pattern", "ema", "--model.pattern.0.decay", "0.8", *NARROW],
+    "ema_by_hand": ["--model.pattern", "ema_by_hand", *NARROW],
+    "gru_cell": ["--model.pattern", "gru_cell", *NARROW],
+    "running_maximum": ["--model.pattern", "running_maximum", *NARROW],
     "power_law": ["--model.pattern.0.filter", "power_law", *NARROW],
     "sign_descent": ["--optimizer", "sign_descent", "--optimizer.learning-rate", "1e-3", *NARROW],
     "word_starts": ["--data", "word_starts", *NARROW],
@@ -102,11 +105,11 @@ def test_a_part_trains_is_killed_continues_and_is_evaluated(name, tmp_path, caps
 )  # fmt: skip
 def test_a_faulty_mixer_is_one_line_before_anything_is_trained(right, wrong, message, tmp_path, capsys):
     """Also the faults of its decoding, which would else appear after the training."""
-    file, text = tmp_path / "ema.py", (EXTENSIONS / "ema.py").read_text()
+    file, text = tmp_path / "ema_by_hand.py", (EXTENSIONS / "ema_by_hand.py").read_text()
     assert right in text
     file.write_text(text.replace(right, wrong))
     run = tmp_path / "run"
-    flags = ["--plugin", str(file), "--model.pattern", "ema", "--workdir", str(run)]
+    flags = ["--plugin", str(file), "--model.pattern", "ema_by_hand", "--workdir", str(run)]
     assert cli.main(["train", "tasks:majority", *flags]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

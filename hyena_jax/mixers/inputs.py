@@ -1,9 +1,18 @@
-"""Checks and masks of the mixers' inputs."""
+"""Checks and masks of the mixers' inputs, and the part of a state that the batch shares."""
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import MixerConfig, require
+
+
+class Shared(NamedTuple):
+    """What all rows of a state share: the number of tokens seen, int32 [], and what is computed once."""
+
+    position: jax.Array
+    constants: dict[str, Any] = {}  # noqa: RUF012 - a pytree is never changed in place
 
 
 def check_input(x: jax.Array, d_model: int, max_len: int, segment_ids: jax.Array | None = None) -> None:
@@ -53,6 +62,12 @@ def is_real(lengths: jax.Array | None, n_tokens: int) -> jax.Array | None:
 def within(y: jax.Array, end: jax.Array, room: int) -> jax.Array:
     """y, or NaN if its last token is number `end` [] of a state with `room`: a traced number cannot raise."""
     return jnp.where(end <= room, y, jnp.nan)
+
+
+def masked(x: jax.Array, lengths: jax.Array | None) -> jax.Array:
+    """x [B, T, D] with 0 in place of padding; see `is_real`."""
+    real = is_real(lengths, x.shape[1])
+    return x if real is None else jnp.where(real[..., None], x, 0)
 
 
 def check_causal(config: MixerConfig) -> None:

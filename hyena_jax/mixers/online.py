@@ -9,22 +9,16 @@ import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 from hyena_jax.config import UserError
-from hyena_jax.mixers.inputs import is_real
+from hyena_jax.mixers.inputs import Shared, is_real
 from hyena_jax.mixers.sequence import Inputs, Sequence
 from hyena_jax.ops.online_conv import FilterTaps, History
-
-
-class Shared(NamedTuple):
-    """What the batch shares: the number of tokens seen, int32 [], and what `Sequence.once` has computed."""
-
-    position: jax.Array
-    constants: dict[str, Any]
 
 
 class MixerState(NamedTuple):
     """The first real position of each row, int32 [B], and the memory of each operator, leaves [B, ...].
 
-    A memory has the name and number of its operator's call in `mix`: `fir_0`, `recur_0`, `recur_1`.
+    A memory has the name and number of its operator's call in `mix`: `fir_0`, `recur_0`, `recur_1`. In
+    `shared` are the position and what `Sequence.once` has computed.
     """
 
     shared: Shared
@@ -96,8 +90,8 @@ class Online(Sequence):
     ) -> Any:
         if get_opaque_trace_state(convention="flax") != self.trace:
             raise UserError(
-                f"`mix` called `seq` (for {name!r}) inside of its own scan, vmap, jit or remat: call it outside,"
-                " or use seq.scan"
+                f"`mix` called `seq` (for {name!r}) inside of its own scan, vmap, jit or remat: call it"
+                " outside, or use seq.scan"
             )
         name = _numbered(name, self.n_memories)
         if self.capacity is not None:

@@ -24,8 +24,9 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax import mixers
-from hyena_jax.config import MODEL_CONFIGS, MixerConfig, ModelConfig, require
+from hyena_jax.config import MODEL_CONFIGS, MixerConfig, ModelConfig, plugins_in, require
 from hyena_jax.layout import Layout
+from hyena_jax.mixers import consistency
 from hyena_jax.models.autoencoder import Autoencoder
 from hyena_jax.models.blocks import sequence_layout
 from hyena_jax.models.image_classifier import ImageClassifier
@@ -36,6 +37,7 @@ __all__ = [
     "ImageClassifier",
     "LanguageModel",
     "build",
+    "check_consistency",
     "check_decoding",
     "decodes_by_state",
     "example_inputs",
@@ -148,6 +150,19 @@ def check_decoding(model: nn.Module, params: Any) -> None:
             require((leaf.shape, leaf.dtype) == (old.shape, old.dtype), what, found, allowed)
         expected = (*shape, vocabulary)
         require(logits.shape == expected, f"the logits of {name}", logits.shape, f"of shape {expected}")
+
+
+def check_consistency(config: ModelConfig) -> None:
+    """`mixers.consistency.check_consistency` of each mixer with a part that is not this package's.
+
+    Raises:
+      UserError: if the forms of a mixer differ.
+      Exception: what the parts themselves raise.
+    """
+    for mixer in dict.fromkeys(getattr(config, "pattern", ())):
+        if isinstance(mixer, MixerConfig) and plugins_in(mixer):
+            module = mixers.mixer_class(mixer)
+            consistency.check_consistency(module(config.d_model, config.max_len, mixer, config.n_layers))
 
 
 def is_unbounded(model: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from hyena_jax.config import LanguageModelConfig, require
 from hyena_jax.initializers import initializers
 from hyena_jax.layout import Layout
 from hyena_jax.mixers import is_unbounded
-from hyena_jax.mixers.online import Shared
+from hyena_jax.mixers.inputs import Shared
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.models.norms import make_norm
 from hyena_jax.ops.documents import documents
@@ -135,7 +135,7 @@ class LanguageModel(nn.Module):
             block_state, x = block.prefill(block_state, x, lengths)
             blocks.append(block_state)
         logits = self.logits(x[:, -1:] if last_only else x)
-        return LanguageModelState(Shared(position + n_tokens, {}), first, tuple(blocks)), logits
+        return LanguageModelState(Shared(position + n_tokens), first, tuple(blocks)), logits
 
     def step(self, state: LanguageModelState, token: jax.Array) -> tuple[LanguageModelState, jax.Array]:
         """Logits [B, V] of the next token [B]."""
@@ -146,7 +146,7 @@ class LanguageModel(nn.Module):
         for block, block_state in zip(self.blocks, state.blocks, strict=True):
             block_state, x = block.step(block_state, x)
             blocks.append(block_state)
-        return LanguageModelState(Shared(position + 1, {}), state.first, tuple(blocks)), self.logits(x)
+        return LanguageModelState(Shared(position + 1), state.first, tuple(blocks)), self.logits(x)
 
     def _check(self, tokens: jax.Array, rank: int) -> None:
         axes = "[B, L]" if rank == 2 else "[B]"

@@ -247,6 +247,7 @@ def _check(
             pattern = getattr(experiment.model, "pattern", ())
             if pattern and all(part.causal for part in pattern) and models.decodes_by_state(model):
                 models.check_decoding(models.build(experiment.model), shapes)
+            models.check_consistency(experiment.model)
         if experiment.training.until is not None:
             check_target(experiment.training.until, data, bare, shapes, batch)
         strategy.check(make_eval_step(model, loss, metrics), shapes, batch)

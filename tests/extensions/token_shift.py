@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 import flax.linen as nn
-import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax.config import MixerConfig, register
-from hyena_jax.mixers import inputs
+from hyena_jax.mixers import Mixer
 
 
 @dataclass(frozen=True)
@@ -16,27 +15,20 @@ class TokenShiftConfig(MixerConfig):
     """Initial weight of the previous token."""
 
 
-class TokenShift(nn.Module):
-    d_model: int
-    max_len: int
+class TokenShift(Mixer):
     config: TokenShiftConfig = TokenShiftConfig()
-    n_layers: int = 1
-    dtype: jnp.dtype | None = None
 
     @nn.compact
-    def __call__(self, x, segment_ids=None, deterministic=True):  # [B, L, D] -> [B, L, D]
-        inputs.check_input(x, self.d_model, self.max_len)
-        inputs.refuse_segments(segment_ids)
+    def mix(self, x, seq, deterministic):  # [B, T, D] -> [B, T, D]
         share = self.param("share", nn.initializers.constant(self.config.share), (self.d_model,))
-        previous = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        mixed = x + share.astype(x.dtype) * (previous - x)
+        mixed = x + share.astype(x.dtype) * (seq.shift(x) - x)
         return nn.Dense(self.d_model, dtype=self.dtype, name="out_proj")(mixed)
 
 
 def oracle(config, params, x, max_len, segment_ids):
     """The same in NumPy float64, which `bench` and the contract test compare with; optional."""
     previous = np.zeros_like(x)
-    previous[:, 1:] = x[:, :-1]
+    previous[:, 1:] = x[:, :-1] * (segment_ids[:, 1:] == segment_ids[:, :-1])[..., None]
     mixed = x + params["share"] * (previous - x)
     return mixed @ params["out_proj"]["kernel"] + params["out_proj"]["bias"]
 

@@ -279,7 +279,7 @@ def test_the_report_of_a_trace_is_json(seen):
 
 
 class Running(nn.Module):
-    """A mixer without `mixing_matrix`, under a registered config."""
+    """A mixer without mixing matrices, under a registered config."""
 
     config: FIRConfig = FIRConfig()
 

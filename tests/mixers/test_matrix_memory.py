@@ -10,8 +10,8 @@ from tolerances import assert_close
 
 from hyena_jax.config import Experiment, GatedDeltaConfig, LanguageModelConfig, Mamba2Config
 from hyena_jax.config.files import identity_differences, runtime_differences
-from hyena_jax.mixers import GatedDelta, Mamba2
 from hyena_jax.initializers import a_log_init, dt_bias_init
+from hyena_jax.mixers import GatedDelta, Mamba2
 
 # The sizes of a layer in fla's models, of one in Qwen3-Next, and of one in Mamba-2 130M.
 FLA = GatedDeltaConfig(6, key_dim=256, value_dim=512)

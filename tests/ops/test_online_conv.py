@@ -38,7 +38,13 @@ def expected(u, h):
 def history_of(u, h, position, has_tiles=True, first=(0, 0), block_len=None):
     """The history of the inputs before `position`."""
     inputs = jnp.where(jnp.arange(u.shape[1])[:, None] < position, u, 0)
-    history = History(online_conv.filter_taps(h, None, block_len), jnp.int32(position), jnp.stack(first).astype(jnp.int32), inputs, None)
+    history = History(
+        online_conv.filter_taps(h, None, block_len),
+        jnp.int32(position),
+        jnp.stack(first).astype(jnp.int32),
+        inputs,
+        None,
+    )
     return online_conv.open_tiles(history) if has_tiles else history
 
 

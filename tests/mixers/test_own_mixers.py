@@ -1,0 +1,118 @@
+"""Mixers of one's own: a mistake in `mix` is a sentence that says what to do, before anything is trained."""
+
+from dataclasses import dataclass
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from grid import in_grid
+
+from hyena_jax.config import HyenaConfig, MixerConfig, UserError
+from hyena_jax.mixers import Hyena, Mixer
+from hyena_jax.mixers.consistency import check_consistency
+
+D = 4
+
+
+@dataclass(frozen=True)
+class OwnConfig(MixerConfig):
+    pass
+
+
+class Own(Mixer):
+    config: OwnConfig = OwnConfig()
+
+
+def own(mix):
+    """A mixer of this `mix(self, x, seq)`."""
+    return type("Own", (Own,), {"mix": nn.compact(lambda self, x, seq, deterministic: mix(self, x, seq))})(
+        D, 16
+    )
+
+
+def weight(self, shape=(D,)):
+    return self.param("weight", nn.initializers.ones, shape)
+
+
+def behind_a_projection_of_zeros(mix):
+    """It would pass anything with its initial parameters."""
+    return lambda self, x, seq: nn.Dense(D, kernel_init=nn.initializers.zeros)(mix(self, x, seq))
+
+
+def recur(self, x, seq):
+    return seq.recur(nn.sigmoid(weight(self)), x)
+
+
+def maximum(self, x, seq):
+    def run(before):
+        y = jnp.maximum(jax.lax.cummax(x, axis=1), before[:, None])
+        return y, y[:, -1]
+
+    return seq.carry("maximum", lambda: jnp.full_like(x[:, 0], -jnp.inf), run)
+
+
+def scanned(self, x, seq):
+    return jax.lax.scan(lambda _, x: (None, seq.recur(0.5, x[:, None])[:, 0]), None, x.swapaxes(0, 1))[1]
+
+
+@pytest.mark.parametrize(
+    "mix", [recur, behind_a_projection_of_zeros(recur), lambda self, x, seq: weight(self) * x]
+)
+def test_right_mixers_pass(mix):
+    check_consistency(own(mix))
+
+
+@pytest.mark.parametrize("config", [HyenaConfig(), HyenaConfig(bidirectional=True)])
+def test_mixers_that_refuse_documents_or_decoding_pass(config):
+    check_consistency(Hyena(8, 16, config))
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        (lambda self, x, seq: x + x[:, ::-1], "must be causal, but output 0 depends on token 1 or"),
+        (lambda self, x, seq: x - x.mean(1, keepdims=True), "must be causal"),
+        (lambda self, x, seq: jnp.cumsum(x, axis=1), "decodes other values than it computes over whole"),
+        (behind_a_projection_of_zeros(lambda self, x, seq: jnp.cumsum(x, axis=1)), "decodes other values"),
+        (maximum, r"decodes other values .* \(shift, fir, recur, update, attend, conv, scan, or carry"),
+        (lambda self, x, seq: maximum(self, seq.masked(x, fill=-np.inf), seq), "mixes documents that"),
+    ],
+)  # fmt: skip
+def test_a_mix_that_mixes_by_itself_is_refused(mix, message):
+    with pytest.raises(UserError, match=message):
+        check_consistency(own(mix))
+
+
+MISUSES = {
+    "scan": scanned,
+    "vmap": lambda self, x, seq: jax.vmap(lambda x: seq.recur(0.5, x[None])[0])(x),
+    "jit": lambda self, x, seq: jax.jit(lambda x: seq.shift(x))(x),
+    "remat": lambda self, x, seq: jax.checkpoint(lambda x: seq.fir(x, jnp.ones((D, 2))))(x),
+    "cond": lambda self, x, seq: jax.lax.cond(x.sum() > 0, lambda: seq.shift(x), lambda: x),
+}
+
+
+@pytest.mark.parametrize("where", ["scan", *in_grid(*list(MISUSES)[1:])])
+def test_operators_inside_of_ones_own_transformations_are_refused(where):
+    mixer = own(MISUSES[where])
+    with pytest.raises(UserError, match=r"inside of its own scan, vmap, jit or remat: call it outside"):
+        jax.eval_shape(lambda: mixer.bind({}).init_state(2, 7))
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        (
+            lambda self, x, seq: seq.shift(seq.shift(x) if x.shape[1] > 1 else x),
+            "`mix` called shift_1 for the first",
+        ),
+        (lambda self, x, seq: seq.shift(x) if x.shape[1] == 1 else x, "`mix` did not call shift_0 this time"),
+    ],
+)
+def test_calls_that_depend_on_the_number_of_tokens_are_refused(mix, message):
+    bound = own(mix).bind({})
+    state = bound.init_state(2, 7)
+    with pytest.raises(UserError, match=message):
+        bound.prefill(state, jnp.zeros((2, 3, D)))
