@@ -26,7 +26,7 @@ from hyena_jax.config import (
 from hyena_jax.mixers import AnnotatedHyena, Hyena
 from hyena_jax.reference import filters, hyena, language_models
 from hyena_jax.reference.convolution import long_conv, short_conv, toeplitz
-from hyena_jax.reference.models import dense
+from hyena_jax.reference.layers import dense
 
 plt.style.use("tour.mplstyle")
 

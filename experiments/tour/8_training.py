@@ -20,8 +20,8 @@ import numpy as np
 import hyena_jax
 from hyena_jax.inspect import mixing, trace
 from hyena_jax.reference import filters, hyena, language_models
-from hyena_jax.reference import models as reference
 from hyena_jax.reference.convolution import toeplitz
+from hyena_jax.reference.layers import dense
 from hyena_jax.training.step import init_params
 
 plt.style.use("tour.mplstyle")
@@ -202,7 +202,7 @@ for block, layer in enumerate(seen.layers):
     matrices.append(np.stack(of_layer))
     y = np.stack([M @ v[d] for d, M in enumerate(of_layer)])
     expected = hyena.hyena(params, layer.inputs, h[None], mixer_config, length)
-    assert np.allclose(reference.dense(params["out_proj"], y.T[None]), expected)
+    assert np.allclose(dense(params["out_proj"], y.T[None]), expected)
 
 # %% [markdown]
 # `hyena_jax.inspect` finds such matrices for most mixers of the package, from the Flax modules. Here they are

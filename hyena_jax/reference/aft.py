@@ -6,6 +6,8 @@ Zhai et al. 2021, arXiv 2105.14103. Axes: B batch, L length, D channels, H heads
 
 import numpy as np
 
+from hyena_jax.reference.layers import dense, sigmoid
+
 
 def aft(q: np.ndarray, k: np.ndarray, v: np.ndarray, w: np.ndarray, segment_ids: np.ndarray) -> np.ndarray:
     """y_t = sigmoid(q_t) ⊙ sum_{s<=t} exp(k_s + w_{t,s}) v_s / sum_{s<=t} exp(k_s + w_{t,s}).
@@ -23,7 +25,7 @@ def aft(q: np.ndarray, k: np.ndarray, v: np.ndarray, w: np.ndarray, segment_ids:
                 logits = k[b, keys, c] + w[c, t - start, : len(keys)]
                 weights = np.exp(logits - logits.max())
                 y[b, t, c] = weights @ v[b, keys, c] / weights.sum()
-    return y / (1 + np.exp(-q))
+    return sigmoid(q) * y
 
 
 def simple(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -42,7 +44,7 @@ def simple(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         numerator = rescaled * numerator + weight * v[t]
         denominator = rescaled * denominator + weight
         y[t] = numerator / denominator
-    return y / (1 + np.exp(-q))
+    return sigmoid(q) * y
 
 
 def full_biases(params: dict, length: int) -> np.ndarray:
@@ -84,8 +86,3 @@ def layer(params: dict, x: np.ndarray, w: np.ndarray, segment_ids: np.ndarray) -
     k = np.repeat(k, width // k.shape[2], axis=2)
     w = np.repeat(w, width // w.shape[0], axis=0)
     return dense(params["out_proj"], aft(q, k, v, w, segment_ids))
-
-
-def dense(params: dict, x: np.ndarray) -> np.ndarray:
-    """x W + b."""
-    return np.float64(x) @ np.float64(params["kernel"]) + np.float64(params["bias"])

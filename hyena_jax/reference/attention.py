@@ -5,7 +5,7 @@ Axes: B batch, L length, D channels, H heads, G heads of keys and values, d head
 
 import numpy as np
 
-from hyena_jax.reference.models import dense, norm
+from hyena_jax.reference.layers import dense, norm
 
 
 def softmax_attention(

@@ -7,8 +7,7 @@ key, V channels of a value.
 import numpy as np
 
 from hyena_jax.reference.convolution import short_conv
-from hyena_jax.reference.models import dense
-from hyena_jax.reference.recurrence import sigmoid
+from hyena_jax.reference.layers import dense, sigmoid, silu, softplus
 
 
 def delta_rule(
@@ -64,7 +63,7 @@ def gated_delta(
     beta = sigmoid(dense(params["beta_proj"], x)).reshape(batch, n * length, value_heads)
     log_a = np.zeros((batch, length, value_heads))
     if config.decay:
-        rate = np.log1p(np.exp(dense(params["decay_proj"], x) + np.float64(params["dt_bias"])))
+        rate = softplus(dense(params["decay_proj"], x) + np.float64(params["dt_bias"]))
         log_a = -np.exp(np.float64(params["a_log"])) * rate
     o, _ = delta_rule(
         q / np.sqrt(key_dim),
@@ -97,7 +96,7 @@ def mamba2(params: dict, x: np.ndarray, config, segment_ids: np.ndarray) -> np.n
     z, u, dt = np.split(dense(params["in_proj"], x), [width, 2 * (width + states)], axis=-1)
     u, b, c = np.split(silu(fir(params, u, segment_ids)), [width, width + states], axis=-1)
     u, b, c = (part.reshape(batch, length, n, -1) for part, n in ((u, heads), (b, groups), (c, groups)))
-    dt = np.log1p(np.exp(dt + np.float64(params["dt_bias"])))
+    dt = softplus(dt + np.float64(params["dt_bias"]))
     if config.dt_limit is not None:
         dt = np.clip(dt, *config.dt_limit)
     log_a, memory = (
@@ -120,8 +119,3 @@ def fir(params: dict, u: np.ndarray, segment_ids: np.ndarray) -> np.ndarray:
 def document_starts(segment_ids: np.ndarray) -> np.ndarray:
     """Whether the id [B, L] differs from the id before."""
     return np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
-
-
-def silu(x: np.ndarray) -> np.ndarray:
-    """x sigmoid(x)."""
-    return x * sigmoid(x)

@@ -7,6 +7,8 @@ from math import factorial
 
 import numpy as np
 
+from hyena_jax.reference.layers import dense
+
 
 def fastmax(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, p: int, segment_ids: np.ndarray, causal: bool, floor: float
@@ -82,8 +84,3 @@ def attention(
     scale = 1 / np.sqrt(head_dim) if config.scale is None else config.scale
     o = fastmax(scale * q, k, v, config.p, segment_ids, config.causal, floor)
     return dense(params["out_proj"], o.reshape(x.shape))
-
-
-def dense(params: dict, x: np.ndarray) -> np.ndarray:
-    """x W + b, or x W if the layer has no bias."""
-    return np.float64(x) @ np.float64(params["kernel"]) + np.float64(params.get("bias", 0))

@@ -4,9 +4,9 @@ Every function is (params, n_filters, length, max_len, config) -> h [N, D, lengt
 dictionaries of the module of the same name in `hyena_jax.filters`, as NumPy arrays.
 """
 
-import math
-
 import numpy as np
+
+from hyena_jax.reference.layers import dense, gelu
 
 
 def ckconv(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
@@ -135,9 +135,8 @@ def real_modal(params: dict, n_filters: int, length: int, max_len: int, config) 
 
 def lookup(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
     """dense(GELU(dense(P_t))), P the table; output d N + o is filter o of channel d."""
-    hidden = _dense(np.float64(params["table"]).T, params["dense_0"])
-    hidden = hidden * 0.5 * (1 + np.vectorize(math.erf)(hidden / np.sqrt(2)))
-    return _by_filter(_dense(hidden, params["dense_1"])[:length], n_filters)
+    hidden = gelu(dense(params["dense_0"], params["table"].T))
+    return _by_filter(dense(params["dense_1"], hidden)[:length], n_filters)
 
 
 def stu(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
@@ -185,12 +184,8 @@ def _sine_network(params: dict, config) -> np.ndarray:
     frequency = np.float64(params.get("sine_frequency", config.sine_frequency))
     hidden = np.float64(params["positions"])
     for layer in range(config.n_hidden + 1):
-        hidden = np.sin(frequency * _dense(hidden, params[f"dense_{layer}"]))
-    return hidden @ np.float64(params[f"dense_{config.n_hidden + 1}"]["kernel"])
-
-
-def _dense(x: np.ndarray, params: dict) -> np.ndarray:
-    return x @ np.float64(params["kernel"]) + np.float64(params["bias"])
+        hidden = np.sin(frequency * dense(params[f"dense_{layer}"], hidden))
+    return dense(params[f"dense_{config.n_hidden + 1}"], hidden)
 
 
 def _by_filter(h: np.ndarray, n_filters: int) -> np.ndarray:

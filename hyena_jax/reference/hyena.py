@@ -5,26 +5,15 @@ nested dictionaries of the module of the same name in `hyena_jax.mixers`, as Num
 `hyena_jax.reference.filters`.
 """
 
-import math
-
 import numpy as np
 
 from hyena_jax.reference.convolution import long_conv, short_conv, toeplitz
-
-ACTIVATIONS = {
-    "none": lambda x: x,
-    "gelu": lambda x: gelu(x),
-    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
-    "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "tanh": np.tanh,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-}
+from hyena_jax.reference.layers import ACTIVATIONS, dense, gelu, sigmoid
 
 
 def projections(params: dict, x: np.ndarray, n_parts: int) -> list[np.ndarray]:
     """FIR(W x + b) of x [B, L, D], split into gates and v: n_parts arrays [B, W, L]. The FIR is optional."""
-    z = _dense(x, params["in_proj"]).transpose(0, 2, 1)
+    z = dense(params["in_proj"], x).transpose(0, 2, 1)
     if "short_taps" in params:
         z = short_conv(z, params["short_taps"], params.get("short_bias", np.zeros(z.shape[1])))
     return np.split(z, n_parts, axis=1)
@@ -78,7 +67,7 @@ def hyena(params: dict, x: np.ndarray, h: np.ndarray, config, max_len: int) -> n
             v = convolve(v * gate(gates[config.order - 1 - o]), o)
         v = v * gates[0]
     v = ACTIVATIONS[config.activation](v)
-    return _dense(v.transpose(0, 2, 1), params["out_proj"])
+    return dense(params["out_proj"], v.transpose(0, 2, 1))
 
 
 def annotated_hyena(params: dict, x: np.ndarray, h: np.ndarray) -> np.ndarray:
@@ -88,7 +77,7 @@ def annotated_hyena(params: dict, x: np.ndarray, h: np.ndarray) -> np.ndarray:
     for n, x_n in enumerate(gates):
         v = v + normalized(x_n) * long_conv(v, h[n], params["skip"][n])
     v = v.transpose(0, 2, 1)
-    return v + _dense(v, params["out_proj"])
+    return v + dense(params["out_proj"], v)
 
 
 def hyena_matrix(gates: np.ndarray, h: np.ndarray, skip: np.ndarray, is_residual: bool = False) -> np.ndarray:
@@ -108,17 +97,17 @@ def hyena_matrix(gates: np.ndarray, h: np.ndarray, skip: np.ndarray, is_residual
 
 def gated_hyena(params: dict, x: np.ndarray, h: np.ndarray, causal: bool) -> np.ndarray:
     """v, g = split(W_in x); (h * v) g + s (1 - g) with s = FIR(x); a centred FIR reads (K-1)/2 ahead."""
-    v, g = np.split(_dense(x, params["in_proj"]).transpose(0, 2, 1), 2, axis=1)
+    v, g = np.split(dense(params["in_proj"], x).transpose(0, 2, 1), 2, axis=1)
     y = long_conv(v, h[0], np.zeros(v.shape[1]))
     ahead = 0 if causal else (params["short_taps"].shape[1] - 1) // 2
     padded = np.pad(np.float64(x).transpose(0, 2, 1), [(0, 0), (0, 0), (0, ahead)])
     s = short_conv(padded, params["short_taps"], params["short_bias"])[..., ahead:]
-    return _dense((y * g + s * (1 - g)).transpose(0, 2, 1), params["out_proj"])
+    return dense(params["out_proj"], (y * g + s * (1 - g)).transpose(0, 2, 1))
 
 
 def h3(params: dict, x: np.ndarray, h: np.ndarray, head_dim: int) -> np.ndarray:
     """q SSM_diag(SSM_shift(k) v^T) for each head (Fu et al. 2023, arXiv 2212.14052, section 3.1)."""
-    q, k, v = np.split(_dense(x, params["qkv_proj"]).transpose(0, 2, 1), 3, axis=1)
+    q, k, v = np.split(dense(params["qkv_proj"], x).transpose(0, 2, 1), 3, axis=1)
     b, c = np.float64(params["shift_b"]), np.float64(params["shift_c"])
     taps = np.zeros_like(c)
     for t in range(taps.shape[1]):  # the shift SSM's impulse response: b writes, c reads t later
@@ -133,26 +122,17 @@ def h3(params: dict, x: np.ndarray, h: np.ndarray, head_dim: int) -> np.ndarray:
                 kv = (k[:, i] * v[:, j])[:, None]
                 z = long_conv(kv, h[0, head : head + 1], params["skip"][head : head + 1])
                 y[:, j] += q[:, i] * z[:, 0]
-    return _dense(y.transpose(0, 2, 1), params["out_proj"])
+    return dense(params["out_proj"], y.transpose(0, 2, 1))
 
 
 def s4d(params: dict, x: np.ndarray, h: np.ndarray) -> np.ndarray:
     """GLU(W_o GELU(h * x + D x)) (Gu et al. 2022, arXiv 2206.11893; the published layer)."""
     y = long_conv(np.float64(x).transpose(0, 2, 1), h[0], params["skip"][0])
-    a, b = np.split(_dense(gelu(y).transpose(0, 2, 1), params["out_proj"]), 2, axis=-1)
-    return a / (1 + np.exp(-b))
+    a, b = np.split(dense(params["out_proj"], gelu(y).transpose(0, 2, 1)), 2, axis=-1)
+    return a * sigmoid(b)
 
 
 def fir(params: dict, x: np.ndarray, h: np.ndarray) -> np.ndarray:
     """One convolution between two dense layers."""
-    u = _dense(x, params["in_proj"]).transpose(0, 2, 1)
-    return _dense(long_conv(u, h[0], params["skip"][0]).transpose(0, 2, 1), params["out_proj"])
-
-
-def gelu(x: np.ndarray) -> np.ndarray:
-    """x Phi(x), the erf form."""
-    return 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
-
-
-def _dense(x: np.ndarray, params: dict) -> np.ndarray:
-    return np.float64(x) @ np.float64(params["kernel"]) + np.float64(params.get("bias", 0))
+    u = dense(params["in_proj"], x).transpose(0, 2, 1)
+    return dense(params["out_proj"], long_conv(u, h[0], params["skip"][0]).transpose(0, 2, 1))

@@ -1,4 +1,4 @@
-"""Models around given mixers: norms, feed-forward layers, blocks, embeddings and heads.
+"""Models around given mixers: feed-forward layers, blocks, embeddings and heads.
 
 Axes: B batch, L length, D channels, V vocabulary. `params` are the nested dictionaries of the modules in
 `hyena_jax.models`, as NumPy arrays, and `config` is their config. Mixers are arguments: functions
@@ -8,6 +8,11 @@ Axes: B batch, L length, D channels, V vocabulary. `params` are the nested dicti
 import math
 
 import numpy as np
+
+from hyena_jax.reference.layers import ACTIVATIONS, dense, gelu, norm
+
+# The activation of the gate, for each kind of feed-forward layer that has one.
+GATES = {"geglu": "gelu_tanh", "geglu_erf": "gelu", "swiglu": "silu", "bilinear": "none"}
 
 
 def language_model(params: dict, tokens: np.ndarray, config, mixers: list) -> np.ndarray:
@@ -93,56 +98,14 @@ def block(params: dict, x: np.ndarray, config, ffn: str, mixer) -> np.ndarray:
 def feed_forward(params: dict, x: np.ndarray, kind: str) -> np.ndarray:
     """Dense, activation, dense; gated forms multiply f(one dense) with another dense."""
     hidden = dense(params["in_proj"], x)
-    if kind == "gelu":
-        hidden = gelu(hidden)
-    elif kind == "gelu_tanh":
-        hidden = gelu_tanh(hidden)
-    elif kind == "relu":
-        hidden = np.maximum(hidden, 0)
-    elif kind == "geglu":
-        hidden = gelu_tanh(dense(params["gate_proj"], x)) * hidden
-    elif kind == "geglu_erf":
-        hidden = gelu(dense(params["gate_proj"], x)) * hidden
-    elif kind == "swiglu":
-        gate = dense(params["gate_proj"], x)
-        hidden = gate / (1 + np.exp(-gate)) * hidden
-    elif kind == "bilinear":
-        hidden = dense(params["gate_proj"], x) * hidden
+    if kind in GATES:
+        hidden = ACTIVATIONS[GATES[kind]](dense(params["gate_proj"], x)) * hidden
+    else:
+        hidden = ACTIVATIONS[kind](hidden)
     return dense(params["out_proj"], hidden)
-
-
-def norm(params: dict | None, x: np.ndarray, kind: str, eps: float | None = None) -> np.ndarray:
-    """LayerNorm, RMSNorm with factor 1 + scale, its form with eps outside the root, or nothing."""
-    if kind == "layer":
-        centred = x - x.mean(axis=-1, keepdims=True)
-        y = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + (1e-5 if eps is None else eps))
-        return y * np.float64(params["scale"]) + np.float64(params["bias"])
-    eps = 1e-6 if eps is None else eps
-    mean_square = (x**2).mean(axis=-1, keepdims=True)
-    if kind == "rms":
-        return x / np.sqrt(mean_square + eps) * (1 + np.float64(params["scale"]))
-    if kind == "rms_eps_outside":
-        return x / (np.sqrt(mean_square) + eps) * (1 + np.float64(params["scale"]))
-    return x
 
 
 def rounded_to_bfloat16(x: float) -> float:
     """The nearest number with 8 bits of precision; a tie goes to the even one."""
     mantissa, exponent = math.frexp(x)
     return math.ldexp(round(mantissa * 2**8), exponent - 8)
-
-
-def gelu(x: np.ndarray) -> np.ndarray:
-    """x Phi(x), Phi the normal distribution function."""
-    return x * 0.5 * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
-
-
-def gelu_tanh(x: np.ndarray) -> np.ndarray:
-    """The tanh approximation of `gelu`."""
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def dense(params: dict, x: np.ndarray) -> np.ndarray:
-    """x W + b, or x W if the layer has no bias."""
-    y = x @ np.float64(params["kernel"])
-    return y + np.float64(params["bias"]) if "bias" in params else y

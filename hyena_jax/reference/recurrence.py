@@ -7,7 +7,7 @@ gates.
 import numpy as np
 
 from hyena_jax.reference.convolution import short_conv
-from hyena_jax.reference.models import dense, gelu, gelu_tanh
+from hyena_jax.reference.layers import dense, gelu, gelu_tanh, sigmoid, softplus
 
 
 def linear_recurrence(
@@ -59,7 +59,7 @@ def rg_lru(
     x and the gates r, i [B, L, W], rate [W], starts [B, L]. Not in the paper: factors of either sign,
     2 a_t - 1 in place of a_t if `shifted`, times the sign gate s [B, L, W].
     """
-    a = np.exp(-8 * r * np.log1p(np.exp(rate)))
+    a = np.exp(-8 * r * softplus(rate))
     a = s * (2 * a - 1 if shifted else a)
     h = np.zeros_like(x)
     for b in range(x.shape[0]):
@@ -103,8 +103,3 @@ def block_dense(params: dict, x: np.ndarray) -> np.ndarray:
     parts = np.split(x, len(kernel), axis=-1)
     y = np.concatenate([part @ kernel[j] for j, part in enumerate(parts)], axis=-1)
     return y + np.float64(params.get("bias", 0))
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + e^{-x})."""
-    return 1 / (1 + np.exp(-x))

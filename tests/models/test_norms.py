@@ -10,7 +10,7 @@ from tolerances import DIFFERENCE_TOLERANCE, assert_close
 
 from hyena_jax.mixers.norms import RMSNorm
 from hyena_jax.models.norms import make_norm
-from hyena_jax.reference import models as reference
+from hyena_jax.reference import layers as reference
 
 X = np.random.default_rng(0).standard_normal((2, 3, 7))
 SCALE = np.random.default_rng(1).standard_normal(7)
