@@ -109,7 +109,7 @@ def test_the_reference_needs_numpy_alone(path):
         if isinstance(node, ast.Import):
             assert {alias.name for alias in node.names} <= {"numpy", "math"}
         if isinstance(node, ast.ImportFrom):
-            of_python = node.module in ("math", "typing", "collections.abc")
+            of_python = node.module in ("functools", "math", "typing", "collections.abc")
             assert of_python or node.module.startswith("hyena_jax.reference")
 
 

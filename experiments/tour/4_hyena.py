@@ -151,7 +151,10 @@ y = v + dense(layer["out_proj"], v)
 module = AnnotatedHyena(width, length, mixer_config)
 from_flax = module.apply({"params": layer}, np.float32(u))
 
-assert np.allclose(y, hyena.annotated_hyena(layer, u, h))
+one_document = np.zeros(tokens.shape)  # all tokens belong to one text
+in_numpy = hyena.annotated_hyena(mixer_config, layer, u, length, one_document, filters.windowed)
+
+assert np.allclose(y, in_numpy)
 assert np.allclose(y, from_flax, atol=1e-4)
 
 # %% [markdown]
@@ -223,8 +226,9 @@ h = filters.implicit(weights["filter"], 1, length, length, published.filter)  # 
 y = x_0 * long_conv(x_1 * v, h[0], weights["skip"][0])  # long_conv adds b times its input
 
 out = dense(weights["out_proj"], y.transpose(0, 2, 1))
+in_numpy = hyena.hyena(published, weights, u, length, one_document, filters.implicit)
 
-assert np.allclose(out, hyena.hyena(weights, u, h, published, length))
+assert np.allclose(out, in_numpy)
 assert np.allclose(out, module.apply({"params": weights}, np.float32(u)), atol=1e-4)
 
 # %% [markdown]

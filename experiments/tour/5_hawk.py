@@ -176,7 +176,10 @@ x = rng.normal(size=(2, 64, 16)).astype(np.float32)
 params = module.init(jax.random.key(0), x)["params"]
 parallel = module.apply({"params": params}, x)
 
-assert np.allclose(hawk(jax.tree.map(np.asarray, params), x, config), parallel, atol=1e-5)
+one_document = np.zeros((2, 64))  # all tokens of a sequence belong to one text
+in_numpy = hawk(config, jax.tree.map(np.asarray, params), x, 64, one_document)
+
+assert np.allclose(in_numpy, parallel, atol=1e-5)
 
 # %% [markdown]
 # For training the block sees the whole sequence. For decoding it takes one token at a time and carries its

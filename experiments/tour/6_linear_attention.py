@@ -19,9 +19,9 @@ import numpy as np
 from hyena_jax.config import AFTFullConfig, AFTSimpleConfig, FastmaxConfig
 from hyena_jax.mixers import AFTFull, AFTSimple, Fastmax
 from hyena_jax.ops import fastmax as ops
-from hyena_jax.reference import aft, mixers
+from hyena_jax.reference import aft
 from hyena_jax.reference.attention import softmax_attention
-from hyena_jax.reference.fastmax import fastmax, features, running_sums, standardize
+from hyena_jax.reference.fastmax import attention, fastmax, features, running_sums, standardize
 
 plt.style.use("tour.mplstyle")
 rng = np.random.default_rng(0)
@@ -207,7 +207,7 @@ def compare(module, config, oracle):
 
 config = FastmaxConfig(n_heads=2)
 
-assert compare(Fastmax(8, LENGTH, config), config, mixers.fastmax) < 1e-5
+assert compare(Fastmax(8, LENGTH, config), config, attention) < 1e-5
 
 # %% [markdown]
 # ## AFT: no products of queries and keys at all
@@ -267,8 +267,8 @@ assert np.allclose(with_overflow, aft.aft(q[None], huge[None], v[None], one_chan
 
 simple, full = AFTSimpleConfig(), AFTFullConfig(rank=4)
 
-assert compare(AFTSimple(8, LENGTH, simple), simple, mixers.aft_simple) < 1e-5
-assert compare(AFTFull(8, LENGTH, full), full, mixers.aft_full) < 1e-5
+assert compare(AFTSimple(8, LENGTH, simple), simple, aft.aft_simple) < 1e-5
+assert compare(AFTFull(8, LENGTH, full), full, aft.aft_full) < 1e-5
 
 # %% [markdown]
 # ## What to take along

@@ -201,7 +201,9 @@ for block, layer in enumerate(seen.layers):
         of_layer.append(D_0 @ (S_h + b[d] * np.eye(n_bytes)) @ D_1)
     matrices.append(np.stack(of_layer))
     y = np.stack([M @ v[d] for d, M in enumerate(of_layer)])
-    expected = hyena.hyena(params, layer.inputs, h[None], mixer_config, length)
+    expected = hyena.hyena(
+        mixer_config, params, layer.inputs, length, np.zeros(tokens.shape), filters.implicit
+    )
     assert np.allclose(dense(params["out_proj"], y.T[None]), expected)
 
 # %% [markdown]

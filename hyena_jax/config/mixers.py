@@ -44,7 +44,7 @@ class MixerConfig(Checked):
     `hyena_jax.mixers` says which methods a module adds to decode with a state, and which field to run with
     its length sharded over devices. An oracle is a function (config, params, x, max_len, segment_ids) -> y on
     NumPy float64 arrays; if the config has a field `filter`, it also gets the filter's oracle as the keyword
-    argument `long_filter`.
+    argument `long_filter`. `hyena_jax.reference` describes these arguments.
     """
 
     registry: ClassVar[Registry] = Registry("mixer", is_module=True)
@@ -508,22 +508,22 @@ def _check_unrolled(config: MixerConfig, least_taps: int = 1) -> None:
 
 
 MIXER_CONFIGS = MixerConfig.registry
-for _name, _config_class, _module in (
-    ("hyena", HyenaConfig, "hyena:Hyena"),
-    ("annotated_hyena", AnnotatedHyenaConfig, "annotated_hyena:AnnotatedHyena"),
-    ("gated_hyena", GatedHyenaConfig, "gated_hyena:GatedHyena"),
-    ("hawk", HawkConfig, "hawk:Hawk"),
-    ("gated_delta", GatedDeltaConfig, "gated_delta:GatedDelta"),
-    ("mamba2", Mamba2Config, "mamba2:Mamba2"),
-    ("attention", AttentionConfig, "attention:Attention"),
-    ("local_attention", LocalAttentionConfig, "attention:LocalAttention"),
-    ("fastmax", FastmaxConfig, "fastmax:Fastmax"),
-    ("aft_full", AFTFullConfig, "aft:AFTFull"),
-    ("aft_local", AFTLocalConfig, "aft:AFTLocal"),
-    ("aft_simple", AFTSimpleConfig, "aft:AFTSimple"),
-    ("aft_conv", AFTConvConfig, "aft:AFTConv"),
-    ("h3", H3Config, "h3:H3"),
-    ("s4d", S4DConfig, "plain_convolution:S4D"),
-    ("fir", FIRConfig, "plain_convolution:FIR"),
+for _name, _config_class, _module, _oracle in (
+    ("hyena", HyenaConfig, "hyena:Hyena", "hyena:hyena"),
+    ("annotated_hyena", AnnotatedHyenaConfig, "annotated_hyena:AnnotatedHyena", "hyena:annotated_hyena"),
+    ("gated_hyena", GatedHyenaConfig, "gated_hyena:GatedHyena", "hyena:gated_hyena"),
+    ("hawk", HawkConfig, "hawk:Hawk", "recurrence:hawk"),
+    ("gated_delta", GatedDeltaConfig, "gated_delta:GatedDelta", "delta_rule:gated_delta"),
+    ("mamba2", Mamba2Config, "mamba2:Mamba2", "delta_rule:mamba2"),
+    ("attention", AttentionConfig, "attention:Attention", "attention:attention"),
+    ("local_attention", LocalAttentionConfig, "attention:LocalAttention", "attention:attention"),
+    ("fastmax", FastmaxConfig, "fastmax:Fastmax", "fastmax:attention"),
+    ("aft_full", AFTFullConfig, "aft:AFTFull", "aft:aft_full"),
+    ("aft_local", AFTLocalConfig, "aft:AFTLocal", "aft:aft_local"),
+    ("aft_simple", AFTSimpleConfig, "aft:AFTSimple", "aft:aft_simple"),
+    ("aft_conv", AFTConvConfig, "aft:AFTConv", "aft:aft_conv"),
+    ("h3", H3Config, "h3:H3", "hyena:h3"),
+    ("s4d", S4DConfig, "plain_convolution:S4D", "hyena:s4d"),
+    ("fir", FIRConfig, "plain_convolution:FIR", "hyena:fir"),
 ):
-    register(_name, _config_class, f"hyena_jax.mixers.{_module}", f"hyena_jax.reference.mixers:{_name}")
+    register(_name, _config_class, f"hyena_jax.mixers.{_module}", f"hyena_jax.reference.{_oracle}")

@@ -1,12 +1,16 @@
 """The attention-free transformer's operators, by definition.
 
 Zhai et al. 2021, arXiv 2105.14103. Axes: B batch, L length, D channels, H heads. `params` as in
-`hyena_jax.mixers.AFT*`, as NumPy arrays.
+`hyena_jax.mixers.AFT*`, as NumPy arrays. The package, `hyena_jax.reference`, describes the arguments of a
+mixer's oracle.
 """
 
 import numpy as np
 
 from hyena_jax.reference.layers import dense, sigmoid
+
+# Added to the variance of the taps of AFT-conv, which are standardised; not an option.
+TAPS_EPS = 1e-8
 
 
 def aft(q: np.ndarray, k: np.ndarray, v: np.ndarray, w: np.ndarray, segment_ids: np.ndarray) -> np.ndarray:
@@ -86,3 +90,23 @@ def layer(params: dict, x: np.ndarray, w: np.ndarray, segment_ids: np.ndarray) -
     k = np.repeat(k, width // k.shape[2], axis=2)
     w = np.repeat(w, width // w.shape[0], axis=0)
     return dense(params["out_proj"], aft(q, k, v, w, segment_ids))
+
+
+def aft_simple(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """The layer without position biases."""
+    return layer(params, x, np.zeros((1, x.shape[1], x.shape[1])), segment_ids)
+
+
+def aft_full(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """The layer with `full_biases`."""
+    return layer(params, x, full_biases(params, x.shape[1])[None], segment_ids)
+
+
+def aft_local(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """The layer with `local_biases`."""
+    return layer(params, x, local_biases(params, x.shape[1], config.window)[None], segment_ids)
+
+
+def aft_conv(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """The layer with `conv_biases`."""
+    return layer(params, x, conv_biases(params, x.shape[1], TAPS_EPS), segment_ids)

@@ -1,6 +1,7 @@
 """Softmax attention, by its definition.
 
-Axes: B batch, L length, D channels, H heads, G heads of keys and values, d head_dim.
+Axes: B batch, L length, D channels, H heads, G heads of keys and values, d head_dim. The package,
+`hyena_jax.reference`, describes the arguments of a mixer's oracle.
 """
 
 import numpy as np
@@ -55,16 +56,10 @@ def rotary(x: np.ndarray, fraction: float, base: float, scaling: float = 1.0) ->
     return x
 
 
-def attention(
-    params: dict,
-    x: np.ndarray,
-    config,
-    segment_ids: np.ndarray,
-    window: int | None = None,
-) -> np.ndarray:
-    """The layer for x [B, L, D]; `params` and `config` as in `hyena_jax.mixers.Attention`."""
+def attention(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """The layer: the oracle of `attention`, and of `local_attention`, whose config has a window."""
     n_heads, n_kv_heads = config.n_heads, config.n_kv_heads or config.n_heads
-    z = dense(params["qkv_proj"], np.float64(x))
+    z = dense(params["qkv_proj"], x)
     z = z.reshape(*x.shape[:2], n_heads + 2 * n_kv_heads, x.shape[2] // n_heads)
     q, k, v = np.split(z, [n_heads, n_heads + n_kv_heads], axis=2)
     if config.qk_norm_eps is not None:
@@ -72,5 +67,5 @@ def attention(
             norm(params[f"{name}_norm"], z, "rms", config.qk_norm_eps) for name, z in (("q", q), ("k", k))
         )
     q, k = (rotary(z, config.rotary_fraction, config.rotary_base, config.rotary_scaling) for z in (q, k))
-    o = softmax_attention(q, k, v, segment_ids, config.causal, window)
+    o = softmax_attention(q, k, v, segment_ids, config.causal, getattr(config, "window", None))
     return dense(params["out_proj"], o.reshape(x.shape))

@@ -1,13 +1,16 @@
 """The gated delta rule, token by token, and the layers of gated DeltaNet and Mamba-2.
 
 Axes: B batch, L tokens, n updates a token, H heads of queries and keys, G heads of values, K channels of a
-key, V channels of a value.
+key, V channels of a value. The package, `hyena_jax.reference`, describes the arguments of a mixer's oracle.
 """
 
 import numpy as np
 
-from hyena_jax.reference.convolution import short_conv
 from hyena_jax.reference.layers import dense, sigmoid, silu, softplus
+from hyena_jax.reference.recurrence import document_starts, short_fir
+
+# Added to the squared length of a query or key before the root; not an option.
+LENGTH_EPS = 1e-6
 
 
 def delta_rule(
@@ -45,21 +48,16 @@ def delta_rule(
     return o, last
 
 
-def gated_delta(
-    params: dict, x: np.ndarray, config, segment_ids: np.ndarray, length_eps: float
-) -> np.ndarray:
-    """W_o (RMSNorm(o) ⊙ SiLU(W_g x)), o of the gated delta rule (2412.06464, section 3.4), for x [B, L, D].
-
-    `params` and `config` as in `hyena_jax.mixers.GatedDelta`. `length_eps` is added to squared lengths.
-    """
+def gated_delta(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """W_o (RMSNorm(o) ⊙ SiLU(W_g x)), o of the gated delta rule (2412.06464, section 3.4)."""
     batch, length, d_model = x.shape
     heads, n = config.n_heads, config.factors
     key_dim = config.key_dim or d_model // heads
     value_heads, value_dim = config.n_value_heads or heads, config.value_dim or key_dim
-    u = silu(fir(params, dense(params["qkv_proj"], x), segment_ids))
+    u = silu(short_fir(params, dense(params["qkv_proj"], x), segment_ids))
     q, k, v = np.split(u, [heads * key_dim, (1 + n) * heads * key_dim], axis=-1)
     q, k = q.reshape(batch, length, heads, key_dim), k.reshape(batch, n * length, heads, key_dim)
-    q, k = (z / np.sqrt((z**2).sum(axis=-1, keepdims=True) + length_eps) for z in (q, k))
+    q, k = (z / np.sqrt((z**2).sum(axis=-1, keepdims=True) + LENGTH_EPS) for z in (q, k))
     beta = sigmoid(dense(params["beta_proj"], x)).reshape(batch, n * length, value_heads)
     log_a = np.zeros((batch, length, value_heads))
     if config.decay:
@@ -85,16 +83,13 @@ def gated_delta(
     return dense(params["out_proj"], o)
 
 
-def mamba2(params: dict, x: np.ndarray, config, segment_ids: np.ndarray) -> np.ndarray:
-    """W_o RMSNorm(o ⊙ SiLU(z)), o of h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T (2405.21060, figure 6).
-
-    For x [B, L, D]; `params` and `config` as in `hyena_jax.mixers.Mamba2`.
-    """
+def mamba2(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """W_o RMSNorm(o ⊙ SiLU(z)), o of h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T (2405.21060, figure 6)."""
     batch, length, d_model = x.shape
     width, heads, groups = config.inner_factor * d_model, config.n_heads, config.n_groups
     states = groups * config.d_state
     z, u, dt = np.split(dense(params["in_proj"], x), [width, 2 * (width + states)], axis=-1)
-    u, b, c = np.split(silu(fir(params, u, segment_ids)), [width, width + states], axis=-1)
+    u, b, c = np.split(silu(short_fir(params, u, segment_ids)), [width, width + states], axis=-1)
     u, b, c = (part.reshape(batch, length, n, -1) for part, n in ((u, heads), (b, groups), (c, groups)))
     dt = softplus(dt + np.float64(params["dt_bias"]))
     if config.dt_limit is not None:
@@ -108,14 +103,3 @@ def mamba2(params: dict, x: np.ndarray, config, segment_ids: np.ndarray) -> np.n
     y = y.reshape(batch, length, groups, -1)
     y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + config.norm_eps)
     return dense(params["out_proj"], np.float64(params["norm"]["scale"]) * y.reshape(batch, length, width))
-
-
-def fir(params: dict, u: np.ndarray, segment_ids: np.ndarray) -> np.ndarray:
-    """The short FIR of u [B, L, C], with a bias if `params` has one."""
-    bias = params.get("short_bias", np.zeros(u.shape[-1]))
-    return short_conv(u.transpose(0, 2, 1), params["short_taps"], bias, segment_ids).transpose(0, 2, 1)
-
-
-def document_starts(segment_ids: np.ndarray) -> np.ndarray:
-    """Whether the id [B, L] differs from the id before."""
-    return np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0

@@ -1,6 +1,7 @@
 """Fastmax attention, by its definition.
 
-Gerami et al. 2024, arXiv 2402.07901. Axes: B batch, L length, H heads, d head_dim.
+Gerami et al. 2024, arXiv 2402.07901. Axes: B batch, L length, H heads, d head_dim. The package,
+`hyena_jax.reference`, describes the arguments of a mixer's oracle.
 """
 
 from math import factorial
@@ -8,6 +9,10 @@ from math import factorial
 import numpy as np
 
 from hyena_jax.reference.layers import dense
+
+# Constants of the definition that are not options: of `standardize`, and the floor of a sum of weights.
+STANDARDIZE_EPS = 1e-5
+LEAST_WEIGHT = 1e-3
 
 
 def fastmax(
@@ -72,15 +77,13 @@ def standardize(x: np.ndarray, eps: float) -> np.ndarray:
     return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
 
 
-def attention(
-    params: dict, x: np.ndarray, config, segment_ids: np.ndarray, eps: float, floor: float
-) -> np.ndarray:
-    """The multi-head layer for x [B, L, D]; `params` as in `hyena_jax.mixers.Fastmax`."""
+def attention(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """The multi-head layer: the oracle of the mixer `fastmax`."""
     head_dim = x.shape[2] // config.n_heads
     z = dense(params["qkv_proj"], x).reshape(*x.shape[:2], 3, config.n_heads, head_dim)
     q, k, v = z[:, :, 0], z[:, :, 1], z[:, :, 2]
     if config.standardize:
-        q, k = standardize(q, eps), standardize(k, eps)
+        q, k = standardize(q, STANDARDIZE_EPS), standardize(k, STANDARDIZE_EPS)
     scale = 1 / np.sqrt(head_dim) if config.scale is None else config.scale
-    o = fastmax(scale * q, k, v, config.p, segment_ids, config.causal, floor)
+    o = fastmax(scale * q, k, v, config.p, segment_ids, config.causal, LEAST_WEIGHT)
     return dense(params["out_proj"], o.reshape(x.shape))

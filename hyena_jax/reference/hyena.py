@@ -1,14 +1,33 @@
 """Hyena in its published forms, and the other mixers with long convolutions.
 
-Axes: B batch, L length, D channels, W inner width, N gating projections, F filters, H heads. `params` are the
-nested dictionaries of the module of the same name in `hyena_jax.mixers`, as NumPy arrays; filters h come from
-`hyena_jax.reference.filters`.
+Axes: B batch, L length, D channels, W inner width, N gating projections, F filters, H heads. The package,
+`hyena_jax.reference`, describes the arguments of a mixer's oracle.
 """
+
+from functools import wraps
 
 import numpy as np
 
 from hyena_jax.reference.convolution import long_conv, short_conv, toeplitz
 from hyena_jax.reference.layers import ACTIVATIONS, dense, gelu, sigmoid
+
+
+def _each_document_alone(oracle):
+    """The oracle of one document, called for every run of equal segment_ids [B, L] by itself."""
+
+    @wraps(oracle)
+    def y(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
+        if (segment_ids == segment_ids[:, :1]).all():
+            return oracle(config, params, x, max_len, segment_ids, long_filter)
+        rows = []
+        for row, ids in zip(x, segment_ids, strict=True):
+            starts = np.flatnonzero(np.diff(ids)) + 1
+            parts = np.split(row[None], starts, axis=1)
+            outputs = [oracle(config, params, part, max_len, None, long_filter) for part in parts]
+            rows.append(np.concatenate(outputs, axis=1))
+        return np.concatenate(rows)
+
+    return y
 
 
 def projections(params: dict, x: np.ndarray, n_parts: int) -> list[np.ndarray]:
@@ -24,14 +43,17 @@ def normalized(gate: np.ndarray) -> np.ndarray:
     return gate / np.maximum(np.sqrt((gate**2).sum(axis=1, keepdims=True)), 1e-12)
 
 
-def hyena(params: dict, x: np.ndarray, h: np.ndarray, config, max_len: int) -> np.ndarray:
-    """The operator for x [B, L, D] with its filters h [F, W/H, L] (Poli et al. 2023, arXiv 2302.10866).
+@_each_document_alone
+def hyena(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
+    """The operator with filters h [F, W/H, L] (Poli et al. 2023, arXiv 2302.10866).
 
     With `config.bidirectional` h is [2 F, W/H, L], and its second half acts on the future. With
     `config.filter_groups` h is [F, filter_groups, L], and each filter serves as many neighbouring channels.
     """
     *gates, v = projections(params, x, config.order + 1)  # each [B, W, L]
-    n_filters, n_heads = len(h) // (2 if config.bidirectional else 1), config.n_heads
+    n_filters, n_heads = config.order - (config.gating == "gate_first"), config.n_heads
+    count = n_filters * (1 + config.bidirectional)
+    h = long_filter(params["filter"], count, x.shape[1], max_len, config.filter)
     h = np.repeat(h, v.shape[1] // n_heads // h.shape[1], axis=1)
     skips = np.float64(params.get("skip", np.zeros(h.shape[:2])))
 
@@ -70,9 +92,11 @@ def hyena(params: dict, x: np.ndarray, h: np.ndarray, config, max_len: int) -> n
     return dense(params["out_proj"], v.transpose(0, 2, 1))
 
 
-def annotated_hyena(params: dict, x: np.ndarray, h: np.ndarray) -> np.ndarray:
+@_each_document_alone
+def annotated_hyena(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
     """v <- v + u, then v <- v + x_n / max(||x_n||, 1e-12) (h_n * v + B_n v), then v + W_o v + b_o."""
-    *gates, v = projections(params, x, len(h) + 1)
+    h = long_filter(params["filter"], config.order, x.shape[1], max_len, config.filter)
+    *gates, v = projections(params, x, config.order + 1)
     v = v + np.float64(x).transpose(0, 2, 1)
     for n, x_n in enumerate(gates):
         v = v + normalized(x_n) * long_conv(v, h[n], params["skip"][n])
@@ -95,18 +119,22 @@ def hyena_matrix(gates: np.ndarray, h: np.ndarray, skip: np.ndarray, is_residual
     return matrix
 
 
-def gated_hyena(params: dict, x: np.ndarray, h: np.ndarray, causal: bool) -> np.ndarray:
+@_each_document_alone
+def gated_hyena(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
     """v, g = split(W_in x); (h * v) g + s (1 - g) with s = FIR(x); a centred FIR reads (K-1)/2 ahead."""
+    h = long_filter(params["filter"], 1, x.shape[1], max_len, config.filter)
     v, g = np.split(dense(params["in_proj"], x).transpose(0, 2, 1), 2, axis=1)
     y = long_conv(v, h[0], np.zeros(v.shape[1]))
-    ahead = 0 if causal else (params["short_taps"].shape[1] - 1) // 2
+    ahead = 0 if config.causal else (params["short_taps"].shape[1] - 1) // 2
     padded = np.pad(np.float64(x).transpose(0, 2, 1), [(0, 0), (0, 0), (0, ahead)])
     s = short_conv(padded, params["short_taps"], params["short_bias"])[..., ahead:]
     return dense(params["out_proj"], (y * g + s * (1 - g)).transpose(0, 2, 1))
 
 
-def h3(params: dict, x: np.ndarray, h: np.ndarray, head_dim: int) -> np.ndarray:
+@_each_document_alone
+def h3(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
     """q SSM_diag(SSM_shift(k) v^T) for each head (Fu et al. 2023, arXiv 2212.14052, section 3.1)."""
+    h = long_filter(params["filter"], 1, x.shape[1], max_len, config.filter)
     q, k, v = np.split(dense(params["qkv_proj"], x).transpose(0, 2, 1), 3, axis=1)
     b, c = np.float64(params["shift_b"]), np.float64(params["shift_c"])
     taps = np.zeros_like(c)
@@ -115,24 +143,28 @@ def h3(params: dict, x: np.ndarray, h: np.ndarray, head_dim: int) -> np.ndarray:
             taps[:, t] += c[:, i + t] * b[:, i]
     k = short_conv(k, taps, np.zeros(len(taps))) + np.float64(params["shift_skip"])[:, None] * k
     y = np.zeros_like(v)
-    for start in range(0, x.shape[2], head_dim):
-        head = start // head_dim
-        for j in range(start, start + head_dim):
-            for i in range(start, start + head_dim):
+    for head in range(x.shape[2] // config.head_dim):
+        channels = range(head * config.head_dim, (head + 1) * config.head_dim)
+        for j in channels:
+            for i in channels:
                 kv = (k[:, i] * v[:, j])[:, None]
                 z = long_conv(kv, h[0, head : head + 1], params["skip"][head : head + 1])
                 y[:, j] += q[:, i] * z[:, 0]
     return dense(params["out_proj"], y.transpose(0, 2, 1))
 
 
-def s4d(params: dict, x: np.ndarray, h: np.ndarray) -> np.ndarray:
+@_each_document_alone
+def s4d(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
     """GLU(W_o GELU(h * x + D x)) (Gu et al. 2022, arXiv 2206.11893; the published layer)."""
+    h = long_filter(params["filter"], 1, x.shape[1], max_len, config.filter)
     y = long_conv(np.float64(x).transpose(0, 2, 1), h[0], params["skip"][0])
     a, b = np.split(dense(params["out_proj"], gelu(y).transpose(0, 2, 1)), 2, axis=-1)
     return a * sigmoid(b)
 
 
-def fir(params: dict, x: np.ndarray, h: np.ndarray) -> np.ndarray:
+@_each_document_alone
+def fir(config, params, x, max_len, segment_ids, long_filter) -> np.ndarray:
     """One convolution between two dense layers."""
+    h = long_filter(params["filter"], 1, x.shape[1], max_len, config.filter)
     u = dense(params["in_proj"], x).transpose(0, 2, 1)
     return dense(params["out_proj"], long_conv(u, h[0], params["skip"][0]).transpose(0, 2, 1))

@@ -6,35 +6,35 @@ Axes: B batch, L length, V vocabulary. `params` are the nested dictionaries of
 
 import numpy as np
 
-from hyena_jax.reference import filters, mixers, models
+from hyena_jax.reference import filters, models, recurrence
+from hyena_jax.reference import hyena as hyena_forms
 
 
 def hyena(params: dict, tokens: np.ndarray, config) -> np.ndarray:
     """Logits [B, L, V] of Hyena with implicit filters (Poli et al. 2023, arXiv 2302.10866)."""
-    return _logits(params, tokens, config, mixers.hyena, filters.implicit)
+    return _logits(params, tokens, config, hyena_forms.hyena, long_filter=filters.implicit)
 
 
 def annotated_hyena(params: dict, tokens: np.ndarray, config) -> np.ndarray:
     """Logits [B, L, V] of the annotated variant, with its windowed filters."""
-    return _logits(params, tokens, config, mixers.annotated_hyena, filters.windowed)
+    return _logits(params, tokens, config, hyena_forms.annotated_hyena, long_filter=filters.windowed)
 
 
 def gated_hyena(params: dict, tokens: np.ndarray, config) -> np.ndarray:
     """Logits [B, L, V] of the gated variant, with its filters from a table."""
-    return _logits(params, tokens, config, mixers.gated_hyena, filters.lookup)
+    return _logits(params, tokens, config, hyena_forms.gated_hyena, long_filter=filters.lookup)
 
 
 def hawk(params: dict, tokens: np.ndarray, config) -> np.ndarray:
     """Logits [B, L, V] of Hawk (De et al. 2024, arXiv 2402.19427)."""
-    return _logits(params, tokens, config, mixers.hawk, None)
+    return _logits(params, tokens, config, recurrence.hawk)
 
 
-def _logits(params: dict, tokens: np.ndarray, config, oracle, long_filter) -> np.ndarray:
+def _logits(params: dict, tokens: np.ndarray, config, oracle, **long_filter) -> np.ndarray:
     (mixer_config,) = config.pattern
     one_document = np.zeros(np.shape(tokens))
-    with_filter = {} if long_filter is None else {"long_filter": long_filter}
 
     def mixer(params: dict, x: np.ndarray) -> np.ndarray:
-        return oracle(mixer_config, params, x, config.max_len, one_document, **with_filter)
+        return oracle(mixer_config, params, x, config.max_len, one_document, **long_filter)
 
     return models.language_model(params, tokens, config, [mixer])

@@ -1,7 +1,7 @@
 """Linear recurrences, and the RG-LRU block of Hawk and Griffin.
 
 De et al. 2024, arXiv 2402.19427. Axes: B batch, L length, D channels, W recurrence width, H blocks of the
-gates.
+gates. The package, `hyena_jax.reference`, describes the arguments of a mixer's oracle.
 """
 
 import numpy as np
@@ -73,22 +73,15 @@ def rg_lru(
     return h
 
 
-def hawk(params: dict, x: np.ndarray, config, segment_ids: np.ndarray | None = None) -> np.ndarray:
-    """W_o (GELU(W_g x) ⊙ RGLRU(FIR(W_r x))) for x [B, L, D] (section 2.3, figure 2c).
+def hawk(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """W_o (GELU(W_g x) ⊙ RGLRU(FIR(W_r x))) (section 2.3, figure 2c).
 
-    `params` and `config` as in `hyena_jax.mixers.Hawk`. A document starts where the segment id changes; the
-    first token of the sequence counts as a start if `config.reset_at_start` is set.
+    The first token of the sequence counts as the start of a document if `config.reset_at_start` is set.
     """
-    batch, length, _ = x.shape
-    if segment_ids is None:
-        segment_ids = np.zeros((batch, length))
     gate, u = np.split(dense(params["in_proj"], x), 2, axis=-1)
-    u = short_conv(u.transpose(0, 2, 1), params["short_taps"], params["short_bias"], segment_ids)
-    u = u.transpose(0, 2, 1)
-
-    starts = np.zeros((batch, length), bool)
+    u = short_fir(params, u, segment_ids)
+    starts = document_starts(segment_ids)
     starts[:, 0] = config.reset_at_start
-    starts[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
     r = sigmoid(block_dense(params["recurrence_gate"], u))  # equation 1
     i = sigmoid(block_dense(params["input_gate"], u))  # equation 2
     s = np.tanh(block_dense(params["sign_gate"], u)) if config.sign == "gate" else 1.0
@@ -103,3 +96,14 @@ def block_dense(params: dict, x: np.ndarray) -> np.ndarray:
     parts = np.split(x, len(kernel), axis=-1)
     y = np.concatenate([part @ kernel[j] for j, part in enumerate(parts)], axis=-1)
     return y + np.float64(params.get("bias", 0))
+
+
+def short_fir(params: dict, u: np.ndarray, segment_ids: np.ndarray) -> np.ndarray:
+    """The short FIR of u [B, L, C], with a bias if `params` has one."""
+    bias = params.get("short_bias", np.zeros(u.shape[-1]))
+    return short_conv(u.transpose(0, 2, 1), params["short_taps"], bias, segment_ids).transpose(0, 2, 1)
+
+
+def document_starts(segment_ids: np.ndarray) -> np.ndarray:
+    """Whether the document's id [B, L] differs from that of the token before; the first token's does not."""
+    return np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
