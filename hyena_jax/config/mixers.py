@@ -349,7 +349,8 @@ class LocalAttentionConfig(_HeadsConfig):
     """Softmax attention to the last `window` keys and the current one (Griffin, section 2.3)."""
 
     window: int = 1024
-    """A key is visible when 0 <= query - key <= window."""
+    """Keys that a query sees before its own: with its own it sees window + 1 keys. (AFT's window counts the
+    query's own key.)"""
     n_kv_heads: int | None = 1
     """Heads of keys and values, a divisor of n_heads; 1 is multi-query, None takes n_heads."""
     rotary_fraction: float = 0.5
@@ -420,7 +421,8 @@ class AFTLocalConfig(AFTFullConfig):
     """AFT with position biases inside a window, and 0 outside."""
 
     window: int = 32
-    """A bias acts where query - key < window."""
+    """Keys with a bias: the query's own and the window - 1 before it. (The window of local attention does not
+    count the query's own key.)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,7 +29,8 @@ class STUFilter(nn.Module):
     mixer `fir` with this filter is the tensordot form of the STU (2409.10489) with one more dense layer. In
     its published code M' is M (`shared`), so that odd lags vanish and even ones are doubled.
 
-    The vectors are constants of Lmax, evaluated at Lmax and cut: those of a shorter Lmax are others.
+    The vectors phi_k are constants, not parameters, and all their entries change with Lmax. So a shorter h is
+    the beginning of the one with Lmax taps.
 
     Attributes:
       n_filters: N.
@@ -77,9 +78,9 @@ def spectral_vectors(max_len: int, n_vectors: int) -> np.ndarray:
     """phi float64 [K, Lmax], the largest eigenvalue first; the largest entry of each vector is positive.
 
     Z is the integral of (1 - alpha)^2 alpha^(i+j-2) over alpha in [0, 1], so a quadrature gives Z = A A^T,
-    A [Lmax, Q]. The singular values of A are the roots of Z's eigenvalues, which fall to 1e-16 of the largest
-    within 18 vectors (Lmax 64) to 32 (8192). So float64 resolves twice as many of their digits from A as from
-    Z, whose last vectors depend on the LAPACK that computes them.
+    A [Lmax, Q]. The vectors are computed from A. Computed from Z, the last ones would depend on the LAPACK:
+    Z's eigenvalues fall to 1e-16 of the largest, the precision of float64, within 18 vectors (Lmax 64) to 32
+    (Lmax 8192). A's singular values are their roots, 1e-8 there, of which float64 keeps half the digits.
 
     Raises:
       UserError: for more vectors than have a resolved eigenvalue.

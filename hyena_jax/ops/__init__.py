@@ -1,1 +1,5 @@
-"""Pure functions on arrays: no Flax, no config, no global state."""
+"""Functions on arrays, without Flax and without configs.
+
+In addition to their arguments they read what JAX holds for the whole process: the default backend and the
+x64 flag, by which a form of an operator is chosen, and the ambient mesh, over which arrays are sharded.
+"""

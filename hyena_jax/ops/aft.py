@@ -52,7 +52,6 @@ Bias = Callable[[jax.Array, jax.Array], jax.Array]
 
 def places(length: int, segment_ids: jax.Array | None = None) -> Places:
     """Places in rows of L tokens; a document starts where segment_ids [B, L] change. None: one document."""
-    index = jnp.arange(length, dtype=jnp.int32)[None]
     if segment_ids is None:
         index = jnp.arange(length, dtype=jnp.int32)[None]
         return Places(index, jnp.zeros_like(index))
@@ -132,7 +131,10 @@ def running_sums(keys: jax.Array, values: jax.Array, before: Sums, documents: ja
 
 
 def low_rank_bias(u: jax.Array, v: jax.Array, window: int | None = None) -> Bias:
-    """w_{t,s} = u_t . v_s for s <= t, and t - s < window unless window is None; u, v [Lmax, R]."""
+    """w_{t,s} = u_t . v_s for the last `window` keys s, the query's own among them; u, v [Lmax, R].
+
+    That is 0 <= t - s < window; with None, all s <= t. (A window of w in `ops.attention` has w + 1 keys.)
+    """
     u, v = jnp.asarray(u), jnp.asarray(v)  # a bound module's parameters may be NumPy arrays
 
     def bias(queries: jax.Array, keys: jax.Array) -> jax.Array:

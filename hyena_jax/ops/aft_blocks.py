@@ -64,7 +64,7 @@ def full_sums(
 def window_sums(
     keys: jax.Array, values: jax.Array, bias: Bias, before: Sums, seen: Places, window: int
 ) -> tuple[Sums, Sums]:
-    """Sums with w inside a window of K keys that ends at the query's own key, and w = 0 before the window.
+    """Sums with w in a window of K keys, the query's own and the K - 1 before it, and w = 0 before that.
 
     The window is summed directly. A correction (exp(w) - 1) exp(k) to sums over all keys would cancel where
     w is very negative.
@@ -73,6 +73,7 @@ def window_sums(
       keys: K - 1 keys before the T queries' own (EMPTY where there are none), then the T queries' own.
       before: sums [B, 1, ...] over all keys before these.
       seen: places of the keys.
+      window: K.
 
     Returns:
       The sums of the T queries, and sums [B, 1, ...] over all but the last K - 1 keys.

@@ -31,7 +31,7 @@ class Visible(NamedTuple):
     is_causal: bool = False
     """Query t sees keys s <= offset + t only."""
     window: int | None = None
-    """Query t sees keys s >= offset + t - window only."""
+    """Query t sees keys s >= offset + t - window only: if causal, `window` keys and the query's own."""
     offset: int | jax.Array = 0
     """Position of the first query among the keys: an int, or an integer array []."""
     real: jax.Array | None = None
@@ -271,12 +271,12 @@ def local_attention(
     segment_ids: jax.Array | None = None,
     method: Attention | None = None,
 ) -> jax.Array:
-    """Attends with q [B, T, H, d] to the current key and the `window` keys before it, in O(T window).
+    """Attends with q [B, T, H, d] to the query's own key and the `window` keys before it, in O(T window).
 
     Args:
       k: keys [B, S, G, d]: up to `window` keys before the queries' own, then the T queries' own keys.
       v: values [B, S, G, d].
-      window: a key is visible when 0 <= query - key <= window; at least 1.
+      window: at least 1. A query sees window + 1 keys, those with 0 <= query - key <= window.
       real: boolean [B or 1, S], False at keys that no query may see; None is everywhere True.
       segment_ids: integers [B or 1, S]; a query sees only keys of the same id. None is one segment.
       method: as in `softmax_attention`; with more than 2 window keys it is mapped over blocks of `window`

@@ -2,9 +2,10 @@
 
     S_t = a_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,    o_t = S_t^T q_t
 
-Yang et al. 2024, arXiv 2412.06464, equation 10. With a_t = 1 it is DeltaNet's rule (2406.06484); without the
-matrix in brackets, and with beta_t = 1, Mamba-2's (2405.21060); with several such updates a token,
-DeltaProduct's (2502.10297).
+Yang et al. 2024, arXiv 2412.06464, equation 10, transposed: the paper's memory is S_t^T, with a row for each
+channel of a value, and its output is the memory times q_t. With a_t = 1 it is DeltaNet's rule (2406.06484);
+without the matrix in brackets, and with beta_t = 1, Mamba-2's (2405.21060); with several such updates a
+token, DeltaProduct's (2502.10297).
 
 Axes: B batch, L tokens, n updates a token, H heads of queries and keys, G heads of values, of which R = G / H
 read the same keys, K channels of a key, V channels of a value, C tokens of a chunk, N chunks. Everything is

@@ -5,7 +5,7 @@ Axes: B batch, L length, D channels in, C channels out, N rows.
 The gradient with respect to a matrix needs one of its two factors transposed. XLA for CPUs fuses the
 computation of that factor into the transposing copy, which then runs over memory in the wrong order, several
 times slower than the product itself. So each function here transposes the factor that is cheap to compute,
-and says which. Accelerators lose nothing: their libraries read either order.
+and says which. What this does on a GPU or a TPU was not measured.
 """
 
 from functools import partial

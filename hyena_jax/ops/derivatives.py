@@ -42,9 +42,10 @@ def own_derivative(
     def called(*args: Any) -> Any:
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.auto_axes and not mesh.manual_axes:
-            # XLA shards: `jax.checkpoint` must know parameters that were gathered by their name, not as sums.
+            # Under `jit` on a mesh an argument may be a gathered parameter: `jax.checkpoint` knows it by its
+            # name, and gathers it again for the backward pass. With the 0 below it would be stored instead.
             return f(*args)
-        # Under shard_map some arguments may vary over devices and others not; the sums make all of them vary.
+        # Under shard_map some arguments may vary over devices and others not; with the 0, all of them vary.
         return f(*_plus(args, _nothing(args)))
 
     return called
@@ -82,10 +83,12 @@ def linear_solve(
 ) -> Tree:
     """The solution x of matvec(params, x) = b, by `jax.lax.custom_linear_solve`, for x of several arrays.
 
-    `custom_linear_solve` can be transposed only if all arrays of its right-hand side have a tangent, or none
-    has. So here all get one as soon as one of them or the parameters has one: sums over no entries, which XLA
-    drops, tie them together. `jax.jit` keeps a function's NumPy constants inside it; as arguments of the
-    solve they would be cast to device-varying twice under `jax.shard_map`, an error.
+    `custom_linear_solve` can be transposed only if all arrays of its right-hand side b have a tangent, or
+    none has. So a 0 that is computed from all of b and the parameters (`_nothing`) is added to each array of
+    b: as soon as one of these has a tangent, all arrays of b have one. XLA drops the 0.
+
+    The given functions are called through `jax.jit`, which keeps their NumPy constants inside. As arguments
+    of the solve, constants would be cast to device-varying twice under `jax.shard_map`, which is an error.
 
     Args:
       matvec: (params, x) -> b on float arrays, linear in x; JAX differentiates it for all but the first

@@ -57,7 +57,7 @@ def features(x: jax.Array, p: int) -> jax.Array:
 
 
 def _features_first(x: jax.Array, p: int) -> jax.Array:
-    """phi(x) [..., M, L] of x [..., L, d], in the order in which a sum over L reads it."""
+    """`features` transposed: phi(x) [..., M, L] of x [..., L, d], for products that sum over L."""
     return _monomials(x, p, "...ld,dm->...ml")
 
 

@@ -28,7 +28,7 @@ Figures = dict[tuple[str, ...], float]
 
 @dataclass(frozen=True)
 class Ends:
-    """A figure at both ends of what may come true; see `roofline`."""
+    """A figure estimated twice, from the optimistic end and from the pessimistic; see `plan.roofline`."""
 
     roofline: float
     pessimistic: float
