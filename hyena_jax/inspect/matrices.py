@@ -14,8 +14,8 @@ import optax
 from hyena_jax.config import require
 from hyena_jax.mixers.mixing import Mixing, mixing_matrices
 
-# Tangents that are pushed through a function at a time.
-TANGENTS = 16
+# Gradients that are computed at a time.
+GRADIENTS = 16
 
 
 @partial(jax.jit, static_argnames="mixer")
@@ -43,14 +43,15 @@ def jacobian_norms(
 ) -> jax.Array:
     """How much output t of a function of x [1, L, D] depends on input s: [L, L] of the block norms.
 
-    Entry (t, s) is the Frobenius norm of the block dy_t / dx_s [D, D], by forward mode. Unlike a mixing
-    matrix it also sees how the gates depend on the input.
+    Entry (t, s) is the Frobenius norm of the block dy_t / dx_s [D, D]. Unlike a mixing matrix it also sees
+    how the gates depend on the input. The blocks come from reverse mode, which every mixer needs to train;
+    forward mode is refused by the kernels that `ops.linear_recurrence` takes on a GPU and a TPU.
 
     Args:
       function: y [1, L, ...] of x [1, L, D].
-      n_probes: None pushes all L D unit tangents through the function and is exact. A number takes so many
-        random directions of each position instead: the squares of the norms are then unbiased estimates, the
-        better the more directions of the output a block reaches.
+      n_probes: None computes the gradient of each single output and is exact. A number computes the gradients
+        along so many random directions of each position's output instead: the squares of the norms are then
+        unbiased estimates, better for blocks of higher rank.
       seed: of the random directions.
 
     Raises:
@@ -58,22 +59,25 @@ def jacobian_norms(
     """
     require(x.ndim == 3 and x.shape[0] == 1, "x", x.shape, "[1, L, D]")
     require(n_probes is None or n_probes >= 1, "n_probes", n_probes, "at least 1, or None")
-    _, length, width = x.shape
-    if n_probes is None:
-        directions = jnp.eye(width, dtype=x.dtype)
-    else:
-        directions = jax.random.normal(jax.random.key(seed), (n_probes, width), x.dtype) / n_probes**0.5
+    length = x.shape[1]
 
     @jax.jit
     def norms(x: jax.Array) -> jax.Array:
-        def push(index: jax.Array) -> jax.Array:
-            """Squares [L], summed over the output's channels, of one direction at one position."""
-            at = jnp.zeros_like(x).at[0, index // len(directions)].set(directions[index % len(directions)])
-            y = jax.jvp(function, (x,), (at,))[1].astype(jnp.promote_types(x.dtype, jnp.float32))
-            return jnp.square(y[0].reshape(length, -1)).sum(-1)
+        y, pull_back = jax.vjp(lambda x: function(x).reshape(length, -1), x)
+        if n_probes is None:
+            directions = jnp.eye(y.shape[1], dtype=y.dtype)
+        else:
+            shape = (n_probes, y.shape[1])
+            directions = jax.random.normal(jax.random.key(seed), shape, y.dtype) / n_probes**0.5
 
-        squares = jax.lax.map(push, jnp.arange(length * len(directions)), batch_size=TANGENTS)
-        return jnp.sqrt(squares.reshape(length, len(directions), length).sum(1)).T
+        def pull(index: jax.Array) -> jax.Array:
+            """Squares [L], summed over the input's channels, of the gradient along a direction of one y_t."""
+            at = jnp.zeros_like(y).at[index // len(directions)].set(directions[index % len(directions)])
+            x_bar = pull_back(at)[0][0].astype(jnp.promote_types(x.dtype, jnp.float32))
+            return jnp.square(x_bar).sum(-1)
+
+        squares = jax.lax.map(pull, jnp.arange(length * len(directions)), batch_size=GRADIENTS)
+        return jnp.sqrt(squares.reshape(length, len(directions), length).sum(1))
 
     return norms(x)
 

@@ -24,8 +24,8 @@ MATRIX_BYTES, FILTER_BYTES, GATE_BYTES = 4_000_000, 1_500_000, 1_000_000
 MOST_HEADS, MOST_CHANNELS = 8, 64
 # Points of a curve over lags or frequencies.
 MOST_POINTS = 512
-# Beyond so many tangents, the norms of a Jacobian are estimated by so many directions at each position.
-MOST_TANGENTS, PROBES = 8192, 16
+# Beyond so many gradients, the norms of a Jacobian are estimated by so many directions at each position.
+MOST_GRADIENTS, PROBES = 8192, 16
 # Of a layer: channels whose Hankel matrices are decomposed, and their leading singular values.
 MOST_SPECTRA, MOST_SINGULAR_VALUES = 16, 48
 
@@ -60,8 +60,8 @@ def mixed(layer: Layer, params: optax.Params, n_heads: int) -> Mixed:
     is_causal = bool(getattr(layer.mixer.config, "causal", True))
     found, name = mixing(layer.mixer, params, layer.inputs), mixer_name(layer.mixer)
     if found is None:
-        n_tangents = layer.inputs.shape[1] * layer.inputs.shape[2]
-        probes = None if n_tangents <= MOST_TANGENTS else PROBES
+        n_outputs = layer.inputs.shape[1] * layer.inputs.shape[2]
+        probes = None if n_outputs <= MOST_GRADIENTS else PROBES
         apply = partial(layer.mixer.apply, {"params": params})
         norms = np.asarray(jacobian_norms(apply, layer.inputs, probes))
         if is_causal:  # an FFT leaves rounding errors there

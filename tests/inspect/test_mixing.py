@@ -15,6 +15,8 @@ from hyena_jax.inspect import jacobian_norms, mixing, plain_attention, strength
 from hyena_jax.mixers.hyena import fir_of_parts
 from hyena_jax.mixers.mixing import Probe
 from hyena_jax.mixers.parallel import Parallel
+from hyena_jax.ops import linear_recurrence as forms
+from hyena_jax.ops.recurrence_kernels import gpu_recurrence, tpu_recurrence
 
 LENGTH = 13
 IN_DEFAULT = {"hyena", "h3_heads", "hawk_griffin", "aft_conv", "local_attention", "fastmax", "gated_delta"}
@@ -117,6 +119,23 @@ def test_the_norms_of_the_jacobian_of_a_gated_sum():
     np.testing.assert_allclose(estimate, exact, rtol=0.1)
     with pytest.raises(ValueError, match=r"x must be \[1, L, D\]"):
         jacobian_norms(function, np.zeros((2, 6, 4), np.float32))
+
+
+@pytest.mark.parametrize(("kernel", "platform"), [(gpu_recurrence, "cuda"), (tpu_recurrence, "tpu")])
+def test_the_norms_of_the_jacobian_of_a_recurrence_by_a_kernel(monkeypatch, kernel, platform):
+    """A mixer without matrices that calls `linear_recurrence` runs a kernel on a GPU and a TPU."""
+    x = np.random.default_rng(0).standard_normal((1, 7, 3)).astype(np.float32)
+
+    def function(x):
+        return x * forms.linear_recurrence(jax.nn.sigmoid(x), x)[0]
+
+    expected = jacobian_norms(function, x)
+    monkeypatch.setattr(forms, "default_method", lambda: partial(kernel, interpret=True))
+    assert_close(jacobian_norms(function, x), expected)
+    if platform == "cuda" and jax.__version_info__ >= (0, 12):
+        return  # JAX 0.12 lowers Triton kernels, which it deprecates, only where there is a GPU
+    monkeypatch.setattr(forms, "default_method", lambda: kernel)
+    jax.jit(partial(jacobian_norms, function)).trace(x).lower(lowering_platforms=(platform,))
 
 
 def test_attention_without_parameters():
