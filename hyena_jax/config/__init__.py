@@ -42,7 +42,14 @@ from hyena_jax.config.filters import (
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
-from hyena_jax.config.input_files import memory_size, open_input, parse_json, read_bytes, read_json
+from hyena_jax.config.input_files import (
+    memory_size,
+    open_input,
+    open_safetensors,
+    parse_json,
+    read_bytes,
+    read_json,
+)
 from hyena_jax.config.lora import LoRAConfig
 from hyena_jax.config.losses import (
     AccuracyConfig,

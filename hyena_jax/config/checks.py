@@ -42,6 +42,11 @@ def require(condition: bool, argument: str, value: object, allowed: str) -> None
         raise UserError(f"{argument} must be {allowed}, got {value!r}")
 
 
+def printable(text: object) -> str:
+    """The text without control characters that a terminal would obey."""
+    return "".join(character for character in str(text) if character.isprintable())
+
+
 def require_at_least(least: float, config: object, *names: str) -> None:
     """`require` for fields of `config` that are numbers or None.
 

@@ -1,4 +1,4 @@
-"""Reading untrusted files: only regular files of a limited size, and JSON of a limited depth."""
+"""Reading untrusted files: regular files of a limited size, JSON of a limited depth, safetensors."""
 
 import contextlib
 import errno
@@ -7,9 +7,12 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from hyena_jax.config.checks import UserError, require
+from hyena_jax.config.checks import UserError, printable, require
+
+if TYPE_CHECKING:
+    from safetensors import safe_open
 
 MOST_JSON = 2**27
 """Most bytes of a JSON file, 128 MiB: the largest tokenizers have 35 MiB."""
@@ -65,6 +68,22 @@ def read_json(argument: str, path: str | Path, most: int = MOST_JSON) -> Any:
         return parse_json(data)
     except UserError as error:
         raise UserError(f"{argument} {str(path)!r} cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def open_safetensors(argument: str, path: str | Path, most: int | None = None) -> Iterator["safe_open"]:
+    """A safetensors file. Its header has at most 100 MB and fits the file's size: the library checks it.
+
+    Raises:
+      UserError: as `open_input` does, or if the header is wrong or the caller reads a missing array.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with open_input(argument, path, most), safe_open(path, "numpy") as file:
+            yield file
+    except SafetensorError as error:
+        raise UserError(f"{argument} {str(path)!r} cannot be read: {printable(error)[:200]}") from error
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hyena_jax.config.checks import UserError
+from hyena_jax.config.checks import UserError, printable
 from hyena_jax.config.input_files import MOST_CODE, open_input
 from hyena_jax.config.registry import Plugin, Registry, parts_in
 
@@ -170,11 +170,6 @@ def plugin_flags(experiment: Any) -> str:
 def _quoted(text: object) -> str:
     """The text in shell quotes."""
     return "'" + printable(text).replace("'", "'\\''") + "'"
-
-
-def printable(text: object) -> str:
-    """The text without control characters that a terminal would obey."""
-    return "".join(character for character in str(text) if character.isprintable())
 
 
 def is_of_own_code(error: BaseException, registries: Iterable[Registry]) -> bool:

@@ -18,8 +18,7 @@ import numpy as np
 
 from hyena_jax import models
 from hyena_jax.config import Experiment, LanguageModelConfig, TextConfig, TokensConfig, UserError, require
-from hyena_jax.config.checks import require_free
-from hyena_jax.config.plugins import printable
+from hyena_jax.config.checks import printable, require_free
 from hyena_jax.data.text import fingerprint_of_no_text
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe, read_sentencepiece
 from hyena_jax.interop import lfm2, recurrentgemma, safari, stripedhyena2

@@ -16,8 +16,8 @@ from hyena_jax.config import (
     UserError,
     require,
 )
+from hyena_jax.config.checks import printable
 from hyena_jax.config.models import MOST_CHANNELS, MOST_LAYERS, MOST_POSITIONS, MOST_SYMBOLS
-from hyena_jax.config.plugins import printable
 from hyena_jax.data.tokenizers import DnaTokenizer
 from hyena_jax.filters.window import decay_rates
 from hyena_jax.interop.family import (

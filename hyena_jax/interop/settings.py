@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hyena_jax.config import UserError, parse_json, read_bytes, require
-from hyena_jax.config.checks import MOST_COUNT
+from hyena_jax.config.checks import MOST_COUNT, printable
 from hyena_jax.config.input_files import MOST_JSON
-from hyena_jax.config.plugins import printable
 
 MISSING = object()
 

@@ -4,7 +4,6 @@ Every header is checked against the size of its file before anything is allocate
 are: an index may only name files next to it, and symbolic links are refused. Nothing in a file is executed.
 """
 
-import json
 import math
 import re
 import zipfile
@@ -16,8 +15,8 @@ import ml_dtypes
 import numpy as np
 import tensorstore as ts
 
-from hyena_jax.config import UserError, open_input, parse_json, read_json, require
-from hyena_jax.config.plugins import printable
+from hyena_jax.config import UserError, open_input, open_safetensors, parse_json, read_json, require
+from hyena_jax.config.checks import printable
 
 DTYPES = {
     "F64": np.dtype("<f8"),
@@ -26,8 +25,6 @@ DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 """Dtypes of parameters, as safetensors names them."""
-MOST_HEADER = 10**8
-"""Most bytes of a header, as the safetensors library allows."""
 MOST_PICKLE = 2**26
 """Most bytes of the structure of a PyTorch file, which is loaded as a whole."""
 STATE = "state_dict"
@@ -110,26 +107,15 @@ def _plain(path: Path) -> Path:
 
 def metadata_of(path: Path) -> dict[str, str]:
     """The metadata of a `.safetensors` file."""
-    return _header(path)[0].get("__metadata__") or {}  # the library allows null
-
-
-def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a `.safetensors` file, and its length."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        # The library checks the header: the tensors fill the file, one after the other, by their dtypes.
-        with open_input("source", _plain(path)) as file, safe_open(path, "numpy"):
-            n_header = int.from_bytes(file.read(8), "little")
-            return json.loads(file.read(min(n_header, MOST_HEADER))), n_header
-    except (SafetensorError, ValueError) as error:
-        reason = printable(error)[:200]
-        raise UserError(f"source {str(path)!r} cannot be read: {reason}") from error
+    with open_safetensors("source", _plain(path)) as file:
+        return file.metadata() or {}
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a `.safetensors` file; reading one maps its bytes alone."""
-    header, n_header = _header(path)
+    with open_safetensors("source", _plain(path)), path.open("rb") as file:
+        n_header = int.from_bytes(file.read(8), "little")
+        header = parse_json(file.read(n_header))
 
     def tensor(about: Mapping[str, Any]) -> Tensor:
         shape, start = tuple(about["shape"]), 8 + n_header + about["data_offsets"][0]

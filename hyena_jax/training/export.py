@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hyena_jax.config import UserError, open_input, require
-from hyena_jax.config.plugins import printable
+from hyena_jax.config import UserError, open_safetensors, require
+from hyena_jax.config.checks import printable
 from hyena_jax.training import atomic
 from hyena_jax.trees import named_leaves
 
@@ -74,26 +74,21 @@ def read(path: Path, shapes: Tree, report: Callable[[str], None], argument: str 
     Raises:
       UserError: if there is such a tensor, or `path` is not a safetensors file.
     """
-    from safetensors import SafetensorError, safe_open
-
     wanted = named_leaves(shapes)
-    try:
-        with open_input(argument, path), safe_open(path, "numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            found = {
-                name: Tensor(tensor.get_dtype(), tuple(tensor.get_shape())) for name, tensor in slices.items()
-            }
-            problems = list(_problems(wanted, found))
-            if not problems:
-                with np.errstate(over="ignore"):
-                    arrays = {name: file.get_tensor(name).astype(leaf.dtype) for name, leaf in wanted.items()}
-                problems = [
-                    f"{name} must be finite as {wanted[name].dtype}, got {array[~np.isfinite(array)].flat[0]}"
-                    for name, array in arrays.items()
-                    if not np.isfinite(array).all()
-                ]
-    except SafetensorError as error:
-        raise UserError(f"{argument} {str(path)!r} cannot be read: {printable(error)[:200]}") from error
+    with open_safetensors(argument, path) as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        found = {
+            name: Tensor(tensor.get_dtype(), tuple(tensor.get_shape())) for name, tensor in slices.items()
+        }
+        problems = list(_problems(wanted, found))
+        if not problems:
+            with np.errstate(over="ignore"):
+                arrays = {name: file.get_tensor(name).astype(leaf.dtype) for name, leaf in wanted.items()}
+            problems = [
+                f"{name} must be finite as {wanted[name].dtype}, got {array[~np.isfinite(array)].flat[0]}"
+                for name, array in arrays.items()
+                if not np.isfinite(array).all()
+            ]
     _refuse(argument, path, problems, report)
     return jax.tree.unflatten(jax.tree.structure(shapes), arrays.values())
 
