@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from idx_files import write_pair
 
@@ -95,7 +96,8 @@ def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):
     assert text.endswith(two)
     assert lines[0]["text"].startswith(text)
     capsys.readouterr()
-    before = output.read_text()
+    before, earlier = output.read_text(), tmp_path / "earlier.npz"
+    np.savez(earlier, about="{}")
     for arguments, message in (
         (["--prompt", "the", "--output", output], "output must be a file that does not exist yet"),
         (["--prompt", "the", "--save-state", tmp_path / "no" / "state"], "in an existing folder"),
@@ -105,7 +107,8 @@ def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):
             ["--prompt", "the", "--on-full", "error", "--max-new-tokens", 10**6],
             "--max-new-tokens must be at most",
         ),
-        (["--load-state", output], "cannot be read as a saved state"),
+        (["--load-state", output], "cannot be read: "),
+        (["--load-state", earlier], "was saved by an earlier version, in format 1; read the prompts again"),
         ([], "prompt must be given"),
     ):
         assert run("generate", workdir, *arguments) == 2

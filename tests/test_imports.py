@@ -24,7 +24,7 @@ ALLOWED = {
     "trees": set(),
     "parallel": {"config", "layout", "ops", "trees"},
     "training": {"config", "data", "interruption", "layout", "models", "ops", "parallel", "trees"},
-    "generation": {"config", "data", "mixers", "models", "ops", "training"},
+    "generation": {"config", "data", "mixers", "models", "ops", "training", "trees"},
     "scoring": {"config", "data", "parallel", "training"},
     "benchmark": {
         "interruption",

@@ -1,29 +1,36 @@
-"""Saves a model's state after prompts to a file, so that prompts are read once and continued often."""
+"""Saves a model's state after prompts to a file, so that prompts are read once and continued often.
+
+The file is a safetensors file. Its arrays are the leaves of a `Prefilled`, named by their paths: `logits`,
+`read/0`, `state/shared/position`. Its metadata are one text of JSON, as the format keeps no order of several.
+"""
 
 import hashlib
 import json
-import os
-import zipfile
-from collections.abc import Callable
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from hyena_jax import models
-from hyena_jax.config import ModelConfig, UserError, memory_size, open_input, parse_json, require
-from hyena_jax.data import npy
+from hyena_jax import config, models
+from hyena_jax.config import ModelConfig, UserError, require
+from hyena_jax.config.checks import printable
 from hyena_jax.generation.decoding import Prefilled
 from hyena_jax.generation.programs import empty_state
 from hyena_jax.generation.prompts import check_prompts
 from hyena_jax.training import atomic
+from hyena_jax.trees import named_leaves
 
-FORMAT = 1
-MOST_ABOUT = 2**16
-"""Most bytes of the description in a file."""
+FORMAT = 2
+MOST_ABOUT = 2**10
+"""Most characters of the text in the metadata."""
 
 
 def origin(model_config: ModelConfig, params: optax.Params) -> str:
@@ -36,18 +43,23 @@ def origin(model_config: ModelConfig, params: optax.Params) -> str:
 
 
 def save(path: Path, prefilled: Prefilled, origin: str) -> None:
-    """Writes the state and the tokens read, atomically.
+    """Writes the state and the tokens read, atomically; equal ones give equal files.
 
     Raises:
       OSError: if the file cannot be written.
     """
-    leaves = jax.device_get(jax.tree.leaves((prefilled.state, prefilled.logits)))
-    arrays = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
-    arrays |= {f"read_{i}": row for i, row in enumerate(prefilled.read)}
-    context = None if prefilled.room is None else prefilled.room + max(map(len, prefilled.read))
-    about = {"format": FORMAT, "origin": origin, "rows": len(prefilled.read), "context": context}
-    with atomic.replacing(path) as draft, draft.open("wb") as file:
-        np.savez(file, about=json.dumps(about), **arrays)
+    room, rows = prefilled.room, prefilled.read
+    context = None if room is None else room + max(map(len, rows))
+    about = {"format": FORMAT, "origin": origin, "rows": len(rows), "context": context}
+    leaves = named_leaves(jax.device_get(prefilled._replace(room=None)))
+    # The library writes the memory of an array as it lies.
+    arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
+    about["sha256"] = _digest(about, arrays)
+    try:
+        with atomic.replacing(path) as draft:
+            save_file(arrays, draft, {"saved_state": json.dumps(about)})
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
 
 
 def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prefilled:
@@ -56,115 +68,78 @@ def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Pre
     Raises:
       UserError: if the file is not a saved state, or belongs to another model or other parameters.
     """
-    try:
-        with open_input("load_state", path, memory_size()) as file, zipfile.ZipFile(file) as archive:
-            return _prefilled(_members(archive), model, params, origin)
-    except OtherOrigin as error:
-        raise UserError(f"load_state {str(path)!r} belongs to another model or checkpoint") from error
-    except MemoryError:
-        raise
-    except Exception as error:  # zipfile raises many kinds of errors
-        if isinstance(error, UserError) and str(error).startswith("load_state"):
-            raise
-        raise UserError(f"load_state {str(path)!r} cannot be read as a saved state: {error}") from error
+    with config.open_input("load_state", path, config.memory_size()) as file:
+        if file.read(4) == b"PK\x03\x04":  # a zip archive, as format 1 was
+            again = "read the prompts again and save their state"
+            raise UserError(f"load_state {str(path)!r} was saved by an earlier version, in format 1; {again}")
+    with config.open_safetensors("load_state", path) as file:
+        try:
+            return _prefilled(file, _about(file, origin), model, params)
+        except UserError as error:
+            raise UserError(f"load_state {str(path)!r} cannot be read as a saved state: {error}") from error
 
 
-class OtherOrigin(Exception):
-    """The state belongs to another model or other parameters."""
-
-
-class Member(NamedTuple):
-    """An array in the archive, and how to read it."""
-
-    header: npy.Header
-    read: Callable[[], np.ndarray]
-
-
-def _members(archive: zipfile.ZipFile) -> dict[str, Member]:
-    """The arrays by name. None may be compressed, so their sizes are bounded by the archive's."""
-    infos = archive.infolist()
-    is_plain = all(info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1 for info in infos)
-    require(is_plain, "the archive", "another one", "neither compressed nor encrypted")
-    require(len({info.filename for info in infos}) == len(infos), "names", "some twice", "different")
-    stored = sum(info.file_size for info in infos)
-    size = os.fstat(archive.fp.fileno()).st_size
-    require(stored <= size, "the archive", f"{stored} bytes in {size}", "as large as its contents")
-    return {info.filename.removesuffix(".npy"): _member(archive, info) for info in infos}
-
-
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
-    with archive.open(info) as file:
-        header = npy.read_header(info.filename, file, info.file_size)
-        start = file.tell()
-
-    def read() -> np.ndarray:
-        with archive.open(info) as file:
-            file.read(start)  # not `seek`, after which zipfile does not check the checksum
-            order = "F" if header.is_fortran else "C"
-            return np.frombuffer(file.read(), header.dtype).reshape(header.shape, order=order)
-
-    return Member(header, read)
-
-
-def _prefilled(members: dict[str, Member], model: nn.Module, params: optax.Params, origin: str) -> Prefilled:
-    about = _about(members, origin)
-    rows, context = about["rows"], about["context"]
-    most = model.config.max_len
-    reads = [_checked(members, f"read_{i}", None, np.int32) for i in range(rows)]
-    n_read = max(map(len, reads))
-    if models.is_unbounded(model):
-        require(context is None, "context", context, "None, as the model's state does not grow")
-    else:
-        require(_is_count(context) and n_read <= context <= most, "context", context, f"in {n_read}..{most}")
-    check_prompts(model.config, reads)
-    state = jax.eval_shape(lambda: empty_state(model, params, rows, context or most))
-    leaves, structure = jax.tree.flatten(state)
-    names = {"about"} | {f"read_{i}" for i in range(rows)} | {f"leaf_{i}" for i in range(len(leaves) + 1)}
-    require(set(members) == names, "arrays", sorted(set(members) ^ names)[:5], "as in the model's state")
-    arrays = [_checked(members, f"leaf_{i}", leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)]
-    # The model decides the dtype of its logits.
-    name = f"leaf_{len(leaves)}"
-    dtype = np.dtype(jax.numpy.bfloat16) if members[name].header.dtype.kind == "V" else np.float32
-    logits = _checked(members, name, (rows, model.config.vocab_size), dtype)
-    room = None if context is None else context - n_read
-    return Prefilled(structure.unflatten(map(jax.numpy.asarray, arrays)), logits, tuple(reads), room)
-
-
-def _about(members: dict[str, Member], origin: str) -> dict[str, Any]:
-    """The description in the file."""
-    require("about" in members, "the archive", sorted(members)[:5], "one with `about`")
-    shape, _, dtype = members["about"].header
-    is_text = shape == () and dtype.kind == "U" and dtype.itemsize <= MOST_ABOUT
-    require(is_text, "about", f"{dtype} {shape}", "a short text")
-    about = parse_json(str(members["about"].read()))
-    is_about = isinstance(about, dict) and {"format", "origin", "rows", "context"} <= set(about)
-    require(is_about, "about", str(about)[:80], "an object with format, origin, rows and context")
-    if about["format"] != FORMAT or about["origin"] != origin:
-        raise OtherOrigin
-    fits = _is_count(about["rows"]) and about["rows"] <= len(members)
-    require(fits, "rows", about["rows"], "as many as the rows that were read")
+def _about(file: safe_open, origin: str) -> dict[str, Any]:
+    """What the metadata say of the state, which must be of this origin."""
+    text = (file.metadata() or {}).get("saved_state", "")
+    require(0 < len(text) <= MOST_ABOUT, "saved_state in the metadata", text[:80], "a short text")
+    about = config.parse_json(text)
+    is_about = isinstance(about, dict) and about.keys() == {"format", "origin", "rows", "context", "sha256"}
+    require(is_about, "saved_state", about, "an object with format, origin, rows, context and sha256")
+    require(about["format"] == FORMAT, "format", about["format"], str(FORMAT))
+    if about["origin"] != origin:
+        raise UserError("it belongs to another model or checkpoint")
     return about
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 1
+def _prefilled(file: safe_open, about: dict[str, Any], model: nn.Module, params: optax.Params) -> Prefilled:
+    shapes = _shapes(file, about, model, params)
+    wanted = {name: f"{_dtype_name(x.dtype)} {[*x.shape]}" for name, x in named_leaves(shapes).items()}
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    found = {name: f"{x.get_dtype()} {x.get_shape()}" for name, x in slices.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        must, got = wanted.get(name, "absent"), found.get(name, "absent")
+        require(got == must, printable(name)[:80], got[:80], must)
+    arrays = {name: file.get_tensor(name) for name in wanted}
+    stored, digest = about.pop("sha256"), _digest(about, arrays)
+    require(digest == stored, "the SHA-256 of the contents", digest, repr(stored))
+    for name, array in arrays.items():
+        require(not np.isnan(array).any(), name, "NaN", "a number everywhere")
+    state, logits, read, _ = jax.tree.unflatten(jax.tree.structure(shapes), arrays.values())
+    check_prompts(model.config, read)
+    room = None if about["context"] is None else about["context"] - max(map(len, read))
+    return Prefilled(jax.device_put(state), logits, read, room)
 
 
-def _checked(
-    members: dict[str, Member], name: str, shape: tuple[int, ...] | None, dtype: np.dtype
-) -> np.ndarray:
-    """An array of this shape (None: one-dimensional) and dtype, without NaN."""
-    require(name in members, "the archive", sorted(members)[:5], f"one with {name}")
-    found, dtype = members[name].header, np.dtype(dtype)
-    # NumPy's format cannot name dtypes such as bfloat16.
-    is_dtype = found.dtype == (f"V{dtype.itemsize}" if dtype.kind == "V" else dtype)
-    fits = is_dtype and (len(found.shape) == 1 if shape is None else found.shape == shape)
-    require(
-        fits,
-        name,
-        f"{found.dtype} {found.shape}",
-        f"{dtype} {'of one dimension' if shape is None else shape}",
-    )
-    array = members[name].read().view(dtype)
-    require(dtype.kind in "iub" or not np.isnan(array).any(), name, "NaN", "a number everywhere")
-    return array
+def _shapes(file: safe_open, about: dict[str, Any], model: nn.Module, params: optax.Params) -> Prefilled:
+    """The shapes and dtypes that the arrays must have."""
+    rows, context, most = about["rows"], about["context"], model.config.max_len
+    n_arrays = len(file.keys())
+    require(type(rows) is int and 1 <= rows <= n_arrays, "rows", rows, f"in 1..{n_arrays}")
+    lengths = [math.prod(file.get_slice(f"read/{i}").get_shape()) for i in range(rows)]
+    least = max(lengths)
+    if models.is_unbounded(model):
+        require(context is None, "context", context, "None, as the model's state does not grow")
+    else:
+        fits = type(context) is int and least <= context <= most
+        require(fits, "context", context, f"in {least}..{most}")
+    state = jax.eval_shape(lambda: empty_state(model, params, rows, context or most))
+    # The model decides the dtype of its logits.
+    dtype = jnp.bfloat16 if file.get_slice("logits").get_dtype() == "BF16" else jnp.float32
+    logits = jax.ShapeDtypeStruct((rows, model.config.vocab_size), dtype)
+    return Prefilled(state, logits, tuple(jax.ShapeDtypeStruct((n,), jnp.int32) for n in lengths), room=None)
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    """The name of a dtype in safetensors, such as F32, C64, I32 or BF16."""
+    names = {"bfloat16": "BF16", "bool": "BOOL"}
+    return names.get(dtype.name, f"{dtype.kind}{8 * dtype.itemsize}".upper())
+
+
+def _digest(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of what the metadata say, and of the arrays' names, dtypes, shapes and contents."""
+    digest = hashlib.sha256(json.dumps(about).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8))
+    return digest.hexdigest()

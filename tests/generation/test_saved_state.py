@@ -4,13 +4,24 @@ import os
 import chex
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from hyena_jax import models
-from hyena_jax.config import AttentionConfig, HawkConfig, HyenaConfig, LanguageModelConfig, UserError
+from hyena_jax.config import (
+    AttentionConfig,
+    HawkConfig,
+    HyenaConfig,
+    LanguageModelConfig,
+    ModalFilterConfig,
+    UserError,
+)
 from hyena_jax.generation import saved_state
 from hyena_jax.generation.decoding import Request, continuations, prefill, proceed
+from hyena_jax.trees import named_leaves
 
 pytestmark = pytest.mark.xdist_group("saved_state")  # its tests share a model
 
@@ -54,114 +65,194 @@ def test_a_state_of_other_parameters_is_refused(model, saved):
         saved_state.load(saved[1], module, other, saved_state.origin(module.config, other))
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", None])
+@pytest.mark.parametrize("content", [b"", b"{}", 7, 2000, -1])
 def test_what_is_no_saved_state_is_refused(model, saved, tmp_path, content):
     path = tmp_path / "wrong"
-    path.write_bytes(saved[1].read_bytes()[:2000] if content is None else content)
+    path.write_bytes(saved[1].read_bytes()[:content] if isinstance(content, int) else content)
     with pytest.raises(UserError, match="cannot be read"):
         saved_state.load(path, *model, saved[2])
     with pytest.raises(UserError, match="cannot be read"):
         saved_state.load(tmp_path / "missing", *model, saved[2])
 
 
-def arrays_of(path):
-    with np.load(path) as file:
-        return dict(file)
+def contents(path):
+    """The description in a file, and its arrays by name."""
+    with safe_open(path, "numpy") as file:
+        about = json.loads(file.metadata()["saved_state"])
+        return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-def about(arrays, **changes):
-    return arrays | {"about": np.array(json.dumps(json.loads(str(arrays["about"])) | changes))}
+def write(path, about, arrays):
+    """A file whose SHA-256 is right."""
+    about = {name: value for name, value in about.items() if name != "sha256"}
+    about["sha256"] = saved_state._digest(about, arrays)
+    save_file(arrays, path, {"saved_state": json.dumps(about)})
 
 
-def with_first(arrays, change):
-    name = next(name for name, array in arrays.items() if name.startswith("leaf") and array.ndim > 1)
-    return arrays | {name: change(arrays[name])}
+def test_arrays_have_the_names_of_leaves(saved):
+    about, arrays = contents(saved[1])
+    assert about.items() >= {"format": 2, "origin": saved[2], "rows": 2, "context": 90}.items()
+    leaves = named_leaves(saved[0]._replace(room=None))
+    assert {"logits", "read/0", "read/1", "state/shared/position"} < leaves.keys()
+    chex.assert_trees_all_equal(arrays, jax.device_get(leaves))
 
 
-def last(arrays):
-    """The name of the logits."""
-    return max((name for name in arrays if name.startswith("leaf")), key=lambda name: int(name[5:]))
+def test_equal_states_have_equal_files(saved):
+    prompted, path, origin = saved
+    before = path.read_bytes()
+    # Transposed twice: the memory lies otherwise.
+    turned = jax.tree.map(lambda x: np.asfortranarray(x) if np.ndim(x) else x, prompted)
+    for state in (prompted, prompted, turned):
+        saved_state.save(path, state, origin)
+        assert path.read_bytes() == before
+
+
+def test_flipped_bits_are_found(model, saved, tmp_path):
+    path, good = tmp_path / "flipped", saved[1].read_bytes()
+    n_header = 8 + int.from_bytes(good[:8], "little")
+    rng = np.random.default_rng(0)
+    in_arrays = rng.integers(n_header, len(good), 40)
+    for at in (n_header, *in_arrays, len(good) - 1, *rng.integers(0, n_header, 40)):
+        data = bytearray(good)
+        data[at] ^= 1 << rng.integers(8)
+        path.write_bytes(data)
+        where = "the SHA-256 of the contents must be" if at >= n_header else "cannot be read"
+        with pytest.raises(UserError, match=where):
+            saved_state.load(path, *model, saved[2])
+
+
+def about(**changes):
+    return lambda about, arrays: (about | changes, arrays)
+
+
+def changed(**arrays):
+    return lambda about, before: (about, before | {name.replace("_", "/"): x for name, x in arrays.items()})
+
+
+def without(missing):
+    return lambda about, arrays: (about, {name: x for name, x in arrays.items() if name != missing})
+
+
+def with_first(change):
+    """Changes the first array of the state with several axes."""
+
+    def changed(about, arrays):
+        name = min(name for name, x in arrays.items() if name.startswith("state") and x.ndim > 1)
+        return about, arrays | {name: change(arrays[name])}
+
+    return changed
 
 
 CHANGES = {
-    "a context of 0": (lambda a: about(a, context=0), "context must be in 3..90, got 0"),
-    "a long context": (lambda a: about(a, context=10**12), "context must be in 3..90"),
-    "no context": (lambda a: about(a, context=None), "context must be in 3..90, got None"),
-    "a context of another type": (lambda a: about(a, context=True), "context must be in 3..90, got True"),
-    "no rows": (lambda a: about(a, rows=0), "rows must be as many as"),
-    "many rows": (lambda a: about(a, rows=10**12), "rows must be as many as"),
-    "rows of another type": (lambda a: about(a, rows=[2]), "rows must be as many as"),
-    "another format": (lambda a: about(a, format=2), "belongs to another model or checkpoint"),
-    "about nothing": (lambda a: a | {"about": np.array("[]")}, "about must be an object"),
-    "deep": (lambda a: a | {"about": np.array("[" * 9000)}, "lists and objects deep"),
-    "a number as about": (lambda a: a | {"about": np.array(3)}, "about must be a short text"),
-    "without about": (lambda a: {k: v for k, v in a.items() if k != "about"}, "one with `about`"),
-    "without logits": (lambda a: {k: v for k, v in a.items() if k != last(a)}, "must be as in the model"),
-    "another array": (lambda a: a | {"x": np.zeros(2)}, "arrays must be as in the model's state"),
-    "logits of another shape": (lambda a: a | {last(a): np.zeros((2, 12), np.float32)}, r"\(2, 11\), got"),
-    "logits of another dtype": (lambda a: a | {last(a): np.zeros((2, 11))}, "must be float32"),
-    "NaN": (lambda a: a | {last(a): np.full((2, 11), np.nan, np.float32)}, "a number everywhere"),
-    "another shape": (lambda a: with_first(a, lambda x: x[..., :1]), "must be float32"),
-    "another dtype": (lambda a: with_first(a, lambda x: x.astype(np.float64)), "must be float32"),
-    "an array of texts": (lambda a: with_first(a, lambda x: x.astype("U9")), "must be float32"),
-    "tokens that are none": (
-        lambda a: a | {"read_0": np.array([3, 99, 4], np.int32)},
-        "prompt token must be",
-    ),
-    "tokens of another dtype": (lambda a: a | {"read_0": np.array([3.0, 1, 4])}, "read_0 must be int32"),
-    "an empty prompt": (lambda a: a | {"read_1": np.zeros(0, np.int32)}, "at least one token"),
-    "more tokens than context": (
-        lambda a: a | {"read_1": np.zeros(91, np.int32)},
-        "context must be in 91..90",
-    ),
+    "a context of 0": (about(context=0), "context must be in 3..90, got 0"),
+    "a long context": (about(context=10**12), "context must be in 3..90"),
+    "no context": (about(context=None), "context must be in 3..90, got None"),
+    "a context of another type": (about(context=True), "context must be in 3..90, got True"),
+    "no rows": (about(rows=0), "rows must be in 1.."),
+    "fewer rows": (about(rows=1), r"logits must be F32 \[1, 11\], got 'F32 \[2, 11\]'"),
+    "more rows": (about(rows=3), "cannot be read: .*read/2"),
+    "many rows": (about(rows=10**12), "rows must be in 1.."),
+    "rows of another type": (about(rows=[2]), "rows must be in 1.."),
+    "another format": (about(format=3), "format must be 2, got 3"),
+    "another fact": (about(other=1), "must be an object with format, origin"),
+    "a long fact": (about(origin="0" * 2000), "must be a short text"),
+    "deep": (about(rows=json.loads("[" * 200 + "]" * 200)), "lists and objects deep"),
+    "without logits": (without("logits"), "cannot be read: .*logits"),
+    "without a prompt": (without("read/0"), "cannot be read: .*read/0"),
+    "without a part of the state": (without("state/first"), r"state/first must be I32 .*, got 'absent'"),
+    "another array": (changed(x=np.zeros(2)), "x must be absent, got 'F64"),
+    "logits of another shape": (changed(logits=np.zeros((2, 12), np.float32)), r"\[2, 11\], got"),
+    "logits of another dtype": (changed(logits=np.zeros((2, 11))), "logits must be F32"),
+    "NaN": (changed(logits=np.full((2, 11), np.nan, np.float32)), "a number everywhere"),
+    "another shape": (with_first(lambda x: x[..., :1].copy()), "must be F32"),
+    "another dtype": (with_first(lambda x: x.astype(np.float64)), "must be F32"),
+    "a dtype that NumPy lacks": (with_first(lambda x: x.astype(ml_dtypes.float8_e4m3fn)), "got 'F8_E4M3"),
+    "tokens that are none": (changed(read_0=np.array([3, 99, 4], np.int32)), "prompt token must be"),
+    "tokens of another dtype": (changed(read_0=np.array([3.0, 1, 4])), "read/0 must be I32"),
+    "tokens of two axes": (changed(read_0=np.ones((3, 1), np.int32)), r"read/0 must be I32 \[3\]"),
+    "an empty prompt": (changed(read_1=np.zeros(0, np.int32)), "at least one token"),
+    "more tokens than context": (changed(read_1=np.zeros(91, np.int32)), "context must be in 91..90"),
 }
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES.keys())
 def test_a_state_that_is_not_the_models_is_refused(model, saved, tmp_path, change, message):
-    path = tmp_path / "changed.npz"
-    np.savez(path, **change(arrays_of(saved[1])))
+    path = tmp_path / "changed"
+    write(path, *change(*contents(saved[1])))
     with pytest.raises(UserError, match=message):
         saved_state.load(path, *model, saved[2])
 
 
-def test_archives_that_are_not_plain_are_refused(model, saved, tmp_path):
-    arrays, path = arrays_of(saved[1]), tmp_path / "bomb.npz"
-    np.savez_compressed(path, **arrays | {"leaf_0": np.zeros((3000, 3000))})
-    with pytest.raises(UserError, match="neither compressed nor encrypted"):
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (None, "must be a short text, got ''"),
+        ({"step": "3"}, "must be a short text, got ''"),
+        ({"saved_state": "[]"}, r"must be an object with .*, got \[\]"),
+        ({"saved_state": "3"}, "must be an object with .*, got 3"),
+        ({"saved_state": "{"}, "not JSON"),
+    ],
+)
+def test_metadata_of_other_files_are_refused(model, saved, tmp_path, metadata, message):
+    save_file(contents(saved[1])[1], tmp_path / "other", metadata)
+    with pytest.raises(UserError, match=f"cannot be read as a saved state: .*{message}"):
+        saved_state.load(tmp_path / "other", *model, saved[2])
+
+
+def test_the_first_format_is_refused(model, saved, tmp_path):
+    path = tmp_path / "state.npz"
+    np.savez(path, about=json.dumps({"format": 1, "origin": saved[2]}), leaf_0=np.zeros(3))
+    with pytest.raises(UserError, match="saved by an earlier version, in format 1; read the prompts again"):
         saved_state.load(path, *model, saved[2])
-    data = bytearray(saved[1].read_bytes())
-    data[data.index(b"PK\x01\x02") + 8] |= 1  # the encryption flag in the directory
-    path.write_bytes(data)
-    with pytest.raises(UserError, match="neither compressed nor encrypted"):
-        saved_state.load(path, *model, saved[2])
-    data = bytearray(saved[1].read_bytes())
-    data[data.index(b"descr") + 200] ^= 1  # in the first array, after its header
-    path.write_bytes(data)
-    with pytest.raises(UserError, match="Bad CRC"):
-        saved_state.load(path, *model, saved[2])
-    path.unlink()
-    os.mkfifo(path)
+
+
+def test_a_pipe_is_refused(model, saved, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="a file, not a pipe"):
-        saved_state.load(path, *model, saved[2])
+        saved_state.load(tmp_path / "pipe", *model, saved[2])
 
 
-def test_a_state_in_bfloat16_is_read_as_such(tmp_path):
-    """NumPy's format has no bfloat16."""
+def test_a_full_disk_leaves_the_file_as_it_was(saved, monkeypatch):
+    def full(*_):
+        raise SafetensorError("No space left on device")
+
+    prompted, path, origin = saved
+    before = path.read_bytes()
+    monkeypatch.setattr(saved_state, "save_file", full)
+    with pytest.raises(OSError, match="state could not be written: No space left"):
+        saved_state.save(path, prompted, origin)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "options", "name"),
+    [
+        (AttentionConfig(), {"dtype": "bfloat16"}, "bfloat16"),
+        (HyenaConfig(filter=ModalFilterConfig()), {}, "complex64"),
+    ],
+)
+def test_dtypes_of_states_are_kept(tmp_path, mixer, options, name):
     config = LanguageModelConfig(
-        pattern=(AttentionConfig(),),
-        n_layers=1,
-        d_model=8,
-        d_ff=8,
-        max_len=16,
-        vocab_size=11,
-        dtype="bfloat16",
+        pattern=(mixer,), n_layers=1, d_model=8, d_ff=8, max_len=16, vocab_size=11, **options
     )
     module = models.build(config)
     params = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["params"]
     prompted, origin = prefill(module, params, [np.array([3, 1, 4])]), saved_state.origin(config, params)
     saved_state.save(tmp_path / "state", prompted, origin)
     loaded = saved_state.load(tmp_path / "state", module, params, origin)
-    assert "bfloat16" in {leaf.dtype.name for leaf in jax.tree.leaves(prompted.state)}
-    chex.assert_trees_all_equal(loaded.state, prompted.state)
+    assert name in {leaf.dtype.name for leaf in jax.tree.leaves(prompted.state)}
+    chex.assert_trees_all_equal(loaded, prompted)
     chex.assert_trees_all_equal_dtypes(loaded.state, prompted.state)
+
+
+def test_dtypes_have_the_names_of_the_library(tmp_path):
+    names = (
+        "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64"
+    )
+    arrays = {name: np.ones((2, 3), jnp.dtype(name)) for name in names.split()}
+    save_file(arrays, tmp_path / "file")
+    with safe_open(tmp_path / "file", "numpy") as file:
+        for name, array in arrays.items():
+            assert file.get_slice(name).get_dtype() == saved_state._dtype_name(array.dtype)
+            np.testing.assert_array_equal(file.get_tensor(name), array, strict=True)
