@@ -81,9 +81,9 @@ def _mapped(argument: str, path: str, dtype: str) -> np.ndarray:
     with open_input(argument, file) as opened:
         size = file.stat().st_size
         if file.suffix == ".npy":
-            header = read_header(f"{argument} {path!r}", opened, size)
-            check_tokens(f"{argument} {path!r}", header.shape, header.dtype)
-            return np.memmap(opened, header.dtype, "r", opened.tell(), header.shape)
+            shape, found = read_header(f"{argument} {path!r}", opened, size)
+            check_tokens(f"{argument} {path!r}", shape, found)
+            return np.memmap(opened, found, "r", opened.tell(), shape)
         item = np.dtype(dtype).itemsize
         fits = size > 0 and size % item == 0
         require(fits, f"{argument} {path!r}", f"{size} bytes", f"{dtype} numbers, a multiple of {item} bytes")
