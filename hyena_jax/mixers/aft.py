@@ -16,9 +16,8 @@ from hyena_jax.initializers import initializers
 from hyena_jax.mixers.inputs import sums_dtype, within
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.sequence import Sequence
-from hyena_jax.ops import aft, sequence_parallel
+from hyena_jax.ops import aft, shards
 from hyena_jax.ops.aft_blocks import full_sums, window_sums
-from hyena_jax.ops.sequence_shards import sharded
 
 # The paper initialises the parameters of position biases as N(0, 10^-2); we take 10^-2 as the variance.
 position_init = nn.initializers.normal(0.1)
@@ -104,9 +103,7 @@ class AFTSimple(AFT):
             return sums, jax.tree.map(lambda x: x[:, -1:], sums)
 
         def whole() -> aft.Sums:
-            in_axes = ("BL1D", "BL1D", "1L" if len(document) == 1 else "BL")
-            running_sums = sharded(sequence_parallel.aft_simple, seq.sequence_axis, in_axes, "BL1D")
-            return running_sums(keys, values, document)
+            return shards.running_sums(keys, values, document, seq.sequence_axis)
 
         return seq.carry("sums", lambda: aft.no_sums(keys, values), run, whole)
 

@@ -13,8 +13,8 @@ from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.hyena import fir_of_parts
 from hyena_jax.mixers.mixer import LongConvolutionMixer
 from hyena_jax.mixers.sequence import Sequence
-from hyena_jax.ops.broadcasting import sum_products
-from hyena_jax.ops.derivatives import own_derivative
+from hyena_jax.ops.fast.broadcasting import sum_products
+from hyena_jax.ops.fast.derivatives import own_derivative
 
 # Least norm that a gate is divided by.
 EPSILON = 1e-12

@@ -1,7 +1,7 @@
-"""Dense layers with the parameters of `nn.Dense` and the products of `hyena_jax.ops.dense`.
+"""Dense layers with the parameters of `nn.Dense` and the products of `hyena_jax.ops.fast.dense`.
 
-`ops.dense` explains the order of the axes and why the product is split into parts. Axes: B batch, L length, D
-channels in, C channels of a part.
+`ops.fast.dense` explains the order of the axes and why the product is split into parts. Axes: B batch, L
+length, D channels in, C channels of a part.
 """
 
 import flax.linen as nn
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from flax.typing import Initializer
 
-from hyena_jax.ops.dense import from_channels_first, split_dense, to_channels_first
+from hyena_jax.ops.fast.dense import from_channels_first, split_dense, to_channels_first
 
 
 class SplitDense(nn.Module):

@@ -13,9 +13,8 @@ from hyena_jax.initializers import initializers
 from hyena_jax.mixers.inputs import sums_dtype
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.sequence import Sequence
-from hyena_jax.ops import fastmax, sequence_parallel
+from hyena_jax.ops import fastmax, shards
 from hyena_jax.ops.attention import same_segment
-from hyena_jax.ops.sequence_shards import sharded
 
 
 class Fastmax(Mixer):
@@ -82,9 +81,8 @@ class Fastmax(Mixer):
         """o [B, L, H, d] of whole sequences."""
         config, axis = self.config, seq.sequence_axis
         if config.factorized and seq.documents is None:
-            forms = sequence_parallel.fastmax_bidirectional, sequence_parallel.fastmax_causal
-            form = partial(forms[config.causal], p=config.p)
-            return sharded(form, axis, ("BLHd",) * 3, "BLHd")(q, k, v)
+            attend = shards.fastmax_causal if config.causal else shards.fastmax_bidirectional
+            return attend(q, k, v, config.p, axis)
         require(axis is None or config.factorized, "factorized", False, "True with a sequence_axis")
         require(axis is None, "segment_ids", "given", "None with a sequence_axis")
         mask = jnp.ones((q.shape[1], q.shape[1]), bool)

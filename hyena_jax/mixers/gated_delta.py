@@ -16,7 +16,7 @@ from hyena_jax.mixers.inputs import sums_dtype
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.norms import GroupRMSNorm
 from hyena_jax.mixers.sequence import Sequence
-from hyena_jax.ops.dense import dense_dot_general
+from hyena_jax.ops.fast.dense import dense_dot_general
 
 # Added to the squared length of a query or key, as in the published code.
 LENGTH_EPS = 1e-6
@@ -61,7 +61,7 @@ class GatedDelta(Mixer):
         keys, values = config.n_heads * self.key_dim, self.n_value_heads * self.value_dim
         init = nn.initializers.normal(0.02)  # of the published models, the FIR included
         dense = partial(nn.Dense, use_bias=False, dtype=self.dtype, kernel_init=init)
-        # The products that read x are followed by activations: see `ops.dense`.
+        # The products that read x are followed by activations: see `ops.fast.dense`.
         inner = partial(dense, dot_general=dense_dot_general)
         channels = (1 + config.factors) * keys + config.factors * values
         self.qkv_proj, self.beta_proj = inner(channels), inner(config.factors * self.n_value_heads)

@@ -17,9 +17,8 @@ from hyena_jax.mixers.inputs import sums_dtype
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.parallel import Parallel
 from hyena_jax.mixers.sequence import Sequence
-from hyena_jax.ops.dense import block_dense
 from hyena_jax.ops.rg_lru import RATE_SCALE, bounded_sqrt, factors
-from hyena_jax.ops.sequence_shards import sharded
+from hyena_jax.ops.shards import block_dense
 
 
 class Hawk(Mixer):
@@ -140,10 +139,6 @@ class BlockDense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, sequence_axis: str | None = None) -> jax.Array:
         """y [H, B, T, I] of x [H, B, T, I], whose T may be sharded over a mesh axis."""
-
-        def product(x: jax.Array, kernel: jax.Array, axis_name: str | None) -> jax.Array:
-            return block_dense(x.reshape(n_blocks, -1, width), kernel).reshape(x.shape)
-
         n_blocks, width = x.shape[0], x.shape[-1]
         kernel = self.param(
             "kernel", nn.initializers.normal(width**-0.5), (n_blocks, width, width), jnp.float32
@@ -154,8 +149,7 @@ class BlockDense(nn.Module):
             else None
         )
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
-        # On each device by itself: where rows and length are both sharded, XLA cannot merge them.
-        y = sharded(product, sequence_axis, ("HBLI", "HIJ"), "HBLI")(x, kernel)
+        y = block_dense(x, kernel, sequence_axis)
         return y if bias is None else y + bias.reshape(n_blocks, 1, 1, width)
 
 

@@ -16,7 +16,7 @@ from hyena_jax.mixers.inputs import sums_dtype
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.norms import GroupRMSNorm
 from hyena_jax.mixers.sequence import Sequence
-from hyena_jax.ops.dense import dense_dot_general
+from hyena_jax.ops.fast.dense import dense_dot_general
 
 
 class Mamba2(Mixer):
@@ -57,7 +57,7 @@ class Mamba2(Mixer):
         config.check(self.d_model, self.max_len)
         heads, channels = config.n_heads, width + 2 * config.n_groups * config.d_state
         dense = partial(nn.Dense, use_bias=False, dtype=self.dtype)
-        # The product is followed by activations: see `ops.dense`.
+        # The product is followed by activations: see `ops.fast.dense`.
         self.in_proj = dense(
             width + channels + heads,
             kernel_init=uniform_fan_in(self.d_model),

@@ -103,7 +103,7 @@ class Mixer(nn.Module):
 class LongConvolutionMixer(Mixer):
     """A mixer around long convolutions with the filters of `config.filter`.
 
-    Between its dense layers the channels are the first axis, [W, B, T]: `ops.dense` says why.
+    Between its dense layers the channels are the first axis, [W, B, T]: `ops.fast.dense` says why.
     """
 
     @staticmethod

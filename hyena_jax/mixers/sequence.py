@@ -21,7 +21,6 @@ and W = G w channels of a long convolution. For attention and the matrix memory 
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -31,16 +30,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 from hyena_jax.config import require
 from hyena_jax.mixers.inputs import sums_dtype, within
-from hyena_jax.ops import attention, few_taps, linear_recurrence, modal_conv, online_conv, sequence_parallel
+from hyena_jax.ops import attention, few_taps, linear_recurrence, modal_conv, online_conv, shards
 from hyena_jax.ops.delta_rule import delta_rule, no_memory
-from hyena_jax.ops.derivatives import tied
 from hyena_jax.ops.documents import Documents
+from hyena_jax.ops.fast.derivatives import tied
 from hyena_jax.ops.few_taps import FewTaps
-from hyena_jax.ops.long_conv import blockwise_conv
 from hyena_jax.ops.long_conv import default_method as default_convolution
 from hyena_jax.ops.modal_conv import Modes
 from hyena_jax.ops.online_conv import FilterTaps, History
-from hyena_jax.ops.sequence_shards import shard_axis, sharded
 from hyena_jax.ops.short_conv import advance_history, short_conv
 
 FILTER = "filter"
@@ -168,7 +165,7 @@ class Sequence:
           bias: [C].
         """
         axis = axis - x.ndim if axis >= 0 else axis
-        batch, n_taps, n_after = x.ndim + axis - 1, taps.shape[1], -axis - 1
+        batch, n_taps = x.ndim + axis - 1, taps.shape[1]
         own = (*x.shape[:batch], 1, 1, *x.shape[batch + 2 :])
         kernel = taps.T.reshape(n_taps, *own)
         bias = jnp.zeros(own, x.dtype) if bias is None else bias.reshape(own)
@@ -181,13 +178,7 @@ class Sequence:
         def whole() -> jax.Array:
             if n_taps > few_taps.MOST_IN_WINDOWS and axis == -1:
                 return (self._few_taps_conv(x, taps, None) + bias).astype(x.dtype)
-            ids = None if self.documents is None else self.documents.number
-            ids = None if ids is None else ids.reshape(*ids.shape, *(1 for _ in range(n_after)))
-            axes = "wxyz"[:batch] + "BL" + "ijk"[:n_after]
-            of_channels = axes.replace("BL", "11")
-            in_axes = (axes, "K" + of_channels, of_channels, "BL" + "1" * n_after)
-            local = partial(sequence_parallel.short_convolution, axis=axis)
-            return sharded(local, self.sequence_axis, in_axes, axes)(x, kernel, bias, ids)
+            return shards.short_conv(x, kernel, bias, axis, self._document_ids, self.sequence_axis)
 
         shape = (x.shape[batch], *x.shape[:batch], n_taps - 1, *x.shape[batch + 2 :])
         return self.carry("fir", lambda: jnp.zeros(shape, sums_dtype(x.dtype)), run, whole)
@@ -248,15 +239,9 @@ class Sequence:
             return y.reshape(x.shape), jnp.moveaxis(last.reshape(before.shape), -2, 0)
 
         def whole() -> jax.Array:
-            def local(a: jax.Array, x: jax.Array, axis_name: str | None) -> jax.Array:
-                form = sequence_parallel.linear_recurrence(axis_name, method)
-                y, _ = linear_recurrence.linear_recurrence(rows(a, 2), rows(x, 2), method=form)
-                return y.reshape(x.shape)
-
             starts = self.starts(of_rows=False)
             factors = a if starts is None else jnp.where(starts[..., None], 0, a)
-            axes = "wxyz"[: x.ndim - 3] + "BLI"
-            return sharded(local, self.sequence_axis, (axes, axes), axes)(factors, x)
+            return shards.linear_recurrence(factors, x, method=method, sequence_axis=self.sequence_axis)
 
         shape = (x.shape[-3], *x.shape[:-3], x.shape[-1])
         return self.carry("recur", lambda: jnp.zeros(shape, sums_dtype(x.dtype)), run, whole)
@@ -279,10 +264,8 @@ class Sequence:
             return delta_rule(q, k, values, log_a, beta, memory, chunk=chunk)
 
         def whole() -> jax.Array:
-            local = partial(sequence_parallel.gated_delta_rule, chunk=chunk)
-            in_axes = ("BLHK", "BLHK", "BLGV", "BLG", "BLG", "BL")
             starts = self.starts(of_rows=False)
-            return sharded(local, self.sequence_axis, in_axes, "BLGV")(q, k, v, log_a, beta, starts)
+            return shards.delta_rule(q, k, v, log_a, beta, starts, chunk, self.sequence_axis)
 
         return self.carry("update", lambda: no_memory(k, v), run, whole)
 
@@ -293,13 +276,10 @@ class Sequence:
         method = attention.default_method(self.platform)
 
         def whole() -> jax.Array:
+            ids, axis = self._document_ids, self.sequence_axis
             if window is None:
-                attend = partial(sequence_parallel.softmax_attention, is_causal=is_causal)
-            else:
-                attend = partial(sequence_parallel.local_attention, window=window)
-            in_axes = ("BLHd", "BLGd", "BLGd", "BL")
-            ids = None if self.documents is None else self.documents.number
-            return sharded(partial(attend, method=method), self.sequence_axis, in_axes, "BLHd")(q, k, v, ids)
+                return shards.softmax_attention(q, k, v, is_causal, ids, method, axis)
+            return shards.local_attention(q, k, v, window, ids, method, axis)
 
         def all_keys(cache: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, tuple]:
             room = cache[0].shape[1]
@@ -433,39 +413,23 @@ class Sequence:
         def whole() -> jax.Array:
             if filters.has_few_taps:
                 return self._few_taps_conv(u, filters.past[o], skip)
-            return self._whole_conv(u, filters, o, skip)
+            future = None if filters.future is None else filters.future[o]
+            groups = u.reshape(-1, len(filters.past[o]), *u.shape[1:])
+            method, axis = default_convolution(self.platform), self.sequence_axis
+            y = shards.blockwise_conv(groups, filters.past[o], skip, filters.block_len, future, method, axis)
+            return y.reshape(u.shape)
 
         return self.carry("conv", empty, run, whole)
 
-    def _whole_conv(self, u: jax.Array, filters: Filters, o: int, skip: jax.Array | None) -> jax.Array:
-        # Each device evaluates the filters at its shard of the lags; `sharded` then shards channels instead.
-        h, future = (
-            x if x is None else shard_axis(x[o], self.sequence_axis, -1)
-            for x in (filters.past, filters.future)
-        )
-        method = default_convolution(self.platform)
-
-        def local(
-            u: jax.Array,
-            h: jax.Array,
-            skip: jax.Array | None,
-            future: jax.Array | None,
-            axis_name: str | None,
-        ) -> jax.Array:
-            def convolve(u: jax.Array) -> jax.Array:
-                return blockwise_conv(u, h, skip, filters.block_len, future, method)
-
-            return sequence_parallel.on_whole_length(convolve, u, axis_name)
-
-        convolve = sharded(local, self.sequence_axis, ("GWBL", "CT", "C", "CT"), "GWBL")
-        return convolve(u.reshape(-1, len(h), *u.shape[1:]), h, skip, future).reshape(u.shape)
-
     def _few_taps_conv(self, u: jax.Array, h: jax.Array, skip: jax.Array | None) -> jax.Array:
         """u [W, B, T] through filters of few taps [w, M]."""
-        convolve = partial(sequence_parallel.few_taps_conv, method=default_convolution(self.platform))
-        convolve = sharded(convolve, self.sequence_axis, ("GWBL", "WK", "W", "BL"), "GWBL")
-        ids = None if self.documents is None else self.documents.number
-        return convolve(u.reshape(-1, len(h), *u.shape[1:]), h, skip, ids).reshape(u.shape)
+        groups, ids = u.reshape(-1, len(h), *u.shape[1:]), self._document_ids
+        method = default_convolution(self.platform)
+        return shards.few_taps_conv(groups, h, skip, ids, method, self.sequence_axis).reshape(u.shape)
+
+    @property
+    def _document_ids(self) -> jax.Array | None:
+        return None if self.documents is None else self.documents.number
 
 
 def require_room(n_tokens: int, room: int) -> None:

@@ -16,7 +16,7 @@ from hyena_jax.layout import Layout
 from hyena_jax.mixers import mixer_class
 from hyena_jax.mixers.sequence import FILTER
 from hyena_jax.models.norms import make_norm
-from hyena_jax.ops.dense import dense_dot_general
+from hyena_jax.ops.fast.dense import dense_dot_general
 
 # The name by which `jax.checkpoint` policies know gathered parameters.
 WHOLE = "whole_parameters"
@@ -79,7 +79,7 @@ class MLP(nn.Module):
         config = self.config
         init = initializers(config.init, config.n_layers, config.d_model, config.d_ff)
         kernel, bias = (init.out_kernel, init.out_bias) if is_last else (init.kernel, init.bias)
-        # The product of all layers but the last is followed by an activation: see `ops.dense`.
+        # The product of all layers but the last is followed by an activation: see `ops.fast.dense`.
         product = None if is_last else dense_dot_general
         return nn.Dense(
             width,

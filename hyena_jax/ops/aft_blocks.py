@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.ops.aft import EMPTY, Bias, Places, Sums, merge, pad_end, running_sums
-from hyena_jax.ops.broadcasting import sum_products, sum_to
-from hyena_jax.ops.derivatives import own_derivative
+from hyena_jax.ops.fast.broadcasting import sum_products, sum_to
+from hyena_jax.ops.fast.derivatives import own_derivative
 
 Tree = TypeVar("Tree")
 

@@ -15,7 +15,7 @@ computed in float32 (float64 stays).
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops.derivatives import linear_solve
+from hyena_jax.ops.fast.derivatives import linear_solve
 
 SMALL = 8
 """Matrices of up to this size are multiplied elementwise, which is faster than a product for each."""

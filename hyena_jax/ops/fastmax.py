@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.ops.derivatives import own_derivative
+from hyena_jax.ops.fast.derivatives import own_derivative
 
 STANDARDIZE_EPS = 1e-5
 """Added to the variance of a query's or key's channels."""

@@ -10,7 +10,7 @@ from functools import wraps
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops.derivatives import linear_solve
+from hyena_jax.ops.fast.derivatives import linear_solve
 
 # One form of the recurrence: (a [B, L, D], x [B, L, D], h0 [B, D], reverse) -> h [B, L, D], last h [B, D].
 # a and x are of one dtype, which h gets; h0 and the last h are float32, or float64 where x is.
@@ -70,7 +70,7 @@ def default_method(platform: str | None = None) -> Recurrence:
         return loop_recurrence
     if platform not in ("gpu", "tpu") or jax.config.jax_enable_x64:
         return associative_recurrence
-    from hyena_jax.ops import recurrence_kernels  # Pallas takes long to import
+    from hyena_jax.ops.kernels import recurrence as recurrence_kernels  # Pallas takes long to import
 
     kernels = {"gpu": recurrence_kernels.gpu_recurrence, "tpu": recurrence_kernels.tpu_recurrence}
     return kernels[platform]

@@ -22,8 +22,8 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
-from hyena_jax.ops.broadcasting import sum_to
-from hyena_jax.ops.derivatives import own_derivative
+from hyena_jax.ops.fast.broadcasting import sum_to
+from hyena_jax.ops.fast.derivatives import own_derivative
 
 Convolution = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -124,7 +124,7 @@ def tpu_conv(u: jax.Array, h: jax.Array, precision: str = "highest") -> jax.Arra
         return toeplitz_conv(u, h)
     if u.shape[-1] > FUSED_LEN:
         return matmul_fft_conv(u, h)
-    from hyena_jax.ops.long_conv_kernel import fused_conv  # Pallas takes long to import
+    from hyena_jax.ops.kernels.long_conv import fused_conv  # Pallas takes long to import
 
     return fused_conv(u, h, precision)
 

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hyena_jax.config import ParallelConfig, UserError, require
 from hyena_jax.layout import Layout
-from hyena_jax.ops.derivatives import own_derivative
+from hyena_jax.ops.fast.derivatives import own_derivative
 from hyena_jax.parallel.strategy import RowShard, Strategy, n_processes
 
 DATA, FSDP, SEQUENCE = AXES = ("data", "fsdp", "sequence")

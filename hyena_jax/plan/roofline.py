@@ -36,11 +36,12 @@ KINDS = (PRODUCTS, CONVOLUTION, RECURRENCE, ELEMENTWISE, COPIES, LOSS, OPTIMIZER
 # and mixers.
 SOURCES = {
     "ops/long_conv.py": CONVOLUTION,
-    "ops/long_conv_kernel.py": CONVOLUTION,
+    "ops/fast/matmul_fft.py": CONVOLUTION,
+    "ops/kernels/long_conv.py": CONVOLUTION,
     "ops/online_conv.py": CONVOLUTION,
     "ops/modal_conv.py": CONVOLUTION,
     "ops/linear_recurrence.py": RECURRENCE,
-    "ops/recurrence_kernels.py": RECURRENCE,
+    "ops/kernels/recurrence.py": RECURRENCE,
     "ops/rg_lru.py": RECURRENCE,
     "training/loss.py": LOSS,
     "training/scores.py": LOSS,
@@ -49,7 +50,7 @@ SOURCES = {
 }
 HEAD = ("models/language_model.py", "logits")
 # Files that compute for others: the kind is that of the line that called them.
-HELPERS = ("ops/broadcasting.py", "ops/dense.py", "ops/derivatives.py", "ops/sequence_shards.py")
+HELPERS = ("ops/fast/broadcasting.py", "ops/fast/dense.py", "ops/fast/derivatives.py", "ops/shards.py")
 
 FREE = frozenset(
     """

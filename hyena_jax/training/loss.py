@@ -14,7 +14,7 @@ import optax
 
 from hyena_jax.layout import Layout
 from hyena_jax.models import has_hidden, with_whole_ends, without_blocks
-from hyena_jax.ops.sequence_shards import axis_size, sharded
+from hyena_jax.ops.shards import axis_size, sharded
 from hyena_jax.training.lora import model_params
 
 Tree = TypeVar("Tree")

@@ -7,7 +7,7 @@ import pytest
 from derivative_modes import check_modes
 from tolerances import assert_close
 
-from hyena_jax.ops.dense import (
+from hyena_jax.ops.fast.dense import (
     block_dense,
     dense,
     dense_dot_general,

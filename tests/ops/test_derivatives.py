@@ -6,7 +6,7 @@ from derivative_modes import check_modes
 from grid import in_grid
 from jax.sharding import AxisType, PartitionSpec
 
-from hyena_jax.ops.derivatives import linear_map, linear_solve, own_derivative
+from hyena_jax.ops.fast.derivatives import linear_map, linear_solve, own_derivative
 
 X, KERNEL = (np.random.default_rng(i).standard_normal(shape) for i, shape in enumerate([(7, 3), (3, 5)]))
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from hyena_jax.ops.long_conv_kernel import fused_conv
-from hyena_jax.ops.recurrence_kernels import tpu_recurrence
+from hyena_jax.ops.kernels.long_conv import fused_conv
+from hyena_jax.ops.kernels.recurrence import tpu_recurrence
 from hyena_jax.plan.kernels import kernels
 from hyena_jax.plan.targets import CHIPS
 

@@ -1,6 +1,8 @@
 """Every operator with its sequence sharded over four fake devices equals its form on one device, and so does
 every gradient."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +11,9 @@ from derivative_modes import check_modes
 from jax.sharding import Mesh
 from tolerances import assert_close
 
-from hyena_jax.ops import aft, attention, fastmax, few_taps, sequence_parallel, short_conv
+from hyena_jax.ops import aft, attention, fastmax, few_taps, long_conv, shards, short_conv
 from hyena_jax.ops.linear_recurrence import linear_recurrence
-from hyena_jax.ops.long_conv import long_conv
-from hyena_jax.ops.sequence_shards import over_shards
+from hyena_jax.ops.shards import over_shards
 
 AXES = ("data", "fsdp", "sequence")
 AXIS = "sequence"
@@ -28,8 +29,8 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
 
-def check(whole, local, in_axes: tuple[str, ...], out_axes: str, *args, mesh: Mesh | None = None) -> None:
-    """`local` over the devices equals `whole` of the same arguments, as do the gradients of all floats."""
+def check(whole, over_devices, *args, mesh: Mesh | None = None) -> None:
+    """`over_devices` on a mesh equals `whole` of the same arguments, as do the gradients of all floats."""
     floats = tuple(i for i, x in enumerate(args) if x is not None and x.dtype.kind == "f")
 
     def results(f):
@@ -42,38 +43,36 @@ def check(whole, local, in_axes: tuple[str, ...], out_axes: str, *args, mesh: Me
 
     expected = results(whole)
     with jax.set_mesh(mesh or mesh_of(1, 1, 4)):
-        actual = results(over_shards(local, AXIS, in_axes, out_axes))
+        actual = results(over_devices)
     for a, b in zip(actual, expected, strict=True):
         assert_close(a, b)
 
 
 @pytest.mark.parametrize("groups", [3, pytest.param(1, marks=pytest.mark.sequence)])
-def test_long_conv(groups):
-    def on(u, h, skip):
-        rows = u.reshape(-1, *u.shape[2:])
-        y = long_conv(rows.reshape(groups, -1, *u.shape[2:]), h[:, None], skip[:, None])
-        return y.reshape(u.shape)
+@pytest.mark.parametrize("block_len", [None, pytest.param(5, marks=pytest.mark.sequence)])
+def test_long_conv(groups, block_len):
+    def whole(u, h, skip, future):
+        return long_conv.blockwise_conv(u, h, skip, block_len, future)
 
-    def local(u, h, skip):
-        return sequence_parallel.on_whole_length(lambda u: on(u, h, skip), u, AXIS)
+    def over(u, h, skip, future):
+        return shards.blockwise_conv(u, h, skip, block_len, future, sequence_axis=AXIS)
 
-    u, h, skip = normal(groups, 8, BATCH, LENGTH), normal(8, LENGTH), normal(8)
-    check(on, local, ("GWBL", "CT", "C"), "GWBL", u, h, skip)
+    u, h, future = normal(groups, 8, BATCH, LENGTH), normal(8, LENGTH), normal(8, LENGTH, seed=1)
+    check(whole, over, u, h, normal(8), future)
 
 
 @pytest.mark.parametrize("n_taps", [8, *[pytest.param(n, marks=pytest.mark.sequence) for n in (3, 1)]])
-@pytest.mark.parametrize("ids", [None, IDS[:, None]], ids=["one_document", "documents"])
+@pytest.mark.parametrize("ids", [None, IDS], ids=["one_document", "documents"])
 def test_short_conv(n_taps, ids):
     """Also with taps that reach over several devices, or over all."""
 
     def whole(x, taps, bias, ids):
-        return short_conv.short_conv(x, taps, bias, 2, None, ids)
+        return short_conv.short_conv(x, taps, bias, -1, None, ids)
 
-    def local(x, taps, bias, ids):
-        return sequence_parallel.short_convolution(x, taps, bias, ids, -1, AXIS)
+    def over(x, taps, bias, ids):
+        return shards.short_conv(x, taps, bias, -1, ids, AXIS)
 
-    args = normal(BATCH, 2, LENGTH), normal(n_taps, 2, 1), normal(2, 1), ids
-    check(whole, local, ("BDL", "KD1", "D1", "B1L"), "BDL", *args)
+    check(whole, over, normal(2, BATCH, LENGTH), normal(n_taps, 2, 1, 1), normal(2, 1, 1), ids)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +88,9 @@ def test_short_conv(n_taps, ids):
 def test_few_taps(n_taps, ids):
     """Also with taps that reach over several devices, or over all."""
 
-    def local(u, h, skip, ids):
-        return sequence_parallel.few_taps_conv(u, h, skip, ids, AXIS)
-
+    over = partial(shards.few_taps_conv, sequence_axis=AXIS)
     args = normal(2, 4, BATCH, LENGTH), normal(4, n_taps), normal(4), ids
-    check(few_taps.few_taps_conv, local, ("GWBL", "WK", "W", "BL"), "GWBL", *args)
+    check(few_taps.few_taps_conv, over, *args)
 
 
 @pytest.mark.parametrize(
@@ -107,23 +104,19 @@ def test_linear_recurrence(reverse, has_start):
     def whole(a, x, h0):
         return linear_recurrence(a, x, h0, reverse)[0]
 
-    def local(a, x, h0):
-        return linear_recurrence(a, x, h0, reverse, sequence_parallel.linear_recurrence(AXIS))[0]
+    def over(a, x, h0):
+        return shards.linear_recurrence(a, x, h0, reverse, sequence_axis=AXIS)
 
     a = np.tanh(normal(BATCH, LENGTH, 2))
     a[0, 4] = 0  # a product of factors that is exactly 0
     h0 = normal(BATCH, 2) if has_start else None
-    check(whole, local, ("BLD", "BLD", "BD"), "BLD", a, normal(BATCH, LENGTH, 2, seed=2), h0)
+    check(whole, over, a, normal(BATCH, LENGTH, 2, seed=2), h0)
 
 
 def test_linear_recurrence_in_bfloat16_keeps_its_state_in_float32():
     with jax.set_mesh(mesh_of(1, 1, 4)):
-
-        def local(a, x):
-            return linear_recurrence(a, x, method=sequence_parallel.linear_recurrence(AXIS))[0]
-
         ones = jnp.ones((1, 1200, 1), jnp.bfloat16)
-        h = jax.jit(over_shards(local, AXIS, ("BLD", "BLD"), "BLD"))(ones, ones)
+        h = jax.jit(partial(shards.linear_recurrence, sequence_axis=AXIS))(ones, ones)
     assert h.dtype == jnp.bfloat16
     np.testing.assert_array_equal(h[0, :, 0], jnp.arange(1, 1201).astype(jnp.bfloat16))
 
@@ -143,11 +136,11 @@ def test_local_attention(window, ids):
     def whole(q, k, v, ids):
         return attention.local_attention(q, k, v, window, None, ids)
 
-    def local(q, k, v, ids):
-        return sequence_parallel.local_attention(q, k, v, ids, window, AXIS)
+    def over(q, k, v, ids):
+        return shards.local_attention(q, k, v, window, ids, sequence_axis=AXIS)
 
     q, k, v = normal(BATCH, LENGTH, 4, 2), normal(BATCH, LENGTH, 2, 2, seed=1), normal(BATCH, LENGTH, 2, 2)
-    check(whole, local, ("BLHd", "BLGd", "BLGd", "BL"), "BLHd", q, k, v, ids)
+    check(whole, over, q, k, v, ids)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -157,11 +150,11 @@ def test_softmax_attention(is_causal, ids):
         ids = None if ids is None else (ids, ids)
         return attention.softmax_attention(q, k, v, is_causal, segment_ids=ids)
 
-    def local(q, k, v, ids):
-        return sequence_parallel.softmax_attention(q, k, v, ids, is_causal, AXIS)
+    def over(q, k, v, ids):
+        return shards.softmax_attention(q, k, v, is_causal, ids, sequence_axis=AXIS)
 
     q, k, v = normal(BATCH, LENGTH, 4, 2), normal(BATCH, LENGTH, 2, 2, seed=1), normal(BATCH, LENGTH, 2, 2)
-    check(whole, local, ("BLHd", "BLGd", "BLGd", "BL"), "BLHd", q, k, v, ids)
+    check(whole, over, q, k, v, ids)
 
 
 def test_softmax_attention_in_blocks():
@@ -170,12 +163,12 @@ def test_softmax_attention_in_blocks():
     def whole(q, k, v):
         return attention.softmax_attention(q, k, v, True, method=attention.plain_attention)
 
-    def local(q, k, v):
-        return sequence_parallel.softmax_attention(q, k, v, None, True, AXIS)
+    def over(q, k, v):
+        return shards.softmax_attention(q, k, v, True, sequence_axis=AXIS)
 
     length = 4 * (attention.BLOCK_ROWS + 1)
     q, k, v = (normal(1, length, 1, 2, seed=seed) for seed in range(3))
-    check(whole, local, ("BLHd", "BLGd", "BLGd"), "BLHd", q, k, v)
+    check(whole, over, q, k, v)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -185,9 +178,9 @@ def test_fastmax(is_causal):
             return fastmax.fastmax_causal(q, k, v, 2, fastmax.no_sums(k, 2))[0]
         return fastmax.fastmax_bidirectional(q, k, v, 2)
 
-    form = sequence_parallel.fastmax_causal if is_causal else sequence_parallel.fastmax_bidirectional
+    form = shards.fastmax_causal if is_causal else shards.fastmax_bidirectional
     parts = (normal(BATCH, LENGTH, 2, 3, seed=seed) for seed in range(3))
-    check(whole, lambda q, k, v: form(q, k, v, 2, AXIS), ("BLHd",) * 3, "BLHd", *parts)
+    check(whole, lambda q, k, v: form(q, k, v, 2, AXIS), *parts)
 
 
 @pytest.mark.parametrize(
@@ -202,17 +195,16 @@ def test_delta_rule(n_updates, has_beta, ids):
     """Also with a document over several devices, and several in one."""
 
     def whole(q, k, v, log_a, beta, starts):
-        return sequence_parallel.gated_delta_rule(q, k, v, -jnp.exp(log_a), beta, starts, None, 5)
+        return shards.delta_rule(q, k, v, -jnp.exp(log_a), beta, starts, 5)
 
-    def local(q, k, v, log_a, beta, starts):
-        return sequence_parallel.gated_delta_rule(q, k, v, -jnp.exp(log_a), beta, starts, AXIS, 2)
+    def over(q, k, v, log_a, beta, starts):
+        return shards.delta_rule(q, k, v, -jnp.exp(log_a), beta, starts, 2, AXIS)
 
     rows = (BATCH, n_updates * LENGTH)
     q, k, v = normal(BATCH, LENGTH, 2, 3), normal(*rows, 2, 3, seed=1) / 2, normal(*rows, 4, 2)
     beta = 1 + np.tanh(normal(*rows, 4)) if has_beta else None
     starts = None if ids is None else np.diff(ids, axis=1, prepend=ids[:, :1]) != 0
-    in_axes = ("BLHK", "BLHK", "BLGV", "BLG", "BLG", "BL")
-    check(whole, local, in_axes, "BLGV", q, k, v, normal(BATCH, LENGTH, 4), beta, starts)
+    check(whole, over, q, k, v, normal(BATCH, LENGTH, 4), beta, starts)
 
 
 @pytest.mark.parametrize(
@@ -231,11 +223,11 @@ def test_aft_simple(spread, ids):
     def whole(keys, values, documents):
         return aft.mean(aft.running_sums(keys, values, aft.no_sums(keys, values), documents))
 
-    def local(keys, values, documents):
-        return aft.mean(sequence_parallel.aft_simple(keys, values, documents, AXIS))
+    def over(keys, values, documents):
+        return aft.mean(shards.running_sums(keys, values, documents, AXIS))
 
     keys, values = spread * normal(BATCH, LENGTH, 1, 2), normal(BATCH, LENGTH, 1, 2, seed=1)
-    check(whole, local, ("BL1D", "BL1D", "BL"), "BL1D", keys, values, documents)
+    check(whole, over, keys, values, documents)
 
 
 @pytest.mark.parametrize(
@@ -248,41 +240,29 @@ def test_aft_simple(spread, ids):
 )
 def test_rows_are_shared_out_over_the_other_axes_where_these_divide_them(shape, batch):
     def whole(x, taps, bias):
-        return short_conv.short_conv(x, taps, bias, 2)
+        return short_conv.short_conv(x, taps, bias, -1)
 
-    def local(x, taps, bias):
-        return sequence_parallel.short_convolution(x, taps, bias, None, -1, AXIS)
+    def over(x, taps, bias):
+        return shards.short_conv(x, taps, bias, -1, None, AXIS)
 
-    args = normal(batch, 2, 8), normal(3, 2, 1), normal(2, 1)
-    check(whole, local, ("BDL", "KD1", "D1"), "BDL", *args, mesh=mesh_of(*shape))
-
-
-def recurrence_over(a, x, h0):
-    return linear_recurrence(a, x, h0, False, sequence_parallel.linear_recurrence(AXIS))[0]
+    args = normal(2, batch, 8), normal(3, 2, 1, 1), normal(2, 1, 1)
+    check(whole, over, *args, mesh=mesh_of(*shape))
 
 
-def reverse_recurrence_over(a, x, h0):
-    return linear_recurrence(a, x, h0, True, sequence_parallel.linear_recurrence(AXIS))[0]
+def reverse_recurrence(a, x, h0, sequence_axis):
+    return shards.linear_recurrence(a, x, h0, True, sequence_axis=sequence_axis)
 
 
-def short_conv_over(x, taps, bias):
-    return sequence_parallel.short_convolution(x, taps, bias, None, -1, AXIS)
-
-
-def fastmax_over(q, k, v):
-    return sequence_parallel.fastmax_causal(q, k, v, 2, AXIS)
-
-
-def long_conv_over(u, h):
-    return sequence_parallel.on_whole_length(lambda u: long_conv(u, h[:, None]), u, AXIS)
+def short_conv_of_three(x, taps, bias, sequence_axis):
+    return shards.short_conv(x, taps, bias, -1, None, sequence_axis)
 
 
 OPERATORS = {
-    "recurrence": (recurrence_over, ("BLD", "BLD", "BD"), "BLD", [(2, 8, 3), (2, 8, 3), (2, 3)]),
-    "reverse": (reverse_recurrence_over, ("BLD", "BLD", "BD"), "BLD", [(2, 8, 3), (2, 8, 3), (2, 3)]),
-    "short_conv": (short_conv_over, ("BDL", "KD1", "D1"), "BDL", [(2, 3, 8), (3, 3, 1), (3, 1)]),
-    "fastmax": (fastmax_over, ("BLHd",) * 3, "BLHd", [(2, 8, 1, 2)] * 3),
-    "long_conv": (long_conv_over, ("GWBL", "CT"), "GWBL", [(1, 4, 2, 8), (4, 8)]),
+    "recurrence": (shards.linear_recurrence, [(2, 8, 3), (2, 8, 3), (2, 3)]),
+    "reverse": (reverse_recurrence, [(2, 8, 3), (2, 8, 3), (2, 3)]),
+    "short_conv": (short_conv_of_three, [(3, 2, 8), (3, 3, 1, 1), (3, 1, 1)]),
+    "fastmax": (partial(shards.fastmax_causal, p=2), [(2, 8, 1, 2)] * 3),
+    "long_conv": (shards.blockwise_conv, [(1, 4, 2, 8), (4, 8)]),
 }
 DEFAULT = ("long_conv",)
 
@@ -291,11 +271,10 @@ DEFAULT = ("long_conv",)
     "name", [pytest.param(n, marks=() if n in DEFAULT else pytest.mark.sequence) for n in OPERATORS]
 )
 def test_derivatives_in_both_modes(name):
-    local, in_axes, out_axes, shapes = OPERATORS[name]
+    operator, shapes = OPERATORS[name]
     args = tuple(np.tanh(normal(*shape, seed=i)) for i, shape in enumerate(shapes))
     with jax.enable_x64(True), jax.set_mesh(mesh_of(1, 1, 4)):
-        mapped = over_shards(local, AXIS, in_axes, out_axes)
-        check_modes(lambda args: mapped(*args), args, is_thorough=name not in DEFAULT)
+        check_modes(lambda args: operator(*args, sequence_axis=AXIS), args, is_thorough=name not in DEFAULT)
 
 
 def test_what_does_not_fit_is_refused():

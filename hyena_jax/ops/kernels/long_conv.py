@@ -41,7 +41,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from hyena_jax.ops.derivatives import own_derivative
+from hyena_jax.ops.fast.derivatives import own_derivative
 from hyena_jax.ops.long_conv import matmul_fft_conv
 
 Precision = Literal["high", "highest"]
@@ -78,7 +78,7 @@ def fused_conv(
         return matmul_fft_conv(u, h)
     channels, batch, length = u.shape[-3:]
     missing = LANES * _n_rows(length) - length
-    # XLA lays the products of `ops.dense` out as [B, C, L] in memory, so that exchanging the axes is free.
+    # XLA lays the products of `ops.fast.dense` out as [B, C, L] in memory: exchanging the axes is free.
     rows = u.reshape(-1, channels, batch, length).swapaxes(1, 2)
     rows = jnp.pad(rows, [(0, 0), (0, 0), (0, 0), (0, missing)])
     filters = jnp.pad(h.reshape(channels, length), [(0, 0), (0, missing)])

@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 from tolerances import assert_close
 
+from hyena_jax.ops.kernels.recurrence import gpu_recurrence, tpu_recurrence
 from hyena_jax.ops.linear_recurrence import linear_recurrence
-from hyena_jax.ops.recurrence_kernels import gpu_recurrence, tpu_recurrence
 from hyena_jax.reference import recurrence
 
 KERNELS = pytest.mark.parametrize("kernel", [gpu_recurrence, tpu_recurrence])

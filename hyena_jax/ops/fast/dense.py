@@ -13,7 +13,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops.derivatives import own_derivative
+from hyena_jax.ops.fast.derivatives import own_derivative
 
 # The arguments x and kernel of a product, which its gradients need.
 Factors = tuple[jax.Array, jax.Array]

@@ -8,7 +8,7 @@ defined: for forward mode or second derivatives pass `associative_recurrence` to
 
 On a CPU they run only with `interpret=True`. They compile for CUDA sm_90 and TPU v5e, and are not measured
 on a GPU or a TPU yet. x64 is not supported. XLA cannot shard a kernel: under `jit` with sharded arrays call
-them inside `shard_map`, as `sequence_shards.sharded` does.
+them inside `shard_map`, as `shards.sharded` does.
 """
 
 from collections.abc import Callable

@@ -1,0 +1,1 @@
+"""The same values as in `ops`, faster: a reader may skip it."""
