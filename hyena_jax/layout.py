@@ -22,12 +22,14 @@ class Layout(NamedTuple):
       pin: activations [B, L, D] -> the same, with rows and length kept on the devices that hold the batch's.
       gather: parameters -> the same, whole on every device; their gradients return to where the parameters
         lie.
+      kernels: whether operators take the platform's Pallas kernels.
     """
 
     platform: str | None = None
     row_shards: int = 1
     pin: Callable[[jax.Array], jax.Array] = _as_it_is
     gather: Callable[[Tree], Tree] = _as_it_is
+    kernels: bool = False
 
     @property
     def gathers(self) -> bool:

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 import tyro
 
 from hyena_jax.benchmark.timing import interleave, jit_program
-from hyena_jax.ops.attention import Attention, Visible, blocked_attention, plain_attention
+from hyena_jax.ops.attention import Attention, Visible, plain_attention
+from hyena_jax.ops.fast.blocked_attention import blocked_attention
 from hyena_jax.startup import keep_freed_memory
 
 N_HEADS, HEAD_DIM = 4, 64

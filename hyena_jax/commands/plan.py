@@ -57,7 +57,7 @@ def run(command: Plan, arguments: Sequence[str]) -> int:
     from hyena_jax.benchmark.machine import describe_versions
     from hyena_jax.plan import report
     from hyena_jax.plan.compiling import DoesNotCompile, Limits
-    from hyena_jax.plan.planning import make_plan
+    from hyena_jax.plan.planning import make_plan, with_other_kernels
     from hyena_jax.plan.search import candidates, search
     from hyena_jax.plan.targets import parse_target, require_compiler
     from hyena_jax.training.bars import bar
@@ -78,6 +78,12 @@ def run(command: Plan, arguments: Sequence[str]) -> int:
             return fail(f"the step does not compile for {target.name}: {error}", 1)
         report.print_plan(plan, console)
         plans = shown = [plan]
+        if target.chip.platform == "tpu":
+            try:
+                other = make_plan(with_other_kernels(experiment, target), target, limits, whole)
+                report.print_other(other, console)
+            except DoesNotCompile as error:
+                console.print(f"with the other kernels the step does not compile: {error}", soft_wrap=True)
     else:
         with bar("compiling", sum(map(len, rows)), console) as advance:
             plans, summary["refused"] = search(rows, target, limits, whole, advance)

@@ -68,6 +68,9 @@ class ParallelConfig(Checked):
     """Mesh axis (sharded): devices over which rows, parameters and optimizer state are sharded."""
     sequence: int = 1
     """Mesh axis (sharded): devices over which the sequence length is sharded."""
+    kernels: Literal["auto", "on", "off"] = "auto"
+    """Pallas kernels. `auto`: on a TPU, if they equal the plain forms there; not on a GPU, where they have no
+    forward mode and are not measured."""
     heartbeat_timeout: int = 100
     """Seconds without an answer after which the other processes give up on a process."""
     stop_every: int = 10

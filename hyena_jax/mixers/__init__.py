@@ -25,7 +25,7 @@ and mark the values that it mixes, of which `show` then draws the matrices: see 
 
 A module without `Mixer` may have the four methods itself, with a state of its own kind; or `__call__` alone,
 and decoding then recomputes its context. With a field `sequence_axis: str | None = None` its length can be
-sharded, and with `platform: str | None = None` it is told what it is compiled for.
+sharded, and with `platform: str | None = None` it is told what it is compiled for, "cpu", "gpu" or "tpu".
 
 A decoding loop reduces the cost of a long convolution's steps to O(log(L)^2) by calling
 `ops.online_conv.open_tiles` once and `absorb` after every `TILE` steps, both through `online.map_histories`.

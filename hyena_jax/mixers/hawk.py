@@ -111,7 +111,7 @@ class Hawk(Mixer):
 
     def gates(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """r, i and the state's factors a of x [B, L, D], each [B, L, W], float32; without resets."""
-        seq = Parallel(x.shape[:2], None, self.sequence_axis, self.platform)
+        seq = Parallel(x.shape[:2], None, self.sequence_axis, self.forms)
         u = seq.fir(self._blocks(self.in_proj(x)[1]), self.short_taps, self.short_bias, axis=-2)
         return tuple(map(_join, self._gates(u, seq)[:3]))
 

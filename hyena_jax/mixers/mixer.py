@@ -14,6 +14,7 @@ from hyena_jax.mixers.online import MixerState, Online, map_histories
 from hyena_jax.mixers.parallel import Parallel
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops import online_conv
+from hyena_jax.ops.forms import Forms
 
 
 class Mixer(nn.Module):
@@ -26,7 +27,7 @@ class Mixer(nn.Module):
       n_layers: depth of the residual stack, on which some initialisations depend.
       dtype: of the activations; None follows the input. Memories and sums stay in float32.
       sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
-      platform: "cpu", "gpu" or "tpu", for which operators choose their forms; None: JAX's default backend.
+      forms: of the operators that have several; None: those of JAX's default backend, without kernels.
     """
 
     d_model: int
@@ -35,7 +36,7 @@ class Mixer(nn.Module):
     n_layers: int = 1
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
-    platform: str | None = None
+    forms: Forms | None = None
 
     @staticmethod
     def is_unbounded(config: MixerConfig) -> bool:
@@ -56,7 +57,7 @@ class Mixer(nn.Module):
             documents apart.
         """
         check_input(x, self.d_model, self.max_len, segment_ids)
-        seq = Parallel(x.shape[:2], segment_ids, self.sequence_axis, self.platform)
+        seq = Parallel(x.shape[:2], segment_ids, self.sequence_axis, self.forms)
         return self.mix(x, seq, deterministic)
 
     def init_state(self, batch_size: int, max_len: int) -> MixerState:
@@ -70,7 +71,7 @@ class Mixer(nn.Module):
         # Each operator makes its memory where `mix` calls it, for any token. XLA drops all else that it does.
         dtypes = [leaf.dtype for leaf in jax.tree.leaves(self.variables)]
         dtype = self.dtype or max(dtypes, key=lambda dtype: dtype.itemsize, default=jnp.float32)
-        seq = Online.start(batch_size, max_len, self.platform)
+        seq = Online.start(batch_size, max_len, self.forms)
         self.mix(jnp.zeros((batch_size, 1, self.d_model), dtype), seq, True)
         return seq.initial()
 
@@ -88,14 +89,14 @@ class Mixer(nn.Module):
         """
         lengths = check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         state = map_histories(online_conv.close_tiles, state)
-        seq = Online(state, x.shape[1], lengths, platform=self.platform)
+        seq = Online(state, x.shape[1], lengths, self.forms)
         y = self.mix(x, seq, True)
         return seq.state(), y
 
     def step(self, state: MixerState, x: jax.Array) -> tuple[MixerState, jax.Array]:
         """The next token x [B, D]."""
         check_token(x, self.d_model, len(state.first))
-        seq = Online(state, 1, is_step=True, platform=self.platform)
+        seq = Online(state, 1, None, self.forms, is_step=True)
         y = self.mix(x[:, None], seq, True)
         return seq.state(), y[:, 0]
 

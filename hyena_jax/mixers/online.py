@@ -11,6 +11,7 @@ from jax.extend.core import get_opaque_trace_state
 from hyena_jax.config import UserError
 from hyena_jax.mixers.inputs import Shared, is_real
 from hyena_jax.mixers.sequence import Inputs, Sequence
+from hyena_jax.ops.forms import Forms, forms_for
 from hyena_jax.ops.online_conv import FilterTaps, History
 
 
@@ -39,15 +40,16 @@ class Online(Sequence):
         state: MixerState,
         n_tokens: int,
         lengths: jax.Array | None = None,
+        forms: Forms | None = None,
         is_step: bool = False,
-        platform: str | None = None,
         capacity: int | None = None,
     ):
         """The next T = n_tokens tokens, of which the last lengths [B] are real.
 
         With a `capacity` a sequence begins: each operator makes its memory when it is first called.
         """
-        self.state_before, self.is_step, self.platform, self.capacity = state, is_step, platform, capacity
+        self.state_before, self.is_step, self.capacity = state, is_step, capacity
+        self.forms = forms or forms_for()
         self.first = state.first if lengths is None else n_tokens - lengths
         self.shape, self.real = (len(state.first), n_tokens), is_real(lengths, n_tokens)
         self.position = state.shared.position
@@ -59,11 +61,11 @@ class Online(Sequence):
         self.trace = get_opaque_trace_state(convention="flax")
 
     @classmethod
-    def start(cls, batch_size: int, capacity: int, platform: str | None = None) -> "Online":
+    def start(cls, batch_size: int, capacity: int, forms: Forms | None = None) -> "Online":
         """The first token of rows for which a state has room for `capacity` tokens."""
         shared = Shared(jnp.zeros((), jnp.int32), {})
         nothing = MixerState(shared, jnp.zeros(batch_size, jnp.int32), {})
-        return cls(nothing, 1, None, True, platform, capacity)
+        return cls(nothing, 1, None, forms, True, capacity)
 
     def initial(self) -> MixerState:
         """The state before the first token, once `mix` has called all operators."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from hyena_jax.mixers.inputs import refuse_segments
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops.documents import documents
+from hyena_jax.ops.forms import Forms, forms_for
 
 
 class Parallel(Sequence):
@@ -19,11 +20,11 @@ class Parallel(Sequence):
         shape: tuple[int, int],
         segment_ids: jax.Array | None = None,
         sequence_axis: str | None = None,
-        platform: str | None = None,
+        forms: Forms | None = None,
     ):
         """Rows of `shape`, B and L; each run of equal segment_ids [B, L] is a document."""
         self.shape, self.segment_ids = shape, segment_ids
-        self.sequence_axis, self.platform = sequence_axis, platform
+        self.sequence_axis, self.forms = sequence_axis, forms or forms_for()
         self.capacity = shape[1]
         self.position = jnp.zeros((), jnp.int32)
         self.index = jnp.arange(shape[1], dtype=jnp.int32)

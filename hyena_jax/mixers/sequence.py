@@ -35,7 +35,7 @@ from hyena_jax.ops.delta_rule import delta_rule, no_memory
 from hyena_jax.ops.documents import Documents
 from hyena_jax.ops.fast.derivatives import tied
 from hyena_jax.ops.few_taps import FewTaps
-from hyena_jax.ops.long_conv import default_method as default_convolution
+from hyena_jax.ops.forms import Forms
 from hyena_jax.ops.modal_conv import Modes
 from hyena_jax.ops.online_conv import FilterTaps, History
 from hyena_jax.ops.short_conv import advance_history, short_conv
@@ -89,7 +89,7 @@ class Sequence:
       is_online: a state continues, rather than whole sequences.
       is_step: T is 1, and operators may take a shorter form for one token.
       sequence_axis: mesh axis over which whole sequences are sharded, or None.
-      platform: "cpu", "gpu" or "tpu", or None: JAX's default backend.
+      forms: of the operators that have several.
     """
 
     shape: tuple[int, int]
@@ -97,13 +97,13 @@ class Sequence:
     index: jax.Array
     positions: jax.Array
     first: jax.Array
+    forms: Forms
     documents: Documents | None = None
     real: jax.Array | None = None
     capacity: int | None = None
     is_online = False
     is_step = False
     sequence_axis: str | None = None
-    platform: str | None = None
 
     def carry(
         self,
@@ -227,7 +227,7 @@ class Sequence:
 
         Computed in float32 at least, and returned in the dtype of x.
         """
-        a, method = jnp.broadcast_to(a, x.shape), linear_recurrence.default_method(self.platform)
+        a, method = jnp.broadcast_to(a, x.shape), self.forms.recurrence
 
         def rows(z: jax.Array, n_axes: int) -> jax.Array:
             return z.reshape(-1, *z.shape[-n_axes:])
@@ -273,7 +273,7 @@ class Sequence:
         self, q: jax.Array, k: jax.Array, v: jax.Array, window: int | None = None, is_causal: bool = True
     ) -> jax.Array:
         """Softmax attention [B, T, H, d], to all keys or to the last `window` and the current one."""
-        method = attention.default_method(self.platform)
+        method = self.forms.attention
 
         def whole() -> jax.Array:
             ids, axis = self._document_ids, self.sequence_axis
@@ -415,7 +415,7 @@ class Sequence:
                 return self._few_taps_conv(u, filters.past[o], skip)
             future = None if filters.future is None else filters.future[o]
             groups = u.reshape(-1, len(filters.past[o]), *u.shape[1:])
-            method, axis = default_convolution(self.platform), self.sequence_axis
+            method, axis = self.forms.convolution, self.sequence_axis
             y = shards.blockwise_conv(groups, filters.past[o], skip, filters.block_len, future, method, axis)
             return y.reshape(u.shape)
 
@@ -424,7 +424,7 @@ class Sequence:
     def _few_taps_conv(self, u: jax.Array, h: jax.Array, skip: jax.Array | None) -> jax.Array:
         """u [W, B, T] through filters of few taps [w, M]."""
         groups, ids = u.reshape(-1, len(h), *u.shape[1:]), self._document_ids
-        method = default_convolution(self.platform)
+        method = self.forms.convolution
         return shards.few_taps_conv(groups, h, skip, ids, method, self.sequence_axis).reshape(u.shape)
 
     @property

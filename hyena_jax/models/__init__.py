@@ -31,6 +31,7 @@ from hyena_jax.models.autoencoder import Autoencoder
 from hyena_jax.models.blocks import sequence_layout
 from hyena_jax.models.image_classifier import ImageClassifier
 from hyena_jax.models.language_model import LanguageModel
+from hyena_jax.ops.kernels.check import usable
 
 __all__ = [
     "Autoencoder",
@@ -74,7 +75,10 @@ def build(config: ModelConfig, sequence_axis: str | None = None, layout: Layout 
         require(getattr(config, name, 0) is not None, name, None, "known when a model is built")
     fields, options = module.__dataclass_fields__, {}
     if "layout" in fields:
-        options["layout"] = layout or Layout(jax.default_backend())
+        if layout is None:
+            backend = jax.default_backend()
+            layout = Layout(backend, kernels=backend == "tpu" and usable(backend))
+        options["layout"] = layout
     if sequence_axis is not None:
         can = "sequence_axis" in fields
         require(can, "sequence_axis", sequence_axis, f"None for a model of {type(config).__name__}")

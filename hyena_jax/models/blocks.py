@@ -17,6 +17,7 @@ from hyena_jax.mixers import mixer_class
 from hyena_jax.mixers.sequence import FILTER
 from hyena_jax.models.norms import make_norm
 from hyena_jax.ops.fast.dense import dense_dot_general
+from hyena_jax.ops.forms import forms_for
 
 # The name by which `jax.checkpoint` policies know gathered parameters.
 WHOLE = "whole_parameters"
@@ -130,6 +131,8 @@ class Block(nn.Module):
         # Parameters do not depend on the sequence axis, and are made before there is a mesh.
         options = {} if self.is_initializing() else sequence_layout(self.mixer_config, self.sequence_axis)
         mixer = mixer_class(self.mixer_config)
+        if "forms" in mixer.__dataclass_fields__:
+            options["forms"] = forms_for(self.layout.platform, self.layout.kernels)
         if "platform" in mixer.__dataclass_fields__:
             options["platform"] = self.layout.platform
         self.mixer = mixer(

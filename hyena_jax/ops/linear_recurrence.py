@@ -35,8 +35,8 @@ def linear_recurrence(
       x: inputs [B, L, D].
       h0: state before the first step [B, D]; None is 0.
       reverse: run from t = L-1 down to 0: h_t = a_t ⊙ h_{t+1} + x_t, with h_L = h0.
-      method: a form: `scan_recurrence`, `loop_recurrence`, `associative_recurrence`, or one of the kernels
-        in `recurrence_kernels`; None is `default_method()`.
+      method: a form: `scan_recurrence`, `loop_recurrence`, `associative_recurrence`, or one of
+        `kernels.recurrence`; None is `forms_for().recurrence`.
 
     Returns:
       h [B, L, D] in the dtype of x, and the state after the last step [B, D], float32 or float64.
@@ -54,26 +54,12 @@ def linear_recurrence(
     x_dtype = x.dtype
     if a.dtype != x.dtype or dtype == jnp.float64:
         a, x = a.astype(dtype), x.astype(dtype)
-    h, last = (method or default_method())(a, x, h0.astype(dtype), reverse)
+    if method is None:
+        from hyena_jax.ops.forms import forms_for  # which imports this module
+
+        method = forms_for().recurrence
+    h, last = method(a, x, h0.astype(dtype), reverse)
     return h.astype(x_dtype), last
-
-
-def default_method(platform: str | None = None) -> Recurrence:
-    """The form for a platform, "cpu", "gpu" or "tpu", at any length; None is JAX's default backend.
-
-    On a CPU the loop: at lengths from 64 to 131072, with and without the backward pass, it takes 0.4 to 0.9
-    of the scan's time and 0.2 to 0.6 of the associative form's (two cores). On a GPU and a TPU the kernel,
-    not measured on either yet; under x64, which the kernels do not support, the associative form.
-    """
-    platform = platform or jax.default_backend()
-    if platform == "cpu":
-        return loop_recurrence
-    if platform not in ("gpu", "tpu") or jax.config.jax_enable_x64:
-        return associative_recurrence
-    from hyena_jax.ops.kernels import recurrence as recurrence_kernels  # Pallas takes long to import
-
-    kernels = {"gpu": recurrence_kernels.gpu_recurrence, "tpu": recurrence_kernels.tpu_recurrence}
-    return kernels[platform]
 
 
 def scan_recurrence(

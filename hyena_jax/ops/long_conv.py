@@ -13,7 +13,7 @@ Discrete weighted transforms and large-integer arithmetic).
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from math import isqrt, prod, sqrt
+from math import prod
 from typing import NamedTuple
 
 import jax
@@ -27,10 +27,6 @@ from hyena_jax.ops.fast.derivatives import own_derivative
 
 Convolution = Callable[[jax.Array, jax.Array], jax.Array]
 
-# The longest L for which a TPU takes one product with a matrix [L, L]: one tile of its matrix unit. And the
-# longest for which it takes one kernel, whose FFT over rows is unrolled: the program grows with L.
-TOEPLITZ_LEN, FUSED_LEN = 128, 8192
-
 
 def long_conv(
     u: jax.Array, h: jax.Array, skip: jax.Array | None = None, method: Convolution | None = None
@@ -41,8 +37,8 @@ def long_conv(
       u: input [..., L].
       h: filter [..., L], broadcast against u before the last axis.
       skip: weight of the input itself [...]; added to h_0, which is equivalent and free.
-      method: `fft_conv`, `matmul_fft_conv`, `toeplitz_conv`, `direct_conv` or `tpu_conv`; None is
-        `default_method()`.
+      method: `fft_conv`, `toeplitz_conv`, `direct_conv`, or one of `fast.matmul_fft`; None is
+        `forms_for().convolution`.
 
     Returns:
       y, with the broadcast shape of u and h and the dtype of u.
@@ -59,9 +55,11 @@ def long_conv(
         h = jnp.asarray(h)
         h = h.at[..., 0].add(jnp.asarray(skip, h.dtype))
     dtype = jnp.float64 if jnp.float64 in (u.dtype, h.dtype) else jnp.float32
-    convolve = method or default_method()
-    if convolve is tpu_conv and u.dtype == jnp.bfloat16:  # more than its 8 bits of precision would be lost
-        convolve = partial(tpu_conv, precision="high")
+    from hyena_jax.ops import forms  # which imports this module
+
+    convolve = method or forms.forms_for().convolution
+    if convolve is forms.tpu_conv and u.dtype == jnp.bfloat16:  # its 8 bits of precision need no more
+        convolve = partial(forms.tpu_conv, precision="high")
     return convolve(u.astype(dtype), h.astype(dtype)).astype(u.dtype)
 
 
@@ -100,33 +98,6 @@ def blockwise_conv(
     if skip is not None and shares:
         y = y + skip[:, None, None].astype(y.dtype) * u
     return y
-
-
-def default_method(platform: str | None = None) -> Convolution:
-    """The form for a platform, "cpu", "gpu" or "tpu"; None is JAX's default backend.
-
-    On a CPU, `fft_conv` at every length: forward alone `toeplitz_conv` is faster up to 64 (0.6 to 0.8 of the
-    time), but with the backward pass slower from 32 on; `matmul_fft_conv` takes 2 to 4 times as long. On a
-    TPU, `tpu_conv`: not measured there yet.
-    """
-    return tpu_conv if (platform or jax.default_backend()) == "tpu" else fft_conv
-
-
-def tpu_conv(u: jax.Array, h: jax.Array, precision: str = "highest") -> jax.Array:
-    """y = h * u by products of matrices: `toeplitz_conv`, then `fused_conv`, and `matmul_fft_conv` beyond.
-
-    `fused_conv` takes u [..., C, B, L] with h [C, 1, L] in float32; other shapes go to `matmul_fft_conv`.
-
-    Args:
-      precision: of `fused_conv`; "high" has relative errors of about 1e-5, and half the products.
-    """
-    if u.shape[-1] <= TOEPLITZ_LEN:
-        return toeplitz_conv(u, h)
-    if u.shape[-1] > FUSED_LEN:
-        return matmul_fft_conv(u, h)
-    from hyena_jax.ops.kernels.long_conv import fused_conv  # Pallas takes long to import
-
-    return fused_conv(u, h, precision)
 
 
 def direct_conv(u: jax.Array, h: jax.Array) -> jax.Array:
@@ -169,23 +140,10 @@ class Transform(NamedTuple):
 
 def fft_conv(u: jax.Array, h: jax.Array) -> jax.Array:
     """y = h * u by FFTs, O(L log L): three transforms in the forward pass, three in the backward pass."""
-    return _spectral_conv(u, h, FFT, fft_len(u.shape[-1]))
+    return spectral_conv(u, h, FFT, fft_len(u.shape[-1]))
 
 
-def matmul_fft_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """`fft_conv` with each FFT as two products with Fourier matrices of about sqrt(L) points.
-
-    The first two of Bailey's four steps (1990); the order of frequencies does not matter here, so it is not
-    restored. O(L^1.5), for matrix units: FlashFFTConv (Fu et al. 2023, arXiv 2311.05908, section 3.1).
-    """
-    n_rows, n_columns = factors(u.shape[-1])
-    transform = Transform(
-        partial(_matmul_fft, shape=(n_rows, n_columns)), partial(_matmul_ifft, shape=(n_rows, n_columns))
-    )
-    return _spectral_conv(u, h, transform, n_rows * n_columns)
-
-
-def _spectral_conv(u: jax.Array, h: jax.Array, transform: Transform, n: int) -> jax.Array:
+def spectral_conv(u: jax.Array, h: jax.Array, transform: Transform, n: int) -> jax.Array:
     """y = h * u by `transform` with n points.
 
     The backward pass is written by hand for its rounding, so that training repeats earlier losses exactly.
@@ -262,47 +220,6 @@ def _sharded(transform: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array
 
 
 FFT = Transform(_sharded(jnp.fft.fft), _sharded(jnp.fft.ifft))
-
-
-def _matmul_fft(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """FFT of x [..., R C]; frequency k C' + j of the FFT is at (j, k)."""
-    rows, twiddle, columns = _fourier_matrices(shape, x.dtype)
-    x = x.reshape(*x.shape[:-1], *shape)
-    x = jnp.einsum("jr,...rc->...jc", rows, x, precision="highest") * twiddle
-    return jnp.einsum("...jc,ck->...jk", x, columns, precision="highest").reshape(*x.shape[:-2], -1)
-
-
-def _matmul_ifft(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """The inverse of `_matmul_fft`."""
-    rows, twiddle, columns = (jnp.conj(m) for m in _fourier_matrices(shape, x.dtype))
-    x = x.reshape(*x.shape[:-1], *shape)
-    x = jnp.einsum("...jk,ck->...jc", x, columns, precision="highest") * twiddle
-    x = jnp.einsum("jr,...jc->...rc", rows, x, precision="highest")
-    return x.reshape(*x.shape[:-2], -1) / (shape[0] * shape[1])
-
-
-def _fourier_matrices(shape: tuple[int, int], dtype: jnp.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """exp(-2 pi i j r / R) [R, R], exp(-2 pi i j c / R C) [R, C] and exp(-2 pi i c k / C) [C, C]."""
-    n_rows, n_columns = shape
-    r, c = np.arange(n_rows), np.arange(n_columns)
-
-    def roots(products: np.ndarray, n: int) -> np.ndarray:
-        return np.exp(-2j * np.pi / n * (products % n)).astype(dtype)
-
-    twiddle = roots(np.outer(r, c), n_rows * n_columns)
-    return roots(np.outer(r, r), n_rows), twiddle, roots(np.outer(c, c), n_columns)
-
-
-def factors(length: int) -> tuple[int, int]:
-    """R and C with R C >= length, both near sqrt(length), and as few points as that allows.
-
-    From 1,024 on in whole tiles of a TPU: C is a multiple of 128 and R of 8.
-    """
-    if length < 1024:
-        columns = isqrt(length - 1) + 1
-        return -(-length // columns), columns
-    columns = 128 * max(1, round(sqrt(length) / 128))
-    return 8 * -(-length // (8 * columns)), columns
 
 
 def fft_len(least: int) -> int:

@@ -39,6 +39,7 @@ from hyena_jax.ops import short_conv as short_conv_ops
 from hyena_jax.ops.attention import Attention
 from hyena_jax.ops.fast import dense
 from hyena_jax.ops.fast.derivatives import linear_solve
+from hyena_jax.ops.forms import forms_for
 from hyena_jax.ops.linear_recurrence import Recurrence
 from hyena_jax.ops.long_conv import Convolution
 
@@ -159,7 +160,7 @@ def linear_recurrence(
         return z.reshape(-1, *z.shape[-n_axes:])
 
     def local(a: jax.Array, x: jax.Array, h0: jax.Array | None, axis_name: str | None) -> jax.Array:
-        form = method or recurrence_ops.default_method()
+        form = method or forms_for().recurrence
         form = form if axis_name is None else _recurrence_form(axis_name, form)
         before = None if h0 is None else rows(h0, 1)
         return recurrence_ops.linear_recurrence(rows(a, 2), rows(x, 2), before, reverse, form)[0].reshape(

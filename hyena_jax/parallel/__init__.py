@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 import jax
 
-from hyena_jax.config import ParallelConfig
+from hyena_jax.config import ParallelConfig, UserError
+from hyena_jax.ops.kernels.check import fault as kernel_fault
 from hyena_jax.parallel.mesh import mesh_strategy
 from hyena_jax.parallel.pmap import pmap_strategy
+from hyena_jax.parallel.processes import gather
 from hyena_jax.parallel.strategy import Strategy, all_devices
 
 
@@ -17,7 +19,23 @@ def make_strategy(config: ParallelConfig, devices: Sequence[jax.Device] | None =
       devices: those to choose from, which may be described only, not present; None: all that JAX has.
 
     Raises:
-      UserError: if there are too few devices, or they do not fit the mesh.
+      UserError: if there are too few devices, or they do not fit the mesh; or for `kernels` `on` where they
+        do not run.
     """
     chosen = all_devices(config.devices, devices)
-    return mesh_strategy(config, chosen) if config.strategy == "sharded" else pmap_strategy(chosen)
+    strategy = mesh_strategy(config, chosen) if config.strategy == "sharded" else pmap_strategy(chosen)
+    kernels = wants_kernels(config, chosen[0].platform)
+    if kernels and devices is None:
+        faults = gather(kernel_fault(chosen[0].platform))
+        fault = next((found for found in faults if found is not None), None)
+        if fault is not None and config.kernels == "on":
+            raise UserError(f"parallel.kernels must be 'off' or 'auto' on these devices: {fault}")
+        kernels = fault is None
+    return strategy._replace(layout=strategy.layout._replace(kernels=kernels))
+
+
+def wants_kernels(config: ParallelConfig, platform: str) -> bool:
+    """Whether `config` asks for the Pallas kernels of a platform, which then has to pass their check."""
+    return platform in ("gpu", "tpu") and (
+        config.kernels == "on" or (config.kernels == "auto" and platform == "tpu")
+    )

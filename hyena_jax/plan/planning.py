@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hyena_jax.config import Experiment
+from hyena_jax.parallel import wants_kernels
 from hyena_jax.plan.collectives import KINDS as EXCHANGES
 from hyena_jax.plan.collectives import collectives
 from hyena_jax.plan.compiling import Compiled, Limits, compile_step
@@ -91,6 +92,8 @@ class Plan:
     n_chips: int
     layout: str
     remat: str
+    kernels: bool
+    """Whether the step takes the Pallas kernels of the target."""
     batch_size: int
     unit: str
     units: int
@@ -167,6 +170,12 @@ def make_plan(experiment: Experiment, target: Target, limits: Limits, whole: boo
         per_repeat = {name: twice.get(name, 0) - once.get(name, 0) for name in names}
         total = {name: once.get(name, 0) + (repeats - 1) * per_repeat[name] for name in names}
     return _plan(experiment, target, compiled, depths, total, per_repeat)
+
+
+def with_other_kernels(experiment: Experiment, target: Target) -> Experiment:
+    """The experiment with the Pallas kernels of the target, if it would run without them; else without."""
+    choice = "off" if wants_kernels(experiment.parallel, target.chip.platform) else "on"
+    return replace(experiment, parallel=replace(experiment.parallel, kernels=choice))
 
 
 def _depths(experiment: Experiment, whole: bool) -> tuple[int | None, ...]:
@@ -252,6 +261,7 @@ def _plan(
         n_chips=target.n_chips,
         layout=describe_layout(experiment, target),
         remat=getattr(experiment.model, "remat", "none"),
+        kernels=wants_kernels(experiment.parallel, target.chip.platform),
         batch_size=experiment.data.batch_size,
         unit=deepest.facts["unit"],
         units=deepest.facts["units"],

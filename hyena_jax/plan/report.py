@@ -33,7 +33,8 @@ def print_plan(plan: Plan, console: Console) -> None:
         once, twice = plan.compiled_layers
         how = f"continued from {once} and {twice} layers to {plan.n_layers}"
     console.print(
-        f"{plan.target}, {plan.n_chips} chips, {plan.layout}, remat {plan.remat}, batch {plan.batch_size}: "
+        f"{plan.target}, {plan.n_chips} chips, {plan.layout}, remat {plan.remat}, batch {plan.batch_size}, "
+        f"{'with' if plan.kernels else 'without'} Pallas kernels: "
         f"{plan.n_params:,} parameters; {how}, {plan.compile_seconds:.0f} s; {CAVEAT}"
     )
     if plan.assumes_vocabulary:
@@ -57,6 +58,13 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(f"  {times:18s}  {one.kind}, {one.bound}: {one.source or one.name}")
     console.print("")
     for line in speeds(plan):
+        console.print(line)
+
+
+def print_other(other: Plan, console: Console) -> None:
+    """Prints the speed of the same step with other kernels, in short."""
+    console.print(f"\n{'with' if other.kernels else 'without'} Pallas kernels, which would not run")
+    for line in speeds(other):
         console.print(line)
 
 

@@ -225,6 +225,9 @@ def _check(
 ) -> Setup:
     """Builds everything that does not depend on the run's checkpoints, and checks that it fits together."""
     strategy = parallel.make_strategy(experiment.parallel)
+    platform = strategy.devices[0].platform
+    if parallel.wants_kernels(experiment.parallel, platform) and not strategy.layout.kernels:
+        console.print(f"Pallas kernels are off: {parallel.kernel_fault(platform)}", soft_wrap=True)
     accumulation_steps = experiment.optimizer.accumulation_steps
     check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
     can_shard = strategy.sequence_axis is None or experiment.model.input_kind.is_tokens

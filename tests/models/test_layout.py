@@ -88,15 +88,17 @@ def test_no_backend_is_asked_while_a_model_is_traced(name, monkeypatch):
 
 
 def test_a_program_for_a_tpu_holds_its_forms():
-    def program(mixer, platform):
-        model = models.build(config(mixer, max_len=256, n_layers=1), layout=Layout(platform))
+    def program(mixer, platform, kernels=False):
+        layout = Layout(platform, kernels=kernels)
+        model = models.build(config(mixer, max_len=256, n_layers=1), layout=layout)
         params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((2, 256), np.int32))
         return str(jax.make_jaxpr(model.apply)(params, np.zeros((2, 256), np.int32)))
 
     assert "fft[" in program(HyenaConfig(), "cpu")
     assert "fft[" not in program(HyenaConfig(), "tpu")
-    assert "pallas_call" in program(HawkConfig(), "tpu")
-    assert "pallas_call" not in program(HawkConfig(), "cpu")
+    for mixer in (HawkConfig(), HyenaConfig()):
+        assert "pallas_call" in program(mixer, "tpu", kernels=True)
+        assert "pallas_call" not in program(mixer, "tpu") + program(mixer, "cpu", kernels=True)
 
 
 def test_a_chunk_of_the_loss_counts_the_rows_of_one_device():

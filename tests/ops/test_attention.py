@@ -8,13 +8,8 @@ from grid import in_grid
 from tolerances import DIFFERENCE_TOLERANCE, assert_close
 
 from hyena_jax.ops import attention as ops
-from hyena_jax.ops.attention import (
-    BLOCK_ROWS,
-    Visible,
-    blocked_attention,
-    default_method,
-    plain_attention,
-)
+from hyena_jax.ops.attention import Visible, plain_attention
+from hyena_jax.ops.fast.blocked_attention import blocked_attention
 from hyena_jax.reference import attention
 
 local_attention = jax.jit(ops.local_attention, static_argnames=("window", "method"))
@@ -262,15 +257,6 @@ def test_local_attention_takes_any_form():
     expected = attention.softmax_attention(q, k, v, one_segment(31), window=7)
     for form in FORMS.values():
         assert_close(local_attention(q, k, v, 7, method=form), expected)
-
-
-def test_many_queries_take_blocks_by_default():
-    assert default_method("gpu") is default_method("tpu") is plain_attention
-    assert default_method() is default_method("cpu")
-    for n_queries, is_blocked in ((BLOCK_ROWS, False), (BLOCK_ROWS + 1, True)):
-        q = jnp.zeros((1, n_queries, 1, 2))
-        jaxpr = str(jax.make_jaxpr(lambda q: default_method("cpu")(q, q, q, Visible(True)))(q))
-        assert (ops.ROW_MAXIMUM in jaxpr) == is_blocked
 
 
 @pytest.mark.parametrize("attend", [softmax_attention, local_attention])

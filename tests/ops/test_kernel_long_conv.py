@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from tolerances import assert_close
 
+from hyena_jax.ops.fast.matmul_fft import matmul_fft_conv
 from hyena_jax.ops.kernels.long_conv import fused_conv
-from hyena_jax.ops.long_conv import matmul_fft_conv
 
 # The largest error allowed, relative to the largest expected magnitude.
 TOLERANCE = {"high": 1e-5, "highest": 6e-7}

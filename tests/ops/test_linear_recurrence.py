@@ -138,17 +138,6 @@ def test_dtypes_may_differ(method):
     assert_close(last, expected[1])
 
 
-@pytest.mark.parametrize(
-    ("platform", "name"),
-    [("gpu", "gpu_recurrence"), ("tpu", "tpu_recurrence"), ("other", "associative_recurrence")],
-)
-def test_the_default_depends_on_the_platform(platform, name):
-    assert ops.default_method() is loop_recurrence
-    assert ops.default_method(platform).__name__ == name
-    with jax.enable_x64(True):
-        assert ops.default_method(platform) is associative_recurrence
-
-
 def test_the_kernels_are_not_imported_unless_used():
     code = "import sys, hyena_jax.ops.rg_lru; print('jax.experimental.pallas' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,15 +9,13 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tolerances import assert_close
 
+from hyena_jax.ops.fast.matmul_fft import factors, matmul_fft_conv
 from hyena_jax.ops.long_conv import (
     blockwise_conv,
-    default_method,
     direct_conv,
-    factors,
     fft_conv,
     fft_len,
     long_conv,
-    matmul_fft_conv,
     toeplitz,
     toeplitz_conv,
 )
@@ -240,16 +238,6 @@ def test_factors_of_a_long_sequence_are_whole_tiles_near_the_root_and_enough(len
     assert columns % 128 == 0
     assert rows * columns >= length > (rows - 8) * columns
     assert columns == 128 or abs(columns - length**0.5) <= 64
-
-
-@pytest.mark.parametrize(
-    ("length", "is_fused"), [(128, False), (129, True), (8192, True), (8193, False), (65536, False)]
-)
-def test_a_tpu_takes_one_kernel_for_lengths_between(length, is_fused):
-    u, h = (jax.ShapeDtypeStruct((3, rows, length), jnp.float32) for rows in (2, 1))
-    program = str(jax.make_jaxpr(default_method("tpu"))(u, h))
-    assert ("pallas_call" in program) == is_fused
-    assert "fft[" not in program
 
 
 def test_a_filter_of_another_length_is_refused():

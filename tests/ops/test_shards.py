@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from tolerances import assert_close
 
 from hyena_jax.ops import aft, attention, fastmax, few_taps, long_conv, shards, short_conv
+from hyena_jax.ops.fast.blocked_attention import BLOCK_ROWS
 from hyena_jax.ops.linear_recurrence import linear_recurrence
 from hyena_jax.ops.shards import over_shards
 
@@ -166,7 +167,7 @@ def test_softmax_attention_in_blocks():
     def over(q, k, v):
         return shards.softmax_attention(q, k, v, True, sequence_axis=AXIS)
 
-    length = 4 * (attention.BLOCK_ROWS + 1)
+    length = 4 * (BLOCK_ROWS + 1)
     q, k, v = (normal(1, length, 1, 2, seed=seed) for seed in range(3))
     check(whole, over, q, k, v)
 

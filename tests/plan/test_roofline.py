@@ -1,7 +1,10 @@
 """Costs of instructions, by hand, on stored texts."""
 
+from pathlib import Path
+
 import pytest
 
+from hyena_jax.plan import roofline
 from hyena_jax.plan.hlo import Program
 from hyena_jax.plan.roofline import (
     CONVOLUTION,
@@ -132,7 +135,7 @@ def test_a_copy_in_the_background_costs_nothing_but_its_bytes():
     ("file", "function", "kind"),
     [
         ("ops/long_conv.py", "f", CONVOLUTION),
-        ("ops/recurrence_kernels.py", "f", RECURRENCE),
+        ("ops/kernels/recurrence.py", "f", RECURRENCE),
         ("training/loss.py", "cross_entropy", LOSS),
         ("models/language_model.py", "LanguageModel.logits", LOSS),
         ("models/language_model.py", "LanguageModel.hidden", ELEMENTWISE),
@@ -186,3 +189,8 @@ def test_exchanges_and_what_only_names_arrays_cost_nothing_here():
         + "  ROOT %t = (f32[512,512]{1,0}, f32[256,512]{1,0}) tuple(%g, %n)"
     )
     assert costs(program(lines), V5E) == []
+
+
+def test_files_that_decide_a_kind_exist():
+    for name in (*roofline.SOURCES, *roofline.HELPERS, roofline.HEAD[0]):
+        assert (Path(roofline.__file__).parents[1] / name).is_file(), name

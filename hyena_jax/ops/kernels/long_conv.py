@@ -3,8 +3,8 @@
 Axes: G groups of channels with the same filters, C channels, B batch, L length, R rows and 128 columns of a
 transform of n = 128 R >= L points, S channels of a block.
 
-The arithmetic is that of `long_conv.matmul_fft_conv`, kept in VMEM: u, h and y cross HBM once each. Time is
-t = 128 r + c and frequency k = j + R l. Weighting by w^t with w^n = i (see `long_conv`) shifts all
+The arithmetic is that of `fast.matmul_fft`, kept in VMEM: u, h and y cross HBM once each. Time is t = 128 r +
+c and frequency k = j + R l. Weighting by w^t with w^n = i (see `long_conv`) shifts all
 frequencies by a quarter,
 
     X_k = sum_t x_t exp(-2 pi i t (k - 1/4) / n),
@@ -42,7 +42,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from hyena_jax.ops.fast.derivatives import own_derivative
-from hyena_jax.ops.long_conv import matmul_fft_conv
+from hyena_jax.ops.fast.matmul_fft import matmul_fft_conv
 
 Precision = Literal["high", "highest"]
 Complex = tuple[jax.Array, jax.Array]  # real and imaginary part

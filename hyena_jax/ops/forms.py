@@ -1,0 +1,73 @@
+"""Which form of an operator runs on which platform: the one place that decides. Axes: L length."""
+
+from typing import NamedTuple
+
+import jax
+
+from hyena_jax.ops import attention, linear_recurrence, long_conv
+from hyena_jax.ops.attention import Attention
+from hyena_jax.ops.fast.blocked_attention import cpu_attention
+from hyena_jax.ops.fast.matmul_fft import matmul_fft_conv
+from hyena_jax.ops.linear_recurrence import Recurrence
+from hyena_jax.ops.long_conv import Convolution
+
+TOEPLITZ_LEN = 128
+"""The longest L for which a TPU takes one product with a matrix [L, L]: one tile of its matrix unit."""
+FUSED_LEN = 8192
+"""The longest for which it takes one kernel, whose FFT over rows is unrolled: the program grows with L."""
+
+
+class Forms(NamedTuple):
+    """The form of each operator that has several; all have the same values."""
+
+    convolution: Convolution
+    recurrence: Recurrence
+    attention: Attention
+
+
+def forms_for(platform: str | None = None, kernels: bool = False) -> Forms:
+    """The forms for a platform, "cpu", "gpu" or "tpu", at any length; None is JAX's default backend.
+
+    On a CPU these are the fastest that we measured. Of convolutions, forward alone, `toeplitz_conv` is faster
+    than `fft_conv` up to L = 64 (0.6 to 0.8 of the time), but with the backward pass slower from 32 on;
+    `matmul_fft_conv` takes 2 to 4 times as long. The loop of a recurrence takes 0.4 to 0.9 of the scan's time
+    and 0.2 to 0.6 of the associative form's, from L = 64 to 131,072 (two cores).
+
+    On a GPU and a TPU nothing is measured yet.
+
+    Args:
+      kernels: take the Pallas kernels of the platform. Those of a recurrence have reverse mode alone, and not
+        under x64. See `kernels.check`.
+    """
+    platform = platform or jax.default_backend()
+    if platform == "cpu":
+        return Forms(long_conv.fft_conv, linear_recurrence.loop_recurrence, cpu_attention)
+    convolution = long_conv.fft_conv
+    if platform == "tpu":
+        convolution = tpu_conv if kernels else tpu_products
+    recurrence = linear_recurrence.associative_recurrence
+    if kernels and platform in ("gpu", "tpu") and not jax.config.jax_enable_x64:
+        from hyena_jax.ops.kernels.recurrence import gpu_recurrence, tpu_recurrence  # Pallas imports slowly
+
+        recurrence = gpu_recurrence if platform == "gpu" else tpu_recurrence
+    return Forms(convolution, recurrence, attention.plain_attention)
+
+
+def tpu_products(u: jax.Array, h: jax.Array) -> jax.Array:
+    """y = h * u by products of matrices: `toeplitz_conv`, and `matmul_fft_conv` beyond."""
+    return (long_conv.toeplitz_conv if u.shape[-1] <= TOEPLITZ_LEN else matmul_fft_conv)(u, h)
+
+
+def tpu_conv(u: jax.Array, h: jax.Array, precision: str = "highest") -> jax.Array:
+    """y = h * u as `tpu_products`, but for middle lengths as one kernel, `fused_conv`.
+
+    The kernel takes u [..., C, B, L] with h [C, 1, L] in float32; other shapes go to `matmul_fft_conv`.
+
+    Args:
+      precision: of the kernel; "high" has relative errors of about 1e-5, and half the products.
+    """
+    if not TOEPLITZ_LEN < u.shape[-1] <= FUSED_LEN:
+        return tpu_products(u, h)
+    from hyena_jax.ops.kernels.long_conv import fused_conv  # Pallas imports slowly
+
+    return fused_conv(u, h, precision)
