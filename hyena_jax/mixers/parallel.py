@@ -1,5 +1,6 @@
 """`seq` over whole sequences: training and scoring. Axes: B batch, L length."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,12 @@ class Parallel(Sequence):
         run: Callable[[Any], tuple[Any, Any]],
         whole: Callable[[], Any] | None = None,
     ) -> Any:
-        return run(empty())[0] if whole is None else whole()
+        if whole is not None:
+            return whole()
+        if self.sequence_axis is not None:
+            message = f"the operator {name!r} has no sharded form: every device gathers the whole sequence"
+            warnings.warn(message, stacklevel=3)
+        return run(empty())[0]
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         return make()

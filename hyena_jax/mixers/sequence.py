@@ -120,7 +120,7 @@ class Sequence:
             stay.
           run: memory -> y, the memory after these tokens.
           whole: y of whole sequences, where another form than run(empty()) is faster, keeps documents apart,
-            or can be sharded.
+            or can be sharded. Without it every device gathers a sharded sequence, with a warning.
 
         Raises:
           UserError: while decoding, for a call inside of one's own scan, vmap, jit or remat, and for calls
@@ -191,7 +191,7 @@ class Sequence:
             return seen[:, : x.shape[1]], seen[:, x.shape[1] :]
 
         def whole() -> jax.Array:
-            y = jnp.pad(x, [(0, 0), (n, 0)] + [(0, 0)] * (x.ndim - 2))[:, : x.shape[1]]
+            y = shards.shift(x, n, self.sequence_axis)
             known = self.positions.reshape(*self.positions.shape, *(1 for _ in x.shape[2:])) >= n
             return y if self.documents is None else jnp.where(known, y, 0)
 

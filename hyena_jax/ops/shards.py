@@ -11,6 +11,7 @@ kernel nor an FFT), and with a sequence axis the devices exchange
     blockwise_conv      all inputs and outputs: an all-to-all from shards of L to shards of C, and one back
     linear_recurrence   the product of the factors and the last state, [B, D] each
     short_conv          the last K - 1 inputs
+    shift               the last n inputs
     few_taps_conv       the last K - 1 inputs
     local_attention     the last `window` keys and values
     softmax_attention   all keys and values
@@ -112,6 +113,18 @@ def short_conv(
 
     in_axes = (axes, "K" + of_channels, of_channels, ROWS + LENGTH + "1" * n_after)
     return sharded(local, sequence_axis, in_axes, axes)(x, taps, bias, ids)
+
+
+def shift(x: jax.Array, n: int, sequence_axis: str | None = None) -> jax.Array:
+    """x_{t-n} of x [B, L, ...]; 0 before the first token."""
+
+    def local(x: jax.Array, axis_name: str | None) -> jax.Array:
+        if axis_name is not None:
+            return _with_before(x, n, 1, axis_name)[:, : x.shape[1]]
+        return jnp.pad(x, [(0, 0), (n, 0)] + [(0, 0)] * (x.ndim - 2))[:, : x.shape[1]]
+
+    axes = ROWS + LENGTH + "ijk"[: x.ndim - 2]
+    return sharded(local, sequence_axis, (axes,), axes)(x)
 
 
 def few_taps_conv(

@@ -1,5 +1,6 @@
 """Language models with sequences sharded over four fake devices equal one device, gradient by gradient."""
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -43,6 +44,7 @@ from hyena_jax.config import (
 )
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
 
+EXTENSIONS = Path(__file__).parents[1] / "extensions"
 AXES = ("data", "fsdp", "sequence")
 FILTER = ImplicitFilterConfig(emb_dim=3, width=4)
 CONFIG = LanguageModelConfig(
@@ -118,9 +120,21 @@ def test_meshes_and_rows(shape, rows):
 
 
 @pytest.mark.sequence
+@pytest.mark.filterwarnings("ignore:the operator .* has no sharded form:UserWarning")  # of AFT
 @pytest.mark.parametrize("mixer", OTHERS.values(), ids=OTHERS)
 def test_the_other_mixers(mixer):
     assert_layouts_agree(dataclasses.replace(CONFIG, pattern=(mixer,), n_layers=1), mesh_of(1, 1, 4), rows=3)
+
+
+@pytest.mark.sequence
+@pytest.mark.parametrize("name", ["ema", "gru_cell", "token_shift", "running_maximum"])
+def test_mixers_of_ones_own(name, own_parts):
+    """On a mesh of two by two devices; an operator of one's own is computed on the whole sequence."""
+    load_plugin(str(EXTENSIONS / f"{name}.py"), REGISTRIES)
+    config = dataclasses.replace(CONFIG, pattern=(MIXER_CONFIGS[name](),), n_layers=1)
+    gathers = pytest.warns(UserWarning, match="'maximum' has no sharded form: every device gathers")
+    with gathers if name == "running_maximum" else contextlib.nullcontext():
+        assert_layouts_agree(config, mesh_of(2, 1, 2), rows=2)
 
 
 @pytest.mark.sequence
@@ -156,7 +170,7 @@ def test_parameters_and_decoding_do_not_need_a_mesh():
 
 def test_mixers_that_cannot_shard_a_sequence_are_refused_by_name(own_parts):
     """A module that is not a `Mixer`, without the field."""
-    load_plugin(str(Path(__file__).parents[1] / "extensions" / "ema_by_hand.py"), REGISTRIES)
+    load_plugin(str(EXTENSIONS / "ema_by_hand.py"), REGISTRIES)
     config = dataclasses.replace(CONFIG, pattern=(MIXER_CONFIGS["ema_by_hand"](),))
     with pytest.raises(ValueError, match=r"pattern must be of mixers.*EMAConfig"):
         models.build(config, "sequence")

@@ -258,6 +258,18 @@ def short_conv_of_three(x, taps, bias, sequence_axis):
     return shards.short_conv(x, taps, bias, -1, None, sequence_axis)
 
 
+@pytest.mark.parametrize("n", [2, *[pytest.param(n, marks=pytest.mark.sequence) for n in (0, 1, 5, 40)]])
+def test_shift(n):
+    """Also by more tokens than a device has, and than there are."""
+
+    def whole(x):
+        return jnp.pad(x, [(0, 0), (n, 0), (0, 0)])[:, :LENGTH]
+
+    x = normal(BATCH, LENGTH, 2)
+    check(whole, partial(shards.shift, n=n), x)
+    check(whole, partial(shards.shift, n=n, sequence_axis=AXIS), x)
+
+
 OPERATORS = {
     "recurrence": (shards.linear_recurrence, [(2, 8, 3), (2, 8, 3), (2, 3)]),
     "reverse": (reverse_recurrence, [(2, 8, 3), (2, 8, 3), (2, 3)]),
