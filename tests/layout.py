@@ -24,7 +24,7 @@ def first_sentence(file: Path) -> str:
 def modules() -> str:
     """A table for the package and one for each folder in it."""
     lines = []
-    for folder in [PACKAGE, *sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))]:
+    for folder in sorted(path.parent for path in PACKAGE.rglob("__init__.py")):
         inside = folder.relative_to(PACKAGE)
         lines += [
             f"### {'hyena_jax' if folder == PACKAGE else f'{inside}/'}",
