@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 TOUR = Path(__file__).parents[1] / "experiments" / "tour"
 MOST_BYTES = 500_000
+LINK = re.compile(r"\[([^][]+)\]\(([^()]+)\)")
 
 spec = importlib.util.spec_from_file_location("tour_run", TOUR / "run.py")
 run = importlib.util.module_from_spec(spec)
@@ -43,16 +45,23 @@ def test_the_page_lists_every_notebook():
     assert [line[: line.index(")") + 1] for line in lines] == expected
 
 
-def test_links_between_notebooks_lead_to_files():
+def test_links_lead_to_files_and_to_what_they_name():
     links = [
-        part.split(")")[0]
+        link
         for name in run.names()
         for cell in run.cells(name)
         if cell.is_prose
-        for part in cell.text.split("](")[1:]
+        for link in LINK.findall(cell.text)
+        if not link[1].startswith("https://")
     ]
     assert links
-    assert [link for link in links if not (TOUR / link).exists()] == []
+    assert [link for _, link in links if not (TOUR / link).exists()] == []
+    named = [(text.strip("`"), link) for text, link in links if text.startswith("`")]
+    assert [
+        (name, link)
+        for name, link in named
+        if not re.search(rf"^(def|class) {name}\b", (TOUR / link).read_text(encoding="utf-8"), re.MULTILINE)
+    ] == []
 
 
 @pytest.mark.grid

@@ -7,20 +7,20 @@
 
 # %%
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
+import show
 
 from hyena_jax.ops import long_conv as ops
 from hyena_jax.reference.convolution import (
     circular_convolution,
     cross_correlation,
     linear_convolution,
+    long_conv,
     toeplitz,
     wrapped_convolution,
 )
 from hyena_jax.reference.fourier import dft, inverse_dft
 
-plt.style.use("tour.mplstyle")
 rng = np.random.default_rng(0)
 
 # %% [markdown]
@@ -31,30 +31,26 @@ rng = np.random.default_rng(0)
 # $$\text{convolution: } y_t = \sum_s h_s \, u_{t-s} \qquad\qquad
 #   \text{cross-correlation: } c_t = \sum_s h_s \, u_{t+s}.$$
 #
+# Oracles: [`linear_convolution`](../../hyena_jax/reference/convolution.py),
+# [`cross_correlation`](../../hyena_jax/reference/convolution.py). Code:
+# [`short_conv`](../../hyena_jax/ops/short_conv.py), whose taps are in the order of a convolution. The
+# arithmetic of such layers: [Dumoulin and Visin 2016](https://arxiv.org/abs/1603.07285).
+#
 # A convolution *answers*: every input starts a copy of $h$ after it. A correlation *searches*: it lays the
 # pattern $h$ on the sequence from time $t$ on, and $c_t$ is large where they agree. Reverse the taps, and one
 # becomes the other.
 
 # %%
 pattern = np.array([1.0, 3.0, 2.0, 1.0])  # steep rise, slow fall
-u = np.zeros(56)
-u[8:12] = pattern
-u[25:29] = pattern
-convolved = linear_convolution(u, pattern)[:56]
-correlated = cross_correlation(u, pattern)[3:]  # the first three belong to times -3, -2 and -1
+twice = np.zeros(56)
+twice[8:12] = twice[25:29] = pattern
+answer = linear_convolution(twice, pattern)[:56]
+search = cross_correlation(twice, pattern)[3:]  # the first three belong to times -3, -2 and -1
 
-fig, (top, bottom) = plt.subplots(2, 1, figsize=(7.2, 3.6), sharex=True)
-top.bar(np.arange(56), u, color="0.6")
-top.set(ylabel="$u_t$", title="the pattern starts at 8 and at 25")
-bottom.plot(convolved, ".-", label="convolution: starts at 8, ends late")
-bottom.plot(correlated, ".-", label="correlation: largest at 8 and 25")
-bottom.set(xlabel="time t", ylabel="output")
-bottom.legend(loc="upper right")
-
-assert set(np.argsort(correlated)[-2:]) == {8, 25}
-assert np.allclose(linear_convolution(u, pattern[::-1]), cross_correlation(u, pattern))
-assert np.flatnonzero(convolved)[0] == 8  # nothing comes out before the first input
-assert np.flatnonzero(correlated)[0] == 8 - 3  # the correlation looks ahead
+top, bottom = show.panels(1, 2, height=3.6, sharex=True)
+show.bars(twice, ax=top, ylabel="$u_t$", title="the pattern starts at 8 and at 25")
+curves = {"convolution: starts at 8, ends late": answer, "correlation: largest at 8 and 25": search}
+show.lines(curves, styles=(".-", ".-"), ax=bottom, xlabel="time t", ylabel="output")
 
 # %% [markdown]
 # Two places where this matters:
@@ -67,19 +63,21 @@ assert np.flatnonzero(correlated)[0] == 8 - 3  # the correlation looks ahead
 #   respect to $u_t$ is $\sum_s h_s \, g_{t+s}$.
 
 # %%
-h = rng.normal(size=16)
-u, g = rng.normal(size=(2, 16))
-gradient = jax.grad(lambda u: (g * ops.direct_conv(u, np.float32(h))).sum())(np.float32(u))
-
-correlated = cross_correlation(g, h)[15:]  # from time 0 on: 16 taps reach back to time -15
-assert np.allclose(gradient, correlated, atol=1e-4)
+taps, signal, blame = rng.normal(size=(3, 16)).astype(np.float32)
+gradient = jax.grad(lambda u: (blame * ops.long_conv(u, taps)).sum())(signal)
 
 # %% [markdown]
 # ## The end leaks into the start
 #
-# The convolution theorem holds for the circular convolution. In a sequence of $n$ steps, the copy that an
-# input starts near the end runs over the edge and comes back in at the front. For a language model this is
-# cheating: the first words would know the last ones.
+# The convolution theorem holds for the circular convolution,
+#
+# $$y_t = \sum_{s=0}^{n-1} h_s \, u_{(t-s) \bmod n} .$$
+#
+# Oracle: [`circular_convolution`](../../hyena_jax/reference/convolution.py). Code that avoids it:
+# [`fft_conv`](../../hyena_jax/ops/long_conv.py). [Hyena, section 2](https://arxiv.org/abs/2302.10866).
+#
+# In a sequence of $n$ steps, the copy that an input starts near the end runs over the edge and comes back in
+# at the front. For a language model this is cheating: the first words would know the last ones.
 
 # %%
 length = 64
@@ -89,20 +87,13 @@ h = np.exp(-np.arange(length) / 10)
 circular = inverse_dft(dft(h) * dft(u)).real
 causal = linear_convolution(u, h)[:length]
 
-fig, ax = plt.subplots()
-ax.plot(circular, color="C1", label="circular: product of two DFTs of 64 points")
-ax.plot(causal, color="C0", label="causal")
-ax.fill_between(
-    np.arange(length), causal, circular, color="C1", alpha=0.25, label="the end, leaked into the start"
-)
-ax.set(xlabel="time t", ylabel="$y_t$")
-ax.legend(loc="upper center")
-
-assert np.allclose(circular, circular_convolution(u, h))
-assert circular[0] > 0.4
-assert causal[0] == 0  # before the first input
+curves = {"circular: product of two DFTs of 64 points": circular, "causal": causal}
+show.lines(curves, xlabel="time t", ylabel="$y_t$")
 
 # %% [markdown]
+# The two agree from the second input on. Before it the circular one is too large, by the part of the second
+# copy that ran over the end.
+#
 # ## First remedy: zeros
 #
 # Append $L$ zeros to both sequences and transform $2L$ points. What runs over the edge now falls into the
@@ -112,85 +103,79 @@ assert causal[0] == 0  # before the first input
 padded = [np.concatenate([signal, np.zeros(length)]) for signal in (u, h)]
 with_zeros = inverse_dft(dft(padded[0]) * dft(padded[1])).real
 
-fig, ax = plt.subplots()
-ax.plot(with_zeros, color="C0")
-ax.axvspan(length, 2 * length, color="0.9")
-ax.text(1.5 * length, 1.0, "what ran over the edge:\ncut off", ha="center")
-ax.set(xlabel="time t", ylabel="$y_t$")
-
-assert np.allclose(with_zeros[:length], causal)
+over = np.arange(length, 2 * length)
+curves = {"causal": with_zeros[:length], "over the edge: cut off": (over, with_zeros[length:])}
+show.lines(curves, xlabel="time t", ylabel="$y_t$")
 
 # %% [markdown]
 # ## Second remedy: a right angle
 #
-# Instead of keeping the overflow away, mark it. Choose $w$ with $w^L = i$, the imaginary unit: $w$ is a
-# quarter of a turn, in $L$ steps. Multiply both sequences by $w^t$, convolve them circularly, and divide by
-# $w^t$. A term that does not wrap has $w^s w^{t-s} / w^t = 1$: unchanged. A term that wraps has
+# There is a way without zeros. Multiply both sequences by $w^t$ with $w = e^{i \pi / 2L}$, a quarter turn
+# spread over the $L$ steps, convolve them circularly, and divide by $w^t$. A term that does not wrap has
+# $w^s w^{t-s} / w^t = 1$, as if nothing had happened. A term that wraps has
 # $w^s w^{L+t-s} / w^t = w^L = i$:
 #
 # $$y_t = \sum_{s \le t} h_s \, u_{t-s} \; + \; i \sum_{s > t} h_s \, u_{L+t-s}.$$
 #
+# Oracle: [`wrapped_convolution`](../../hyena_jax/reference/convolution.py). Code:
+# [`fft_conv`](../../hyena_jax/ops/long_conv.py). The weights are those of [Crandall and Fagin
+# 1994](https://doi.org/10.1090/S0025-5718-1994-1185244-1), who multiply huge integers.
+#
 # For real sequences the two sums stand at a right angle in the complex plane. **The real part is the causal
 # convolution**, the imaginary part is everything that leaked, and no zeros were needed: $L$ complex points in
-# place of $2L$ real ones. (Crandall and Fagin 1994 used such weights to multiply huge integers.)
+# place of $2L$ real ones.
 
 # %%
 w = np.exp(1j * np.pi / 2 / length) ** np.arange(length)
-twisted = inverse_dft(dft(w * h) * dft(w * u)) / w
+turned = inverse_dft(dft(w * h) * dft(w * u)) / w
 
-fig, ax = plt.subplots()
-ax.plot(twisted.real, color="C0", label="real part: causal")
-ax.plot(twisted.imag, color="C1", label="imaginary part: what wrapped around")
-ax.set(xlabel="time t", ylabel="$y_t$")
-ax.legend(loc="upper center")
-
-assert np.allclose(twisted, wrapped_convolution(u, h, 1j))
-assert np.allclose(twisted.real, causal)
-assert np.allclose(twisted.real + twisted.imag, circular)
+curves = {"real part: causal": turned.real, "imaginary part: what wrapped around": turned.imag}
+show.lines(curves, xlabel="time t", ylabel="$y_t$")
 
 # %% [markdown]
-# This is how `hyena_jax.ops.long_conv.fft_conv` works, the convolution behind every long filter on a CPU or
-# GPU:
+# This is the convolution behind every long filter of the package on a CPU or GPU. `h` gets the skip, a weight
+# of the input itself, as part of its tap 0. `_spectrum` is the DFT of $w^t x_t$, and `_signal` the way back,
+# of which it takes the real part.
 
 # %%
-fast = ops.fft_conv(np.float32(u), np.float32(h))
+show.code(ops.long_conv, ops.fft_conv, ops._spectrum, ops._signal)
 
-assert np.allclose(fast, causal, atol=1e-5)
+# %% [markdown]
+# Its oracle is the definition, two loops:
+
+# %%
+show.code(long_conv)
 
 # %% [markdown]
 # ## Convolutions are matrices
 #
-# A causal convolution is linear in $u$, so it is a matrix: $y = S_h u$ with $S_h[t, s] = h_{t-s}$ on and
-# below the diagonal, and zeros above it. Every diagonal is constant. Such a matrix is called **Toeplitz**;
-# zeros above the diagonal *are* causality. The circular convolution fills the upper triangle with the wrapped
-# taps, and the right angle turns that triangle imaginary.
+# A causal convolution is linear in $u$, so it is a matrix:
+#
+# $$y = S_h u, \qquad S_h[t, s] = h_{t-s} \text{ for } s \le t, \text{ and } 0 \text{ above the diagonal.}$$
+#
+# Oracle: [`toeplitz`](../../hyena_jax/reference/convolution.py). Code:
+# [`toeplitz_conv`](../../hyena_jax/ops/long_conv.py), for short sequences. [Hyena, section
+# 3.2](https://arxiv.org/abs/2302.10866).
+#
+# Every diagonal is constant. Such a matrix is called **Toeplitz**; zeros above the diagonal *are* causality.
+# The circular convolution fills the upper triangle with the wrapped taps, and the right angle turns that
+# triangle imaginary.
 
 # %%
 size = 12
-h = np.exp(-np.arange(size) / 4)
-causal_matrix = toeplitz(h)
-columns = np.eye(size)
-circulant = np.stack([circular_convolution(column, h) for column in columns], axis=1)
-right_angle = np.stack([wrapped_convolution(column, h, 1j) for column in columns], axis=1)
+short = np.exp(-np.arange(size) / 4)
+impulses = np.eye(size)
+circulant = np.stack([circular_convolution(impulse, short) for impulse in impulses], axis=1)
+right_angle = np.stack([wrapped_convolution(impulse, short, 1j) for impulse in impulses], axis=1)
 
-fig, axes = plt.subplots(1, 4, figsize=(8, 2.4), sharey=True, layout="compressed")
 panels = {
-    "causal: Toeplitz $S_h$": causal_matrix,
+    "causal: Toeplitz $S_h$": toeplitz(short),
     "circular": circulant,
     "right angle: real part": right_angle.real,
     "right angle: imaginary": right_angle.imag,
 }
-for ax, (title, matrix) in zip(axes, panels.items(), strict=True):
-    image = ax.imshow(matrix, vmin=0, vmax=1, cmap="Blues", aspect="equal")
-    assert (matrix > -1e-12).all()  # no weight is negative
-    ax.set(title=title, xlabel="input time s", xticks=[0, 5, 10], yticks=[0, 5, 10])
-axes[0].set_ylabel("output time t")
-fig.colorbar(image, ax=axes, label="weight")
-
-u = rng.normal(size=size)
-assert np.allclose(causal_matrix @ u, linear_convolution(u, h)[:size])
-assert np.allclose(right_angle.real, causal_matrix)
-assert (np.triu(causal_matrix, 1) == 0).all()
+labels = {"bar": "weight", "xlabel": "input time s", "ylabel": "output time t"}
+show.matrices(panels, limit=1, cmap="Blues", height=2.2, **labels)
 
 # %% [markdown]
 # As matrices the facts of notebook 1 read as follows, with $F$ the matrix of the DFT:
@@ -200,14 +185,10 @@ assert (np.triu(causal_matrix, 1) == 0).all()
 #   picture, $F C_h F^{-1}$ is diagonal, with the spectrum of $h$ on it.
 
 # %%
-g = rng.normal(size=size)
-both = toeplitz(linear_convolution(g, h)[:size])
+other = rng.normal(size=size)
+both = toeplitz(linear_convolution(other, short)[:size])
 fourier = dft(np.eye(size))
 diagonal = fourier @ circulant @ np.linalg.inv(fourier)
-
-assert np.allclose(toeplitz(g) @ toeplitz(h), both)
-assert np.allclose(toeplitz(h) @ toeplitz(g), both)
-assert np.allclose(diagonal, np.diag(dft(h)))
 
 # %% [markdown]
 # ## What to take along
@@ -218,3 +199,31 @@ assert np.allclose(diagonal, np.diag(dft(h)))
 # - A causal filter is a lower-triangular Toeplitz matrix that nobody has to write down.
 #
 # Next: [where long filters come from](3_filters.ipynb).
+#
+# ## Checks
+
+# %%
+# The correlation finds the pattern, and looks ahead; the convolution does not.
+assert set(np.argsort(search)[-2:]) == {8, 25}
+assert np.flatnonzero(answer)[0] == 8
+assert np.flatnonzero(search)[0] == 8 - 3
+# The gradient is a correlation: from time 0 on, as 16 taps reach back to time -15.
+assert np.allclose(gradient, cross_correlation(blame, taps)[15:], atol=1e-4)
+# The product of two DFTs leaks.
+assert np.allclose(circular, circular_convolution(u, h))
+assert circular[0] > 0.4 > causal[0] == 0  # before the first input
+assert np.allclose(circular[52:], causal[52:])
+# Both remedies give the causal convolution, and the right angle sets the leak apart.
+assert np.allclose(with_zeros[:length], causal)
+assert np.allclose(turned.real, causal)
+assert np.allclose(turned.real + turned.imag, circular)
+assert np.allclose(turned, wrapped_convolution(u, h, 1j))
+# So does the package, with a skip and without.
+assert np.allclose(ops.long_conv(np.float32(u), np.float32(h)), causal, atol=1e-5)
+with_skip = ops.long_conv(np.float32(u), np.float32(h), np.float32(0.5))
+assert np.allclose(with_skip, long_conv(u[None, None], h[None], np.array([0.5]))[0, 0], atol=1e-5)
+# As matrices.
+assert np.allclose(right_angle.real, toeplitz(short))
+assert np.allclose(toeplitz(other) @ toeplitz(short), both)
+assert np.allclose(toeplitz(short) @ toeplitz(other), both)
+assert np.allclose(diagonal, np.diag(dft(short)))

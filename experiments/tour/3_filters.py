@@ -10,34 +10,31 @@
 
 # %%
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
+import show
 
 from hyena_jax.config import ExplicitFilterConfig, ImplicitFilterConfig, S4DFilterConfig
 from hyena_jax.filters import build_filter
+from hyena_jax.filters.implicit import CKConvFilter, ImplicitFilter
 from hyena_jax.inspect import effective_length
 from hyena_jax.reference import filters as reference
 from hyena_jax.reference.convolution import linear_convolution
 from hyena_jax.reference.decoding import modal_convolution
 
-plt.style.use("tour.mplstyle")
 LENGTH, CHANNELS = 256, 4
 lag = np.arange(LENGTH)
 
 
-def initialised(config, max_len=LENGTH, seed=0):
+def initialised(config, max_len=LENGTH):
     """The parameters of one filter for each channel, and the filters [1, D, max_len]."""
     module = build_filter(1, CHANNELS, max_len, config)
-    variables = module.init(jax.random.key(seed), max_len)
-    taps = np.asarray(module.apply(variables, max_len))
-    return jax.tree.map(np.asarray, variables["params"]), taps
+    taps, variables = module.init_with_output(jax.random.key(0), max_len)
+    return jax.tree.map(np.asarray, variables["params"]), np.asarray(taps)
 
 
-def count(params, without=()):
+def count(params):
     """The numbers in a tree of parameters."""
-    return sum(
-        leaf.size for name, tree in params.items() if name not in without for leaf in jax.tree.leaves(tree)
-    )
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 # %% [markdown]
@@ -48,60 +45,56 @@ def count(params, without=()):
 # nothing ties neighbouring taps to each other.
 
 # %%
-config = ExplicitFilterConfig()
-explicit_params, explicit = initialised(config)
-
-assert np.allclose(explicit, reference.explicit(explicit_params, 1, LENGTH, LENGTH, config))
-assert count(explicit_params) == CHANNELS * LENGTH
+explicit_config = ExplicitFilterConfig()
+explicit_params, explicit = initialised(explicit_config)
 
 # %% [markdown]
 # ## Implicit: a small network computes the taps
 #
-# Hyena asks a small network for the tap at each lag $s$ (Poli et al. 2023):
+# Hyena asks a small network for the tap at each lag $s$:
 #
 # $$h_s = \underbrace{\mathrm{MLP}(z_s)}_{\text{network}} \odot
 #   \underbrace{e^{-s\,\delta/(L-1)}}_{\text{window}}, \qquad
 #   z_s = \Big(\tfrac{s}{L-1},\; \underbrace{\cos\tfrac{2\pi f s}{L}}_{f = 0, \dots, F-1},\;
 #   \underbrace{-\sin\tfrac{2\pi f s}{L}}_{f = 0, \dots, F-1}\Big)$$
 #
+# [Poli et al. 2023, section 3.3 and appendix A.3](https://arxiv.org/abs/2302.10866). Oracles:
+# [`implicit`](../../hyena_jax/reference/filters.py) and
+# [`positional_features`](../../hyena_jax/reference/filters.py). Code:
+# [`ImplicitFilter`](../../hyena_jax/filters/implicit.py).
+#
 # - $z_s$ are **positional features**: the lag itself, and waves of the first $F$ frequencies $f$.
 # - The network has $\sin(\omega x)$ as its activation, with a trainable $\omega$ that is 14 at the start. The
 #   larger $\omega$ is, the faster a filter can change from lag to lag.
 # - The window fades, in each channel at its own rate $\delta$: some channels remember for long, some briefly.
 #
+# In the code $s/(L-1)$ is `time` and $\delta$ is `decay`:
+
+# %%
+show.code(CKConvFilter._network, ImplicitFilter.__call__)
+
+# %% [markdown]
 # The picture follows the taps from left to right. Row 0 of the features is the lag, rows 1 to 4 are the
 # cosines and rows 5 to 8 the sines, with $F = 4$; rows 1 and 5 have the frequency 0 and are constant.
 
 # %%
-config = ImplicitFilterConfig(emb_dim=9, width=32)
-implicit_params, implicit = initialised(config)
-features = reference.positional_features(LENGTH, config)
-rates = np.abs(reference.decay_rates(config, CHANNELS))
+implicit_config = ImplicitFilterConfig(emb_dim=9, width=32)
+implicit_params, implicit = initialised(implicit_config)
+features = reference.positional_features(LENGTH, implicit_config)
+rates = np.abs(reference.decay_rates(implicit_config, CHANNELS))
 window = np.exp(-rates[:, None] * lag / (LENGTH - 1))
-
 network = implicit[0] / window  # the module returns the product alone
 
-fig, axes = plt.subplots(1, 4, figsize=(9.2, 2.2))
-image = axes[0].imshow(features.T, vmin=-1, vmax=1)
-axes[0].set(title="features $z_s$", ylabel="row", yticks=range(9))
-fig.colorbar(image, ax=axes[0], ticks=[-1, 0, 1])
-for channel in range(CHANNELS):
-    axes[1].plot(network[channel], linewidth=0.9)
-    axes[2].plot(window[channel], label=f"channel {channel}")
-    axes[3].plot(implicit[0, channel], linewidth=0.9)
-axes[1].set(title="network's output", ylabel="MLP($z_s$)")
-axes[2].set(title="window", ylabel="factor")
-axes[2].legend()
-axes[3].set(title="filter", ylabel="$h_s$")
-for ax in axes:
-    ax.set_xlabel("lag s")
 
-waves = 2 * np.pi * np.outer(lag, np.arange(4)) / LENGTH
-assert np.allclose(features[:, 0], lag / (LENGTH - 1))
-assert np.allclose(features[:, 1:5], np.cos(waves), atol=1e-3)  # the module's first f is 0.0001, not 0
-assert np.allclose(features[:, 5:], -np.sin(waves), atol=1e-3)
-assert (implicit_params["sine_frequency"] == 14).all()
-assert np.allclose(implicit, reference.implicit(implicit_params, 1, LENGTH, LENGTH, config), atol=1e-5)
+def by_channel(values):
+    return {f"channel {channel}": row for channel, row in enumerate(values)}
+
+
+axes = show.panels(4)
+show.matrices({"features $z_s$": features.T}, ax=axes[0], aspect="auto", xlabel="lag s", ylabel="row")
+show.lines(network.T, ax=axes[1], xlabel="lag s", title="MLP($z_s$)")
+show.lines(by_channel(window), ax=axes[2], xlabel="lag s", title="window")
+show.lines(implicit[0].T, ax=axes[3], xlabel="lag s", title="filter $h_s$")
 
 # %% [markdown]
 # The network's size does not depend on the length of the filter. The table of features does: this module, as
@@ -109,13 +102,14 @@ assert np.allclose(implicit, reference.implicit(implicit_params, 1, LENGTH, LENG
 # hundreds of channels that is little against the explicit taps; with the four here it is more.
 
 # %%
+counts = {}
 for length in (64, 256, 4096):
-    params, taps = initialised(config, max_len=length)
-    network, table = count(params, ["positions"]), params["positions"].size
-    print(f"L = {length:4}: network {network:,}, table of features {table:6,}, explicit taps {taps.size:6,}")
-    assert network == count(implicit_params, ["positions"])
-    assert table == 9 * length > taps.size
-    assert table < 0.05 * 256 * length  # the taps of 256 channels
+    params, _ = initialised(implicit_config, length)
+    table = params.pop("positions").size
+    counts[length] = count(params), table, CHANNELS * length
+    print(
+        "L = {:4}: network {:,}, table of features {:6,}, explicit taps {:6,}".format(length, *counts[length])
+    )
 
 # %% [markdown]
 # ## State space: a recurrence rings like a bell
@@ -135,32 +129,30 @@ for length in (64, 256, 4096):
 # $$h_s = 2\,\mathrm{Re} \sum_{n=1}^{N/2} C_n \, \lambda_n^s \, \bar{B}_n
 #   = \mathrm{Re} \sum_{n=1}^{N/2} R_n \, \lambda_n^s, \qquad R_n = 2\, C_n \bar{B}_n .$$
 #
+# [Gu et al. 2022, section 2](https://arxiv.org/abs/2206.11893). Oracles:
+# [`s4d`](../../hyena_jax/reference/filters.py), [`s4d_modes`](../../hyena_jax/reference/filters.py). Code:
+# [`S4DFilter`](../../hyena_jax/filters/state_space.py),
+# [`modal_response`](../../hyena_jax/ops/modal_conv.py).
+#
 # What is trained is a system in continuous time, $x' = a x + b u$, with a step size $\Delta$ for each
 # channel. The *bilinear rule* turns it into steps: $\lambda = (1 + \Delta a/2) / (1 - \Delta a/2)$ and
-# $\bar{B} = \Delta b / (1 - \Delta a/2)$. A real part of $a$ below 0 puts $\lambda$ inside the circle. The
-# function `s4d_modes` returns all $\lambda_n$ and residues $R_n$.
+# $\bar{B} = \Delta b / (1 - \Delta a/2)$. A real part of $a$ below 0 puts $\lambda$ inside the circle.
 
 # %%
-config = S4DFilterConfig(n_state=16)
-s4d_params, s4d = initialised(config)
+show.code(reference.s4d_modes, reference.s4d)
+
+# %%
+s4d_config = S4DFilterConfig(n_state=16)
+s4d_params, s4d = initialised(s4d_config)
 mode, residue = (values[0] for values in reference.s4d_modes(s4d_params))  # [D, n_state / 2]
+quarter = np.exp(1j * np.linspace(0, np.pi / 2, 200))
 
-fig, (left, right) = plt.subplots(1, 2, figsize=(7.6, 2.7), width_ratios=[1, 2])
-angle = np.linspace(0, np.pi / 2, 200)
-left.plot(np.cos(angle), np.sin(angle), color="0.7", linewidth=1, label="unit circle")
-for channel in range(CHANNELS):
-    left.plot(mode[channel].real, mode[channel].imag, "o", markersize=2.5, color=f"C{channel}")
-    right.plot(s4d[0, channel], linewidth=1, label=f"channel {channel}")
-left.set(title=r"modes $\lambda_n$", xlabel="real part", ylabel="imaginary part", aspect="equal")
-left.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
-left.legend(loc="lower left")
-right.set(title="their filters", xlabel="lag s", ylabel="$h_s$")
-right.legend()
-
-waves = (residue[..., None] * mode[..., None] ** lag).real.sum(axis=1)
-assert np.allclose(s4d[0], waves, atol=1e-4)
-assert np.allclose(s4d, reference.s4d(s4d_params, 1, LENGTH, LENGTH, config), atol=1e-4)
-assert (np.abs(mode) < 1).all()
+left, right = show.panels(2, height=2.7, width_ratios=[1, 2])
+points = {"unit circle": (quarter.real, quarter.imag), "modes of channel 0": (mode[0].real, mode[0].imag)}
+points |= {"modes of channel 1": (mode[1].real, mode[1].imag)}
+labels = {"xlabel": "real part", "ylabel": "imaginary part", "aspect": "equal"}
+show.lines(points, styles=("pale", "o", "s"), ax=left, **labels)
+show.lines(by_channel(s4d[0, :2]), ax=right, xlabel="lag s", ylabel="$h_s$", title="their filters")
 
 # %% [markdown]
 # Modes close to the circle and close to the real axis ring long and low; modes further round turn faster.
@@ -175,14 +167,11 @@ u = np.random.default_rng(0).normal(size=LENGTH)
 recurrent = modal_convolution(u, s4d[0, 0, 0], residue[0] * mode[0], mode[0])
 convolved = linear_convolution(u, s4d[0, 0])[:LENGTH]
 
-fig, ax = plt.subplots(figsize=(7.2, 2))
-ax.plot(convolved, color="C0", linewidth=3, alpha=0.4, label="convolution with the filter")
-ax.plot(recurrent, "--", color="C1", label="recurrence with 8 complex numbers")
-ax.set(xlabel="time t", ylabel="$y_t$")
-ax.legend()
+curves = {"convolution with the filter": convolved, "recurrence with 8 complex numbers": recurrent}
+show.lines(curves, styles=("thick", "--"), xlabel="time t", ylabel="$y_t$", ylim=(-2.5, 4))
 
-assert mode[0].size == 8
-assert np.allclose(recurrent, convolved, atol=1e-4)
+# %%
+show.code(modal_convolution)
 
 # %% [markdown]
 # ## Side by side
@@ -194,25 +183,15 @@ assert np.allclose(recurrent, convolved, atol=1e-4)
 
 # %%
 families = {"explicit": explicit[0, 0], "implicit": implicit[0, 1], "state space": s4d[0, 0]}
-fig, axes = plt.subplots(2, 3, figsize=(8, 3.4), sharex="row")
-effective = {}
-for column, (name, h) in enumerate(families.items()):
-    energy = np.cumsum(h**2) / np.sum(h**2)
-    effective[name] = int(np.argmax(energy >= 0.95)) + 1
-    assert effective[name] == effective_length(h)
-    axes[0, column].plot(h, color=f"C{column}", linewidth=0.9)
-    axes[0, column].set_title(f"{name}\n95% of energy in {effective[name]} of {LENGTH} lags")
-    axes[0, column].set_xlabel("lag s")
-    axes[1, column].semilogy(np.abs(np.fft.rfft(h)), color=f"C{column}", linewidth=0.9)
-    axes[1, column].set_xlabel("frequency k")
-axes[0, 0].set_ylabel("$h_s$")
-axes[1, 0].set_ylabel("$|H_k|$")
+lengths = {name: effective_length(h) for name, h in families.items()}
 
+axes = show.panels(3, 2, height=3.4)
+for column, (name, h) in enumerate(families.items()):
+    title = f"{name}: 95% in {lengths[name]} lags"
+    show.lines(h, ax=axes[0, column], title=title, xlabel="lag s", ylabel="$h_s$")
+    show.lines(abs(np.fft.rfft(h)), logs="y", ax=axes[1, column], xlabel="frequency k", ylabel="$|H_k|$")
 of_channels = effective_length(implicit[0])
 print("effective lengths of the implicit filters:", *of_channels)
-assert effective["explicit"] > 0.9 * LENGTH  # noise everywhere
-assert effective["implicit"] < 0.5 * LENGTH  # the window
-assert of_channels[0] > 2 * max(of_channels[1:])  # channel 0 has the slowest window
 
 # %% [markdown]
 # | | parameters a channel | memory while decoding | module |
@@ -228,3 +207,30 @@ assert of_channels[0] > 2 * max(of_channels[1:])  # channel 0 has the slowest wi
 #   the third.
 #
 # Next: [Hyena](4_hyena.ipynb), which puts gates between long convolutions.
+#
+# ## Checks
+
+# %%
+# Each module is its oracle.
+assert np.allclose(explicit, reference.explicit(explicit_params, 1, LENGTH, LENGTH, explicit_config))
+expected = reference.implicit(implicit_params, 1, LENGTH, LENGTH, implicit_config)
+assert np.allclose(implicit, expected, atol=1e-5)
+assert np.allclose(s4d, reference.s4d(s4d_params, 1, LENGTH, LENGTH, s4d_config), atol=1e-4)
+# The features are those of the equation, but that the module's first f is 0.0001, not 0.
+waves = 2 * np.pi * np.outer(lag, np.arange(4)) / LENGTH
+equation = np.hstack([lag[:, None] / (LENGTH - 1), np.cos(waves), -np.sin(waves)])
+assert np.allclose(features, equation, atol=1e-3)
+assert (implicit_params["sine_frequency"] == 14).all()
+# The network does not grow with L; the table does, and is little against the taps of 256 channels.
+assert len({of_network for of_network, _, _ in counts.values()}) == 1
+assert all(taps < table == 9 * length < 0.05 * 256 * length for length, (_, table, taps) in counts.items())
+assert count(explicit_params) == CHANNELS * LENGTH
+# The modes are inside of the circle, and the filter is their sum and a recurrence.
+assert (abs(mode) < 1).all()
+assert np.allclose(s4d[0], (residue[..., None] * mode[..., None] ** lag).real.sum(axis=1), atol=1e-4)
+assert mode[0].size == 8
+assert np.allclose(recurrent, convolved, atol=1e-4)
+# Noise everywhere; a window; and channel 0 has the slowest one.
+assert lengths["explicit"] > 0.9 * LENGTH
+assert lengths["implicit"] < 0.5 * LENGTH
+assert of_channels[0] > 2 * max(of_channels[1:])

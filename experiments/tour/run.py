@@ -3,11 +3,12 @@
 python experiments/tour/run.py [NAME ...] [--output FOLDER]
 
 A source is a Python file whose cells begin with `# %%`, or with `# %% [markdown]` for prose; editors run such
-cells one by one. The notebook NAME.ipynb holds the same cells, what they print and their pictures. On one
-machine a second run writes the same bytes.
+cells one by one. The notebook NAME.ipynb holds the same cells, what they print and show, and their pictures.
+On one machine a second run writes the same bytes.
 """
 
 import argparse
+import ast
 import base64
 import contextlib
 import io
@@ -28,7 +29,7 @@ class Cell(NamedTuple):
 
 def names() -> list[str]:
     """The sources in order."""
-    return sorted(path.stem for path in HERE.glob("[0-9]*.py"))
+    return sorted((path.stem for path in HERE.glob("[0-9]*.py")), key=lambda name: int(name.split("_")[0]))
 
 
 def cells(name: str) -> list[Cell]:
@@ -52,7 +53,7 @@ def notebook(name: str) -> dict[str, Any]:
             entry["cell_type"] = "markdown"
         else:
             count += 1
-            outputs = execute(compile(cell.text, f"{name}, cell {index}", "exec"), variables)
+            outputs = execute(cell.text, f"{name}, cell {index}", variables)
             entry |= {"cell_type": "code", "execution_count": count, "outputs": outputs}
         written.append(entry)
     return {
@@ -66,17 +67,23 @@ def notebook(name: str) -> dict[str, Any]:
     }
 
 
-def execute(code: Any, variables: dict[str, Any]) -> list[dict[str, Any]]:
-    """Runs a cell; what it printed, then the figures that it drew, as outputs of a notebook."""
+def execute(text: str, where: str, variables: dict[str, Any]) -> list[dict[str, Any]]:
+    """Runs a cell; what it printed and showed, then the figures that it drew, as outputs of a notebook."""
     from matplotlib import pyplot
 
+    statements = ast.parse(text).body
+    last = statements.pop().value if isinstance(statements[-1], ast.Expr) else ast.Constant(None)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(code, variables)
+        exec(compile(ast.Module(statements, []), where, "exec"), variables)
+        value = eval(compile(ast.fix_missing_locations(ast.Expression(last)), where, "eval"), variables)
     outputs = []
     if printed.getvalue():
         lines = printed.getvalue().splitlines(keepends=True)
         outputs.append({"name": "stdout", "output_type": "stream", "text": lines})
+    if hasattr(value, "_repr_markdown_"):  # as Jupyter does with the value of a last line
+        data = {"text/markdown": value._repr_markdown_().splitlines(keepends=True)}
+        outputs.append({"data": data, "metadata": {}, "output_type": "display_data"})
     for number in pyplot.get_fignums():
         picture = io.BytesIO()
         # Without the name and version of the software, which would change the bytes.
@@ -97,7 +104,7 @@ def main() -> None:
         parser.error(f"NAME must be among {', '.join(names())}; got {', '.join(sorted(unknown))}")
     folder = arguments.output.resolve()
     os.environ["MPLBACKEND"] = "agg"
-    os.chdir(HERE)  # as in Jupyter, where the cells find the style file
+    os.chdir(HERE)  # as in Jupyter
     for name in arguments.names or names():
         text = json.dumps(notebook(name), indent=1, ensure_ascii=False) + "\n"
         (folder / f"{name}.ipynb").write_text(text, encoding="utf-8")
