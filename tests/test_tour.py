@@ -3,20 +3,29 @@
 import importlib.util
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 TOUR = Path(__file__).parents[1] / "experiments" / "tour"
 MOST_BYTES = 500_000
 LINK = re.compile(r"\[([^][]+)\]\(([^()]+)\)")
+SHOWN = re.compile(r"^# (hyena_jax[\w.]*:[\w.]+)$", re.MULTILINE)
 
-spec = importlib.util.spec_from_file_location("tour_run", TOUR / "run.py")
-run = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(run)
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tour_{name}", TOUR / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+run, show = load("run"), load("show")
 
 
 def read(folder: Path, name: str) -> list[dict]:
@@ -33,8 +42,34 @@ def test_the_notebook_is_of_its_source(name):
     cells = read(TOUR, name)
     found = [run.Cell("".join(cell["source"]), cell["cell_type"] == "markdown") for cell in cells]
     assert found == run.cells(name), f"run: python experiments/tour/run.py {name}"
-    assert any("assert " in cell.text for cell in found)
     assert (TOUR / f"{name}.ipynb").stat().st_size < MOST_BYTES
+
+
+@pytest.mark.parametrize("name", run.names())
+def test_claims_are_checked_in_the_last_cell(name):
+    *before, last = (cell.text for cell in run.cells(name) if not cell.is_prose)
+    assert "assert " in last
+    assert [text for text in before if "assert " in text or "matplotlib" in text] == []
+
+
+@pytest.mark.parametrize("name", run.names())
+def test_equations_name_their_paper_oracle_and_code(name):
+    for cell in run.cells(name):
+        if not cell.is_prose or "$$" not in cell.text:
+            continue
+        links = [link for _, link in LINK.findall(cell.text)]
+        for kind in ("https://(arxiv|doi).org/", "hyena_jax/reference/", "hyena_jax/(?!reference)"):
+            assert any(re.search(kind, link) for link in links), f"no link to {kind} in:\n{cell.text}"
+
+
+@pytest.mark.parametrize("name", run.names())
+def test_shown_code_is_the_package_s(name):
+    for cell in read(TOUR, name):
+        for output in cell.get("outputs", []):
+            text = "".join(output.get("data", {}).get("text/markdown", []))
+            functions = [pkgutil.resolve_name(found) for found in SHOWN.findall(text)]
+            message = f"run: python experiments/tour/run.py {name}"
+            assert not text or text == show.code(*functions)._repr_markdown_(), message
 
 
 def test_the_page_lists_every_notebook():
@@ -60,7 +95,7 @@ def test_links_lead_to_files_and_to_what_they_name():
     assert [
         (name, link)
         for name, link in named
-        if not re.search(rf"^(def|class) {name}\b", (TOUR / link).read_text(encoding="utf-8"), re.MULTILINE)
+        if not re.search(rf"^ *(def|class) {name}\b", (TOUR / link).read_text(encoding="utf-8"), re.MULTILINE)
     ] == []
 
 

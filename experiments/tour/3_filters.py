@@ -203,7 +203,7 @@ print("effective lengths of the implicit filters:", *of_channels)
 # ## What to take along
 #
 # - A filter may be free taps, the output of a network at each lag, or the ringing of a recurrence.
-# - Only the third decodes with a state of fixed size. [Notebook 7](7_decoding.ipynb) turns the others into
+# - Only the third decodes with a state of fixed size. [Notebook 8](8_decoding.ipynb) turns the others into
 #   the third.
 #
 # Next: [Hyena](4_hyena.ipynb), which puts gates between long convolutions.

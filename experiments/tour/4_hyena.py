@@ -1,18 +1,18 @@
 # %% [markdown]
-# # 4. Hyena, layer by layer and as a matrix
+# # 4. Hyena, step by step and as a matrix
 #
-# Hyena (Poli et al. 2023) replaces attention by long convolutions with gates between them. We take the
-# *annotated* variant, whose every step is a line of arithmetic, run one layer of it step by step, write it as
-# a matrix, and end with a whole language model in plain NumPy that equals the Flax module with the same
-# weights.
+# Hyena (Poli et al. 2023) replaces attention by long convolutions with gates between them. This notebook
+# takes the operator as it was published, runs one layer of it step by step, writes it as a matrix, looks at
+# three variants, and ends with a whole language model in plain NumPy that equals the Flax module with the
+# same weights.
 #
 # In this notebook $B$ is the number of sequences, $L$ their length, $D$ the number of channels: a batch of
 # activations is an array $[B, L, D]$. Convolutions run along time, so they work on $[B, D, L]$.
 
 # %%
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
+import show
 
 from hyena_jax import models
 from hyena_jax.config import (
@@ -21,153 +21,119 @@ from hyena_jax.config import (
     HyenaConfig,
     ImplicitFilterConfig,
     LanguageModelConfig,
-    LookupFilterConfig,
 )
-from hyena_jax.mixers import AnnotatedHyena, Hyena
-from hyena_jax.reference import filters, hyena, language_models
-from hyena_jax.reference.convolution import long_conv, short_conv, toeplitz
+from hyena_jax.inspect import trace
+from hyena_jax.mixers import Hyena, mixer_class, mixer_oracle
+from hyena_jax.reference import filters, hyena
+from hyena_jax.reference.convolution import long_conv, toeplitz
 from hyena_jax.reference.layers import dense
+from hyena_jax.reference.models import language_model
 
-plt.style.use("tour.mplstyle")
+# %% [markdown]
+# ## The operator
+#
+# A dense layer makes three sequences of every input $u$, and a short filter mixes each channel with its last
+# two inputs (FIR, for *finite impulse response*). $v$ will be carried along the sequence, $x_0$ and $x_1$ are
+# gates. Then $v$ is gated, convolved with a long filter $h$, and gated again:
+#
+# $$x_0, x_1, v = \mathrm{FIR}_3(u W + c), \qquad
+#   y = x_0 \odot \big( h * (x_1 \odot v) + b \odot x_1 \odot v \big), \qquad
+#   \text{output} = y \, W_o + c_o .$$
+#
+# [Poli et al. 2023, section 3](https://arxiv.org/abs/2302.10866). Oracle:
+# [`hyena`](../../hyena_jax/reference/hyena.py). Code: [`Hyena`](../../hyena_jax/mixers/hyena.py), with
+# [`long_conv`](../../hyena_jax/ops/long_conv.py).
+#
+# $h$ is an implicit filter ([notebook 3](3_filters.ipynb)), as long as the sequence; $b$ is a weight for each
+# channel, which lets the convolution's own input pass (the *skip*). The convolution carries, the gates
+# select. This is *order* 2. Order $N$ has gates $x_0, \dots, x_{N-1}$, and repeats gate and convolution
+# $N - 1$ times, each time with its own filter, before $x_0$ gates the result.
+#
+# In the code below `seq` has everything that happens along the sequence ([notebook 9](9_own_mixer.ipynb)):
+# `seq.filters` evaluates $h$, and `seq.conv` is the convolution with its skip. `_over_head` and `_mix_heads`
+# are for options that this notebook leaves alone. The published operator is the part after `else`.
+
+# %%
+show.code(Hyena.mix)
 
 # %% [markdown]
 # ## A text and a model
 #
-# Tokens are characters here. The model embeds each of them, adds a learned vector for its position, and sends
-# the result through two layers. It is not trained: this notebook is about what is computed, not about what is
-# learned.
+# Tokens are characters here. The model embeds each of them and sends the result through two layers. It is not
+# trained: this notebook is about what is computed, not about what is learned. `trace` gives what enters each
+# layer.
 
 # %%
-text = "the hyena laughs at the long grass."
+text, other_text = "the hyena laughs at the long grass.", "the grass laughs at the long hyena."
 vocabulary = sorted(set(text))
-tokens = np.array([[vocabulary.index(character) for character in text]])
+tokens, other_tokens = (np.array([[vocabulary.index(c) for c in words]]) for words in (text, other_text))
 length, width = tokens.shape[1], 12
 
-mixer_config = AnnotatedHyenaConfig(order=2)
-config = LanguageModelConfig(
-    pattern=(mixer_config,),
-    n_layers=2,
-    d_model=width,
-    max_len=length,
-    vocab_size=len(vocabulary),
-    norm="none",
-    residual=False,
-    ffn="none",
-    d_ff=None,
-    learned_positions=True,
-    init="torch",
-)
-model = models.build(config)
-params = jax.tree.map(np.asarray, model.init(jax.random.key(0), tokens)["params"])
+
+def model_of(mixer_config):
+    """A model of two layers with this mixer, its config, and its parameters."""
+    sizes = {"n_layers": 2, "d_model": width, "d_ff": 24, "max_len": length, "vocab_size": len(vocabulary)}
+    config = LanguageModelConfig(pattern=(mixer_config,), **sizes)
+    model = models.build(config)
+    return model, config, jax.tree.map(np.asarray, model.init(jax.random.key(0), tokens)["params"])
+
+
+small = ImplicitFilterConfig(emb_dim=5, width=16)
+published = HyenaConfig(order=2, gating="gate_first", filter=small, init="torch")
+model, config, params = model_of(published)
+u, other_u = (
+    np.float64(trace(model, params, ids).layers[0].inputs) for ids in (tokens, other_tokens)
+)  # [B, L, D]
 layer = params["blocks_0"]["mixer"]
-u = np.float64(params["embedding"]["embedding"][tokens] + params["positions"][:length])  # [B, L, D]
 
 print(f"{length} tokens, {len(vocabulary)} different ones, {width} channels")
-for name, leaf in sorted(layer.items()):
-    shapes = {key: value.shape for key, value in leaf.items()} if isinstance(leaf, dict) else leaf.shape
-    print(f"  {name}: {shapes}")
+for path, leaf in jax.tree.leaves_with_path(layer):
+    print(f"  {jax.tree_util.keystr(path, simple=True, separator='/')}: {leaf.shape}")
 
 # %% [markdown]
-# ## Step 1: projections
+# ## Step by step
 #
-# A dense layer makes three sequences of every input, and a short filter mixes each channel with its last two
-# inputs (FIR, for *finite impulse response*):
-#
-# $$z = \mathrm{FIR}_3(u W + b), \qquad z \to x_1, x_2, v .$$
-#
-# $v$ will be carried along the sequence, $x_1$ and $x_2$ are gates. For order $N$ there would be $N$ gates.
+# Each line is one of the equation. `projections` is the dense layer with the FIR.
 
 # %%
-z = dense(layer["in_proj"], u).transpose(0, 2, 1)  # [B, 3 D, L]
-z = short_conv(z, layer["short_taps"], layer["short_bias"])
-x_1, x_2, v = np.split(z, 3, axis=1)
+x_0, x_1, v = hyena.projections(layer, u, 3)  # each [B, D, L]
+h, b = filters.implicit(layer["filter"], 1, length, length, published.filter)[0], layer["skip"][0]
+gated = x_1 * v
+carried = long_conv(gated, h, b)  # h * gated + b gated
+y = x_0 * carried
+output = dense(layer["out_proj"], y.transpose(0, 2, 1))
 
-assert v.shape == (1, width, length)
-assert all(np.allclose(a, b) for a, b in zip((x_1, x_2, v), hyena.projections(layer, u, 3), strict=True))
-
-# %% [markdown]
-# ## Step 2: twice a convolution, a gate and a residual path
-#
-# First the layer's input is added, $v \leftarrow v + u$. Then, for $n = 1, 2$,
-#
-# $$v \;\leftarrow\; v + \frac{x_n}{\lVert x_n \rVert} \odot \big( h_n * v + b_n \odot v \big).$$
-#
-# $h_n$ is a long filter, as long as the sequence; $b_n$ is a weight for each channel, which lets $v$ itself
-# pass; and $\lVert x_n \rVert$ is the length of the gate over the channels at that time, so that no gate can
-# be huge. The convolution carries, the gate selects, the old $v$ stays.
-#
-# The filter combines the first two kinds of [notebook 3](3_filters.ipynb): free taps (`taps`) times a trained
-# window $e^{\alpha s/(L-1)} + \beta$ for each channel (`decay` is $\alpha$, negative at the start; `shift` is
-# $\beta$). Then the taps at each lag are divided by the sum of their sizes over the channels. So a filter
-# need not shrink with the lag: the window decides which channels have the late taps.
-
-# %%
-h = filters.windowed(layer["filter"], 2, length, length, mixer_config.filter)  # [N, D, L]
-before = v + u.transpose(0, 2, 1)
-carried = long_conv(before, h[0], layer["skip"][0])
-gate = hyena.normalized(x_1)
-after_one = before + gate * carried
-after_two = after_one + hyena.normalized(x_2) * long_conv(after_one, h[1], layer["skip"][1])
-
-late = np.abs(h[:, :, length // 2 :]).sum(axis=2)  # [N, D]
-assert np.allclose(np.abs(h).sum(axis=1), 1)  # at every lag
-assert (layer["filter"]["decay"] < 0).all()
-assert (late[:, :2].sum(axis=1) > 0.5 * late.sum(axis=1)).all()  # channels 0 and 1 have the slowest windows
-
-labels = text.replace(" ", "␣")
-fig, axes = plt.subplots(2, 3, figsize=(9.6, 4), sharex=True, sharey=True)
-panels = {
-    "v + u": before,
-    "$h_1 * v + b_1 v$: carried along": carried,
-    "gate $x_1 / \\Vert x_1 \\Vert$": gate,
-    "gate × carried": gate * carried,
-    "v after $n = 1$": after_one,
-    "v after $n = 2$": after_two,
+steps = {
+    "v": v[0],
+    "gate $x_1$": x_1[0],
+    "$x_1 v$": gated[0],
+    "h * $x_1 v$: carried along": long_conv(gated, h, 0 * b)[0],
+    "gate $x_0$": x_0[0],
+    "y": y[0],
 }
-for ax, (title, values) in zip(axes.flat, panels.items(), strict=True):
-    scale = np.abs(values).max()
-    ax.imshow(values[0], vmin=-scale, vmax=scale)
-    ax.set_title(title)
-for ax in axes[0]:
-    ax.tick_params(bottom=False)
-for ax in axes[1]:
-    ax.set_xticks(range(length), labels, fontsize=7, family="monospace")
-    ax.set_xlabel("time (token)")
-for ax in axes[:, 0]:
-    ax.set_ylabel("channel")
+letters = text.replace(" ", "␣")
+labels = {"xlabel": "time (token)", "ylabel": "channel", "names": letters}
+show.matrices(steps, n_rows=2, height=3.6, aspect="auto", **labels)
 
 # %% [markdown]
 # Read the rows of a panel from left to right: each is one channel over time. (Each panel has its own scale;
-# red is positive, blue negative.)
+# red is positive, blue negative.) What is carried along is smoother in time than $x_1 v$: the filters start
+# smooth. That is the whole layer.
 #
-# ## Step 3: output
-#
-# A last dense layer, with a residual path around it: $y = v + v W_o + b_o$. That is the whole layer. It
-# equals the function in `hyena_jax.reference.hyena`, and the Flax module that training uses.
-
-# %%
-v = after_two.transpose(0, 2, 1)  # [B, L, D]
-y = v + dense(layer["out_proj"], v)
-module = AnnotatedHyena(width, length, mixer_config)
-from_flax = module.apply({"params": layer}, np.float32(u))
-
-one_document = np.zeros(tokens.shape)  # all tokens belong to one text
-in_numpy = hyena.annotated_hyena(mixer_config, layer, u, length, one_document, filters.windowed)
-
-assert np.allclose(y, in_numpy)
-assert np.allclose(y, from_flax, atol=1e-4)
-
-# %% [markdown]
 # ## Hyena is a matrix that depends on its input
 #
 # Attention multiplies $v$ by a matrix of weights that it computes from the input. So does Hyena; only, nobody
-# needs to write the matrix down. A convolution is the Toeplitz matrix $S_{h_n}$ ([notebook
-# 2](2_causal_convolution.ipynb)), a gate is a diagonal matrix $D_n$. For one channel,
+# needs to write the matrix down. A convolution is the Toeplitz matrix $S_h$ ([notebook
+# 2](2_causal_convolution.ipynb)), a gate is a diagonal matrix. For one channel,
 #
-# $$v_{\text{out}} = M v_{\text{in}}, \qquad M = (I + D_2 C_2)(I + D_1 C_1), \qquad C_n = S_{h_n} + b_n I,$$
+# $$y = M v, \qquad M = D_0 \, (S_h + b I) \, D_1, \qquad M_{t,s} = x_0[t] \; h_{t-s} \; x_1[s] \ (s < t).$$
 #
-# where $I$ is the identity, the residual path. The filters are fixed after training. The gates are computed
-# from the text, so $M$ changes with the text: here is the matrix of one channel for two texts.
+# [Poli et al. 2023, section 3.2](https://arxiv.org/abs/2302.10866). Oracle:
+# [`toeplitz`](../../hyena_jax/reference/convolution.py). Code, for any mixer:
+# [`mixing`](../../hyena_jax/inspect/matrices.py).
+#
+# The filters are fixed after training. The gates are computed from the text, so $M$ changes with the text:
+# here is the matrix of one channel for two texts of the same words.
 
 # %%
 channel = 3
@@ -175,87 +141,89 @@ channel = 3
 
 def matrix_of(x):
     """M [L, L] of the channel, for one layer's input x [1, L, D]."""
-    x_1, x_2, _ = hyena.projections(layer, x, 3)
-    gates = np.stack([hyena.normalized(x_1)[0, channel], hyena.normalized(x_2)[0, channel]])
-    return hyena.hyena_matrix(gates, h[:, channel], layer["skip"][:, channel], is_residual=True)
+    x_0, x_1, _ = (part[0, channel] for part in hyena.projections(layer, x, 3))
+    return np.diag(x_0) @ (toeplitz(h[channel]) + b[channel] * np.eye(length)) @ np.diag(x_1)
 
 
-other_text = "the grass laughs at the long hyena."
-other_tokens = np.array([[vocabulary.index(character) for character in other_text]])
-other = np.float64(params["embedding"]["embedding"][other_tokens] + params["positions"][:length])
-matrices = {
-    "filter 1 alone: $S_{h_1}$": toeplitz(h[0, channel]),
-    "M, first text": matrix_of(u),
-    "M, second text": matrix_of(other),
+matrix, other_matrix = matrix_of(u), matrix_of(other_u)
+panels = {
+    "filter alone: $S_h$": toeplitz(h[channel]),
+    "M, first text": matrix,
+    "M, second text": other_matrix,
 }
-fig, axes = plt.subplots(1, 3, figsize=(8.4, 3), sharey=True, layout="compressed")
-for ax, (title, matrix) in zip(axes, matrices.items(), strict=True):
-    shown = matrix if "S_" in title else matrix - np.eye(length)
-    scale = np.abs(shown).max()
-    ax.imshow(shown, vmin=-scale, vmax=scale, aspect="equal")
-    ax.set(title=title, xlabel="input time s")
-axes[0].set_ylabel("output time t")
-
-matrix = matrices["M, first text"]
-assert np.allclose(matrix @ before[0, channel], after_two[0, channel])
-assert (np.triu(matrix, 1) == 0).all()  # causal
-assert np.allclose(matrix[:4], matrices["M, second text"][:4])
-assert not np.allclose(matrix[4:], matrices["M, second text"][4:])
+below = {title: np.tril(values, -1) for title, values in panels.items()}
+show.matrices(below, height=2.9, xlabel="input time s", ylabel="output time t")
 
 # %% [markdown]
-# (Without the identity, which would outshine the rest.) On the left every diagonal has one colour: the filter
-# treats all times alike. On the right the gates make every row different: what a token collects from the past
-# depends on the token. Two texts of the same words in another order have different matrices. (Their first
-# four rows agree, for both begin with `the `, and no token sees a later one: above the diagonal everything is
-# zero.)
+# (Without the diagonal, the skip, which would outshine the rest.) On the left every diagonal has one colour:
+# the filter treats all times alike. On the right the gates make every row and column different: what a token
+# collects from the past depends on the token, and on what is there. Two texts of the same words in another
+# order have different matrices. They agree where the words do, at the start and within `laughs at the long`,
+# because these gates see three tokens. And no token sees a later one: above the diagonal everything is zero.
 #
-# ## Hyena as published
+# ## Three variants
 #
-# The paper's own code, and this package's mixer `hyena`, have no residual paths inside the layer and do not
-# divide the gates by their norm. A dense layer and a short filter make $x_0$, $x_1$ and $v$. For order 2
-# there is one long filter, one less than gates, for $v$ is gated before the first convolution:
+# **Convolution first.** The paper's definition convolves before it gates, and so has a filter for each gate:
 #
-# $$y = x_0 \odot \big( h * (x_1 \odot v) + b \; x_1 \odot v \big).$$
+# $$v \;\leftarrow\; x_n \odot ( h_n * v + b_n \odot v ), \qquad n = 1, \dots, N .$$
+#
+# **Annotated.** The same with residual paths, and with each gate divided by its length over the channels, so
+# that no gate can be huge. First the layer's input is added, $v \leftarrow v + u$; then
+#
+# $$v \;\leftarrow\; v + \frac{x_n}{\lVert x_n \rVert} \odot ( h_n * v + b_n \odot v ), \qquad
+#   \text{output} = v + v W_o + c_o .$$
+#
+# **Gated.** $v$ and $g$ are two projections of $u$; $g$, which is not kept between 0 and 1, weighs a long
+# convolution against a short one:
+#
+# $$y = (h * v) \odot g + \mathrm{FIR}(u) \odot (1 - g) .$$
+#
+# The first is equation 6 of [Poli et al. 2023](https://arxiv.org/abs/2302.10866). Oracles:
+# [`hyena`](../../hyena_jax/reference/hyena.py), [`annotated_hyena`](../../hyena_jax/reference/hyena.py),
+# [`gated_hyena`](../../hyena_jax/reference/hyena.py). Code: [`Hyena`](../../hyena_jax/mixers/hyena.py),
+# [`AnnotatedHyena`](../../hyena_jax/mixers/annotated_hyena.py),
+# [`GatedHyena`](../../hyena_jax/mixers/gated_hyena.py).
+#
+# Each variant is a few lines in NumPy, such as this one:
 
 # %%
-published = HyenaConfig(filter=ImplicitFilterConfig(emb_dim=5, width=16))
-module = Hyena(width, length, published)
-weights = jax.tree.map(np.asarray, module.init(jax.random.key(0), np.float32(u))["params"])
-x_0, x_1, v = hyena.projections(weights, u, 3)
-h = filters.implicit(weights["filter"], 1, length, length, published.filter)  # [1, D, L]
-y = x_0 * long_conv(x_1 * v, h[0], weights["skip"][0])  # long_conv adds b times its input
+show.code(hyena.annotated_hyena)
 
-out = dense(weights["out_proj"], y.transpose(0, 2, 1))
-in_numpy = hyena.hyena(published, weights, u, length, one_document, filters.implicit)
-
-assert np.allclose(out, in_numpy)
-assert np.allclose(out, module.apply({"params": weights}, np.float32(u)), atol=1e-4)
+# %%
+variants = {
+    "published": published,
+    "convolution first": HyenaConfig(gating="conv_first", filter=small),
+    "annotated": AnnotatedHyenaConfig(),
+    "gated": GatedHyenaConfig(),
+}
+layer_errors = {}
+for name, variant in variants.items():
+    module = mixer_class(variant)(width, length, variant)
+    in_flax, weights = module.init_with_output(jax.random.key(0), np.float32(u))
+    in_numpy = mixer_oracle(variant)(weights["params"], u, length)
+    layer_errors[name] = np.abs(in_flax - in_numpy).max()
 
 # %% [markdown]
 # ## The whole model in NumPy
 #
-# Embedding, layers, a last norm (none in this config), and the embedding again as the output head:
-# `reference.language_models` puts the pieces together. It gives the logits of the Flax model. So it does for
-# two other members of the family: Hyena as published, and the *gated* variant, in which $v$ and $g$ are two
-# projections of the layer's input $u$ and weigh a long convolution against a short one,
-# $y = (h * v) \odot g + \mathrm{FIR}(u) \odot (1 - g)$. As $g$ is linear in $u$, it is not kept between 0 and
-# 1. (Its filter is computed from a learned table; the code is `hyena.gated_hyena`.)
+# Embedding, blocks of a mixer and a feed-forward layer, a last norm, and the embedding again as the output
+# head: `language_model` puts the pieces together, around any mixer's oracle. It gives the logits of the Flax
+# model.
+
 
 # %%
-sizes = {"n_layers": 2, "d_model": width, "max_len": length, "vocab_size": len(vocabulary)}
-gated = GatedHyenaConfig(filter=LookupFilterConfig(width=8))
-family = {
-    "annotated_hyena": config,
-    "hyena": LanguageModelConfig(pattern=(published,), d_ff=24, **sizes),
-    "gated_hyena": LanguageModelConfig(pattern=(gated,), d_ff=24, ffn="gelu", **sizes),
-}
-for name, member in family.items():
-    flax_model = models.build(member)
-    weights = flax_model.init(jax.random.key(0), tokens)["params"]
+def logits_of(params, tokens, config):
+    """The logits [B, L, V] of a model whose layers have one kind of mixer, in NumPy."""
+    oracle = mixer_oracle(config.pattern[0])
+    return language_model(params, tokens, config, [lambda params, x: oracle(params, x, length)])
+
+
+logit_errors = {}
+for name, variant in variants.items():
+    flax_model, its_config, weights = model_of(variant)
     from_flax = flax_model.apply({"params": weights}, tokens)
-    in_numpy = getattr(language_models, name)(jax.tree.map(np.asarray, weights), tokens, member)
-    assert np.allclose(in_numpy, from_flax, atol=1e-4 * np.abs(in_numpy).max())
-    print(f"{name}: logits {in_numpy.shape} of NumPy and of Flax agree")
+    logit_errors[name] = np.abs(logits_of(weights, tokens, its_config) - from_flax).max()
+    print(f"{name}: logits {from_flax.shape} of NumPy and of Flax differ by at most {logit_errors[name]:.0e}")
 
 # %% [markdown]
 # ## Causality, seen from outside
@@ -266,25 +234,41 @@ for name, member in family.items():
 # %%
 changed = tokens.copy()
 changed[0, 16] = vocabulary.index("e")
-logits, new_logits = (language_models.annotated_hyena(params, ids, config) for ids in (tokens, changed))
-effect = np.abs(new_logits - logits).max(axis=-1)[0]
+effect = np.abs(logits_of(params, changed, config) - logits_of(params, tokens, config)).max(axis=-1)[0]
 
-fig, ax = plt.subplots(figsize=(7.2, 2))
-bars = ax.bar(range(length), effect)
-bars[16].set_color("C1")
-ax.set_xticks(range(length), labels, fontsize=9, family="monospace")
-ax.set(xlabel="time (token)", ylabel="largest change\nof a logit", title="token 16 changed from ␣ to e")
-
-assert text[16] == " "
-assert (effect[:16] == 0).all()
-assert (effect[16:] > 0).all()
+labels = {"xlabel": "time (token)", "ylabel": "largest change of a logit"}
+show.bars(effect, letters, marked=16, title="token 16 changed from ␣ to e", **labels)
 
 # %% [markdown]
 # ## What to take along
 #
-# - Hyena: project, then alternate long convolutions and gates. The annotated variant adds residual paths and
-#   tames the gates by their norm.
+# - Hyena: project, then alternate gates and long convolutions.
 # - As a matrix it is a product of Toeplitz and diagonal matrices, which depends on the input as attention
 #   does, and costs three FFTs for each convolution in place of $L^2$ weights.
+# - Variants move the gate, add residual paths or tame the gates by their norm.
 #
 # Next: [Hawk](5_hawk.ipynb), which keeps a state instead.
+#
+# ## Checks
+
+# %%
+# The steps are the layer: of the oracle, and of the Flax module.
+assert np.allclose(output, mixer_oracle(published)(layer, u, length))
+module = Hyena(width, length, published)
+assert np.allclose(output, module.apply({"params": layer}, np.float32(u)), atol=1e-5)
+# What is carried along changes less from token to token, relative to its size.
+before, after = (np.std(np.diff(steps[name])) / np.std(steps[name]) for name in list(steps)[2:4])
+assert after < 0.7 * before
+# The matrix is the channel; it is causal, and depends on the text.
+assert np.allclose(matrix @ v[0, channel], y[0, channel])
+assert (np.triu(matrix, 1) == 0).all()
+start, middle = slice(0, 4), slice(11, 29)
+assert all(np.allclose(matrix[same, same], other_matrix[same, same]) for same in (start, middle))
+assert not np.allclose(matrix[4:11], other_matrix[4:11])
+# NumPy and Flax agree, in layers and in whole models.
+assert max(layer_errors.values()) < 1e-4
+assert max(logit_errors.values()) < 1e-4
+# No token sees a later one.
+assert text[16] == " "
+assert (effect[:16] == 0).all()
+assert (effect[16:] > 0).all()
