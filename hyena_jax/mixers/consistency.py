@@ -4,72 +4,77 @@ Axes: B batch, L length, D channels.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import UserError
+from hyena_jax.config import UserError, require
 from hyena_jax.mixers import Mixer, has_state
 
 N_TOKENS = 5
+N_LONG = 48
+"""Tokens of one more comparison, in which lags beyond N_TOKENS show."""
 TOLERANCE = 1e-4
 """Largest difference of two outputs, relative to the largest output; rounding is a hundred times smaller."""
+
+USE_SEQ = (
+    "along the sequence, take nothing but the operators of `seq` (shift, fir, recur, update, attend, conv,"
+    " scan, or carry for your own)"
+)
 
 
 def check_consistency(mixer: nn.Module) -> None:
     """Compares the forms of a mixer on a few random tokens, in float32, with perturbed initial parameters.
 
-    For a causal mixer: no output depends on a later token, and its state, if it has one, continues a sequence
-    as the parallel form does. For a `Mixer` that accepts segment_ids: a document among others is computed as
-    alone.
+    No row of a batch sees another. For a causal mixer: no output depends on a later token, and its state, if
+    it has one, continues a sequence as the parallel form does. For a `Mixer` that accepts segment_ids: a
+    document among others is computed as alone. Narrow dtypes and sharded sequences are not compared.
 
     Args:
       mixer: unbound; see the contract in `hyena_jax.mixers`.
 
     Raises:
-      UserError: if two forms differ.
+      UserError: if two forms differ, or a state grows without bound that is declared not to.
       Exception: what the mixer itself raises.
     """
     name, length, rng = type(mixer).__name__, min(N_TOKENS, mixer.max_len), np.random.default_rng(0)
-    x = rng.standard_normal((2, length, mixer.d_model)).astype(np.float32)
+    x, other = rng.standard_normal((2, 2, length, mixer.d_model)).astype(np.float32)
     with jax.default_matmul_precision("highest"):
         params = jax.jit(mixer.init)(jax.random.key(0), x).get("params", {})
         # A projection that starts as zeros would hide everything.
-        params = jax.tree.map(
-            lambda p: np.asarray(p) + (0.1 * rng.standard_normal(p.shape)).astype(p.dtype), params
-        )
+        params = jax.tree.map(lambda p: p + (0.1 * rng.standard_normal(p.shape)).astype(p.dtype), params)
 
         @jax.jit
         def whole(x: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
             return mixer.apply({"params": params}, x, segment_ids)
 
+        def require_equal(found: np.ndarray, expected: np.ndarray, fault: str) -> None:
+            if not np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max():
+                raise UserError(f"mixer {name} {fault}")
+
         y = np.asarray(whole(x))
-
-        def check(other: np.ndarray, expected: np.ndarray, fault: str) -> None:
-            if not np.abs(other - expected).max() <= TOLERANCE * np.abs(y).max():
-                raise UserError(
-                    f"mixer {name} {fault}: along the sequence, use nothing but the operators of `seq`"
-                    " (shift, fir, recur, update, attend, conv, scan, or carry for your own)"
-                )
-
+        require_equal(whole(x[1:]), y[1:], "mixes the rows of a batch: a row must not see another")
         if mixer.config.causal:
             for t in range(1, length):
-                later = np.concatenate([x[:, :t], x[:, t:] + 1], axis=1)
-                fault = f"must be causal, but output {t - 1} depends on token {t} or later ones"
-                check(np.asarray(whole(later))[:, :t], y[:, :t], fault)
+                later = np.concatenate([x[:, :t], other[:, t:]], axis=1)
+                fault = f"must be causal, but output {t - 1} depends on token {t} or later ones: {USE_SEQ}"
+                require_equal(whole(later)[:, :t], y[:, :t], fault)
             if has_state(type(mixer)):
-                fault = "decodes other values than it computes over whole sequences"
-                _check_decoding(mixer, params, x, whole, lambda *values: check(*values, fault))
+                _check_decoding(mixer, params, x, whole, require_equal)
         if isinstance(mixer, Mixer) and length == N_TOKENS:
-            ids = np.int32([[0, 0, 1, 1, 1]] * 2)
             try:
-                packed = np.asarray(whole(x, ids))
+                packed = whole(x, np.int32([[0, 0, 1, 1, 1]] * 2))
             except UserError:  # it refuses documents
                 return
             alone = np.concatenate([whole(x[:, :2]), whole(x[:, 2:])], axis=1)
-            fault = "mixes documents that share a row, and does not refuse them by seq.refuse_documents()"
-            check(packed, alone, fault)
+            fault = (
+                "mixes documents that share a row: take seq.positions in place of seq.index, or call"
+                " seq.refuse_documents() where they cannot be kept apart"
+            )
+            require_equal(packed, alone, fault)
 
 
 def _check_decoding(
@@ -77,31 +82,43 @@ def _check_decoding(
     params: dict,
     x: np.ndarray,
     whole: Callable[[np.ndarray], jax.Array],
-    check: Callable[[np.ndarray, np.ndarray], None],
+    require_equal: Callable[[np.ndarray, np.ndarray, str], None],
 ) -> None:
-    """Compares steps from the start; and a prefill where row 1 begins a token later, a step and a prefill."""
-    length = x.shape[1]
+    """Compares steps; a prefill where row 1 begins later, a step, a prefill; and two long prefills."""
+    length, bound = x.shape[1], mixer.bind({"params": params})
+    states = (jax.eval_shape(partial(bound.init_state, 2, n)) for n in (1, mixer.max_len))
+    sizes = [jax.tree.map(jnp.shape, state) for state in states]
+    declares = getattr(type(mixer), "is_unbounded", lambda config: False)(mixer.config)
+    what, allowed = f"is_unbounded of {type(mixer).__name__}", "False where the state grows with max_len"
+    require(not declares or sizes[0] == sizes[1], what, True, allowed)
 
     @jax.jit
-    def steps(x: jax.Array) -> list[jax.Array]:
-        bound, outputs = mixer.bind({"params": params}), []
-        state = bound.init_state(2, length)
+    def steps(x: jax.Array) -> jax.Array:
+        state, outputs = bound.init_state(2, length), []
         for t in range(length):
             state, y = bound.step(state, x[:, t])
             outputs.append(y)
-        return outputs
-
-    check(np.stack(steps(x), axis=1), np.asarray(whole(x)))
-    if length < N_TOKENS:
-        return
+        return jnp.stack(outputs, axis=1)
 
     @jax.jit
-    def pieces(x: jax.Array) -> tuple[jax.Array, ...]:
-        bound = mixer.bind({"params": params})
+    def pieces(x: jax.Array) -> jax.Array:
         state, first = bound.prefill(bound.init_state(2, length), x[:, :2], np.int32([2, 1]))
         state, middle = bound.step(state, x[:, 2])
-        return first, middle[:, None], bound.prefill(state, x[:, 3:])[1]
+        return jnp.concatenate([first, middle[:, None], bound.prefill(state, x[:, 3:])[1]], axis=1)
 
-    y = np.concatenate(pieces(x), axis=1)
-    check(y[0], np.asarray(whole(x))[0])
-    check(y[1, 1:], np.asarray(whole(x[:, 1:]))[1])
+    @jax.jit
+    def halves(x: jax.Array) -> jax.Array:
+        state, first = bound.prefill(bound.init_state(2, x.shape[1]), x[:, : x.shape[1] // 2])
+        return jnp.concatenate([first, bound.prefill(state, x[:, x.shape[1] // 2 :])[1]], axis=1)
+
+    fault = f"decodes other values than it computes over whole sequences: {USE_SEQ}"
+    require_equal(steps(x), whole(x), fault)
+    if length == N_TOKENS:
+        y = pieces(x)
+        require_equal(y[0], whole(x)[0], fault)
+        unaligned = "decodes other values in a row shorter than others: take seq.masked where padding counts"
+        require_equal(y[1, 1:], whole(x[:, 1:])[1], unaligned)
+    if mixer.max_len > N_TOKENS:
+        shape = (2, min(N_LONG, mixer.max_len), mixer.d_model)
+        x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+        require_equal(halves(x), whole(x), fault)

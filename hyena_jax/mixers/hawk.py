@@ -32,8 +32,10 @@ class Hawk(Mixer):
     Not in the paper: `config.sign` replaces a_t in the last line, by 2 a_t - 1 with `shifted`, and by
     tanh(W_s u_t + b_s) a_t with `gate`.
 
-    Where a document starts h_t = i_t ⊙ u_t: nothing comes before, and the input is not scaled down. At the
-    first token of a row the paper's equation holds, unless `config.reset_at_start`.
+    FIR_K is a depthwise filter of K taps with a bias; p is the argument of softplus in the released code, so
+    that the paper's a = sigmoid(Lambda) is exp(-softplus(p)). Where a document starts h_t = i_t ⊙ u_t, since
+    nothing comes before that the input would have to make room for. At the first token of a row this holds
+    with `config.reset_at_start` alone; without it, the equation above.
 
     Attributes:
       config: see `HawkConfig`.
@@ -52,7 +54,7 @@ class Hawk(Mixer):
       input_gate/bias [W]: with gate_bias.
       sign_gate/kernel [H, W//H, W//H]: W_s, with sign `gate`; as recurrence_gate/kernel.
       sign_gate/bias [W]: b_s, with sign `gate`.
-      rate [W]: p; a = exp(-softplus(p)) in (0, 1).
+      rate [W]: p.
       out_proj/kernel [W, D]
       out_proj/bias [D]: with projection_bias.
     """
@@ -87,11 +89,13 @@ class Hawk(Mixer):
 
     def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
         gate, u = self.in_proj(x)
-        # From here to the output the blocks of the gates come first, [H, B, T, I]: their products then read
-        # every array in order, where XLA for CPUs would recompute an array while it transposes it.
+        # From here to the output the gates' blocks come first, [H, B, T, I]: a product for each block then
+        # needs no transposed copy, which XLA for CPUs makes slowly.
         u = seq.fir(self._blocks(u), self.short_taps, self.short_bias, axis=-2)
         _, i, a, scale = self._gates(u, seq)
-        starts = seq.starts(of_rows=self.config.reset_at_start)
+        starts = seq.starts(
+            of_rows=self.config.reset_at_start
+        )  # where FIR and recurrence forget by themselves
         if starts is not None:
             scale = jnp.where(starts[..., None], 1, scale)
         u = seq.values(u, "HBTI")
@@ -105,12 +109,12 @@ class Hawk(Mixer):
         r, i = self.recurrence_gate(u, axis), self.input_gate(u, axis)
         r, i = jax.nn.sigmoid(r.astype(dtype)), jax.nn.sigmoid(i.astype(dtype))
         s = jnp.tanh(self.sign_gate(u, axis).astype(dtype)) if sign == "gate" else None
-        rate = self._blocks(self.rate[None, None]).astype(dtype)
+        rate = self.rate.astype(dtype).reshape(self.config.gate_blocks, 1, 1, -1)
         a, rest = factors(r, rate, s, sign == "shifted")
         return r, i, a, bounded_sqrt(rest)
 
     def gates(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """r, i and the state's factors a of x [B, L, D], each [B, L, W], float32; without resets."""
+        """r, i and the factors a of x [B, L, D], each [B, L, W], float32; a is not 0 at starts."""
         seq = Parallel(x.shape[:2], None, self.sequence_axis, self.forms)
         u = seq.fir(self._blocks(self.in_proj(x)[1]), self.short_taps, self.short_bias, axis=-2)
         return tuple(map(_join, self._gates(u, seq)[:3]))
@@ -154,7 +158,7 @@ class BlockDense(nn.Module):
 
 
 def ring_init(config: HawkConfig) -> Initializer:
-    """The initialiser of p: a = exp(-softplus(p)), or a^c, is uniform by area between `config`'s radii."""
+    """The initialiser of p: a = exp(-softplus(p)), or a^8, is uniform by area between `config`'s radii."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
         # Uniform by area: the square of the radius a is uniform.

@@ -1,4 +1,4 @@
-"""The base class of all mixers: a subclass writes `setup` and `mix`, and trains, decodes, packs and shards.
+"""The base class of all mixers: from `setup` and `mix` it derives training, decoding, packing and sharding.
 
 Axes: B batch, L length, T new tokens, D channels.
 """
@@ -9,7 +9,14 @@ import jax.numpy as jnp
 
 from hyena_jax.config import MixerConfig
 from hyena_jax.filters import has_constant_state
-from hyena_jax.mixers.inputs import check_causal, check_input, check_next, check_state_length, check_token
+from hyena_jax.mixers.inputs import (
+    check_causal,
+    check_input,
+    check_next,
+    check_state_length,
+    check_token,
+    within,
+)
 from hyena_jax.mixers.online import MixerState, Online, map_histories
 from hyena_jax.mixers.parallel import Parallel
 from hyena_jax.mixers.sequence import Sequence
@@ -27,7 +34,8 @@ class Mixer(nn.Module):
       n_layers: depth of the residual stack, on which some initialisations depend.
       dtype: of the activations; None follows the input. Memories and sums stay in float32.
       sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
-      forms: of the operators that have several; None: those of JAX's default backend, without kernels.
+      forms: which form each operator takes, where it has several; None: those of JAX's default backend,
+        without kernels.
     """
 
     d_model: int
@@ -68,8 +76,10 @@ class Mixer(nn.Module):
         """
         check_causal(self.config)
         check_state_length(max_len, self.max_len)
-        # Each operator makes its memory where `mix` calls it, for any token. XLA drops all else that it does.
-        dtypes = [leaf.dtype for leaf in jax.tree.leaves(self.variables)]
+        # Each operator makes its memory where `mix` calls it, for any token; XLA drops all else that it does.
+        dtypes = [
+            leaf.dtype for leaf in jax.tree.leaves(self.variables) if jnp.isdtype(leaf.dtype, "real floating")
+        ]
         dtype = self.dtype or max(dtypes, key=lambda dtype: dtype.itemsize, default=jnp.float32)
         seq = Online.start(batch_size, max_len, self.forms)
         self.mix(jnp.zeros((batch_size, 1, self.d_model), dtype), seq, True)
@@ -82,7 +92,7 @@ class Mixer(nn.Module):
 
         Args:
           lengths: integers [B], in a sequence's first prefill: row b is right-aligned, and only its last
-            lengths[b] tokens are real. None: all are.
+            lengths[b] tokens are real. None: all are. In a later prefill they make the outputs NaN.
 
         Raises:
           UserError: for a wrong shape of x or lengths, or more tokens than the state has room for.
@@ -91,7 +101,7 @@ class Mixer(nn.Module):
         state = map_histories(online_conv.close_tiles, state)
         seq = Online(state, x.shape[1], lengths, self.forms)
         y = self.mix(x, seq, True)
-        return seq.state(), y
+        return seq.state(), y if lengths is None else within(y, state.shared.position, 0)
 
     def step(self, state: MixerState, x: jax.Array) -> tuple[MixerState, jax.Array]:
         """The next token x [B, D]."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
-from hyena_jax.config import UserError
+from hyena_jax.config import UserError, require
 from hyena_jax.mixers.inputs import Shared, is_real
 from hyena_jax.mixers.sequence import Inputs, Sequence
 from hyena_jax.ops.forms import Forms, forms_for
@@ -31,7 +31,7 @@ SAME_CALLS = "its calls of `seq` must not depend on the number of tokens"
 
 
 class Online(Sequence):
-    """The T tokens after a state, in one call of `mix`, whose operators write their memories into it."""
+    """The T tokens after a state, in one call of `mix`; it collects the memories that operators return."""
 
     is_online = True
 
@@ -55,8 +55,7 @@ class Online(Sequence):
         self.position = state.shared.position
         self.index = self.position + jnp.arange(n_tokens, dtype=jnp.int32)
         self.positions = self.index - self.first[:, None]
-        self.constants, self.n_constants = dict(state.shared.constants), Counter()
-        self.memory, self.n_memories = {}, Counter()
+        self.constants, self.memory, self.calls = dict(state.shared.constants), {}, Counter()
         self.empty: dict[str, Any] = {}
         self.trace = get_opaque_trace_state(convention="flax")
 
@@ -95,24 +94,38 @@ class Online(Sequence):
                 f"`mix` called `seq` (for {name!r}) inside of its own scan, vmap, jit or remat: call it"
                 " outside, or use seq.scan"
             )
-        name = _numbered(name, self.n_memories)
+        kind, name = name, self._next(name)
+        self.calls[kind] += 1
         if self.capacity is not None:
             before = self.empty[name] = empty()
         elif name in self.state_before.memory:
             before = self.state_before.memory[name]
         else:
             raise UserError(f"`mix` called {name} for the first time after a state began: {SAME_CALLS}")
-        y, self.memory[name] = run(before)
+        y, after = run(before)
+        shapes = [jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), z) for z in (before, after)]
+        require(
+            shapes[0] == shapes[1],
+            f"the memory {name} after these tokens",
+            shapes[1],
+            f"as before, {shapes[0]}",
+        )
+        self.memory[name] = after
         return y
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        name = _numbered(name, self.n_constants)
+        name = self._next(name)
         if self.capacity is not None:
+            require(name not in self.constants, "`once`", name, "called once for each `carry` of its name")
             self.constants[name] = make()
         return self.constants[name]
 
-    def starts(self, of_rows: bool = True) -> jax.Array | None:
+    def starts(self, of_rows: bool = True) -> jax.Array | None:  # a state has one document
         return self.index == self.first[:, None] if of_rows else None
+
+    def _next(self, name: str) -> str:
+        """The name and number of the next memory of this name."""
+        return f"{name}_{self.calls[name]}"
 
 
 def map_histories(function: Callable[[History], History], tree: Any) -> Any:
@@ -139,9 +152,3 @@ def has_tiles(tree: Any) -> bool:
     """Whether tiles are open in a mixer's or a model's state."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Inputs))
     return any(isinstance(node, Inputs) and node.later is not None for node in nodes)
-
-
-def _numbered(name: str, calls: Counter) -> str:
-    """name_n, of call n of this name."""
-    calls[name] += 1
-    return f"{name}_{calls[name] - 1}"

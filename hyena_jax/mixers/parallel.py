@@ -41,9 +41,7 @@ class Parallel(Sequence):
     ) -> Any:
         if whole is not None:
             return whole()
-        if self.sequence_axis is not None:
-            message = f"the operator {name!r} has no sharded form: every device gathers the whole sequence"
-            warnings.warn(message, stacklevel=3)
+        self.gathers(name)
         return run(empty())[0]
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
@@ -55,6 +53,11 @@ class Parallel(Sequence):
             return changes
         first = jnp.broadcast_to(self.index == 0, self.shape)
         return first if changes is None else first | changes
+
+    def gathers(self, name: str) -> None:
+        if self.sequence_axis is not None:
+            message = f"the operator {name!r} has no sharded form: every device gathers the whole sequence"
+            warnings.warn(message, stacklevel=3)
 
     def refuse_documents(self) -> None:
         refuse_segments(self.segment_ids)

@@ -8,12 +8,13 @@ A mixer computes everything else token by token. Its operators along the sequenc
     attend                       softmax attention
     filters, conv                long convolutions
     scan                         any function of a carry and a token
-    carry, once                  what these are made of, and an operator of your own is
+    carry, once                  what these are built from, and what you build your own from
 
 Each operator is one call of `carry`, with two forms of the same function: `whole`, over whole sequences, and
 `run`, from a memory to the memory after these tokens. `Parallel` calls the first and has no memory; `Online`
-calls the second and keeps the memory. Operators ignore padding by themselves, and keep packed documents apart
-or refuse them.
+calls the second and keeps the memory. `before`, `cache` and `carry` leave padding and packed documents to
+their caller (`masked`, `positions`, `documents`, `refuse_documents`); all others ignore padding, and keep
+documents apart or refuse them.
 
 Axes: B batch, T tokens, C channels, K taps, S tokens that a state has room for; F long filters of w channels,
 and W = G w channels of a long convolution. For attention and the matrix memory see `ops.attention` and
@@ -116,20 +117,23 @@ class Sequence:
 
         Args:
           name: of the memory in the state; calls of the same name are numbered.
-          empty: the memory before the first token, a pytree whose leaves start with B. Its shapes and dtypes
-            stay.
+          empty: the memory before the first token, a pytree whose leaves start with B; its structure, shapes
+            and dtypes stay.
           run: memory -> y, the memory after these tokens.
           whole: y of whole sequences, where another form than run(empty()) is faster, keeps documents apart,
             or can be sharded. Without it every device gathers a sharded sequence, with a warning.
 
         Raises:
-          UserError: while decoding, for a call inside of one's own scan, vmap, jit or remat, and for calls
-            that depend on the number of tokens.
+          UserError: while decoding, for a call inside of one's own scan, vmap, jit or remat, for calls that
+            depend on the number of tokens, and for a memory that changes its shape or dtype.
         """
         raise NotImplementedError
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """make(), of what no token changes, such as a filter: computed once a generation, in `init_state`."""
+        """make(), of what no token changes, such as a filter: computed once a generation, in `init_state`.
+
+        It goes with the next `carry` of the same name.
+        """
         raise NotImplementedError
 
     def masked(self, x: jax.Array, axis: int = 1, fill: float = 0) -> jax.Array:
@@ -140,18 +144,24 @@ class Sequence:
         return jnp.where(self.real.reshape(*self.real.shape, *(1 for _ in range(after))), x, fill)
 
     def starts(self, of_rows: bool = True) -> jax.Array | None:
-        """Where a document begins, bool [B, T], or None for nowhere; a row's first token if `of_rows`."""
+        """True where a document begins after another and, with `of_rows`, at a row's first real token.
+
+        bool [B, T], or None for nowhere.
+        """
         raise NotImplementedError
+
+    def gathers(self, name: str) -> None:
+        """Warns, with a sharded sequence, that the operator `name` has no sharded form."""
 
     def refuse_documents(self) -> None:
         """Raises UserError for a packed batch: the mixer would mix across the boundaries of documents."""
 
     def values(self, v: jax.Array, axes: str) -> jax.Array:
-        """v, marked as the values that the mixer's matrices mix: see `mixers.mixing`."""
+        """Returns v, and marks it as the values that the mixer's matrices mix: see `mixers.mixing`."""
         return v
 
     def mixed(self, o: jax.Array, axes: str) -> jax.Array:
-        """o, marked as these values once they are mixed, and linear in them: see `mixers.mixing`."""
+        """Returns o, and marks it as the result of mixing these values, linear in them."""
         return o
 
     # The operators.
@@ -187,8 +197,8 @@ class Sequence:
         """x_{t-n} of x [B, T, ...]; 0 before the first token of a document."""
 
         def run(before: jax.Array) -> tuple[jax.Array, jax.Array]:
-            seen = jnp.concatenate([before, self.masked(x)], axis=1)
-            return seen[:, : x.shape[1]], seen[:, x.shape[1] :]
+            seen = jnp.concatenate([before, self.masked(x).astype(before.dtype)], axis=1)
+            return seen[:, : x.shape[1]].astype(x.dtype), seen[:, x.shape[1] :]
 
         def whole() -> jax.Array:
             y = shards.shift(x, n, self.sequence_axis)
@@ -198,24 +208,28 @@ class Sequence:
         return self.carry("shift", lambda: jnp.zeros_like(x, shape=(len(x), n, *x.shape[2:])), run, whole)
 
     def before(self, x: jax.Array, n: int, fill: float = 0) -> jax.Array:
-        """The n inputs before x [B, T, ...], oldest first, also of other documents: [B, n, ...].
+        """The n inputs before x [B, T, ...], oldest first, padding and other documents included: [B, n, ...].
 
         `fill` stands before the first input.
         """
 
         def run(before: jax.Array) -> tuple[jax.Array, jax.Array]:
-            seen = jnp.concatenate([before, x], axis=1)
-            return before, seen[:, seen.shape[1] - n :]
+            seen = jnp.concatenate([before, x.astype(before.dtype)], axis=1)
+            return before.astype(x.dtype), seen[:, seen.shape[1] - n :]
 
         return self.carry("before", lambda: jnp.full_like(x, fill, shape=(len(x), n, *x.shape[2:])), run)
 
     def cache(self, x: jax.Array, fill: float = 0) -> jax.Array:
-        """All inputs: x [B, T, ...] of whole sequences, else [B, S, ...] with `fill` where none is yet."""
+        """All inputs: x [B, T, ...] of whole sequences, else [B, S, ...] with `fill` where none is yet.
+
+        The caller masks padding and slots beyond `index`. NaN where the state has no room for x.
+        """
 
         def run(before: jax.Array) -> tuple[jax.Array, jax.Array]:
-            require_room(x.shape[1], before.shape[1])
+            n_tokens, room = x.shape[1], before.shape[1]
+            require_room(n_tokens, room)
             after = _written(before, x, self.position)
-            return after, after
+            return within(after, self.position + n_tokens, room), after
 
         def empty() -> jax.Array:
             return jnp.full_like(x, fill, shape=(len(x), self.capacity, *x.shape[2:]))
@@ -223,10 +237,14 @@ class Sequence:
         return self.carry("cache", empty, run, lambda: x)
 
     def recur(self, a: jax.Array, x: jax.Array) -> jax.Array:
-        """h_t = a_t ⊙ h_{t-1} + x_t of x [..., B, T, C], 0 before a document; a broadcasts against x.
+        """h_t = a_t ⊙ h_{t-1} + x_t, with h 0 before a document; in the dtype of x, computed in float32.
 
-        Computed in float32 at least, and returned in the dtype of x.
+        Args:
+          a: [], [C], or with the axes of x; float32, as bfloat16 near 1 has steps of 0.004.
+          x: [..., B, T, C].
         """
+        allowed = f"[], [C] or of the {x.ndim} axes of x {x.shape}"
+        require(jnp.ndim(a) in (0, 1, x.ndim), "the shape of a in seq.recur", jnp.shape(a), allowed)
         a, method = jnp.broadcast_to(a, x.shape), self.forms.recurrence
 
         def rows(z: jax.Array, n_axes: int) -> jax.Array:
@@ -321,6 +339,7 @@ class Sequence:
 
         The carry is `init` at the start of each document; it keeps its shapes and dtypes.
         """
+        self.gathers("scan")
         # Under `shard_map` a carry must vary over devices as its inputs do.
         init = tied(jax.tree.map(jnp.asarray, init), xs)
 
@@ -380,6 +399,10 @@ class Sequence:
         (`ops.online_conv`).
         """
         skip = None if filters.skip is None else filters.skip[o]
+        for all_filters in (filters.past, filters.modes):
+            if all_filters is not None:
+                n = len(jax.tree.leaves(all_filters)[0])
+                require(o < n, "the filter of seq.conv", o, f"below their number, {n}")
 
         def of_state() -> Modes | FewTaps | FilterTaps:
             if filters.modes is not None:

@@ -14,11 +14,11 @@ from hyena_jax.ops.long_conv import Convolution
 TOEPLITZ_LEN = 128
 """The longest L for which a TPU takes one product with a matrix [L, L]: one tile of its matrix unit."""
 FUSED_LEN = 8192
-"""The longest for which it takes one kernel, whose FFT over rows is unrolled: the program grows with L."""
+"""The longest L for which a TPU takes one kernel; its FFT over rows is unrolled: the program grows with L."""
 
 
 class Forms(NamedTuple):
-    """The form of each operator that has several; all have the same values."""
+    """The form of each operator that has several; all forms of an operator compute the same."""
 
     convolution: Convolution
     recurrence: Recurrence
@@ -30,14 +30,14 @@ def forms_for(platform: str | None = None, kernels: bool = False) -> Forms:
 
     On a CPU these are the fastest that we measured. Of convolutions, forward alone, `toeplitz_conv` is faster
     than `fft_conv` up to L = 64 (0.6 to 0.8 of the time), but with the backward pass slower from 32 on;
-    `matmul_fft_conv` takes 2 to 4 times as long. The loop of a recurrence takes 0.4 to 0.9 of the scan's time
-    and 0.2 to 0.6 of the associative form's, from L = 64 to 131,072 (two cores).
+    `matmul_fft_conv` takes 2 to 4 times as long. `loop_recurrence` takes 0.4 to 0.9 of the time of
+    `scan_recurrence` and 0.2 to 0.6 of `associative_recurrence`, from L = 64 to 131,072 (two cores).
 
     On a GPU and a TPU nothing is measured yet.
 
     Args:
-      kernels: take the Pallas kernels of the platform. Those of a recurrence have reverse mode alone, and not
-        under x64. See `kernels.check`.
+      kernels: take the Pallas kernels of the platform (see `kernels.check`). The recurrence's have only
+        reverse mode, and are not taken under x64.
     """
     platform = platform or jax.default_backend()
     if platform == "cpu":

@@ -8,7 +8,7 @@ De et al. 2024, arXiv 2402.19427, section 2.4, equations 3 and 4. `ops.linear_re
 import jax
 import jax.numpy as jnp
 
-# "c" of the paper: with the gate fully open, a_t = a^c.
+# "c" of the paper: a_t = a^c at r_t = 1, where the state is forgotten fastest.
 RATE_SCALE = 8.0
 # Bound of the derivative of sqrt(1 - a^2), as in the released code.
 MAX_SQRT_DERIVATIVE = 1000.0

@@ -3,10 +3,10 @@
 Axes: B batch, L length, l = L / n the shard of L on one of n devices, T queries, C channels, D channels of a
 recurrence, H heads, G heads of keys and values, d head_dim, K taps; for the delta rule see `ops.delta_rule`.
 
-Each function has the name and the arguments of the operator that it runs, from the start of whole sequences,
-and a mesh axis `sequence_axis` over which L is sharded, or None. Without an ambient mesh (`jax.set_mesh`) it
-is that operator. With one, each device runs it on its own shards inside `shard_map` (XLA can shard neither a
-kernel nor an FFT), and with a sequence axis the devices exchange
+Each function has the name and the arguments of the operator in `ops` that it runs, from the start of whole
+sequences, and a mesh axis `sequence_axis` over which L is sharded, or None. Without an ambient mesh
+(`jax.set_mesh`) it is that operator. With one, each device runs it on its own shards inside `shard_map` (XLA
+can shard neither a kernel nor an FFT), and with a sequence axis the devices exchange
 
     blockwise_conv      all inputs and outputs: an all-to-all from shards of L to shards of C, and one back
     linear_recurrence   the product of the factors and the last state, [B, D] each
@@ -15,12 +15,13 @@ kernel nor an FFT), and with a sequence axis the devices exchange
     few_taps_conv       the last K - 1 inputs
     local_attention     the last `window` keys and values
     softmax_attention   all keys and values
-    fastmax             sums of features over keys
+    fastmax_*           sums of features over keys
     delta_rule          what a shard makes of a memory: a matrix and a memory, [B, G, K, K] and [B, G, K, V]
     running_sums        running sums at the last key
     block_dense         nothing
 
-All raise ValueError if the ambient mesh has no axis `sequence_axis`, or its size does not divide L or C.
+All raise ValueError if the ambient mesh has no axis `sequence_axis`, or its size does not divide L (nor C, in
+`blockwise_conv`).
 """
 
 from collections.abc import Callable

@@ -34,9 +34,8 @@ def oracle(config, params, x, max_len, segment_ids):
     """The same in NumPy float64, which `bench` and the contract test compare with; optional."""
     y, a, taps = np.zeros_like(x), params["decay"], params["taps"]
     for row, ids, out in zip(x, segment_ids, y, strict=True):
-        begin = 0  # of the document
         for t in range(len(row)):
-            begin = t if ids[t] != ids[t - 1] else begin
+            begin = t if t == 0 or ids[t] != ids[t - 1] else begin  # noqa: F821 - set at t = 0
             u = sum(taps[:, k] * row[t - k] for k in range(min(4, t - begin + 1)))
             out[t] = (1 - a) * u + (a * out[t - 1] if t > begin else 0)
     return y

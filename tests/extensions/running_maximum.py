@@ -26,13 +26,14 @@ class RunningMaximum(Mixer):
     def mix(self, x, seq, deterministic):  # [B, T, D] -> [B, T, D]
         least = jnp.finfo(x.dtype).min
         u = nn.Dense(self.d_model, dtype=self.dtype, name="in_proj")(x)
-        y = running_maximum(seq, seq.masked(u, fill=least), least)
+        y = running_maximum(seq, u, least)
         return nn.Dense(self.d_model, dtype=self.dtype, name="out_proj")(y)
 
 
 def running_maximum(seq, u, least):
     """max_{s <= t} u_s of u [B, T, D]; its memory is the maximum so far [B, D]."""
     seq.refuse_documents()
+    u = seq.masked(u, fill=least)
 
     def run(before):
         y = jnp.maximum(jax.lax.cummax(u, axis=1), before[:, None])

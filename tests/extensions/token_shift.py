@@ -18,6 +18,10 @@ class TokenShiftConfig(MixerConfig):
 class TokenShift(Mixer):
     config: TokenShiftConfig = TokenShiftConfig()
 
+    @staticmethod
+    def is_unbounded(config):  # generation may go beyond max_len
+        return True
+
     @nn.compact
     def mix(self, x, seq, deterministic):  # [B, T, D] -> [B, T, D]
         share = self.param("share", nn.initializers.constant(self.config.share), (self.d_model,))

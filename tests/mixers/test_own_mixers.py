@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from grid import in_grid
 
-from hyena_jax.config import HyenaConfig, MixerConfig, UserError
+from hyena_jax.config import HyenaConfig, MixerConfig, ShortFilterConfig, UserError
+from hyena_jax.filters import ShortFilter
 from hyena_jax.mixers import Hyena, Mixer
 from hyena_jax.mixers.consistency import check_consistency
 
@@ -53,6 +54,17 @@ def maximum(self, x, seq):
     return seq.carry("maximum", lambda: jnp.full_like(x[:, 0], -jnp.inf), run)
 
 
+def ahead_of_a_norm(x):
+    """A constant that is added to later tokens would not be seen."""
+    normal = jax.nn.standardize(x, axis=-1)
+    return normal + normal[:, ::-1]
+
+
+def with_a_table(self, x, seq):
+    """A parameter that is indexed by position."""
+    return x + weight(self, (16, D))[jnp.maximum(seq.positions, 0)]
+
+
 def scanned(self, x, seq):
     return jax.lax.scan(lambda _, x: (None, seq.recur(0.5, x[:, None])[:, 0]), None, x.swapaxes(0, 1))[1]
 
@@ -73,10 +85,13 @@ def test_mixers_that_refuse_documents_or_decoding_pass(config):
     ("mix", "message"),
     [
         (lambda self, x, seq: x + x[:, ::-1], "must be causal, but output 0 depends on token 1 or"),
+        (lambda self, x, seq: ahead_of_a_norm(x), "must be causal"),
+        (lambda self, x, seq: x - x.mean(0), "mixes the rows of a batch"),
+        (lambda self, x, seq: jnp.pad(x, [(0, 0), (8, 0), (0, 0)])[:, : x.shape[1]], "decodes other values"),
         (lambda self, x, seq: x - x.mean(1, keepdims=True), "must be causal"),
-        (lambda self, x, seq: jnp.cumsum(x, axis=1), "decodes other values than it computes over whole"),
+        (lambda self, x, seq: jnp.cumsum(x, axis=1), r"decodes .* over whole .* \(shift, fir, recur"),
         (behind_a_projection_of_zeros(lambda self, x, seq: jnp.cumsum(x, axis=1)), "decodes other values"),
-        (maximum, r"decodes other values .* \(shift, fir, recur, update, attend, conv, scan, or carry"),
+        (maximum, "in a row shorter than others: take seq.masked"),
         (lambda self, x, seq: maximum(self, seq.masked(x, fill=-np.inf), seq), "mixes documents that"),
     ],
 )  # fmt: skip
@@ -116,3 +131,56 @@ def test_calls_that_depend_on_the_number_of_tokens_are_refused(mix, message):
     state = bound.init_state(2, 7)
     with pytest.raises(UserError, match=message):
         bound.prefill(state, jnp.zeros((2, 3, D)))
+
+
+def test_a_state_that_grows_must_not_be_declared_unbounded():
+    mixer = own(lambda self, x, seq: seq.attend(*[x[:, :, None]] * 3)[:, :, 0])
+    check_consistency(mixer)
+    type(mixer).is_unbounded = staticmethod(lambda config: True)
+    with pytest.raises(UserError, match="is_unbounded of Own must be False where the state grows"):
+        check_consistency(mixer)
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        (
+            lambda self, x, seq: seq.carry("own", lambda: x[:, 0], lambda h: (x, x[:, -1] > h)),
+            "the memory own_0 after",
+        ),
+        (
+            lambda self, x, seq: seq.recur(jnp.ones((2, D)), x),
+            r"the shape of a in seq.recur must be \[\], \[C\] or of",
+        ),
+    ],
+)
+def test_memories_and_factors_of_other_shapes_or_types_are_refused(mix, message):
+    with pytest.raises(UserError, match=message):
+        own(mix).bind({}).init_state(2, 7)
+
+
+def test_a_cache_without_room_is_not_a_number():
+    bound = own(lambda self, x, seq: seq.cache(x)[:, :1] if seq.is_online else x).bind({})
+    state = bound.init_state(1, 4)
+    for t in range(5):
+        state, y = bound.step(state, jnp.ones((1, D)))
+        assert np.isfinite(y).all() == (t < 4)
+
+
+def test_lengths_of_a_later_prefill_are_not_numbers():
+    bound = own(lambda self, x, seq: seq.shift(x)).bind({})
+    state, y = bound.prefill(bound.init_state(2, 7), jnp.ones((2, 3, D)), np.int32([2, 3]))
+    assert np.isfinite(y).all()
+    assert np.isnan(bound.prefill(state, jnp.ones((2, 3, D)), np.int32([2, 3]))[1]).all()
+
+
+def test_one_filter_serves_two_convolutions_and_names_are_ones_own():
+    """A user's operator may have the name of one of ours."""
+
+    def mix(self, x, seq):
+        filters = seq.filters(ShortFilter(1, D, 16, ShortFilterConfig(3), name="filter"), None)
+        once = seq.conv(x.transpose(2, 0, 1), filters, 0)
+        own = seq.carry("conv", lambda: jnp.zeros(len(x)), lambda n: (x, n + 1))
+        return seq.conv(once, filters, 0).transpose(1, 2, 0) + own
+
+    check_consistency(own(mix))
