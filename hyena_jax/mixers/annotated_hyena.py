@@ -23,6 +23,7 @@ EPSILON = 1e-12
 class AnnotatedHyena(LongConvolutionMixer):
     """Hyena with normalised gates and residual paths inside, to be stacked in blocks without residual paths.
 
+    From The Annotated Hyena (expz/annotated-hyena), a commented implementation in PyTorch:
     z = FIR(W u + b) is split into x_1 .. x_N, v; v <- v + u; for n = 1..N,
     v <- v + x_n / max(||x_n||_2, 1e-12) ⊙ (h_n * v + b_n ⊙ v), the norm over channels; y = v + W_o v + b_o.
 

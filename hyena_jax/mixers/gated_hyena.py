@@ -17,8 +17,8 @@ class GatedHyena(LongConvolutionMixer):
     """A gate that interpolates between a long and a short convolution.
 
     v, g = split(W_in x); y = (k * v) ⊙ g + s ⊙ (1 - g), with k one long filter without skip and s a depthwise
-    FIR of x itself; a dense layer of y is the output. The source centres the FIR, so that it reads
-    (K-1)/2 steps ahead; `causal=False` does so, and the default does not.
+    FIR of x itself; a dense layer of y is the output. It comes from an implementation without a
+    paper, whose FIR is centred and reads (K-1)/2 steps ahead. `causal=False` does so, the default does not.
 
     Attributes:
       config: see `GatedHyenaConfig`.

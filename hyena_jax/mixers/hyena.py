@@ -34,15 +34,16 @@ class Hyena(LongConvolutionMixer):
     - `gate_first` (the published code), gates x_0..x_{N-1}: for o = 0..N-2,
       g = v ⊙ x_{N-1-o}, v <- h_o * g + b_o ⊙ g; then v <- v ⊙ x_0; F = N - 1;
 
-    and a dense projection of v, after the activation, is the output. The Flax implementation whose order 2
-    has two long filters and four projections is `gate_first` of order 3.
+    and a dense projection of v, after the activation, is the output. Order 2 of irhum/hyena, an
+    implementation in Flax with two long filters and four projections, is `gate_first` of order 3.
 
-    Head i holds channels i W/H .. (i+1) W/H - 1; every head has the same W/H filters and skips per
-    convolution. With `outer_mixing` the gate x_i of the recurrence is replaced by its sum over the head;
-    x_0 of `gate_first` is not. With `post_order_ffn`, v_g <- sum_h order_mix[o, h, g] v_h after convolution
-    o. `n_blocks` splits the sequence into blocks of max_len / n_blocks steps, at any current length.
-    `bidirectional` adds the convolution of future inputs with g_o, the second half of the filters; lag 0 is
-    in both halves.
+    Head i holds channels i W/H .. (i+1) W/H - 1, and all heads share their W/H filters and skips.
+
+    - `outer_mixing` replaces each gate but x_0 of `gate_first` by the sum of its head's channels;
+    - `post_order_ffn` mixes the heads after convolution o: v_g <- sum_h order_mix[o, h, g] v_h;
+    - `n_blocks` splits the sequence into blocks of max_len / n_blocks steps, whatever its own length;
+    - `bidirectional` adds a convolution of the reversed sequence, with the second half of the filters; both
+      halves have a lag 0.
 
     With `filter_groups`, channel c of a head of w channels has filter c // (w / filter_groups).
 
