@@ -1,11 +1,22 @@
 """The four mixers of the attention-free transformer.
 
-    y_t = W_o ( sigmoid(q_t) ⊙ sum_{s<=t} exp(k_s + w_{t,s}) v_s / sum_{s<=t} exp(k_s + w_{t,s}) ) + b_o
+    y_t = W_o ( sigmoid(q_t) ⊙ mean_t ) + b_o
+    mean_t = sum_{s<=t} exp(k_s + w_{t,s}) ⊙ v_s / sum_{s<=t} exp(k_s + w_{t,s})
 
 From Zhai et al. 2021, arXiv 2105.14103. The four differ in the position biases w, and therefore in the memory
-that decoding needs. Axes: B batch, L length, T new tokens, D channels, H heads (1 except in AFT-conv), c
-channels of a head's key, d of its value, K the window or the taps, R rank.
+that decoding needs:
+
+    AFT-simple   w_{t,s} = 0                                                 running sums
+    AFT-full     w_{t,s} = u_t . v_s                                         all keys and values
+    AFT-local    w_{t,s} = u_t . v_s            where t - s < K, else 0      the last K - 1, and running sums
+    AFT-conv     w^h_{t,s} = gamma_h (p^h_{t-s} - mean(p^h)) / std(p^h) + beta_h
+                                                where t - s < K, else 0      the last K - 1, and running sums
+
+AFT-conv has one key for each head. Axes: B batch, L length, T new tokens, D channels, H heads (1 except in
+AFT-conv), c channels of a head's key, d of its value, K the window or the taps, R rank.
 """
+
+import math
 
 import flax.linen as nn
 import jax
@@ -13,11 +24,11 @@ import jax.numpy as jnp
 
 from hyena_jax.config import AFTConvConfig, AFTFullConfig, AFTLocalConfig, AFTSimpleConfig
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers.inputs import sums_dtype, within
+from hyena_jax.mixers.inputs import sums_dtype
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops import aft, shards
-from hyena_jax.ops.aft_blocks import full_sums, window_sums
+from hyena_jax.ops.fast.aft_blocks import Window, blockwise_sums, no_window, window_sums
 
 # The paper initialises the parameters of position biases as N(0, 10^-2); we take 10^-2 as the variance.
 position_init = nn.initializers.normal(0.1)
@@ -37,25 +48,16 @@ class AFT(Mixer):
     def setup(self) -> None:
         self.config.check(self.d_model, self.max_len)
         init = initializers(self.config.init, self.n_layers, self.d_model, self.d_model)
-        self.qkv_proj = nn.Dense(
-            2 * self.d_model + self.key_width,
-            dtype=self.dtype,
-            kernel_init=init.kernel,
-            bias_init=init.bias,
-        )
+        width = 2 * self.d_model + math.prod(self.key_shape)
+        self.qkv_proj = nn.Dense(width, dtype=self.dtype, kernel_init=init.kernel, bias_init=init.bias)
         self.out_proj = nn.Dense(
             self.d_model, dtype=self.dtype, kernel_init=init.out_kernel, bias_init=init.out_bias
         )
 
     @property
-    def n_heads(self) -> int:
-        """H."""
-        return 1
-
-    @property
-    def key_width(self) -> int:
-        """H c, the channels of a token's keys."""
-        return self.d_model
+    def key_shape(self) -> tuple[int, int]:
+        """H and c."""
+        return 1, self.d_model
 
     def sums(self, keys: jax.Array, values: jax.Array, seq: Sequence) -> aft.Sums:
         """The sums of each token over keys [B, T, H, c] and values [B, T, H, d]."""
@@ -63,19 +65,13 @@ class AFT(Mixer):
 
     def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
         z = self.qkv_proj(x)
-        q, *rest = jnp.split(z, [self.d_model, self.d_model + self.key_width], axis=-1)
         dtype = sums_dtype(z.dtype)
-        keys, values = (a.astype(dtype).reshape(*x.shape[:2], self.n_heads, -1) for a in rest)
-        keys = seq.masked(keys, fill=aft.EMPTY)
-        mean = aft.mean(self.sums(keys, seq.values(values, "BTHC"), seq)).reshape(q.shape)
-        y = seq.mixed(nn.sigmoid(q.astype(dtype)) * mean, "BTC")
-        return self.out_proj(y.astype(q.dtype))
-
-
-def places(seq: Sequence) -> aft.Places:
-    """The place of each token; where none are packed, a row is one document."""
-    number = jnp.zeros_like(seq.positions) if seq.documents is None else seq.documents.number
-    return aft.Places(seq.positions, number)
+        q, k, v = jnp.split(z.astype(dtype), [self.d_model, z.shape[-1] - self.d_model], axis=-1)
+        keys = seq.masked(k.reshape(*x.shape[:2], *self.key_shape), fill=aft.EMPTY)
+        values = seq.values(v.reshape(*x.shape[:2], self.key_shape[0], -1), "BTHC")
+        mean = aft.mean(self.sums(keys, values, seq)).reshape(q.shape)
+        y = seq.mixed(nn.sigmoid(q) * mean, "BTC")
+        return self.out_proj(y.astype(z.dtype))
 
 
 class AFTSimple(AFT):
@@ -96,7 +92,7 @@ class AFTSimple(AFT):
         return True
 
     def sums(self, keys: jax.Array, values: jax.Array, seq: Sequence) -> aft.Sums:
-        document = places(seq).document
+        document = seq.positions - seq.index  # a number of its own for each document of a row
 
         def run(before: aft.Sums) -> tuple[aft.Sums, aft.Sums]:
             sums = aft.running_sums(keys, values, before, document)
@@ -129,38 +125,15 @@ class AFTFull(AFT):
         self.position_keys = self.param("position_keys", position_init, shape, jnp.float32)
 
     def sums(self, keys: jax.Array, values: jax.Array, seq: Sequence) -> aft.Sums:
-        n_tokens, queries = keys.shape[1], places(seq)
         keys, values = seq.cache(keys, fill=aft.EMPTY), seq.cache(values)
-        bias = aft.low_rank_bias(self.position_queries, self.position_keys)
-        if not seq.is_online:
-            return full_sums(keys, values, bias, queries, queries, seq.position)
-        room = keys.shape[1]
-        positions = queries.position[:, :1] - seq.position + jnp.arange(room, dtype=jnp.int32)
-        seen = aft.Places(positions, jnp.zeros_like(positions))
-        sums = full_sums(keys, values, bias, queries, seen, seq.position)
-        return sums._replace(weighted=within(sums.weighted, seq.position + n_tokens, room))
+        return blockwise_sums(keys, values, self.bias(), seq.positions, seq.position)
+
+    def bias(self) -> aft.Bias:
+        """w_{t,s} = u_t . v_s."""
+        return aft.low_rank_bias(self.position_queries, self.position_keys)
 
 
-class WindowedAFT(AFT):
-    """Position biases on the last K tokens; the state is the last K - 1 keys and values, and earlier sums."""
-
-    def sums(self, keys: jax.Array, values: jax.Array, seq: Sequence) -> aft.Sums:
-        n_before, own = self.window - 1, places(seq)
-        keys = jnp.concatenate([seq.before(keys, n_before, aft.EMPTY), keys], axis=1)
-        values = jnp.concatenate([seq.before(values, n_before), values], axis=1)
-        earlier = own.position[:, :1] + jnp.arange(-n_before, 0, dtype=jnp.int32)
-        seen = aft.Places(
-            jnp.concatenate([earlier, own.position], axis=1),
-            jnp.pad(own.document, [(0, 0), (n_before, 0)], mode="edge"),
-        )
-
-        def run(before: aft.Sums) -> tuple[aft.Sums, aft.Sums]:
-            return window_sums(keys, values, self.bias(), before, seen, self.window)
-
-        return seq.carry("sums", lambda: aft.no_sums(keys, values), run)
-
-
-class AFTLocal(WindowedAFT):
+class AFTLocal(AFTFull):
     """AFT-local: w_{t,s} = u_t . v_s where t - s < window, and 0, not minus infinity, beyond.
 
     Parameters:
@@ -174,23 +147,12 @@ class AFTLocal(WindowedAFT):
 
     config: AFTLocalConfig = AFTLocalConfig()
 
-    def setup(self) -> None:
-        super().setup()
-        shape = (self.max_len, self.config.rank)
-        self.position_queries = self.param("position_queries", position_init, shape, jnp.float32)
-        self.position_keys = self.param("position_keys", position_init, shape, jnp.float32)
-
-    @property
-    def window(self) -> int:
-        """K; no lag is longer than the sequence."""
-        return min(self.config.window, self.max_len)
-
-    def bias(self) -> aft.Bias:
-        """w."""
-        return aft.low_rank_bias(self.position_queries, self.position_keys, self.window)
+    def sums(self, keys: jax.Array, values: jax.Array, seq: Sequence) -> aft.Sums:
+        window = min(self.config.window, self.max_len)
+        return sums_in_window(keys, values, seq, self.bias(), window)
 
 
-class AFTConv(WindowedAFT):
+class AFTConv(AFT):
     """AFT-conv: one key per head, and w^h_{t,s} = tap t - s of head h, 0 beyond the last of K taps.
 
     The taps are the parameters, standardised over K, times gamma, plus beta; gamma and beta start as 0.
@@ -214,30 +176,27 @@ class AFTConv(WindowedAFT):
 
     def setup(self) -> None:
         super().setup()
-        self.position_taps = self.param(
-            "position_taps", position_init, (self.n_heads, self.window), jnp.float32
-        )
-        self.position_scale = self.param(
-            "position_scale", nn.initializers.zeros, (self.n_heads,), jnp.float32
-        )
-        self.position_bias = self.param("position_bias", nn.initializers.zeros, (self.n_heads,), jnp.float32)
+        n_heads, zeros = self.config.n_heads, nn.initializers.zeros
+        shape = (n_heads, self.config.n_taps)
+        self.position_taps = self.param("position_taps", position_init, shape, jnp.float32)
+        self.position_scale = self.param("position_scale", zeros, (n_heads,), jnp.float32)
+        self.position_bias = self.param("position_bias", zeros, (n_heads,), jnp.float32)
 
     @property
-    def n_heads(self) -> int:
-        """H."""
-        return self.config.n_heads
+    def key_shape(self) -> tuple[int, int]:
+        return self.config.n_heads, 1
 
-    @property
-    def key_width(self) -> int:
-        """H, with one channel each."""
-        return self.config.n_heads
-
-    @property
-    def window(self) -> int:
-        """K."""
-        return self.config.n_taps
-
-    def bias(self) -> aft.Bias:
-        """w."""
+    def sums(self, keys: jax.Array, values: jax.Array, seq: Sequence) -> aft.Sums:
         taps = aft.standardize_taps(self.position_taps, self.position_scale, self.position_bias)
-        return aft.tap_bias(taps)
+        return sums_in_window(keys, values, seq, aft.tap_bias(taps), self.config.n_taps)
+
+
+def sums_in_window(
+    keys: jax.Array, values: jax.Array, seq: Sequence, bias: aft.Bias, window: int
+) -> aft.Sums:
+    """The sums of each token with `bias` to the last K = `window` keys, and w = 0 to those before."""
+
+    def run(before: Window) -> tuple[aft.Sums, Window]:
+        return window_sums(keys, values, bias, seq.positions, before, window)
+
+    return seq.carry("sums", lambda: no_window(keys, values, window), run)

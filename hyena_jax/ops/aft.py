@@ -12,7 +12,7 @@ Each query's sums are scaled by exp(-largest exponent among its keys): no expone
 denominator comes near 0, and nothing depends on a later key. The scale cancels in the mean, so the largest
 exponent is a constant for the derivative.
 
-This file holds the sums with w = 0 and the biases w; `aft_blocks` holds the sums with w.
+This file holds the sums with w = 0 and the biases w; `fast.aft_blocks` the sums with w, block by block.
 """
 
 import math
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops.documents import documents
+from hyena_jax.ops.fast.broadcasting import sum_products
 
 EMPTY = -1e30
 """Exponent of padding and of keys that a query does not see. Such a key has weight exactly 0."""
@@ -39,29 +39,28 @@ class Sums(NamedTuple):
     weights: jax.Array
 
 
-class Places(NamedTuple):
-    """Position of each token in its document, and number of that document in its row: int32 [B or 1, L]."""
-
-    position: jax.Array
-    document: jax.Array
-
-
-# Position biases w [B or 1, T, S, H or 1] of positions [B or 1, T] and [B or 1, S]; EMPTY where s is unseen.
 Bias = Callable[[jax.Array, jax.Array], jax.Array]
+"""Position biases w [B or 1, T, S, H or 1] of queries and keys at positions [B or 1, T] and [B or 1, S].
 
-
-def places(length: int, segment_ids: jax.Array | None = None) -> Places:
-    """Places in rows of L tokens; a document starts where segment_ids [B, L] change. None: one document."""
-    if segment_ids is None:
-        index = jnp.arange(length, dtype=jnp.int32)[None]
-        return Places(index, jnp.zeros_like(index))
-    found = documents(segment_ids)
-    return Places(found.position, found.number)
+Anything where one is no position, or the query does not see the key.
+"""
 
 
 def mean(sums: Sums) -> jax.Array:
     """The weighted mean [B, T, H, d]; 0 where no key was seen."""
     return sums.weighted / jnp.where(sums.weights > 0, sums.weights, 1)
+
+
+def weighted_sums(keys: jax.Array, values: jax.Array, w: jax.Array) -> Sums:
+    """Sums of each query over all keys; w [B or 1, T, S, H or 1] is EMPTY where a key is unseen."""
+    exponents = keys[:, None] + w[..., None]
+    largest = jax.lax.stop_gradient(exponents.max(axis=2, initial=EMPTY))
+    weights = jnp.where(exponents > EMPTY / 2, jnp.exp(exponents - largest[:, :, None]), 0)
+    if weights.shape[-1] == 1:
+        weighted = jnp.einsum("btsh,bshd->bthd", weights[..., 0], values, precision="highest")
+    else:
+        weighted = sum_products(weights * values[:, None], 2)
+    return Sums(largest, weighted, weights.sum(axis=2))
 
 
 def pad_end(x: jax.Array, n: int, fill: float = 0) -> jax.Array:
@@ -130,33 +129,20 @@ def running_sums(keys: jax.Array, values: jax.Array, before: Sums, documents: ja
     )
 
 
-def low_rank_bias(u: jax.Array, v: jax.Array, window: int | None = None) -> Bias:
-    """w_{t,s} = u_t . v_s for the last `window` keys s, the query's own among them; u, v [Lmax, R].
-
-    That is 0 <= t - s < window; with None, all s <= t. (A window of w in `ops.attention` has w + 1 keys.)
-    """
+def low_rank_bias(u: jax.Array, v: jax.Array) -> Bias:
+    """w_{t,s} = u_t . v_s; u, v [Lmax, R]."""
     u, v = jnp.asarray(u), jnp.asarray(v)  # a bound module's parameters may be NumPy arrays
 
     def bias(queries: jax.Array, keys: jax.Array) -> jax.Array:
-        lag = queries[:, :, None] - keys[:, None]
-        visible = lag >= 0 if window is None else (lag >= 0) & (lag < window)
-        # Only padding has positions below 0, and the keys of padding are EMPTY.
         rows = [x.at[position].get(mode="clip") for x, position in ((u, queries), (v, keys))]
-        w = jnp.einsum("btr,bsr->bts", *rows)
-        return jnp.where(visible, w, EMPTY)[..., None]
+        return jnp.einsum("btr,bsr->bts", *rows)[..., None]
 
     return bias
 
 
 def tap_bias(taps: jax.Array) -> Bias:
-    """w^h_{t,s} = taps^h_{t-s} for 0 <= t - s < K; taps [H, K]."""
-
-    def bias(queries: jax.Array, keys: jax.Array) -> jax.Array:
-        lag = (queries[:, :, None] - keys[:, None])[..., None]
-        w = taps.T.at[lag[..., 0]].get(mode="clip")
-        return jnp.where((lag >= 0) & (lag < taps.shape[1]), w, EMPTY)
-
-    return bias
+    """w^h_{t,s} = taps^h_{t-s}; taps [H, K]."""
+    return lambda queries, keys: taps.T.at[queries[:, :, None] - keys[:, None]].get(mode="clip")
 
 
 def standardize_taps(taps: jax.Array, gamma: jax.Array, beta: jax.Array) -> jax.Array:

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tolerances import assert_close
 
-from hyena_jax.ops import aft, aft_blocks
+from hyena_jax.ops import aft
+from hyena_jax.ops.documents import documents
+from hyena_jax.ops.fast import aft_blocks
 from hyena_jax.reference import aft as reference
 
 LENGTH, WIDTH, WINDOW = 19, 2, 5
 VARIANTS = ("simple", "window", "full")
-ONE_DOCUMENT = np.zeros((1, LENGTH), int)
-TWO_DOCUMENTS = np.array([[7] * 11 + [3] * 8])
+ONE_DOCUMENT = np.zeros((1, LENGTH), np.int32)
+TWO_DOCUMENTS = np.array([[7] * 11 + [3] * 8], np.int32)
 anywhere = settings(max_examples=30, deadline=None, derandomize=True)
 
 
@@ -26,27 +28,24 @@ def exponents(*shape):
     return arrays(np.float32, shape, elements=st.floats(-100, 100, width=32))
 
 
-def mean(variant, keys, values, u, v, places):
-    """keys and values [1, L, D], u and v [L, 1]."""
+def mean(variant, keys, values, u, v, ids, window=WINDOW):
+    """keys and values [1, L, D], u and v [L, 1], ids [1, L]."""
     keys, values = keys[:, :, None], values[:, :, None]
+    number, positions, _ = documents(ids)
+    bias = aft.low_rank_bias(u, v)
     if variant == "simple":
-        sums = aft.running_sums(keys, values, aft.no_sums(keys, values), places.document)
+        sums = aft.running_sums(keys, values, aft.no_sums(keys, values), number)
     elif variant == "full":
-        sums = aft_blocks.full_sums(keys, values, aft.low_rank_bias(u, v), places, places, jnp.int32(0))
+        sums = aft_blocks.blockwise_sums(keys, values, bias, positions)
     else:
-        kept = [(0, 0), (WINDOW - 1, 0)]
-        earlier = aft.Places(*(jnp.pad(x, kept, mode="edge") for x in places))
-        earlier = earlier._replace(position=jnp.pad(places.position, kept, constant_values=-1000))
-        keys = jnp.pad(keys, [*kept, (0, 0), (0, 0)], constant_values=aft.EMPTY)
-        values = jnp.pad(values, [*kept, (0, 0), (0, 0)])
-        bias = aft.low_rank_bias(u, v, WINDOW)
-        sums = aft_blocks.window_sums(keys, values, bias, aft.no_sums(keys, values), earlier, WINDOW)[0]
+        before = aft_blocks.no_window(keys, values, window)
+        sums, _ = aft_blocks.window_sums(keys, values, bias, positions, before, window)
     return aft.mean(sums)[:, :, 0]
 
 
 @cache
 def run(variant):
-    """(keys, values, u, v, places, weight) -> mean, and the gradients of its product with weight."""
+    """(keys, values, u, v, ids, weight) -> mean, and the gradients of its product with weight."""
 
     def loss(*args):
         y = mean(variant, *args[:-1])
@@ -78,8 +77,7 @@ def test_derivatives_in_both_modes(variant, ids, scale):
     shapes = ((1, LENGTH, WIDTH), (1, LENGTH, WIDTH), (LENGTH, 1), (LENGTH, 1))
     keys, values, u, v = (rng.standard_normal(shape) for shape in shapes)
     with jax.enable_x64(True):
-        where = aft.places(LENGTH, jnp.asarray(ids, jnp.int32))
-        check_modes(lambda args: mean(variant, *args, where), (scale * keys, values, u, v), thorough)
+        check_modes(lambda args: mean(variant, *args, ids), (scale * keys, values, u, v), thorough)
 
 
 @pytest.mark.parametrize("variant", grid_but(VARIANTS, "window"))
@@ -92,7 +90,7 @@ def test_extreme_exponents(variant, ids, keys, u, seed):
     values = rng.standard_normal(keys.shape).astype(np.float32)
     v = rng.choice(np.float32([-1, 0.5, 1]), u.shape)
     weight = rng.standard_normal(keys.shape).astype(np.float32)
-    (_, y), gradients = run(variant)(keys, values, u, v, aft.places(LENGTH, jnp.asarray(ids)), weight)
+    (_, y), gradients = run(variant)(keys, values, u, v, ids, weight)
     np.testing.assert_allclose(y, expected(variant, keys, values, u, v, ids), rtol=0, atol=1e-4)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
@@ -107,7 +105,7 @@ def test_nothing_comes_from_later(variant):
     y, gradients = [], []
     for later in (-1e4, 0, 1e4):
         keys[:, 9:] = later
-        (_, mean), grads = run(variant)(keys, values, u, v, aft.places(LENGTH), weight)
+        (_, mean), grads = run(variant)(keys, values, u, v, ONE_DOCUMENT, weight)
         y.append(mean[:, :9])
         gradients.append(grads)
     for other in y[1:]:
@@ -120,8 +118,8 @@ def test_nothing_comes_from_later(variant):
 
 def test_rows_without_a_key_are_zero():
     keys, values = jnp.full((1, 3, 1, 2), aft.EMPTY), jnp.ones((1, 3, 1, 2))
-    documents = jnp.zeros((1, 3), jnp.int32)
-    run = jax.jit(lambda keys: aft.mean(aft.running_sums(keys, values, aft.no_sums(keys, values), documents)))
+    number = jnp.zeros((1, 3), jnp.int32)
+    run = jax.jit(lambda keys: aft.mean(aft.running_sums(keys, values, aft.no_sums(keys, values), number)))
     np.testing.assert_array_equal(run(keys), np.zeros((1, 3, 1, 2)))
 
 
@@ -135,17 +133,22 @@ def test_matrix_products_give_the_same_where_keys_differ_little():
 
     @jax.jit
     def both(*args):
-        return [aft.mean(sums(*args)) for sums in (aft_blocks.product_sums, aft_blocks.biased_sums)]
+        return [aft.mean(sums(*args)) for sums in (aft_blocks.product_sums, aft.weighted_sums)]
 
     products, direct = both(keys, values, bias)
     assert_close(products, direct)
 
 
-def test_places_count_within_documents():
-    ids = jnp.array([[4, 4, 4, 2, 2, 4], [0, 1, 1, 1, 1, 1]])
-    position, document = aft.places(6, ids)
-    np.testing.assert_array_equal(position, [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]])
-    np.testing.assert_array_equal(document, [[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
+def test_only_biases_of_keys_count():
+    """A block whose window begins before the first key has weights as if nothing were there."""
+    length, window = 40, 32
+    keys, u = np.zeros((1, length, 1), np.float32), np.ones((length, 1), np.float32)
+    values = np.float32(np.random.default_rng(0).standard_normal(keys.shape))
+    v = np.float32(np.repeat([3, 0, 120, 0], [16, 9, 7, 8]))[:, None]  # positions before 0 would read the end
+    ids = np.zeros((1, length), np.int32)
+    w = reference.local_biases({"position_queries": u, "position_keys": v}, length, window)
+    expected = 2 * reference.aft(np.zeros_like(keys), keys, values, w[None], ids)
+    assert_close(jax.jit(mean, static_argnums=(0, 6))("window", keys, values, u, v, ids, window), expected)
 
 
 def test_standard_taps():
@@ -165,6 +168,8 @@ def test_biases_of_all_pairs_never_exist_together():
     length, width = 512, 16
     shapes = [(1, length, width)] * 2 + [(length, 4)] * 2
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    gradient = jax.grad(lambda *args: mean("full", *args, aft.places(length)).sum(), (0, 1, 2, 3))
+    gradient = jax.grad(
+        lambda *args: mean("full", *args, jnp.zeros((1, length), jnp.int32)).sum(), (0, 1, 2, 3)
+    )
     compiled = jax.jit(gradient).lower(*args).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * length**2 * width / 4
