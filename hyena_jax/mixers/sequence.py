@@ -222,14 +222,14 @@ class Sequence:
     def cache(self, x: jax.Array, fill: float = 0) -> jax.Array:
         """All inputs: x [B, T, ...] of whole sequences, else [B, S, ...] with `fill` where none is yet.
 
-        The caller masks padding and slots beyond `index`. NaN where the state has no room for x.
+        The caller masks padding and slots beyond `index`. Where the state has no room for x, it becomes NaN.
         """
 
         def run(before: jax.Array) -> tuple[jax.Array, jax.Array]:
             n_tokens, room = x.shape[1], before.shape[1]
             require_room(n_tokens, room)
-            after = _written(before, x, self.position)
-            return within(after, self.position + n_tokens, room), after
+            after = _written(before, within(x, self.position + n_tokens, room), self.position)
+            return after, after
 
         def empty() -> jax.Array:
             return jnp.full_like(x, fill, shape=(len(x), self.capacity, *x.shape[2:]))
