@@ -11,6 +11,9 @@ from hyena_jax.parallel.pmap import pmap_strategy
 from hyena_jax.parallel.processes import gather
 from hyena_jax.parallel.strategy import Strategy, all_devices
 
+HAVE_KERNELS = ("gpu", "tpu")
+"""The platforms with Pallas kernels."""
+
 
 def make_strategy(config: ParallelConfig, devices: Sequence[jax.Device] | None = None) -> Strategy:
     """The strategy that `config` names, over its devices.
@@ -19,14 +22,17 @@ def make_strategy(config: ParallelConfig, devices: Sequence[jax.Device] | None =
       devices: those to choose from, which may be described only, not present; None: all that JAX has.
 
     Raises:
-      UserError: if there are too few devices, or they do not fit the mesh; or for `kernels` `on` where they
-        do not run.
+      UserError: if there are too few devices, or they do not fit the mesh; or for `kernels` `on` where there
+        are none, or they do not run.
     """
     chosen = all_devices(config.devices, devices)
     strategy = mesh_strategy(config, chosen) if config.strategy == "sharded" else pmap_strategy(chosen)
-    kernels = wants_kernels(config, chosen[0].platform)
+    platform = chosen[0].platform
+    if config.kernels == "on" and platform not in HAVE_KERNELS:
+        raise UserError(f"parallel.kernels must be 'off' or 'auto' on a {platform}, which has none; got 'on'")
+    kernels = wants_kernels(config, platform)
     if kernels and devices is None:
-        faults = gather(kernel_fault(chosen[0].platform))
+        faults = gather(kernel_fault(platform))
         fault = next((found for found in faults if found is not None), None)
         if fault is not None and config.kernels == "on":
             raise UserError(f"parallel.kernels must be 'off' or 'auto' on these devices: {fault}")
@@ -36,6 +42,5 @@ def make_strategy(config: ParallelConfig, devices: Sequence[jax.Device] | None =
 
 def wants_kernels(config: ParallelConfig, platform: str) -> bool:
     """Whether `config` asks for the Pallas kernels of a platform, which then has to pass their check."""
-    return platform in ("gpu", "tpu") and (
-        config.kernels == "on" or (config.kernels == "auto" and platform == "tpu")
-    )
+    is_default = config.kernels == "auto" and platform == "tpu"
+    return platform in HAVE_KERNELS and (config.kernels == "on" or is_default)

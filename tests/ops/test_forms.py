@@ -84,6 +84,9 @@ def test_a_tpu_takes_kernels_by_default_and_a_gpu_where_asked(choice, platforms)
 
 @pytest.mark.parametrize("fault", [None, "the kernel own does not run here: no"])
 def test_kernels_that_differ_are_off_or_an_error_where_asked_for(monkeypatch, fault):
+    with pytest.raises(UserError, match="parallel.kernels must be 'off' or 'auto' on a cpu, which has none"):
+        parallel.make_strategy(ParallelConfig(kernels="on"))
+    monkeypatch.setattr(parallel, "HAVE_KERNELS", ("cpu",))
     monkeypatch.setattr(parallel, "wants_kernels", lambda config, platform: config.kernels != "off")
     monkeypatch.setattr(parallel, "kernel_fault", lambda platform: fault)
     assert not parallel.make_strategy(ParallelConfig(kernels="off")).layout.kernels
