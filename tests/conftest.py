@@ -34,7 +34,7 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-MOST_MAPS = 30_000  # half of what Linux grants: the tests until the next count add far less than the rest
+MAX_MAPS = 30_000  # half of what Linux grants: the tests until the next count add far less than the rest
 COUNT_EVERY = 16  # tests
 SHAKESPEARE = Path(__file__).parents[2] / "shared" / "data" / "tiny_shakespeare" / "input.txt"
 
@@ -93,7 +93,7 @@ def _free_compiled_programs():
     if next(_finished) % COUNT_EVERY:
         return
     maps = Path("/proc/self/maps")
-    if not maps.exists() or maps.read_bytes().count(b"\n") > MOST_MAPS:
+    if not maps.exists() or maps.read_bytes().count(b"\n") > MAX_MAPS:
         import jax
 
         jax.clear_caches()

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 TOUR = Path(__file__).parents[1] / "experiments" / "tour"
-MOST_BYTES = 500_000
+MAX_BYTES = 500_000
 LINK = re.compile(r"\[([^][]+)\]\(([^()]+)\)")
 SHOWN = re.compile(r"^# (hyena_jax[\w.]*:[\w.]+)$", re.MULTILINE)
 
@@ -42,7 +42,7 @@ def test_the_notebook_is_of_its_source(name):
     cells = read(TOUR, name)
     found = [run.Cell("".join(cell["source"]), cell["cell_type"] == "markdown") for cell in cells]
     assert found == run.cells(name), f"run: python experiments/tour/run.py {name}"
-    assert (TOUR / f"{name}.ipynb").stat().st_size < MOST_BYTES
+    assert (TOUR / f"{name}.ipynb").stat().st_size < MAX_BYTES
 
 
 @pytest.mark.parametrize("name", run.names())

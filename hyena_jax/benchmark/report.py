@@ -32,7 +32,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9
 REFERENCE_COLOUR = "#000000"
 # Lines that share a colour, such as ours and PyTorch's, differ by these.
 DASHES, MARKERS = ("-", "--", ":", "-."), "osD^v"
-MOST_LINES = 8
+MAX_LINES = 8
 
 
 class Panel(NamedTuple):
@@ -188,7 +188,7 @@ def draw(path: Path, picture: Picture) -> None:
     for method in dict.fromkeys(method for panel in picture.panels for method in panel.curves):
         families.setdefault(re.split(r" \(|, ", method)[0], []).append(method)
     reference = families.pop(picture.reference, [])
-    room, n_lines = MOST_LINES - len(reference), sum(map(len, families.values()))
+    room, n_lines = MAX_LINES - len(reference), sum(map(len, families.values()))
     enough = n_lines / max(1, math.ceil(n_lines / room))
     groups: list[list[list[str]]] = [[]]
     for methods in families.values():

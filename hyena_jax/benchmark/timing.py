@@ -19,7 +19,7 @@ Key = TypeVar("Key")
 # Seconds between two programs, in which the first one's worker threads stop spinning for more work.
 PAUSE = 2e-3
 # More runs than this add nothing to a median.
-MOST_RUNS = 200
+MAX_RUNS = 200
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def interleave(
             pause(PAUSE)
             seconds[key].append(time_once(run, clock))
             n_runs = len(seconds[key])
-            enough = sum(seconds[key]) >= budget or n_runs >= MOST_RUNS
+            enough = sum(seconds[key]) >= budget or n_runs >= MAX_RUNS
             if n_runs >= least_runs and enough:
                 del running[key]
     return {key: summarize(times) for key, times in seconds.items()}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 # Most continuations at once: they are computed together and printed when all are done.
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 # Escapes in --stop, which shells pass on as two characters.
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
@@ -133,7 +133,7 @@ def _request(command: Generate, rule: "SamplingRule", tokenizer: "Tokenizer") ->
     from hyena_jax.generation.stopping import stops
 
     n_rows = max(1, len(command.prompt)) * command.num_samples
-    require(n_rows <= MOST_ROWS, "num_samples", command.num_samples, f"at most {MOST_ROWS} over all prompts")
+    require(n_rows <= MAX_ROWS, "num_samples", command.num_samples, f"at most {MAX_ROWS} over all prompts")
     texts = [re.sub(r"\\([nt\\])", lambda found: ESCAPES[found[1]], text) for text in command.stop]
     stop_tokens, stop_texts = stops(tokenizer, texts)
     return Request(
@@ -160,8 +160,8 @@ def _read(
     if command.load_state is not None:
         before = saved_state.load(command.load_state, model, params, origin)
         n_prompts = len(before.read)
-        most = f"at most {MOST_ROWS // n_prompts} for the {n_prompts} prompts of the state"
-        fits = n_prompts * command.num_samples <= MOST_ROWS
+        most = f"at most {MAX_ROWS // n_prompts} for the {n_prompts} prompts of the state"
+        fits = n_prompts * command.num_samples <= MAX_ROWS
         require(fits, "num_samples", command.num_samples, most)
     reads = before is None or len(prompts) > 0
     prefilled = prefill(model, params, prompts, before) if reads else before

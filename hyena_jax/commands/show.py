@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hyena_jax.inspect.subject import Subject
     from hyena_jax.training.run_folder import RunFolder
 
-MOST_TOKENS = 512
+MAX_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Show:
     """Text file whose beginning is shown; for a run on images, a folder of IDX images."""
     index: int = 0
     """Number of the held-out row or image, without --text or --path; or of the image in --path."""
-    max_tokens: int = MOST_TOKENS
+    max_tokens: int = MAX_TOKENS
     """Most tokens of a text, up to 512 and the model's longest sequence."""
     beside: Path | None = None
     """Folder of another run on the same kind of data, such as one of attention: its mixing matrices are shown
@@ -64,8 +64,8 @@ def _check(command: Show) -> None:
     """Refuses flags that are wrong for every run."""
     require(command.text is None or command.path is None, "path", command.path, "None together with text")
     require(command.index >= 0, "index", command.index, "at least 0")
-    in_range = 1 <= command.max_tokens <= MOST_TOKENS
-    require(in_range, "max_tokens", command.max_tokens, f"in 1..{MOST_TOKENS}")
+    in_range = 1 <= command.max_tokens <= MAX_TOKENS
+    require(in_range, "max_tokens", command.max_tokens, f"in 1..{MAX_TOKENS}")
     if command.output is not None:
         require(not command.output.exists(), "output", str(command.output), "a file that does not exist yet")
         parent = command.output.parent
@@ -79,7 +79,7 @@ def _subject(command: Show, folder: "RunFolder") -> "Subject":
     from hyena_jax.training.evaluate import load_data
 
     experiment, workdir = folder.experiment, str(command.run.workdir)
-    most = min(command.max_tokens, getattr(experiment.model, "max_len", MOST_TOKENS))
+    most = min(command.max_tokens, getattr(experiment.model, "max_len", MAX_TOKENS))
     is_tokens = experiment.data.input_kind.is_tokens
     if command.text is not None or (command.path is not None and is_tokens):
         is_text = is_tokens and is_tokenizer(folder.encoding)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from hyena_jax.data.tasks import TaskRows
     from hyena_jax.tasks.task import Row, Task
 
-MOST_COLUMNS = 110
-MOST_PARTS = 12
+MAX_COLUMNS = 110
+MAX_PARTS = 12
 """Pairs of lines, of inputs and targets, that are printed of a row."""
 UNSCORED = "·"
 
@@ -76,7 +76,7 @@ def example(task: "Task", config: TaskConfig, row: "Row") -> Iterator[str]:
         rows = (("inputs", inputs), ("target", shown))
         cells = ((title, symbols[first : first + in_line]) for title, symbols in rows)
         parts.append([f"{title}  {' '.join(s.rjust(width) for s in some)}" for title, some in cells])
-    half, n_left_out = MOST_PARTS // 2, len(parts) - MOST_PARTS
+    half, n_left_out = MAX_PARTS // 2, len(parts) - MAX_PARTS
     if n_left_out > 0:
         parts[half:-half] = [[f"... {in_line * n_left_out:,} inputs left out ..."]]
     for i, part in enumerate(parts):
@@ -119,4 +119,4 @@ def _item(title: str, text: str) -> Iterator[str]:
 
 
 def _columns() -> int:
-    return min(shutil.get_terminal_size().columns, MOST_COLUMNS)
+    return min(shutil.get_terminal_size().columns, MAX_COLUMNS)

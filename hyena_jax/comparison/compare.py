@@ -11,7 +11,7 @@ from hyena_jax.config import choose, require
 from hyena_jax.config.checks import require_new_file
 
 FORMATS = (".png", ".pdf", ".svg")
-MOST_DRAWN = 64
+MAX_DRAWN = 64
 """Groups in a figure, where each has a panel."""
 
 
@@ -64,8 +64,8 @@ def compare(
 
 def _check_figure(path: Path, groups: Sequence[Group], x: Axis) -> None:
     """Raises UserError if the groups are too many to draw, or have no place on the horizontal axis."""
-    allowed = f"left out: {len(groups)} groups are more than a figure holds, {MOST_DRAWN}"
-    require(len(groups) <= MOST_DRAWN, "output", str(path), allowed)
+    allowed = f"left out: {len(groups)} groups are more than a figure holds, {MAX_DRAWN}"
+    require(len(groups) <= MAX_DRAWN, "output", str(path), allowed)
     for members in groups:
         if x == "seconds":
             known = all(len(run.seconds) > 1 for run in members.runs)

@@ -15,9 +15,9 @@ T = TypeVar("T")
 # Metadata of a field that may change between the runs of one experiment.
 RUNTIME = {"runtime": True}
 
-MOST_COUNT = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 # The largest float32: a larger value would be infinite.
-MOST_FLOAT = (2 - 2**-23) * 2.0**127
+MAX_FLOAT = (2 - 2**-23) * 2.0**127
 
 
 class UserError(ValueError):
@@ -55,7 +55,7 @@ def require_at_least(least: float, config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         require(value is None or value >= least, name, value, f"at least {least}")
-        require(not isinstance(value, int) or value <= MOST_COUNT, name, value, f"at most {MOST_COUNT}")
+        require(not isinstance(value, int) or value <= MAX_COUNT, name, value, f"at most {MAX_COUNT}")
 
 
 def require_at_most(most: float, config: object, *names: str) -> None:
@@ -160,7 +160,7 @@ def _is_a(value: object, hint: Any) -> bool:
     if hint in (int, float) and isinstance(value, bool):
         return False
     if hint is float:
-        return isinstance(value, int | float) and abs(value) <= MOST_FLOAT
+        return isinstance(value, int | float) and abs(value) <= MAX_FLOAT
     return isinstance(value, hint)
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from hyena_jax.config.checks import RUNTIME, Checked, require, require_at_least, require_at_most
 from hyena_jax.config.inputs import InputKind, input_kind
-from hyena_jax.config.models import MOST_SYMBOLS
+from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.config.registry import Registry, register
 
 
@@ -105,7 +105,7 @@ class TokensConfig(StreamConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_SYMBOLS, self, "vocab_size")
+        require_at_most(MAX_SYMBOLS, self, "vocab_size")
         require_at_least(2, self, "vocab_size")
         is_told_once = self.vocab_size is None or self.tokenizer_path is None
         require(is_told_once, "vocab_size", self.vocab_size, "None with tokenizer_path, which sets it")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 RUN_CONFIG = "config.json"
-MOST_PATH, MOST_NAME = 3800, 255
+MAX_PATH, MAX_NAME = 3800, 255
 """Most bytes of a run folder's path (Linux allows 4,096 with the names in it), and of a file's name."""
 
 
@@ -205,9 +205,9 @@ def is_run(workdir: Path) -> bool:
         raise UserError(f"workdir must be a path in UTF-8, got {str(workdir.absolute())!r}") from None
     size = len(os.fsencode(workdir.absolute()))
     longest = max((len(os.fsencode(part)) for part in workdir.parts), default=0)
-    if size > MOST_PATH or longest > MOST_NAME:
+    if size > MAX_PATH or longest > MAX_NAME:
         raise UserError(
-            f"workdir must be a path of at most {MOST_PATH} bytes, {MOST_NAME} between two slashes, got"
+            f"workdir must be a path of at most {MAX_PATH} bytes, {MAX_NAME} between two slashes, got"
             f" {str(workdir)[:40]!r}... of {size}"
         )
     return (workdir / RUN_CONFIG).is_file()

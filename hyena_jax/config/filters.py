@@ -8,10 +8,10 @@ from hyena_jax.config.registry import Registry, register
 
 NormAxis = Literal["none", "channels", "length"]
 # Programs are unrolled over hidden layers; these sizes are larger than can be computed.
-MOST_HIDDEN = 64
-MOST_FEATURES = 2**16
+MAX_HIDDEN = 64
+MAX_FEATURES = 2**16
 # With documents, programs are unrolled over the taps.
-MOST_FEW_TAPS = 128
+MAX_FEW_TAPS = 128
 
 
 class FilterConfig(Checked):
@@ -59,8 +59,8 @@ class CKConvFilterConfig(FilterConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.emb_dim >= 3 and self.emb_dim % 2 == 1, "emb_dim", self.emb_dim, "odd and at least 3")
-        require_at_most(MOST_HIDDEN, self, "n_hidden")
-        require_at_most(MOST_FEATURES, self, "emb_dim", "width")
+        require_at_most(MAX_HIDDEN, self, "n_hidden")
+        require_at_most(MAX_FEATURES, self, "emb_dim", "width")
         require_at_least(1, self, "width")
         require_at_least(0, self, "n_hidden")
 
@@ -142,7 +142,7 @@ class ShortFilterConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= self.n_taps <= MOST_FEW_TAPS, "n_taps", self.n_taps, f"in 1..{MOST_FEW_TAPS}")
+        require(1 <= self.n_taps <= MAX_FEW_TAPS, "n_taps", self.n_taps, f"in 1..{MAX_FEW_TAPS}")
         if self.decay is not None:
             slow, fast = self.decay
             require(1e-6 <= slow <= fast <= 1e6, "decay", self.decay, "two rates in [1e-6, 1e6], ascending")
@@ -203,7 +203,7 @@ class S4DFilterConfig(FilterConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.n_state >= 2 and self.n_state % 2 == 0, "n_state", self.n_state, "even and at least 2")
-        require_at_most(MOST_FEATURES, self, "n_state")
+        require_at_most(MAX_FEATURES, self, "n_state")
         require(0 < self.dt_min <= self.dt_max, "dt_min", self.dt_min, f"in (0, dt_max={self.dt_max}]")
 
 
@@ -220,7 +220,7 @@ class ModalFilterConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_FEATURES, self, "n_modes")
+        require_at_most(MAX_FEATURES, self, "n_modes")
         require_at_least(1, self, "n_modes")
         most = f"in (0, max_radius={self.max_radius}]"
         require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
@@ -241,7 +241,7 @@ class RealModalFilterConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_FEATURES, self, "n_modes")
+        require_at_most(MAX_FEATURES, self, "n_modes")
         require_at_least(1, self, "n_modes")
         least = f"in (0, max_rate={self.max_rate}]"
         require(0 < self.min_rate <= self.max_rate, "min_rate", self.min_rate, least)
@@ -256,7 +256,7 @@ class LookupFilterConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_FEATURES, self, "width")
+        require_at_most(MAX_FEATURES, self, "width")
         require_at_least(1, self, "width")
 
 
@@ -273,7 +273,7 @@ class STUFilterConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_FEATURES, self, "n_vectors")
+        require_at_most(MAX_FEATURES, self, "n_vectors")
         require_at_least(1, self, "n_vectors")
 
     def check(self, max_len: int) -> None:

@@ -15,7 +15,7 @@ from hyena_jax.config.flags import MISSING, Flag, n_values
 
 # Columns for the flags; a longer flag gets its own line.
 LEFT = 34
-MOST_COLUMNS = 110
+MAX_COLUMNS = 110
 WORDS = {int: "INT", float: "FLOAT", bool: "true|false", str: "TEXT", Path: "PATH", type(None): "None"}
 
 
@@ -76,7 +76,7 @@ def _wrap(paragraph: str, indent: str = "") -> list[str]:
 
 
 def _columns() -> int:
-    return min(shutil.get_terminal_size().columns, MOST_COLUMNS)
+    return min(shutil.get_terminal_size().columns, MAX_COLUMNS)
 
 
 def _invocation(flag: Flag) -> str:

@@ -14,13 +14,13 @@ from hyena_jax.config.checks import UserError, printable, require
 if TYPE_CHECKING:
     from safetensors import safe_open
 
-MOST_JSON = 2**27
+MAX_JSON = 2**27
 """Most bytes of a JSON file, 128 MiB: the largest tokenizers have 35 MiB."""
-MOST_CODE = 2**24
+MAX_CODE = 2**24
 """Most bytes of a Python file."""
-MOST_DEPTH = 100
+MAX_DEPTH = 100
 """Most levels of nested lists and objects in JSON."""
-TOO_DEEP = f"JSON must be at most {MOST_DEPTH} lists and objects deep"
+TOO_DEEP = f"JSON must be at most {MAX_DEPTH} lists and objects deep"
 HOLES_FROM, LEAST_DATA = 2**26, 1 / 16
 """At least the second part of a file must have been written if it has at least the first number of bytes."""
 
@@ -61,7 +61,7 @@ def read_bytes(argument: str, path: str | Path, most: int) -> bytes:
             raise UserError(f"{argument} {str(path)!r} cannot be read: {error}") from error
 
 
-def read_json(argument: str, path: str | Path, most: int = MOST_JSON) -> Any:
+def read_json(argument: str, path: str | Path, most: int = MAX_JSON) -> Any:
     """The value in a JSON file. Raises what `open_input` and `parse_json` do."""
     data = read_bytes(argument, path, most)
     try:
@@ -87,7 +87,7 @@ def open_safetensors(argument: str, path: str | Path, most: int | None = None) -
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of an untrusted JSON text, at most MOST_DEPTH deep, so that recursion over it is safe.
+    """The value of an untrusted JSON text, at most MAX_DEPTH deep, so that recursion over it is safe.
 
     Raises:
       UserError: if the text is not JSON, saying where, or is too deep.
@@ -101,7 +101,7 @@ def parse_json(text: str | bytes) -> Any:
     level, depth = [value], 0
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             raise UserError(TOO_DEEP)
         level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
     return value

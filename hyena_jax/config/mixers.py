@@ -24,13 +24,13 @@ from hyena_jax.config.registry import Registry, register
 
 Init = Literal["gpt2", "griffin", "torch", "xavier"]
 # Programs are unrolled over the gates and the taps of a short filter: more would never compile.
-MOST_GATES = 64
-MOST_TAPS = 1024
+MAX_GATES = 64
+MAX_TAPS = 1024
 # Larger sizes cannot be computed and may overflow integers.
-MOST_CHANNELS = 2**20
-MOST_STEPS = 2**24
+MAX_CHANNELS = 2**20
+MAX_STEPS = 2**24
 # A chunk of tokens is inverted by halves, in a program that is unrolled.
-MOST_CHUNK = 4096
+MAX_CHUNK = 4096
 
 
 class MixerConfig(Checked):
@@ -103,7 +103,7 @@ class HyenaConfig(MixerConfig):
         super().__post_init__()
         least = 2 if self.gating == "gate_first" else 1
         require(self.order >= least, "order", self.order, f"at least {least} with gating {self.gating!r}")
-        require_at_most(MOST_GATES, self, "inner_factor")
+        require_at_most(MAX_GATES, self, "inner_factor")
         require_at_least(1, self, "n_heads", "filter_groups", "inner_factor", "n_blocks")
         _check_unrolled(self, least_taps=0)
         has_fir = self.short_filter_len > 0
@@ -189,7 +189,7 @@ class HawkConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_CHANNELS, self, "width")
+        require_at_most(MAX_CHANNELS, self, "width")
         require_at_least(1, self, "width", "gate_blocks")
         _check_unrolled(self)
         most = f"in (0, max_radius={self.max_radius}]"
@@ -233,11 +233,11 @@ class GatedDeltaConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_CHANNELS, self, "n_heads", "n_value_heads", "key_dim", "value_dim")
+        require_at_most(MAX_CHANNELS, self, "n_heads", "n_value_heads", "key_dim", "value_dim")
         require_at_least(1, self, "n_heads", "n_value_heads", "key_dim", "value_dim")
         heads = self.n_value_heads or self.n_heads
         require(heads % self.n_heads == 0, "n_value_heads", heads, f"a multiple of n_heads={self.n_heads}")
-        require(1 <= self.factors <= MOST_GATES, "factors", self.factors, f"in 1..{MOST_GATES}")
+        require(1 <= self.factors <= MAX_GATES, "factors", self.factors, f"in 1..{MAX_GATES}")
         _check_unrolled(self)
         _check_chunk(self)
 
@@ -271,8 +271,8 @@ class Mamba2Config(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_CHANNELS, self, "n_heads", "d_state")
-        require_at_most(MOST_GATES, self, "inner_factor")
+        require_at_most(MAX_CHANNELS, self, "n_heads", "d_state")
+        require_at_most(MAX_GATES, self, "inner_factor")
         require_at_least(1, self, "n_heads", "inner_factor", "d_state", "n_groups")
         require_divisor("n_groups", self.n_groups, "n_heads", self.n_heads)
         limit = self.dt_limit
@@ -318,8 +318,8 @@ class _HeadsConfig(MixerConfig):
             require_divisor("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         require(0 <= self.rotary_fraction <= 1, "rotary_fraction", self.rotary_fraction, "in [0, 1]")
         require(self.rotary_base > 1, "rotary_base", self.rotary_base, "above 1")
-        least = 1 <= self.rotary_scaling <= MOST_STEPS
-        require(least, "rotary_scaling", self.rotary_scaling, f"in [1, {MOST_STEPS}]")
+        least = 1 <= self.rotary_scaling <= MAX_STEPS
+        require(least, "rotary_scaling", self.rotary_scaling, f"in [1, {MAX_STEPS}]")
         if self.rotary_fraction == 0:
             require(
                 self.rotary_scaling == 1, "rotary_scaling", self.rotary_scaling, "1 with rotary_fraction 0"
@@ -362,7 +362,7 @@ class LocalAttentionConfig(_HeadsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_STEPS, self, "window")
+        require_at_most(MAX_STEPS, self, "window")
         require_at_least(1, self, "window")
 
 
@@ -412,7 +412,7 @@ class AFTFullConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_CHANNELS, self, "rank")
+        require_at_most(MAX_CHANNELS, self, "rank")
         require_at_least(1, self, "rank")
 
 
@@ -426,7 +426,7 @@ class AFTLocalConfig(AFTFullConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_STEPS, self, "window")
+        require_at_most(MAX_STEPS, self, "window")
         require_at_least(1, self, "window")
 
 
@@ -451,7 +451,7 @@ class AFTConvConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_STEPS, self, "n_taps")
+        require_at_most(MAX_STEPS, self, "n_taps")
         require_at_least(1, self, "n_heads", "n_taps")
 
     def check(self, d_model: int, max_len: int) -> None:
@@ -474,7 +474,7 @@ class H3Config(MixerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(1, self, "head_dim")
-        require(1 <= self.n_taps <= MOST_TAPS, "n_taps", self.n_taps, f"in 1..{MOST_TAPS}")
+        require(1 <= self.n_taps <= MAX_TAPS, "n_taps", self.n_taps, f"in 1..{MAX_TAPS}")
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width."""
@@ -500,13 +500,13 @@ class FIRConfig(MixerConfig):
 def _check_chunk(config: GatedDeltaConfig | Mamba2Config) -> None:
     # Where an output is all zeros, smaller ones give gradients that are not finite in float32.
     require(1e-20 <= config.norm_eps <= 1, "norm_eps", config.norm_eps, "in [1e-20, 1]")
-    require(1 <= config.chunk <= MOST_CHUNK, "chunk", config.chunk, f"in 1..{MOST_CHUNK}")
+    require(1 <= config.chunk <= MAX_CHUNK, "chunk", config.chunk, f"in 1..{MAX_CHUNK}")
 
 
 def _check_unrolled(config: MixerConfig, least_taps: int = 1) -> None:
     order, taps = getattr(config, "order", 1), config.short_filter_len
-    require(1 <= order <= MOST_GATES, "order", order, f"in 1..{MOST_GATES}")
-    require(least_taps <= taps <= MOST_TAPS, "short_filter_len", taps, f"in {least_taps}..{MOST_TAPS}")
+    require(1 <= order <= MAX_GATES, "order", order, f"in 1..{MAX_GATES}")
+    require(least_taps <= taps <= MAX_TAPS, "short_filter_len", taps, f"in {least_taps}..{MAX_TAPS}")
 
 
 MIXER_CONFIGS = MixerConfig.registry

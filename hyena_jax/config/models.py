@@ -10,12 +10,12 @@ from hyena_jax.config.mixers import HyenaConfig, Init, MixerConfig
 from hyena_jax.config.registry import Registry, register
 
 # Programs are unrolled over the layers, and windows of filters are stored for each channel.
-MOST_LAYERS = 1024
-MOST_CHANNELS = 2**20
-MOST_SYMBOLS = 2**24
+MAX_LAYERS = 1024
+MAX_CHANNELS = 2**20
+MAX_SYMBOLS = 2**24
 # Up to here, all times t / (max_len - 1) are different in float32.
-MOST_POSITIONS = 2**23
-MOST_SIDE = 2**15
+MAX_POSITIONS = 2**23
+MAX_SIDE = 2**15
 
 Norm = Literal["none", "layer", "rms", "rms_eps_outside"]
 FeedForward = Literal["gelu", "gelu_tanh", "relu", "geglu", "geglu_erf", "swiglu", "bilinear"]
@@ -101,8 +101,8 @@ class BackboneConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(len(self.pattern) >= 1, "pattern", self.pattern, "at least one mixer")
-        require_at_most(MOST_LAYERS, self, "n_layers")
-        require_at_most(MOST_CHANNELS, self, "d_model", "d_ff")
+        require_at_most(MAX_LAYERS, self, "n_layers")
+        require_at_most(MAX_CHANNELS, self, "d_model", "d_ff")
         require_at_least(1, self, "n_layers", "d_model", "d_ff")
         allowed = f"{'None' if self.ffn == 'none' else 'a width'} with ffn {self.ffn!r}"
         require((self.d_ff is None) == (self.ffn == "none"), "d_ff", self.d_ff, allowed)
@@ -151,8 +151,8 @@ class LanguageModelConfig(BackboneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_POSITIONS, self, "max_len")
-        require_at_most(MOST_SYMBOLS, self, "vocab_size")
+        require_at_most(MAX_POSITIONS, self, "max_len")
+        require_at_most(MAX_SYMBOLS, self, "vocab_size")
         require_at_least(1, self, "max_len", "loss_chunk")
         require_at_least(2, self, "vocab_size")
         require(1 <= self.vocab_multiple <= 4096, "vocab_multiple", self.vocab_multiple, "in 1..4096")
@@ -188,15 +188,15 @@ class ImageClassifierConfig(BackboneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_CHANNELS, self, "channels")
-        require_at_most(MOST_SYMBOLS, self, "n_classes")
+        require_at_most(MAX_CHANNELS, self, "channels")
+        require_at_most(MAX_SYMBOLS, self, "n_classes")
         require_at_least(1, self, "channels")
         require_at_least(2, self, "n_classes")
-        fits = min(self.patch_size) >= 1 and max(self.patch_size) <= MOST_SIDE
-        require(fits, "patch_size", self.patch_size, f"from 1 x 1 to {MOST_SIDE} x {MOST_SIDE}")
+        fits = min(self.patch_size) >= 1 and max(self.patch_size) <= MAX_SIDE
+        require(fits, "patch_size", self.patch_size, f"from 1 x 1 to {MAX_SIDE} x {MAX_SIDE}")
         if self.image_size is not None:
-            fits = min(self.image_size) >= 1 and max(self.image_size) <= MOST_SIDE
-            require(fits, "image_size", self.image_size, f"from 1 x 1 to {MOST_SIDE} x {MOST_SIDE}")
+            fits = min(self.image_size) >= 1 and max(self.image_size) <= MAX_SIDE
+            require(fits, "image_size", self.image_size, f"from 1 x 1 to {MAX_SIDE} x {MAX_SIDE}")
             fits = all(p <= n for p, n in zip(self.patch_size, self.image_size, strict=True))
             require(fits, "patch_size", self.patch_size, f"at most image_size={self.image_size}")
             self.check_mixers(self.max_len)
@@ -226,8 +226,8 @@ class AutoencoderConfig(BackboneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_POSITIONS, self, "max_len")
-        require_at_most(MOST_SYMBOLS, self, "vocab_size")
+        require_at_most(MAX_POSITIONS, self, "max_len")
+        require_at_most(MAX_SYMBOLS, self, "vocab_size")
         require_at_least(1, self, "max_len")
         require_at_least(2, self, "vocab_size")
         even = self.d_model >= 4 and self.d_model % 2 == 0

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from hyena_jax.config.checks import MOST_COUNT, RUNTIME, Checked, require, require_at_least, require_at_most
+from hyena_jax.config.checks import MAX_COUNT, RUNTIME, Checked, require, require_at_least, require_at_most
 from hyena_jax.config.registry import Registry, register
 
 
@@ -50,7 +50,7 @@ class DecayScheduleConfig(WarmupScheduleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MOST_COUNT, self, "decay_steps")
+        require_at_most(MAX_COUNT, self, "decay_steps")
         end = f"above warmup_steps={self.warmup_steps}"
         require(
             self.decay_steps is None or self.decay_steps > self.warmup_steps,

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from hyena_jax.config.checks import UserError, printable
-from hyena_jax.config.input_files import MOST_CODE, open_input
+from hyena_jax.config.input_files import MAX_CODE, open_input
 from hyena_jax.config.registry import Plugin, Registry, parts_in
 
 ENTRY_POINTS = "hyena_jax.plugins"
@@ -76,7 +76,7 @@ def run_file(path: Path) -> ModuleType:
     """
     if not path.is_file():
         raise UserError(f"{str(path)!r} is not a file")
-    with open_input("Python file", path, MOST_CODE):
+    with open_input("Python file", path, MAX_CODE):
         pass  # it can be opened and is not too large
     path = path.resolve()
     name = f"{FILE_MODULE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"

@@ -5,12 +5,12 @@ from typing import ClassVar, Literal, Self
 
 from hyena_jax.config.checks import require, require_at_least, require_at_most
 from hyena_jax.config.data import DataConfig
-from hyena_jax.config.models import MOST_POSITIONS, MOST_SYMBOLS
+from hyena_jax.config.models import MAX_POSITIONS, MAX_SYMBOLS
 from hyena_jax.config.registry import register
 
 LOAD = "hyena_jax.data.tasks:load_task"
-MOST_DIGITS = 1000
-MOST_MOTIF = 8
+MAX_DIGITS = 1000
+MAX_MOTIF = 8
 
 GROUP_SIZES = {"s3": 6, "s4": 24, "a4": 12, "s5": 120, "a5": 60}
 """Number of elements of each group of permutations."""
@@ -37,9 +37,9 @@ class TaskConfig(DataConfig):
         require(0 <= self.test_seed < 2**32, "test_seed", self.test_seed, "in [0, 2**32)")
         for name in ("seq_len", "test_seq_len", "max_len", "test_max_len", "row_len"):
             if hasattr(self, name):
-                require_at_most(MOST_POSITIONS, self, name)
+                require_at_most(MAX_POSITIONS, self, name)
         if hasattr(self, "vocab_size"):
-            require_at_most(MOST_SYMBOLS, self, "vocab_size")
+            require_at_most(MAX_SYMBOLS, self, "vocab_size")
 
     @property
     def n_symbols(self) -> int:
@@ -177,8 +177,8 @@ class MemorisationConfig(TaskConfig):
         require_at_least(4, self, "vocab_size")
         require_at_least(1, self, "n_data")
         require_at_least(0, self, "n_noise")
-        inputs, allowed = 2 * self.n_data + self.n_noise, f"at most {MOST_POSITIONS}"
-        require(inputs <= MOST_POSITIONS, "2 n_data + n_noise", inputs, allowed)
+        inputs, allowed = 2 * self.n_data + self.n_noise, f"at most {MAX_POSITIONS}"
+        require(inputs <= MAX_POSITIONS, "2 n_data + n_noise", inputs, allowed)
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ class MadFuzzyRecallConfig(NextTokenTaskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= self.motif <= MOST_MOTIF, "motif", self.motif, f"in 1..{MOST_MOTIF}")
+        require(1 <= self.motif <= MAX_MOTIF, "motif", self.motif, f"in 1..{MAX_MOTIF}")
         least = 2 * self.motif + 1
         allowed = f"at least 2 motif + 1 = {least}"
         require(self.vocab_size >= least, "vocab_size", self.vocab_size, allowed)
@@ -543,7 +543,7 @@ class CountingConfig(TaskConfig):
         super().__post_init__()
         require_at_least(1, self, "n_ids")
         require_at_least(2, self, "seq_len", "cap")  # with 1 there is a single answer
-        require_at_most(MOST_SYMBOLS - 1, self, "n_ids", "cap")
+        require_at_most(MAX_SYMBOLS - 1, self, "n_ids", "cap")
 
     @property
     def n_symbols(self) -> int:
@@ -560,7 +560,7 @@ class AdditionConfig(TaskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= self.n_digits <= MOST_DIGITS, "n_digits", self.n_digits, f"in 1..{MOST_DIGITS}")
+        require(1 <= self.n_digits <= MAX_DIGITS, "n_digits", self.n_digits, f"in 1..{MAX_DIGITS}")
 
     @property
     def n_symbols(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from hyena_jax.config import UserError, memory_size, open_input, require
 
 GZIP = b"\x1f\x8b"
-MOST_GZIP_RATIO = 1032
+MAX_GZIP_RATIO = 1032
 """Most bytes that a byte of deflate can expand to (zlib.net/zlib_tech.html)."""
 # The third byte means uint8, the fourth is the number of dimensions.
 MAGIC = {"images": bytes.fromhex("00000803"), "labels": bytes.fromhex("00000801")}
@@ -91,7 +91,7 @@ def _opened(argument: str, file: Path) -> Iterator[tuple[BinaryIO, int]]:
             size = raw.seek(0, os.SEEK_END)
             raw.seek(0)
             with gzip.open(raw) if is_compressed else raw as content:
-                yield content, size * MOST_GZIP_RATIO if is_compressed else size
+                yield content, size * MAX_GZIP_RATIO if is_compressed else size
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{argument}: {str(file)!r} must be a whole gzip file: {error}") from error
     except OSError as error:

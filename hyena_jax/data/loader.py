@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyena_jax.config import UserError, require
-from hyena_jax.config.checks import MOST_COUNT
+from hyena_jax.config.checks import MAX_COUNT
 
 if TYPE_CHECKING:
     import grain
@@ -70,7 +70,7 @@ def fresh_batches(
     require(batch_size % process_count == 0, "batch_size", batch_size, f"a multiple of {process_count=}")
     size = batch_size // process_count
     ours = np.arange(process_index * size, (process_index + 1) * size)
-    return grain.MapDataset.range(MOST_COUNT).map(lambda t: read(t * batch_size + ours))
+    return grain.MapDataset.range(MAX_COUNT).map(lambda t: read(t * batch_size + ours))
 
 
 def train_batches(

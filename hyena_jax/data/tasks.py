@@ -32,7 +32,7 @@ PARTS: Mapping[Part, int] = MappingProxyType({"train": 0, "test": 1})
 """What the seed of a row holds between the seed of its part and its index."""
 HELD_OUT_OF = 8
 """One in so many rows is kept for the evaluation where the two parts are disjoint."""
-MOST_TRIES = 1000
+MAX_TRIES = 1000
 """Rows drawn for one, until one belongs to the part: 7/8 to this power is 1e-58."""
 HASHED_ROWS = 16
 """Rows of each part that enter the fingerprint, in addition to the settings."""
@@ -69,12 +69,12 @@ def draw_row(task: Task, config: TaskConfig, part: Part, seed: int, index: int) 
     is_test = part == "test"
     draw: Draw = task.draw if is_test else task.draw_train or task.draw
     settings = config.of_test() if is_test else config
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         row = draw(rng, settings)
         if not config.disjoint or _is_held_out(row) == is_test:
             return row
     raise UserError(
-        f"disjoint must be False with so few different rows, got True: {MOST_TRIES} draws gave no row of the"
+        f"disjoint must be False with so few different rows, got True: {MAX_TRIES} draws gave no row of the"
         f" {part} part"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hyena_jax.config import TokensConfig, open_input, require
-from hyena_jax.config.models import MOST_SYMBOLS
+from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.data.npy import read_header
 from hyena_jax.data.text import HASHED_AT_ONCE, Corpus, check_lengths, fingerprint
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe
@@ -57,7 +57,7 @@ def token_corpus(
       UserError: if an id is negative or not in the vocabulary, or a part is too short.
     """
     largest = max(_largest_id("tokens to train on", train), _largest_id("held-out tokens", held_out))
-    require(largest < MOST_SYMBOLS, "tokens", largest, f"ids below {MOST_SYMBOLS}")
+    require(largest < MAX_SYMBOLS, "tokens", largest, f"ids below {MAX_SYMBOLS}")
     tokenizer = make_tokenizer(max(2, largest + 1))
     size = tokenizer.vocab_size
     require(largest < size, "tokens", largest, f"ids below the vocabulary's size {size}")

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 import numpy as np
 
 from hyena_jax.config import TextConfig, UserError, choose, parse_json, read_bytes, require
-from hyena_jax.config.input_files import MOST_JSON
-from hyena_jax.config.models import MOST_SYMBOLS
+from hyena_jax.config.input_files import MAX_JSON
+from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.data.native_stderr import silent_stderr
 
 if TYPE_CHECKING:
     import tokenizers
 
-MOST_GROWTH = 1024
+MAX_GROWTH = 1024
 REPLACEMENT = "\ufffd"
 """Stands for bytes that are not (or not yet) UTF-8."""
 
@@ -210,7 +210,7 @@ class BpeTokenizer:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_model", _parse_tokenizer(self.definition))
         require(len(self._vocabulary) > 0, "vocabulary", {}, "at least one piece")
-        require(self.vocab_size <= MOST_SYMBOLS, "largest id", self.vocab_size - 1, f"below {MOST_SYMBOLS}")
+        require(self.vocab_size <= MAX_SYMBOLS, "largest id", self.vocab_size - 1, f"below {MAX_SYMBOLS}")
         _check_bos(self)
 
     @cached_property
@@ -267,8 +267,8 @@ class SentencePieceTokenizer:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_model", _parse_sentencepiece(self.definition))
-        most = f"in 1..{MOST_SYMBOLS}"
-        require(1 <= self.vocab_size <= MOST_SYMBOLS, "pieces", self.vocab_size, most)
+        most = f"in 1..{MAX_SYMBOLS}"
+        require(1 <= self.vocab_size <= MAX_SYMBOLS, "pieces", self.vocab_size, most)
         _check_bos(self)
 
     @cached_property
@@ -372,8 +372,8 @@ class IdsTokenizer:
     vocab_size: int
 
     def __post_init__(self) -> None:
-        fits = 2 <= self.vocab_size <= MOST_SYMBOLS
-        require(fits, "vocab_size", self.vocab_size, f"in 2..{MOST_SYMBOLS}")
+        fits = 2 <= self.vocab_size <= MAX_SYMBOLS
+        require(fits, "vocab_size", self.vocab_size, f"in 2..{MAX_SYMBOLS}")
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the numbers in the text, int32 [n]; UserError if a word is not an id of the vocabulary."""
@@ -383,7 +383,7 @@ class IdsTokenizer:
             raise UserError(f"text must be token ids such as '1 2 3', got {', '.join(map(repr, wrong[:5]))}")
         words = [word.lstrip("0") or "0" for word in words]
         longest = max(words, key=len, default="")
-        fits = len(longest) <= len(str(MOST_SYMBOLS))  # or NumPy, or Python, cannot hold it
+        fits = len(longest) <= len(str(MAX_SYMBOLS))  # or NumPy, or Python, cannot hold it
         require(fits, "a token id", longest[:40], f"in 0..{self.vocab_size - 1}")
         return _checked([int(word) for word in words], self.vocab_size).astype(np.int32)
 
@@ -453,7 +453,7 @@ def build_tokenizer(config: TextConfig, *texts: str) -> Tokenizer:
 
 def read_bpe(path: str, bos: int | None = None) -> BpeTokenizer:
     """The byte-pair tokenizer of a `tokenizer.json`. Raises UserError if it cannot be used."""
-    data = read_bytes("tokenizer_path", path, MOST_JSON)
+    data = read_bytes("tokenizer_path", path, MAX_JSON)
     try:
         return BpeTokenizer(data.decode(), bos)
     except (UserError, UnicodeDecodeError) as error:
@@ -462,7 +462,7 @@ def read_bpe(path: str, bos: int | None = None) -> BpeTokenizer:
 
 def read_sentencepiece(path: str, bos: int | None = None) -> SentencePieceTokenizer:
     """The tokenizer of a SentencePiece `.model`. Raises UserError if it cannot be used."""
-    data = read_bytes("tokenizer_path", path, MOST_JSON)
+    data = read_bytes("tokenizer_path", path, MAX_JSON)
     try:
         return SentencePieceTokenizer(data, bos)
     except UserError as error:
@@ -507,7 +507,7 @@ def _parse_tokenizer(definition: str) -> "tokenizers.Tokenizer":
     values = parse_json(definition)
     for name in ("normalizer", "pre_tokenizer", "decoder"):
         growth = _growth(values.get(name)) if isinstance(values, dict) else 1
-        require(growth <= MOST_GROWTH, f"growth of a text by the {name}", growth, f"at most {MOST_GROWTH}")
+        require(growth <= MAX_GROWTH, f"growth of a text by the {name}", growth, f"at most {MAX_GROWTH}")
     with _faults_refused():
         model = tokenizers.Tokenizer.from_str(definition)
     if not isinstance(model.model, tokenizers.models.BPE):

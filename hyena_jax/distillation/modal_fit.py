@@ -17,7 +17,7 @@ STEPS = 40
 # A channel has converged when a step reduces its squared error by at most this fraction.
 LEAST_GAIN = 1e-4
 # Levenberg-Marquardt damping; a channel that even the largest does not improve has converged, too.
-LEAST_DAMPING, MOST_DAMPING = 1e-12, 1e6
+LEAST_DAMPING, MAX_DAMPING = 1e-12, 1e6
 # Ridge of the least squares, relative to the mean diagonal of the Gram matrix. Without it, modes that nearly
 # coincide would get large residues that cancel, which loses precision in float32.
 RIDGE = 1e-10
@@ -109,7 +109,7 @@ def refine(taps: np.ndarray, log_decay: np.ndarray, angle: np.ndarray, steps: in
         _put(now, moving[better], _take(new, better))
         damping[moving] = np.clip(damping[moving] * np.where(better, 1 / 3, 4), LEAST_DAMPING, None)
         arrived = better & (old.cost - new.cost <= LEAST_GAIN * old.cost)
-        moving = moving[~arrived & (damping[moving] <= MOST_DAMPING)]
+        moving = moving[~arrived & (damping[moving] <= MAX_DAMPING)]
         if not len(moving):
             break
     return FittedModes(now.log_decay, now.angle, now.weights[:, :n_modes] + 1j * now.weights[:, n_modes:])

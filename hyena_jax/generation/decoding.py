@@ -21,7 +21,7 @@ import optax
 
 from hyena_jax import models
 from hyena_jax.config import ModelConfig, choose, require
-from hyena_jax.config.checks import MOST_COUNT
+from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.generation import programs
 from hyena_jax.generation.programs import Chunk, Cursor, SamplingConfig, SamplingInputs
 from hyena_jax.generation.prompts import OnFull, check_prompts, right_aligned
@@ -159,10 +159,10 @@ def continuations(chunks: Iterator[Chunk]) -> list[Continuation]:
 
 
 def _check_request(request: Request, config: ModelConfig) -> None:
-    inside = 0 <= request.n_tokens <= MOST_COUNT
-    require(inside, "max_new_tokens", request.n_tokens, f"in 0..{MOST_COUNT}")
-    inside = 1 <= request.n_samples <= MOST_COUNT
-    require(inside, "num_samples", request.n_samples, f"in 1..{MOST_COUNT}")
+    inside = 0 <= request.n_tokens <= MAX_COUNT
+    require(inside, "max_new_tokens", request.n_tokens, f"in 0..{MAX_COUNT}")
+    inside = 1 <= request.n_samples <= MAX_COUNT
+    require(inside, "num_samples", request.n_samples, f"in 1..{MAX_COUNT}")
     require(0 <= request.seed < 2**32, "seed", request.seed, "in [0, 2**32)")
     choose("on_full", request.on_full, {"slide": None, "error": None})
     n_symbols = request.n_symbols

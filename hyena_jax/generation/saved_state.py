@@ -29,7 +29,7 @@ from hyena_jax.training import atomic
 from hyena_jax.trees import named_leaves
 
 FORMAT = 2
-MOST_ABOUT = 2**10
+MAX_ABOUT = 2**10
 """Most characters of the text in the metadata."""
 
 
@@ -82,7 +82,7 @@ def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Pre
 def _about(file: safe_open, origin: str) -> dict[str, Any]:
     """What the metadata say of the state, which must be of this origin."""
     text = (file.metadata() or {}).get("saved_state", "")
-    require(0 < len(text) <= MOST_ABOUT, "saved_state in the metadata", text[:80], "a short text")
+    require(0 < len(text) <= MAX_ABOUT, "saved_state in the metadata", text[:80], "a short text")
     about = config.parse_json(text)
     is_about = isinstance(about, dict) and about.keys() == {"format", "origin", "rows", "context", "sha256"}
     require(is_about, "saved_state", about, "an object with format, origin, rows, context and sha256")

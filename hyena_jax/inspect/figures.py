@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BEFORE, AFTER = "#8a8f98", "#c8442d"
 # Most tokens whose labels are written along an axis.
-MOST_LABELS = 80
+MAX_LABELS = 80
 
 
 def draw_mixing(matrices: Mapping[str, np.ndarray], labels: Sequence[str] | None = None) -> "Figure":
@@ -42,7 +42,7 @@ def draw_mixing(matrices: Mapping[str, np.ndarray], labels: Sequence[str] | None
         figure.colorbar(image, ax=axes, label="weight, relative to the row's largest", **scale)
         axes.set_title(title, fontsize=10)
         axes.set(xlabel="read from", ylabel="token")
-        if labels is not None and len(labels) <= MOST_LABELS:
+        if labels is not None and len(labels) <= MAX_LABELS:
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_ticks(range(len(labels)), labels, fontsize=6, family="monospace", parse_math=False)
                 axis.set_tick_params(length=0)
@@ -112,7 +112,7 @@ def draw_losses(losses: np.ndarray, labels: Sequence[str]) -> "Figure":
     axes = figure.subplots()
     axes.bar(np.arange(len(labels)), np.asarray(losses), color=AFTER, width=0.9)
     axes.set(ylabel="loss (nats)", xlim=(-0.5, len(labels) - 0.5))
-    if len(labels) <= MOST_LABELS:
+    if len(labels) <= MAX_LABELS:
         axes.set_xticks(range(len(labels)), labels, fontsize=7, family="monospace", parse_math=False)
     return figure
 

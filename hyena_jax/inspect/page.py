@@ -13,7 +13,7 @@ import numpy as np
 
 from hyena_jax.config import UserError
 
-MOST_BYTES = 10_000_000
+MAX_BYTES = 10_000_000
 """The largest page."""
 SHADES = 16
 """The style sheet has this many classes s0, s1, ... of the losses' colour."""
@@ -57,7 +57,7 @@ def page(content: Content) -> str:
     in the page, and nothing else.
 
     Raises:
-      UserError: if the page would be larger than `MOST_BYTES`.
+      UserError: if the page would be larger than `MAX_BYTES`.
     """
     folder = Path(__file__).parent
     script = (folder / "page.js").read_text(encoding="utf-8")
@@ -100,10 +100,10 @@ def page(content: Content) -> str:
 </html>
 """
     size = len(text.encode())
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise UserError(
             f"max_tokens must be lower: the page would have {size / 1e6:.1f} MB,"
-            f" and {MOST_BYTES / 1e6:g} MB is the most"
+            f" and {MAX_BYTES / 1e6:g} MB is the most"
         )
     return text
 

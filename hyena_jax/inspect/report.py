@@ -21,13 +21,13 @@ from hyena_jax.inspect.tracing import Layer, Trace
 # Bytes of all matrices, of all filters and of all gates of a page, before base64.
 MATRIX_BYTES, FILTER_BYTES, GATE_BYTES = 4_000_000, 1_500_000, 1_000_000
 # Of a layer: matrices that are shown by themselves, and channels of its filters.
-MOST_HEADS, MOST_CHANNELS = 8, 64
+MAX_HEADS, MAX_CHANNELS = 8, 64
 # Points of a curve over lags or frequencies.
-MOST_POINTS = 512
+MAX_POINTS = 512
 # Beyond so many gradients, the norms of a Jacobian are estimated by so many directions at each position.
-MOST_GRADIENTS, PROBES = 8192, 16
+MAX_GRADIENTS, PROBES = 8192, 16
 # Of a layer: channels whose Hankel matrices are decomposed, and their leading singular values.
-MOST_SPECTRA, MOST_SINGULAR_VALUES = 16, 48
+MAX_SPECTRA, MAX_SINGULAR_VALUES = 16, 48
 
 Json = dict[str, Any]
 
@@ -61,7 +61,7 @@ def mixed(layer: Layer, params: optax.Params, n_heads: int) -> Mixed:
     found, name = mixing(layer.mixer, params, layer.inputs), mixer_name(layer.mixer)
     if found is None:
         n_outputs = layer.inputs.shape[1] * layer.inputs.shape[2]
-        probes = None if n_outputs <= MOST_GRADIENTS else PROBES
+        probes = None if n_outputs <= MAX_GRADIENTS else PROBES
         apply = partial(layer.mixer.apply, {"params": params})
         norms = np.asarray(jacobian_norms(apply, layer.inputs, probes))
         if is_causal:  # an FFT leaves rounding errors there
@@ -126,7 +126,7 @@ def matrices(
     length = seen.layers[0].inputs.shape[1] if seen.layers else 1
     most = max(MATRIX_BYTES // length**2, 2)
     shown = evenly(len(seen.layers), most // 2)
-    n_heads = min(MOST_HEADS, most // (2 * max(len(shown), 1)) - 1)
+    n_heads = min(MAX_HEADS, most // (2 * max(len(shown), 1)) - 1)
     found = []
     for i in shown:
         layer = seen.layers[i]
@@ -166,16 +166,16 @@ def filters(
         if h is not None:
             old = before and long_filters.filters(layer.mixer, before[i][1], layer.mixer.max_len)
             pairs.append((i, layer, old, h))
-    numbers = sum(h.shape[0] * min(h.shape[2], MOST_POINTS) for _, _, _, h in pairs)
-    most = int(np.clip(FILTER_BYTES // (8 * max(numbers, 1)), 4, MOST_CHANNELS))
+    numbers = sum(h.shape[0] * min(h.shape[2], MAX_POINTS) for _, _, _, h in pairs)
+    most = int(np.clip(FILTER_BYTES // (8 * max(numbers, 1)), 4, MAX_CHANNELS))
     return [_filter(layer_name(i, layer), *both, most) for i, layer, *both in pairs]
 
 
 def _filter(name: str, before: np.ndarray | None, after: np.ndarray, most: int) -> Json:
     count, width, length = after.shape
     channels = evenly(width, most)
-    lags = evenly(length, MOST_POINTS)
-    frequencies = evenly(length + 1, MOST_POINTS)
+    lags = evenly(length, MAX_POINTS)
+    frequencies = evenly(length + 1, MAX_POINTS)
     page: Json = {
         "name": name,
         "count": count,
@@ -196,8 +196,8 @@ def _filter(name: str, before: np.ndarray | None, after: np.ndarray, most: int) 
         page[f"spectrum{when}"] = packed(20 * np.log10(np.maximum(magnitudes, floor)), wide=True)
         page[f"lengths{when}"] = long_filters.effective_length(chosen).tolist()
         page[f"quartiles{when}"] = np.quantile(lengths, (0.25, 0.5, 0.75)).tolist()
-        some = chosen[evenly(len(chosen), MOST_SPECTRA)]
-        values = long_filters.hankel_values(some, MOST_SINGULAR_VALUES) if length > 4 else np.ones((1, 1))
+        some = chosen[evenly(len(chosen), MAX_SPECTRA)]
+        values = long_filters.hankel_values(some, MAX_SINGULAR_VALUES) if length > 4 else np.ones((1, 1))
         relative = values / np.where(values[:, :1] > 0, values[:, :1], 1)
         page[f"hankel{when}"] = rounded(np.median(relative, axis=0))
     return page
@@ -279,7 +279,7 @@ def curves(rows: Sequence[Json], name: str, label: str) -> Json | None:
         points = [(row["step"], row.get(f"{part}/{name}")) for row in rows]
         points = [(step, value) for step, value in points if value is not None]
         if points:
-            points = [points[i] for i in evenly(len(points), MOST_POINTS)]
+            points = [points[i] for i in evenly(len(points), MAX_POINTS)]
             steps, values = zip(*points, strict=True)
             series.append({"name": title, "colour": colour, "x": steps, "y": rounded(values)})
     return {"series": series, "xlabel": "step", "title": label} if series else None

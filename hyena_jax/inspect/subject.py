@@ -17,7 +17,7 @@ from hyena_jax.data.tokenizers import Tokenizer, encode_start, is_tokenizer
 from hyena_jax.training.loss import cross_entropy
 
 # The largest text file, and the most characters of it that are encoded for each token shown.
-MOST_BYTES, MOST_CHARACTERS = 2**26, 64
+MAX_BYTES, MAX_CHARACTERS = 2**26, 64
 BOS = "<bos>"
 
 
@@ -63,12 +63,12 @@ def from_text(tokenizer: Tokenizer, text: str, most: int, path: Path | None = No
     """
     name = "text" if path is None else f"path {str(path)!r}"
     try:
-        ids = np.asarray(encode_start(tokenizer, text[: MOST_CHARACTERS * most]), np.int32)
+        ids = np.asarray(encode_start(tokenizer, text[: MAX_CHARACTERS * most]), np.int32)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
     n_starts = int(getattr(tokenizer, "bos", None) is not None)
     require(len(ids) > n_starts, name, text[:40], "at least one token long")
-    is_whole, ids = len(ids) <= most and len(text) <= MOST_CHARACTERS * most, ids[:most]
+    is_whole, ids = len(ids) <= most and len(text) <= MAX_CHARACTERS * most, ids[:most]
     part = "all" if is_whole else "the first"
     source = f"{part} {len(ids)} tokens of {'the given text' if path is None else path}"
     targets = np.append(ids[1:], 0)
@@ -79,7 +79,7 @@ def from_text(tokenizer: Tokenizer, text: str, most: int, path: Path | None = No
 def from_file(tokenizer: Tokenizer, path: Path, most: int) -> Subject:
     """The first `most` tokens of a text file in UTF-8. Raises UserError if it cannot be read."""
     try:
-        text = read_bytes("path", path, MOST_BYTES).decode().removeprefix("\ufeff")
+        text = read_bytes("path", path, MAX_BYTES).decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UserError(f"path must be a text in UTF-8, got {str(path)!r}: {error}") from error
     return from_text(tokenizer, text, most, path)

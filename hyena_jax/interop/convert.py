@@ -44,7 +44,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 RECORD = "conversion.json"
 ROW_LEN = 2048
 """Tokens of a row that the new run would train on or evaluate at a time, if its model reads as many."""
-MOST_PROBLEMS = 5
+MAX_PROBLEMS = 5
 """Most problems that an error lists."""
 AT_ONCE = 2**24
 """Numbers that are compared at a time."""
@@ -84,8 +84,8 @@ def convert(
     shapes = jax.eval_shape(partial(init_params, models.build(found.model), 0))
     problems = list(_problems(found, named_leaves(shapes)))
     if problems:
-        rest = len(problems) - MOST_PROBLEMS
-        listed = "; ".join(problems[:MOST_PROBLEMS]) + (f"; and {rest} more" if rest > 0 else "")
+        rest = len(problems) - MAX_PROBLEMS
+        listed = "; ".join(problems[:MAX_PROBLEMS]) + (f"; and {rest} more" if rest > 0 else "")
         raise UserError(f"source {str(source)!r} does not fit: {listed}")
     n_parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
     with atomic.new_folder(output) as draft:

@@ -12,7 +12,7 @@ from hyena_jax.config import (
     ShortFilterConfig,
     require,
 )
-from hyena_jax.config.models import MOST_CHANNELS, MOST_LAYERS, MOST_SYMBOLS
+from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_window_shift, settings_of
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors
@@ -49,7 +49,7 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
     settings.require("rope_scaling", None)
     rope = settings.inner("rope_parameters")
     rope.require("rope_type", "default")
-    n_layers = settings.size("num_hidden_layers", most=MOST_LAYERS)
+    n_layers = settings.size("num_hidden_layers", most=MAX_LAYERS)
     n_heads = settings.size("num_attention_heads")
     if settings.get("layer_types", None) is None:
         attention_layers = settings.indices("full_attn_idxs", n_layers, list(range(n_layers)))
@@ -71,14 +71,14 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
     return LanguageModelConfig(
         pattern=tuple(attention if i in attention_layers else conv for i in range(n_layers)),
         n_layers=n_layers,
-        d_model=settings.size("hidden_size", most=MOST_CHANNELS),
+        d_model=settings.size("hidden_size", most=MAX_CHANNELS),
         ffn="swiglu",
         ffn_bias=False,
         d_ff=_ffn_width(settings),
         norm="rms",
         final_norm="rms",
         norm_eps=eps,
-        vocab_size=settings.size("vocab_size", most=MOST_SYMBOLS),
+        vocab_size=settings.size("vocab_size", most=MAX_SYMBOLS),
     )
 
 

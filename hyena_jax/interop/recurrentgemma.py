@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hyena_jax.config import HawkConfig, LanguageModelConfig, LocalAttentionConfig, UserError, require
-from hyena_jax.config.models import MOST_CHANNELS, MOST_LAYERS, MOST_SYMBOLS
+from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.interop.family import (
     Options,
     Source,
@@ -109,13 +109,13 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
     rope.require("rope_type", "default")
     n_heads, twice = settings.size("num_attention_heads"), settings.size("intermediate_size")
     require(twice % 2 == 0, f"{settings.source}: intermediate_size", twice, "even: twice the MLP's width")
-    d_model = settings.size("hidden_size", most=MOST_CHANNELS)
+    d_model = settings.size("hidden_size", most=MAX_CHANNELS)
     return _model(
         pattern=tuple(
             settings.names("block_types", ("recurrent", "attention"), ["recurrent", "recurrent", "attention"])
         ),
-        n_layers=settings.size("num_hidden_layers", most=MOST_LAYERS),
-        vocab_size=settings.size("vocab_size", most=MOST_SYMBOLS),
+        n_layers=settings.size("num_hidden_layers", most=MAX_LAYERS),
+        vocab_size=settings.size("vocab_size", most=MAX_SYMBOLS),
         d_model=d_model,
         d_ff=twice // 2,
         recurrence=_recurrence(

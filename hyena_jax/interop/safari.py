@@ -17,7 +17,7 @@ from hyena_jax.config import (
     require,
 )
 from hyena_jax.config.checks import printable
-from hyena_jax.config.models import MOST_CHANNELS, MOST_LAYERS, MOST_POSITIONS, MOST_SYMBOLS
+from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_POSITIONS, MAX_SYMBOLS
 from hyena_jax.data.tokenizers import DnaTokenizer
 from hyena_jax.filters.window import decay_rates
 from hyena_jax.interop.family import (
@@ -111,9 +111,9 @@ def _from_settings(settings: Settings, options: Options, window_shift: float) ->
         ("train_freq", True),
     ):
         layer.require(name, only)
-    length = layer.size("l_max", most=MOST_POSITIONS)
+    length = layer.size("l_max", most=MAX_POSITIONS)
     refuse_max_len(options, length)
-    order, d_model = layer.size("order", 2), settings.size("d_model", most=MOST_CHANNELS)
+    order, d_model = layer.size("order", 2), settings.size("d_model", most=MAX_CHANNELS)
     filter_options = {
         "emb_dim": layer.size("emb_dim", 3),
         "width": layer.size("filter_order", 64),
@@ -136,7 +136,7 @@ def _from_settings(settings: Settings, options: Options, window_shift: float) ->
     short = layer.size("short_filter_order", 3)
     return LanguageModelConfig(
         pattern=(HyenaConfig(order=order, short_filter_len=short, filter=long_filter),),
-        n_layers=settings.size("n_layer", most=MOST_LAYERS),
+        n_layers=settings.size("n_layer", most=MAX_LAYERS),
         d_model=d_model,
         ffn="gelu_tanh",
         d_ff=settings.size("d_inner", 4 * d_model),
@@ -144,7 +144,7 @@ def _from_settings(settings: Settings, options: Options, window_shift: float) ->
         final_norm="layer",
         norm_eps=settings.number("layer_norm_epsilon", 1e-5),
         max_len=length,
-        vocab_size=settings.size("vocab_size", most=MOST_SYMBOLS),
+        vocab_size=settings.size("vocab_size", most=MAX_SYMBOLS),
         vocab_multiple=settings.size("pad_vocab_size_multiple", 1),
         dtype=options.dtype,
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hyena_jax.config import UserError, parse_json, read_bytes, require
-from hyena_jax.config.checks import MOST_COUNT, printable
-from hyena_jax.config.input_files import MOST_JSON
+from hyena_jax.config.checks import MAX_COUNT, printable
+from hyena_jax.config.input_files import MAX_JSON
 
 MISSING = object()
 
@@ -30,7 +30,7 @@ class Settings:
             return default
         return value
 
-    def size(self, name: str, default: Any = MISSING, most: int = MOST_COUNT) -> int:
+    def size(self, name: str, default: Any = MISSING, most: int = MAX_COUNT) -> int:
         """An int from 1 to `most`."""
         value = self.get(name, default)
         self.expect(type(value) is int and value >= 1, name, value, "an int, at least 1")
@@ -86,7 +86,7 @@ class Settings:
 def read_settings(path: Path) -> Settings:
     """The settings in a JSON or, by its suffix, a YAML file. Raises UserError if it cannot be read."""
     require(not path.is_symlink(), "config", str(path), "a file, not a symbolic link")
-    data = read_bytes("config", path, MOST_JSON)
+    data = read_bytes("config", path, MAX_JSON)
     try:
         values = _parse_yaml(data) if path.suffix in (".yml", ".yaml") else parse_json(data)
     except UserError as error:

@@ -15,7 +15,7 @@ from hyena_jax.config import (
     ShortFilterConfig,
     UserError,
 )
-from hyena_jax.config.models import MOST_CHANNELS, MOST_LAYERS, MOST_SYMBOLS
+from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.data.tokenizers import BytesTokenizer
 from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_window_shift, settings_of
 from hyena_jax.interop.settings import Settings
@@ -57,8 +57,8 @@ def _from_settings(settings: Settings, options: Options) -> LanguageModelConfig:
         ("smeared_gqa", False),
     ):
         settings.require(name, only)
-    n_layers = settings.size("num_layers", most=MOST_LAYERS)
-    d_model = settings.size("hidden_size", most=MOST_CHANNELS)
+    n_layers = settings.size("num_layers", most=MAX_LAYERS)
+    d_model = settings.size("hidden_size", most=MAX_CHANNELS)
     attention = AttentionConfig(
         n_heads=settings.size("num_attention_heads"),
         rotary_fraction=1.0,
@@ -98,7 +98,7 @@ def _from_settings(settings: Settings, options: Options) -> LanguageModelConfig:
         final_norm="rms_eps_outside",
         norm_eps=settings.number("eps", 1e-6),
         max_len=max_len_of(options, settings.size("max_seqlen", settings.get("seqlen", 8192))),
-        vocab_size=settings.size("vocab_size", most=MOST_SYMBOLS),
+        vocab_size=settings.size("vocab_size", most=MAX_SYMBOLS),
         dtype=options.dtype,
     )
 

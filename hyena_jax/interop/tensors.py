@@ -25,7 +25,7 @@ DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 """Dtypes of parameters, as safetensors names them."""
-MOST_PICKLE = 2**26
+MAX_PICKLE = 2**26
 """Most bytes of the structure of a PyTorch file, which is loaded as a whole."""
 STATE = "state_dict"
 """Where Lightning keeps the tensors in a checkpoint."""
@@ -172,8 +172,8 @@ def _check_records(path: Path, records: list[zipfile.ZipInfo] | None, size: int)
     fits = sum(record.file_size for record in records) <= size
     require(is_stored and fits, "source", str(path), f"{allowed}, without compressed records")
     for record in records:
-        is_small = not record.filename.endswith(".pkl") or record.file_size <= MOST_PICKLE
-        require(is_small, "source", str(path), f"a file whose structure has at most {MOST_PICKLE} bytes")
+        is_small = not record.filename.endswith(".pkl") or record.file_size <= MAX_PICKLE
+        require(is_small, "source", str(path), f"a file whose structure has at most {MAX_PICKLE} bytes")
 
 
 def _torch_tensor(value: Any) -> Tensor:

@@ -186,7 +186,7 @@ class Sequence:
             return short_conv(inputs, kernel, bias, axis, before), jnp.moveaxis(after, batch, 0)
 
         def whole() -> jax.Array:
-            if n_taps > few_taps.MOST_IN_WINDOWS and axis == -1:
+            if n_taps > few_taps.MAX_IN_WINDOWS and axis == -1:
                 return (self._few_taps_conv(x, taps, None) + bias).astype(x.dtype)
             return shards.short_conv(x, kernel, bias, axis, self._document_ids, self.sequence_axis)
 

@@ -20,8 +20,8 @@ from hyena_jax.ops.short_conv import short_conv
 # backward at D = 256: what the convolution adds to the rest takes 0.2 to 0.6 of the Fourier form's time with
 # 3 taps in sums, 0.3 to 0.5 with 7 in windows, 0.6 (L = 8192) to 1.4 (L = 1024) with 16, and 1.4 to 2.5 with
 # 128.
-MOST_SUMMED, MOST_IN_WINDOWS = 4, 16
-# Outputs S of a window, at least MOST_IN_WINDOWS - 1.
+MAX_SUMMED, MAX_IN_WINDOWS = 4, 16
+# Outputs S of a window, at least MAX_IN_WINDOWS - 1.
 WINDOW = 16
 
 
@@ -56,9 +56,9 @@ def few_taps_conv(
     if skip is not None:
         h = h.at[:, 0].add(skip.astype(dtype))
     n_taps = h.shape[1]
-    if segment_ids is not None or n_taps <= MOST_SUMMED:
+    if segment_ids is not None or n_taps <= MAX_SUMMED:
         y = short_conv(wide, h.T[..., None, None], jnp.zeros((), dtype), -1, None, segment_ids)
-    elif n_taps <= MOST_IN_WINDOWS:
+    elif n_taps <= MAX_IN_WINDOWS:
         y = windowed_conv(wide, h)
     else:
         y = blockwise_conv(u, jnp.pad(h, [(0, 0), (0, length - n_taps)]), method=method)

@@ -21,7 +21,7 @@ from hyena_jax.plan.targets import Target
 # The backward pass takes two products for each of the forward pass; nothing that is recomputed counts.
 PASSES_OF_TRAINING = 3
 # Figures that are listed, of each kind of list.
-MOST_LISTED = 8
+MAX_LISTED = 8
 
 Figures = dict[tuple[str, ...], float]
 """Numbers by name, such as ("roofline", "loss"), that are linear in a model's depth."""
@@ -273,9 +273,9 @@ def _plan(
         memory=total["memory",],
         usable_memory=chip.usable,
         memory_parts={**parts, "rest": total["memory",] - sum(parts.values())},
-        buffers=deepest.buffers[:MOST_LISTED],
+        buffers=deepest.buffers[:MAX_LISTED],
         exchanges=exchanges,
-        largest_exchanges=tuple(_largest_exchanges(program, target.n_chips))[:MOST_LISTED],
+        largest_exchanges=tuple(_largest_exchanges(program, target.n_chips))[:MAX_LISTED],
         needed_exchange=_needed(experiment, target, total),
         kinds=kinds,
         exchange_seconds=exchange,
@@ -283,7 +283,7 @@ def _plan(
         seconds=Ends(max(busy.roofline, exchange.roofline), busy.pessimistic + exchange.pessimistic),
         largest=tuple(
             Listed(cost.name, cost.kind, cost.source, Ends(cost.roofline, cost.pessimistic), cost.bound)
-            for cost in found[:MOST_LISTED]
+            for cost in found[:MAX_LISTED]
         ),
         forward_products=total["forward", "products"],
         forward_transforms=total["forward", "transforms"],

@@ -14,7 +14,7 @@ import optax
 
 from hyena_jax import parallel
 from hyena_jax.config import ParallelConfig, UserError, require
-from hyena_jax.config.checks import MOST_COUNT
+from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.data.text import perplexity
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer
 from hyena_jax.scoring.windows import Batch, Plan
@@ -132,7 +132,7 @@ def prepare(
     max_len, n_symbols = model.config.max_len, min(model.config.vocab_size, tokenizer.vocab_size)
     stride = -(-max_len // 2) if stride is None else stride
     require(1 <= stride <= max_len, "stride", stride, f"in 1..{max_len}, the model's max_len")
-    require(1 <= batch_size <= MOST_COUNT, "batch_size", batch_size, f"in 1..{MOST_COUNT}")
+    require(1 <= batch_size <= MAX_COUNT, "batch_size", batch_size, f"in 1..{MAX_COUNT}")
     bos = getattr(tokenizer, "bos", None)
     start = np.array([] if bos is None else [bos], np.int32)
     context = np.concatenate([start, _encoded(tokenizer, "prefix", prefix, n_symbols).tokens])

@@ -13,7 +13,7 @@ from hyena_jax.config.flags import FLAT, as_flag, flags_of, read
 
 VARIANT, SEED = "variant", "seed"
 """The axis of the config's variants, with which names begin; and the axis with which they end."""
-MOST_RUNS = 1000
+MAX_RUNS = 1000
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def make_runs(
     for name, values in axes.items():
         require(len(values) > 0, name, values, "at least one value")
     count = math.prod(map(len, axes.values()))
-    require(count <= MOST_RUNS, "grid", f"{count} runs", f"at most {MOST_RUNS} runs")
+    require(count <= MAX_RUNS, "grid", f"{count} runs", f"at most {MAX_RUNS} runs")
     # In one order, so that the same grid has the same names, however it was written.
     axes = dict(sorted(axes.items(), key=lambda axis: (axis[0] != VARIANT, axis[0] == SEED, axis[0])))
     labels = _labels(list(axes))

@@ -19,7 +19,7 @@ from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.config.digest import with_digest, without_digest
 from hyena_jax.interruption import noted_signals
 from hyena_jax.output import Output
-from hyena_jax.sweeps.grid import MOST_RUNS
+from hyena_jax.sweeps.grid import MAX_RUNS
 from hyena_jax.sweeps.pool import INSIDE, Event, Pool
 from hyena_jax.sweeps.progress import SweepProgress
 from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, STOPPED, TRAIN
@@ -93,7 +93,7 @@ def sweep(
             "a plugin of this sweep starts a sweep: call sweep under `if __name__ == '__main__':`"
         )
     root, console = Path(workdir), Output(quiet=quiet)
-    require(0 < len(runs) <= MOST_RUNS, "runs", len(runs), f"in 1..{MOST_RUNS}")
+    require(0 < len(runs) <= MAX_RUNS, "runs", len(runs), f"in 1..{MAX_RUNS}")
     cores = _divided_cores(jobs)
     outcomes = _read(root, runs)  # before the folder is created
     if all(outcome.status in ENDS for outcome in outcomes.values()):

@@ -10,7 +10,7 @@ from hyena_jax.config.tasks import CopyingConfig, PrefixNgramConfig, StringTaskC
 from hyena_jax.tasks.task import Preset, Row, Task, row
 
 # Strings that are tried until one has an n-gram that occurs once; the published code tries 10 and fails.
-MOST_TRIES = 1000
+MAX_TRIES = 1000
 
 Example = Callable[[np.random.Generator, StringTaskConfig], tuple[np.ndarray, int]]
 """(rng, config) -> the tokens of an example, and how many of them, at its end, are its answer."""
@@ -29,7 +29,7 @@ def _copy_example(rng: np.random.Generator, config: CopyingConfig) -> tuple[np.n
 def _ngram_example(rng: np.random.Generator, config: PrefixNgramConfig) -> tuple[np.ndarray, int]:
     """`$g|s|t.`"""
     n, size, answer_len = config.n_letters, config.n_gram, config.answer_len
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         letters = _string(rng, config)
         grams = [tuple(letters[i : i + size]) for i in range(len(letters) - size - (answer_len or 0) - 1)]
         if 1 in Counter(grams).values():

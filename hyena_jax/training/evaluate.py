@@ -10,7 +10,7 @@ import optax
 
 from hyena_jax import parallel
 from hyena_jax.config import DataConfig, ParallelConfig, TextConfig, TokensConfig, UserError, require
-from hyena_jax.config.checks import MOST_COUNT
+from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.data.loader import Batch
 from hyena_jax.data.text import fingerprint_of_no_text
@@ -98,7 +98,7 @@ def evaluate_run(
     Raises:
       UserError: if the data cannot be read, do not fit the model, or are not what the run held out.
     """
-    require(1 <= batch_size <= MOST_COUNT, "batch_size", batch_size, f"in 1..{MOST_COUNT}")
+    require(1 <= batch_size <= MAX_COUNT, "batch_size", batch_size, f"in 1..{MAX_COUNT}")
     data = load_data(run, path) if data_config is None else load_other_data(run, data_config)
     strategy = parallel.make_strategy(ParallelConfig())
     scores = loss_function(run.experiment.loss), metric_functions(run.experiment, data)

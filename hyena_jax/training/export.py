@@ -22,7 +22,7 @@ Tree = Any
 
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
 """Dtypes that a parameter can be read from, as the format names them."""
-MOST_LINES = 100
+MAX_LINES = 100
 """Most lines of a report about a file that does not fit."""
 
 
@@ -104,11 +104,11 @@ def require_fit(path: Path, params: Tree, shapes: Tree, report: Callable[[str], 
 
 
 def _refuse(argument: str, path: Path, problems: Sequence[str], report: Callable[[str], None]) -> None:
-    for problem in problems[:MOST_LINES]:
+    for problem in problems[:MAX_LINES]:
         report(f"{path}: {problem}")
     if problems:
         count = f"{len(problems)} parameters, listed above"
-        count += f" (the first {MOST_LINES})" if len(problems) > MOST_LINES else ""
+        count += f" (the first {MAX_LINES})" if len(problems) > MAX_LINES else ""
         raise UserError(f"{argument} {str(path)!r} does not fit the model: {count}")
 
 
@@ -123,7 +123,7 @@ def _problems(wanted: Mapping[str, Any], found: Mapping[str, Tensor]) -> Iterato
     unexpected = [name for name in found if name not in wanted]
     for name, leaf in wanted.items():
         if name not in found:
-            near = difflib.get_close_matches(name, unexpected[:MOST_LINES], n=1, cutoff=0.6)
+            near = difflib.get_close_matches(name, unexpected[:MAX_LINES], n=1, cutoff=0.6)
             yield f"{name} {leaf.shape} is missing" + (f"; the file has {printable(near[0])}" if near else "")
         elif found[name].shape != leaf.shape:
             yield f"{name} must be {leaf.shape}, got {found[name].shape}"

@@ -21,7 +21,7 @@ Tree = TypeVar("Tree")
 
 # With more logits [B, L, V] than this on one device, the loss is computed in chunks, unless the model's
 # config decides.
-MOST_LOGITS = 2**26
+MAX_LOGITS = 2**26
 # Tokens of all rows on a device that a chunk has at least: each chunk reads and writes the gradient of the
 # whole head, [D, V], which with fewer tokens takes longer than their products.
 LEAST_TOKENS = 1024
@@ -93,7 +93,7 @@ def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:
         return None
     batch, length = shape
     rows = -(-batch // getattr(model, "layout", Layout()).row_shards)  # on one device
-    most = max(MOST_LOGITS // (rows * vocab_size), LEAST_TOKENS // rows, 1)
+    most = max(MAX_LOGITS // (rows * vocab_size), LEAST_TOKENS // rows, 1)
     chunk = getattr(model.config, "loss_chunk", None) or most
     return chunk if chunk < length else None
 

@@ -23,7 +23,7 @@ Tree = Any
 Blocks = Callable[[int], Iterable[np.ndarray]]
 """blocks(n) -> an array's rows from the first to the last, n at a time, in the array's dtype."""
 
-MOST_NUMBERS = 2**24
+MAX_NUMBERS = 2**24
 """Most numbers of a chunk, and of a block that is in memory at a time."""
 
 
@@ -63,7 +63,7 @@ def _replace(store: dict[str, Any], shapes: Mapping[str, Any], blocks: Mapping[s
         name, shape = path.replace("/", "."), shapes[path].shape
         with as_os_error(f"{path} could not be written"):
             about = ts.KvStore.open(store, context=context).result().read(name + ARRAY).result().value
-            n_rows = max(1, min(shape[0], MOST_NUMBERS // max(1, math.prod(shape[1:]))))
+            n_rows = max(1, min(shape[0], MAX_NUMBERS // max(1, math.prod(shape[1:]))))
             array = ts.open(
                 {
                     "driver": "zarr",

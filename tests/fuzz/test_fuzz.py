@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
 CONFIGS, COMMANDS, STEPS = 80, 150, 30
 SECONDS = 180
 """Longest that a case may take."""
-MOST_PARAMETERS = 200_000
+MAX_PARAMETERS = 200_000
 FUZZ = settings(
     deadline=None,
     derandomize=True,
@@ -128,7 +128,7 @@ def test_configs():
             assert decode(encode(experiment)) == experiment
             outcomes["built"] += 1
             size = sum(leaf.size for leaf in jax.tree.leaves(params))
-            if len(trained) < STEPS and size < MOST_PARAMETERS and logits.size < MOST_PARAMETERS:
+            if len(trained) < STEPS and size < MAX_PARAMETERS and logits.size < MAX_PARAMETERS:
                 try:
                     metrics = train_one_step(experiment)
                 except UserError as error:  # a group of the optimizer that matches nothing

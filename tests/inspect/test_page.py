@@ -66,7 +66,7 @@ def test_the_largest_settings_fit():
     one = report.packed(square, triangle=False)
     most = report.MATRIX_BYTES // 512**2
     size = most * len(json.dumps(one)) + (report.FILTER_BYTES + report.GATE_BYTES) * 4 / 3
-    assert size < page.MOST_BYTES
+    assert size < page.MAX_BYTES
 
 
 @pytest.mark.parametrize("options", [{}, {"triangle": True}, {"wide": True}])

@@ -21,7 +21,7 @@ from hyena_jax.config import (
 from hyena_jax.layout import Layout
 from hyena_jax.plan.collectives import bytes_by_kind, collectives
 from hyena_jax.plan.hlo import Program
-from hyena_jax.training.loss import MOST_LOGITS, chunk_tokens
+from hyena_jax.training.loss import MAX_LOGITS, chunk_tokens
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
 FSDP = 4
@@ -107,4 +107,4 @@ def test_a_chunk_of_the_loss_counts_the_rows_of_one_device():
         shards: chunk_tokens(models.build(model_config, layout=Layout("cpu", shards)), (2**10, 64))
         for shards in (1, 16)
     }
-    assert tokens == {1: MOST_LOGITS // 2**25, 16: MOST_LOGITS // 2**21}
+    assert tokens == {1: MAX_LOGITS // 2**25, 16: MAX_LOGITS // 2**21}

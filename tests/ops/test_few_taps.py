@@ -8,11 +8,11 @@ from derivative_modes import check_modes
 from grid import in_grid
 from tolerances import assert_close
 
-from hyena_jax.ops.few_taps import MOST_IN_WINDOWS, MOST_SUMMED, few_taps_conv, windowed_conv
+from hyena_jax.ops.few_taps import MAX_IN_WINDOWS, MAX_SUMMED, few_taps_conv, windowed_conv
 from hyena_jax.reference import convolution
 
 # The taps of each form.
-FORMS = {"summed": MOST_SUMMED, "windows": 7, "most_in_windows": MOST_IN_WINDOWS, "fourier": 40}
+FORMS = {"summed": MAX_SUMMED, "windows": 7, "most_in_windows": MAX_IN_WINDOWS, "fourier": 40}
 compiled = jax.jit(few_taps_conv)
 
 
@@ -63,7 +63,7 @@ def test_derivatives_of_windows_in_both_modes(n_taps, length):
         check_modes(lambda args: windowed_conv(*args), (u, h), is_thorough=True)
 
 
-@pytest.mark.parametrize("n_taps", [1, MOST_SUMMED, MOST_SUMMED + 1, MOST_IN_WINDOWS, *in_grid(2, 8, 15)])
+@pytest.mark.parametrize("n_taps", [1, MAX_SUMMED, MAX_SUMMED + 1, MAX_IN_WINDOWS, *in_grid(2, 8, 15)])
 def test_a_later_input_has_exactly_no_influence(n_taps):
     u, h, _ = arrays(37, n_taps)
     other = u.copy()
@@ -85,7 +85,7 @@ def test_the_number_of_taps_chooses_the_form():
     def primitives(n_taps):
         return str(jax.make_jaxpr(few_taps_conv)(*arrays(64, n_taps)))
 
-    assert "dot_general" not in primitives(MOST_SUMMED)
-    assert "dot_general" in primitives(MOST_SUMMED + 1)
-    assert "fft" not in primitives(MOST_IN_WINDOWS)
-    assert "fft" in primitives(MOST_IN_WINDOWS + 1)
+    assert "dot_general" not in primitives(MAX_SUMMED)
+    assert "dot_general" in primitives(MAX_SUMMED + 1)
+    assert "fft" not in primitives(MAX_IN_WINDOWS)
+    assert "fft" in primitives(MAX_IN_WINDOWS + 1)

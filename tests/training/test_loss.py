@@ -71,7 +71,7 @@ class Split(Plain):
 
 
 def test_a_model_of_ones_own_is_scored_in_parts_where_it_has_hidden_and_logits(monkeypatch):
-    monkeypatch.setattr(loss, "MOST_LOGITS", 3 * 13 * 5)
+    monkeypatch.setattr(loss, "MAX_LOGITS", 3 * 13 * 5)
     monkeypatch.setattr(loss, "LEAST_TOKENS", 1)
     config = SimpleNamespace(vocab_size=13)
     plain, split = Plain(config), Split(config)
@@ -168,7 +168,7 @@ def test_no_array_of_all_logits_exists():
 def test_parts_are_taken_where_the_logits_would_be_many(monkeypatch):
     model = models.build(CONFIG)
     assert loss.chunk_tokens(model, (3, 11)) is None
-    monkeypatch.setattr(loss, "MOST_LOGITS", 3 * 13 * 5)
+    monkeypatch.setattr(loss, "MAX_LOGITS", 3 * 13 * 5)
     monkeypatch.setattr(loss, "LEAST_TOKENS", 1)
     assert loss.chunk_tokens(model, (3, 11)) == 5
     assert loss.chunk_tokens(model, (1000, 11)) == 1

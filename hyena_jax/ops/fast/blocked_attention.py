@@ -13,7 +13,7 @@ from hyena_jax.ops.attention import MaskInputs, Visible, mask_of, plain_attentio
 
 # Rows of weights (t R) in a block of `blocked_attention`, and the most key ranges, each compiled once.
 BLOCK_ROWS = 256
-MOST_RANGES = 8
+MAX_RANGES = 8
 # XLA for CPUs transposes the weights [t, S] of a block for the gradients of keys and values. If S is a power
 # of two that takes twice as long: the rows compete for the same cache lines. Padding the keys avoids it.
 MORE_KEYS = 16
@@ -32,7 +32,7 @@ def blocked_attention(
     v: jax.Array,
     visible: Visible,
     block_rows: int = BLOCK_ROWS,
-    most_ranges: int = MOST_RANGES,
+    most_ranges: int = MAX_RANGES,
 ) -> jax.Array:
     """Attention by the weights of one block of queries and one head of keys at a time, in O(T + S) memory.
 
