@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from hyena_jax.interruption import end_at_once, watch_signals
+from hyena_jax.signals import end_at_once, watch_signals
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hyena_jax.commands import launch
-from hyena_jax.interruption import noted_signals
+from hyena_jax.signals import noted_signals
 
 WAITING, FAILING, DONE = ["sleep", "60"], ["sh", "-c", "exit 3"], ["true"]
 

@@ -17,8 +17,8 @@ from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.benchmark.settings import PLOT, RESULTS, Settings, flags
 from hyena_jax.benchmark.timing import Timing
 from hyena_jax.config import require
-from hyena_jax.interruption import EndAtOnce, end_at_once
 from hyena_jax.output import Output
+from hyena_jax.signals import EndAtOnce, end_at_once
 from hyena_jax.training.atomic import write_text
 
 Cells = dict[str, str]
@@ -93,7 +93,7 @@ class Report:
             self.console = Output(quiet=True)
 
     def write(self, **summary: Any) -> None:
-        """Writes results.json with the rows so far; from then on, an interruption reports that they are kept.
+        """Writes results.json with the rows so far; from then on, a signal reports that they are kept.
 
         Args:
           summary: further entries of the file.

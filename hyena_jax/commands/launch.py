@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hyena_jax.commands import note
 from hyena_jax.config import require
-from hyena_jax.interruption import STOPPING, noted_signals
+from hyena_jax.signals import STOPPING, noted_signals
 
 POLL_EVERY = 0.05
 """Seconds between two looks at the processes."""

@@ -36,10 +36,10 @@ class Sweep:
 
 def run(command: Sweep, arguments: Sequence[str]) -> int:
     """Trains the runs of the grid, and prints a line for each."""
+    from hyena_jax.signals import Interrupted
     from hyena_jax.sweeps.grid import make_runs, parse_axis
     from hyena_jax.sweeps.sweep import sweep
     from hyena_jax.sweeps.worker import DONE
-    from hyena_jax.training.signals import Interrupted
 
     axes: dict[str, tuple[str, ...]] = {}
     for text in command.grid:

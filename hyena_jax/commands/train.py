@@ -59,10 +59,10 @@ def run(command: Train, arguments: Sequence[str]) -> int:
     from hyena_jax.generation.sample import write_sample
     from hyena_jax.output import Output
     from hyena_jax.parallel import processes
+    from hyena_jax.signals import Interrupted
     from hyena_jax.training.loop import Diverged
     from hyena_jax.training.predictions import draw_predictions, has_labels
     from hyena_jax.training.run import train
-    from hyena_jax.training.signals import Interrupted
 
     experiment, workdir = command.experiment, command.workdir
     processes.join(command.cluster, experiment.parallel.heartbeat_timeout)

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from hyena_jax.config import UserError
-from hyena_jax.interruption import PATIENCE, STOPPING
+from hyena_jax.signals import PATIENCE, STOPPING
 from hyena_jax.sweeps.worker import FAILED, READY, STEP, STOPPED
 
 POLL_EVERY = 0.2

@@ -17,12 +17,12 @@ from hyena_jax.data import dataset
 from hyena_jax.data.dataset import Dataset, Encoding
 from hyena_jax.data.loader import Stream
 from hyena_jax.output import Output
+from hyena_jax.signals import Interrupted
 from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, STOPPED
 from hyena_jax.training.duration import seconds_of
 from hyena_jax.training.loop import Diverged
 from hyena_jax.training.progress import Progress
 from hyena_jax.training.run import prepare, train
-from hyena_jax.training.signals import Interrupted
 
 STEPS_EVERY = 0.5
 """Least seconds between two events about steps."""

@@ -17,8 +17,8 @@ from typing import Any
 from hyena_jax import config
 from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.config.digest import with_digest, without_digest
-from hyena_jax.interruption import noted_signals
 from hyena_jax.output import Output
+from hyena_jax.signals import Interrupted, noted_signals
 from hyena_jax.sweeps.grid import MAX_RUNS
 from hyena_jax.sweeps.pool import INSIDE, Event, Pool
 from hyena_jax.sweeps.progress import SweepProgress
@@ -28,7 +28,6 @@ from hyena_jax.training.bars import bar
 from hyena_jax.training.lock import LOCK, locked
 from hyena_jax.training.metrics import FILE as METRICS
 from hyena_jax.training.metrics import read_rows
-from hyena_jax.training.signals import Interrupted
 
 FILE = "sweep.json"
 LONGEST_NAME = 200

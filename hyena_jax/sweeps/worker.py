@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from hyena_jax.config import UserError
-from hyena_jax.interruption import stop_and_end, take_signals
+from hyena_jax.signals import stop_and_end, take_signals
 from hyena_jax.startup import keep_freed_memory, quiet_libraries, refuse_wrong_jaxlib, start_jax
 
 # Kinds of requests, and of events.

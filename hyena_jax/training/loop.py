@@ -20,6 +20,7 @@ from hyena_jax.data.dataset import Dataset
 from hyena_jax.parallel.processes import first_request
 from hyena_jax.parallel.replicas import check_replicas
 from hyena_jax.parallel.strategy import Strategy
+from hyena_jax.signals import StopRequest
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.evaluate import held_out_values, measured_on, sum_held_out
 from hyena_jax.training.lora import Adapted
@@ -28,7 +29,6 @@ from hyena_jax.training.optimizer import global_norm
 from hyena_jax.training.progress import Progress
 from hyena_jax.training.schedules import make_schedule
 from hyena_jax.training.scores import Score
-from hyena_jax.training.signals import StopRequest
 from hyena_jax.training.step import FINITE, Metrics, TrainState, make_eval_step, make_train_step
 from hyena_jax.training.until import is_reached
 

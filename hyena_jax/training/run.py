@@ -27,6 +27,7 @@ from hyena_jax.parallel.processes import (
     together,
 )
 from hyena_jax.parallel.strategy import Strategy, check_batch
+from hyena_jax.signals import Interrupted, stop_requests
 from hyena_jax.training import lora
 from hyena_jax.training.checkpoint import Best, Checkpoints, best, is_same_measure, saved_steps
 from hyena_jax.training.loop import REACHED, UNEVALUATED, Profile, Setup, Trainer, all_finite
@@ -45,7 +46,6 @@ from hyena_jax.training.run_folder import (
     require_same_base,
 )
 from hyena_jax.training.scores import loss_function, metric_functions
-from hyena_jax.training.signals import Interrupted, stop_requests
 from hyena_jax.training.step import TrainState, init_params, init_state, make_eval_step
 from hyena_jax.training.until import check_target
 from hyena_jax.trees import named_leaves, path_name
@@ -90,7 +90,7 @@ def train(
     Raises:
       UserError: see `load`, `Dataset.complete`, `make_optimizer`, `check_run` and `Checkpoints.restore`.
       Diverged: if the loss or a gradient is not finite.
-      Interrupted: after a signal in `interruption.STOPPING`, once a step was trained; before that, signals
+      Interrupted: after a signal in `signals.STOPPING`, once a step was trained; before that, signals
         act as usual.
     """
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")

@@ -23,8 +23,8 @@ from hyena_jax.config import (
     LanguageModelConfig,
     UserError,
 )
-from hyena_jax.interruption import EndAtOnce
 from hyena_jax.mixers import mixer_oracle
+from hyena_jax.signals import EndAtOnce
 
 QUICK = ["--seconds", "0.01", "--least-runs", "2"]
 CONFIG = """

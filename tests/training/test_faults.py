@@ -13,13 +13,13 @@ import pytest
 
 from hyena_jax import cli
 from hyena_jax.config import UserError
+from hyena_jax.signals import Interrupted, stop_requests
 from hyena_jax.training import atomic
 from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.metrics import MetricsLog, read_rows
 from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import locked, read_run
-from hyena_jax.training.signals import Interrupted, stop_requests
 
 pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
 

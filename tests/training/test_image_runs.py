@@ -28,6 +28,7 @@ from hyena_jax.config import (
     UserError,
 )
 from hyena_jax.data.images import load_image_set
+from hyena_jax.signals import Interrupted
 from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import evaluate_run
@@ -35,7 +36,6 @@ from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.predictions import draw_predictions
 from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
-from hyena_jax.training.signals import Interrupted
 
 pytestmark = pytest.mark.xdist_group("image_runs")  # its tests share a run
 

@@ -18,6 +18,7 @@ from hyena_jax import models
 from hyena_jax.config import ConstantConfig, HawkConfig, HyenaConfig, ParallelConfig, UserError
 from hyena_jax.inspect import content
 from hyena_jax.output import Output
+from hyena_jax.signals import Interrupted, stop_requests
 from hyena_jax.training import loop, lora, progress
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.loop import Diverged
@@ -25,7 +26,6 @@ from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.progress import Progress
 from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
-from hyena_jax.training.signals import Interrupted, stop_requests
 
 pytestmark = pytest.mark.xdist_group("trained")  # its tests share a run
 

@@ -19,12 +19,12 @@ from hyena_jax.config import (
 from hyena_jax.data import sources
 from hyena_jax.data.tokenizers import IdsTokenizer
 from hyena_jax.models import build
+from hyena_jax.signals import Interrupted
 from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.run import train
 from hyena_jax.training.run_folder import load_params, read_run
-from hyena_jax.training.signals import Interrupted
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import signal
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.interruption import end_at_once, watch_signals
+from hyena_jax.signals import end_at_once, watch_signals
 
 watch_signals()
 end_at_once(signal.SIGINT, 130, "interrupted")

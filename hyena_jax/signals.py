@@ -1,4 +1,4 @@
-"""Ending a command's process on a signal when there is nothing to save."""
+"""Signals that ask a process to stop: it ends at once, or saves first where there is something to save."""
 
 import os
 import signal
@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to stop: Ctrl-C, a scheduler that needs the machine, a terminal that closes."""
@@ -60,17 +62,72 @@ def watch_signals() -> None:
     threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
+class Interrupted(KeyboardInterrupt):
+    """The work was asked to stop, and saved; the same call continues it."""
+
+
+class StopRequest:
+    """Set once a signal asks the process to stop, after `defer`; `name` is the name of the signal."""
+
+    name: str | None = None
+
+    def __init__(self, usual: dict[int, Any]):
+        self._usual = usual
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a signal came."""
+        return self.name is not None
+
+    def defer(self) -> None:
+        """From now on signals are only recorded, since there is a step to save."""
+        for number in self._usual:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        # The usual handler is called, not installed: `watch_signals` would call it at once.
+        usual = self._usual[number]
+        if self.name is None or number != signal.SIGINT:
+            self.name = self.name or signal.Signals(number).name
+        elif callable(usual):
+            usual(number, frame)
+        else:
+            signal.signal(number, usual)
+            signal.raise_signal(number)
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Yields a request that signals set after its `defer`; until then they act as usual.
+
+    After the first signal, a second Ctrl-C acts as usual.
+    """
+    with _usual_handlers() as usual:
+        yield StopRequest(usual)
+
+
 @contextmanager
 def noted_signals() -> Iterator[list[int]]:
-    """Yields a list that collects the signals asking to stop; ignored signals (nohup) stay ignored."""
+    """Yields a list that collects the signals asking to stop."""
     asked: list[int] = []
+    with _usual_handlers() as usual:
+        for number in usual:
+            signal.signal(number, lambda number, _: asked.append(number))
+        yield asked
+
+
+@contextmanager
+def _usual_handlers() -> Iterator[dict[int, Any]]:
+    """Yields the handlers of the signals that ask to stop, by number; at the end they are set again.
+
+    Ignored signals are left out and stay ignored: SIGHUP under nohup, SIGINT in a background job. Python
+    handles signals only in the main thread: in another thread there are none.
+    """
     can_handle = threading.current_thread() is threading.main_thread()
     usual = {number: signal.getsignal(number) for number in STOPPING if can_handle}
     usual = {number: handler for number, handler in usual.items() if handler != signal.SIG_IGN}
-    for number in usual:
-        signal.signal(number, lambda number, _: asked.append(number))
     try:
-        yield asked
+        yield usual
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
@@ -88,3 +145,13 @@ def stop_and_end() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(PATIENCE)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with(pipe: int) -> None:
+    """Starts a thread that calls `stop_and_end` once the write end of `pipe` closes."""
+
+    def wait() -> None:
+        os.read(pipe, 1)  # nothing is ever written: this returns once the write end is closed
+        stop_and_end()
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
