@@ -10,7 +10,6 @@ from hyena_jax.config import AnnotatedHyenaConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
-from hyena_jax.mixers.hyena import fir_of_parts
 from hyena_jax.mixers.mixer import LongConvolutionMixer
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops.fast.broadcasting import sum_products
@@ -58,7 +57,7 @@ class AnnotatedHyena(LongConvolutionMixer):
         self.out_proj = FromChannelsFirst(width, self.dtype, init.out_kernel, init.out_bias)
 
     def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
-        *gates, v = fir_of_parts(seq, self.in_proj(x), self.short_taps, self.short_bias)
+        *gates, v = seq.fir(self.in_proj(x), self.short_taps, self.short_bias, axis=-1)
         v = seq.values(v + x.transpose(2, 0, 1).astype(v.dtype), "WBT")
         filters = seq.filters(self.filter, self.skip)
         for n, gate in enumerate(gates):

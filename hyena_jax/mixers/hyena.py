@@ -124,7 +124,7 @@ class Hyena(LongConvolutionMixer):
     def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
         config, parts = self.config, self.in_proj(x)
         if config.short_filter_len:
-            parts = fir_of_parts(seq, parts, self.short_taps, self.short_bias)
+            parts = seq.fir(parts, self.short_taps, self.short_bias, axis=-1)
         *gates, v = parts
         block_len = None if config.n_blocks == 1 else self.max_len // config.n_blocks
         filters = seq.filters(self.filter, self.skip, self._by_channel, block_len, config.bidirectional)
@@ -163,9 +163,3 @@ class Hyena(LongConvolutionMixer):
 
     def _heads(self, x: jax.Array) -> jax.Array:
         return x.reshape(self.config.n_heads, -1, *x.shape[1:])
-
-
-def fir_of_parts(seq: Sequence, parts: list[jax.Array], taps: jax.Array, bias: jax.Array) -> list[jax.Array]:
-    """Each part [W, B, T] through the FIR of its channels; those of taps [C, K] and bias [C] are in order."""
-    channels = zip(parts, jnp.split(taps, len(parts)), jnp.split(bias, len(parts)), strict=True)
-    return [seq.fir(part, *of_part, axis=-1) for part, *of_part in channels]

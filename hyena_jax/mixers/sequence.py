@@ -166,32 +166,56 @@ class Sequence:
 
     # The operators.
 
-    def fir(self, x: jax.Array, taps: jax.Array, bias: jax.Array | None = None, axis: int = 1) -> jax.Array:
+    def fir(
+        self,
+        x: jax.Array | list[jax.Array],
+        taps: jax.Array,
+        bias: jax.Array | None = None,
+        axis: int = 1,
+    ) -> jax.Array | list[jax.Array]:
         """y_t = bias + sum_k taps_k x_{t-k}, channel by channel, in the dtype of x.
 
         Args:
-          x: [..., B, T, ...], T at `axis`; the other axes together are the channels C, in order.
+          x: [..., B, T, ...], T at `axis`; the other axes together are the channels C, in order. Or a list of
+            such parts of equal shapes, whose channels follow each other; y is then a list too.
           taps: [C, K], tap 0 meets the current input.
           bias: [C].
         """
-        axis = axis - x.ndim if axis >= 0 else axis
-        batch, n_taps = x.ndim + axis - 1, taps.shape[1]
-        own = (*x.shape[:batch], 1, 1, *x.shape[batch + 2 :])
-        kernel = taps.T.reshape(n_taps, *own)
-        bias = jnp.zeros(own, x.dtype) if bias is None else bias.reshape(own)
+        parts = x if isinstance(x, list) else [x]
+        shape, dtype, n_taps = parts[0].shape, parts[0].dtype, taps.shape[1]
+        axis = axis - len(shape) if axis >= 0 else axis
+        batch = len(shape) + axis - 1
+        own = (*shape[:batch], 1, 1, *shape[batch + 2 :])
+        kernels = [some.T.reshape(n_taps, *own) for some in jnp.split(taps, len(parts))]
+        biases = [jnp.zeros(own, dtype)] * len(parts)
+        if bias is not None:
+            biases = [some.reshape(own) for some in jnp.split(bias, len(parts))]
+        of_parts = list(zip(parts, kernels, biases, strict=True))
+        channels = 1 if batch > 0 else -1  # of a memory: one for all parts, which a step then moves at once
 
-        def run(history: jax.Array) -> tuple[jax.Array, jax.Array]:
-            inputs, before = self.masked(x, axis), jnp.moveaxis(history, 0, batch)
-            after = advance_history(before, inputs, axis)
-            return short_conv(inputs, kernel, bias, axis, before), jnp.moveaxis(after, batch, 0)
+        def run(memory: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+            outputs, after = [], []
+            histories = jnp.split(memory, len(parts), axis=channels)
+            for (part, kernel, bias), history in zip(of_parts, histories, strict=True):
+                inputs, before = self.masked(part, axis), jnp.moveaxis(history, 0, batch)
+                outputs.append(short_conv(inputs, kernel, bias, axis, before))
+                after.append(jnp.moveaxis(advance_history(before, inputs, axis), batch, 0))
+            return outputs, jnp.concatenate(after, axis=channels)
 
-        def whole() -> jax.Array:
+        def whole() -> list[jax.Array]:
             if n_taps > few_taps.MAX_IN_WINDOWS and axis == -1:
-                return (self._few_taps_conv(x, taps, None) + bias).astype(x.dtype)
-            return shards.short_conv(x, kernel, bias, axis, self._document_ids, self.sequence_axis)
+                y = self._few_taps_conv(jnp.concatenate(parts), taps, None)
+                return jnp.split((y + jnp.concatenate(biases)).astype(dtype), len(parts))
+            ids, sequence_axis = self._document_ids, self.sequence_axis
+            return [shards.short_conv(*of_part, axis, ids, sequence_axis) for of_part in of_parts]
 
-        shape = (x.shape[batch], *x.shape[:batch], n_taps - 1, *x.shape[batch + 2 :])
-        return self.carry("fir", lambda: jnp.zeros(shape, sums_dtype(x.dtype)), run, whole)
+        def empty() -> jax.Array:
+            history = (shape[batch], *shape[:batch], n_taps - 1, *shape[batch + 2 :])
+            zeros = jnp.zeros(history, sums_dtype(dtype))
+            return jnp.concatenate([zeros] * len(parts), axis=channels)
+
+        y = self.carry("fir", empty, run, whole)
+        return y if isinstance(x, list) else y[0]
 
     def shift(self, x: jax.Array, n: int = 1) -> jax.Array:
         """x_{t-n} of x [B, T, ...]; 0 before the first token of a document."""

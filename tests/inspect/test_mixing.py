@@ -12,7 +12,6 @@ from tolerances import TOLERANCE, assert_close
 
 from hyena_jax import mixers
 from hyena_jax.inspect import jacobian_norms, mixing, plain_attention, strength
-from hyena_jax.mixers.hyena import fir_of_parts
 from hyena_jax.mixers.mixing import Probe
 from hyena_jax.mixers.parallel import Parallel
 from hyena_jax.ops.kernels.recurrence import gpu_recurrence, tpu_recurrence
@@ -78,7 +77,8 @@ def test_hyena_of_order_2_is_gate_times_filter_times_gate():
     @jax.jit
     def parts(params):
         bound, seq = mixer.bind({"params": params}), Parallel(x.shape[:2])
-        left, right, _ = fir_of_parts(seq, bound.in_proj(x), params["short_taps"], params["short_bias"])
+        taps, bias = params["short_taps"], params["short_bias"]
+        left, right, _ = seq.fir(bound.in_proj(x), taps, bias, axis=-1)
         return left, right, bound.filter(LENGTH), params["skip"]
 
     left, right, h, skip = jax.device_get(parts(params))
