@@ -108,7 +108,7 @@ def write(folder: Path, model: LanguageModelConfig, params: Any, encoding: Any, 
     leaves, tensors = named_leaves(params), {}
     for path, transform in family.transformers_table(model).transforms.items():
         arrays = transform.write(leaves[path])
-        tensors |= dict(zip(transform.names, map(np.ascontiguousarray, arrays), strict=True))
+        tensors |= dict(zip(transform.names, (np.asarray(array, order="C") for array in arrays), strict=True))
     with atomic.new_folder(folder) as draft:
         try:
             save_file(tensors, draft / "model.safetensors", {"format": "pt", **family.metadata(model)})

@@ -53,7 +53,8 @@ def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> Non
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    tensors = {name: np.ascontiguousarray(leaf) for name, leaf in named_leaves(params).items()}
+    # The library writes the memory of an array as it lies.
+    tensors = {name: np.asarray(leaf, order="C") for name, leaf in named_leaves(params).items()}
     metadata = {"config": json.dumps(config), "step": str(step)}
     try:
         with atomic.replacing(path) as draft:

@@ -48,6 +48,13 @@ def test_what_is_written_is_read_back_with_its_config(file):
     assert metadata["step"] == "7"
 
 
+def test_a_parameter_without_axes_is_read_back(tmp_path):
+    params = {"scale": jnp.float32(1.5), "kernel": jnp.arange(6.0).reshape(2, 3).T}
+    export.write(tmp_path / "p.safetensors", params, {}, 3)
+    found = export.read(tmp_path / "p.safetensors", jax.eval_shape(lambda: params), pytest.fail)
+    chex.assert_trees_all_equal(found, params)
+
+
 def test_every_name_that_does_not_fit_gets_a_line(file):
     tensors = load_file(file)
     tensors["norm/scales"] = tensors.pop("norm/scale")
