@@ -15,7 +15,7 @@ import tyro
 from study import FAULTS, Study, describe, digest, groups_of, rank_correlation, run, verdict, write
 
 from hyena_jax.config import UserError, choose
-from hyena_jax.training.atomic import write_text
+from hyena_jax.files import write_text
 
 HERE = Path(__file__).parent
 STUDIES = (

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from hyena_jax.config.checks import UserError
 from hyena_jax.config.plugins import describe_fault
+from hyena_jax.errors import UserError
 
 # The fault is in XLA, so in jaxlib: jax 0.10.2 with jaxlib 0.10.1 is right.
 MISCOMPILES_ON_CPUS = "0.10.2"

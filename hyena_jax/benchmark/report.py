@@ -17,9 +17,9 @@ from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.benchmark.settings import PLOT, RESULTS, Settings, flags
 from hyena_jax.benchmark.timing import Timing
 from hyena_jax.config import require
+from hyena_jax.files import write_text
 from hyena_jax.output import Output
 from hyena_jax.signals import EndAtOnce, end_at_once
-from hyena_jax.training.atomic import write_text
 
 Cells = dict[str, str]
 """One line of a table: cells by the names of their columns."""

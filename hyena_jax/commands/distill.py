@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from hyena_jax.commands import fail, note, table_console, unread
 from hyena_jax.config import PluginFlags, UserError, plugin_flags, read_json, require
-from hyena_jax.config.checks import require_at_least, require_free
+from hyena_jax.config.checks import require_at_least
 from hyena_jax.config.flags import FLAT, positional
+from hyena_jax.files import require_free
 from hyena_jax.startup import keep_freed_memory, start_jax
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) 
       OSError: if the folder cannot be written.
     """
     from hyena_jax.distillation import report, sizes, store
-    from hyena_jax.training.atomic import new_folder
+    from hyena_jax.files import new_folder
     from hyena_jax.training.bars import bar
 
     settings.check()

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyena_jax.commands import RunSelection, note
-from hyena_jax.config.checks import require_new_file
 from hyena_jax.config.flags import FLAT
+from hyena_jax.files import require_new_file
 from hyena_jax.startup import start_jax
 
 ERROR = "error_at_"
@@ -38,9 +38,9 @@ def run(command: Evaluate, arguments: Sequence[str]) -> int:
     from rich.table import Table
     from rich.text import Text
 
+    from hyena_jax import files
     from hyena_jax.api import load_run
     from hyena_jax.output import Output
-    from hyena_jax.training import atomic
     from hyena_jax.training.metrics import without_infinities
 
     run = load_run(command.run.workdir, command.run.step)
@@ -48,7 +48,7 @@ def run(command: Evaluate, arguments: Sequence[str]) -> int:
     if output is not None:  # before anything is printed, which may fail
         about = {"workdir": str(run.workdir), "step": run.step}
         text = json.dumps({**about, **without_infinities(values)}, indent=2, allow_nan=False)
-        atomic.write_text(output, text + "\n")
+        files.write_text(output, text + "\n")
     table = Table("metric", "value", title=Text(f"{run.workdir}, step {run.step}"), box=None)
     for name, value in values.items():
         if not name.startswith(ERROR):

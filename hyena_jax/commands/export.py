@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from hyena_jax import config
 from hyena_jax.commands import RunSelection, note
 from hyena_jax.config import Experiment, ImagesConfig, TaskConfig, TextConfig, TokensConfig, require
-from hyena_jax.config.checks import require_free
 from hyena_jax.config.flags import FLAT
+from hyena_jax.files import require_free
 from hyena_jax.startup import start_jax
 
 if TYPE_CHECKING:
@@ -36,9 +36,10 @@ def run(command: Export, arguments: Sequence[str]) -> int:
     """Writes the files, and says where."""
     start_jax(note)
 
+    from hyena_jax import files
     from hyena_jax.api import load_run
     from hyena_jax.interop import transformers_folder
-    from hyena_jax.training import atomic, export
+    from hyena_jax.training import export
     from hyena_jax.training.lora import without_lora
 
     output = command.output
@@ -56,7 +57,7 @@ def run(command: Export, arguments: Sequence[str]) -> int:
     require(not card_file.exists(), "output", str(output), f"a new file, but {card_file.name} already exists")
     run = load_run(command.run.workdir, command.run.step)
     export.write(output, run.params, config.encode(without_lora(run.experiment)), run.step)
-    atomic.write_text(card_file, _card(run, command.license))
+    files.write_text(card_file, _card(run, command.license))
     config_file = export.config_beside(output)
     print(f"step {run.step} written to {output}, its config to {config_file}, a model card to {card_file}")
     return 0

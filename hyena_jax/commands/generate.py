@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from hyena_jax.commands import RunSelection, note
 from hyena_jax.config import UserError, require
-from hyena_jax.config.checks import require_new_file
 from hyena_jax.config.flags import FLAT
+from hyena_jax.files import require_new_file
 from hyena_jax.startup import start_jax
 
 if TYPE_CHECKING:
@@ -191,8 +191,8 @@ def _write(
     rows: "Sequence[Continuation | None]",
     n_samples: int,
 ) -> None:
+    from hyena_jax import files
     from hyena_jax.data.tokenizers import decode_after
-    from hyena_jax.training import atomic
 
     lines = []
     for i, row in enumerate(rows):
@@ -205,4 +205,4 @@ def _write(
             "log_probs": [] if row is None else [round(float(p), 6) for p in row.log_probs],
         }
         lines.append(json.dumps(line, ensure_ascii=False))
-    atomic.write_text(path, "\n".join(lines) + "\n")
+    files.write_text(path, "\n".join(lines) + "\n")

@@ -46,16 +46,16 @@ def run(command: Show, arguments: Sequence[str]) -> int:
     _check(command)
     start_jax(note)
 
+    from hyena_jax import files
     from hyena_jax.inspect.content import content
     from hyena_jax.inspect.page import page
-    from hyena_jax.training import atomic
     from hyena_jax.training.run_folder import read_run
 
     workdir = command.run.workdir
     shown = _subject(command, read_run(workdir))
     text = page(content(workdir, command.run.step, shown, command.beside, note))
     path = command.output or workdir / "show.html"
-    atomic.write_text(path, text)
+    files.write_text(path, text)
     print(f"page: {path}   {len(text.encode()) / 1e6:.1f} MB, to be opened in a browser")
     return 0
 

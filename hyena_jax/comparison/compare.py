@@ -8,7 +8,7 @@ from typing import get_args
 from hyena_jax.comparison.report import Row, make_row, write
 from hyena_jax.comparison.runs import Axis, Group, choose_metric, group, is_better, read_runs
 from hyena_jax.config import choose, require
-from hyena_jax.config.checks import require_new_file
+from hyena_jax.files import require_new_file
 
 FORMATS = (".png", ".pdf", ".svg")
 MAX_DRAWN = 64

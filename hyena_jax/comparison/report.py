@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from hyena_jax import files
 from hyena_jax.comparison.runs import Axis, Group, is_better
 from hyena_jax.comparison.sizes import n_params, state_size
-from hyena_jax.training import atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,7 +147,7 @@ def draw(path: Path, groups: Sequence[Group], metric: str, x: Axis) -> None:
     label = {"step": "step", "seconds": "seconds of training", "tokens": "tokens of training"}[x]
     figure.supxlabel(label, fontsize="medium")
     figure.supylabel(f"{metric.replace('_', ' ')}, held out", fontsize="medium")
-    with atomic.replacing(path) as draft:
+    with files.replacing(path) as draft:
         figure.savefig(draft, format=path.suffix[1:], dpi=150)
 
 
@@ -188,5 +188,5 @@ def _draw_curve(axes: "Axes", curve: _Curve, label: str, colour: str) -> None:
 def write(output: Path, groups: Sequence[Group], rows: Sequence[Row], x: Axis) -> None:
     """Writes the figure to `output`, and the table beside it as .csv and .md."""
     draw(output, groups, rows[0].metric, x)
-    atomic.write_text(output.with_suffix(".csv"), comma_separated(rows))
-    atomic.write_text(output.with_suffix(".md"), markdown(rows))
+    files.write_text(output.with_suffix(".csv"), comma_separated(rows))
+    files.write_text(output.with_suffix(".md"), markdown(rows))

@@ -4,7 +4,7 @@ Nothing here imports JAX, so that `--help` is quick. A field marked RUNTIME may 
 every other field of an experiment is its identity.
 """
 
-from hyena_jax.config.checks import Checked, UserError, choose, require
+from hyena_jax.config.checks import Checked
 from hyena_jax.config.choices import choose_kinds
 from hyena_jax.config.cluster import Cluster
 from hyena_jax.config.data import DATA_CONFIGS, DataConfig, ImagesConfig, TextConfig, TokensConfig
@@ -41,14 +41,6 @@ from hyena_jax.config.filters import (
     STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
-)
-from hyena_jax.config.input_files import (
-    memory_size,
-    open_input,
-    open_safetensors,
-    parse_json,
-    read_bytes,
-    read_json,
 )
 from hyena_jax.config.lora import LoRAConfig
 from hyena_jax.config.losses import (
@@ -119,3 +111,12 @@ from hyena_jax.config.plugins import (
 )
 from hyena_jax.config.registry import Targets, register
 from hyena_jax.config.tasks import TASK_CONFIGS, TaskConfig
+from hyena_jax.errors import UserError, choose, require
+from hyena_jax.files import (
+    memory_size,
+    open_input,
+    open_safetensors,
+    parse_json,
+    read_bytes,
+    read_json,
+)

@@ -1,16 +1,13 @@
-"""Checks of values: one class of error, one form of message."""
+"""Checks of the values of configs, against the annotations of their fields."""
 
 import dataclasses
-import difflib
 import inspect
-import os
 import types
-from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-T = TypeVar("T")
+from hyena_jax.errors import UserError, choose, require
 
 # Metadata of a field that may change between the runs of one experiment.
 RUNTIME = {"runtime": True}
@@ -18,33 +15,6 @@ RUNTIME = {"runtime": True}
 MAX_COUNT = 2**31 - 1
 # The largest float32: a larger value would be infinite.
 MAX_FLOAT = (2 - 2**-23) * 2.0**127
-
-
-class UserError(ValueError):
-    """The input is wrong. Commands print the message on one line and exit with code 2."""
-
-
-def choose(what: str, name: str, allowed: Mapping[str, T]) -> T:
-    """Returns `allowed[name]`; refuses an unknown name and suggests the nearest valid one."""
-    if name in allowed:
-        return allowed[name]
-    raise UserError(f"{what} {name!r} is unknown{_nearest(name, allowed)}; allowed: {', '.join(allowed)}")
-
-
-def _nearest(name: str, allowed: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.4)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def require(condition: bool, argument: str, value: object, allowed: str) -> None:
-    """Raises UserError `{argument} must be {allowed}, got {value}` unless the condition holds."""
-    if not condition:
-        raise UserError(f"{argument} must be {allowed}, got {value!r}")
-
-
-def printable(text: object) -> str:
-    """The text without control characters that a terminal would obey."""
-    return "".join(character for character in str(text) if character.isprintable())
 
 
 def require_at_least(least: float, config: object, *names: str) -> None:
@@ -74,23 +44,6 @@ def require_sizes(d_model: int, max_len: int) -> None:
 def require_divisor(argument: str, value: int, of: str, number: int) -> None:
     """Refuses a `value` that does not divide `number`, called `of` in the message."""
     require(number % value == 0, argument, value, f"a divisor of {of}={number}")
-
-
-def require_free(argument: str, folder: Path) -> None:
-    """Refuses a folder in which something would be overwritten, and a link, which could not be replaced."""
-    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    require(is_free and not folder.is_symlink(), argument, str(folder), "a new or an empty folder")
-    parent = next(parent for parent in folder.absolute().parents if parent.exists())
-    can_write = parent.is_dir() and os.access(parent, os.W_OK)
-    require(can_write, argument, str(folder), f"in a folder that can be written, but {str(parent)!r} is none")
-
-
-def require_new_file(argument: str, path: Path) -> None:
-    """Refuses a file that exists, and a folder in which it cannot be made."""
-    is_new = not path.exists() and not path.is_symlink()
-    require(is_new, argument, str(path), "a file that does not exist yet")
-    can_write = path.parent.is_dir() and os.access(path.parent, os.W_OK)
-    require(can_write, argument, str(path), "a file in an existing folder that can be written")
 
 
 class Checked:

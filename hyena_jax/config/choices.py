@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, get_args
 
-from hyena_jax.config.checks import UserError, choose, field_types
+from hyena_jax.config.checks import field_types
 from hyena_jax.config.registry import is_kind
+from hyena_jax.errors import UserError, choose
 
 
 class Choice(NamedTuple):

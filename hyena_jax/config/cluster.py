@@ -3,7 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from hyena_jax.config.checks import Checked, require
+from hyena_jax.config.checks import Checked
+from hyena_jax.errors import require
 
 # A host name, an IPv4 address, or an IPv6 address in brackets; a label of a name has at most 63 characters.
 ADDRESS = re.compile(r"([a-zA-Z0-9_-]{1,63}(\.[a-zA-Z0-9_-]{1,63})*\.?|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")

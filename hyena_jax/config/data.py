@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from hyena_jax.config.checks import RUNTIME, Checked, require, require_at_least, require_at_most
+from hyena_jax.config.checks import RUNTIME, Checked, require_at_least, require_at_most
 from hyena_jax.config.inputs import InputKind, input_kind
 from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.config.registry import Registry, register
+from hyena_jax.errors import require
 
 
 @dataclass(frozen=True)

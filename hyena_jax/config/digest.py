@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hyena_jax.config.checks import UserError
+from hyena_jax.errors import UserError
 
 KEY = "sha256"
 

@@ -4,11 +4,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hyena_jax.config.checks import RUNTIME, Checked, UserError, require, require_at_least
+from hyena_jax.config.checks import RUNTIME, Checked, require_at_least
 from hyena_jax.config.data import DataConfig, TextConfig
 from hyena_jax.config.losses import CrossEntropyConfig, LossConfig, MetricConfig
 from hyena_jax.config.models import LanguageModelConfig, ModelConfig
 from hyena_jax.config.optimizers import AdamWConfig, OptimizerConfig
+from hyena_jax.errors import UserError, require
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyena_jax.config.checks import UserError, choose, require
 from hyena_jax.config.data import DataConfig
 from hyena_jax.config.digest import without_digest
 from hyena_jax.config.experiment import Experiment
 from hyena_jax.config.filters import FilterConfig
-from hyena_jax.config.input_files import parse_json, read_json
 from hyena_jax.config.losses import LossConfig, MetricConfig
 from hyena_jax.config.mixers import HyenaConfig, MixerConfig
 from hyena_jax.config.models import ModelConfig
 from hyena_jax.config.optimizers import OptimizerConfig, ScheduleConfig
 from hyena_jax.config.plugins import MissingPlugin, describe_fault, import_parts, plugins_in, require_plugins
+from hyena_jax.errors import UserError, choose, require
+from hyena_jax.files import parse_json, read_json
 
 if TYPE_CHECKING:
     import cattrs

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hyena_jax.config.checks import Checked, require, require_at_least, require_at_most
+from hyena_jax.config.checks import Checked, require_at_least, require_at_most
 from hyena_jax.config.registry import Registry, register
+from hyena_jax.errors import require
 
 NormAxis = Literal["none", "channels", "length"]
 # Programs are unrolled over hidden layers; these sizes are larger than can be computed.

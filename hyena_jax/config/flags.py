@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from hyena_jax.config.checks import UserError, choose, describe, field_types
+from hyena_jax.config.checks import describe, field_types
 from hyena_jax.config.registry import is_kind
+from hyena_jax.errors import UserError, choose
 
 T = TypeVar("T")
 

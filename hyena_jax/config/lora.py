@@ -3,7 +3,8 @@
 import re
 from dataclasses import dataclass, fields
 
-from hyena_jax.config.checks import Checked, UserError, require, require_at_least
+from hyena_jax.config.checks import Checked, require_at_least
+from hyena_jax.errors import UserError, require
 
 
 @dataclass(frozen=True)

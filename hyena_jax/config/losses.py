@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hyena_jax.config.checks import Checked, require, require_at_least
+from hyena_jax.config.checks import Checked, require_at_least
 from hyena_jax.config.registry import Registry, register
+from hyena_jax.errors import require
 
 
 class LossConfig(Checked):

@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 from hyena_jax.config.checks import (
     RUNTIME,
     Checked,
-    require,
     require_at_least,
     require_at_most,
     require_divisor,
@@ -21,6 +20,7 @@ from hyena_jax.config.filters import (
     WindowedFilterConfig,
 )
 from hyena_jax.config.registry import Registry, register
+from hyena_jax.errors import require
 
 Init = Literal["gpt2", "griffin", "torch", "xavier"]
 # Programs are unrolled over the gates and the taps of a short filter: more would never compile.

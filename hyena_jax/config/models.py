@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from hyena_jax.config.checks import RUNTIME, Checked, UserError, require, require_at_least, require_at_most
+from hyena_jax.config.checks import RUNTIME, Checked, require_at_least, require_at_most
 from hyena_jax.config.inputs import InputKind, input_kind
 from hyena_jax.config.lora import LoRAConfig
 from hyena_jax.config.mixers import HyenaConfig, Init, MixerConfig
 from hyena_jax.config.registry import Registry, register
+from hyena_jax.errors import UserError, require
 
 # Programs are unrolled over the layers, and windows of filters are stored for each channel.
 MAX_LAYERS = 1024

@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from hyena_jax.config.checks import MAX_COUNT, RUNTIME, Checked, require, require_at_least, require_at_most
+from hyena_jax.config.checks import MAX_COUNT, RUNTIME, Checked, require_at_least, require_at_most
 from hyena_jax.config.registry import Registry, register
+from hyena_jax.errors import require
 
 
 class ScheduleConfig(Checked):

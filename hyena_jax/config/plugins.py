@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hyena_jax.config.checks import UserError, printable
-from hyena_jax.config.input_files import MAX_CODE, open_input
 from hyena_jax.config.registry import Plugin, Registry, parts_in
+from hyena_jax.errors import UserError, printable
+from hyena_jax.files import MAX_CODE, open_input
 
 ENTRY_POINTS = "hyena_jax.plugins"
 # Prefix of the module names of the user's files.

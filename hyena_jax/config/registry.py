@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from hyena_jax.config.checks import UserError, check_annotations, require
+from hyena_jax.config.checks import check_annotations
+from hyena_jax.errors import UserError, require
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
-from hyena_jax.config.checks import require, require_at_least, require_at_most
+from hyena_jax.config.checks import require_at_least, require_at_most
 from hyena_jax.config.data import DataConfig
 from hyena_jax.config.models import MAX_POSITIONS, MAX_SYMBOLS
 from hyena_jax.config.registry import register
+from hyena_jax.errors import require
 
 LOAD = "hyena_jax.data.tasks:load_task"
 MAX_DIGITS = 1000

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 import numpy as np
 
 from hyena_jax.config import TextConfig, UserError, choose, parse_json, read_bytes, require
-from hyena_jax.config.input_files import MAX_JSON
 from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.data.native_stderr import silent_stderr
+from hyena_jax.files import MAX_JSON
 
 if TYPE_CHECKING:
     import tokenizers

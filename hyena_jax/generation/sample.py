@@ -7,12 +7,12 @@ import flax.linen as nn
 import numpy as np
 import optax
 
+from hyena_jax import files
 from hyena_jax.config import Experiment
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer
 from hyena_jax.generation.decoding import Request, generate
 from hyena_jax.generation.programs import Chunk
-from hyena_jax.training import atomic
 
 
 def stream(tokenizer: Tokenizer, prompt: np.ndarray, chunks: Iterator[Chunk]) -> str:
@@ -40,4 +40,4 @@ def write_sample(
     n_symbols = data.tokenizer.vocab_size
     request = Request(experiment.logging.sample_tokens, seed=experiment.seed, n_symbols=n_symbols)
     text = stream(data.tokenizer, prompt, generate(model, params, [prompt], request))
-    atomic.write_text(path, text)
+    files.write_text(path, text)

@@ -19,13 +19,12 @@ import optax
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from hyena_jax import config, models
+from hyena_jax import config, files, models
 from hyena_jax.config import ModelConfig, UserError, require
-from hyena_jax.config.checks import printable
+from hyena_jax.errors import printable
 from hyena_jax.generation.decoding import Prefilled
 from hyena_jax.generation.programs import empty_state
 from hyena_jax.generation.prompts import check_prompts
-from hyena_jax.training import atomic
 from hyena_jax.trees import named_leaves
 
 FORMAT = 2
@@ -56,7 +55,7 @@ def save(path: Path, prefilled: Prefilled, origin: str) -> None:
     arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
     about["sha256"] = _digest(about, arrays)
     try:
-        with atomic.replacing(path) as draft:
+        with files.replacing(path) as draft:
             save_file(arrays, draft, {"saved_state": json.dumps(about)})
     except SafetensorError as error:
         raise OSError(f"{path} could not be written: {error}") from error

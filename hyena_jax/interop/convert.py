@@ -16,15 +16,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hyena_jax import models
+from hyena_jax import files, models
 from hyena_jax.config import Experiment, LanguageModelConfig, TextConfig, TokensConfig, UserError, require
-from hyena_jax.config.checks import printable, require_free
 from hyena_jax.data.text import fingerprint_of_no_text
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe, read_sentencepiece
+from hyena_jax.errors import printable
+from hyena_jax.files import require_free
 from hyena_jax.interop import lfm2, recurrentgemma, safari, stripedhyena2
 from hyena_jax.interop.family import Options, Source
 from hyena_jax.interop.tensors import DTYPES, Tensors, read_tensors
-from hyena_jax.training import atomic, streamed
+from hyena_jax.training import streamed
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.run_folder import CHECKPOINTS, write_description
 from hyena_jax.training.step import TrainState, init_params, init_state
@@ -88,7 +89,7 @@ def convert(
         listed = "; ".join(problems[:MAX_PROBLEMS]) + (f"; and {rest} more" if rest > 0 else "")
         raise UserError(f"source {str(source)!r} does not fit: {listed}")
     n_parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-    with atomic.new_folder(output) as draft:
+    with files.new_folder(output) as draft:
         about = {"fingerprint": fingerprint_of_no_text(tokenizer), "tokenizer": tokenizer.to_json()}
         write_description(draft, experiment, about)
         if kept is not None:  # for new runs with this config; the run itself has it in data.json
@@ -96,7 +97,7 @@ def convert(
         _write_checkpoint(draft / CHECKPOINTS, experiment, shapes, found)
         record = {"format": family, "source": str(source), "tensors": len(found.tensors)}
         record["parameters"] = n_parameters
-        atomic.write_text(draft / RECORD, json.dumps(record, indent=2) + "\n")
+        files.write_text(draft / RECORD, json.dumps(record, indent=2) + "\n")
     return Converted(experiment, len(found.tensors), n_parameters, tokenizer)
 
 

@@ -16,9 +16,9 @@ from hyena_jax.config import (
     UserError,
     require,
 )
-from hyena_jax.config.checks import printable
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_POSITIONS, MAX_SYMBOLS
 from hyena_jax.data.tokenizers import DnaTokenizer
+from hyena_jax.errors import printable
 from hyena_jax.filters.window import decay_rates
 from hyena_jax.interop.family import (
     Options,

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from hyena_jax.config import UserError, parse_json, read_bytes, require
-from hyena_jax.config.checks import MAX_COUNT, printable
-from hyena_jax.config.input_files import MAX_JSON
+from hyena_jax.config.checks import MAX_COUNT
+from hyena_jax.errors import printable
+from hyena_jax.files import MAX_JSON
 
 MISSING = object()
 

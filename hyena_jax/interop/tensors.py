@@ -16,7 +16,7 @@ import numpy as np
 import tensorstore as ts
 
 from hyena_jax.config import UserError, open_input, open_safetensors, parse_json, read_json, require
-from hyena_jax.config.checks import printable
+from hyena_jax.errors import printable
 
 DTYPES = {
     "F64": np.dtype("<f8"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hyena_jax import config
+from hyena_jax import config, files
 from hyena_jax.config import (
     Experiment,
     HawkConfig,
@@ -22,7 +22,6 @@ from hyena_jax.config import (
 from hyena_jax.data.tokenizers import BpeTokenizer, SentencePieceTokenizer
 from hyena_jax.interop import lfm2, recurrentgemma
 from hyena_jax.interop.settings import Settings
-from hyena_jax.training import atomic
 from hyena_jax.trees import named_leaves
 
 FAMILIES = (recurrentgemma, lfm2)
@@ -109,7 +108,7 @@ def write(folder: Path, model: LanguageModelConfig, params: Any, encoding: Any, 
     for path, transform in family.transformers_table(model).transforms.items():
         arrays = transform.write(leaves[path])
         tensors |= dict(zip(transform.names, (np.asarray(array, order="C") for array in arrays), strict=True))
-    with atomic.new_folder(folder) as draft:
+    with files.new_folder(folder) as draft:
         try:
             save_file(tensors, draft / "model.safetensors", {"format": "pt", **family.metadata(model)})
         except SafetensorError as error:

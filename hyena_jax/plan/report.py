@@ -141,7 +141,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 def write(folder: Path, plans: Sequence[Plan], summary: dict[str, Any]) -> None:
     """Writes plan.json and plan.png."""
-    from hyena_jax.training.atomic import write_text
+    from hyena_jax.files import write_text
 
     folder.mkdir(parents=True, exist_ok=True)
     rows = [as_json(plan) for plan in plans]

@@ -14,18 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hyena_jax import config
+from hyena_jax import config, files
 from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.config.digest import with_digest, without_digest
+from hyena_jax.files import LOCK, locked
 from hyena_jax.output import Output
 from hyena_jax.signals import Interrupted, noted_signals
 from hyena_jax.sweeps.grid import MAX_RUNS
 from hyena_jax.sweeps.pool import INSIDE, Event, Pool
 from hyena_jax.sweeps.progress import SweepProgress
 from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, STOPPED, TRAIN
-from hyena_jax.training import atomic
 from hyena_jax.training.bars import bar
-from hyena_jax.training.lock import LOCK, locked
 from hyena_jax.training.metrics import FILE as METRICS
 from hyena_jax.training.metrics import read_rows
 
@@ -206,7 +205,7 @@ def _write(root: Path, outcomes: Mapping[str, Outcome]) -> None:
     for name, outcome in outcomes.items():
         about = {name: getattr(outcome, name) for name in KEPT}
         runs[name] = {**about, "config": _encoded(outcome.experiment)}
-    atomic.write_text(root / FILE, json.dumps(with_digest({"runs": runs}), indent=1) + "\n")
+    files.write_text(root / FILE, json.dumps(with_digest({"runs": runs}), indent=1) + "\n")
 
 
 def _encoded(experiment: Experiment) -> dict[str, Any]:
@@ -215,7 +214,7 @@ def _encoded(experiment: Experiment) -> dict[str, Any]:
 
 def _is_own(path: Path) -> bool:
     """Whether a sweep that was killed as it started can have left this file."""
-    return path.name == LOCK or bool(atomic.DRAFT.fullmatch(path.name))
+    return path.name == LOCK or bool(files.DRAFT.fullmatch(path.name))
 
 
 def _request(kind: str, outcome: Outcome) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from hyena_jax import files
 from hyena_jax.config import UserError, open_safetensors, require
-from hyena_jax.config.checks import printable
-from hyena_jax.training import atomic
+from hyena_jax.errors import printable
 from hyena_jax.trees import named_leaves
 
 Tree = Any
@@ -57,9 +57,9 @@ def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> Non
     tensors = {name: np.asarray(leaf, order="C") for name, leaf in named_leaves(params).items()}
     metadata = {"config": json.dumps(config), "step": str(step)}
     try:
-        with atomic.replacing(path) as draft:
+        with files.replacing(path) as draft:
             save_file(tensors, draft, metadata)
-            atomic.write_text(config_beside(path), json.dumps(config, indent=2) + "\n")
+            files.write_text(config_beside(path), json.dumps(config, indent=2) + "\n")
     except SafetensorError as error:
         raise OSError(f"{path} could not be written: {error}") from error
 

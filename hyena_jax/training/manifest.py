@@ -4,8 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from hyena_jax import files
 from hyena_jax.config import UserError, open_input, read_json
-from hyena_jax.training import atomic
 
 MANIFEST = "manifest.json"
 
@@ -14,7 +14,7 @@ def write_manifest(checkpoint: Path) -> None:
     """Writes the digests of all files of a committed checkpoint, in one rename."""
     names = [name for name in _files(checkpoint) if name != MANIFEST]
     digests = {name: _digest(checkpoint / name) for name in names}
-    atomic.write_text(checkpoint / MANIFEST, json.dumps(digests, indent=1))
+    files.write_text(checkpoint / MANIFEST, json.dumps(digests, indent=1))
 
 
 def is_verified(checkpoint: Path) -> bool:
@@ -51,7 +51,7 @@ def _files(checkpoint: Path) -> list[str]:
         name = str(path.relative_to(checkpoint))
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             raise UserError(f"{name} is not a regular file")
-        if path.is_file() and not atomic.DRAFT.fullmatch(path.name):
+        if path.is_file() and not files.DRAFT.fullmatch(path.name):
             names.append(name)
     return names
 

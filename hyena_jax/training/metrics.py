@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from hyena_jax import files
 from hyena_jax.config import UserError, memory_size, parse_json, read_bytes
-from hyena_jax.training import atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ class MetricsLog:
     def __init__(self, workdir: Path, step: int, tensorboard: bool):
         path = workdir / FILE
         kept = [_line(row) for row in read_rows(path) if row["step"] <= step]
-        atomic.write_text(path, "".join(kept))
+        files.write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
         self._events = None
         if tensorboard:
@@ -130,7 +130,7 @@ def draw_learning_curves(workdir: Path, labels: dict[str, str]) -> Path:
     panels[0].set_title(workdir.resolve().name, parse_math=False)  # a name may hold dollar signs
     panels[-1].set(xlabel="step")
     path = workdir / "learning_curves.png"
-    with atomic.replacing(path) as draft:
+    with files.replacing(path) as draft:
         figure.savefig(draft, format="png", dpi=150)
     return path
 

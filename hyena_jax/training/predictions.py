@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import optax
 
+from hyena_jax import files
 from hyena_jax.data.dataset import Dataset
-from hyena_jax.training import atomic
 from hyena_jax.training.loss import answers
 
 RIGHT, WRONG = "#333333", "#c8442d"
@@ -58,5 +58,5 @@ def _draw(images: np.ndarray, predicted: np.ndarray, true: np.ndarray, title: st
         is_right = answer == label
         text = f"{answer}" if is_right else f"{answer}, not {label}"
         axes.set_title(text, fontsize=9, color=RIGHT if is_right else WRONG, pad=3)
-    with atomic.replacing(path) as draft:
+    with files.replacing(path) as draft:
         figure.savefig(draft, format="png", dpi=110)

@@ -20,15 +20,15 @@ import jax
 import numpy as np
 import optax
 
-from hyena_jax import config, models
+from hyena_jax import config, files, models
 from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.config.digest import with_digest, without_digest
 from hyena_jax.config.files import RUN_CONFIG
 from hyena_jax.data.dataset import Dataset, Encoding, encoding_from_json
+from hyena_jax.files import LOCK, locked
 from hyena_jax.parallel.processes import on_first
-from hyena_jax.training import atomic, export, lora
+from hyena_jax.training import export, lora
 from hyena_jax.training.checkpoint import STEP, best, restore_readonly, saved_steps
-from hyena_jax.training.lock import LOCK, locked
 from hyena_jax.training.metrics import EVENTS, FILE, read_rows
 from hyena_jax.training.step import init_params
 from hyena_jax.trees import named_leaves
@@ -134,7 +134,7 @@ def open_run(workdir: Path, run: RunFolder | None, experiment: Experiment, data:
 def _is_unfinished(path: Path) -> bool:
     """Whether `path` can be in the folder of a run that is about to start."""
     is_ready = path.name == CHECKPOINTS and path.is_symlink() and not any(path.iterdir())
-    return is_ready or path.name in UNFINISHED or bool(atomic.DRAFT.fullmatch(path.name))
+    return is_ready or path.name in UNFINISHED or bool(files.DRAFT.fullmatch(path.name))
 
 
 def _refuse_links(workdir: Path) -> None:
@@ -312,4 +312,4 @@ def _write_json(path: Path, value: dict) -> None:
     except ValueError:  # no file, or one with another text
         is_there = False
     if not is_there:
-        atomic.write_text(path, text)
+        files.write_text(path, text)

@@ -177,7 +177,7 @@ def test_preparing_without_tensorflow(tmp_path):
         )
     assert error.value.stdout == ""
     assert error.value.stderr.splitlines()[-1] == (
-        "hyena_jax.config.checks.UserError: name 'tiny_shakespeare' must be prepared first, which needs the"
+        "hyena_jax.errors.UserError: name 'tiny_shakespeare' must be prepared first, which needs the"
         " package tensorflow: pip install 'hyena_jax[tfds]'"
     )
 

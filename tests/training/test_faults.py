@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hyena_jax import cli
+from hyena_jax import cli, files
 from hyena_jax.config import UserError
 from hyena_jax.signals import Interrupted, stop_requests
-from hyena_jax.training import atomic
 from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.metrics import MetricsLog, read_rows
@@ -117,10 +116,10 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path, monkeypat
         raise OSError("full")
 
     path = tmp_path / "a.json"
-    atomic.write_text(path, "old")
-    monkeypatch.setattr(atomic.os, "fsync", full)
+    files.write_text(path, "old")
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="full"):
-        atomic.write_text(path, "new")
+        files.write_text(path, "new")
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
     assert path.read_text() == "old"
 

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from hyena_jax import cli, config, models
+from hyena_jax import cli, config, files, models
 from hyena_jax.config import OptimizerConfig, ParameterGroup, UserError
-from hyena_jax.training import atomic, export
+from hyena_jax.training import export
 from hyena_jax.training.checkpoint import Checkpoints, saved_steps
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
@@ -221,7 +221,7 @@ def test_files_have_the_mode_of_the_umask(folder, tmp_path, mask):
     try:
         path = tmp_path / "model.safetensors"
         export.write(path, {"a": np.zeros(3, np.float32)}, {"seed": 1}, step=7)
-        atomic.write_text(tmp_path / "text", "text")
+        files.write_text(tmp_path / "text", "text")
     finally:
         os.umask(usual)
     for file in (path, path.with_suffix(".json"), tmp_path / "text"):
@@ -238,10 +238,10 @@ def test_drafts_that_a_kill_left_are_removed(folder):
 
 
 def test_a_draft_is_never_a_file_that_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic.secrets, "token_hex", lambda _: "a")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "a")
     (tmp_path / ".a.draft").symlink_to(tmp_path / "other")
     with pytest.raises(FileExistsError):
-        atomic.write_text(tmp_path / "text", "text")
+        files.write_text(tmp_path / "text", "text")
     assert [path.name for path in tmp_path.iterdir()] == [".a.draft"]
 
 

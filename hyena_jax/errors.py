@@ -1,0 +1,34 @@
+"""The error of wrong input, and the two checks that everything uses: one form of message."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class UserError(ValueError):
+    """The input is wrong. Commands print the message on one line and exit with code 2."""
+
+
+def require(condition: bool, argument: str, value: object, allowed: str) -> None:
+    """Raises UserError `{argument} must be {allowed}, got {value}` unless the condition holds."""
+    if not condition:
+        raise UserError(f"{argument} must be {allowed}, got {value!r}")
+
+
+def choose(what: str, name: str, allowed: Mapping[str, T]) -> T:
+    """Returns `allowed[name]`; refuses an unknown name and suggests the nearest valid one."""
+    if name in allowed:
+        return allowed[name]
+    raise UserError(f"{what} {name!r} is unknown{_nearest(name, allowed)}; allowed: {', '.join(allowed)}")
+
+
+def _nearest(name: str, allowed: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.4)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def printable(text: object) -> str:
+    """The text without control characters that a terminal would obey."""
+    return "".join(character for character in str(text) if character.isprintable())
