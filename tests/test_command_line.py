@@ -6,9 +6,9 @@ from typing import Literal
 
 import pytest
 
+from hyena_jax.cli.flags import FLAT, as_flag, flags_of, positional, read
+from hyena_jax.cli.help import command_help
 from hyena_jax.config import Checked, UserError, require
-from hyena_jax.config.flag_help import command_help
-from hyena_jax.config.flags import FLAT, as_flag, flags_of, positional, read
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from hyena_jax import config, models
+from hyena_jax.cli.choices import choose_kinds
 from hyena_jax.config import (
     AttentionConfig,
     Experiment,
@@ -305,7 +306,7 @@ def test_an_old_final_rate_is_kept_as_a_fraction():
 
 def test_an_optimizer_is_chosen_by_name_and_keeps_what_fits():
     def chosen(*arguments: str) -> config.OptimizerConfig:
-        return config.choose_kinds(experiment, arguments)[0].optimizer
+        return choose_kinds(experiment, arguments)[0].optimizer
 
     schedule = config.CosineConfig(warmup_steps=7, final_fraction=0.5)
     adamw = config.AdamWConfig(1e-3, schedule, weight_decay=0.3, groups=config.HYENA_GROUPS, b2=0.5)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hyena_jax.commands import launch
+from hyena_jax.cli import launch
 from hyena_jax.signals import noted_signals
 
 WAITING, FAILING, DONE = ["sleep", "60"], ["sh", "-c", "exit 3"], ["true"]

@@ -14,6 +14,7 @@ import flax.linen as nn
 import pytest
 
 from hyena_jax import cli, config
+from hyena_jax.cli.choices import choose_kinds
 from hyena_jax.config import (
     Experiment,
     FilterConfig,
@@ -154,14 +155,14 @@ def test_a_module_named_by_a_string_is_imported_when_it_is_used():
 
 def test_kinds_are_chosen_by_name_outer_ones_first():
     arguments = ["--seed", "1", "--model.pattern.1.filter=s4d", "--model.pattern", "hawk,hyena"]
-    chosen, rest = config.choose_kinds(Experiment(), arguments)
+    chosen, rest = choose_kinds(Experiment(), arguments)
     assert chosen.model.pattern == (HawkConfig(), HyenaConfig(filter=S4DFilterConfig()))
     assert rest == ["--seed", "1"]
 
 
 def test_the_kind_that_is_there_keeps_its_options():
     ours = experiment(HyenaConfig(order=3))
-    assert config.choose_kinds(ours, ["--model.pattern.0", "hyena", "--model", "language_model"])[0] == ours
+    assert choose_kinds(ours, ["--model.pattern.0", "hyena", "--model", "language_model"])[0] == ours
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_the_kind_that_is_there_keeps_its_options():
 )
 def test_wrong_choices_are_refused_by_name(arguments, message):
     with pytest.raises(UserError, match=message):
-        config.choose_kinds(Experiment(), arguments)
+        choose_kinds(Experiment(), arguments)
 
 
 def plugin(tmp_path, text: str) -> Path:

@@ -55,7 +55,7 @@ def test_every_config_is_in_the_table():
     ["train", "eval", "score", "generate", "show", "export", "convert", "distill", "task", "bench operators"],
 )
 def test_the_flags_of_the_commands_exist(command):
-    page = PAGES["hyena_jax/commands/README.md"]
+    page = PAGES["hyena_jax/cli/README.md"]
     usage = page[page.index(f"hyena-jax {command} ") :]
     usage = usage[: usage.index("hyena-jax", 1)]
     done = subprocess.run(

@@ -4,8 +4,8 @@ import importlib.util
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import MIXER_CONFIGS, PluginFlags, UserError, choose, require
-from hyena_jax.config.flags import FLAT, positional
 
 RESULTS, PLOT = "results.json", "plot.png"
 

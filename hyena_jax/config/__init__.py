@@ -5,7 +5,6 @@ every other field of an experiment is its identity.
 """
 
 from hyena_jax.config.checks import Checked
-from hyena_jax.config.choices import choose_kinds
 from hyena_jax.config.cluster import Cluster
 from hyena_jax.config.data import DATA_CONFIGS, DataConfig, ImagesConfig, TextConfig, TokensConfig
 from hyena_jax.config.experiment import (

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyena_jax import config
+from hyena_jax.cli.choices import choice_flags, choose_kinds
+from hyena_jax.cli.flags import FLAT, as_flag, flags_of, read
 from hyena_jax.config import Experiment, UserError, require
-from hyena_jax.config.choices import choice_flags
-from hyena_jax.config.flags import FLAT, as_flag, flags_of, read
 
 VARIANT, SEED = "variant", "seed"
 """The axis of the config's variants, with which names begin; and the axis with which they end."""
@@ -84,7 +84,7 @@ def make_runs(
 def _experiment(base: Experiment, point: Mapping[str, str], flags: Sequence[str]) -> Experiment:
     """The experiment at one point of the grid."""
     given = [*flags, *(f"--{name.replace('_', '-')}={value}" for name, value in point.items())]
-    experiment, rest = config.choose_kinds(base, given)
+    experiment, rest = choose_kinds(base, given)
     defaults = {"experiment": experiment}
     known = flags_of(_Settings, defaults)
     switches = {flag.name for flag in known if flag.hint is bool}

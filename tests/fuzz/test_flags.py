@@ -9,7 +9,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 import pytest
 
 from hyena_jax import cli, config
-from hyena_jax.config.flags import Flag, flags_of, n_values
+from hyena_jax.cli import commands
+from hyena_jax.cli.choices import choice_flags
+from hyena_jax.cli.flags import Flag, flags_of, n_values
 
 CONFIGS = ("quickstart", "images", "shakespeare_cpu:hawk", "griffin", "wikitext103_hyena_125m")
 # Required arguments of each command and each config of `train`.
@@ -35,7 +37,7 @@ WRONG = {
 
 def keyword_flags(command: str) -> list[Flag]:
     word, _, rest = command.partition(" ")
-    kind = cli.COMMANDS[word][rest] if word == "bench" else cli.COMMANDS[word]
+    kind = commands.COMMANDS[word][rest] if word == "bench" else commands.COMMANDS[word]
     defaults = {"experiment": config.load(rest)} if word == "train" else {}
     return [flag for flag in flags_of(kind, defaults) if not flag.is_positional]
 
@@ -88,7 +90,7 @@ def is_choice(name: str, command: str) -> bool:
 
 @cache
 def choices(config_name: str) -> set[str]:
-    return set(cli.choice_flags(config.load(config_name)))
+    return set(choice_flags(config.load(config_name)))
 
 
 CASES = [(command, *line) for command in COMMANDS for line in wrong_lines(command)]
@@ -120,7 +122,7 @@ ELSEWHERE = [
 
 def refuse(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_run", lambda *_: pytest.fail("accepted"))
+    monkeypatch.setattr(commands, "run", lambda *_: pytest.fail("accepted"))
     assert cli.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

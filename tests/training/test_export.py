@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from hyena_jax import config, models
 from hyena_jax.cli import main
-from hyena_jax.commands.export import _loss_unit
+from hyena_jax.cli.export import _loss_unit
 from hyena_jax.config import UserError
 from hyena_jax.config.tasks import RecallConfig
 from hyena_jax.interop.card import Facts, card

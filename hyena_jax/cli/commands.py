@@ -1,31 +1,20 @@
-"""The command line: reads the arguments, runs a command, and turns errors into exit codes.
+"""The list of commands, and the command that a command line names."""
 
-Exit codes: 0 done; 1 a benchmark found values that differ from their oracle, a distillation no state size
-within its bound, a plan that its step does not compile or fit, or some run of a sweep failed; 2 wrong input;
-3 the machine failed (disk full, no permission, another process lost); 4 the run diverged; 75 a training was
-asked to stop (SIGINT, SIGTERM, SIGHUP) and saved, or had nothing to save at SIGTERM or SIGHUP: the same
-command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT with nothing to save.
-"""
-
-import io
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from hyena_jax import config
 from hyena_jax.benchmark.settings import Decode, Model, Operators
-from hyena_jax.commands import (
+from hyena_jax.cli import (
     bench,
     compare,
     convert,
     distill,
     eval,
     export,
-    fail,
     generate,
     launch,
-    note,
     plan,
     score,
     show,
@@ -33,10 +22,11 @@ from hyena_jax.commands import (
     task,
     train,
 )
+from hyena_jax.cli.choices import choice_flags, choose_kinds, describe_choices
+from hyena_jax.cli.flags import flags_of, split
+from hyena_jax.cli.flags import read as read_flags
 from hyena_jax.config import UserError, choose, require
-from hyena_jax.config.choices import choice_flags, describe_choices
-from hyena_jax.config.flags import as_flag, flags_of, read, split
-from hyena_jax.startup import quiet_libraries, refuse_wrong_jaxlib
+from hyena_jax.startup import refuse_wrong_jaxlib
 
 PLUGINS = "HYENA_JAX_PLUGINS"
 # By what a person wants to do. For a command of two words, a table by the second word.
@@ -80,66 +70,17 @@ ABOUT = "Train, evaluate and sample sequence models: Hyena, Hawk, attention and 
 BENCH = "Measure time and memory: of mixers, of a config's model, or of decoding. Each is checked first."
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    for name in ("stdout", "stderr"):  # closed, as by `>&-`
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a sample may hold characters that the terminal cannot show
-        sys.stdout.reconfigure(errors="replace")
-    quiet_libraries()  # before a plugin imports them
-    code = 0
-    try:
-        ours, launched = _split_launch(arguments)
-        command, flags = _read(ours)
-        if command is None:
-            return 0
-        try:
-            code = _run(command, launched if isinstance(command, launch.Launch) else arguments)
-            _flush()  # here, where a full disk and a closed pipe are handled
-            return code
-        except UserError as error:  # names a field, which the user knows as a flag
-            raise UserError(as_flag(str(error), flags)) from error
-    except UserError as error:
-        return fail(error, 2)
-    except BrokenPipeError:  # the reader of our output closed it, as `head` does
-        sys.stdout = None
-        return code
-    except OSError as error:
-        return fail(error, 3)
-    except Exception as error:
-        is_of_xla = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
-        if isinstance(error, MemoryError) or is_of_xla:
-            return fail(f"out of memory: {error}", 3)
-        if config.is_of_own_code(error, config.REGISTRIES):
-            return fail(f"a part of your own failed: {config.describe_fault(error)}", 2)
-        raise
-    except KeyboardInterrupt:
-        note("interrupted")
-        return 130
-
-
-def _flush() -> None:
-    """Writes what has been printed; after a failure nothing is left for Python to write as it ends."""
-    if sys.stdout is not None:
-        try:
-            sys.stdout.flush()
-        except OSError:
-            sys.stdout = None
-            raise
-
-
-def _run(command: Any, arguments: Sequence[str]) -> int:
+def run(command: Any, arguments: Sequence[str]) -> int:
+    """Runs a command; returns its exit code."""
     refuse_wrong_jaxlib()
     if isinstance(command, launch.Launch):
         require(arguments[:1] == ["train"], "the command after --", " ".join(arguments), "train ...")
-        if _read(arguments)[0] is None:  # help; and wrong flags are one error, not one from each process
+        if read(arguments)[0] is None:  # help; and wrong flags are one error, not one from each process
             return 0
     return RUN[type(command)](command, arguments)
 
 
-def _split_launch(arguments: list[str]) -> tuple[list[str], list[str]]:
+def split_launch(arguments: list[str]) -> tuple[list[str], list[str]]:
     """The arguments before and after the `--` of `launch`; for another command, all arguments and none."""
     if arguments[:1] != ["launch"] or "--" not in arguments:
         return arguments, []
@@ -147,7 +88,7 @@ def _split_launch(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:cut], arguments[cut + 1 :]
 
 
-def _read(arguments: Sequence[str]) -> tuple[Any, list[str]]:
+def read(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The command that the arguments describe, and the names of its flags; None if it printed help.
 
     For `train` and `plan`, the defaults of the flags are the named config's, with the parts that the
@@ -166,7 +107,7 @@ def _read(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     called, defaults, others = " ".join(words), {}, []
     asks_for_help = any(argument in HELP for argument in rest)
     if kind in OF_A_CONFIG and rest and not rest[0].startswith("-"):
-        experiment, rest = config.choose_kinds(config.load(rest[0]), rest)
+        experiment, rest = choose_kinds(config.load(rest[0]), rest)
         defaults, others = {"experiment": experiment}, choice_flags(experiment)
     elif kind in (*OF_A_CONFIG, sweep.Sweep) and rest and rest[0].startswith("-") and not asks_for_help:
         raise UserError(f"CONFIG must come first after {called}, got {rest[0]!r}")
@@ -175,7 +116,7 @@ def _read(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         return None, []
     if kind is sweep.Sweep:  # all other flags are settings of its runs, whose configs depend on the grid
         rest, _ = split(kind, rest)
-    command = read(kind, called, rest, defaults, others)
+    command = read_flags(kind, called, rest, defaults, others)
     return command, [flag.name for flag in flags_of(kind, defaults)]
 
 
@@ -197,7 +138,7 @@ def _load_plugins(arguments: list[str]) -> list[str]:
 
 def _overview(words: Sequence[str], commands: dict[str, Any]) -> str:
     """The help of a table of commands."""
-    from hyena_jax.config.flag_help import overview
+    from hyena_jax.cli.help import overview
 
     start = " ".join(["hyena-jax", *words])
     sections = {
@@ -217,7 +158,7 @@ def _overview(words: Sequence[str], commands: dict[str, Any]) -> str:
 
 def _describe(called: str, kind: type, defaults: dict[str, Any]) -> str:
     """The help of a command; `train` and `plan` without a config show only their own flags."""
-    from hyena_jax.config.flag_help import command_help
+    from hyena_jax.cli.help import command_help
 
     flags, notes = flags_of(kind, defaults), []
     if kind in OF_A_CONFIG and defaults:
@@ -227,9 +168,3 @@ def _describe(called: str, kind: type, defaults: dict[str, Any]) -> str:
         notes.append(f"Configs: {', '.join(config.config_files())}")
         notes.append(f"`hyena-jax {called} CONFIG --help` describes the options of a config.")
     return command_help(called, kind.__doc__, flags, notes)
-
-
-if __name__ == "__main__":  # python -m hyena_jax.cli is python -m hyena_jax
-    from hyena_jax.__main__ import main as run
-
-    sys.exit(run())

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyena_jax.commands import fail, note, unread
+from hyena_jax.cli.base import fail, note, unread
+from hyena_jax.cli.flags import FLAT, positional, split
 from hyena_jax.config import PluginFlags
-from hyena_jax.config.flags import FLAT, positional, split
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyena_jax.commands import RunSelection, note
+from hyena_jax.cli.base import RunSelection, note
+from hyena_jax.cli.flags import FLAT
 from hyena_jax.config import require
-from hyena_jax.config.flags import FLAT
 from hyena_jax.startup import start_jax
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyena_jax.commands import RunSelection, note
-from hyena_jax.config.flags import FLAT
+from hyena_jax.cli.base import RunSelection, note
+from hyena_jax.cli.flags import FLAT
 from hyena_jax.files import require_new_file
 from hyena_jax.startup import start_jax
 

@@ -1,6 +1,6 @@
-"""The commands, one file each: a dataclass of its flags, and `run(command, arguments) -> exit code`.
+"""What the commands share: the flags that name a run, and lines for the user.
 
-No file here imports JAX at module level, so that `--help` and wrong flags answer at once.
+No module of a command imports JAX at module level, so that `--help` and wrong flags answer at once.
 """
 
 import sys
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import PluginFlags
-from hyena_jax.config.flags import FLAT, positional
 
 if TYPE_CHECKING:
     from hyena_jax.output import Output

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hyena_jax.commands import note
-from hyena_jax.config.flags import positional
+from hyena_jax.cli.base import note
+from hyena_jax.cli.flags import positional
 from hyena_jax.startup import start_jax
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hyena_jax.commands import fail, note, table_console, unread
+from hyena_jax.cli.base import fail, note, table_console, unread
+from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import PluginFlags, UserError, plugin_flags, read_json, require
 from hyena_jax.config.checks import require_at_least
-from hyena_jax.config.flags import FLAT, positional
 from hyena_jax.files import require_free
 from hyena_jax.startup import keep_freed_memory, start_jax
 

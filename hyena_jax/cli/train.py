@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyena_jax.commands import fail, note, unread
+from hyena_jax.cli.base import fail, note, unread
+from hyena_jax.cli.choices import take_flag
+from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError, plugin_flags
-from hyena_jax.config.choices import take_flag
-from hyena_jax.config.flags import FLAT, positional
 from hyena_jax.startup import import_jax, keep_compiled_programs, keep_freed_memory, start_devices
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from hyena_jax.commands import note
+from hyena_jax.cli.base import note
 from hyena_jax.config import require
 from hyena_jax.signals import STOPPING, noted_signals
 

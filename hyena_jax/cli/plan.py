@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyena_jax.commands import fail, table_console
+from hyena_jax.cli.base import fail, table_console
+from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import Experiment, PluginFlags, memory_size, require
-from hyena_jax.config.flags import FLAT, positional
 
 GIB = 2**30
 

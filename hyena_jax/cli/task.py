@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
+from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import DATA_CONFIGS, PluginFlags, TaskConfig, choose, require
-from hyena_jax.config.flags import FLAT, positional
 
 if TYPE_CHECKING:
     from hyena_jax.data.tasks import TaskRows

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from hyena_jax.benchmark.settings import Decode, Model, Operators, Settings
-from hyena_jax.commands import fail, table_console
+from hyena_jax.cli.base import fail, table_console
 from hyena_jax.startup import import_jax, keep_freed_memory, start_devices
 
 

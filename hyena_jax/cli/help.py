@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from hyena_jax.config.flags import MISSING, Flag, n_values
+from hyena_jax.cli.flags import MISSING, Flag, n_values
 
 # Columns for the flags; a longer flag gets its own line.
 LEFT = 34

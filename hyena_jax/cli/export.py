@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hyena_jax import config
-from hyena_jax.commands import RunSelection, note
+from hyena_jax.cli.base import RunSelection, note
+from hyena_jax.cli.flags import FLAT
 from hyena_jax.config import Experiment, ImagesConfig, TaskConfig, TextConfig, TokensConfig, require
-from hyena_jax.config.flags import FLAT
 from hyena_jax.files import require_free
 from hyena_jax.startup import start_jax
 

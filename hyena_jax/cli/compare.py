@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hyena_jax.commands import note, table_console
+from hyena_jax.cli.base import note, table_console
+from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import PluginFlags
-from hyena_jax.config.flags import FLAT, positional
 from hyena_jax.startup import import_jax
 
 

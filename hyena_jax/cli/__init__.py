@@ -1,0 +1,72 @@
+"""The command line: reads the arguments, runs a command, and turns errors into exit codes.
+
+Exit codes: 0 done; 1 a benchmark found values that differ from their oracle, a distillation no state size
+within its bound, a plan that its step does not compile or fit, or some run of a sweep failed; 2 wrong input;
+3 the machine failed (disk full, no permission, another process lost); 4 the run diverged; 75 a training was
+asked to stop (SIGINT, SIGTERM, SIGHUP) and saved, or had nothing to save at SIGTERM or SIGHUP: the same
+command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT with nothing to save.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from hyena_jax import config
+from hyena_jax.config import UserError
+from hyena_jax.startup import quiet_libraries
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    # Here, since other parts of the package import `hyena_jax.cli.flags`, and the commands import those.
+    from hyena_jax.cli import commands, launch
+    from hyena_jax.cli.base import fail, note
+    from hyena_jax.cli.flags import as_flag
+
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for name in ("stdout", "stderr"):  # closed, as by `>&-`
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a sample may hold characters that the terminal cannot show
+        sys.stdout.reconfigure(errors="replace")
+    quiet_libraries()  # before a plugin imports them
+    code = 0
+    try:
+        ours, launched = commands.split_launch(arguments)
+        command, flags = commands.read(ours)
+        if command is None:
+            return 0
+        try:
+            code = commands.run(command, launched if isinstance(command, launch.Launch) else arguments)
+            _flush()  # here, where a full disk and a closed pipe are handled
+            return code
+        except UserError as error:  # names a field, which the user knows as a flag
+            raise UserError(as_flag(str(error), flags)) from error
+    except UserError as error:
+        return fail(error, 2)
+    except BrokenPipeError:  # the reader of our output closed it, as `head` does
+        sys.stdout = None
+        return code
+    except OSError as error:
+        return fail(error, 3)
+    except Exception as error:
+        is_of_xla = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+        if isinstance(error, MemoryError) or is_of_xla:
+            return fail(f"out of memory: {error}", 3)
+        if config.is_of_own_code(error, config.REGISTRIES):
+            return fail(f"a part of your own failed: {config.describe_fault(error)}", 2)
+        raise
+    except KeyboardInterrupt:
+        note("interrupted")
+        return 130
+
+
+def _flush() -> None:
+    """Writes what has been printed; after a failure nothing is left for Python to write as it ends."""
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            sys.stdout = None
+            raise
