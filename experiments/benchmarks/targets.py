@@ -34,8 +34,7 @@ from hyena_jax.config import (
 )
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops import fastmax
-from hyena_jax.parallel import pmap
-from hyena_jax.parallel.strategy import local_devices
+from hyena_jax.parallel import Pmap, all_devices
 from hyena_jax.startup import keep_freed_memory
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
@@ -249,15 +248,16 @@ def steps(spec: str) -> Program:
     model = models.build(replace(experiment.model, vocab_size=VOCABULARY))
     params = init_params(model, 0)
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
-    devices = local_devices(1)
-    step = pmap.map_train_step(make_train_step(model, optimizer, 0, pmap.AXIS), devices)
+    strategy = Pmap(all_devices(1))
+    state = strategy.place(init_state(params, optimizer))
+    step = strategy.map_train_step(make_train_step(model, optimizer, 0, strategy.axis_name), state)
     shape = (1, experiment.data.batch_size, experiment.model.max_len)
     keys = (jax.random.key(i) for i in range(2))
     batch = {
         name: jax.random.randint(key, shape, 0, VOCABULARY)
         for name, key in zip(("inputs", "targets"), keys, strict=True)
     }
-    kept = [pmap.replicate(init_state(params, optimizer), devices)]
+    kept = [state]
 
     def run() -> Any:
         for _ in range(STEPS):

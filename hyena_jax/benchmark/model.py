@@ -31,8 +31,8 @@ from hyena_jax.benchmark.timing import Measured, Program, describe, jit_program,
 from hyena_jax.config import Experiment, ImagesConfig, TextConfig, require
 from hyena_jax.data.dataset import load
 from hyena_jax.data.facts import fill_in
-from hyena_jax.parallel import pmap
-from hyena_jax.parallel.strategy import check_batch, local_devices
+from hyena_jax.parallel import Pmap, all_devices
+from hyena_jax.parallel.strategy import check_batch
 from hyena_jax.training.bars import bar
 from hyena_jax.training.loss import at_positions, cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
@@ -96,7 +96,7 @@ def make_subject(settings: Model) -> Subject:
     if settings.batch_size is not None:
         data = replace(data, batch_size=settings.batch_size)
     experiment = replace(experiment, data=data)
-    n_devices = len(local_devices(experiment.parallel.devices))
+    n_devices = len(all_devices(experiment.parallel.devices))
     check_batch(data.batch_size, n_devices, experiment.optimizer.accumulation_steps)
     return subject_of(experiment, settings.seq_len, settings.vocab_size)
 
@@ -213,13 +213,15 @@ def _plain_programs(model: nn.Module, params: dict, batch: Batch) -> dict:
 
 def _train_step(model: nn.Module, params: dict, batch: dict, experiment: Experiment) -> Program:
     """The step as the training loop maps and donates it; each run continues from the previous run's state."""
-    devices = local_devices(experiment.parallel.devices)
+    strategy = Pmap(all_devices(experiment.parallel.devices))
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
     parts = experiment.optimizer.accumulation_steps
-    step = pmap.map_train_step(make_train_step(model, optimizer, experiment.seed, pmap.AXIS, parts), devices)
+    step = make_train_step(model, optimizer, experiment.seed, strategy.axis_name, parts)
+    state = init_state(params, optimizer)
+    step = strategy.map_train_step(step, state)
     # A copy: the state is donated, and the other programs still need the parameters.
-    latest = [pmap.replicate(pmap.host_copy(init_state(params, optimizer)), devices)]
-    batch = pmap.split_batch(batch, len(devices))
+    latest = [strategy.place(strategy.host_copy(state))]
+    batch = strategy.place_batch(batch)
     start = time.perf_counter()
     executable = step.lower(latest[0], batch).compile()
     seconds = time.perf_counter() - start

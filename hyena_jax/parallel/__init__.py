@@ -6,9 +6,9 @@ import jax
 
 from hyena_jax.config import ParallelConfig, UserError
 from hyena_jax.ops.kernels.check import fault as kernel_fault
-from hyena_jax.parallel.mesh import mesh_strategy
-from hyena_jax.parallel.pmap import pmap_strategy
+from hyena_jax.parallel.pmap import Pmap
 from hyena_jax.parallel.processes import gather
+from hyena_jax.parallel.sharded import Sharded
 from hyena_jax.parallel.strategy import Strategy, all_devices
 
 HAVE_KERNELS = ("gpu", "tpu")
@@ -26,7 +26,6 @@ def make_strategy(config: ParallelConfig, devices: Sequence[jax.Device] | None =
         are none, or they do not run.
     """
     chosen = all_devices(config.devices, devices)
-    strategy = mesh_strategy(config, chosen) if config.strategy == "sharded" else pmap_strategy(chosen)
     platform = chosen[0].platform
     if config.kernels == "on" and platform not in HAVE_KERNELS:
         raise UserError(f"parallel.kernels must be 'off' or 'auto' on a {platform}, which has none; got 'on'")
@@ -37,7 +36,7 @@ def make_strategy(config: ParallelConfig, devices: Sequence[jax.Device] | None =
         if fault is not None and config.kernels == "on":
             raise UserError(f"parallel.kernels must be 'off' or 'auto' on these devices: {fault}")
         kernels = fault is None
-    return strategy._replace(layout=strategy.layout._replace(kernels=kernels))
+    return Sharded(config, chosen, kernels) if config.strategy == "sharded" else Pmap(chosen, kernels)
 
 
 def wants_kernels(config: ParallelConfig, platform: str) -> bool:

@@ -1,15 +1,13 @@
 """Compares the copies that devices hold bit by bit, to find memory that fails silently."""
 
 import hashlib
-from typing import Any
 
 import jax
 import numpy as np
 
 from hyena_jax.parallel.processes import gather
+from hyena_jax.parallel.strategy import Tree
 from hyena_jax.trees import path_name
-
-Tree = Any
 
 
 def check_replicas(tree: Tree, step: int) -> None:

@@ -3,6 +3,7 @@
 Shapes: B rows of a global batch; each process reads one of several equal shards of them.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ class RowShard(NamedTuple):
         return jax.tree.map(lambda x: np.split(x, self.count)[self.index], batch)
 
 
-class Strategy(NamedTuple):
+class Strategy(ABC):
     """One way to distribute a step. A "placed" tree lies on the devices as the mapped steps need it."""
 
     devices: tuple[jax.Device, ...]
@@ -43,30 +44,63 @@ class Strategy(NamedTuple):
     """Number of shards of a batch's rows; the batch size must be a multiple of it."""
     row_shard: RowShard
     """The rows that this process reads."""
-    check: Callable[[Callable, Tree, Tree], None]
-    """(`eval_step`, shapes of parameters, a batch): raises UserError if the batch or the model cannot be
-    sharded."""
-    make_state: Callable[[Callable[[], Tree]], Tree]
-    """The placed result of a function without arguments."""
-    place: Callable[[Tree], Tree]
-    """Places a tree of host arrays, the same in all processes: parameters, or a state."""
-    place_batch: Callable[[Tree], Tree]
-    """Places this process's rows of a batch."""
-    map_train_step: Callable[[Callable, Tree], Callable]
-    """(`train_step`, shapes of the state) -> `step(placed state, placed batch)`, which donates the state."""
-    lower_train_step: Callable[[Callable, Tree, Tree], tuple[ClosedJaxpr, jax.stages.Lowered]]
-    """(`train_step`, shapes of the state, shapes of a global batch): the mapped step, traced, and ready to be
-    compiled. The devices may be described only, not present."""
-    map_eval_step: Callable[[Callable], Callable]
-    """`eval_step` -> `step(placed parameters, placed batch)`; every process gets the sums of all rows."""
-    host_copy: Callable[[Tree], Tree]
-    """A placed tree as whole NumPy arrays, which later steps cannot change. All processes must call it."""
-    to_global: Callable[[Tree], Tree]
-    """A placed tree as arrays over the devices of all processes, as checkpoints need it; shares memory."""
-    from_global: Callable[[Tree], Tree]
-    """The inverse of `to_global`."""
-    restore_target: Callable[[Tree], Tree]
-    """Shapes of a placed tree -> the same shapes with the shardings of `to_global`."""
+
+    def check(self, eval_step: Callable, shapes: Tree, batch: Tree) -> None:  # noqa: B027
+        """Raises UserError if the batch, or the model with parameters of these shapes, cannot be sharded."""
+
+    @abstractmethod
+    def make_state(self, make: Callable[[], Tree]) -> Tree:
+        """The placed result of `make`."""
+
+    @abstractmethod
+    def place(self, tree: Tree) -> Tree:
+        """Places a tree of host arrays, the same in all processes: parameters, or a state."""
+
+    @abstractmethod
+    def place_batch(self, batch: Tree) -> Tree:
+        """Places this process's rows of a batch."""
+
+    @abstractmethod
+    def map_train_step(self, train_step: Callable, shapes: Tree) -> Callable:
+        """`step(placed state, placed batch)`, which donates the state; `shapes` are those of the state."""
+
+    @abstractmethod
+    def lower_train_step(
+        self, train_step: Callable, state: Tree, batch: Tree
+    ) -> tuple[ClosedJaxpr, jax.stages.Lowered]:
+        """The mapped step, traced, and ready to be compiled, given shapes of the state and of a global batch.
+
+        The devices may be described only, not present.
+        """
+
+    @abstractmethod
+    def map_eval_step(self, eval_step: Callable) -> Callable:
+        """`step(placed parameters, placed batch)`; every process gets the values of all rows."""
+
+    @abstractmethod
+    def host_copy(self, tree: Tree) -> Tree:
+        """A placed tree as whole NumPy arrays that share no memory with the devices: later steps, which
+        donate theirs, cannot change them. All processes must call it."""
+
+    def to_global(self, tree: Tree) -> Tree:
+        """A placed tree as arrays over the devices of all processes, for checkpoints; shares memory."""
+        return tree
+
+    def from_global(self, tree: Tree) -> Tree:
+        """The inverse of `to_global`."""
+        return tree
+
+    @abstractmethod
+    def shardings(self, shapes: Tree) -> Tree:
+        """The sharding of each leaf of a tree that `to_global` returns."""
+
+    def restore_target(self, shapes: Tree) -> Tree:
+        """Shapes of a placed tree -> the same shapes with the shardings of `to_global`."""
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            self.shardings(shapes),
+        )
 
 
 def all_devices(count: int | None, devices: Sequence[jax.Device] | None = None) -> tuple[jax.Device, ...]:
@@ -96,15 +130,6 @@ def all_devices(count: int | None, devices: Sequence[jax.Device] | None = None) 
 def n_processes(devices: Sequence[jax.Device]) -> int:
     """Number of processes that have some of the devices."""
     return len({device.process_index for device in devices})
-
-
-def local_devices(count: int | None) -> list[jax.Device]:
-    """The first `count` devices of this process, or all.
-
-    Raises:
-      UserError: if there are fewer.
-    """
-    return [device for device in all_devices(count) if device.process_index == jax.process_index()]
 
 
 def check_batch(batch_size: int, row_shards: int, accumulation_steps: int) -> None:

@@ -6,6 +6,7 @@ which takes most of the time: the process that started this one may end it then.
 """
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +21,6 @@ from hyena_jax.benchmark.memory import compiled_memory
 from hyena_jax.benchmark.model import subject_of
 from hyena_jax.config import Experiment, UserError
 from hyena_jax.layout import Layout
-from hyena_jax.parallel.mesh import FSDP, leaf_spec
 from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, MEMORY, PROGRAM, USER, VOCABULARY
 from hyena_jax.plan.kernels import Kernel, kernels
@@ -57,8 +57,8 @@ def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> tuple[jax.st
         "unit": subject.unit,
         "units": batch["targets"].size,
         "n_params": _size(shapes),
-        "parameters": _bytes(shapes, strategy, experiment),
-        "optimizer": _bytes(state.opt_state, strategy, experiment),
+        "parameters": _bytes(shapes, strategy),
+        "optimizer": _bytes(state.opt_state, strategy),
         "kernels": {
             f"{one.name}({', '.join(one.results)})": {"products": one.work.matrix, "vector": one.work.vector}
             for one in _kernels(traced)
@@ -85,14 +85,14 @@ def _kernels(traced: Any) -> list[Kernel]:
         return []
 
 
-def _bytes(tree: Any, strategy: Strategy, experiment: Experiment) -> dict[str, int]:
+def _bytes(tree: Any, strategy: Strategy) -> dict[str, int]:
     """Bytes of a tree on one device, and of its leaves that are sharded, whole."""
-    n = experiment.parallel.fsdp if strategy.axis_name is None else 1
     here = sharded = 0
-    for leaf in jax.tree.leaves(tree):
-        size, is_sharded = leaf.size * leaf.dtype.itemsize, FSDP in leaf_spec(leaf.shape, n)
-        here += size // n if is_sharded else size
-        sharded += size if is_sharded else 0
+    for leaf in jax.tree.leaves(strategy.restore_target(tree)):
+        size = leaf.size * leaf.dtype.itemsize
+        part = math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        here += part
+        sharded += size if part < size else 0
     return {"device": here, "sharded": sharded}
 
 

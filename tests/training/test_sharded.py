@@ -30,8 +30,8 @@ from hyena_jax.config import (
     ParameterGroup,
     UserError,
 )
-from hyena_jax.parallel.mesh import batch_spec, leaf_spec
 from hyena_jax.parallel.replicas import check_replicas
+from hyena_jax.parallel.sharded import batch_spec, leaf_spec
 from hyena_jax.parallel.strategy import bytes_on_one_device
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.evaluate import evaluate_run

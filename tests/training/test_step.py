@@ -20,8 +20,7 @@ from hyena_jax.config import (
 )
 from hyena_jax.data.text import Corpus
 from hyena_jax.data.tokenizers import BytesTokenizer
-from hyena_jax.parallel import pmap
-from hyena_jax.parallel.strategy import check_batch, local_devices
+from hyena_jax.parallel.strategy import check_batch
 from hyena_jax.training.evaluate import held_out_values, sum_held_out
 from hyena_jax.training.loss import answers, cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
@@ -46,20 +45,25 @@ def batch(t: int, rows: int = 8) -> dict[str, np.ndarray]:
     return {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
 
 
+def on(n_devices: int):
+    return parallel.make_strategy(ParallelConfig(devices=n_devices))
+
+
 def fresh_state(n_devices: int = 1, optimizer=OPTIMIZER):
-    state = init_state(jax.tree.map(jnp.copy, PARAMS), optimizer)
-    return pmap.replicate(state, local_devices(n_devices))
+    return on(n_devices).place(init_state(jax.tree.map(jnp.copy, PARAMS), optimizer))
+
+
+def train_step(strategy, model=MODEL, optimizer=OPTIMIZER, accumulation_steps: int = 1):
+    return make_train_step(model, optimizer, 0, strategy.axis_name, accumulation_steps)
 
 
 def run(n_devices: int, model=MODEL, optimizer=OPTIMIZER, accumulation_steps: int = 1, steps: int = 5):
-    devices = local_devices(n_devices)
-    step = make_train_step(model, optimizer, 0, pmap.AXIS, accumulation_steps)
-    step = pmap.map_train_step(step, devices)
-    state, losses = fresh_state(n_devices, optimizer), []
+    strategy, state, losses = on(n_devices), fresh_state(n_devices, optimizer), []
+    step = strategy.map_train_step(train_step(strategy, model, optimizer, accumulation_steps), state)
     for t in range(steps):
-        state, metrics = step(state, pmap.split_batch(batch(t), n_devices))
+        state, metrics = step(state, strategy.place_batch(batch(t)))
         losses.append(float(metrics["loss"]))
-    return losses, pmap.host_copy(state)
+    return losses, strategy.host_copy(state)
 
 
 @pytest.mark.parametrize(
@@ -98,31 +102,31 @@ def test_devices_drop_out_differently():
     rows = {name: np.tile(values[:1], (2, 1)) for name, values in batch(0).items()}
 
     def first_loss(n_devices, rows):
-        step = make_train_step(model, OPTIMIZER, 0, pmap.AXIS)
-        step = pmap.map_train_step(step, local_devices(n_devices))
-        return float(step(fresh_state(n_devices), pmap.split_batch(rows, n_devices))[1]["loss"])
+        strategy, state = on(n_devices), fresh_state(n_devices)
+        step = strategy.map_train_step(train_step(strategy, model), state)
+        return float(step(state, strategy.place_batch(rows))[1]["loss"])
 
     alone = first_loss(1, {name: values[:1] for name, values in rows.items()})
     assert first_loss(2, rows) != alone
 
 
 def test_the_state_is_donated_and_the_step_does_not_retrace():
-    train_step = chex.assert_max_traces(n=1)(make_train_step(MODEL, OPTIMIZER, 0, pmap.AXIS))
-    step = pmap.map_train_step(train_step, local_devices(2))
-    state = fresh_state(2)
+    strategy, state = on(2), fresh_state(2)
+    step = strategy.map_train_step(chex.assert_max_traces(n=1)(train_step(strategy)), state)
     for t in range(3):
         old = state
-        state, _ = step(state, pmap.split_batch(batch(t), 2))
+        state, _ = step(state, strategy.place_batch(batch(t)))
     assert old.params["embedding"]["embedding"].is_deleted()
 
 
 def test_host_copy_survives_donation():
-    step = pmap.map_train_step(make_train_step(MODEL, OPTIMIZER, 0, pmap.AXIS), local_devices(1))
-    state, _ = step(fresh_state(), pmap.split_batch(batch(0), 1))
-    copy = pmap.host_copy(state.params)
+    strategy, state = on(1), fresh_state()
+    step = strategy.map_train_step(train_step(strategy), state)
+    state, _ = step(state, strategy.place_batch(batch(0)))
+    copy = strategy.host_copy(state.params)
     before = jax.tree.map(np.copy, copy)
     for t in range(3):
-        state, _ = step(state, pmap.split_batch(batch(t), 1))
+        state, _ = step(state, strategy.place_batch(batch(t)))
     for a, b in zip(jax.tree.leaves(copy), jax.tree.leaves(before), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -149,7 +153,7 @@ def test_the_first_step_that_is_not_finite_is_remembered():
 def test_evaluation_is_exact_and_independent_of_batches_and_devices(n_devices, rows):
     tokens = np.random.default_rng(0).integers(0, 13, 7 * 11 + 1, dtype=np.uint8)
     corpus = Corpus(BytesTokenizer(), tokens, tokens, 2 * len(tokens), fingerprint="", source="", seq_len=11)
-    strategy = parallel.make_strategy(ParallelConfig(devices=n_devices))
+    strategy = on(n_devices)
     step = strategy.map_eval_step(make_eval_step(MODEL))
     sums = sum_held_out(strategy, step, strategy.place(PARAMS), corpus, rows)
     values = held_out_values(corpus, sums)
@@ -182,6 +186,6 @@ def test_a_patch_that_is_certain_outvotes_two_that_lean():
 
 def test_too_many_devices_and_indivisible_batches_are_refused():
     with pytest.raises(UserError, match="parallel.devices must be at most 4 on this machine, got 5"):
-        local_devices(5)
+        on(5)
     with pytest.raises(UserError, match="data.batch_size must be a multiple of .* = 2 x 3, got 8"):
         check_batch(8, 2, 3)
