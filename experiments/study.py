@@ -33,8 +33,8 @@ from hyena_jax.comparison.report import COLOURS
 from hyena_jax.comparison.sizes import n_params, state_size
 from hyena_jax.config import TASK_CONFIGS, Experiment, TaskConfig, TrainingConfig, UserError
 from hyena_jax.files import replacing, write_text
+from hyena_jax.output import bar
 from hyena_jax.signals import Interrupted
-from hyena_jax.training.bars import bar
 
 SEED = re.compile(r",?seed=\d+")
 KIB = 2**10

@@ -22,14 +22,13 @@ from hyena_jax.generation.prompts import OnFull, encode_prompt
 from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import stops
-from hyena_jax.output import Output
+from hyena_jax.output import Output, bar, watched
 from hyena_jax.scoring.score import Likelihood, prepare
 from hyena_jax.startup import refuse_wrong_jaxlib
 from hyena_jax.training import metrics
 from hyena_jax.training import run as training
-from hyena_jax.training.bars import bar, watched
 from hyena_jax.training.evaluate import evaluate_run, load_data
-from hyena_jax.training.run_folder import RunFolder, load_params, read_run
+from hyena_jax.training.folder import RunFolder, load_params, read_run
 
 Prompt = str | Sequence[int] | np.ndarray
 """Text, if the data have a tokenizer, or token ids."""

@@ -361,12 +361,12 @@ def test_a_different_experiment_names_the_fields(workdir, text, capsys):
 
 
 def test_a_full_disk_is_code_3(tmp_path, text, capsys, monkeypatch):
-    from hyena_jax.training import run_folder
+    from hyena_jax.training import folder
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_folder, "_write_json", full)
+    monkeypatch.setattr(folder, "_write_json", full)
     assert run("train", "quickstart", "--workdir", tmp_path / "run", "--data.path", text, *SMALL) == 3
     assert "No space left on device" in capsys.readouterr().err
 

@@ -83,7 +83,7 @@ ALLOWED = {
 }
 FLAGS = ("cli.flags", "cli.choices")
 # The parts of training that know pytrees, not models, as all of `parallel` does.
-TREES_ONLY = ("checkpoint", "export", "lora", "optimizer", "schedules")
+TREES_ONLY = ("checkpoint", "checkpoint_files", "export", "lora", "optimizer")
 
 
 def imports(path: Path) -> set[str]:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from fault_runs import EVERY, HALF, STEPS, Lab, Started, demand, demand_same_end, last_row, newest
 
-from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.manifest import is_verified
+from hyena_jax.training.checkpoint import is_verified, saved_steps
 
 TEMPORARY = "orbax-checkpoint-tmp"
 

@@ -28,7 +28,7 @@ from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig, UserError
 from hyena_jax.generation import decoding
 from hyena_jax.generation.programs import Chunk, empty_state
 from hyena_jax.mixers import decodes_by_state
-from hyena_jax.training.bars import bar
+from hyena_jax.output import bar
 
 VOCABULARY = 256
 

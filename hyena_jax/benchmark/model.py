@@ -31,9 +31,9 @@ from hyena_jax.benchmark.timing import Measured, Program, describe, jit_program,
 from hyena_jax.config import Experiment, ImagesConfig, TextConfig, require
 from hyena_jax.data.dataset import load
 from hyena_jax.data.facts import fill_in
+from hyena_jax.output import bar
 from hyena_jax.parallel import Pmap, all_devices
 from hyena_jax.parallel.strategy import check_batch
-from hyena_jax.training.bars import bar
 from hyena_jax.training.loss import at_positions, cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step

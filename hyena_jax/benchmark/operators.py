@@ -30,7 +30,7 @@ from hyena_jax.benchmark.settings import Operators
 from hyena_jax.benchmark.timing import Measured, Program, jit_program, measure
 from hyena_jax.config import MIXER_CONFIGS, MixerConfig
 from hyena_jax.mixers import mixer_class
-from hyena_jax.training.bars import bar
+from hyena_jax.output import bar
 
 FORWARD, BOTH, FILTER = "forward", "forward_backward", "filter"
 # Autograd keeps about this many arrays for each one in the equations; estimates which programs cannot fit.

@@ -89,7 +89,7 @@ def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) 
     """
     from hyena_jax.distillation import report, sizes, store
     from hyena_jax.files import new_folder
-    from hyena_jax.training.bars import bar
+    from hyena_jax.output import bar
 
     settings.check()
     source = _load(settings, console.print)
@@ -136,7 +136,7 @@ def _load(settings: Distill, report: Callable[[str], None]) -> "Source":
     from hyena_jax.distillation.model import check_distillable, long_filters
     from hyena_jax.distillation.sizes import Source
     from hyena_jax.training.evaluate import load_data
-    from hyena_jax.training.run_folder import load_params, read_run
+    from hyena_jax.training.folder import load_params, read_run
 
     run = read_run(settings.workdir)
     is_tokens = run.experiment.data.input_kind.is_tokens

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hyena_jax.generation.decoding import Continuation, Prefilled, Request
     from hyena_jax.generation.programs import Chunk
     from hyena_jax.generation.sampling import SamplingRule
-    from hyena_jax.training.run_folder import RunFolder
+    from hyena_jax.training.folder import RunFolder
 
 
 # Most continuations at once: they are computed together and printed when all are done.
@@ -75,8 +75,8 @@ def run(command: Generate, arguments: Sequence[str]) -> int:
     from hyena_jax.generation.recomputation import note_recomputation
     from hyena_jax.generation.sample import stream
     from hyena_jax.generation.sampling import SamplingRule
-    from hyena_jax.training.bars import bar
-    from hyena_jax.training.run_folder import load_params, read_run
+    from hyena_jax.output import bar
+    from hyena_jax.training.folder import load_params, read_run
 
     _check_files(command)
     rule = SamplingRule(command.greedy, command.temperature, command.top_k, command.top_p, command.min_p)

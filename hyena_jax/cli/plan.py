@@ -55,12 +55,12 @@ class Plan:
 def run(command: Plan, arguments: Sequence[str]) -> int:
     """Prints one plan, or the best of a search."""
     from hyena_jax.benchmark.machine import describe_versions
+    from hyena_jax.output import bar
     from hyena_jax.plan import report
     from hyena_jax.plan.compiling import DoesNotCompile, Limits
     from hyena_jax.plan.planning import make_plan, with_other_kernels
     from hyena_jax.plan.search import candidates, search
     from hyena_jax.plan.targets import parse_target, require_compiler
-    from hyena_jax.training.bars import bar
 
     command.check()
     experiment, whole = command.experiment, command.whole

@@ -52,9 +52,9 @@ def run(command: Score, arguments: Sequence[str]) -> int:
     from hyena_jax.api import load_run
     from hyena_jax.data.records import read_records
     from hyena_jax.generation.saved_state import origin
+    from hyena_jax.output import bar
     from hyena_jax.scoring import output
     from hyena_jax.scoring.score import prepare
-    from hyena_jax.training.bars import bar
 
     records = read_records(command.path, command.format)
     run = load_run(command.run.workdir, command.run.step)

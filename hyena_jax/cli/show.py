@@ -12,7 +12,7 @@ from hyena_jax.startup import start_jax
 
 if TYPE_CHECKING:
     from hyena_jax.inspect.subject import Subject
-    from hyena_jax.training.run_folder import RunFolder
+    from hyena_jax.training.folder import RunFolder
 
 MAX_TOKENS = 512
 
@@ -49,7 +49,7 @@ def run(command: Show, arguments: Sequence[str]) -> int:
     from hyena_jax import files
     from hyena_jax.inspect.content import content
     from hyena_jax.inspect.page import page
-    from hyena_jax.training.run_folder import read_run
+    from hyena_jax.training.folder import read_run
 
     workdir = command.run.workdir
     shown = _subject(command, read_run(workdir))

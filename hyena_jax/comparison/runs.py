@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from hyena_jax import config
 from hyena_jax.config import Experiment, choose, require
+from hyena_jax.training.evaluate import LOWER_IS_BETTER
 from hyena_jax.training.metrics import FILE, read_rows
-from hyena_jax.training.until import LOWER_IS_BETTER
 
 Axis = Literal["step", "seconds", "tokens"]
 HELD_OUT = "validation/"

@@ -87,6 +87,6 @@ class TopKAccuracyConfig(MetricConfig):
         return f"top_{self.k}_accuracy"
 
 
-register("cross_entropy", CrossEntropyConfig, "hyena_jax.training.scores:cross_entropy_loss")
-register("accuracy", AccuracyConfig, "hyena_jax.training.scores:accuracy")
-register("top_k_accuracy", TopKAccuracyConfig, "hyena_jax.training.scores:top_k_accuracy")
+register("cross_entropy", CrossEntropyConfig, "hyena_jax.training.loss:cross_entropy_loss")
+register("accuracy", AccuracyConfig, "hyena_jax.training.loss:accuracy")
+register("top_k_accuracy", TopKAccuracyConfig, "hyena_jax.training.loss:top_k_accuracy")

@@ -300,10 +300,10 @@ def _require_decays(config: OptimizerConfig, *names: str) -> None:
 
 
 SCHEDULE_CONFIGS = ScheduleConfig.registry
-register("cosine", CosineConfig, "hyena_jax.training.schedules:cosine")
-register("linear", LinearConfig, "hyena_jax.training.schedules:linear")
-register("constant", ConstantConfig, "hyena_jax.training.schedules:constant")
-register("warmup_stable_decay", WarmupStableDecayConfig, "hyena_jax.training.schedules:warmup_stable_decay")
+register("cosine", CosineConfig, "hyena_jax.training.optimizer:cosine")
+register("linear", LinearConfig, "hyena_jax.training.optimizer:linear")
+register("constant", ConstantConfig, "hyena_jax.training.optimizer:constant")
+register("warmup_stable_decay", WarmupStableDecayConfig, "hyena_jax.training.optimizer:warmup_stable_decay")
 
 OPTIMIZER_CONFIGS = OptimizerConfig.registry
 register("adamw", AdamWConfig, "hyena_jax.training.optimizer:adamw")

@@ -7,8 +7,8 @@ import jax
 from hyena_jax.distillation.sizes import Source, Tried
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.evaluate import measured_on
+from hyena_jax.training.folder import CHECKPOINTS, write_description
 from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.run_folder import CHECKPOINTS, write_description
 from hyena_jax.training.step import init_state
 
 CONFIG_FILE = "config.py"

@@ -16,10 +16,10 @@ from hyena_jax.data.tokenizers import is_tokenizer
 from hyena_jax.inspect import page, report
 from hyena_jax.inspect.subject import Subject, piece, probability, scores
 from hyena_jax.inspect.tracing import Trace, trace
+from hyena_jax.output import bar
 from hyena_jax.training import lora, metrics
-from hyena_jax.training.bars import bar
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.run_folder import RunFolder, load_params, read_run
+from hyena_jax.training.folder import RunFolder, load_params, read_run
 from hyena_jax.training.step import init_params
 
 

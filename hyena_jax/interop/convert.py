@@ -25,9 +25,9 @@ from hyena_jax.files import require_free
 from hyena_jax.interop import lfm2, recurrentgemma, safari, stripedhyena2
 from hyena_jax.interop.family import Options, Source
 from hyena_jax.interop.tensors import DTYPES, Tensors, read_tensors
-from hyena_jax.training import streamed
+from hyena_jax.training.checkpoint import Streamed, save_streamed
+from hyena_jax.training.folder import CHECKPOINTS, write_description
 from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.run_folder import CHECKPOINTS, write_description
 from hyena_jax.training.step import TrainState, init_params, init_state
 from hyena_jax.trees import named_leaves
 
@@ -205,10 +205,10 @@ def _write_checkpoint(folder: Path, experiment: Experiment, shapes: Any, found: 
             require(not few.any(), f"the optimizer's initial {path}", few, "0")
             moments[path] = partial(_zeros, leaf)
     items = {
-        "params": streamed.Streamed(wanted["params"], placeholders["params"], params),
-        "train_state": streamed.Streamed(wanted["train_state"], placeholders["train_state"], moments),
+        "params": Streamed(wanted["params"], placeholders["params"], params),
+        "train_state": Streamed(wanted["train_state"], placeholders["train_state"], moments),
     }
-    streamed.save(folder, items, {"loss": None})
+    save_streamed(folder, items, {"loss": None})
 
 
 def _blocks(found: Source, path: str, dtype: np.dtype, n_rows: int) -> Iterator[np.ndarray]:

@@ -44,7 +44,6 @@ SOURCES = {
     "ops/kernels/recurrence.py": RECURRENCE,
     "ops/rg_lru.py": RECURRENCE,
     "training/loss.py": LOSS,
-    "training/scores.py": LOSS,
     "training/step.py": OPTIMIZER,
     "training/optimizer.py": OPTIMIZER,
 }

@@ -25,8 +25,8 @@ from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, MEMORY, PROGRAM, USER, VOCABULARY
 from hyena_jax.plan.kernels import Kernel, kernels
 from hyena_jax.plan.targets import compile_only_devices, parse_target
+from hyena_jax.training.loss import loss_function
 from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.scores import loss_function
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
 

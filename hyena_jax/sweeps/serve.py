@@ -19,9 +19,8 @@ from hyena_jax.data.loader import Stream
 from hyena_jax.output import Output
 from hyena_jax.signals import Interrupted
 from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, STOPPED
-from hyena_jax.training.duration import seconds_of
-from hyena_jax.training.loop import Diverged
-from hyena_jax.training.progress import Progress
+from hyena_jax.training.console import Progress
+from hyena_jax.training.loop import Diverged, seconds_of
 from hyena_jax.training.run import prepare, train
 
 STEPS_EVERY = 0.5

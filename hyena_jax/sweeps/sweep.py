@@ -18,13 +18,12 @@ from hyena_jax import config, files
 from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.config.digest import with_digest, without_digest
 from hyena_jax.files import LOCK, locked
-from hyena_jax.output import Output
+from hyena_jax.output import Output, bar
 from hyena_jax.signals import Interrupted, noted_signals
 from hyena_jax.sweeps.grid import MAX_RUNS
 from hyena_jax.sweeps.pool import INSIDE, Event, Pool
 from hyena_jax.sweeps.progress import SweepProgress
 from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, STOPPED, TRAIN
-from hyena_jax.training.bars import bar
 from hyena_jax.training.metrics import FILE as METRICS
 from hyena_jax.training.metrics import read_rows
 

@@ -1,7 +1,7 @@
 """Checkpoints: written by Orbax, verified by a SHA-256 manifest. Knows pytrees, not models.
 
     checkpoints/<step>/{params,train_state,meta}/   one committed checkpoint
-    checkpoints/<step>/manifest.json                see `manifest.py`; written after the commit
+    checkpoints/<step>/manifest.json                SHA-256 digests, written after the commit
     checkpoints/<step>.damaged/                     set aside by a restore
     checkpoints/<step>.unverified/                  the same, if an earlier verified one was used instead
 
@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,8 +30,15 @@ from orbax.checkpoint import checkpoint_managers
 
 from hyena_jax.config import UserError, read_json
 from hyena_jax.parallel.processes import from_first, is_first, lost_another
-from hyena_jax.training.declared import misfit
-from hyena_jax.training.manifest import damage_in, is_verified, write_manifest
+from hyena_jax.training.checkpoint_files import (
+    Blocks,
+    as_os_error,
+    damage_in,
+    is_verified,
+    misfit,
+    replace_arrays,
+    write_manifest,
+)
 
 Tree = Any
 
@@ -171,16 +178,6 @@ class Checkpoints:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
-
-
-@contextmanager
-def as_os_error(what: str) -> Iterator[None]:
-    """Raises any error of the storage layers, such as a full disk, as an OSError."""
-    try:
-        yield
-    except Exception as error:
-        reason = str(error).partition(" [")[0]  # without TensorStore's specification of the array
-        raise OSError(f"{what}: {reason}") from error
 
 
 @contextmanager
@@ -374,3 +371,38 @@ def _meta(checkpoint: Path) -> dict[str, Any]:
         return meta if isinstance(meta, dict) else {}
     except UserError:
         return {}
+
+
+class Streamed(NamedTuple):
+    """An item of a checkpoint: a tree of shapes, its placeholders, and the blocks of each array."""
+
+    shapes: Tree
+    """Arrays or `jax.ShapeDtypeStruct`."""
+    placeholders: Tree
+    """A NumPy array for each shape, of its rank and dtype, of one number."""
+    blocks: Mapping[str, Blocks]
+    """By path, such as `blocks_0/mixer/in_proj/kernel`; an array that is not named keeps its placeholder."""
+
+
+def save_streamed(folder: Path, items: Mapping[str, Streamed], meta: dict[str, Any]) -> None:
+    """Writes the checkpoint of step 0, with its manifest, array by array, in a folder without checkpoints.
+
+    For parameters that do not fit into memory together: Orbax writes placeholders, and each array is then
+    replaced, in blocks of rows, by one of its full shape.
+
+    Raises:
+      OSError: if writing fails.
+      Exception: what `blocks` raise; the checkpoint is then incomplete, and must be removed.
+    """
+    placeholders = {name: item.placeholders for name, item in items.items()}
+    with Checkpoints(folder, 1, print) as checkpoints:
+        checkpoints.save(0, placeholders, {**meta, "step": 0})
+    for name, item in items.items():
+        replace_arrays(folder / "0" / name, item.shapes, item.blocks)
+    for path in (folder / "0").rglob("*"):  # until the files are on the disk
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    write_manifest(folder / "0")

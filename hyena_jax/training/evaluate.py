@@ -1,23 +1,33 @@
-"""Exact evaluation on held-out data."""
+"""Exact evaluation on held-out data, and the value at which a run stops early, such as `accuracy=0.99`."""
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 
 import flax.linen as nn
+import jax
 import numpy as np
 import optax
 
 from hyena_jax import parallel
-from hyena_jax.config import DataConfig, ParallelConfig, TextConfig, TokensConfig, UserError, require
+from hyena_jax.config import (
+    DataConfig,
+    ParallelConfig,
+    TextConfig,
+    TokensConfig,
+    UserError,
+    choose,
+    require,
+)
 from hyena_jax.config.checks import MAX_COUNT
+from hyena_jax.config.experiment import parse_target
 from hyena_jax.data.dataset import Dataset, load
 from hyena_jax.data.loader import Batch
 from hyena_jax.data.text import fingerprint_of_no_text
 from hyena_jax.parallel.strategy import Strategy, round_up
+from hyena_jax.training.folder import RunFolder
+from hyena_jax.training.loss import TAKEN, loss_function, metric_functions
 from hyena_jax.training.metrics import Values
-from hyena_jax.training.run_folder import RunFolder
-from hyena_jax.training.scores import TAKEN, loss_function, metric_functions
 from hyena_jax.training.step import make_eval_step
 
 Sums = dict[str, float | np.ndarray]
@@ -149,3 +159,25 @@ def load_data(run: RunFolder, path: str | None = None) -> Dataset:
         )
     data.complete(run.experiment)
     return data
+
+
+LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
+"""Held-out values that reach a target from above; all others reach it from below."""
+
+
+def is_reached(until: str, values: Values) -> bool:
+    """Whether held-out values reach the target `NAME=VALUE`."""
+    name, target = parse_target(until)
+    return values[name] <= target if name in LOWER_IS_BETTER else values[name] >= target
+
+
+def check_target(until: str, data: Dataset, eval_step: Callable, *arguments: object) -> None:
+    """Raises UserError unless the target names a value that evaluations of `data` measure.
+
+    Args:
+      eval_step: as `make_eval_step` makes it; traced with `arguments`, its parameters and a batch.
+    """
+    sums = jax.eval_shape(eval_step, *arguments)
+    ones = {name: np.ones(sum_.shape[1:]) if sum_.ndim > 1 else 1.0 for name, sum_ in sums.items()}
+    names = held_out_values(data, ones)
+    choose("the value in training.until", parse_target(until)[0], names)

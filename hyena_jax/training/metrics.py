@@ -20,6 +20,8 @@ Values = dict[str, float]
 
 FILE = "metrics.jsonl"
 EVENTS = "tensorboard"
+FLUSH_EVERY = 30.0
+"""Seconds after which a row also flushes the file."""
 
 
 class MetricsLog:
@@ -37,11 +39,7 @@ class MetricsLog:
         kept = [_line(row) for row in read_rows(path) if row["step"] <= step]
         files.write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
-        self._events = None
-        if tensorboard:
-            from hyena_jax.training.tensorboard import EventFile
-
-            self._events = EventFile(workdir / EVENTS, step + 1)
+        self._events = EventFile(workdir / EVENTS, step + 1) if tensorboard else None
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -65,6 +63,44 @@ class MetricsLog:
         os.fsync(self._file.fileno())
         if self._events is not None:
             self._events.sync()
+
+
+class EventFile:
+    """A TensorBoard event file; each start of a run writes its own.
+
+    Rows are written by the thread that logs them. The SummaryWriter of tensorboardX has a thread for this,
+    which dies unnoticed on a full disk, and then its queue blocks the training forever.
+    """
+
+    def __init__(self, folder: Path, first_step: int):
+        """Makes the folder; TensorBoard then drops rows of earlier files from `first_step` on."""
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        folder.mkdir(exist_ok=True)
+        # The usual name holds seconds only, which two starts may share.
+        self._file = EventsWriter(str(folder / "events"), f".{time.time_ns() % 10**9:09d}")
+        self._event, self._flushed = Event, time.monotonic()
+        self._write(step=first_step, session_log={"status": SessionLog.START})
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds a row of scalars."""
+        scalars = [{"tag": name, "simple_value": value} for name, value in values.items()]
+        self._write(step=step, summary={"value": scalars})
+        if time.monotonic() - self._flushed > FLUSH_EVERY:
+            self.sync()
+
+    def sync(self) -> None:
+        """Flushes, so that written rows survive a crash of the machine."""
+        self._file.flush()
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Flushes and closes the file."""
+        self._file.close()
+
+    def _write(self, **content: object) -> None:
+        self._file.write_event(self._event(wall_time=time.time(), **content))
 
 
 def _line(row: Mapping[str, Any]) -> str:

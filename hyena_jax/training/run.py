@@ -30,11 +30,9 @@ from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.signals import Interrupted, stop_requests
 from hyena_jax.training import lora
 from hyena_jax.training.checkpoint import Best, Checkpoints, best, is_same_measure, saved_steps
-from hyena_jax.training.loop import REACHED, UNEVALUATED, Profile, Setup, Trainer, all_finite
-from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
-from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.progress import Progress, parameter_table
-from hyena_jax.training.run_folder import (
+from hyena_jax.training.console import Progress, parameter_table
+from hyena_jax.training.evaluate import check_target
+from hyena_jax.training.folder import (
     CHECKPOINTS,
     hold_folder,
     kept_encoding,
@@ -45,9 +43,11 @@ from hyena_jax.training.run_folder import (
     require_finite,
     require_same_base,
 )
-from hyena_jax.training.scores import loss_function, metric_functions
+from hyena_jax.training.loop import REACHED, UNEVALUATED, Profile, Setup, Trainer, all_finite
+from hyena_jax.training.loss import loss_function, metric_functions
+from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
+from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import TrainState, init_params, init_state, make_eval_step
-from hyena_jax.training.until import check_target
 from hyena_jax.trees import named_leaves, path_name
 
 GIB = 2**30

@@ -15,9 +15,8 @@ import optax
 
 from hyena_jax.models import example_inputs
 from hyena_jax.training.lora import Adapted
-from hyena_jax.training.loss import cross_entropy, scored
+from hyena_jax.training.loss import Score, cross_entropy, eval_values, scored, train_values, weighted
 from hyena_jax.training.optimizer import global_norm
-from hyena_jax.training.scores import Score, eval_values, train_values, weighted
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]

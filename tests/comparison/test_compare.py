@@ -21,7 +21,7 @@ from hyena_jax.config import (
     UserError,
 )
 from hyena_jax.data.tokenizers import BytesTokenizer
-from hyena_jax.training.run_folder import write_description
+from hyena_jax.training.folder import write_description
 
 ACCURACY = {0: (0.2, 0.5, 0.4), 1: (0.3, 0.6, 0.8)}
 """At steps 10, 20 and 30, by seed."""

@@ -32,7 +32,7 @@ from hyena_jax.distillation import hankel
 from hyena_jax.inspect import content, report, subject
 from hyena_jax.mixers import Hawk
 from hyena_jax.training import lora
-from hyena_jax.training.run_folder import RunFolder
+from hyena_jax.training.folder import RunFolder
 from hyena_jax.training.step import init_params
 
 pytestmark = pytest.mark.xdist_group("inspect")  # its tests share a trace

@@ -16,7 +16,7 @@ from hyena_jax.data.tokenizers import BytesTokenizer, IdsTokenizer
 from hyena_jax.scoring import output, windows
 from hyena_jax.scoring.score import prepare
 from hyena_jax.training.checkpoint import Checkpoints
-from hyena_jax.training.run_folder import CHECKPOINTS, write_description
+from hyena_jax.training.folder import CHECKPOINTS, write_description
 from hyena_jax.training.step import init_params
 
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("score")]

@@ -13,10 +13,11 @@ from hyena_jax.training.checkpoint import (
     Best,
     Checkpoints,
     best,
+    damage_in,
     restore_readonly,
     saved_steps,
+    write_manifest,
 )
-from hyena_jax.training.manifest import damage_in, write_manifest
 
 
 def items(step: int) -> dict:

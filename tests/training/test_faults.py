@@ -16,9 +16,9 @@ from hyena_jax.config import UserError
 from hyena_jax.signals import Interrupted, stop_requests
 from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.folder import locked, read_run
 from hyena_jax.training.metrics import MetricsLog, read_rows
 from hyena_jax.training.run import train
-from hyena_jax.training.run_folder import locked, read_run
 
 pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
 

@@ -19,13 +19,13 @@ from hyena_jax.config import ConstantConfig, HawkConfig, HyenaConfig, ParallelCo
 from hyena_jax.inspect import content
 from hyena_jax.output import Output
 from hyena_jax.signals import Interrupted, stop_requests
-from hyena_jax.training import loop, lora, progress
+from hyena_jax.training import loop, lora
 from hyena_jax.training.checkpoint import best, saved_steps
+from hyena_jax.training.console import Progress
+from hyena_jax.training.folder import load_params, read_run
 from hyena_jax.training.loop import Diverged
 from hyena_jax.training.metrics import read_rows
-from hyena_jax.training.progress import Progress
 from hyena_jax.training.run import train
-from hyena_jax.training.run_folder import load_params, read_run
 
 pytestmark = pytest.mark.xdist_group("trained")  # its tests share a run
 
@@ -174,7 +174,7 @@ def test_a_run_whose_output_is_closed_is_saved(whole, experiment, tmp_path, cons
             os.close(read)  # the row of step 3 is the next to be printed
 
     monkeypatch.setattr(Progress, "advance", advance)
-    monkeypatch.setattr(progress, "ROW_EVERY", 0.0)
+    monkeypatch.setattr("hyena_jax.training.console.ROW_EVERY", 0.0)
     file = open(write, "w")  # noqa: SIM115 (closing it writes what nobody reads)
     with pytest.raises(Interrupted, match="stopped by a closed output; saved at step 3"):
         train(experiment, tmp_path / "run", Output(file=file))

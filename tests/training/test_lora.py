@@ -25,8 +25,8 @@ from hyena_jax.config import (
     UserError,
 )
 from hyena_jax.training import lora
+from hyena_jax.training.folder import read_initial, read_run
 from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.run_folder import read_initial, read_run
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
 from hyena_jax.trees import named_leaves
 

@@ -29,9 +29,8 @@ from hyena_jax.config import (
     register,
 )
 from hyena_jax.training.checkpoint import Checkpoints
-from hyena_jax.training.optimizer import global_norm, label_parameters, make_optimizer
-from hyena_jax.training.progress import parameter_table
-from hyena_jax.training.schedules import make_schedule
+from hyena_jax.training.console import parameter_table
+from hyena_jax.training.optimizer import global_norm, label_parameters, make_optimizer, make_schedule
 
 PARAMS = {
     "dense": {"kernel": jnp.array([1.0, -2.0]), "bias": jnp.array([0.5])},

@@ -26,8 +26,7 @@ from hyena_jax.config import (
     identity_differences,
     register,
 )
-from hyena_jax.training.loss import cross_entropy, scored
-from hyena_jax.training.scores import are_classes, loss_function, metric_functions
+from hyena_jax.training.loss import are_classes, cross_entropy, loss_function, metric_functions, scored
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
 
 pytestmark = pytest.mark.xdist_group("scores")  # its tests share a training

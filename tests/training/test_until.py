@@ -7,8 +7,8 @@ from test_loop import assert_same_run, rows, with_training
 
 from hyena_jax.config import UserError
 from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.evaluate import is_reached
 from hyena_jax.training.run import train
-from hyena_jax.training.until import is_reached
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import re
 import pytest
 from rich.console import Console
 
-from hyena_jax.training import bars, progress
+from hyena_jax import output
+from hyena_jax.training.console import Progress
 from hyena_jax.training.run import train
 
 ROW = re.compile(r"step +(\d+)   loss \d\.\d{4}   [\d,]+ tokens/s   \d:\d\d:\d\d left")
@@ -18,7 +19,7 @@ def longer(experiment, steps):
 
 
 def test_without_a_terminal_rows_say_loss_speed_and_time_left(experiment, tmp_path, console, monkeypatch):
-    monkeypatch.setattr(progress, "ROW_EVERY", 0.0)
+    monkeypatch.setattr("hyena_jax.training.console.ROW_EVERY", 0.0)
     train(experiment, tmp_path / "run", console)
     lines = console.file.getvalue().splitlines()
     rows = [ROW.fullmatch(line) for line in lines if " left" in line]
@@ -34,7 +35,7 @@ def test_without_a_terminal_rows_say_loss_speed_and_time_left(experiment, tmp_pa
 
 def test_on_a_terminal_the_bar_says_compiling_before_the_first_step():
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    with progress.Progress(console, 0, 10, "token") as shown:
+    with Progress(console, 0, 10, "token") as shown:
         shown._rich.refresh()
         before = console.file.getvalue()
         shown.advance(1)
@@ -52,17 +53,17 @@ def test_on_a_terminal_the_bar_says_compiling_before_the_first_step():
 
 def test_a_continued_run_lists_no_parameters_and_no_more_rows_than_a_person_reads(whole, experiment, console):
     train(longer(experiment, 21), whole, console)
-    output = console.file.getvalue()
-    assert "continuing after step 12" in output
-    assert "embedding/embedding" not in output
-    assert [line.split()[1] for line in output.splitlines() if " left" in line] == ["15", "21"]
+    printed = console.file.getvalue()
+    assert "continuing after step 12" in printed
+    assert "embedding/embedding" not in printed
+    assert [line.split()[1] for line in printed.splitlines() if " left" in line] == ["15", "21"]
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_watched_loop_has_a_bar_on_a_terminal_alone(is_terminal, capsys, monkeypatch):
     usual = Console
-    monkeypatch.setattr(bars, "Console", lambda stderr: usual(stderr=stderr, force_terminal=is_terminal))
-    assert list(bars.watched("evaluating", "abc", 3)) == ["a", "b", "c"]
+    monkeypatch.setattr(output, "Console", lambda stderr: usual(stderr=stderr, force_terminal=is_terminal))
+    assert list(output.watched("evaluating", "abc", 3)) == ["a", "b", "c"]
     captured = capsys.readouterr()
     assert captured.out == ""
     assert ("evaluating" in captured.err) == is_terminal
