@@ -50,7 +50,7 @@ ALLOWED = {
     "sweeps": {"config", "data", "flags", "signals", "output", "startup", "training"},
     "comparison": {"config", "models", "training"},
     "distillation": {"config", "data", "models", "parallel", "training"},
-    "inspect": {"config", "data", "distillation", "mixers", "models", "training"},
+    "inspect": {"config", "data", "distillation", "mixers", "models", "output", "training"},
     "interop": {"config", "data", "filters", "models", "training", "trees"},
     "api": {"config", "data", "generation", "models", "output", "scoring", "startup", "training"},
     "__main__": {"cli", "signals"},
