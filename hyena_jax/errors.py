@@ -8,20 +8,33 @@ T = TypeVar("T")
 
 
 class UserError(ValueError):
-    """The input is wrong. Commands print the message on one line and exit with code 2."""
+    """The input is wrong. Commands print the error on one line and exit with code 2.
+
+    Attributes:
+      message: what is wrong, and what to do.
+      argument: what the message is about, such as `d_model`: the error begins with it, and commands replace
+        it by the name of its flag. None if the message is a whole sentence.
+    """
+
+    def __init__(self, message: str, argument: str | None = None):
+        super().__init__(message, argument)
+        self.message, self.argument = message, argument
+
+    def __str__(self) -> str:
+        return self.message if self.argument is None else f"{self.argument} {self.message}"
 
 
 def require(condition: bool, argument: str, value: object, allowed: str) -> None:
     """Raises UserError `{argument} must be {allowed}, got {value}` unless the condition holds."""
     if not condition:
-        raise UserError(f"{argument} must be {allowed}, got {value!r}")
+        raise UserError(f"must be {allowed}, got {value!r}", argument)
 
 
 def choose(what: str, name: str, allowed: Mapping[str, T]) -> T:
     """Returns `allowed[name]`; refuses an unknown name and suggests the nearest valid one."""
     if name in allowed:
         return allowed[name]
-    raise UserError(f"{what} {name!r} is unknown{_nearest(name, allowed)}; allowed: {', '.join(allowed)}")
+    raise UserError(f"{name!r} is unknown{_nearest(name, allowed)}; allowed: {', '.join(allowed)}", what)
 
 
 def _nearest(name: str, allowed: Iterable[str]) -> str:

@@ -166,7 +166,7 @@ def open_input(argument: str, path: str | Path, most: int | None = None) -> Iter
     except UserError:
         raise
     except (OSError, ValueError) as error:  # the latter for a path with a null character
-        raise UserError(f"{argument} {str(path)!r} cannot be read: {error}") from error
+        raise UserError(f"{str(path)!r} cannot be read: {error}", argument) from error
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)  # of the opened file, in case the path has changed since
         _require_regular(argument, path, status)
@@ -206,7 +206,7 @@ def read_bytes(argument: str, path: str | Path, most: int) -> bytes:
         try:
             return file.read(os.fstat(file.fileno()).st_size)
         except OSError as error:
-            raise UserError(f"{argument} {str(path)!r} cannot be read: {error}") from error
+            raise UserError(f"{str(path)!r} cannot be read: {error}", argument) from error
 
 
 def read_json(argument: str, path: str | Path, most: int = MAX_JSON) -> Any:
@@ -215,7 +215,7 @@ def read_json(argument: str, path: str | Path, most: int = MAX_JSON) -> Any:
     try:
         return parse_json(data)
     except UserError as error:
-        raise UserError(f"{argument} {str(path)!r} cannot be read: {error}") from error
+        raise UserError(f"{str(path)!r} cannot be read: {error}", argument) from error
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -253,7 +253,7 @@ def open_safetensors(argument: str, path: str | Path, most: int | None = None) -
         with open_input(argument, path, most), safe_open(path, "numpy") as file:
             yield file
     except SafetensorError as error:
-        raise UserError(f"{argument} {str(path)!r} cannot be read: {printable(error)[:200]}") from error
+        raise UserError(f"{str(path)!r} cannot be read: {printable(error)[:200]}", argument) from error
 
 
 def memory_size() -> int:

@@ -1,5 +1,6 @@
 """Flags derived from the fields of a dataclass: their values, errors and help."""
 
+import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -8,7 +9,7 @@ import pytest
 
 from hyena_jax.cli.flags import FLAT, as_flag, flags_of, positional, read
 from hyena_jax.cli.help import command_help
-from hyena_jax.config import Checked, UserError, require
+from hyena_jax.config import NO_DECAY, AdamWConfig, Checked, Experiment, UserError, require
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,13 @@ class Inner(Checked):
         super().__post_init__()
         widest = max((part.width for part in self.parts), default=0)
         require(widest <= self.most, "parts", widest, "at most 9 wide")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """An experiment's flags."""
+
+    experiment: Experiment = field(default=Experiment(optimizer=AdamWConfig(groups=(NO_DECAY, NO_DECAY))))
 
 
 @dataclass(frozen=True)
@@ -122,13 +130,21 @@ def test_what_is_wrong_is_said_of_the_flag(line, message):
 
 def test_later_errors_name_the_flag_where_one_alone_is_called_so():
     names = [flag.name for flag in flags_of(Command)]
-    assert as_flag("is_quick must be alone, got True", names) == "--is-quick must be alone, got True"
-    assert as_flag("most 'x' is unknown", names) == "--inner.most 'x' is unknown"
-    assert as_flag("shape must be square", names) == "--shape must be square"
-    assert as_flag("shape must hold one", names) == "--shape must hold one"
-    assert as_flag("shape 'x' cannot be read", names) == "--shape 'x' cannot be read"
-    for message in ("folder must be new", "other must be new", "step 5 is damaged", "rate: must be"):
-        assert as_flag(message, names) == message
+    for argument, flag in (("is_quick", "--is-quick"), ("most", "--inner.most"), ("shape", "--shape")):
+        assert str(as_flag(UserError("must be alone", argument), names)) == f"{flag} must be alone"
+    for error in (UserError("must be new", "folder"), UserError("most must be new"), UserError("rate: bad")):
+        assert as_flag(error, names) is error
+
+
+def test_a_wrong_value_deep_inside_is_said_of_its_flag():
+    flag = "--experiment.optimizer.groups.1.learning-rate"
+    with pytest.raises(UserError, match=f"^{flag} must be at least 0.*, got -1.0$"):
+        read(Settings, "train", [flag, "-1"])
+
+
+def test_the_argument_of_an_error_survives_another_process():
+    error = pickle.loads(pickle.dumps(UserError("must be new", "folder")))
+    assert (str(error), error.message, error.argument) == ("folder must be new", "must be new", "folder")
 
 
 def test_help_says_what_each_flag_takes_does_and_is(monkeypatch):

@@ -538,7 +538,7 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         ),
         (
             lambda: config.ParameterGroup("x", learning_rate=-1.0),
-            "learning_rate of a group must be at least 0",
+            "learning_rate must be at least 0",
         ),
         (
             lambda: config.ImplicitFilterConfig(window_shift=float("inf")),

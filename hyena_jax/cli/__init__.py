@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _flush()  # here, where a full disk and a closed pipe are handled
             return code
         except UserError as error:  # names a field, which the user knows as a flag
-            raise UserError(as_flag(str(error), flags)) from error
+            raise as_flag(error, flags) from error
     except UserError as error:
         return fail(error, 2)
     except BrokenPipeError:  # the reader of our output closed it, as `head` does

@@ -155,5 +155,7 @@ def _sizes(settings: Distill, max_len: int) -> tuple[int, ...]:
     if settings.state_size == "auto":
         return tuple(size for size in AUTO_SIZES if size <= max(max_len, AUTO_SIZES[0]))
     if settings.state_size > max_len:
-        raise UserError(f"state_size must be at most the run's max_len={max_len}, got {settings.state_size}")
+        raise UserError(
+            f"must be at most the run's max_len={max_len}, got {settings.state_size}", "state_size"
+        )
     return (settings.state_size,)

@@ -10,7 +10,6 @@ import difflib
 import errno
 import math
 import os
-import re
 import reprlib
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,8 +26,6 @@ T = TypeVar("T")
 FLAT = {"flat": True}
 MISSING = dataclasses.MISSING
 
-# The messages of `require` and `choose` begin with the argument.
-_ABOUT = re.compile(r"([a-z_][\w.]*)(?= must (?:be|hold) | '[^']*' (?:is unknown|must be|cannot be read))")
 _NEGATIVE = "--no-"
 
 
@@ -111,20 +108,14 @@ def split(command: type, arguments: Sequence[str]) -> tuple[list[str], list[str]
     return ours, others
 
 
-def as_flag(message: str, names: Iterable[str]) -> str:
-    """A message about a field, such as `d_model must be ...`, with the flag's name in place of the field's.
-
-    The message is unchanged unless exactly one flag matches.
-    """
-    found = _ABOUT.match(message)
-    if found is None:
-        return message
-    wanted = found[0].replace("_", "-")
+def as_flag(error: UserError, names: Iterable[str]) -> UserError:
+    """The error with a flag's name in place of its argument, if exactly one flag matches."""
+    wanted = (error.argument or "").replace("_", "-")
     names = [name for name in names if name.startswith("--")]
     near = [name for name in names if name == f"--{wanted}"] or [
         name for name in names if name.endswith(f".{wanted}")
     ]
-    return near[0] + message[found.end() :] if len(near) == 1 else message
+    return UserError(error.message, near[0]) if len(near) == 1 else error
 
 
 def n_values(hint: Any) -> int | None:
@@ -331,9 +322,10 @@ def _build(
     try:
         return section.kind(**options)
     except UserError as error:
-        found = _ABOUT.match(str(error))
-        name = names.get((*section.path, *found[0].split("."))) if found else None
+        name = names.get((*section.path, *(error.argument or "").split(".")))
         if name is not None:
-            raise UserError(name + str(error)[found.end() :]) from error
+            raise UserError(error.message, name) from error
         within = section.prefix.removesuffix(".")
-        raise UserError(str(error) if within == "--" else f"{within}: {error}") from error
+        if within == "--":
+            raise
+        raise UserError(f"{within}: {error}") from error

@@ -117,7 +117,7 @@ def _counted(chunks: "Iterator[Chunk]", advance: Callable[[int], None]) -> "Iter
 def _check_files(command: Generate) -> None:
     if not command.prompt and command.load_state is None:
         raise UserError(
-            "prompt must be given, as --prompt TEXT, or a state to continue from, as --load-state FILE"
+            "must be given, as --prompt TEXT, or a state to continue from, as --load-state FILE", "prompt"
         )
     for name in ("output", "save_state"):
         path = getattr(command, name)

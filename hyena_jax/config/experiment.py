@@ -130,8 +130,9 @@ class Experiment(Checked):
         if self.data.inputs != self.model.inputs:
             names = type(self.model).__name__, type(self.data).__name__
             raise UserError(
-                f"data must be what the model reads ({self.model.inputs}), got {names[0]} and {names[1]}"
-                f" ({self.data.inputs})"
+                f"must be what the model reads ({self.model.inputs}), got {names[0]} and {names[1]}"
+                f" ({self.data.inputs})",
+                "data",
             )
         if not self.data.input_kind.is_tokens:
             prompt = self.logging.sample_prompt

@@ -202,13 +202,14 @@ def is_run(workdir: Path) -> bool:
     try:
         os.fsencode(workdir.absolute()).decode()
     except UnicodeError:
-        raise UserError(f"workdir must be a path in UTF-8, got {str(workdir.absolute())!r}") from None
+        raise UserError(f"must be a path in UTF-8, got {str(workdir.absolute())!r}", "workdir") from None
     size = len(os.fsencode(workdir.absolute()))
     longest = max((len(os.fsencode(part)) for part in workdir.parts), default=0)
     if size > MAX_PATH or longest > MAX_NAME:
         raise UserError(
-            f"workdir must be a path of at most {MAX_PATH} bytes, {MAX_NAME} between two slashes, got"
-            f" {str(workdir)[:40]!r}... of {size}"
+            f"must be a path of at most {MAX_PATH} bytes, {MAX_NAME} between two slashes, got"
+            f" {str(workdir)[:40]!r}... of {size}",
+            "workdir",
         )
     return (workdir / RUN_CONFIG).is_file()
 

@@ -28,7 +28,9 @@ class LoRAConfig(Checked):
         try:
             re.compile(self.targets)
         except (re.error, OverflowError, RecursionError) as error:
-            raise UserError(f"targets must be a regular expression, got {self.targets!r}: {error}") from error
+            raise UserError(
+                f"must be a regular expression, got {self.targets!r}: {error}", "targets"
+            ) from error
         for field in fields(self):
             value = getattr(self, field.name)
             allowed = f"{field.default!r} without lora.rank"

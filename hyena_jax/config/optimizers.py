@@ -143,9 +143,7 @@ class ParameterGroup(Checked):
         super().__post_init__()
         for name in ("learning_rate", "weight_decay"):
             value = getattr(self, name)
-            require(
-                value is None or 0 <= value < math.inf, f"{name} of a group", value, "at least 0, or None"
-            )
+            require(value is None or 0 <= value < math.inf, name, value, "at least 0, or None")
 
 
 # As in the published Hyena code: a low rate for positional features, no decay of filters, biases and scales.

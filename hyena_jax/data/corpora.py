@@ -55,14 +55,14 @@ def _read(argument: str, path: str) -> str:
         raise UserError(f"{argument} {path!r} is a file of tokens, not of text; add --data tokens")
     try:
         if not root.is_file() and not root.is_dir():
-            raise UserError(f"{argument} must be an existing text file or folder, got {path!r}")
+            raise UserError(f"must be an existing text file or folder, got {path!r}", argument)
         files = _files_below(root) if root.is_dir() else [root]
         size = sum(file.stat().st_size for file in files)
         most = memory_size() // MEMORY_PER_BYTE
         require(size <= most, argument, path, f"at most {most} bytes, to fit this machine's memory")
         text = "".join(_decode(argument, file, read_bytes(argument, file, most)) for file in files)
     except OSError as error:
-        raise UserError(f"{argument} {path!r} cannot be read: {error}") from error
+        raise UserError(f"{path!r} cannot be read: {error}", argument) from error
     require(text != "", argument, path, "a file or folder with some text")
     return text
 
@@ -86,8 +86,9 @@ def _decode(argument: str, file: Path, data: bytes) -> str:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{argument} must hold UTF-8 text, but {str(file)!r} has byte {data[error.start]:#04x}"
-            f" at offset {error.start}"
+            f"must hold UTF-8 text, but {str(file)!r} has byte {data[error.start]:#04x}"
+            f" at offset {error.start}",
+            argument,
         ) from error
 
 
@@ -149,4 +150,4 @@ def _require_text(name: str, builder: "tfds.core.DatasetBuilder") -> None:
     features = dict(builder.info.features)
     if len(features) != 1 or not all(isinstance(value, tfds.features.Text) for value in features.values()):
         found = ", ".join(f"{key} ({type(value).__name__})" for key, value in features.items())
-        raise UserError(f"name must be a data set with one feature, a Text, got {name!r} with: {found}")
+        raise UserError(f"must be a data set with one feature, a Text, got {name!r} with: {found}", "name")

@@ -36,8 +36,9 @@ def read_pair(argument: str, path: str) -> tuple[np.ndarray, np.ndarray]:
     require(images.size > 0, f"{argument}: images in {str(files['images'])!r}", images.shape, "not empty")
     if len(images) != len(labels):
         raise UserError(
-            f"{argument} must hold a label for each image, got {len(images)} images in"
-            f" {str(files['images'])!r} and {len(labels)} labels in {str(files['labels'])!r}"
+            f"must hold a label for each image, got {len(images)} images in"
+            f" {str(files['images'])!r} and {len(labels)} labels in {str(files['labels'])!r}",
+            argument,
         )
     return images, labels
 
@@ -52,9 +53,10 @@ def _find_pair(argument: str, path: str) -> dict[str, Path]:
     if any(len(candidates) != 1 for candidates in found.values()):
         seen = ", ".join(f"{file.name} (0x{number.hex()})" for file, number in magic.items())
         raise UserError(
-            f"{argument} must be a folder with one IDX file of images (uint8 in 3 dimensions: magic number"
+            f"must be a folder with one IDX file of images (uint8 in 3 dimensions: magic number"
             f" 0x{MAGIC['images'].hex()}) and one of labels (uint8 in 1: 0x{MAGIC['labels'].hex()}),"
-            f" got {path!r} with {seen or 'no files'}"
+            f" got {path!r} with {seen or 'no files'}",
+            argument,
         )
     return {kind: candidates[0] for kind, candidates in found.items()}
 

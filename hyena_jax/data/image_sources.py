@@ -50,7 +50,7 @@ def _from_path(config: ImagesConfig) -> Images:
         return Images(every, held_out, f"{config.path}, held out: {config.validation_path}")
     cut = len(every.images) * 9 // 10
     if cut == 0:
-        raise UserError(f"path must hold at least 2 images, to hold one out, got {config.path!r} with 1")
+        raise UserError(f"must hold at least 2 images, to hold one out, got {config.path!r} with 1", "path")
     train, held_out = (Labelled(*(part[rows] for part in every)) for rows in (slice(cut), slice(cut, None)))
     return Images(train, held_out, f"{config.path}, held out: its last 10%")
 

@@ -53,7 +53,7 @@ class Normalization:
             return cls(mean, std)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(
-                f"normalization must be what to_json returns, got {str(values)[:80]}: {error!r}"
+                f"must be what to_json returns, got {str(values)[:80]}: {error!r}", "normalization"
             ) from error
 
 

@@ -38,8 +38,9 @@ def read_records(path: Path, file_format: Format = "auto") -> list[Record]:
         text = data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"path must hold UTF-8 text, but {str(path)!r} has byte {data[error.start]:#04x} at offset"
-            f" {error.start}"
+            f"must hold UTF-8 text, but {str(path)!r} has byte {data[error.start]:#04x} at offset"
+            f" {error.start}",
+            "path",
         ) from error
     require(text != "", "path", str(path), "a file with some text")
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")

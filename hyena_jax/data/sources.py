@@ -212,7 +212,7 @@ class _Arrays:
             raise UserError(f"arrays must have rows of one shape: {error}") from error
         for name, values in self.arrays.items():
             if values.ndim == 0:
-                raise UserError(f"{name} must be an array of rows, got {values.item()!r}")
+                raise UserError(f"must be an array of rows, got {values.item()!r}", name)
         sizes = {name: len(values) for name, values in self.arrays.items()}
         require(len(set(sizes.values())) == 1, "rows of the arrays", sizes, "equal in number")
         weights = self.arrays.get("weights")
@@ -246,8 +246,9 @@ def _check_iterator(rows: Any) -> None:
     has = all(hasattr(rows, name) for name in ("__next__", "get_state", "set_state"))
     if not has:
         raise UserError(
-            "train must be arrays, a random-access source (__len__ and __getitem__), or an iterator with"
-            f" get_state() and set_state(state), so that a run resumes exactly; got {type(rows).__name__}"
+            "must be arrays, a random-access source (__len__ and __getitem__), or an iterator with"
+            f" get_state() and set_state(state), so that a run resumes exactly; got {type(rows).__name__}",
+            "train",
         )
 
 

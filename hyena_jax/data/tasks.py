@@ -74,8 +74,9 @@ def draw_row(task: Task, config: TaskConfig, part: Part, seed: int, index: int) 
         if not config.disjoint or _is_held_out(row) == is_test:
             return row
     raise UserError(
-        f"disjoint must be False with so few different rows, got True: {MAX_TRIES} draws gave no row of the"
-        f" {part} part"
+        f"must be False with so few different rows, got True: {MAX_TRIES} draws gave no row of the"
+        f" {part} part",
+        "disjoint",
     )
 
 

@@ -38,7 +38,7 @@ def open_builder(name: str, tfds_dir: str | None, bundled: str) -> "tfds.core.Da
         near = difflib.get_close_matches(name, names, n=3)
         hint = f"; nearest: {', '.join(near)}" if near else ""
         raise UserError(
-            f"name must be {bundled} or a data set of TensorFlow Datasets, got {name!r}{hint}"
+            f"must be {bundled} or a data set of TensorFlow Datasets, got {name!r}{hint}", "name"
         ) from error
 
 
@@ -57,8 +57,9 @@ def prepare(builder: "tfds.core.DatasetBuilder", manual_dir: str | None, instead
             builder.download_and_prepare(download_config=download_config)
     except ImportError as error:
         raise UserError(
-            f"name {builder.name!r} must be prepared first, which needs the package {error.name}:"
-            " pip install 'hyena_jax[tfds]'"
+            f"{builder.name!r} must be prepared first, which needs the package {error.name}:"
+            " pip install 'hyena_jax[tfds]'",
+            "name",
         ) from error
     except Exception as error:  # anything that the data set's code, the network or the disk raises
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")

@@ -380,7 +380,9 @@ class IdsTokenizer:
         words = text.split()
         wrong = [word for word in words if not (word.isascii() and word.isdecimal())]
         if wrong:
-            raise UserError(f"text must be token ids such as '1 2 3', got {', '.join(map(repr, wrong[:5]))}")
+            raise UserError(
+                f"must be token ids such as '1 2 3', got {', '.join(map(repr, wrong[:5]))}", "text"
+            )
         words = [word.lstrip("0") or "0" for word in words]
         longest = max(words, key=len, default="")
         fits = len(longest) <= len(str(MAX_SYMBOLS))  # or NumPy, or Python, cannot hold it
@@ -486,7 +488,7 @@ def tokenizer_from_json(values: dict[str, Any]) -> Tokenizer:
         return choose("tokenizer", values["kind"], readers)()
     except (KeyError, TypeError, binascii.Error) as error:
         raise UserError(
-            f"tokenizer must be what to_json returns, got {str(values)[:80]}: {error!r}"
+            f"must be what to_json returns, got {str(values)[:80]}: {error!r}", "tokenizer"
         ) from error
 
 
@@ -594,10 +596,10 @@ def _checked(ids: Sequence[int], vocab_size: int) -> np.ndarray:
     array = np.asarray(ids, np.int64)
     outside = array[(array < 0) | (array >= vocab_size)]
     if outside.size:
-        raise UserError(f"ids must be in [0, {vocab_size}), got {outside[0]}")
+        raise UserError(f"must be in [0, {vocab_size}), got {outside[0]}", "ids")
     return array
 
 
 def _refuse(symbols: Iterable[str], kind: str) -> NoReturn:
     first = ", ".join(repr(symbol) for symbol in list(dict.fromkeys(symbols))[:5])
-    raise UserError(f"text must hold only symbols of the {kind} vocabulary, got {first}")
+    raise UserError(f"must hold only symbols of the {kind} vocabulary, got {first}", "text")

@@ -56,7 +56,7 @@ def check_distillable(config: ModelConfig) -> None:
         n_blocks = getattr(mixer, "n_blocks", 1)
         if n_blocks != 1:
             raise UserError(
-                f"n_blocks must be 1 to be distilled, got {n_blocks}: a recurrence continues across blocks"
+                f"must be 1 to be distilled, got {n_blocks}: a recurrence continues across blocks", "n_blocks"
             )
     require(config.max_len >= LEAST_LEN, "max_len", config.max_len, f"at least {LEAST_LEN}")
 

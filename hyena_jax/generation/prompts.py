@@ -49,7 +49,7 @@ def check_prompts(
     for prompt in prompts:
         ids = np.asarray(prompt)
         if ids.size == 0:
-            raise UserError("prompt must hold at least one token, got an empty one")
+            raise UserError("must hold at least one token, got an empty one", "prompt")
         is_list = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
         require(is_list, "prompt", f"{ids.dtype} {ids.shape}", "integers [length]")
         wrong = ids[(ids < 0) | (ids >= config.vocab_size)]

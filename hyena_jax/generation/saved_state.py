@@ -75,7 +75,9 @@ def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Pre
         try:
             return _prefilled(file, _about(file, origin), model, params)
         except UserError as error:
-            raise UserError(f"load_state {str(path)!r} cannot be read as a saved state: {error}") from error
+            raise UserError(
+                f"{str(path)!r} cannot be read as a saved state: {error}", "load_state"
+            ) from error
 
 
 def _about(file: safe_open, origin: str) -> dict[str, Any]:

@@ -114,11 +114,11 @@ def _beside(
     folder = read_run(workdir)
     config = folder.experiment.model
     if folder.encoding != encoding or config.input_kind.is_tokens != bool(shown.labels):
-        raise UserError(f"beside must be a run with the same tokens or images, got {str(workdir)!r}")
+        raise UserError(f"must be a run with the same tokens or images, got {str(workdir)!r}", "beside")
     length, most = shown.inputs.shape[1], getattr(config, "max_len", None)
     if shown.labels and most is not None and most < length:
         raise UserError(
-            f"beside must be a run that reads {length} tokens, got one that reads {most}; lower max_tokens"
+            f"must be a run that reads {length} tokens, got one that reads {most}; lower max_tokens", "beside"
         )
     if shown.labels:
         largest, size = int(shown.inputs.max()), getattr(config, "vocab_size", None)

@@ -102,8 +102,8 @@ def page(content: Content) -> str:
     size = len(text.encode())
     if size > MAX_BYTES:
         raise UserError(
-            f"max_tokens must be lower: the page would have {size / 1e6:.1f} MB,"
-            f" and {MAX_BYTES / 1e6:g} MB is the most"
+            f"must be lower: the page would have {size / 1e6:.1f} MB, and {MAX_BYTES / 1e6:g} MB is the most",
+            "max_tokens",
         )
     return text
 

@@ -81,7 +81,7 @@ def from_file(tokenizer: Tokenizer, path: Path, most: int) -> Subject:
     try:
         text = read_bytes("path", path, MAX_BYTES).decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise UserError(f"path must be a text in UTF-8, got {str(path)!r}: {error}") from error
+        raise UserError(f"must be a text in UTF-8, got {str(path)!r}: {error}", "path") from error
     return from_text(tokenizer, text, most, path)
 
 

@@ -60,7 +60,7 @@ def settings_of(source: Path, options: Options, names: tuple[str, ...] = ("confi
     for name in names:
         if (folder / name).exists() or (folder / name).is_symlink():
             return read_settings(folder / name)
-    raise UserError(f"config must be given: there is no {' or '.join(names)} next to the weights")
+    raise UserError(f"must be given: there is no {' or '.join(names)} next to the weights", "config")
 
 
 def max_len_of(options: Options, default: int) -> int:

@@ -18,7 +18,7 @@ class Settings:
 
     def __init__(self, source: str, values: Any) -> None:
         if not isinstance(values, Mapping):
-            raise UserError(f"{source} must be an object with settings by name, got {_shown(values)}")
+            raise UserError(f"must be an object with settings by name, got {_shown(values)}", source)
         self.source = source
         self.values = values
 
@@ -91,7 +91,7 @@ def read_settings(path: Path) -> Settings:
     try:
         values = _parse_yaml(data) if path.suffix in (".yml", ".yaml") else parse_json(data)
     except UserError as error:
-        raise UserError(f"config {str(path)!r} cannot be read: {error}") from error
+        raise UserError(f"{str(path)!r} cannot be read: {error}", "config") from error
     return Settings(path.name, values)
 
 

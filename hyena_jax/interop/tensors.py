@@ -155,7 +155,7 @@ def read_pytorch(path: Path, allowed_objects: tuple[type, ...] = ()) -> dict[str
             reason = f"it holds {refused[1]}, which is not a tensor and is not loaded"
         else:
             reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"source {str(path)!r} cannot be read: {printable(reason)[:200]}") from error
+        raise UserError(f"{str(path)!r} cannot be read: {printable(reason)[:200]}", "source") from error
     if isinstance(values, dict) and isinstance(values.get(STATE), dict):
         values = values[STATE]
     is_dict = isinstance(values, dict) and all(isinstance(name, str) for name in values)
@@ -210,7 +210,7 @@ def read_orbax(folder: Path) -> dict[str, Tensor]:
         about = dict(_zarr_metadata(folder))
         tensors = {name: _zarr_tensor(folder, name, values) for name, values in about.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:  # TensorStore's are ValueErrors
-        raise UserError(f"source {str(folder)!r} cannot be read: {printable(error)[:200]}") from error
+        raise UserError(f"{str(folder)!r} cannot be read: {printable(error)[:200]}", "source") from error
     require(len(tensors) > 0, "source", str(folder), "an Orbax checkpoint with arrays in zarr version 2")
     return tensors
 

@@ -28,13 +28,15 @@ def make_strategy(config: ParallelConfig, devices: Sequence[jax.Device] | None =
     chosen = all_devices(config.devices, devices)
     platform = chosen[0].platform
     if config.kernels == "on" and platform not in HAVE_KERNELS:
-        raise UserError(f"parallel.kernels must be 'off' or 'auto' on a {platform}, which has none; got 'on'")
+        raise UserError(
+            f"must be 'off' or 'auto' on a {platform}, which has none; got 'on'", "parallel.kernels"
+        )
     kernels = wants_kernels(config, platform)
     if kernels and devices is None:
         faults = gather(kernel_fault(platform))
         fault = next((found for found in faults if found is not None), None)
         if fault is not None and config.kernels == "on":
-            raise UserError(f"parallel.kernels must be 'off' or 'auto' on these devices: {fault}")
+            raise UserError(f"must be 'off' or 'auto' on these devices: {fault}", "parallel.kernels")
         kernels = fault is None
     return Sharded(config, chosen, kernels) if config.strategy == "sharded" else Pmap(chosen, kernels)
 

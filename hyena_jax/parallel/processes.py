@@ -153,15 +153,17 @@ def together(make: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return make()
-    value, error = None, None
+    value, error, told = None, None, None
     try:
         value = make()
-    except (UserError, OSError) as raised:
-        error = raised
-    for i, found in enumerate(gather(None if error is None else [isinstance(error, UserError), str(error)])):
+    except UserError as raised:
+        error, told = raised, [raised.message, raised.argument]
+    except OSError as raised:
+        error, told = raised, [str(raised)]
+    for i, found in enumerate(gather(told)):
         if found is not None:
-            is_user_error, text = found
-            raise (UserError if is_user_error else OSError)(f"{text} (in process {i})") from error
+            text, *argument = found
+            raise (UserError if argument else OSError)(f"{text} (in process {i})", *argument) from error
     return value
 
 

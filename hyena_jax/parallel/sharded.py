@@ -115,7 +115,7 @@ class Sharded(Strategy):
         for leaf in jax.tree.leaves(batch):
             if leaf.ndim > 1 and leaf.shape[1] % n_parts:
                 of = f"a divisor of the rows' length {leaf.shape[1]}"
-                raise UserError(f"parallel.sequence must be {of}, got {n_parts}")
+                raise UserError(f"must be {of}, got {n_parts}", "parallel.sequence")
         try:  # operators refuse what they cannot shard when they are traced
             with jax.set_mesh(self._mesh):
                 jax.eval_shape(eval_step, shapes, batch)

@@ -136,8 +136,9 @@ def check_batch(batch_size: int, row_shards: int, accumulation_steps: int) -> No
     """Raises UserError unless all devices get the same number of rows in every accumulated microbatch."""
     if batch_size % (row_shards * accumulation_steps):
         raise UserError(
-            f"data.batch_size must be a multiple of the devices that shard its rows x accumulation_steps = "
-            f"{row_shards} x {accumulation_steps}, got {batch_size}"
+            f"must be a multiple of the devices that shard its rows x accumulation_steps = "
+            f"{row_shards} x {accumulation_steps}, got {batch_size}",
+            "data.batch_size",
         )
 
 

@@ -135,7 +135,7 @@ def _read(folder: Path, seconds: float) -> Compiled:
     if fault.exists():
         found = json.loads(fault.read_text())
         if found["kind"] != COMPILER:
-            raise UserError(found["text"])
+            raise UserError(found["text"], found["argument"])
         reason = " ".join(found["text"].split())
         used = re.search(r"Used ([\d.]+)([KMGT]) of", reason)
         if used is not None:

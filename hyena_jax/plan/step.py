@@ -111,8 +111,8 @@ def main(config_file: str, target: str, folder: str, *plugins: str) -> int:
     """Lowers and compiles; what goes wrong is written to FOLDER/fault.json."""
     out = Path(folder)
 
-    def fail(kind: str, error: Exception) -> int:
-        (out / FAULT).write_text(json.dumps({"kind": kind, "text": str(error)}))
+    def fail(kind: str, text: str, argument: str | None = None) -> int:
+        (out / FAULT).write_text(json.dumps({"kind": kind, "text": text, "argument": argument}))
         return 1
 
     try:
@@ -122,13 +122,13 @@ def main(config_file: str, target: str, folder: str, *plugins: str) -> int:
         lowered, facts = lower(experiment, compile_only_devices(parse_target(target)))
         (out / FACTS).write_text(json.dumps(facts))
     except UserError as error:
-        return fail(USER, error)
+        return fail(USER, error.message, error.argument)
     try:
         compiled = lowered.compile()
         (out / PROGRAM).write_text(compiled.as_text())
         (out / MEMORY).write_text(str(compiled_memory(compiled).total))
     except Exception as error:  # XLA's own kinds: no memory, no sharding, a kernel that Mosaic refuses
-        return fail(COMPILER, error)
+        return fail(COMPILER, str(error))
     return 0
 
 

@@ -143,7 +143,7 @@ def _check_head(path: Path, line: bytes, head: str, about: Mapping[str, Any]) ->
         theirs = dict(json.loads(line)[ABOUT])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         must = "a new file, or one with scores, which begins with a line about itself"
-        raise UserError(f"output must be {must}, got {str(path)!r}") from error
+        raise UserError(f"must be {must}, got {str(path)!r}", "output") from error
     names = [name for name in {**about, **theirs} if about.get(name) != theirs.get(name)]
     changes = "; ".join(f"{name} {theirs.get(name)!r} -> {about.get(name)!r}" for name in names)
     raise UserError(f"output {str(path)!r} holds other scores ({changes}); give a new file")

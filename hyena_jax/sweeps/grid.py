@@ -95,7 +95,7 @@ def _experiment(base: Experiment, point: Mapping[str, str], flags: Sequence[str]
     try:
         return read(_Settings, "sweep", rest, defaults, choice_flags(experiment)).experiment
     except UserError as error:
-        raise UserError(as_flag(str(error), [flag.name for flag in known])) from error
+        raise as_flag(error, [flag.name for flag in known]) from error
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:

@@ -170,7 +170,7 @@ class Pool:
                 worker.is_ready = True
                 continue
             if kind == FAILED and not worker.is_ready:
-                raise UserError(values["error"])
+                raise UserError(values["error"], values["argument"])
             if kind == STOPPED:  # said again below, once it has ended
                 worker.has_stopped = True
                 continue

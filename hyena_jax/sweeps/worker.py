@@ -53,9 +53,9 @@ def main(cores: str) -> int:
 
         platform = jax.devices()[0].platform
         if cores and platform != "cpu":
-            raise UserError(f"jobs must be 1 on a {platform}: only CPUs are divided among the runs")
+            raise UserError(f"must be 1 on a {platform}: only CPUs are divided among the runs", "jobs")
     except UserError as error:
-        send(FAILED, error=str(error))
+        send(FAILED, error=error.message, argument=error.argument)
         return 2
     server = Server(send)
     send(READY)

@@ -36,8 +36,9 @@ def _ngram_example(rng: np.random.Generator, config: PrefixNgramConfig) -> tuple
             break
     else:
         raise UserError(
-            f"n_gram must be such that some {size}-gram occurs once, got {size} with n_letters={n},"
-            f" min_len={config.min_len}"
+            f"must be such that some {size}-gram occurs once, got {size} with n_letters={n},"
+            f" min_len={config.min_len}",
+            "n_gram",
         )
     # As published: all listed n-grams but the last, not only those that occur once.
     gram = grams[rng.integers(len(grams) - 1)]

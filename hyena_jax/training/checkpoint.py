@@ -231,7 +231,7 @@ def restore_readonly(
     if step is not None:
         steps = [(saved, verified) for saved, verified in steps if saved == step]
         if not steps:
-            raise UserError(f"step must be one of the saved {saved_steps(folder)}, got {step}")
+            raise UserError(f"must be one of the saved {saved_steps(folder)}, got {step}", "step")
     for candidate, verified in steps:
         restored = _try_restore(folder, candidate, verified, targets)
         if isinstance(restored, Restored):
@@ -243,7 +243,9 @@ def restore_readonly(
             return restored
         report(f"checkpoint {candidate} is damaged ({restored})")
     if step is not None:
-        raise UserError(f"step must be one of the undamaged of {saved_steps(folder)}, got {step}: {restored}")
+        raise UserError(
+            f"must be one of the undamaged of {saved_steps(folder)}, got {step}: {restored}", "step"
+        )
     raise UserError(f"{folder} holds no usable checkpoint")
 
 

@@ -66,13 +66,13 @@ def check_run(
     """
     is_run = config.is_run(workdir)
     if workdir.exists() and not workdir.is_dir():
-        raise UserError(f"workdir must be a folder, got the file {str(workdir)!r}")
+        raise UserError(f"must be a folder, got the file {str(workdir)!r}", "workdir")
     _refuse_links(workdir)
     _refuse_inside_text(workdir, experiment.data)
     if not is_run:
         if workdir.is_dir() and not all(map(_is_unfinished, workdir.iterdir())):
             raise UserError(
-                f"workdir must be empty or a run's folder, but {str(workdir)!r} holds other files"
+                f"must be empty or a run's folder, but {str(workdir)!r} holds other files", "workdir"
             )
         return None
     run = read_run(workdir)
@@ -226,12 +226,12 @@ def load_params(
     numbers = {str(saved): saved for saved in saved_steps(folder)}
     if step not in ("latest", "best", *numbers):
         raise UserError(
-            f"step must be 'latest', 'best' or one of the saved {saved_steps(folder)}, got {step[:40]!r}"
+            f"must be 'latest', 'best' or one of the saved {saved_steps(folder)}, got {step[:40]!r}", "step"
         )
     number = {"latest": None, "best": best(folder).step, **numbers}[step]
     if step == "best" and number is None:
         raise UserError(
-            f"step must be 'latest' or one of {saved_steps(folder)}: none was evaluated, got 'best'"
+            f"must be 'latest' or one of {saved_steps(folder)}: none was evaluated, got 'best'", "step"
         )
     shapes = jax.eval_shape(lambda: init_params(model, 0))
     adaptation = lora.lora_of(run.experiment.model)
@@ -286,7 +286,7 @@ def read_initial(path: Path, shapes: optax.Params, report: Callable[[str], None]
         run = read_run(path)
         _, params = load_params(run, models.build(run.experiment.model), "latest", report)
     except UserError as error:
-        raise UserError(f"init_from {str(path)!r} cannot be read: {error}") from error
+        raise UserError(f"{str(path)!r} cannot be read: {error}", "init_from") from error
     export.require_fit(path, params, shapes, report)
     return params
 
