@@ -1,8 +1,6 @@
 """The worker processes of a sweep: started, given work, watched and ended."""
 
-import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -11,17 +9,18 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from hyena_jax.config import UserError
 from hyena_jax.signals import PATIENCE, STOPPING
-from hyena_jax.sweeps.worker import FAILED, READY, STEP, STOPPED
+from hyena_jax.sweeps.worker import FAILED, READY, STEP, STOPPED_CODE
 
 POLL_EVERY = 0.2
 """Seconds to wait for an event before looking at signals."""
-ENDED = "ended"
-"""Kind of an event: the worker ended while it worked."""
+STOPPED, ENDED = "stopped", "ended"
+"""Kinds of events: the worker was asked to stop, and ended; it ended for another reason while it worked."""
 INSIDE = "HYENA_JAX_SWEEP_WORKER"
 """Environment variable of workers, where a sweep of their own is refused."""
 
@@ -40,55 +39,56 @@ class _Worker:
     """One process; `work` is the name of what it does, None while it waits."""
 
     def __init__(self, cores: str, held: Sequence[int]):
-        self.cores, self.work, self.began = cores, None, 0.0
-        self.is_ready = self.has_stopped = False
-        self._rest, self._errors = b"", tempfile.TemporaryFile()  # noqa: SIM115 (see `close`)
-        command = [sys.executable, "-m", "hyena_jax.sweeps.worker", cores]
+        self.cores, self.work, self.began, self.is_ready = cores, None, 0.0, False
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (see `close`)
+        self.connection, theirs = Pipe()
+        command = [sys.executable, "-m", "hyena_jax.sweeps.worker", str(theirs.fileno()), cores]
         usual = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until it has its own handlers
         try:
             # In its own group, or Ctrl-C would reach it twice: from the terminal and from here.
             self.process = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=subprocess.PIPE,  # nothing is ever written: its end tells that this process is gone
+                stdout=self._errors,
                 stderr=self._errors,
-                pass_fds=held,
+                pass_fds=[theirs.fileno(), *held],
                 process_group=0,
                 env={**os.environ, INSIDE: "1"},
             )
         except BaseException:
             self._errors.close()
+            self.connection.close()
             raise
         finally:
+            theirs.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
-    def ask(self, work: str, request: dict[str, Any]) -> None:
+    def ask(self, work: str, request: Any) -> None:
         self.work, self.began = work, time.monotonic()
-        with suppress(BrokenPipeError):  # it has ended, which its next event will say
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
+        with suppress(ConnectionError):  # it has ended, which its next event will say
+            self.connection.send(request)
 
-    def read(self) -> Iterator[dict[str, Any]]:
-        """The events that have arrived; the last is ENDED if there will be no more."""
-        received = os.read(self.process.stdout.fileno(), 2**16)
-        *lines, self._rest = (self._rest + received).split(b"\n")
-        yield from map(json.loads, lines)
-        if not received:
+    def receive(self) -> tuple[str, dict[str, Any]]:
+        """The next event; STOPPED or ENDED if there will be no more."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):  # OSError: it was killed within an event
             code = self.process.wait()
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            self._errors.seek(0)
-            said = self._errors.read().decode(errors="replace").strip().splitlines()
-            # Once it trains, it prints to the log of the run.
-            more = f"; {self.work}.log may say why" if self.is_ready else f": {said[-1]}" if said else ""
-            yield {"kind": ENDED, "error": f"its process {how}{more}"}
+        if code == STOPPED_CODE:
+            return STOPPED, {}
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        # Once it trains, it prints to the log of the run.
+        more = f"; {self.work}.log may say why" if self.is_ready else f": {said[-1]}" if said else ""
+        return ENDED, {"error": f"its process {how}{more}"}
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        for file in (self.process.stdin, self.process.stdout, self._errors):
-            with suppress(BrokenPipeError):
-                file.close()
+        for file in (self.process.stdin, self.connection, self._errors):
+            file.close()
 
 
 class Pool:
@@ -97,7 +97,7 @@ class Pool:
     def __init__(self, cores: Sequence[str], held: Sequence[int]):
         """`cores` are the CPUs of each worker, as `worker.main` takes them; workers inherit `held` files."""
         self._cores, self._held = cores, held
-        self._selector = selectors.DefaultSelector()
+        self._workers: dict[Connection, _Worker] = {}
 
     def __enter__(self) -> "Pool":
         for cores in self._cores:
@@ -111,11 +111,10 @@ class Pool:
         for worker in busy:
             with suppress(subprocess.TimeoutExpired):
                 worker.process.wait(PATIENCE)
-        for worker in self._workers:  # one that waits has nothing to save
+        for worker in self._workers.values():  # one that waits has nothing to save
             worker.close()
-        self._selector.close()
 
-    def run(self, work: Iterable[tuple[str, dict[str, Any]]], asked: Sequence[int]) -> Iterator[Event]:
+    def run(self, work: Iterable[tuple[str, Any]], asked: Sequence[int]) -> Iterator[Event]:
         """Gives each piece of work, a name and a request, to a worker that is free; yields what they say.
 
         A worker that ends while it works, because it was killed or crashed, is replaced.
@@ -136,54 +135,49 @@ class Pool:
                 waiting.clear()
                 for worker in self._busy():
                     worker.process.send_signal(signal.SIGTERM)
-            for worker in self._workers:
+            for worker in self._workers.values():
                 if waiting and worker.work is None:
                     name, request = waiting.popleft()
                     given[name] = request
                     worker.ask(name, request)
             if not self._busy() or list(asked).count(signal.SIGINT) > 1:
                 return
-            for key, _ in self._selector.select(POLL_EVERY):
-                for event in self._events(key.data, is_stopping):
-                    event = event._replace(seconds=event.seconds + spent.get(event.work, 0.0))
-                    if event.kind == STOPPED and not is_stopping:  # asked by somebody else: another continues
-                        spent[event.work] = event.seconds
-                        waiting.appendleft((event.work, given[event.work]))
-                    else:
-                        yield event
-
-    @property
-    def _workers(self) -> list[_Worker]:
-        return [key.data for key in self._selector.get_map().values()]
+            for connection in wait(self._workers, POLL_EVERY):
+                event = self._event(self._workers[connection], is_stopping)
+                if event is None:
+                    continue
+                event = event._replace(seconds=event.seconds + spent.get(event.work, 0.0))
+                if event.kind == STOPPED and not is_stopping:  # asked by somebody else: another continues
+                    spent[event.work] = event.seconds
+                    waiting.appendleft((event.work, given[event.work]))
+                else:
+                    yield event
 
     def _busy(self) -> list[_Worker]:
-        return [worker for worker in self._workers if worker.work is not None]
+        return [worker for worker in self._workers.values() if worker.work is not None]
 
     def _start(self, cores: str) -> None:
         worker = _Worker(cores, self._held)
-        self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+        self._workers[worker.connection] = worker
 
-    def _events(self, worker: _Worker, is_stopping: bool) -> Iterator[Event]:
-        for values in worker.read():
-            kind, work, seconds = values.pop("kind"), worker.work, time.monotonic() - worker.began
-            if kind == READY:
-                worker.is_ready = True
-                continue
-            if kind == FAILED and not worker.is_ready:
-                raise UserError(values["error"], values["argument"])
-            if kind == STOPPED:  # said again below, once it has ended
-                worker.has_stopped = True
-                continue
-            if kind == ENDED:
-                self._selector.unregister(worker.process.stdout)
-                worker.close()
-                if not worker.is_ready and not is_stopping:
-                    raise OSError(f"a worker could not start: {values['error']}")
-                if not is_stopping:
-                    self._start(worker.cores)
-                if worker.has_stopped or is_stopping:
-                    kind, values = STOPPED, {}
-            if kind != STEP:
-                worker.work = None
-            if work is not None:
-                yield Event(work, kind, seconds, values)
+    def _event(self, worker: _Worker, is_stopping: bool) -> Event | None:
+        """The next event of a worker, if it is about its work; replaces a worker that has ended."""
+        kind, values = worker.receive()
+        work, seconds = worker.work, time.monotonic() - worker.began
+        if kind == READY:
+            worker.is_ready = True
+            return None
+        if kind == FAILED and not worker.is_ready:
+            raise UserError(values["error"], values["argument"])
+        if kind in (STOPPED, ENDED):
+            del self._workers[worker.connection]
+            worker.close()
+            if kind == ENDED and not worker.is_ready and not is_stopping:
+                raise OSError(f"a worker could not start: {values['error']}")
+            if is_stopping:
+                kind, values = STOPPED, {}
+            else:
+                self._start(worker.cores)
+        if kind != STEP:
+            worker.work = None
+        return None if work is None else Event(work, kind, seconds, values)

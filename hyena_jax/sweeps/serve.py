@@ -18,7 +18,7 @@ from hyena_jax.data.dataset import Dataset, Encoding
 from hyena_jax.data.loader import Stream
 from hyena_jax.output import Output
 from hyena_jax.signals import Interrupted
-from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, STOPPED
+from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, Request
 from hyena_jax.training.console import Progress
 from hyena_jax.training.loop import Diverged, seconds_of
 from hyena_jax.training.run import prepare, train
@@ -38,17 +38,17 @@ class Server:
         self._plugins: set[str] = set()
         self._kept: tuple[DataConfig, Encoding | None, Dataset] | None = None
 
-    def serve(self, request: dict[str, Any]) -> bool:
-        """Serves `{kind, config, workdir, log}`; returns False once this process was asked to stop."""
+    def serve(self, request: Request) -> bool:
+        """Returns False once this process was asked to stop; what else went wrong is sent."""
         try:
-            experiment = self._experiment(request["config"])
-            if request["kind"] == PLAN:
+            experiment = self._experiment(request.config)
+            if request.kind == PLAN:
                 self._send(PLANNED, seconds=seconds_of(prepare(experiment, self._load)))
             else:
-                _print_to(request["log"])
+                _print_to(f"{request.workdir}.log")
                 train(
                     experiment,
-                    Path(request["workdir"]),
+                    Path(request.workdir),
                     Output(width=110),
                     load_data=self._load,
                     make_progress=self._progress,
@@ -57,7 +57,6 @@ class Server:
         except Diverged as error:
             self._send(DIVERGED, error=str(error))
         except Interrupted:
-            self._send(STOPPED)
             return False
         except (UserError, OSError) as error:
             self._send(FAILED, error=str(error))

@@ -21,9 +21,9 @@ from hyena_jax.files import LOCK, locked
 from hyena_jax.output import Output, bar
 from hyena_jax.signals import Interrupted, noted_signals
 from hyena_jax.sweeps.grid import MAX_RUNS
-from hyena_jax.sweeps.pool import INSIDE, Event, Pool
+from hyena_jax.sweeps.pool import INSIDE, STOPPED, Event, Pool
 from hyena_jax.sweeps.progress import SweepProgress
-from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, STOPPED, TRAIN
+from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, TRAIN, Request
 from hyena_jax.training.metrics import FILE as METRICS
 from hyena_jax.training.metrics import read_rows
 
@@ -216,10 +216,8 @@ def _is_own(path: Path) -> bool:
     return path.name == LOCK or bool(files.DRAFT.fullmatch(path.name))
 
 
-def _request(kind: str, outcome: Outcome) -> dict[str, Any]:
-    workdir = outcome.workdir.absolute()
-    about = {"workdir": str(workdir), "log": f"{workdir}.log"}
-    return {"kind": kind, "config": _encoded(outcome.experiment), **about}
+def _request(kind: str, outcome: Outcome) -> Request:
+    return Request(kind, _encoded(outcome.experiment), str(outcome.workdir.absolute()))
 
 
 def _planned(

@@ -1,46 +1,57 @@
 """A process that trains runs of a sweep one after the other: it starts JAX once and reads the data once.
 
-`python -m hyena_jax.sweeps.worker CORES` reads requests from its standard input, a JSON object a line, and
-writes events to its standard output; what is printed goes to the standard error. Its parent kills it when
-there is no more work. Once its standard input ends, the parent is gone: it stops and saves.
+`python -m hyena_jax.sweeps.worker CONNECTION CORES` receives requests and sends events through a connection
+of `multiprocessing`. Its parent kills it when there is no more work. Once its standard input ends, the parent
+is gone: it stops and saves.
 """
 
-import json
 import os
-import queue
 import sys
-import threading
 from contextlib import suppress
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 from hyena_jax.config import UserError
-from hyena_jax.signals import stop_and_end, take_signals
+from hyena_jax.signals import end_with, take_signals
 from hyena_jax.startup import keep_freed_memory, quiet_libraries, refuse_wrong_jaxlib, start_jax
 
 # Kinds of requests, and of events.
 PLAN, TRAIN = "plan", "train"
 READY, STEP, PLANNED, DONE = "ready", "step", "planned", "done"
-DIVERGED, FAILED, STOPPED = "diverged", "failed", "stopped"
+DIVERGED, FAILED = "diverged", "failed"
+STOPPED_CODE = 75
+"""Exit code after a run that was asked to stop, and saved; as that of the commands."""
 
 
-def main(cores: str) -> int:
+class Request(NamedTuple):
+    """What a worker is asked to do."""
+
+    kind: str
+    """PLAN: to estimate how long the run will take; TRAIN."""
+    config: dict[str, Any]
+    """The encoded experiment."""
+    workdir: str
+    """The run folder; what training prints goes to `{workdir}.log`."""
+
+
+def main(number: str, cores: str) -> int:
     """Serves requests until it is asked to stop.
 
     Args:
+      number: the file descriptor of the connection.
       cores: the CPUs to use, such as `0,1`; empty for all.
     """
     take_signals()
     if cores:  # before anything starts threads
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    events = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    end_with(sys.stdin.fileno())
+    os.set_inheritable(int(number), False)  # a process that outlives this one must not hold it open
+    connection = Connection(int(number))
 
     def send(kind: str, **values: Any) -> None:
-        with suppress(BrokenPipeError):  # nobody waits for events any more: the run is saved all the same
-            events.write(json.dumps({"kind": kind, **values}) + "\n")
+        with suppress(ConnectionError):  # nobody waits for events any more: the run is saved all the same
+            connection.send((kind, values))
 
-    requests: queue.Queue = queue.Queue()
-    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
     try:
         quiet_libraries()
         refuse_wrong_jaxlib()
@@ -59,17 +70,11 @@ def main(cores: str) -> int:
         return 2
     server = Server(send)
     send(READY)
-    while server.serve(requests.get()):
-        pass
-    return 0
-
-
-def _read_requests(requests: queue.Queue) -> None:
-    """Puts requests into the queue; stops this process if the one that sends them has ended."""
-    for line in sys.stdin:
-        requests.put(json.loads(line))
-    stop_and_end()
+    with suppress(EOFError, ConnectionError):  # the parent is gone
+        while server.serve(connection.recv()):
+            pass
+    return STOPPED_CODE
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

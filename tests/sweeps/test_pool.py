@@ -8,22 +8,26 @@ import sys
 import pytest
 
 from hyena_jax.sweeps.pool import Pool
-from hyena_jax.sweeps.worker import STEP
+from hyena_jax.sweeps.worker import DONE, STEP
 
 WORKER = """#!{python}
-import json, os, pathlib, signal, sys
+import os, pathlib, signal, sys
+from multiprocessing.connection import Connection
 
 def save(*_):
     pathlib.Path(request["saved"]).write_text("saved")
-    os._exit(0)
+    os._exit(75)
 
 signal.signal(signal.SIGTERM, save)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {{signal.SIGTERM}})
-print(json.dumps({{"kind": "ready"}}), flush=True)
-request = json.loads(sys.stdin.readline())
-print(json.dumps({{"kind": "step", "step": 1}}), flush=True)
-if request["dies"]:
-    os.kill(os.getpid(), signal.SIGKILL)
+connection = Connection(int(sys.argv[-2]))
+connection.send(("ready", {{}}))
+request = connection.recv()
+connection.send(("step", {{"step": 1}}))
+if os.path.exists(request["saved"]):
+    connection.send(("done", {{}}))
+elif request["gets"]:
+    os.kill(os.getpid(), request["gets"])
 signal.pause()
 """
 
@@ -38,7 +42,7 @@ def workers(tmp_path, monkeypatch):
 
 
 def test_what_is_trained_is_saved_where_nobody_reads_the_output(workers, tmp_path):
-    requests = [(name, {"saved": str(tmp_path / name), "dies": False}) for name in ("a", "b")]
+    requests = [(name, {"saved": str(tmp_path / name), "gets": None}) for name in ("a", "b")]
     with pytest.raises(BrokenPipeError), Pool(["0", "0"], []) as pool:
         with contextlib.closing(pool.run(requests, [])) as events:
             started = {next(events).work for _ in requests}
@@ -48,8 +52,16 @@ def test_what_is_trained_is_saved_where_nobody_reads_the_output(workers, tmp_pat
 
 
 def test_a_worker_that_dies_names_the_log_of_its_run(workers, tmp_path):
-    requests = [("a", {"saved": str(tmp_path / "a"), "dies": True})]
+    requests = [("a", {"saved": str(tmp_path / "a"), "gets": signal.SIGKILL})]
     with Pool(["0"], []) as pool:
         *steps, end = pool.run(requests, [])
     assert [event.kind for event in steps] == [STEP]
     assert end.values["error"] == f"its process was ended by {signal.SIGKILL.name}; a.log may say why"
+
+
+def test_a_worker_that_somebody_else_stops_is_replaced_and_its_run_continues(workers, tmp_path):
+    requests = [("a", {"saved": str(tmp_path / "a"), "gets": signal.SIGTERM})]
+    with Pool(["0"], []) as pool:
+        events = list(pool.run(requests, []))
+    assert [event.kind for event in events] == [STEP, STEP, DONE]
+    assert events[0].seconds < events[-1].seconds
