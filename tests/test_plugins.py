@@ -206,6 +206,27 @@ def test_a_plugin_that_fails_is_one_line_and_code_2(tmp_path, capsys, text, mess
     assert not new.exists()
 
 
+def test_a_part_of_the_user_that_fails_is_said_with_its_file_and_line(tmp_path, capsys):
+    path = tmp_path / "broken.py"
+    text = (EXTENSIONS / "token_shift.py").read_text()
+    path.write_text(text.replace("def mix(", "def mix(self, *_):\n        return 1 / 0\n\n    def unused("))
+    line = path.read_text().splitlines().index("        return 1 / 0") + 1
+    new = ["--plugin", str(path), "--model.pattern", "token_shift", "--workdir", str(tmp_path / "run")]
+    assert cli.main(["train", "quickstart", *new]) == 2
+    failed = f"hyena-jax: error: your plugin failed: ZeroDivisionError: division by zero ({path}:{line})"
+    assert capsys.readouterr().err.splitlines() == [failed]
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), OSError("no space"), SystemExit(1), UserError("wrong")])
+def test_where_our_code_runs_too_only_errors_of_parts_of_the_user_are_theirs(error):
+    register("own", OwnConfig, Own)
+    for about, is_theirs in ((Experiment(), False), (experiment(OwnConfig()), isinstance(error, KeyError))):
+        raised = pytest.raises(UserError if is_theirs else type(error))
+        with raised as caught, config.own_code("your plugin failed", about):
+            raise error
+        assert str(caught.value).startswith("your plugin failed: KeyError: ") == is_theirs
+
+
 @pytest.mark.parametrize("inherited", [None, "1"])
 def test_libraries_are_quiet_before_a_plugin_imports_them(inherited, tmp_path, capsys, monkeypatch):
     """XLA reads the variable when it is loaded; without it, it warns of every program from the cache.

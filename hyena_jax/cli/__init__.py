@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, MemoryError) or is_of_xla:
             return fail(f"out of memory: {error}", 3)
         if config.is_of_own_code(error, config.REGISTRIES):
-            return fail(f"a part of your own failed: {config.describe_fault(error)}", 2)
+            return fail(f"your plugin failed: {config.describe_fault(error)}", 2)
         raise
     except KeyboardInterrupt:
         note("interrupted")

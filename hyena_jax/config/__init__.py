@@ -105,6 +105,7 @@ from hyena_jax.config.plugins import (
     describe_fault,
     is_of_own_code,
     load_plugin,
+    own_code,
     plugin_flags,
     plugins_in,
 )

@@ -16,7 +16,7 @@ from hyena_jax.config.losses import LossConfig, MetricConfig
 from hyena_jax.config.mixers import HyenaConfig, MixerConfig
 from hyena_jax.config.models import ModelConfig
 from hyena_jax.config.optimizers import OptimizerConfig, ScheduleConfig
-from hyena_jax.config.plugins import MissingPlugin, describe_fault, import_parts, plugins_in, require_plugins
+from hyena_jax.config.plugins import MissingPlugin, import_parts, own_code, plugins_in, require_plugins
 from hyena_jax.errors import UserError, choose, require
 from hyena_jax.files import parse_json, read_json
 
@@ -38,21 +38,18 @@ def load(spec: str) -> Experiment:
         return read_run(Path(spec).parent)
     name, _, variant = spec.partition(":")
     path = _find_config(name)
-    try:
-        module = import_parts(str(path), REGISTRIES)
-        if variant and not inspect.signature(module.get_config).parameters:
-            raise UserError("it has no variants")
-        experiment = module.get_config(variant) if variant else module.get_config()
-        if type(experiment) is not Experiment:
-            raise UserError(f"get_config must return an Experiment, got {type(experiment).__name__}")
-        # Written and read as in a run folder, so that later commands see the same, checked values.
-        return decode(parse_json(json.dumps(encode(experiment))))
-    except UserError as error:
-        raise UserError(f"config {spec}: {error}") from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a config is the user's code: its errors are user errors
-        raise UserError(f"config {path} cannot be read: {describe_fault(error)}") from error
+    with own_code(f"config {path} cannot be read"):
+        try:
+            module = import_parts(str(path), REGISTRIES)
+            if variant and not inspect.signature(module.get_config).parameters:
+                raise UserError("it has no variants")
+            experiment = module.get_config(variant) if variant else module.get_config()
+            if type(experiment) is not Experiment:
+                raise UserError(f"get_config must return an Experiment, got {type(experiment).__name__}")
+            # Written and read as in a run folder, so that later commands see the same, checked values.
+            return decode(parse_json(json.dumps(encode(experiment))))
+        except UserError as error:
+            raise UserError(f"config {spec}: {error}") from None
 
 
 def config_files() -> dict[str, Path]:

@@ -8,7 +8,8 @@ import shlex
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -46,14 +47,11 @@ def load_plugin(name: str, registries: Iterable[Registry]) -> None:
     Raises:
       UserError: if there is no such file or module, or its import fails.
     """
-    try:
-        import_parts(name, registries)
-    except UserError as error:
-        raise UserError(f"plugin {name!r}: {error}") from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a plugin is the user's code: its errors are user errors
-        raise UserError(f"plugin {name!r} cannot be imported: {describe_fault(error)}") from error
+    with own_code(f"plugin {name!r} cannot be imported"):
+        try:
+            import_parts(name, registries)
+        except UserError as error:
+            raise UserError(f"plugin {name!r}: {error}") from None
 
 
 def import_parts(name: str, registries: Iterable[Registry]) -> ModuleType:
@@ -170,6 +168,26 @@ def plugin_flags(experiment: Any) -> str:
 def _quoted(text: object) -> str:
     """The text in shell quotes."""
     return "'" + printable(text).replace("'", "'\\''") + "'"
+
+
+@contextmanager
+def own_code(what: str, experiment: Any = None) -> Iterator[None]:
+    """A block that runs the user's code: its errors become a UserError `{what}: {error} ({file}:{line})`.
+
+    Args:
+      experiment: given where code of this package runs in the block too. Then errors are the user's only if a
+        part of the experiment is, and an OSError is the machine's.
+    """
+    try:
+        yield
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        if experiment is not None:
+            is_fault = isinstance(error, Exception) and not isinstance(error, OSError)
+            if not is_fault or not plugins_in(experiment):
+                raise
+        raise UserError(f"{what}: {describe_fault(error)}") from error
 
 
 def is_of_own_code(error: BaseException, registries: Iterable[Registry]) -> bool:

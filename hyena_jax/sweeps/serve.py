@@ -71,9 +71,7 @@ class Server:
     def _experiment(self, encoded: dict[str, Any]) -> Experiment:
         """The experiment; each plugin is imported once, so that its classes stay the same."""
         for name in encoded.get("plugins", {}):
-            require(
-                name != "", "the file of a part of your own", name, "a Python file or a module, for a sweep"
-            )
+            require(name != "", "the file of your plugin", name, "a Python file or a module, for a sweep")
             if name not in self._plugins:
                 config.load_plugin(name, config.REGISTRIES)
                 self._plugins.add(name)

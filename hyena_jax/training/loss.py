@@ -22,7 +22,7 @@ from hyena_jax.config import (
     LossConfig,
     TopKAccuracyConfig,
     UserError,
-    describe_fault,
+    own_code,
 )
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.layout import Layout
@@ -169,10 +169,8 @@ def _checked(
 ) -> jax.Array:
     """`function(logits, targets)`; UserError unless its values have the shape of `targets`."""
     given = f"logits {_described(logits)} and targets {_described(targets)}"
-    try:
+    with own_code(f"{what} cannot be computed from {given}"):
         values = jnp.asarray(function(logits, targets))
-    except Exception as error:  # the function may be the user's: its faults are input
-        raise UserError(f"{what} cannot be computed from {given}: {describe_fault(error)}") from error
     if values.shape != targets.shape:
         raise UserError(
             f"{what} must be of the shape {targets.shape} of the targets, one value each, got"

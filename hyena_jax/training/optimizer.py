@@ -29,7 +29,7 @@ from hyena_jax.config import (
     UserError,
     WarmupScheduleConfig,
     WarmupStableDecayConfig,
-    describe_fault,
+    own_code,
 )
 from hyena_jax.trees import named_leaves, path_name
 
@@ -49,16 +49,12 @@ def make_optimizer(
     part = OptimizerConfig.registry.part_of(type(config))
     make, what = OptimizerConfig.registry.target(type(config)), f"optimizer {part.name!r}"
     schedule = make_schedule(config, total_steps)
-    try:
+    with own_code(f"{what} fails on these parameters"):
         optimizer = make(config, schedule, params)
         if not isinstance(optimizer, optax.GradientTransformation):
-            raise UserError(f"{what} must be an optax.GradientTransformation, got {optimizer!r}")
+            raise UserError(f"must be an optax.GradientTransformation, got {optimizer!r}", what)
         if not part.config_class.__module__.startswith("hyena_jax."):  # tracing large models takes a second
             _check_update(what, optimizer, params)
-    except UserError:
-        raise
-    except Exception as error:  # the function may be the user's: its faults are input
-        raise UserError(f"{what} fails on these parameters: {describe_fault(error)}") from error
     return optimizer
 
 
@@ -256,13 +252,9 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """
     registry = ScheduleConfig.registry
     make, name = registry.target(type(config.schedule)), registry.part_of(type(config.schedule)).name
-    try:
+    with own_code(f"schedule {name!r} fails"):
         schedule = make(config.schedule, config.learning_rate, total_steps)
         rate = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
-    except UserError:
-        raise
-    except Exception as error:  # the function may be the user's: its errors are wrong input
-        raise UserError(f"schedule {name!r} fails: {describe_fault(error)}") from error
     if not isinstance(rate, jax.ShapeDtypeStruct) or rate.shape != ():
         raise UserError(f"schedule {name!r} must give one learning rate for a step, got {rate}")
     return schedule

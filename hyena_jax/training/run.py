@@ -2,8 +2,8 @@
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,23 +161,10 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 
 def prepare(experiment: Experiment, load_data: LoadData = load) -> Setup:
     """Everything that a new run of this experiment is made of, checked as `train` checks it."""
-    with _own_parts(experiment):
+    with config.own_code("your plugin failed", experiment):
         data = load_data(experiment.data, None)
         experiment = data.complete(experiment)
     return _check(experiment, data, Console(quiet=True))
-
-
-@contextmanager
-def _own_parts(experiment: Experiment) -> Iterator[None]:
-    """Raises errors in the user's own parts as UserError; without such parts, errors pass unchanged."""
-    try:
-        yield
-    except (UserError, OSError):
-        raise
-    except Exception as error:
-        if not config.plugins_in(experiment):
-            raise
-        raise UserError(f"a part of your own failed: {config.describe_fault(error)}") from error
 
 
 def _load(
@@ -209,7 +196,7 @@ def _load(
             # With other symbols; `check_run` then reports that the data changed.
             return load_data(experiment.data, None)
 
-    with _own_parts(experiment):
+    with config.own_code("your plugin failed", experiment):
         data = together(load_kept)
         experiment = data.complete(experiment)
     require_equal({"the data's fingerprint": data.fingerprint, **_settings(experiment)})
@@ -232,7 +219,7 @@ def _check(
     check_batch(experiment.data.batch_size, strategy.row_shards, accumulation_steps)
     can_shard = strategy.sequence_axis is None or experiment.model.input_kind.is_tokens
     require(can_shard, "parallel.sequence", experiment.parallel.sequence, "1 unless the model reads tokens")
-    with _own_parts(experiment):
+    with config.own_code("your plugin failed", experiment):
         model = models.build(experiment.model, strategy.sequence_axis, strategy.layout)
         shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
         loss, metrics = loss_function(experiment.loss), metric_functions(experiment, data)
