@@ -64,15 +64,16 @@ class Progress:
             self._start, self._began = step, time.monotonic()
         self._rich.update(self._task, completed=step, description="training")
 
-    def training(self, step: int, loss: float, speed: float) -> None:
-        """Shows the loss of `step` and the speed since the last call, in units a second."""
-        self._loss, self._speed = f"loss {loss:.4f}", f"{speed:,.0f} {self._unit}s/s"
+    def training(self, step: int, loss: float, speed: float | None) -> None:
+        """Shows the loss of `step`, and the speed in units a second; None: it is not known yet."""
+        self._loss, self._speed = f"loss {loss:.4f}", "" if speed is None else f"{speed:,.0f} {self._unit}s/s"
         self._show()
         now = time.monotonic()
         is_due = self._printed is None or now - self._printed >= ROW_EVERY or step == self._steps
         if is_due and not self._console.is_terminal:
             self._printed = now
-            self.note(f"step {step:6d}   {self._loss}   {self._speed}   {self._left(step, now)}")
+            shown = (f"step {step:6d}", self._loss, self._speed, self._left(step, now))
+            self.note("   ".join(filter(None, shown)))
 
     def validation(self, step: int, loss: float, metrics: Mapping[str, float] = NO_METRICS) -> None:
         """Shows the validation loss after `step`, also as a row of text, with the data's own metrics."""

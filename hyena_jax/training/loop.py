@@ -233,7 +233,7 @@ class Trainer:
             **(data.loss_metrics(values["loss"]) if experiment.loss.in_nats else {}),
             "param_norm": param_norm(state.params).item(),
             "learning_rate": float(self.schedule(step - 1)),
-            f"{data.unit}s_per_second": speed,
+            **({} if speed is None else {f"{data.unit}s_per_second": speed}),
         }
         self.log.write(step, {f"train/{name}": value for name, value in row.items()})
         self.progress.training(step, values["loss"], speed)
@@ -325,8 +325,10 @@ class Clock:
         """Begins a new interval after `step`."""
         self._step, self._start = step, time.perf_counter()
 
-    def units_per_second(self, step: int) -> float:
-        """The speed since the interval began; begins a new one."""
+    def units_per_second(self, step: int) -> float | None:
+        """The speed since the interval began, or None if it began at this step; begins a new one."""
+        if step == self._step:
+            return None
         units = (step - self._step) * self._units_per_step
         speed = units / (time.perf_counter() - self._start)
         self.restart(step)

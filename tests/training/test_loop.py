@@ -327,6 +327,17 @@ def test_a_finished_run_can_grow(whole, experiment, console):
     assert saved_steps(whole / "checkpoints")[0] == 14
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_first_step_of_a_start_has_no_speed(experiment, tmp_path, console, steps):
+    """It took the compiler's time; a speed of 0 would be wrong."""
+    train(with_training(experiment, steps=steps, log_every=1), tmp_path / "run", console)
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "train/loss" in row]
+    assert [row["step"] for row in rows] == [*range(1, steps + 1)]
+    assert "train/tokens_per_second" not in rows[0]
+    assert all(row["train/tokens_per_second"] > 0 for row in rows[1:])
+    assert " 0 tokens/s" not in console.file.getvalue()
+
+
 @pytest.mark.scale
 def test_devices_share_a_batch(whole, experiment, tmp_path, console):
     """Without dropout, which differs by device, two devices train like one."""
