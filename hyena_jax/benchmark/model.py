@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hyena_jax import config, models
+from hyena_jax import models
 from hyena_jax.benchmark import verify
 from hyena_jax.benchmark.memory import fits
 from hyena_jax.benchmark.report import (
@@ -89,10 +89,9 @@ def make_subject(settings: Model) -> Subject:
     """The model of the settings' config; see `subject_of`.
 
     Raises:
-      UserError: if the config is unknown or does not fit the settings, or its data cannot be read.
+      UserError: if the config does not fit the settings, or its data cannot be read.
     """
-    experiment = config.load(settings.config)
-    data = experiment.data
+    experiment, data = settings.experiment, settings.experiment.data
     if settings.batch_size is not None:
         data = replace(data, batch_size=settings.batch_size)
     experiment = replace(experiment, data=data)

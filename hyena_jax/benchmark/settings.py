@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from hyena_jax.cli.flags import FLAT, positional
-from hyena_jax.config import MIXER_CONFIGS, PluginFlags, UserError, choose, require
+from hyena_jax.config import MIXER_CONFIGS, Experiment, PluginFlags, UserError, choose, encode, require
 
 RESULTS, PLOT = "results.json", "plot.png"
 
@@ -105,6 +105,7 @@ class Model(Common):
     """One or several sequence lengths, for models of text; by default the config's."""
     vocab_size: int = 256
     """Vocabulary size, if the config takes it from its text."""
+    experiment: Experiment = field(default=Experiment(), metadata=FLAT)
 
     def check(self) -> None:
         """Raises UserError for values that cannot be run."""
@@ -145,6 +146,8 @@ def flags(settings: Settings) -> dict[str, object]:
     """The settings as JSON values."""
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     values |= {"plugins": settings.plugins.plugin}
+    if isinstance(settings, Model):
+        values["experiment"] = encode(settings.experiment)
     return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 

@@ -20,9 +20,8 @@ from hyena_jax.startup import quiet_libraries
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     # Here, since other parts of the package import `hyena_jax.cli.flags`, and the commands import those.
-    from hyena_jax.cli import commands, launch
+    from hyena_jax.cli import commands
     from hyena_jax.cli.base import fail, note
-    from hyena_jax.cli.flags import as_flag
 
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for name in ("stdout", "stderr"):  # closed, as by `>&-`
@@ -33,16 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quiet_libraries()  # before a plugin imports them
     code = 0
     try:
-        ours, launched = commands.split_launch(arguments)
-        command, flags = commands.read(ours)
-        if command is None:
-            return 0
-        try:
-            code = commands.run(command, launched if isinstance(command, launch.Launch) else arguments)
-            _flush()  # here, where a full disk and a closed pipe are handled
-            return code
-        except UserError as error:  # names a field, which the user knows as a flag
-            raise as_flag(error, flags) from error
+        code = commands.run(arguments)
+        _flush()  # here, where a full disk and a closed pipe are handled
+        return code
     except UserError as error:
         return fail(error, 2)
     except BrokenPipeError:  # the reader of our output closed it, as `head` does

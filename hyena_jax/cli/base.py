@@ -1,29 +1,95 @@
-"""What the commands share: the flags that name a run, and lines for the user.
+"""What the commands share: what a command is, the flags that name a run, and lines for the user.
 
 No module of a command imports JAX at module level, so that `--help` and wrong flags answer at once.
 """
 
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hyena_jax import config
+from hyena_jax.cli.choices import choose_kinds
 from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import PluginFlags
+from hyena_jax.errors import UserError
 
 if TYPE_CHECKING:
     from hyena_jax.output import Output
 
+HELP = ("-h", "--help")
+PLUGINS = "HYENA_JAX_PLUGINS"
+
+
+class Command:
+    """A command: a subclass is a frozen dataclass whose fields are its flags, documented for `--help`."""
+
+    @classmethod
+    def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+        """Takes what is not a flag of its own out of the arguments; imports the plugins that they name.
+
+        Returns:
+          The arguments with flags and positional arguments, and values that replace defaults of fields.
+        """
+        given, rest, waiting = [], [], False
+        for argument in arguments:
+            if waiting or argument.startswith("--plugin="):
+                given.append(argument.removeprefix("--plugin="))
+            elif argument != "--plugin":
+                rest.append(argument)
+            waiting = argument == "--plugin" and not waiting
+        if waiting:
+            raise UserError("--plugin must be followed by a Python file or the name of a module")
+        named = filter(None, os.environ.get(PLUGINS, "").split(os.pathsep))
+        for name in dict.fromkeys([*named, *given]):
+            config.load_plugin(name, config.REGISTRIES)
+        return ([*rest, "--plugin", *given] if given else rest), {}
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Runs the command; returns its exit code.
+
+        Args:
+          arguments: the whole command line, to be recorded.
+        """
+        raise NotImplementedError
+
+
+class OfConfig(Command):
+    """A command with the fields `config` and `experiment`: CONFIG comes first, with the flags' defaults."""
+
+    @classmethod
+    def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+        """Reads CONFIG, and the flags that choose its parts, on which the other flags depend."""
+        arguments, values = super().take(called, arguments)
+        if arguments and not arguments[0].startswith("-"):
+            values["experiment"], arguments = choose_kinds(config.load(arguments[0]), arguments)
+        else:
+            require_config_first(called, arguments)
+        return arguments, values
+
 
 @dataclass(frozen=True)
-class RunSelection:
-    """A run, and one of its checkpoints."""
+class OfRun(Command):
+    """A command on a run, and on one of its checkpoints."""
 
     workdir: Path = field(metadata=positional("WORKDIR"))
     """Folder of a run."""
     step: str = "latest"
     """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Whether one of the arguments is --help."""
+    return any(argument in HELP for argument in arguments)
+
+
+def require_config_first(called: str, arguments: Sequence[str]) -> None:
+    """Raises UserError if a flag comes before CONFIG, unless help is asked for."""
+    if arguments and arguments[0].startswith("-") and not asks_for_help(arguments):
+        raise UserError(f"CONFIG must come first after {called}, got {arguments[0]!r}")
 
 
 def note(text: str) -> None:

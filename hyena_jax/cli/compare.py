@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hyena_jax.cli.base import note, table_console
+from hyena_jax.cli.base import Command, note, table_console
 from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import PluginFlags
 from hyena_jax.startup import import_jax
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(Command):
     """Compare runs: one table, and with --output one figure of their curves. DIR is a run or a sweep.
 
     Runs that differ only in their seed are one row: the mean over seeds, and the range. State KiB: decoding
@@ -31,19 +31,18 @@ class Compare:
     """File of the figure (.png, .pdf, .svg); the table is written beside it as .csv and .md."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
+    def run(self, arguments: Sequence[str]) -> int:
+        """Prints the table; writes the figure and the table if asked to."""
+        import_jax()  # only shapes are computed: no device is started
 
-def run(command: Compare, arguments: Sequence[str]) -> int:
-    """Prints the table; writes the figure and the table if asked to."""
-    import_jax()  # only shapes are computed: no device is started
+        from hyena_jax.comparison.compare import compare
+        from hyena_jax.comparison.report import text_table
 
-    from hyena_jax.comparison.compare import compare
-    from hyena_jax.comparison.report import text_table
-
-    dirs, output = command.dirs, command.output
-    rows = compare(dirs, by=command.by, metric=command.metric, x=command.x, output=output, note=note)
-    console = table_console()
-    console.print(text_table(rows))
-    if output is not None:
-        tables = f"{output.with_suffix('.md')}, {output.with_suffix('.csv')}"
-        console.print(f"\nfigure: {output}   table: {tables}", soft_wrap=True)
-    return 0
+        dirs, output = self.dirs, self.output
+        rows = compare(dirs, by=self.by, metric=self.metric, x=self.x, output=output, note=note)
+        console = table_console()
+        console.print(text_table(rows))
+        if output is not None:
+            tables = f"{output.with_suffix('.md')}, {output.with_suffix('.csv')}"
+            console.print(f"\nfigure: {output}   table: {tables}", soft_wrap=True)
+        return 0

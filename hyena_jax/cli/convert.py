@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hyena_jax.cli.base import note
+from hyena_jax.cli.base import Command, note
 from hyena_jax.cli.flags import positional
 from hyena_jax.startup import start_jax
 
 
 @dataclass(frozen=True)
-class Convert:
+class Convert(Command):
     """Read weights of another project into a new run folder."""
 
     format: Literal["recurrentgemma", "lfm2", "safari", "hyenadna", "stripedhyena2"] = field(
@@ -34,17 +34,16 @@ class Convert:
     """Only hyenadna: the constant added to the filters' window. None is 0.05, as in its standalone file; its
     training code has 0, and no config says which."""
 
+    def run(self, arguments: Sequence[str]) -> int:
+        """Writes the run folder, and says what is in it."""
+        start_jax(note)
 
-def run(command: Convert, arguments: Sequence[str]) -> int:
-    """Writes the run folder, and says what is in it."""
-    start_jax(note)
+        from hyena_jax.interop.convert import convert
+        from hyena_jax.interop.family import Options
 
-    from hyena_jax.interop.convert import convert
-    from hyena_jax.interop.family import Options
-
-    options = Options(command.config, command.max_len, command.dtype, command.window_shift)
-    found = convert(command.format, command.source, command.output, options, command.tokenizer)
-    tokenizer = f"tokenizer {found.tokenizer.kind}, {found.tokenizer.vocab_size:,} symbols"
-    print(f"{found.n_tensors:,} tensors, {found.n_parameters:,} parameters; {tokenizer}")
-    print(f"run folder: {command.output}")
-    return 0
+        options = Options(self.config, self.max_len, self.dtype, self.window_shift)
+        found = convert(self.format, self.source, self.output, options, self.tokenizer)
+        tokenizer = f"tokenizer {found.tokenizer.kind}, {found.tokenizer.vocab_size:,} symbols"
+        print(f"{found.n_tensors:,} tensors, {found.n_parameters:,} parameters; {tokenizer}")
+        print(f"run folder: {self.output}")
+        return 0

@@ -3,13 +3,12 @@
 import json
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hyena_jax.cli.base import fail, note, table_console, unread
-from hyena_jax.cli.flags import FLAT, positional
-from hyena_jax.config import PluginFlags, UserError, plugin_flags, read_json, require
+from hyena_jax.cli.base import OfRun, fail, note, table_console, unread
+from hyena_jax.config import UserError, plugin_flags, read_json, require
 from hyena_jax.config.checks import require_at_least
 from hyena_jax.files import require_free
 from hyena_jax.startup import keep_freed_memory, start_jax
@@ -27,19 +26,15 @@ class NoSizeHolds(Exception):
     """No state size keeps the loss within the bound; nothing was written."""
 
 
-@dataclass(frozen=True)
-class Distill:
+@dataclass(frozen=True, kw_only=True)
+class Distill(OfRun):
     """Replace the long filters of a run on text by small recurrences, in a new run folder."""
 
-    workdir: Path = field(metadata=positional("WORKDIR"))
-    """Folder of a run."""
     output: Path
     """Folder of the new run; must not exist, or be empty."""
     state_size: int | Literal["auto"] = "auto"
     """Real state size per channel, an even number: twice the complex modes. `auto` takes the smallest power
     of two from 4 that stays within --max-loss-increase."""
-    step: str = "latest"
-    """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
     max_loss_increase: float = 0.01
     """Largest allowed increase of the validation loss in nats, by which `auto` chooses the size."""
     max_filter_error: float = 0.1
@@ -50,7 +45,6 @@ class Distill:
     """Sequences evaluated at once; does not change the result."""
     seed: int = 0
     """Seed of the random subspaces in which spectra of long filters are computed."""
-    plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
     def check(self) -> None:
         """Refuses values that are wrong for every run."""
@@ -62,18 +56,17 @@ class Distill:
         require_at_least(1, self, "batch_size")
         require_free("output", self.output)
 
-
-def run(command: Distill, arguments: Sequence[str]) -> int:
-    """Distils a run; returns exit code 1 if no state size stays within the bound."""
-    start_jax(note)
-    keep_freed_memory()
-    try:
-        distill(command, table_console(), ["hyena-jax", *arguments])
-    except BrokenPipeError:
-        return 0 if (command.output / "distillation.json").exists() else unread()
-    except NoSizeHolds as error:
-        return fail(error, 1)
-    return 0
+    def run(self, arguments: Sequence[str]) -> int:
+        """Distils a run; returns exit code 1 if no state size stays within the bound."""
+        start_jax(note)
+        keep_freed_memory()
+        try:
+            distill(self, table_console(), ["hyena-jax", *arguments])
+        except BrokenPipeError:
+            return 0 if (self.output / "distillation.json").exists() else unread()
+        except NoSizeHolds as error:
+            return fail(error, 1)
+        return 0
 
 
 def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) -> None:

@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from hyena_jax.cli.base import RunSelection, note
-from hyena_jax.cli.flags import FLAT
+from hyena_jax.cli.base import OfRun, note
 from hyena_jax.files import require_new_file
 from hyena_jax.startup import start_jax
 
@@ -15,11 +14,10 @@ IN_A_LINE = 10
 """Positions whose errors are printed on one line."""
 
 
-@dataclass(frozen=True)
-class Evaluate:
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(OfRun):
     """Evaluate a run on all of its held-out data."""
 
-    run: RunSelection = field(metadata=FLAT)
     path: str | None = None
     """Text file or folder, or folder of IDX images, to evaluate on instead of the held-out data."""
     batch_size: int = 64
@@ -27,38 +25,39 @@ class Evaluate:
     output: Path | None = None
     """JSON file for the metrics, which must not exist yet."""
 
+    def run(self, arguments: Sequence[str]) -> int:
+        """Prints a table of metrics, and for a task the error at each scored position of a row."""
+        output = self.output
+        if output is not None:
+            require_new_file("output", output)
+        start_jax(note)
 
-def run(command: Evaluate, arguments: Sequence[str]) -> int:
-    """Prints a table of metrics, and for a task the error at each scored position of a row."""
-    output = command.output
-    if output is not None:
-        require_new_file("output", output)
-    start_jax(note)
+        from rich.table import Table
+        from rich.text import Text
 
-    from rich.table import Table
-    from rich.text import Text
+        from hyena_jax import files
+        from hyena_jax.api import load_run
+        from hyena_jax.output import Output
+        from hyena_jax.training.metrics import without_infinities
 
-    from hyena_jax import files
-    from hyena_jax.api import load_run
-    from hyena_jax.output import Output
-    from hyena_jax.training.metrics import without_infinities
-
-    run = load_run(command.run.workdir, command.run.step)
-    values = run.evaluate(command.path, command.batch_size, progress=True)
-    if output is not None:  # before anything is printed, which may fail
-        about = {"workdir": str(run.workdir), "step": run.step}
-        text = json.dumps({**about, **without_infinities(values)}, indent=2, allow_nan=False)
-        files.write_text(output, text + "\n")
-    table = Table("metric", "value", title=Text(f"{run.workdir}, step {run.step}"), box=None)
-    for name, value in values.items():
-        if not name.startswith(ERROR):
-            table.add_row(name, f"{value:,.6g}")
-    console = Output()
-    console.print(table)
-    errors = {name.removeprefix(ERROR): x for name, x in values.items() if name.startswith(ERROR)}
-    if errors:
-        console.print("\nerror by scored position of a row, from 0:")
-    for first in range(0, len(errors), IN_A_LINE):
-        some = list(errors.items())[first : first + IN_A_LINE]
-        console.print(f"{some[0][0]:>6}  {'  '.join(f'{error:.3f}' for _, error in some)}", soft_wrap=True)
-    return 0
+        run = load_run(self.workdir, self.step)
+        values = run.evaluate(self.path, self.batch_size, progress=True)
+        if output is not None:  # before anything is printed, which may fail
+            about = {"workdir": str(run.workdir), "step": run.step}
+            text = json.dumps({**about, **without_infinities(values)}, indent=2, allow_nan=False)
+            files.write_text(output, text + "\n")
+        table = Table("metric", "value", title=Text(f"{run.workdir}, step {run.step}"), box=None)
+        for name, value in values.items():
+            if not name.startswith(ERROR):
+                table.add_row(name, f"{value:,.6g}")
+        console = Output()
+        console.print(table)
+        errors = {name.removeprefix(ERROR): x for name, x in values.items() if name.startswith(ERROR)}
+        if errors:
+            console.print("\nerror by scored position of a row, from 0:")
+        for first in range(0, len(errors), IN_A_LINE):
+            some = list(errors.items())[first : first + IN_A_LINE]
+            console.print(
+                f"{some[0][0]:>6}  {'  '.join(f'{error:.3f}' for _, error in some)}", soft_wrap=True
+            )
+        return 0

@@ -1,13 +1,12 @@
 """`hyena-jax export`: the parameters of a run, as a safetensors file or as a folder for transformers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hyena_jax import config
-from hyena_jax.cli.base import RunSelection, note
-from hyena_jax.cli.flags import FLAT
+from hyena_jax.cli.base import OfRun, note
 from hyena_jax.config import Experiment, ImagesConfig, TaskConfig, TextConfig, TokensConfig, require
 from hyena_jax.files import require_free
 from hyena_jax.startup import start_jax
@@ -19,11 +18,10 @@ if TYPE_CHECKING:
 LOSS = "validation/loss"
 
 
-@dataclass(frozen=True)
-class Export:
+@dataclass(frozen=True, kw_only=True)
+class Export(OfRun):
     """Write a run's parameters to a safetensors file, or to a folder that transformers loads."""
 
-    run: RunSelection = field(metadata=FLAT)
     output: Path
     """File to write, such as model.safetensors, or with --format transformers a new folder."""
     format: Literal["safetensors", "transformers"] = "safetensors"
@@ -31,36 +29,39 @@ class Export:
     license: str = "unknown"
     """Licence that the model card names, as Hugging Face abbreviates it."""
 
+    def run(self, arguments: Sequence[str]) -> int:
+        """Writes the files, and says where."""
+        start_jax(note)
 
-def run(command: Export, arguments: Sequence[str]) -> int:
-    """Writes the files, and says where."""
-    start_jax(note)
+        from hyena_jax import files
+        from hyena_jax.api import load_run
+        from hyena_jax.interop import transformers_folder
+        from hyena_jax.training import export
+        from hyena_jax.training.lora import without_lora
 
-    from hyena_jax import files
-    from hyena_jax.api import load_run
-    from hyena_jax.interop import transformers_folder
-    from hyena_jax.training import export
-    from hyena_jax.training.lora import without_lora
-
-    output = command.output
-    is_line = command.license.isprintable() and "|" not in command.license and command.license != ""
-    require(is_line, "license", command.license, "a name on one line")
-    if command.format == "transformers":
-        require_free("output", output)
-        run = load_run(command.run.workdir, command.run.step)
-        model, encoding = without_lora(run.experiment).model, run.folder.encoding
-        transformers_folder.write(output, model, run.params, encoding, _card(run, command.license))
-        print(f"step {run.step} written to {output}, with a model card in README.md")
+        output = self.output
+        is_line = self.license.isprintable() and "|" not in self.license and self.license != ""
+        require(is_line, "license", self.license, "a name on one line")
+        if self.format == "transformers":
+            require_free("output", output)
+            run = load_run(self.workdir, self.step)
+            model, encoding = without_lora(run.experiment).model, run.folder.encoding
+            transformers_folder.write(output, model, run.params, encoding, _card(run, self.license))
+            print(f"step {run.step} written to {output}, with a model card in README.md")
+            return 0
+        export.check_target(output)
+        card_file = output.with_suffix(".md")
+        require(
+            not card_file.exists(), "output", str(output), f"a new file, but {card_file.name} already exists"
+        )
+        run = load_run(self.workdir, self.step)
+        export.write(output, run.params, config.encode(without_lora(run.experiment)), run.step)
+        files.write_text(card_file, _card(run, self.license))
+        config_file = export.config_beside(output)
+        print(
+            f"step {run.step} written to {output}, its config to {config_file}, a model card to {card_file}"
+        )
         return 0
-    export.check_target(output)
-    card_file = output.with_suffix(".md")
-    require(not card_file.exists(), "output", str(output), f"a new file, but {card_file.name} already exists")
-    run = load_run(command.run.workdir, command.run.step)
-    export.write(output, run.params, config.encode(without_lora(run.experiment)), run.step)
-    files.write_text(card_file, _card(run, command.license))
-    config_file = export.config_beside(output)
-    print(f"step {run.step} written to {output}, its config to {config_file}, a model card to {card_file}")
-    return 0
 
 
 def _loss_unit(experiment: Experiment) -> str:

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 # Metadata of a field that holds a dataclass: names of the inner flags omit this field.
 FLAT = {"flat": True}
+# Metadata of a field that no flag sets.
+HIDDEN = {"hidden": True}
 MISSING = dataclasses.MISSING
 
 _NEGATIVE = "--no-"
@@ -130,6 +132,8 @@ def _flags(section: "_Section") -> Iterator[Flag]:
     nested = []
     for field, hint, value in _fields(section):
         path = (*section.path, field.name)
+        if field.metadata.get("hidden"):
+            continue
         if inner := list(_inside(section, field, hint, value)):
             nested += inner
         elif not _holds_dataclasses(hint):

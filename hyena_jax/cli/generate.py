@@ -3,12 +3,11 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hyena_jax.cli.base import RunSelection, note
-from hyena_jax.cli.flags import FLAT
+from hyena_jax.cli.base import OfRun, note
 from hyena_jax.config import UserError, require
 from hyena_jax.files import require_new_file
 from hyena_jax.startup import start_jax
@@ -29,11 +28,10 @@ MAX_ROWS = 4096
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
-@dataclass(frozen=True)
-class Generate:
+@dataclass(frozen=True, kw_only=True)
+class Generate(OfRun):
     """Continue prompts with a run's model."""
 
-    run: RunSelection = field(metadata=FLAT)
     prompt: tuple[str, ...] = ()
     """Texts to continue; several are continued together."""
     max_new_tokens: int = 256
@@ -63,49 +61,48 @@ class Generate:
     load_state: Path | None = None
     """File from --save-state to continue from, without rereading its prompts; --prompt adds to them."""
 
+    def run(self, arguments: Sequence[str]) -> int:
+        """Prints the continuations; a single one is printed while it is generated."""
+        start_jax(note)
 
-def run(command: Generate, arguments: Sequence[str]) -> int:
-    """Prints the continuations; a single one is printed while it is generated."""
-    start_jax(note)
+        from hyena_jax import models
+        from hyena_jax.data.tokenizers import is_tokenizer
+        from hyena_jax.generation.decoding import continuations, generate, proceed
+        from hyena_jax.generation.prompts import encode, encode_prompt
+        from hyena_jax.generation.recomputation import note_recomputation
+        from hyena_jax.generation.sample import stream
+        from hyena_jax.generation.sampling import SamplingRule
+        from hyena_jax.output import bar
+        from hyena_jax.training.folder import load_params, read_run
 
-    from hyena_jax import models
-    from hyena_jax.data.tokenizers import is_tokenizer
-    from hyena_jax.generation.decoding import continuations, generate, proceed
-    from hyena_jax.generation.prompts import encode, encode_prompt
-    from hyena_jax.generation.recomputation import note_recomputation
-    from hyena_jax.generation.sample import stream
-    from hyena_jax.generation.sampling import SamplingRule
-    from hyena_jax.output import bar
-    from hyena_jax.training.folder import load_params, read_run
-
-    _check_files(command)
-    rule = SamplingRule(command.greedy, command.temperature, command.top_k, command.top_p, command.min_p)
-    run = read_run(command.run.workdir)
-    is_text = run.experiment.data.input_kind.is_tokens and is_tokenizer(run.encoding)
-    must = "a run on text, or on tokens with a tokenizer"
-    require(is_text, "workdir", str(command.run.workdir), must)
-    request = _request(command, rule, run.encoding)
-    if command.load_state is None:
-        prompts = [encode_prompt(run.encoding, prompt) for prompt in command.prompt]
-    else:  # they go on where others ended
-        prompts = [encode(run.encoding, prompt, "prompt") for prompt in command.prompt]
-    model = models.build(run.experiment.model)
-    _, params = load_params(run, model, command.run.step, note)
-    note_recomputation(model, note)
-    if command.load_state is None and command.save_state is None:
-        shown, chunks = prompts, generate(model, params, prompts, request)
-    else:
-        prefilled = _read(command, run, model, params, prompts)
-        shown, chunks = prefilled.read, proceed(model, params, prefilled, request)
-    if len(shown) * request.n_samples == 1 and command.output is None:
-        stream(run.encoding, shown[0], chunks)
+        _check_files(self)
+        rule = SamplingRule(self.greedy, self.temperature, self.top_k, self.top_p, self.min_p)
+        run = read_run(self.workdir)
+        is_text = run.experiment.data.input_kind.is_tokens and is_tokenizer(run.encoding)
+        must = "a run on text, or on tokens with a tokenizer"
+        require(is_text, "workdir", str(self.workdir), must)
+        request = _request(self, rule, run.encoding)
+        if self.load_state is None:
+            prompts = [encode_prompt(run.encoding, prompt) for prompt in self.prompt]
+        else:  # they go on where others ended
+            prompts = [encode(run.encoding, prompt, "prompt") for prompt in self.prompt]
+        model = models.build(run.experiment.model)
+        _, params = load_params(run, model, self.step, note)
+        note_recomputation(model, note)
+        if self.load_state is None and self.save_state is None:
+            shown, chunks = prompts, generate(model, params, prompts, request)
+        else:
+            prefilled = _read(self, run, model, params, prompts)
+            shown, chunks = prefilled.read, proceed(model, params, prefilled, request)
+        if len(shown) * request.n_samples == 1 and self.output is None:
+            stream(run.encoding, shown[0], chunks)
+            return 0
+        with bar("generating", request.n_tokens) as advance:
+            rows = continuations(_counted(chunks, advance)) or [None] * len(shown) * request.n_samples
+        if self.output is not None:  # before anything is printed, which may fail
+            _write(self.output, run.encoding, shown, rows, request.n_samples)
+        _show(run.encoding, shown, rows, request.n_samples)
         return 0
-    with bar("generating", request.n_tokens) as advance:
-        rows = continuations(_counted(chunks, advance)) or [None] * len(shown) * request.n_samples
-    if command.output is not None:  # before anything is printed, which may fail
-        _write(command.output, run.encoding, shown, rows, request.n_samples)
-    _show(run.encoding, shown, rows, request.n_samples)
-    return 0
 
 
 def _counted(chunks: "Iterator[Chunk]", advance: Callable[[int], None]) -> "Iterator[Chunk]":

@@ -47,12 +47,12 @@ def command_help(called: str, description: str, flags: Sequence[Flag], notes: Se
 def overview(
     usage: str, description: str, sections: Mapping[str, Mapping[str, str]], notes: Sequence[str] = ()
 ) -> str:
-    """Usage, description and a line for each choice, under the title of its section; "" has no title."""
+    """Usage, description and the first line about each choice, under its section's title; "" has no title."""
     lines = [f"usage: {usage}", "", *_wrap(description)]
     for title, rows in sections.items():
         lines += ["", *([f"{title}:"] if title else [])]
         for name, about in rows.items():
-            lines += _row(name, about, 14)
+            lines += _row(name, about.partition("\n")[0], 14)
     for paragraph in notes:
         lines += ["", *_wrap(paragraph)]
     return "\n".join(lines)

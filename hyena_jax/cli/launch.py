@@ -8,9 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from hyena_jax.cli.base import note
+from hyena_jax.cli.base import Command, note
+from hyena_jax.cli.flags import HIDDEN
 from hyena_jax.config import require
 from hyena_jax.signals import STOPPING, noted_signals
 
@@ -23,43 +25,56 @@ Process = subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True)
-class Launch:
+class Launch(Command):
     """Train in several processes on this machine: hyena-jax launch --num-processes N -- train ..."""
 
     num_processes: int
     """Processes that train together; every batch is sharded over their devices."""
     grace: float = 10.0
     """Seconds that the other processes have to end by themselves after one failed."""
+    command: tuple[str, ...] = field(default=(), metadata=HIDDEN)
+    """The command after `--`."""
 
     def __post_init__(self) -> None:
         require(self.num_processes >= 1, "num_processes", self.num_processes, "at least 1")
         require(self.num_processes <= 256, "num_processes", self.num_processes, "at most 256 on one machine")
         require(self.grace >= 0, "grace", self.grace, "at least 0")
 
+    @classmethod
+    def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+        """Takes the command after `--`; the plugins that it names are its own."""
+        cut = arguments.index("--") if "--" in arguments else len(arguments)
+        own, _ = super().take(called, arguments[:cut])
+        return own, {"command": tuple(arguments[cut + 1 :])}
 
-def run(command: Launch, arguments: Sequence[str]) -> int:
-    """Runs `hyena-jax ARGUMENTS` in several processes that find each other over loopback.
+    def run(self, arguments: Sequence[str]) -> int:
+        """Runs `hyena-jax COMMAND` in several processes that find each other over loopback.
 
-    Signals that ask to stop are passed on to all processes; a second SIGINT ends them at once. If one process
-    fails, the others have `grace` seconds to end by themselves, then they are killed; one line says which one
-    failed. If the launcher is killed, the processes stop and save by themselves.
+        Signals that ask to stop are passed on to all processes; a second SIGINT ends them at once. If one
+        process fails, the others have `grace` seconds to end by themselves, then they are killed; one line
+        says which one failed. If the launcher is killed, the processes stop and save by themselves.
 
-    Returns:
-      0; or 75 after a stop that was asked for, but 130 if SIGINT left nothing to save; or the exit code of
-      the process that failed first, 128 + N if signal N ended it.
-    """
-    count = command.num_processes
-    coordinator = ["--coordinator", f"127.0.0.1:{_free_port()}", "--num-processes", str(count)]
-    with noted_signals() as asked, ExitStack() as stack:
-        pipe, held = os.pipe()  # when it closes, the processes know that the launcher is gone
-        stack.callback(os.close, held)
-        stack.callback(os.close, pipe)
-        processes: list[Process] = []
-        for i in range(count):
-            ours = [sys.executable, "-m", "hyena_jax.launched", str(pipe), *arguments, *coordinator]
-            processes.append(_start([*ours, "--process-id", str(i)], pipe))
-            stack.callback(_end, processes[-1])
-        return _watch(processes, command.grace, note, asked)
+        Returns:
+          0; or 75 after a stop that was asked for, but 130 if SIGINT left nothing to save; or the exit code
+          of the process that failed first, 128 + N if signal N ended it.
+        """
+        from hyena_jax.cli.commands import find
+
+        require(self.command[:1] == ("train",), "the command after --", " ".join(self.command), "train ...")
+        if find(self.command)[0] is None:  # help; and wrong flags are one error, not one from each process
+            return 0
+        count = self.num_processes
+        coordinator = ["--coordinator", f"127.0.0.1:{_free_port()}", "--num-processes", str(count)]
+        with noted_signals() as asked, ExitStack() as stack:
+            pipe, held = os.pipe()  # when it closes, the processes know that the launcher is gone
+            stack.callback(os.close, held)
+            stack.callback(os.close, pipe)
+            processes: list[Process] = []
+            for i in range(count):
+                ours = [sys.executable, "-m", "hyena_jax.launched", str(pipe), *self.command, *coordinator]
+                processes.append(_start([*ours, "--process-id", str(i)], pipe))
+                stack.callback(_end, processes[-1])
+            return _watch(processes, self.grace, note, asked)
 
 
 def _start(command: Sequence[str], pipe: int) -> Process:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyena_jax.cli.base import fail, table_console
+from hyena_jax.cli.base import OfConfig, fail, table_console
 from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import Experiment, PluginFlags, memory_size, require
 
@@ -12,7 +12,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(OfConfig):
     """Estimate memory, exchanges and time of CONFIG's training step on TPUs or H100s, without having them.
 
     The step is compiled for the target on this machine; nothing runs. Depth is continued from one and two
@@ -51,47 +51,48 @@ class Plan:
             allowed = "new, empty, or of an earlier plan"
             require(not names or "plan.json" in names, "output", str(self.output), allowed)
 
+    def run(self, arguments: Sequence[str]) -> int:
+        """Prints one plan, or the best of a search."""
+        from hyena_jax.benchmark.machine import describe_versions
+        from hyena_jax.output import bar
+        from hyena_jax.plan import report
+        from hyena_jax.plan.compiling import DoesNotCompile, Limits
+        from hyena_jax.plan.planning import make_plan, with_other_kernels
+        from hyena_jax.plan.search import candidates, search
+        from hyena_jax.plan.targets import parse_target, require_compiler
 
-def run(command: Plan, arguments: Sequence[str]) -> int:
-    """Prints one plan, or the best of a search."""
-    from hyena_jax.benchmark.machine import describe_versions
-    from hyena_jax.output import bar
-    from hyena_jax.plan import report
-    from hyena_jax.plan.compiling import DoesNotCompile, Limits
-    from hyena_jax.plan.planning import make_plan, with_other_kernels
-    from hyena_jax.plan.search import candidates, search
-    from hyena_jax.plan.targets import parse_target, require_compiler
-
-    command.check()
-    experiment, whole = command.experiment, command.whole
-    target = parse_target(command.target)
-    rows = list(candidates(experiment, target, command.search)) if command.search else []
-    compiler = require_compiler(target)
-    memory = 0.8 * memory_size() if command.max_memory is None else command.max_memory * GIB
-    limits = Limits(command.max_seconds, int(memory))
-    console = table_console()
-    summary = {"command": " ".join(["hyena-jax", *arguments]), "versions": describe_versions(compiler)}
-    if not command.search:
-        try:
-            plan = make_plan(experiment, target, limits, whole)
-        except DoesNotCompile as error:
-            return fail(f"the step does not compile for {target.name}: {error}", 1)
-        report.print_plan(plan, console)
-        plans = shown = [plan]
-        if target.chip.platform == "tpu":
+        self.check()
+        experiment, whole = self.experiment, self.whole
+        target = parse_target(self.target)
+        rows = list(candidates(experiment, target, self.search)) if self.search else []
+        compiler = require_compiler(target)
+        memory = 0.8 * memory_size() if self.max_memory is None else self.max_memory * GIB
+        limits = Limits(self.max_seconds, int(memory))
+        console = table_console()
+        summary = {"command": " ".join(["hyena-jax", *arguments]), "versions": describe_versions(compiler)}
+        if not self.search:
             try:
-                other = make_plan(with_other_kernels(experiment, target), target, limits, whole)
-                report.print_other(other, console)
+                plan = make_plan(experiment, target, limits, whole)
             except DoesNotCompile as error:
-                console.print(f"with the other kernels the step does not compile: {error}", soft_wrap=True)
-    else:
-        with bar("compiling", sum(map(len, rows)), console) as advance:
-            plans, summary["refused"] = search(rows, target, limits, whole, advance)
-        report.print_best(plans, summary["refused"], command.most, console)
-        shown = report.best(plans)[: command.most]
-    if command.output is not None and plans:
-        report.write(command.output, shown or plans, summary)
-        console.print(f"results: {command.output}", soft_wrap=True)
-    if not any(plan.fits for plan in plans):
-        return fail(f"the step does not fit a chip of {target.name}", 1)
-    return 0
+                return fail(f"the step does not compile for {target.name}: {error}", 1)
+            report.print_plan(plan, console)
+            plans = shown = [plan]
+            if target.chip.platform == "tpu":
+                try:
+                    other = make_plan(with_other_kernels(experiment, target), target, limits, whole)
+                    report.print_other(other, console)
+                except DoesNotCompile as error:
+                    console.print(
+                        f"with the other kernels the step does not compile: {error}", soft_wrap=True
+                    )
+        else:
+            with bar("compiling", sum(map(len, rows)), console) as advance:
+                plans, summary["refused"] = search(rows, target, limits, whole, advance)
+            report.print_best(plans, summary["refused"], self.most, console)
+            shown = report.best(plans)[: self.most]
+        if self.output is not None and plans:
+            report.write(self.output, shown or plans, summary)
+            console.print(f"results: {self.output}", soft_wrap=True)
+        if not any(plan.fits for plan in plans):
+            return fail(f"the step does not fit a chip of {target.name}", 1)
+        return 0

@@ -5,12 +5,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hyena_jax.cli.base import RunSelection, note
-from hyena_jax.cli.flags import FLAT
+from hyena_jax.cli.base import OfRun, note
 from hyena_jax.startup import start_jax
 
 if TYPE_CHECKING:
@@ -18,16 +17,15 @@ if TYPE_CHECKING:
     from hyena_jax.scoring.score import Scoring
 
 
-@dataclass(frozen=True)
-class Score:
+@dataclass(frozen=True, kw_only=True)
+class Score(OfRun):
     """Log-likelihood, bits a byte and perplexity of each line of a text, or of each record of a FASTA file.
 
     A token is predicted from all tokens before it in its line or record; beyond the model's max_len, from the
     tokens in its window: see --stride.
     """
 
-    run: RunSelection = field(metadata=FLAT)
-    path: Path = field(kw_only=True)
+    path: Path
     """UTF-8 file. Its symbols are read by the run's tokenizer, also lower case and N of DNA."""
     format: Literal["auto", "lines", "fasta"] = "auto"
     """Records of the file; `auto`: FASTA for .fa, .fasta, .fna, .ffn and .faa, else lines."""
@@ -44,54 +42,53 @@ class Score:
     output: Path | None = None
     """JSON-lines file, continued if the same command was stopped; None prints the lines."""
 
+    def run(self, arguments: Sequence[str]) -> int:
+        """Writes a line about the scores and one for each record; then says what all reach together."""
+        start_jax(note)
 
-def run(command: Score, arguments: Sequence[str]) -> int:
-    """Writes a line about the scores and one for each record, then says what all records reach together."""
-    start_jax(note)
+        from hyena_jax.api import load_run
+        from hyena_jax.data.records import read_records
+        from hyena_jax.generation.saved_state import origin
+        from hyena_jax.output import bar
+        from hyena_jax.scoring import output
+        from hyena_jax.scoring.score import prepare
 
-    from hyena_jax.api import load_run
-    from hyena_jax.data.records import read_records
-    from hyena_jax.generation.saved_state import origin
-    from hyena_jax.output import bar
-    from hyena_jax.scoring import output
-    from hyena_jax.scoring.score import prepare
-
-    records = read_records(command.path, command.format)
-    run = load_run(command.run.workdir, command.run.step)
-    names, texts = [record.name for record in records], [record.text for record in records]
-    called = [f"record {name} of {command.path}" for name in names]
-    options = command.prefix, command.stride, command.batch_size
-    scoring = prepare(run.model, run.params, run.tokenizer, texts, called, *options)
-    is_first_scored = len(scoring.context) > 0
-    about = {
-        "step": run.step,
-        "model": origin(run.experiment.model, run.params),
-        "texts": _digest(names, scoring),
-        "prefix": command.prefix,
-        "first_token": "scored" if is_first_scored else "not scored",
-        "max_len": scoring.plan.max_len,
-        "stride": scoring.plan.stride,
-        "batch_size": command.batch_size,
-        "per_token": command.per_token,
-    }
-    with _writer(command.output, about, len(names)) as (sums, write):
-        n_done = len(sums)
-        blocks = [block for block in scoring.plan.blocks() if block.stop > n_done]
-        n_windows = sum(map(scoring.plan.n_windows, blocks))
-        with bar("scoring", n_windows) as advance:
-            for block, found in zip(blocks, scoring.likelihoods(n_done, advance), strict=True):
-                rows = [
-                    output.row(names[i], likelihood, command.per_token)
-                    for i, likelihood in zip(block, found, strict=True)
-                    if i >= n_done
-                ]
-                write(rows)
-                sums += map(output.sums, rows)
-    line = output.total(sums)
-    if not is_first_scored:
-        line += "; the first token of a record, which nothing precedes, is not scored"
-    (note if command.output is None else print)(line)
-    return 0
+        records = read_records(self.path, self.format)
+        run = load_run(self.workdir, self.step)
+        names, texts = [record.name for record in records], [record.text for record in records]
+        called = [f"record {name} of {self.path}" for name in names]
+        options = self.prefix, self.stride, self.batch_size
+        scoring = prepare(run.model, run.params, run.tokenizer, texts, called, *options)
+        is_first_scored = len(scoring.context) > 0
+        about = {
+            "step": run.step,
+            "model": origin(run.experiment.model, run.params),
+            "texts": _digest(names, scoring),
+            "prefix": self.prefix,
+            "first_token": "scored" if is_first_scored else "not scored",
+            "max_len": scoring.plan.max_len,
+            "stride": scoring.plan.stride,
+            "batch_size": self.batch_size,
+            "per_token": self.per_token,
+        }
+        with _writer(self.output, about, len(names)) as (sums, write):
+            n_done = len(sums)
+            blocks = [block for block in scoring.plan.blocks() if block.stop > n_done]
+            n_windows = sum(map(scoring.plan.n_windows, blocks))
+            with bar("scoring", n_windows) as advance:
+                for block, found in zip(blocks, scoring.likelihoods(n_done, advance), strict=True):
+                    rows = [
+                        output.row(names[i], likelihood, self.per_token)
+                        for i, likelihood in zip(block, found, strict=True)
+                        if i >= n_done
+                    ]
+                    write(rows)
+                    sums += map(output.sums, rows)
+        line = output.total(sums)
+        if not is_first_scored:
+            line += "; the first token of a record, which nothing precedes, is not scored"
+        (note if self.output is None else print)(line)
+        return 0
 
 
 @contextmanager

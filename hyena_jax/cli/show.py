@@ -1,12 +1,11 @@
 """`hyena-jax show`: one page about a trained run, to be opened in a browser."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyena_jax.cli.base import RunSelection, note
-from hyena_jax.cli.flags import FLAT
+from hyena_jax.cli.base import OfRun, note
 from hyena_jax.config import require
 from hyena_jax.startup import start_jax
 
@@ -17,15 +16,14 @@ if TYPE_CHECKING:
 MAX_TOKENS = 512
 
 
-@dataclass(frozen=True)
-class Show:
+@dataclass(frozen=True, kw_only=True)
+class Show(OfRun):
     """Look into a run: write one page with its mixing matrices, filters, gates and losses.
 
     The page needs no network and no other file. It shows the model at work on one text or image: by default
     the first that the run held out.
     """
 
-    run: RunSelection = field(metadata=FLAT)
     text: str | None = None
     """Text to show the model with."""
     path: str | None = None
@@ -40,24 +38,23 @@ class Show:
     output: Path | None = None
     """New HTML file; by default show.html in the run's folder, where it replaces an earlier one."""
 
+    def run(self, arguments: Sequence[str]) -> int:
+        """Computes everything, then writes the page."""
+        _check(self)
+        start_jax(note)
 
-def run(command: Show, arguments: Sequence[str]) -> int:
-    """Computes everything, then writes the page."""
-    _check(command)
-    start_jax(note)
+        from hyena_jax import files
+        from hyena_jax.inspect.content import content
+        from hyena_jax.inspect.page import page
+        from hyena_jax.training.folder import read_run
 
-    from hyena_jax import files
-    from hyena_jax.inspect.content import content
-    from hyena_jax.inspect.page import page
-    from hyena_jax.training.folder import read_run
-
-    workdir = command.run.workdir
-    shown = _subject(command, read_run(workdir))
-    text = page(content(workdir, command.run.step, shown, command.beside, note))
-    path = command.output or workdir / "show.html"
-    files.write_text(path, text)
-    print(f"page: {path}   {len(text.encode()) / 1e6:.1f} MB, to be opened in a browser")
-    return 0
+        workdir = self.workdir
+        shown = _subject(self, read_run(workdir))
+        text = page(content(workdir, self.step, shown, self.beside, note))
+        path = self.output or workdir / "show.html"
+        files.write_text(path, text)
+        print(f"page: {path}   {len(text.encode()) / 1e6:.1f} MB, to be opened in a browser")
+        return 0
 
 
 def _check(command: Show) -> None:
@@ -78,7 +75,7 @@ def _subject(command: Show, folder: "RunFolder") -> "Subject":
     from hyena_jax.inspect import subject
     from hyena_jax.training.evaluate import load_data
 
-    experiment, workdir = folder.experiment, str(command.run.workdir)
+    experiment, workdir = folder.experiment, str(command.workdir)
     most = min(command.max_tokens, getattr(experiment.model, "max_len", MAX_TOKENS))
     is_tokens = experiment.data.input_kind.is_tokens
     if command.text is not None or (command.path is not None and is_tokens):

@@ -4,14 +4,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from hyena_jax.cli.base import fail, note, unread
-from hyena_jax.cli.flags import FLAT, positional, split
+from hyena_jax.cli.base import Command, asks_for_help, fail, note, require_config_first, unread
+from hyena_jax.cli.flags import FLAT, HIDDEN, positional, split
 from hyena_jax.config import PluginFlags
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Command):
     """Train CONFIG with every combination of the values of some settings, each run in DIR/NAME.
 
     `--grid seed=0,1,2 --grid variant=hyena,hawk` trains six runs. Any flag of `train CONFIG` is a setting:
@@ -32,32 +33,39 @@ class Sweep:
     until: str | None = None
     """The runs' `training.until`: stop at the first evaluation that reaches it, such as `accuracy=0.99`."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
+    settings: tuple[str, ...] = field(default=(), metadata=HIDDEN)
+    """All other flags, which are settings of the runs: their configs depend on the grid."""
 
+    @classmethod
+    def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+        """Takes the settings of the runs."""
+        arguments, _ = super().take(called, arguments)
+        require_config_first(called, arguments)
+        own, settings = (arguments, []) if asks_for_help(arguments) else split(cls, arguments)
+        return own, {"settings": tuple(settings)}
 
-def run(command: Sweep, arguments: Sequence[str]) -> int:
-    """Trains the runs of the grid, and prints a line for each."""
-    from hyena_jax.signals import Interrupted
-    from hyena_jax.sweeps.grid import make_runs, parse_axis
-    from hyena_jax.sweeps.sweep import sweep
-    from hyena_jax.sweeps.worker import DONE
+    def run(self, arguments: Sequence[str]) -> int:
+        """Trains the runs of the grid, and prints a line for each."""
+        from hyena_jax.signals import Interrupted
+        from hyena_jax.sweeps.grid import make_runs, parse_axis
+        from hyena_jax.sweeps.sweep import sweep
+        from hyena_jax.sweeps.worker import DONE
 
-    axes: dict[str, tuple[str, ...]] = {}
-    for text in command.grid:
-        name, values = parse_axis(text)
-        axes[name] = (*axes.get(name, ()), *values)
-    _, settings = split(Sweep, arguments)
-    if command.until is not None:
-        settings.append(f"--training.until={command.until}")
-    runs = make_runs(command.config, axes, settings)
-    try:
-        outcomes = sweep(runs, command.workdir, jobs=command.jobs)
-    except Interrupted as error:
-        note(str(error))
-        return 75
-    except BrokenPipeError:
-        return unread()
-    print(f"\nto compare the runs: hyena-jax compare {shlex.quote(str(command.workdir))}")
-    bad = [name for name, outcome in outcomes.items() if outcome.status != DONE]
-    if bad:
-        return fail(f"{len(bad)} of {len(outcomes)} runs failed or diverged: {', '.join(bad)}", 1)
-    return 0
+        axes: dict[str, tuple[str, ...]] = {}
+        for text in self.grid:
+            name, values = parse_axis(text)
+            axes[name] = (*axes.get(name, ()), *values)
+        until = [] if self.until is None else [f"--training.until={self.until}"]
+        runs = make_runs(self.config, axes, [*self.settings, *until])
+        try:
+            outcomes = sweep(runs, self.workdir, jobs=self.jobs)
+        except Interrupted as error:
+            note(str(error))
+            return 75
+        except BrokenPipeError:
+            return unread()
+        print(f"\nto compare the runs: hyena-jax compare {shlex.quote(str(self.workdir))}")
+        bad = [name for name, outcome in outcomes.items() if outcome.status != DONE]
+        if bad:
+            return fail(f"{len(bad)} of {len(outcomes)} runs failed or diverged: {', '.join(bad)}", 1)
+        return 0

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
+from hyena_jax.cli.base import Command
 from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import DATA_CONFIGS, PluginFlags, TaskConfig, choose, require
 
@@ -21,7 +22,7 @@ UNSCORED = "·"
 
 
 @dataclass(frozen=True)
-class DrawTask:
+class DrawTask(Command):
     """Draw one example of a synthetic task, and print its layout, chance level, metric and settings."""
 
     name: str = field(metadata=positional("NAME"))
@@ -38,25 +39,22 @@ class DrawTask:
     """Seed of the rows: data.test_seed, or the experiment's seed for training rows."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
+    def run(self, arguments: Sequence[str]) -> int:
+        """Prints the example."""
+        from hyena_jax.data.dataset import load
 
-def run(command: DrawTask, arguments: Sequence[str]) -> int:
-    """Prints the example."""
-    from hyena_jax.data.dataset import load
-
-    names = {name: kind for name, kind in DATA_CONFIGS.items() if issubclass(kind, TaskConfig)}
-    config_class = choose("task", command.name, names)
-    require(command.index >= 0, "index", command.index, "at least 0")
-    require(0 <= command.seed < 2**32, "seed", command.seed, "in [0, 2**32)")
-    task = load(config_class()).task
-    data = load(choose("preset", command.preset, task.presets).config)
-    row = data.row(command.part, command.seed, command.index)
-    settings = data.config.of_test() if command.part == "test" else data.config
-    print(
-        f"{command.name}, preset {command.preset}, {command.part} row {command.index}, seed {command.seed}\n"
-    )
-    print("\n".join(example(task, settings, row)))
-    print("\n".join(["", *about(data), "", *presets(task)]))
-    return 0
+        names = {name: kind for name, kind in DATA_CONFIGS.items() if issubclass(kind, TaskConfig)}
+        config_class = choose("task", self.name, names)
+        require(self.index >= 0, "index", self.index, "at least 0")
+        require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
+        task = load(config_class()).task
+        data = load(choose("preset", self.preset, task.presets).config)
+        row = data.row(self.part, self.seed, self.index)
+        settings = data.config.of_test() if self.part == "test" else data.config
+        print(f"{self.name}, preset {self.preset}, {self.part} row {self.index}, seed {self.seed}\n")
+        print("\n".join(example(task, settings, row)))
+        print("\n".join(["", *about(data), "", *presets(task)]))
+        return 0
 
 
 def example(task: "Task", config: TaskConfig, row: "Row") -> Iterator[str]:

@@ -4,8 +4,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from hyena_jax.cli.base import fail, note, unread
+from hyena_jax.cli.base import OfConfig, fail, note, unread
 from hyena_jax.cli.choices import take_flag
 from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError, plugin_flags
@@ -13,7 +14,7 @@ from hyena_jax.startup import import_jax, keep_compiled_programs, keep_freed_mem
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(OfConfig):
     """Train CONFIG[:VARIANT] in a folder, or continue the run in that folder.
 
     `hyena-jax train --resume DIR [flags]` continues the run in DIR with its own settings, without CONFIG and
@@ -35,75 +36,73 @@ class Train:
     cluster: Cluster = field(default=Cluster(), metadata=FLAT)
     experiment: Experiment = field(default=Experiment(), metadata=FLAT)
 
+    @classmethod
+    def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+        """Writes `--resume DIR` as CONFIG and --workdir first."""
+        folder, rest = take_flag("--resume", arguments)
+        if folder is not None:
+            others = [argument for argument in rest if argument.partition("=")[0] == "--workdir"]
+            others += [argument for argument in rest[:1] if not argument.startswith("-")]
+            if others:
+                already = f"--resume {folder!r} already gives config and workdir"
+                raise UserError(f"{already}: leave out {others[0]!r}")
+            rest = [str(Path(folder) / "config.json"), "--workdir", folder, *rest]
+        return super().take(called, rest)
 
-def expand_resume(arguments: list[str]) -> list[str]:
-    """The arguments of `train --resume DIR` as CONFIG and --workdir; other arguments as they are."""
-    if arguments[:1] != ["train"]:
-        return arguments
-    folder, rest = take_flag("--resume", arguments)
-    if folder is None:
-        return arguments
-    others = [argument for argument in rest if argument.partition("=")[0] == "--workdir"]
-    others += [argument for argument in rest[1:2] if not argument.startswith("-")]
-    if others:
-        raise UserError(f"--resume {folder!r} already gives config and workdir: leave out {others[0]!r}")
-    return ["train", str(Path(folder) / "config.json"), "--workdir", folder, *rest[1:]]
+    def run(self, arguments: Sequence[str]) -> int:
+        """Trains, then shows a sample of the text or predictions on images."""
+        import_jax()
+        keep_compiled_programs(note)
+        keep_freed_memory()
 
+        from hyena_jax.generation.sample import write_sample
+        from hyena_jax.output import Output
+        from hyena_jax.parallel import processes
+        from hyena_jax.signals import Interrupted
+        from hyena_jax.training.loop import Diverged
+        from hyena_jax.training.predictions import draw_predictions, has_labels
+        from hyena_jax.training.run import train
 
-def run(command: Train, arguments: Sequence[str]) -> int:
-    """Trains, then shows a sample of the text or predictions on images."""
-    import_jax()
-    keep_compiled_programs(note)
-    keep_freed_memory()
-
-    from hyena_jax.generation.sample import write_sample
-    from hyena_jax.output import Output
-    from hyena_jax.parallel import processes
-    from hyena_jax.signals import Interrupted
-    from hyena_jax.training.loop import Diverged
-    from hyena_jax.training.predictions import draw_predictions, has_labels
-    from hyena_jax.training.run import train
-
-    experiment, workdir = command.experiment, command.workdir
-    processes.join(command.cluster, experiment.parallel.heartbeat_timeout)
-    start_devices()
-    console = Output()
-    try:
-        with processes.leaving_on_failure(fail):
-            result = train(
-                experiment,
-                workdir,
-                console,
-                command.profile,
-                command.init_from,
-                command.accept_changed_data,
-            )
-            is_first = processes.is_first()
-            processes.leave()
-    except Diverged as error:
-        return fail(error, 4) if processes.is_first() else 4
-    except Interrupted as error:
-        if processes.is_first():
-            note(str(error))
-        return 75
-    except BrokenPipeError:
-        return unread()
-    if not is_first:
+        experiment, workdir = self.experiment, self.workdir
+        processes.join(self.cluster, experiment.parallel.heartbeat_timeout)
+        start_devices()
+        console = Output()
+        try:
+            with processes.leaving_on_failure(fail):
+                result = train(
+                    experiment,
+                    workdir,
+                    console,
+                    self.profile,
+                    self.init_from,
+                    self.accept_changed_data,
+                )
+                is_first = processes.is_first()
+                processes.leave()
+        except Diverged as error:
+            return fail(error, 4) if processes.is_first() else 4
+        except Interrupted as error:
+            if processes.is_first():
+                note(str(error))
+            return 75
+        except BrokenPipeError:
+            return unread()
+        if not is_first:
+            return 0
+        kind, logging = experiment.data.input_kind, experiment.logging
+        has_text = kind.is_tokens and getattr(result.data, "tokenizer", None) is not None
+        if has_text and logging.sample_tokens > 0:
+            prompt = logging.sample_prompt
+            start = "the start of the held-out data" if prompt is None else f"the prompt {prompt!r}"
+            print(f"sample, continuing {start}:\n")
+            write_sample(workdir / "sample.txt", result.model, result.params, result.data, experiment)
+        elif kind.is_images and has_labels(result.data) and logging.sample_images > 0:
+            path = workdir / "predictions.png"
+            n_images = logging.sample_images
+            n_right, n_drawn = draw_predictions(result.model, result.params, result.data, n_images, path)
+            print(f"predictions: {n_right} of {n_drawn} right, drawn in {path}")
+        print(f"\nrun folder: {workdir}   curves: {workdir / 'learning_curves.png'}")
+        folder = f"{shlex.quote(str(workdir))}{plugin_flags(experiment)}"
+        more = f"   hyena-jax generate {folder} --prompt TEXT" if has_text else ""
+        print(f"next: hyena-jax show {folder}{more}")
         return 0
-    kind, logging = experiment.data.input_kind, experiment.logging
-    has_text = kind.is_tokens and getattr(result.data, "tokenizer", None) is not None
-    if has_text and logging.sample_tokens > 0:
-        prompt = logging.sample_prompt
-        start = "the start of the held-out data" if prompt is None else f"the prompt {prompt!r}"
-        print(f"sample, continuing {start}:\n")
-        write_sample(workdir / "sample.txt", result.model, result.params, result.data, experiment)
-    elif kind.is_images and has_labels(result.data) and logging.sample_images > 0:
-        path = workdir / "predictions.png"
-        n_images = logging.sample_images
-        n_right, n_drawn = draw_predictions(result.model, result.params, result.data, n_images, path)
-        print(f"predictions: {n_right} of {n_drawn} right, drawn in {path}")
-    print(f"\nrun folder: {workdir}   curves: {workdir / 'learning_curves.png'}")
-    folder = f"{shlex.quote(str(workdir))}{plugin_flags(experiment)}"
-    more = f"   hyena-jax generate {folder} --prompt TEXT" if has_text else ""
-    print(f"next: hyena-jax show {folder}{more}")
-    return 0

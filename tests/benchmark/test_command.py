@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hyena_jax.benchmark import decode, machine, memory, operators, report, verify
-from hyena_jax.benchmark.model import subject_of
-from hyena_jax.benchmark.settings import Decode, Operators
+from hyena_jax.benchmark.model import make_subject, subject_of
+from hyena_jax.benchmark.settings import Decode, Operators, flags
 from hyena_jax.cli import main
 from hyena_jax.config import (
     MIXER_CONFIGS,
@@ -264,6 +264,17 @@ def test_a_model_of_text(config, tmp_path, capsys):
     assert [row["length"] for row in rows] == [8]
     assert list(rows[0]["passes"]) == ["forward", "loss_and_gradient", "train_step"]
     assert "tokens/s" in capsys.readouterr().out
+
+
+def test_flags_change_the_model_that_is_timed(config, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("hyena_jax.benchmark.model.run", lambda settings, report: seen.append(settings))
+    assert run("model", config, "--model.pattern", "hawk,attention", "--model.d-model", 16) == 0
+    model = seen[0].experiment.model
+    assert [type(mixer).__name__ for mixer in model.pattern] == ["HawkConfig", "AttentionConfig"]
+    assert model.d_model == 16
+    assert make_subject(seen[0]).experiment.model.pattern == model.pattern
+    assert flags(seen[0])["experiment"]["model"]["d_model"] == 16
 
 
 @pytest.mark.grid

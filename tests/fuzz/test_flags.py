@@ -122,7 +122,7 @@ ELSEWHERE = [
 
 def refuse(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(commands, "run", lambda *_: pytest.fail("accepted"))
+    monkeypatch.setattr(commands, "refuse_wrong_jaxlib", lambda: pytest.fail("accepted"))
     assert cli.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
