@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from hyena_jax.benchmark.operators import picture
-from hyena_jax.benchmark.report import draw
+from hyena_jax.benchmark.results import draw
 from hyena_jax.benchmark.settings import PLOT, RESULTS
 
 

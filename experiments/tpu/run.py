@@ -27,8 +27,8 @@ from hyena_jax.config import ParallelConfig, UserError
 from hyena_jax.files import write_text
 from hyena_jax.output import bar
 from hyena_jax.plan.compiling import DoesNotCompile, Limits
-from hyena_jax.plan.planning import Plan, make_plan
-from hyena_jax.plan.report import CAVEAT, GIB, as_json
+from hyena_jax.plan.planning import StepPlan, make_plan
+from hyena_jax.plan.presentation import CAVEAT, GIB, as_json
 from hyena_jax.plan.targets import parse_target
 
 FOLDER = Path(__file__).parent
@@ -110,7 +110,7 @@ def main(
     return 0
 
 
-def _kept(plan: Plan) -> dict[str, Any]:
+def _kept(plan: StepPlan) -> dict[str, Any]:
     """A plan as JSON, without its lists of large buffers, exchanges and instructions."""
     lists = ("buffers", "largest_exchanges", "largest")
     return {name: value for name, value in as_json(plan).items() if name not in lists}

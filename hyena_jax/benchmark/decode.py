@@ -10,7 +10,7 @@ import numpy as np
 from hyena_jax import models
 from hyena_jax.benchmark import verify
 from hyena_jax.benchmark.memory import fits
-from hyena_jax.benchmark.report import (
+from hyena_jax.benchmark.results import (
     MIB,
     Cells,
     Panel,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from hyena_jax import models
 from hyena_jax.benchmark import verify
 from hyena_jax.benchmark.memory import fits
-from hyena_jax.benchmark.report import (
+from hyena_jax.benchmark.results import (
     MIB,
     Cells,
     Panel,

@@ -12,7 +12,7 @@ from hyena_jax.benchmark import flax_baseline, verify
 from hyena_jax.benchmark.counts import Work, count
 from hyena_jax.benchmark.machine import Roofline, measure_roofline
 from hyena_jax.benchmark.memory import fits
-from hyena_jax.benchmark.report import (
+from hyena_jax.benchmark.results import (
     MIB,
     Cells,
     Panel,
@@ -38,7 +38,7 @@ KEPT_BY_AUTOGRAD = 6
 
 
 @dataclass(frozen=True)
-class Row:
+class OperatorRow:
     """The measurements of one method at one length."""
 
     method: str
@@ -105,7 +105,7 @@ def bench_lengths(
     roofline: Roofline,
     advance: Callable[[], None],
     note: Callable[[str], None],
-) -> Iterator[Row]:
+) -> Iterator[OperatorRow]:
     """The rows of all methods, length by length; at each length the methods take turns.
 
     Args:
@@ -135,7 +135,7 @@ def bench_lengths(
                     passes[part] = replace(
                         found, flops=work.flops, least_bytes=work.bytes, roofline_share=share
                     )
-            yield Row(method.name, method.mixer, length, n_params, passes)
+            yield OperatorRow(method.name, method.mixer, length, n_params, passes)
             open_loops = works[BOTH].open_loops
             if open_loops and length == min(settings.lengths):
                 note(f"{method.name}: {open_loops} loops of unknown length are counted as one round each")
@@ -247,7 +247,7 @@ def describe_scaling(found: Mapping[str, Any], longest: int) -> list[str]:
     return lines
 
 
-def cells(row: Row) -> Iterator[Cells]:
+def cells(row: OperatorRow) -> Iterator[Cells]:
     """The line of a method and length."""
     both = row.passes[BOTH]
     yield {

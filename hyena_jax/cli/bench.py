@@ -30,7 +30,7 @@ class _Bench(Command):
         # PyTorch's idle threads would otherwise spin for more work, and slow down whatever runs next.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-        from hyena_jax.benchmark.report import Report
+        from hyena_jax.benchmark.results import Report
         from hyena_jax.benchmark.verify import Mismatch
 
         report = Report(self, table_console(), ["hyena-jax", *arguments])

@@ -80,7 +80,7 @@ def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) 
       NoSizeHolds: if state size `auto` finds no size; then nothing is written.
       OSError: if the folder cannot be written.
     """
-    from hyena_jax.distillation import report, sizes, store
+    from hyena_jax.distillation import outcome, sizes, store
     from hyena_jax.files import new_folder
     from hyena_jax.output import bar
 
@@ -98,26 +98,26 @@ def distill(settings: Distill, console: "Console", command: Sequence[str] = ()) 
             tried.append(sizes.distill(source, spectra, size, settings.batch_size, settings.seed, advance))
             if tried[-1].values["loss"] - before["loss"] <= settings.max_loss_increase:
                 break
-    found = report.Found(
+    found = outcome.Found(
         source, before, spectra, tried, settings.max_filter_error, settings.max_loss_increase
     )
-    increase = report.loss_increase(found)
+    increase = outcome.loss_increase(found)
     holds = settings.state_size != "auto" or increase <= settings.max_loss_increase
     if holds:  # before anything is printed, which may fail
-        results = {"command": " ".join(command), "workdir": str(settings.workdir)} | report.to_json(found)
+        results = {"command": " ".join(command), "workdir": str(settings.workdir)} | outcome.to_json(found)
         with new_folder(settings.output) as draft:
             store.write_run(draft, source, tried[-1])
             text = json.dumps(results, indent=2) + "\n"
             (draft / "distillation.json").write_text(text, encoding="utf-8")
-            report.draw(found, draft / "distillation.png")
-    for part in report.tables(found):
+            outcome.draw(found, draft / "distillation.png")
+    for part in outcome.tables(found):
         console.print(part)
     if not holds:
         raise NoSizeHolds(
             f"no state size up to {tried[-1].size} keeps the loss within {settings.max_loss_increase:g} nats:"
             f" it grows by {increase:.4f}; nothing was written"
         )
-    console.print(report.verdict(found), soft_wrap=True)
+    console.print(outcome.verdict(found), soft_wrap=True)
     config_file, folder = map(shlex.quote, (str(settings.output / store.CONFIG_FILE), str(settings.output)))
     console.print(f"run folder: {settings.output}   state size {tried[-1].size}", soft_wrap=True)
     more = f"train {config_file} --workdir {folder}{plugin_flags(source.experiment)}"

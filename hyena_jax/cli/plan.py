@@ -55,7 +55,7 @@ class Plan(OfConfig):
         """Prints one plan, or the best of a search."""
         from hyena_jax.benchmark.machine import describe_versions
         from hyena_jax.output import bar
-        from hyena_jax.plan import report
+        from hyena_jax.plan import presentation
         from hyena_jax.plan.compiling import DoesNotCompile, Limits
         from hyena_jax.plan.planning import make_plan, with_other_kernels
         from hyena_jax.plan.search import candidates, search
@@ -75,12 +75,12 @@ class Plan(OfConfig):
                 plan = make_plan(experiment, target, limits, whole)
             except DoesNotCompile as error:
                 return fail(f"the step does not compile for {target.name}: {error}", 1)
-            report.print_plan(plan, console)
+            presentation.print_plan(plan, console)
             plans = shown = [plan]
             if target.chip.platform == "tpu":
                 try:
                     other = make_plan(with_other_kernels(experiment, target), target, limits, whole)
-                    report.print_other(other, console)
+                    presentation.print_other(other, console)
                 except DoesNotCompile as error:
                     console.print(
                         f"with the other kernels the step does not compile: {error}", soft_wrap=True
@@ -88,10 +88,10 @@ class Plan(OfConfig):
         else:
             with bar("compiling", sum(map(len, rows)), console) as advance:
                 plans, summary["refused"] = search(rows, target, limits, whole, advance)
-            report.print_best(plans, summary["refused"], self.most, console)
-            shown = report.best(plans)[: self.most]
+            presentation.print_best(plans, summary["refused"], self.most, console)
+            shown = presentation.best(plans)[: self.most]
         if self.output is not None and plans:
-            report.write(self.output, shown or plans, summary)
+            presentation.write(self.output, shown or plans, summary)
             console.print(f"results: {self.output}", soft_wrap=True)
         if not any(plan.fits for plan in plans):
             return fail(f"the step does not fit a chip of {target.name}", 1)

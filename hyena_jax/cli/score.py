@@ -13,8 +13,8 @@ from hyena_jax.cli.base import OfRun, note
 from hyena_jax.startup import start_jax
 
 if TYPE_CHECKING:
-    from hyena_jax.scoring.output import Sums
     from hyena_jax.scoring.score import Scoring
+    from hyena_jax.scoring.score_file import TextSums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Score(OfRun):
         from hyena_jax.data.records import read_records
         from hyena_jax.generation.saved_state import origin
         from hyena_jax.output import bar
-        from hyena_jax.scoring import output
+        from hyena_jax.scoring import score_file
         from hyena_jax.scoring.score import prepare
 
         records = read_records(self.path, self.format)
@@ -78,13 +78,13 @@ class Score(OfRun):
             with bar("scoring", n_windows) as advance:
                 for block, found in zip(blocks, scoring.likelihoods(n_done, advance), strict=True):
                     rows = [
-                        output.row(names[i], likelihood, self.per_token)
+                        score_file.row(names[i], likelihood, self.per_token)
                         for i, likelihood in zip(block, found, strict=True)
                         if i >= n_done
                     ]
                     write(rows)
-                    sums += map(output.sums, rows)
-        line = output.total(sums)
+                    sums += map(score_file.sums, rows)
+        line = score_file.total(sums)
         if not is_first_scored:
             line += "; the first token of a record, which nothing precedes, is not scored"
         (note if self.output is None else print)(line)
@@ -94,20 +94,20 @@ class Score(OfRun):
 @contextmanager
 def _writer(
     path: Path | None, about: Mapping[str, Any], n_texts: int
-) -> "Iterator[tuple[list[Sums], Callable[[Sequence[Mapping[str, Any]]], None]]]":
-    """`output.continued`; without a path, on the standard output."""
-    from hyena_jax.scoring import output
+) -> "Iterator[tuple[list[TextSums], Callable[[Sequence[Mapping[str, Any]]], None]]]":
+    """`score_file.continued`; without a path, on the standard output."""
+    from hyena_jax.scoring import score_file
 
     if path is not None:
-        with output.continued(path, about, n_texts) as opened:
+        with score_file.continued(path, about, n_texts) as opened:
             yield opened
         return
 
     def write(rows: Sequence[Mapping[str, Any]]) -> None:
-        sys.stdout.write("".join(map(output.text_of, rows)))
+        sys.stdout.write("".join(map(score_file.text_of, rows)))
         sys.stdout.flush()
 
-    write([{output.ABOUT: about}])
+    write([{score_file.ABOUT: about}])
     yield [], write
 
 

@@ -13,7 +13,7 @@ from hyena_jax import models
 from hyena_jax.config import MIXER_CONFIGS, Experiment, UserError, encode, require
 from hyena_jax.data.dataset import Encoding
 from hyena_jax.data.tokenizers import is_tokenizer
-from hyena_jax.inspect import page, report
+from hyena_jax.inspect import json_values, page
 from hyena_jax.inspect.subject import Subject, piece, probability, scores
 from hyena_jax.inspect.tracing import Trace, trace
 from hyena_jax.output import bar
@@ -48,22 +48,22 @@ def content(
     if initial is not None:
         before = [(layer, layer.own(initial)) for layer in trace(model, initial, shown.inputs).layers]
     with bar("computing", len(after) + 1) as advance:
-        mixing = report.matrices(seen, params, other, advance)
-        filters = report.filters(before, after)
-        gates = report.recurrences(before, after)
+        mixing = json_values.matrices(seen, params, other, advance)
+        filters = json_values.filters(before, after)
+        gates = json_values.recurrences(before, after)
         advance()
     rows = metrics.read_rows(workdir / metrics.FILE)
     unit = "" if not experiment.loss.in_nats else " (nats per token)" if shown.labels else " (nats)"
     titles = {"loss": f"loss{unit}", "accuracy": "accuracy (share guessed right)"}
-    charts = {f"curve-{name}": report.curves(rows, name, title) for name, title in titles.items()}
-    charts["activations"] = report.activations(seen)
+    charts = {f"curve-{name}": json_values.curves(rows, name, title) for name, title in titles.items()}
+    charts["activations"] = json_values.activations(seen)
     image = None
     if shown.labels:
         found, labels = scores(shown, seen.outputs), shown.labels
         guesses = [_symbol(folder.encoding, token) for token in found.guess]
         body = page.losses(labels, found.nats, guesses, found.probability)
     else:
-        image = report.image(shown.inputs[0], experiment.model.patch_size)
+        image = json_values.image(shown.inputs[0], experiment.model.patch_size)
         labels = tuple(str(i) for i in range(image["grid"][0] * image["grid"][1]))
         classes = probability(seen.outputs)
         classes = classes.mean(1) if classes.ndim == 3 else classes  # one answer for each patch
@@ -105,7 +105,7 @@ def _start(
 
 def _beside(
     workdir: Path, encoding: Encoding, shown: Subject, seen: Trace, note: Callable[[str], None]
-) -> report.Other:
+) -> json_values.Other:
     """Another run at work on the same input, as `seen` is.
 
     Raises:
@@ -135,7 +135,7 @@ def _beside(
         ours, theirs = ({layer.inputs.shape[1] for layer in one.layers} for one in (seen, its))
         must = f"a run whose mixers read {max(ours)} positions, as this run's"
         require(ours == theirs, "beside", str(workdir), must)
-    return report.Other(f"run {workdir.resolve().name}", its, params)
+    return json_values.Other(f"run {workdir.resolve().name}", its, params)
 
 
 def _facts(

@@ -14,7 +14,7 @@ from hyena_jax.plan.collectives import KINDS as EXCHANGES
 from hyena_jax.plan.collectives import collectives
 from hyena_jax.plan.compiling import Compiled, Limits, compile_step
 from hyena_jax.plan.hlo import Program
-from hyena_jax.plan.roofline import KINDS, REACHED, KernelWork, costs, sums
+from hyena_jax.plan.roofline import KINDS, REACHED, KernelWork, costs, seconds_by_kind
 from hyena_jax.plan.step import n_params
 from hyena_jax.plan.targets import Target
 
@@ -85,7 +85,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """Estimates for one training step. Bytes are of one chip, seconds of one step."""
 
     target: str
@@ -150,7 +150,7 @@ class Plan:
         return Ends(*(amount / self.n_chips / s for s in (self.seconds.roofline, self.seconds.pessimistic)))
 
 
-def make_plan(experiment: Experiment, target: Target, limits: Limits, whole: bool) -> Plan:
+def make_plan(experiment: Experiment, target: Target, limits: Limits, whole: bool) -> StepPlan:
     """Compiles the training step and estimates what it takes.
 
     Args:
@@ -195,7 +195,7 @@ def _with_depth(experiment: Experiment, n_layers: int | None) -> Experiment:
 def _figures(compiled: Compiled, target: Target) -> Figures:
     """The figures of a program that are linear in its depth."""
     program = Program(compiled.text)
-    found = sums(costs(program, target.chip, _kernels(compiled)))
+    found = seconds_by_kind(costs(program, target.chip, _kernels(compiled)))
     figures: Figures = {("memory",): compiled.memory, ("hbm",): found.memory}
     for kind in KINDS:
         figures["roofline", kind], figures["pessimistic", kind] = (
@@ -229,7 +229,7 @@ def _plan(
     depths: tuple[int | None, ...],
     total: Figures,
     per_repeat: Figures | None,
-) -> Plan:
+) -> StepPlan:
     chip, deepest = target.chip, compiled[-1]
     kinds = tuple(
         KindRow(
@@ -256,7 +256,7 @@ def _plan(
     is_straight = per_repeat is None or experiment.model.n_layers % depths[0] == 0
     program = Program(deepest.text)
     found = sorted(costs(program, chip, _kernels(deepest)), key=lambda cost: cost.pessimistic, reverse=True)
-    return Plan(
+    return StepPlan(
         target=target.name,
         n_chips=target.n_chips,
         layout=describe_layout(experiment, target),

@@ -360,7 +360,7 @@ def _source(frames: tuple[Frame, ...]) -> str:
     return ""
 
 
-class Sums(NamedTuple):
+class SecondsByKind(NamedTuple):
     """Seconds of a step by kind, in all.
 
     Attributes:
@@ -376,7 +376,7 @@ class Sums(NamedTuple):
     memory: float
 
 
-def sums(found: Iterable[Cost]) -> Sums:
+def seconds_by_kind(found: Iterable[Cost]) -> SecondsByKind:
     """The costs of a step, by kind."""
     roofline, pessimistic, memory = Counter(), Counter(), 0.0
     terms = {kind: np.zeros(3) for kind in KINDS}
@@ -386,6 +386,6 @@ def sums(found: Iterable[Cost]) -> Sums:
         terms[cost.kind] += (cost.products, cost.memory, cost.vector)
         memory += cost.memory
     plain = {kind: tuple(map(float, each)) for kind, each in terms.items()}
-    return Sums(
+    return SecondsByKind(
         {kind: roofline[kind] for kind in KINDS}, {kind: pessimistic[kind] for kind in KINDS}, plain, memory
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hyena_jax.config import Experiment, ParallelConfig, UserError, choose, require
 from hyena_jax.plan.compiling import DoesNotCompile, Limits
-from hyena_jax.plan.planning import Plan, describe, make_plan
+from hyena_jax.plan.planning import StepPlan, describe, make_plan
 from hyena_jax.plan.targets import Target
 
 AXES = ("remat", "batch", "layout")
@@ -21,7 +21,7 @@ def search(
     limits: Limits,
     whole: bool,
     advance: Callable[[int], None],
-) -> tuple[list[Plan], list[str]]:
+) -> tuple[list[StepPlan], list[str]]:
     """The plans of `candidates`, and a line for each that is refused.
 
     Args:

@@ -17,7 +17,7 @@ from hyena_jax.config import ParallelConfig, UserError, require
 from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.data.text import perplexity
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer
-from hyena_jax.scoring.windows import Batch, Plan
+from hyena_jax.scoring.windows import Batch, WindowPlan
 from hyena_jax.training.loss import cross_entropy, scored
 from hyena_jax.training.step import Metrics
 
@@ -71,7 +71,7 @@ class Scoring(NamedTuple):
     """Token ids before every text, int32 [c], which are not scored."""
     n_symbols: int
     """Ids from this one on only pad the model's vocabulary, and get no probability."""
-    plan: Plan
+    plan: WindowPlan
 
     def likelihoods(
         self, first: int = 0, advance: Callable[[int], None] = lambda n_windows: None
@@ -141,7 +141,7 @@ def prepare(
     encoded = [_encoded(tokenizer, name, text, n_symbols) for name, text in zip(names, texts, strict=True)]
     row_shards = parallel.make_strategy(ParallelConfig()).row_shards
     sizes = tuple(len(text.tokens) for text in encoded)
-    plan = Plan(sizes, n_context, max_len, stride, batch_size, row_shards)
+    plan = WindowPlan(sizes, n_context, max_len, stride, batch_size, row_shards)
     return Scoring(model, params, encoded, context, n_symbols, plan)
 
 

@@ -66,7 +66,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class WindowPlan:
     """How texts are read: a function of their numbers of tokens alone, not of what was scored before.
 
     So batches that are computed again give the same bits.

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hyena_jax.benchmark import decode, machine, memory, operators, report, verify
+from hyena_jax.benchmark import decode, machine, memory, operators, results, verify
 from hyena_jax.benchmark.model import make_subject, subject_of
 from hyena_jax.benchmark.settings import Decode, Operators, flags
 from hyena_jax.cli import main
@@ -391,8 +391,8 @@ def test_torch_that_is_not_installed_is_named(monkeypatch, capsys):
 
 def test_the_plot_takes_what_was_not_measured(tmp_path):
     panels = [
-        report.Panel("time", "ms", {"a": {8: 1.0}, "b": {}}),
-        report.Panel("memory", "MiB", {"a": {8: 0.0}}),
+        results.Panel("time", "ms", {"a": {8: 1.0}, "b": {}}),
+        results.Panel("memory", "MiB", {"a": {8: 0.0}}),
     ]
-    report.draw(tmp_path / "plot.png", report.Picture("title", "length", panels))
+    results.draw(tmp_path / "plot.png", results.Picture("title", "length", panels))
     assert (tmp_path / "plot.png").exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyena_jax.inspect import page, report
+from hyena_jax.inspect import json_values, page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = os.environ.get("HYENA_JAX_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -94,14 +94,14 @@ class Browser:
 
 def layer(name: str, rng: np.random.Generator, image: bool) -> dict:
     signed, weights = np.tril(rng.standard_normal((6, 6))), np.tril(rng.random((6, 6)))
-    view = {"name": "channel 0", **report.packed(signed, triangle=not image)}
+    view = {"name": "channel 0", **json_values.packed(signed, triangle=not image)}
     return {
         "name": name,
         "title": f"{name}: mixing matrix",
-        "views": [{"name": "all", **report.packed(abs(signed), triangle=not image)}, view],
+        "views": [{"name": "all", **json_values.packed(abs(signed), triangle=not image)}, view],
         "besideTitle": "attention",
         "besideAbout": "for comparison",
-        "beside": [{"name": "softmax", **report.packed(weights, triangle=not image)}],
+        "beside": [{"name": "softmax", **json_values.packed(weights, triangle=not image)}],
     }
 
 
@@ -109,11 +109,13 @@ def content(image: bool) -> page.Content:
     rng = np.random.default_rng(0)
     h = rng.standard_normal((2, 3, 16))
     labels = [HOSTILE, *"a\nb c"]
-    filters = report._filter("layer 1: hyena", h, 2 * h, 64)
-    gate = {"name": "a", "signed": False, **report.packed(rng.random((4, 6)))}
+    filters = json_values._filter("layer 1: hyena", h, 2 * h, 64)
+    gate = {"name": "a", "signed": False, **json_values.packed(rng.random((4, 6)))}
     memory = {"memory": [1, 2, 3, 4], "memoryBefore": [1, 1, 2, 2], "memoryAfter": [1, 2, 3, 4]}
     gates = {"name": "layer 2: hawk", "channels": [3, 1, 0, 2], "gates": [gate], **memory}
-    chart = report.curves([{"step": 1, "train/loss": 2.0}, {"step": 5, "train/loss": 1.0}], "loss", "loss")
+    chart = json_values.curves(
+        [{"step": 1, "train/loss": 2.0}, {"step": 5, "train/loss": 1.0}], "loss", "loss"
+    )
     losses = page.losses(labels, np.arange(6.0), labels, np.ones(6))
     return page.Content(
         title="a run",
@@ -128,7 +130,7 @@ def content(image: bool) -> page.Content:
             "filters": [filters],
             "gates": [gates],
             "charts": {"curve-loss": chart},
-            "image": report.image(rng.random((4, 6, 1)), (2, 2)) if image else None,
+            "image": json_values.image(rng.random((4, 6, 1)), (2, 2)) if image else None,
         },
         start="drawn from the run's seed",
     )
@@ -198,7 +200,7 @@ def test_the_page_opens_its_controls_work_and_nothing_is_fetched(tmp_path, image
 
 def test_a_run_that_was_not_trained_shows_one_state(tmp_path):
     whole, path = content(image=False), tmp_path / "page.html"
-    filters = [report._filter("layer 1: hyena", None, np.ones((1, 3, 16)), 64)]
+    filters = [json_values._filter("layer 1: hyena", None, np.ones((1, 3, 16)), 64)]
     gates = [{name: x for name, x in gate.items() if name != "memoryBefore"} for gate in whole.data["gates"]]
     lengths = [["layer 1: hyena", "3", "16", "16 (16 to 16)"]]
     data = {**whole.data, "filters": filters, "gates": gates}

@@ -29,7 +29,7 @@ from hyena_jax.config import (
 )
 from hyena_jax.data import loader
 from hyena_jax.distillation import hankel
-from hyena_jax.inspect import content, report, subject
+from hyena_jax.inspect import content, json_values, subject
 from hyena_jax.mixers import Hawk
 from hyena_jax.training import lora
 from hyena_jax.training.folder import RunFolder
@@ -262,19 +262,19 @@ def test_figures_can_be_written(seen, tmp_path):
 def test_the_report_of_a_trace_is_json(seen):
     _, params, _, trace = seen
     layers = [(layer, layer.own(params)) for layer in trace.layers]
-    mixing = report.matrices(trace, params, None, lambda: None)
+    mixing = json_values.matrices(trace, params, None, lambda: None)
     assert [values["name"] for values, _ in mixing] == ["layer 1: hyena", "layer 2: hawk"]
     assert len(mixing[0][0]["views"]) == 9
     values = [
         [values for values, _ in mixing],
-        report.filters(layers, layers),
-        report.recurrences(layers, layers),
-        report.activations(trace),
+        json_values.filters(layers, layers),
+        json_values.recurrences(layers, layers),
+        json_values.activations(trace),
     ]
     assert json.loads(json.dumps(values, allow_nan=False))
     assert len(values[1]) == len(values[2]) == 1
     assert "before" in values[1][0]
-    alone = report.filters(None, layers) + report.recurrences(None, layers)
+    alone = json_values.filters(None, layers) + json_values.recurrences(None, layers)
     assert not any("before" in name.lower() for one in alone for name in one)
 
 
@@ -290,7 +290,7 @@ class Running(nn.Module):
 
 def test_a_mixer_without_a_matrix_is_shown_by_its_jacobian():
     x = jnp.ones((1, 5, 2))
-    shown = report.mixed(inspect.Layer(("mixer",), Running(), x), {}, n_heads=8)
+    shown = json_values.mixed(inspect.Layer(("mixer",), Running(), x), {}, n_heads=8)
     assert shown.title == "fir: norms of its Jacobian's blocks, exact"
     (view,) = shown.views
     assert_close(view.matrix, np.tri(5) * 2**0.5 / np.cosh(1) ** 2)
@@ -298,6 +298,6 @@ def test_a_mixer_without_a_matrix_is_shown_by_its_jacobian():
 
 def test_curves_leave_out_what_was_not_measured():
     rows = [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": None, "validation/loss": 1.5}]
-    chart = report.curves(rows, "loss", "loss, nats")
+    chart = json_values.curves(rows, "loss", "loss, nats")
     assert [(s["x"], s["y"]) for s in chart["series"]] == [((1,), [2.0]), ((2,), [1.5])]
-    assert report.curves(rows, "accuracy", "accuracy") is None
+    assert json_values.curves(rows, "accuracy", "accuracy") is None

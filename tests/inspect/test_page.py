@@ -12,7 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from hyena_jax.config import UserError
-from hyena_jax.inspect import page, report
+from hyena_jax.inspect import json_values, page
 
 HOSTILE = "</script><script>alert(1)</script><!--<b onclick='x'>&amp;\u2028"
 
@@ -63,9 +63,9 @@ def test_a_page_that_is_too_large_is_refused():
 def test_the_largest_settings_fit():
     """48 layers of 512 tokens, and what the filters and gates take at most."""
     square = np.random.default_rng(0).standard_normal((512, 512))
-    one = report.packed(square, triangle=False)
-    most = report.MATRIX_BYTES // 512**2
-    size = most * len(json.dumps(one)) + (report.FILTER_BYTES + report.GATE_BYTES) * 4 / 3
+    one = json_values.packed(square, triangle=False)
+    most = json_values.MATRIX_BYTES // 512**2
+    size = most * len(json.dumps(one)) + (json_values.FILTER_BYTES + json_values.GATE_BYTES) * 4 / 3
     assert size < page.MAX_BYTES
 
 
@@ -73,7 +73,7 @@ def test_the_largest_settings_fit():
 def test_packed_numbers_can_be_unpacked(options):
     matrix = np.tril(np.random.default_rng(0).standard_normal((5, 5)))
     matrix[2] = 0
-    values = report.packed(matrix, **options)
+    values = json_values.packed(matrix, **options)
     dtype = "<i2" if values["wide"] else "i1"
     flat = np.frombuffer(base64.b64decode(values["bytes"]), dtype)
     integers = np.zeros((5, 5))
@@ -93,6 +93,6 @@ def test_a_row_that_reads_only_itself_stays_pale():
 
 
 def test_evenly_spaced():
-    assert report.evenly(3, 5) == [0, 1, 2]
-    assert report.evenly(100, 3) == [0, 50, 99]
-    assert report.evenly(0, 3) == []
+    assert json_values.evenly(3, 5) == [0, 1, 2]
+    assert json_values.evenly(100, 3) == [0, 50, 99]
+    assert json_values.evenly(0, 3) == []

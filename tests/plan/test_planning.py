@@ -11,7 +11,7 @@ from hyena_jax import config
 from hyena_jax.cli import main
 from hyena_jax.comparison import sizes
 from hyena_jax.config import ParallelConfig, UserError
-from hyena_jax.plan import planning, report, search, targets
+from hyena_jax.plan import planning, presentation, search, targets
 from hyena_jax.plan.compiling import VOCABULARY, Compiled, Limits
 from hyena_jax.plan.targets import GIB, parse_target
 
@@ -111,12 +111,12 @@ def test_what_a_layout_must_exchange(compiled):
 def test_lines_and_files(compiled, tmp_path):
     plan = planning.make_plan(experiment(13), TARGET, LIMITS, False)
     console = Console(record=True, width=200)
-    report.print_plan(plan, console)
+    presentation.print_plan(plan, console)
     said = console.export_text()
     assert "continued from 1 and 2 layers to 13" in said
     assert "16.00 of 15.75 GiB a chip, DOES NOT FIT" in said
     assert said.count("estimated, not measured on a device") == 1
-    report.write(tmp_path, [plan], {"command": "hyena-jax plan"})
+    presentation.write(tmp_path, [plan], {"command": "hyena-jax plan"})
     (kept,) = json.loads((tmp_path / "plan.json").read_text())["plans"]
     assert kept["fits"] is False
     assert kept["units_per_second"]["pessimistic"] == plan.units_per_second.pessimistic
@@ -144,7 +144,7 @@ def test_a_search_over_batch_remat_and_layout():
 def test_the_best_plans_fit(compiled):
     small, large = (planning.make_plan(experiment(n), TARGET, LIMITS, False) for n in (6, 13))
     slow = dataclasses.replace(small, units=small.units // 2)
-    assert report.best([slow, large, small]) == [small, slow]
+    assert presentation.best([slow, large, small]) == [small, slow]
 
 
 REFUSED = {

@@ -16,7 +16,7 @@ from hyena_jax.plan.roofline import (
     KernelWork,
     _n_valid,
     costs,
-    sums,
+    seconds_by_kind,
 )
 from hyena_jax.plan.targets import CHIPS
 
@@ -128,7 +128,7 @@ def test_a_copy_in_the_background_costs_nothing_but_its_bytes():
         "  ROOT %d = f32[1024]{0:T(1024)S(1)} copy-done(%c)"
     )
     assert (found.kind, found.roofline, found.pessimistic) == (COPIES, 0, 0)
-    assert sums([found]).memory == pytest.approx(4 * 1024 / V5E.memory_rate)
+    assert seconds_by_kind([found]).memory == pytest.approx(4 * 1024 / V5E.memory_rate)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hyena_jax import cli, models
 from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig, UserError
 from hyena_jax.data.dataset import load
 from hyena_jax.data.tokenizers import BytesTokenizer, IdsTokenizer
-from hyena_jax.scoring import output, windows
+from hyena_jax.scoring import score_file, windows
 from hyena_jax.scoring.score import prepare
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.folder import CHECKPOINTS, write_description
@@ -219,40 +219,43 @@ def test_other_files_are_refused_and_stay(tmp_path, content, message):
     path = tmp_path / "out.jsonl"
     path.write_text(json.dumps(content) + "\n")
     before = path.read_bytes()
-    with pytest.raises(UserError, match=message), output.continued(path, {"stride": 8}, 1):
+    with pytest.raises(UserError, match=message), score_file.continued(path, {"stride": 8}, 1):
         pass
     assert path.read_bytes() == before
 
 
 def test_damaged_rows_are_refused_and_torn_ones_are_written_again(tmp_path):
     path = tmp_path / "out.jsonl"
-    with output.continued(path, {}, 2) as (sums, append):
+    with score_file.continued(path, {}, 2) as (sums, append):
         assert sums == []
         append([ROW])
     whole = path.read_text()
     path.write_text(whole + '{"tokens": 3, "sco')
-    with output.continued(path, {}, 2) as (sums, append):
+    with score_file.continued(path, {}, 2) as (sums, append):
         assert sums == [(3, 2, 3, -1.5)]
         append([ROW])
-    assert path.read_text() == whole + output.text_of(ROW)
+    assert path.read_text() == whole + score_file.text_of(ROW)
     with (
         pytest.raises(UserError, match="must be at most 1 rows, got '2 rows'"),
-        output.continued(path, {}, 1),
+        score_file.continued(path, {}, 1),
     ):
         pass
     wrong = ({"tokens": "x"}, {"log_likelihood": "a"}, {"bytes": 0}, {"tokens": 1e400}, {"scored": 4})
-    for line in ('{"tokens": 3}\n', *(output.text_of({**ROW, **values}) for values in wrong)):
+    for line in ('{"tokens": 3}\n', *(score_file.text_of({**ROW, **values}) for values in wrong)):
         path.write_text(whole + line)
-        with pytest.raises(UserError, match="line 3 of output .* is damaged"), output.continued(path, {}, 2):
+        with (
+            pytest.raises(UserError, match="line 3 of output .* is damaged"),
+            score_file.continued(path, {}, 2),
+        ):
             pass
 
 
 def test_a_file_that_another_process_writes_is_refused(tmp_path):
     path = tmp_path / "out.jsonl"
     with (
-        output.continued(path, {}, 1),
+        score_file.continued(path, {}, 1),
         pytest.raises(UserError, match="is in use"),
-        output.continued(path, {}, 1),
+        score_file.continued(path, {}, 1),
     ):
         pass
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hyena_jax.scoring.windows import LEAST_LENGTH, Plan, n_windows, padded, windows
+from hyena_jax.scoring.windows import LEAST_LENGTH, WindowPlan, n_windows, padded, windows
 
 
 @pytest.mark.parametrize(("max_len", "stride"), [(1, 1), (7, 1), (7, 3), (7, 4), (7, 7), (8, 5)])
@@ -25,7 +25,7 @@ def test_every_token_is_scored_once_from_the_tokens_that_are_named(max_len, stri
 
 def test_shapes_are_few_and_no_window_is_lost():
     sizes = tuple(range(1, 700, 7))
-    plan = Plan(sizes, n_context=0, max_len=200, stride=50, batch_size=2, row_shards=4)
+    plan = WindowPlan(sizes, n_context=0, max_len=200, stride=50, batch_size=2, row_shards=4)
     blocks = list(plan.blocks())
     assert len(blocks) > 3
     assert [i for block in blocks for i in block] == [*range(len(sizes))]
@@ -39,7 +39,7 @@ def test_shapes_are_few_and_no_window_is_lost():
 
 
 def test_a_few_short_texts_are_not_padded_to_a_whole_batch():
-    plan = Plan((9, 0, 1, 12, 5), n_context=0, max_len=1024, stride=512, batch_size=16, row_shards=1)
+    plan = WindowPlan((9, 0, 1, 12, 5), n_context=0, max_len=1024, stride=512, batch_size=16, row_shards=1)
     (block,) = plan.blocks()
     (batch,) = plan.batches(block)
     assert (len(batch.windows), batch.n_rows, batch.length) == (3, 4, LEAST_LENGTH)

@@ -22,7 +22,7 @@ ABOUT = "scores"
 """Key of the first line's object."""
 
 
-class Sums(NamedTuple):
+class TextSums(NamedTuple):
     """What the total needs of a text."""
 
     n_tokens: int
@@ -59,9 +59,9 @@ def _finite(x: float) -> float | None:
     return x if math.isfinite(x) else None
 
 
-def sums(row: Mapping[str, Any]) -> Sums:
+def sums(row: Mapping[str, Any]) -> TextSums:
     """The part of a row that the total needs. Raises ValueError if a value cannot be that of a text."""
-    found = Sums(row["tokens"], row["scored"], row["bytes"], row["log_likelihood"])
+    found = TextSums(row["tokens"], row["scored"], row["bytes"], row["log_likelihood"])
     counts = [found.n_tokens, found.n_scored, found.n_bytes or 0]
     is_count = all(type(n) is int and n >= 0 for n in counts) and found.n_scored <= found.n_tokens
     likelihood = math.nan if found.log_likelihood is None else found.log_likelihood
@@ -70,7 +70,7 @@ def sums(row: Mapping[str, Any]) -> Sums:
     return found._replace(log_likelihood=likelihood)
 
 
-def total(rows: Sequence[Sums]) -> str:
+def total(rows: Sequence[TextSums]) -> str:
     """All texts together, on one line; bits per byte as `Likelihood.bits_per_byte`."""
     n_tokens, n_scored = sum(row.n_tokens for row in rows), sum(row.n_scored for row in rows)
     line = f"{len(rows):,} texts, {n_scored:,} of {n_tokens:,} tokens scored"
@@ -91,7 +91,7 @@ def text_of(values: Mapping[str, Any]) -> str:
 @contextmanager
 def continued(
     path: Path, about: Mapping[str, Any], n_texts: int
-) -> Iterator[tuple[list[Sums], Callable[[Sequence[Mapping[str, Any]]], None]]]:
+) -> Iterator[tuple[list[TextSums], Callable[[Sequence[Mapping[str, Any]]], None]]]:
     """Opens a new file of scores, or one that the same scoring began.
 
     Yields:
@@ -149,7 +149,7 @@ def _check_head(path: Path, line: bytes, head: str, about: Mapping[str, Any]) ->
     raise UserError(f"output {str(path)!r} holds other scores ({changes}); give a new file")
 
 
-def _read(path: Path, number: int, line: bytes) -> Sums:
+def _read(path: Path, number: int, line: bytes) -> TextSums:
     try:
         return sums(json.loads(line))
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hyena_jax.plan.compiling import VOCABULARY
-from hyena_jax.plan.planning import Ends, Plan
+from hyena_jax.plan.planning import Ends, StepPlan
 from hyena_jax.plan.roofline import KINDS
 
 GIB, MIB = 2**30, 2**20
@@ -26,7 +26,7 @@ COLOURS = dict(
 OF_MEMORY = ("#0072B2", "#56B4E9", "#E69F00")
 
 
-def print_plan(plan: Plan, console: Console) -> None:
+def print_plan(plan: StepPlan, console: Console) -> None:
     """Prints memory, exchanges, time by kind and the step's speed."""
     how = "compiled whole"
     if len(plan.compiled_layers) == 2:
@@ -61,14 +61,14 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(line)
 
 
-def print_other(other: Plan, console: Console) -> None:
+def print_other(other: StepPlan, console: Console) -> None:
     """Prints the speed of the same step with other kernels, in short."""
     console.print(f"\n{'with' if other.kernels else 'without'} Pallas kernels, which would not run")
     for line in speeds(other):
         console.print(line)
 
 
-def _exchanges(plan: Plan) -> Table:
+def _exchanges(plan: StepPlan) -> Table:
     table = Table("exchange", "GB received a chip", "GB a repeat", box=None, title_justify="left")
     for row in plan.exchanges:
         each = "" if row.received_per_repeat is None else f"{row.received_per_repeat / 1e9:.3f}"
@@ -81,7 +81,7 @@ def _exchanges(plan: Plan) -> Table:
     return table
 
 
-def _kinds(plan: Plan) -> Table:
+def _kinds(plan: StepPlan) -> Table:
     columns = (
         "kind",
         "roofline ms",
@@ -113,7 +113,7 @@ def _kinds(plan: Plan) -> Table:
     return table
 
 
-def speeds(plan: Plan) -> Iterator[str]:
+def speeds(plan: StepPlan) -> Iterator[str]:
     """Time of a step, tokens a second and utilisation, from the roofline to the pessimistic end."""
 
     def bracket(ends: Ends, factor: float, form: str) -> str:
@@ -128,7 +128,7 @@ def speeds(plan: Plan) -> Iterator[str]:
     )
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def as_json(plan: StepPlan) -> dict[str, Any]:
     """The plan's fields, and what follows from them."""
     derived = {
         "fits": plan.fits,
@@ -139,7 +139,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     return {"caveat": CAVEAT, **asdict(plan), **derived}
 
 
-def write(folder: Path, plans: Sequence[Plan], summary: dict[str, Any]) -> None:
+def write(folder: Path, plans: Sequence[StepPlan], summary: dict[str, Any]) -> None:
     """Writes plan.json and plan.png."""
     from hyena_jax.files import write_text
 
@@ -149,7 +149,7 @@ def write(folder: Path, plans: Sequence[Plan], summary: dict[str, Any]) -> None:
     draw(folder / "plan.png", plans, summary["command"])
 
 
-def draw(path: Path, plans: Sequence[Plan], title: str) -> None:
+def draw(path: Path, plans: Sequence[StepPlan], title: str) -> None:
     """Stacked bars for each plan: milliseconds of a step by kind, at both ends; and memory by part."""
     from matplotlib.figure import Figure
 
@@ -183,7 +183,7 @@ def draw(path: Path, plans: Sequence[Plan], title: str) -> None:
     figure.savefig(path, dpi=120)
 
 
-def print_best(plans: Sequence[Plan], refused: Sequence[str], most: int, console: Console) -> None:
+def print_best(plans: Sequence[StepPlan], refused: Sequence[str], most: int, console: Console) -> None:
     """The fastest plans that fit, by speed at the pessimistic end; then what was left out and why."""
     ranked = best(plans)
     columns = ("layout", "remat", "batch", "GiB a chip", "step ms", "a second and chip", "MFU")
@@ -208,6 +208,6 @@ def print_best(plans: Sequence[Plan], refused: Sequence[str], most: int, console
             console.print(f"left out: {where}: {plan.memory / GIB:.1f} GiB a chip do not fit")
 
 
-def best(plans: Sequence[Plan]) -> list[Plan]:
+def best(plans: Sequence[StepPlan]) -> list[StepPlan]:
     """The plans that fit, the fastest at the pessimistic end first."""
     return sorted((plan for plan in plans if plan.fits), key=lambda plan: -plan.units_per_second.pessimistic)
