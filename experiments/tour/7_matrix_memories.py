@@ -35,7 +35,7 @@ def unit(x):
 # $$S_t = S_{t-1} + k_t v_t^\top, \qquad o_t = S_t^\top q_t = \sum_{s \le t} (q_t \cdot k_s) \, v_s .$$
 #
 # [Katharopoulos et al. 2020, section 3.4](https://arxiv.org/abs/2006.16236), here without its features and
-# its normaliser. Oracle: [`delta_rule`](../../hyena_jax/reference/delta_rule.py) without $\beta$. Code:
+# its normaliser. Oracle: [`delta_rule`](../../hyena_jax/reference/delta_rule.py) without `read`. Code:
 # [`delta_rule`](../../hyena_jax/ops/delta_rule.py).
 #
 # The sum on the right is attention without its softmax: **linear attention**. The left side shows what it
@@ -59,8 +59,8 @@ def unit(x):
 # before. It is one step of gradient descent, of size $\beta_t$, on half the squared error of that answer.
 # With $\beta_t = 0$ nothing is written.
 #
-# The oracle does this token by token. It has all the options of this notebook: `beta` is None for the sum,
-# and `log_a` is the logarithm of a decay that we shall need below.
+# The oracle does this token by token, for all rules of this family. Here `read` are $\beta_t k_t$ and the values
+# $\beta_t v_t$; without `read` it is the sum. `log_a` is the logarithm of a decay that we shall need below.
 
 # %%
 show.code(delta_rule)
@@ -71,8 +71,9 @@ def run(rule, q, k, v, log_a=None, beta=None, state=None, **options):
     """Outputs [L, V] and last memory [K, V] of the oracle or of `ops`, for one head; log_a and beta [L]."""
     state = np.zeros((k.shape[1], v.shape[1])) if state is None else state
     log_a = np.zeros(len(q)) if log_a is None else log_a
-    heads = [None if x is None else x[None, :, None] for x in (q, k, v, log_a, beta)]
-    o, memory = rule(*heads, state[None, None], np.zeros((1, len(q)), bool), **options)
+    read, v = (None, v) if beta is None else (beta[:, None] * k, beta[:, None] * v)
+    heads = [None if x is None else x[None, :, None] for x in (q, k, v, log_a, read)]
+    o, memory = rule(*heads, None, state[None, None], np.zeros((1, len(q)), bool), **options)
     return np.asarray(o[0, :, 0]), np.asarray(memory[0, 0])
 
 
@@ -217,9 +218,9 @@ panels = {
 show.matrices(panels, 1, "weight", height=2.2, xlabel="time s", ylabel="time t")
 
 # %% [markdown]
-# The package's code is the same with batches, heads, decays and documents. `decay` are the products of the
-# factors between two tokens of a chunk, `entering` those from the chunk's start. The loop over chunks passes
-# on the memory alone: $L / C$ steps in place of $L$.
+# The package's code is the same with batches, heads, decays and documents. `decay.products` are the products of
+# two vectors, times the factors between their tokens; `decay.recall` reads the memory before the chunk. The
+# loop over chunks passes on the memory alone: $L / C$ steps in place of $L$.
 
 # %%
 show.code(ops.delta_rule)

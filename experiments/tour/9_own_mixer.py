@@ -45,7 +45,7 @@ show.code(Mixer.__call__, Mixer.prefill, Mixer.step)
 # | `seq.fir(x, taps, bias)` | a short convolution |
 # | `seq.shift(x)` | the token before |
 # | `seq.recur(a, x)` | $h_t = a_t h_{t-1} + x_t$ |
-# | `seq.update(q, k, v, log_a, beta)` | a matrix memory ([notebook 7](7_matrix_memories.ipynb)) |
+# | `seq.update(q, k, v, log_a, read)` | a matrix memory ([notebook 7](7_matrix_memories.ipynb)) |
 # | `seq.attend(q, k, v)` | softmax attention |
 # | `seq.filters(...)`, `seq.conv(...)` | long convolutions |
 # | `seq.scan(f, init, xs)` | any function of a carry and a token |

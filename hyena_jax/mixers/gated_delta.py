@@ -99,17 +99,18 @@ class GatedDelta(Mixer):
         q, k, v = jnp.split(nn.silu(u).astype(dtype), [keys, (1 + config.factors) * keys], axis=-1)
         q = self.key_dim**-0.5 * unit_length(q.reshape(batch, length, *key_shape))
         k = unit_length(k.reshape(*rows, *key_shape))
-        beta = jax.nn.sigmoid(self.beta_proj(x).astype(dtype)).reshape(*rows, self.n_value_heads)
+        beta = jax.nn.sigmoid(self.beta_proj(x).astype(dtype)).reshape(*rows, self.n_value_heads, 1)
         if config.negative_eigenvalues:
             beta = 2 * beta
-        log_a = jnp.zeros_like(beta, shape=(batch, length, self.n_value_heads))
+        log_a = jnp.zeros((batch, length, self.n_value_heads), dtype)
         if config.decay:
             rate = jax.nn.softplus(self.decay_proj(x).astype(dtype) + self.dt_bias.astype(dtype))
             log_a = -jnp.exp(self.a_log.astype(dtype)) * rate
         v = v.reshape(*rows, *value_shape)
         if config.factors == 1:  # else several values enter at a token, each in its own way
             v = seq.values(v, "BTGd")
-        o = seq.mixed(seq.update(q, k, v, log_a, beta, config.chunk), "BTGd")
+        read = beta * jnp.repeat(k, self.n_value_heads // config.n_heads, axis=2)
+        o = seq.mixed(seq.update(q, k, beta * v, log_a, read, chunk=config.chunk), "BTGd")
         o = self.norm(o).reshape(batch, length, -1)
         if config.gate:
             o = o * nn.silu(self.gate_proj(x).astype(dtype))

@@ -91,7 +91,7 @@ class Mamba2(Mixer):
         if config.dt_limit is not None:
             dt = jnp.clip(dt, *config.dt_limit)
         log_a = -jnp.exp(self.a_log.astype(dtype)) * dt
-        o = seq.update(c, b, dt[..., None] * u, log_a, None, config.chunk)
+        o = seq.update(c, b, dt[..., None] * u, log_a, chunk=config.chunk)
         o = seq.mixed(o + self.skip.astype(dtype)[:, None] * u, "BTHd").reshape(batch, length, width)
         y = self.norm(o * nn.silu(z.astype(dtype)))
         return self.out_proj(y.astype(activations))

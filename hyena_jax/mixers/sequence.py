@@ -4,7 +4,7 @@ A mixer computes everything else token by token. Its operators along the sequenc
 
     fir, shift, before, cache    the last few inputs, or all of them
     recur                        h_t = a_t h_{t-1} + x_t
-    update                       a matrix memory, by the gated delta rule
+    update                       a matrix memory, by the delta rule
     attend                       softmax attention
     filters, conv                long convolutions
     scan                         any function of a carry and a token
@@ -294,20 +294,21 @@ class Sequence:
         k: jax.Array,
         v: jax.Array,
         log_a: jax.Array,
-        beta: jax.Array | None,
+        read: jax.Array | None = None,
+        write: jax.Array | None = None,
         chunk: int = 64,
     ) -> jax.Array:
-        """o [B, T, G, V] of the gated delta rule, float32 at least; arguments as of `ops.delta_rule`."""
+        """o [B, m T, G, V] of the delta rule, float32 at least; arguments as of `ops.delta_rule`."""
 
         def run(memory: jax.Array) -> tuple[jax.Array, jax.Array]:
             n_updates = v.shape[1] // log_a.shape[1]
             real = None if self.real is None else jnp.repeat(self.real, n_updates, axis=1)
             values = v if real is None else jnp.where(real[..., None, None], v, 0)
-            return delta_rule(q, k, values, log_a, beta, memory, chunk=chunk)
+            return delta_rule(q, k, values, log_a, read, write, memory, chunk=chunk)
 
         def whole() -> jax.Array:
             starts = self.starts(of_rows=False)
-            return shards.delta_rule(q, k, v, log_a, beta, starts, chunk, self.sequence_axis)
+            return shards.delta_rule(q, k, v, log_a, read, write, starts, chunk, self.sequence_axis)
 
         return self.carry("update", lambda: no_memory(k, v), run, whole)
 

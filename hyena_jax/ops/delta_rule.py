@@ -1,15 +1,23 @@
-"""The gated delta rule: a matrix memory that decays, and in which a new value replaces the old one at a key.
+"""The delta rule: a matrix memory that decays, in which values are erased and written by key.
 
-    S_t = a_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,    o_t = S_t^T q_t
+At each token the memory S [K, V] of a head decays, S <- diag(a) S; each of the token's updates then changes
+it, S <- S - e (S^T r)^T + k v^T; and each of its queries reads it, o = S^T q. The rules of the field are
 
-Yang et al. 2024, arXiv 2412.06464, equation 10, transposed: the paper's memory is S_t^T, with a row for each
-channel of a value, and its output is the memory times q_t. With a_t = 1 it is DeltaNet's rule (2406.06484);
-without the matrix in brackets, and with beta_t = 1, Mamba-2's (2405.21060); with several such updates a
-token, DeltaProduct's (2502.10297).
+                                            r             e           v         log a of each
+    delta rule, 2406.06484                  beta k        k           beta v    (0)
+    gated delta rule, 2412.06464, eq. 10    beta k        k           beta v    head
+    Mamba-2, 2405.21060                                               dt x      head
+    KDA, 2510.26692                         beta k        k           beta v    channel of a key
+    gated delta rule 2, 2605.22791          b ⊙ k         k           w ⊙ v     channel of a key
+    RWKV-7, 2503.14456                      kappa / w     a ⊙ kappa   v         channel of a key
+    Mamba-3, 2603.15569                                               x         head
 
-Axes: B batch, L tokens, n updates a token, H heads of queries and keys, G heads of values, of which R = G / H
-read the same keys, K channels of a key, V channels of a value, C tokens of a chunk, N chunks. Everything is
-computed in float32 (float64 stays).
+where the papers' memory is S^T, with a row for each channel of a value. Several updates of a token are those
+of DeltaProduct (2502.10297), and the several inputs of Mamba-3.
+
+Axes: B batch, L tokens, n updates and m queries of a token, H heads of queries and keys, G heads of values,
+of which R = G / H read the same keys, K channels of a key, V channels of a value, C tokens of a chunk, N
+chunks. Everything is computed in float32 (float64 stays).
 """
 
 import jax
@@ -26,74 +34,81 @@ def delta_rule(
     k: jax.Array,
     v: jax.Array,
     log_a: jax.Array,
-    beta: jax.Array | None,
+    read: jax.Array | None,
+    write: jax.Array | None,
     state: jax.Array,
     starts: jax.Array | None = None,
     chunk: int = 64,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """The outputs o [B, L, G, V], and the memory after the last token [B, G, K, V].
+    """The outputs o [B, m L, G, V], and the memory after the last token [B, G, K, V].
 
-    At each token S <- a S; then, for each of the token's n updates, S <- S + k u^T with u = beta (v - S^T k);
-    then o = S^T q. The values of head g belong to the keys of head g // R.
+    The values of head g belong to the queries and keys of head g // R.
 
-    Within a chunk the u solve a triangular system, so that all work is matrix products, and only the memory
-    passes from chunk to chunk (2406.06484, section 3.2). The backward pass keeps the N memories between the
-    chunks, and recomputes the rest chunk by chunk.
+    Within a chunk, what is erased solves a triangular system, so that all work is matrix products, and only
+    the memory passes from chunk to chunk (2406.06484, section 3.2). The backward pass keeps the N memories
+    between the chunks, and recomputes the rest chunk by chunk.
 
     Args:
-      q: queries [B, L, H, K], scaled by the caller; None computes the memory alone, and returns None for o.
-      k: keys [B, n L, H, K], the n keys of a token one after the other. If beta exceeds 1, keys longer than
-        sqrt(2 / beta) make the memory diverge.
+      q: queries [B, m L, H, K], scaled by the caller, the m queries of a token one after the other; None
+        computes the memory alone, and returns None for o.
+      k: keys [B, n L, H, K], the n keys of a token one after the other.
       v: values [B, n L, G, V].
-      log_a: log a [B, L, G], finite and at most 0.
-      beta: [B, n L, G], in [0, 2]; None adds k v^T and erases nothing.
+      log_a: log a, finite and at most 0: [B, L, G] of each head, or [B, L, G, K] of each channel of a key.
+      read: r [B, n L, G, K], for what is erased; None erases nothing. The memory diverges if the rule turns
+        and stretches it, as r = beta k does where beta |k|^2 exceeds 2.
+      write: e [B, n L, G, K], where it is erased; None is k.
       state: the memory before the first token [B, G, K, V].
       starts: boolean [B, L], True at the first token of a document, where the memory is reset to 0; None is
         False.
-      chunk: C. It changes the speed, and the results only by rounding: most where keys are equal and beta is
-        close to 2, where float32 was wrong by 2e-5 of the largest output at C = 16 and by 1e-4 at 64.
+      chunk: C; with a decay of each channel, the next power of 2. It changes the speed, and the results only
+        by rounding: most where keys are equal and r^T k is close to 2, where float32 was wrong by 2e-5 of the
+        largest output at C = 16 and by 1e-4 at 64.
+
+    In log_a, read and write, G may also be H: they then belong to the keys.
     """
-    inputs = [x for x in (q, k, v, log_a, beta, state) if x is not None]
-    dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in inputs) else jnp.float32
-    batch, length, _ = log_a.shape
-    heads, n_updates = k.shape[2], k.shape[1] // length
-    size = min(chunk, length)
+    arrays = (q, k, v, log_a, read, write, state)
+    is_double = any(x is not None and x.dtype == jnp.float64 for x in arrays)
+    (batch, length), heads = log_a.shape[:2], k.shape[2]
+    kind, size = HeadDecay, min(chunk, length)
+    if log_a.ndim == 4:
+        kind, size = ChannelDecay, 1 << (size - 1).bit_length()
     n_chunks, n_padded = -(-length // size), -length % size
 
-    def chunks(x: jax.Array | None, rows: int = 1) -> jax.Array | None:
-        """[B, L rows, heads, ...] as [N, B, H, heads / H, C rows, ...]; padded tokens change no memory."""
+    def chunks(x: jax.Array | None) -> jax.Array | None:
+        """[B, n L, heads, ...] as [N, B, H, heads / H, n C, ...]; padded tokens change no memory."""
         if x is None:
             return None
-        x = jnp.pad(x, [(0, 0), (0, n_padded * rows), *[(0, 0)] * (x.ndim - 2)])
-        x = x.reshape(batch, n_chunks, size * rows, min(heads, x.shape[2]), -1, *x.shape[3:])
+        n = x.shape[1] // length
+        x = jnp.pad(x, [(0, 0), (0, n_padded * n), *[(0, 0)] * (x.ndim - 2)])
+        x = x.reshape(batch, n_chunks, size * n, min(heads, x.shape[2]), -1, *x.shape[3:])
         return jnp.moveaxis(x, (1, 2), (0, 4))
 
     def of_chunk(memory: jax.Array, chunk: tuple) -> tuple[jax.Array, jax.Array | None]:
-        q, k, v, log_a, beta, starts = chunk
-        decay, entering = decays(log_a, starts)
-        decay = jnp.repeat(decay, n_updates, axis=-1)  # from each update to each token
-        if beta is None:
-            u = v
+        q, k, v, log_a, read, write, starts = chunk
+        decay = kind(log_a, starts)
+        if read is None:
+            written = [(k, v)]
+        elif write is None:
+            known = v - decay.recall(read, memory)
+            written = [(k, solve_unit_triangular(jnp.tril(decay.products(read, k), -1), known))]
         else:
-            beta, before = beta[..., None], jnp.repeat(entering, n_updates, axis=-1)[..., None]
-            erased = beta * jnp.repeat(decay, n_updates, axis=-2) * (k @ k.mT)
-            u = solve_unit_triangular(jnp.tril(erased, -1), beta * (v - before * (k @ memory)))
-        after = entering[..., -1:, None] * memory + k.mT @ (decay[..., -1, :, None] * u)
+            known = decay.recall(read, memory) + jnp.tril(decay.products(read, k), -1) @ v
+            erased = solve_unit_triangular(jnp.tril(decay.products(read, write), -1), known)
+            written = [(k, v), (write, -erased)]
+        after = decay.keep(memory) + sum(decay.store(*pair) for pair in written)
         if q is None:
             return after, None
-        return after, entering[..., None] * (q @ memory) + (decay * (q @ k.mT)) @ u
+        return after, decay.recall(q, memory) + sum(decay.products(q, key) @ value for key, value in written)
 
-    q, k, v, log_a, beta, state = (
-        None if x is None else x.astype(dtype) for x in (q, k, v, log_a, beta, state)
-    )
-    starts = None if starts is None else starts[..., None]
-    rows = (chunks(q), chunks(k, n_updates), chunks(v, n_updates), chunks(log_a), chunks(beta, n_updates))
+    dtype = jnp.float64 if is_double else jnp.float32
+    *inputs, state = (None if x is None else x.astype(dtype) for x in arrays)
+    inputs.append(None if starts is None else starts[..., None])
     memory = state.reshape(batch, heads, -1, *state.shape[2:])
     # Inside a scan nothing can be reused before it is recomputed, so that no barrier is needed.
     step = jax.checkpoint(of_chunk, prevent_cse=False)
-    memory, o = jax.lax.scan(step, memory, (*rows, chunks(starts)))
-    if o is not None:  # [N, B, H, R, C, V]
-        o = jnp.moveaxis(o, (0, 4), (1, 2)).reshape(batch, -1, *v.shape[2:])[:, :length]
+    memory, o = jax.lax.scan(step, memory, tuple(map(chunks, inputs)))
+    if o is not None:  # [N, B, H, R, m C, V]
+        o = jnp.moveaxis(o, (0, 4), (1, 2)).reshape(batch, -1, *v.shape[2:])[:, : q.shape[1]]
     return o, memory.reshape(state.shape)
 
 
@@ -107,7 +122,8 @@ def transfer(
     k: jax.Array,
     v: jax.Array,
     log_a: jax.Array,
-    beta: jax.Array | None,
+    read: jax.Array | None,
+    write: jax.Array | None,
     starts: jax.Array | None,
     chunk: int = 64,
 ) -> tuple[jax.Array, jax.Array]:
@@ -117,15 +133,103 @@ def transfer(
     """
     memory, width = no_memory(k, v), v.shape[3]
     identity = jnp.broadcast_to(jnp.eye(k.shape[3], dtype=memory.dtype), (*memory.shape[:3], k.shape[3]))
-    if beta is not None:
+    if read is not None:
         both = jnp.concatenate([memory, identity], axis=-1)
         v = jnp.pad(v, [(0, 0), (0, 0), (0, 0), (0, k.shape[3])])
-        after = delta_rule(None, k, v, log_a, beta, both, starts, chunk)[1]
+        after = delta_rule(None, k, v, log_a, read, write, both, starts, chunk)[1]
         return after[..., width:], after[..., :width]
     decay = jnp.exp(log_a.astype(memory.dtype).sum(axis=1))
+    decay = decay if decay.ndim == 3 else decay[..., None]
     if starts is not None:
-        decay = jnp.where(starts.any(axis=1)[:, None], 0, decay)
-    return decay[..., None, None] * identity, delta_rule(None, k, v, log_a, None, memory, starts, chunk)[1]
+        decay = jnp.where(starts.any(axis=1)[:, None, None], 0, decay)
+    decay = jnp.repeat(decay, v.shape[2] // decay.shape[1], axis=1)
+    after = delta_rule(None, k, v, log_a, None, None, memory, starts, chunk)[1]
+    return decay[..., None] * identity, after
+
+
+class HeadDecay:
+    """Products within a chunk of vectors [..., n C, K], n of each token, and of a memory M [..., K, V].
+
+    One decay a for all channels of a head: log_a [..., C]; starts [..., C] or None.
+    """
+
+    def __init__(self, log_a: jax.Array, starts: jax.Array | None):
+        self.between, self.entering = decays(log_a, starts)
+
+    def products(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """x_i^T diag(a from the token after y_j's to x_i's) y_j [..., m C, n C]; 0 where y_j comes later."""
+        m, n = (z.shape[-2] // self.entering.shape[-1] for z in (x, y))
+        return jnp.repeat(jnp.repeat(self.between, m, axis=-2), n, axis=-1) * (x @ y.mT)
+
+    def recall(self, x: jax.Array, memory: jax.Array) -> jax.Array:
+        """x_i^T diag(a from the first token to x_i's) M [..., n C, V]."""
+        return self._rows(self.entering, x) * (x @ memory)
+
+    def store(self, y: jax.Array, values: jax.Array) -> jax.Array:
+        """The sum of diag(a from the token after y_j's to the last) y_j values_j^T [..., K, V]."""
+        return y.mT @ (self._rows(self.between[..., -1, :], y) * values)
+
+    def keep(self, memory: jax.Array) -> jax.Array:
+        """diag(a from the first token to the last) M."""
+        return self.entering[..., -1:, None] * memory
+
+    def _rows(self, of_tokens: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.repeat(of_tokens, x.shape[-2] // of_tokens.shape[-1], axis=-1)[..., None]
+
+
+class ChannelDecay:
+    """As `HeadDecay`, with a decay for each channel of a key: log_a [..., C, K], C a power of 2.
+
+    The decay between two tokens is no longer one number, by which a product could be multiplied, and as
+    exp(total_i) exp(-total_j), with running sums of log a, it overflows. But below the two diagonal blocks,
+    of the first and the second half of a chunk, all products are one product of matrices,
+
+        products_ij = sum_c  x_ic exp(sum of log a over the second half up to token i)
+                             y_jc exp(sum of log a over the first half after token j),
+
+    and each diagonal block is such a chunk again. All exponents are sums of log a, thus at most 0. Nothing is
+    subtracted, so that no digits are lost at any decay, and the start of a document is log a = -inf.
+    """
+
+    def __init__(self, log_a: jax.Array, starts: jax.Array | None):
+        log_a = log_a if starts is None else jnp.where(starts[..., None], -jnp.inf, log_a)
+        self.size = log_a.shape[-2]
+        # log a in each token's block [..., blocks, tokens of a block, K], summed up to it and after it.
+        up_to, after, self.halves = log_a[..., None, :], jnp.zeros_like(log_a[..., None, :]), []
+        while up_to.shape[-2] < self.size:
+            first, second = up_to[..., ::2, :, :], up_to[..., 1::2, :, :]
+            rest, later = after[..., ::2, :, :], after[..., 1::2, :, :]
+            self.halves.append((jnp.exp(second), jnp.exp(rest)))
+            up_to = jnp.concatenate([first, second + first[..., -1:, :]], axis=-2)
+            after = jnp.concatenate([rest + second[..., -1:, :], later], axis=-2)
+        self.entering, self.leaving = jnp.exp(up_to[..., 0, :, :]), jnp.exp(after[..., 0, :, :])
+
+    def products(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """As of `HeadDecay`."""
+        m, n = (z.shape[-2] // self.size for z in (x, y))
+        found = _product(_blocks(x, self.size), _blocks(y, self.size).mT)
+        lead = jnp.broadcast_shapes(found.shape[:-3], self.entering.shape[:-2])
+        found = jnp.broadcast_to(found, (*lead, *found.shape[-3:]))
+        for up_to, after in self.halves:
+            half = up_to.shape[-2]
+            below = _blocks(x, self.size // half)[..., 1::2, :, :] * jnp.repeat(up_to, m, axis=-2)
+            above = _blocks(y, self.size // half)[..., ::2, :, :] * jnp.repeat(after, n, axis=-2)
+            corner, first, second = _product(below, above.mT), found[..., ::2, :, :], found[..., 1::2, :, :]
+            top = jnp.pad(first, [(0, 0)] * (first.ndim - 1) + [(0, half * n)])
+            found = jnp.concatenate([top, jnp.concatenate([corner, second], axis=-1)], axis=-2)
+        return found[..., 0, :, :]
+
+    def recall(self, x: jax.Array, memory: jax.Array) -> jax.Array:
+        """As of `HeadDecay`."""
+        return (jnp.repeat(self.entering, x.shape[-2] // self.size, axis=-2) * x) @ memory
+
+    def store(self, y: jax.Array, values: jax.Array) -> jax.Array:
+        """As of `HeadDecay`."""
+        return (jnp.repeat(self.leaving, y.shape[-2] // self.size, axis=-2) * y).mT @ values
+
+    def keep(self, memory: jax.Array) -> jax.Array:
+        """As of `HeadDecay`."""
+        return self.entering[..., -1, :, None] * memory
 
 
 def decays(log_a: jax.Array, starts: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -162,7 +266,9 @@ def solve_unit_triangular(lower: jax.Array, b: jax.Array) -> jax.Array:
     is many times slower. Not by the product (I - M) (I + M^2) (I + M^4) ..., which is right on paper alone:
     equal keys make the powers of M so large that the solution is wrong by a factor of 1e5 to 1e20.
     """
-    inverse = unit_triangular_inverse(jax.lax.stop_gradient(lower))
+    # One axis for all matrices: XLA's CPU backend fails at products of many axes.
+    flat = jax.lax.stop_gradient(lower).reshape(-1, *lower.shape[-2:])
+    inverse = unit_triangular_inverse(flat).reshape(lower.shape)
 
     def product(matrix: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.matmul(matrix, x, precision="highest")
@@ -177,7 +283,7 @@ def solve_unit_triangular(lower: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def unit_triangular_inverse(lower: jax.Array) -> jax.Array:
-    """(I + lower)^-1 of strictly lower triangular [..., c, c], by halves: as stable as substitution.
+    """(I + lower)^-1 of strictly lower triangular [n, c, c], by halves: as stable as substitution.
 
     If A and D are the diagonal blocks of I + lower, and B is the block below A, then the inverse has the
     diagonal blocks A^-1 and D^-1, and the block -D^-1 B A^-1 below A^-1.
@@ -188,7 +294,7 @@ def unit_triangular_inverse(lower: jax.Array) -> jax.Array:
     half = 1 << (size - 1).bit_length() - 1  # the largest power of 2 below size
     above, below = lower[..., :half, :half], lower[..., half:, half:]
     if size == 2 * half:
-        above, below = unit_triangular_inverse(jnp.stack([above, below]))
+        above, below = jnp.split(unit_triangular_inverse(jnp.concatenate([above, below])), 2)
     else:
         above, below = unit_triangular_inverse(above), unit_triangular_inverse(below)
     corner = -_product(below, _product(lower[..., half:, :half], above))
@@ -201,3 +307,8 @@ def _product(x: jax.Array, y: jax.Array) -> jax.Array:
     if y.shape[-1] > SMALL:
         return jnp.matmul(x, y, precision="highest")
     return (x[..., None] * y[..., None, :, :]).sum(axis=-2)
+
+
+def _blocks(x: jax.Array, n_blocks: int) -> jax.Array:
+    """The rows of x [..., rows, K] in blocks: [..., n_blocks, rows / n_blocks, K]."""
+    return x.reshape(*x.shape[:-2], n_blocks, -1, x.shape[-1])

@@ -344,7 +344,8 @@ def delta_rule(
     k: jax.Array,
     v: jax.Array,
     log_a: jax.Array,
-    beta: jax.Array | None,
+    read: jax.Array | None = None,
+    write: jax.Array | None = None,
     starts: jax.Array | None = None,
     chunk: int = 64,
     sequence_axis: str | None = None,
@@ -360,23 +361,25 @@ def delta_rule(
         k: jax.Array,
         v: jax.Array,
         log_a: jax.Array,
-        beta: jax.Array | None,
+        read: jax.Array | None,
+        write: jax.Array | None,
         starts: jax.Array | None,
         axis_name: str | None,
     ) -> jax.Array:
         memory = delta_rule_ops.no_memory(k, v)
         if axis_name is not None:
-            parts = jax.lax.all_gather(delta_rule_ops.transfer(k, v, log_a, beta, starts, chunk), axis_name)
+            part = delta_rule_ops.transfer(k, v, log_a, read, write, starts, chunk)
+            parts = jax.lax.all_gather(part, axis_name)
 
             def advance(memory: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
                 return part[0] @ memory + part[1], memory
 
             memories = jax.lax.scan(advance, memory, parts)[1]
             memory = jax.lax.dynamic_index_in_dim(memories, jax.lax.axis_index(axis_name), keepdims=False)
-        return delta_rule_ops.delta_rule(q, k, v, log_a, beta, memory, starts, chunk)[0]
+        return delta_rule_ops.delta_rule(q, k, v, log_a, read, write, memory, starts, chunk)[0]
 
-    in_axes = ("BLHK", "BLHK", "BLGV", "BLG", "BLG", "BL")
-    return sharded(local, sequence_axis, in_axes, "BLGV")(q, k, v, log_a, beta, starts)
+    in_axes = ("BLHK", "BLHK", "BLGV", "BLGK"[: log_a.ndim], "BLGK", "BLGK", "BL")
+    return sharded(local, sequence_axis, in_axes, "BLGV")(q, k, v, log_a, read, write, starts)
 
 
 def running_sums(

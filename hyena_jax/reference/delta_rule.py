@@ -1,7 +1,8 @@
-"""The gated delta rule, token by token, and the layers of gated DeltaNet and Mamba-2.
+"""The delta rule, token by token, and the layers of gated DeltaNet and Mamba-2.
 
-Axes: B batch, L tokens, n updates a token, H heads of queries and keys, G heads of values, K channels of a
-key, V channels of a value. The package, `hyena_jax.reference`, describes the arguments of a mixer's oracle.
+Axes: B batch, L tokens, n updates and m queries of a token, H heads of queries and keys, G heads of values, K
+channels of a key, V channels of a value. The package, `hyena_jax.reference`, describes the arguments of a
+mixer's oracle.
 """
 
 import numpy as np
@@ -18,32 +19,39 @@ def delta_rule(
     k: np.ndarray,
     v: np.ndarray,
     log_a: np.ndarray,
-    beta: np.ndarray | None,
+    read: np.ndarray | None,
+    write: np.ndarray | None,
     state: np.ndarray,
     starts: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs [B, L, G, V], last memory [B, G, K, V]; 2412.06464, equation 10, with n updates a token.
+    """Outputs [B, m L, G, V] and the last memory [B, G, K, V] of the rule in `hyena_jax.ops.delta_rule`.
 
-    q [B, L, H, K], k [B, n L, H, K], v [B, n L, G, V], log_a [B, L, G], beta [B, n L, G], or None for a sum
-    of k v^T that erases nothing; state [B, G, K, V]; starts [B, L], True where the memory is reset.
+    q [B, m L, H, K], k [B, n L, H, K], v [B, n L, G, V], log_a [B, L, G] or [B, L, G, K], read and write
+    [B, n L, G, K], or None for a sum of k v^T that erases nothing, and for k; state [B, G, K, V]; starts
+    [B, L], True where the memory is reset.
     """
     q, k, v, log_a = (np.asarray(x, np.float64) for x in (q, k, v, log_a))
-    batch, length, n_heads = log_a.shape
-    n_updates, shared = k.shape[1] // length, n_heads // k.shape[2]
-    o, last = np.zeros((batch, length, n_heads, v.shape[3])), np.array(state, np.float64)
+    (batch, length), n_heads = log_a.shape[:2], v.shape[2]
+    m, n = q.shape[1] // length, k.shape[1] // length
+
+    def of_values(x: np.ndarray) -> np.ndarray:
+        return np.repeat(x, n_heads // x.shape[2], axis=2)
+
+    q, k, log_a = of_values(q), of_values(k), of_values(log_a)
+    a = np.exp(log_a if log_a.ndim == 4 else log_a[..., None])
+    read, write = (None if x is None else of_values(np.asarray(x, np.float64)) for x in (read, write))
+    write = k if write is None else write
+    o, last = np.zeros((batch, m * length, *v.shape[2:])), np.array(state, np.float64)
     for b in range(batch):
         for head in range(n_heads):
-            memory, keys = last[b, head], k[b, :, head // shared]
+            memory = last[b, head]
             for t in range(length):
-                memory = np.exp(log_a[b, t, head]) * memory
-                if starts[b, t]:
-                    memory = np.zeros_like(memory)
-                for row in range(n_updates * t, n_updates * (t + 1)):
-                    u = v[b, row, head]
-                    if beta is not None:
-                        u = beta[b, row, head] * (u - keys[row] @ memory)
-                    memory = memory + np.outer(keys[row], u)
-                o[b, t, head] = q[b, t, head // shared] @ memory
+                memory = a[b, t, head][:, None] * (np.zeros_like(memory) if starts[b, t] else memory)
+                for row in range(n * t, n * (t + 1)):
+                    erased = 0 if read is None else np.outer(write[b, row, head], read[b, row, head] @ memory)
+                    memory = memory - erased + np.outer(k[b, row, head], v[b, row, head])
+                for row in range(m * t, m * (t + 1)):
+                    o[b, row, head] = q[b, row, head] @ memory
             last[b, head] = memory
     return o, last
 
@@ -63,12 +71,14 @@ def gated_delta(config, params, x, max_len, segment_ids) -> np.ndarray:
     if config.decay:
         rate = softplus(dense(params["decay_proj"], x) + np.float64(params["dt_bias"]))
         log_a = -np.exp(np.float64(params["a_log"])) * rate
+    beta = (2 * beta if config.negative_eigenvalues else beta)[..., None]
     o, _ = delta_rule(
         q / np.sqrt(key_dim),
         k,
-        v.reshape(batch, n * length, value_heads, value_dim),
+        beta * v.reshape(batch, n * length, value_heads, value_dim),
         log_a,
-        2 * beta if config.negative_eigenvalues else beta,
+        beta * np.repeat(k, value_heads // heads, axis=2),
+        None,
         np.zeros((batch, value_heads, key_dim, value_dim)),
         document_starts(segment_ids),
     )
@@ -98,7 +108,7 @@ def mamba2(config, params, x, max_len, segment_ids) -> np.ndarray:
         -np.exp(np.float64(params["a_log"])) * dt,
         np.zeros((batch, heads, b.shape[3], u.shape[3])),
     )
-    o, _ = delta_rule(c, b, dt[..., None] * u, log_a, None, memory, document_starts(segment_ids))
+    o, _ = delta_rule(c, b, dt[..., None] * u, log_a, None, None, memory, document_starts(segment_ids))
     y = (o + np.float64(params["skip"])[:, None] * u).reshape(batch, length, width) * silu(z)
     y = y.reshape(batch, length, groups, -1)
     y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + config.norm_eps)

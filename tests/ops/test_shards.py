@@ -186,27 +186,31 @@ def test_fastmax(is_causal):
 
 
 @pytest.mark.parametrize(
-    ("n_updates", "has_beta", "ids"),
+    ("n", "erases", "by_channel", "ids"),
     [
-        (2, True, IDS),
-        pytest.param(1, False, IDS, marks=pytest.mark.sequence),
-        *[pytest.param(1, b, None, marks=pytest.mark.sequence) for b in (0, 1)],
+        (2, True, False, IDS),
+        (1, True, True, IDS),
+        pytest.param(1, False, False, IDS, marks=pytest.mark.sequence),
+        pytest.param(2, False, True, IDS, marks=pytest.mark.sequence),
+        *[pytest.param(1, erases, False, None, marks=pytest.mark.sequence) for erases in (False, True)],
     ],
 )
-def test_delta_rule(n_updates, has_beta, ids):
+def test_delta_rule(n, erases, by_channel, ids):
     """Also with a document over several devices, and several in one."""
 
-    def whole(q, k, v, log_a, beta, starts):
-        return shards.delta_rule(q, k, v, -jnp.exp(log_a), beta, starts, 5)
+    def whole(q, k, v, log_a, read, write, starts):
+        return shards.delta_rule(q, k, v, -jnp.exp(log_a), read, write, starts, 5)
 
-    def over(q, k, v, log_a, beta, starts):
-        return shards.delta_rule(q, k, v, -jnp.exp(log_a), beta, starts, 2, AXIS)
+    def over(q, k, v, log_a, read, write, starts):
+        return shards.delta_rule(q, k, v, -jnp.exp(log_a), read, write, starts, 2, AXIS)
 
-    rows = (BATCH, n_updates * LENGTH)
+    rows = (BATCH, n * LENGTH)
     q, k, v = normal(BATCH, LENGTH, 2, 3), normal(*rows, 2, 3, seed=1) / 2, normal(*rows, 4, 2)
-    beta = 1 + np.tanh(normal(*rows, 4)) if has_beta else None
+    read = (1 + np.tanh(normal(*rows, 4, 1))) * np.repeat(k, 2, axis=2) if erases else None
+    write = np.repeat(k, 2, axis=2) / 2 if erases and by_channel else None
     starts = None if ids is None else np.diff(ids, axis=1, prepend=ids[:, :1]) != 0
-    check(whole, over, q, k, v, normal(BATCH, LENGTH, 4), beta, starts)
+    log_a = normal(BATCH, LENGTH, 4, *[3] * by_channel)
+    check(whole, over, q, k, v, log_a, read, write, starts)
 
 
 @pytest.mark.parametrize(
