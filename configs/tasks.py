@@ -110,7 +110,7 @@ def get_config(variant: str = "recall") -> Experiment:
         "ffn": "none" if chosen.d_ff is None else "gelu",
         "d_ff": chosen.d_ff,
         # MAD's rows have one input less than their L tokens.
-        "max_len": max(load_task(data).n_inputs, getattr(data, "seq_len", 1)),
+        "max_len": max(load_task(data).row_shape[0], getattr(data, "seq_len", 1)),
         "learned_positions": chosen.mixer == ATTENTION,
     }
     reads_tokens = data.input_kind.is_tokens

@@ -29,8 +29,7 @@ from hyena_jax.benchmark.results import (
 from hyena_jax.benchmark.settings import Model
 from hyena_jax.benchmark.timing import Measured, Program, describe, jit_program, measure
 from hyena_jax.config import Experiment, ImagesConfig, TextConfig, require
-from hyena_jax.data.dataset import load
-from hyena_jax.data.facts import fill_in
+from hyena_jax.data.dataset import fill_in, load
 from hyena_jax.output import bar
 from hyena_jax.parallel import Pmap, all_devices
 from hyena_jax.parallel.strategy import check_batch

@@ -42,6 +42,7 @@ class DrawTask(Command):
     def run(self, arguments: Sequence[str]) -> int:
         """Prints the example."""
         from hyena_jax.data.dataset import load
+        from hyena_jax.data.tasks import draw_row
 
         names = {name: kind for name, kind in DATA_CONFIGS.items() if issubclass(kind, TaskConfig)}
         config_class = choose("task", self.name, names)
@@ -49,7 +50,7 @@ class DrawTask(Command):
         require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
         task = load(config_class()).task
         data = load(choose("preset", self.preset, task.presets).config)
-        row = data.row(self.part, self.seed, self.index)
+        row = draw_row(task, data.config, self.part, self.seed, self.index)
         settings = data.config.of_test() if self.part == "test" else data.config
         print(f"{self.name}, preset {self.preset}, {self.part} row {self.index}, seed {self.seed}\n")
         print("\n".join(example(task, settings, row)))

@@ -18,7 +18,7 @@ class DataConfig(Checked):
 
         load(config, encoding) -> hyena_jax.data.dataset.Dataset
 
-    which `hyena_jax.data.sources` makes from arrays, any rows, or an iterator with a state.
+    which `hyena_jax.data.own` makes from arrays, any rows, or an iterator with a state.
     `encoding` is None for a new run, else the encoding that is saved in the run folder.
     """
 
@@ -146,5 +146,5 @@ def _check_validation_path(config: TextConfig | TokensConfig | ImagesConfig) -> 
 
 DATA_CONFIGS = DataConfig.registry
 register("text", TextConfig, "hyena_jax.data.text:load_corpus")
-register("tokens", TokensConfig, "hyena_jax.data.token_files:load_tokens")
+register("tokens", TokensConfig, "hyena_jax.data.tokens:load_tokens")
 register("images", ImagesConfig, "hyena_jax.data.images:load_image_set")

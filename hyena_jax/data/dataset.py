@@ -1,106 +1,353 @@
-"""The interface of all data to training and evaluation, and the only place that tells their kinds apart."""
+"""The base class of all data: rows to train on and rows to evaluate on, made into batches.
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+Shapes: B batch, P parts (processes).
+"""
 
-from hyena_jax.config import DATA_CONFIGS, DataConfig, Experiment
-from hyena_jax.data.images import Normalization
-from hyena_jax.data.loader import Batch, Stream
-from hyena_jax.data.tokenizers import Tokenizer, tokenizer_from_json
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyena_jax.config import DATA_CONFIGS, DataConfig, Experiment, UserError, require
+from hyena_jax.config.checks import MAX_COUNT
+from hyena_jax.config.inputs import input_kind
+from hyena_jax.data.tokenizers import Tokenizer, encode_start, tokenizer_from_json
 
 if TYPE_CHECKING:
     import grain
 
-Encoding = Tokenizer | Normalization | Any
-"""Converts raw data to a model's inputs; for a user's data, any JSON value. A run keeps the encoding that it
-was trained with."""
+Batch = dict[str, np.ndarray]
+Encoding = Any
+"""Converts raw data to a model's inputs: a `Tokenizer`, a `Normalization`, or, for a user's data, any JSON
+value. A run keeps the encoding that it was trained with."""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+AT_LEAST = frozenset({"vocab_size", "n_classes"})
+"""Sizes of which a model may have more than its data."""
+PROMPT_TOKENS = 32
+"""Tokens of held-out data that a sample continues by default."""
 
 
-class Dataset(Protocol):
-    """Rows to train on and to evaluate on. A row is one element of a batch: a window of text, an image."""
+class Dataset:
+    """Rows to train on and rows to evaluate on. A row is one element of a batch: a window of text, an image.
 
-    kind: str
-    """What the data are, to be printed: `text`, `images`."""
-    unit: str
-    """What is predicted and counted: `token`, `image`."""
-    curves: Mapping[str, str]
-    """The metrics to plot against the step, with the label of each axis."""
-    scores: Mapping[str, Callable]
+    A subclass writes `train_rows`, `held_out_rows`, their numbers `n_train_rows` and `n_held_out_rows`, and a
+    `fingerprint`. Everything else has a default; what the data have, such as a tokenizer, is set by name.
+    """
+
+    fingerprint: str
+    """Changes with anything that a model sees, so that a run notices other data: a SHA-256 in hexadecimal."""
+    n_train_rows: int | None
+    """Rows to train on, shuffled every epoch; None if `train_rows` knows a row for every index, which is then
+    read once."""
+    n_held_out_rows: int
+    """Rows to evaluate on."""
+    inputs: str = "tokens"
+    """What a model reads, as the data's config says."""
+    tokenizer: Tokenizer | None = None
+    """Turns tokens into text; it is kept with the run, and `generate` continues prompts with it."""
+    encoding: Any = None
+    """Any other JSON value that is kept with the run and given to `load` when it is opened again."""
+    sizes: Mapping[str, Any] = NOTHING
+    """Values for fields of the model's config that are None, such as `n_classes`; a tokenizer gives
+    `vocab_size`."""
+    scores: Mapping[str, Callable] = NOTHING
     """Metrics of only these data, score(logits, targets) -> values, by name: see `MetricConfig`."""
-    tallies: Mapping[str, Callable]
+    tallies: Mapping[str, Callable] = NOTHING
     """What evaluation counts in addition, by name, if targets are classes: tally(correct, targets, weights),
     all of the shape of `targets`, returns float32 [B] or [B, m], which is summed over rows for `metrics`."""
-    fingerprint: str
-    """SHA-256 of all data that a model sees, in hexadecimal."""
-    source: str
+    kind: str = "rows"
+    """What the data are, to be printed: `text`, `images`."""
+    unit: str = "token"
+    """What is predicted and counted, in the singular: `token`, `image`."""
+    source: str = "own data"
     """Where the data came from, to be printed."""
 
-    @property
-    def units_per_row(self) -> int:
-        """Units in a row of a training batch, for the reported speed."""
-        ...
+    def train_rows(self, indices: np.ndarray) -> Batch:
+        """The rows to train on with these indices, int [B].
 
-    @property
-    def n_held_out(self) -> int:
-        """Units that a full evaluation scores."""
-        ...
+        Returns:
+          `inputs` [B, ...] and `targets` [B, ...], int32 or float32; and optionally `weights`, float32 in the
+          shape of `targets`, and `positions`, int32 [B, n], the inputs at which targets [B, n] are predicted.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define train_rows(indices)")
 
-    def to_json(self) -> dict[str, Any]:
-        """The fingerprint and encoding as JSON values, the content of a run's `data.json`."""
-        ...
-
-    def complete(self, experiment: Experiment) -> Experiment:
-        """The experiment with sizes filled in from the data; UserError if it contradicts them."""
-        ...
+    def held_out_rows(self, indices: np.ndarray) -> Batch:
+        """The rows to evaluate on with these indices, int [B], in the form of `train_rows`."""
+        raise NotImplementedError(f"{type(self).__name__} must define held_out_rows(indices)")
 
     def train_batches(
         self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
     ) -> "grain.MapDataset[Batch] | Stream":
-        """Endless batches of `inputs` [B, ...] and `targets`; element t is a pure function of (seed, t).
+        """Endless batches to train on; element t is a pure function of (seed, t).
 
-        A batch may also hold `weights`, float32 in the shape of `targets`; and `positions` int32 [B, n], the
-        inputs at which targets [B, n] are predicted. It holds part number `part` of
-        `n_parts` equal parts of the rows. Rows that can only be read in their own order are a `Stream`.
+        Every epoch has each row once, in its own order, and batches may span two epochs. Part p holds rows
+        p B/P to (p + 1) B/P of the global batch: the parts together are the batch of a single process. Data
+        that can only be read in their own order return a `Stream` instead.
+
+        Args:
+          batch_size: B, over all parts.
+          seed: in [0, 2**32).
+          part: p.
+          n_parts: P.
+
+        Raises UserError if P does not divide B.
         """
-        ...
+        import grain
+
+        ours = _rows_of(part, n_parts, batch_size)
+        if self.n_train_rows is None:
+            first = np.arange(batch_size)[ours]
+            return grain.MapDataset.range(MAX_COUNT).map(lambda t: self.train_rows(t * batch_size + first))
+        # Indices, not rows, are shuffled: grain's cost is per element, and one read serves a batch.
+        indices = grain.MapDataset.range(self.n_train_rows).seed(seed).shuffle().repeat().batch(batch_size)
+        return indices.map(lambda batch: self.train_rows(batch[ours]))
 
     def n_eval_rows(self, max_rows: int | None = None) -> int:
         """Number of rows that `eval_batches` yields, without padding."""
-        ...
+        return len(evenly_spaced(self.n_held_out_rows, max_rows))
 
     def eval_batches(self, batch_size: int, max_rows: int | None = None) -> Iterator[Batch]:
-        """Batches that cover every held-out unit once, or `max_rows` evenly spaced rows.
+        """Batches of all rows to evaluate on, in order and each once, or of `max_rows` evenly spaced ones.
 
-        In addition to `inputs` and `targets` they hold `weights`, float32 in the shape of `targets`: 1 or the
-        data's own weights, and 0 for padding.
+        They hold `weights`, float32 in the shape of `targets`: the rows' own, or 1; and 0 for the zeros with
+        which the last batch is padded.
         """
-        ...
+        rows = evenly_spaced(self.n_held_out_rows, max_rows)
+        for first in range(0, len(rows), batch_size):
+            batch = self.held_out_rows(rows[first : first + batch_size])
+            weights = batch.get("weights", np.ones(batch["targets"].shape))
+            batch = {**batch, "weights": weights.astype(np.float32)}
+            missing = batch_size - len(weights)
+            yield {name: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of the inputs of the longest row."""
+        return self._first["inputs"].shape[1:]
+
+    @property
+    def units_per_row(self) -> int:
+        """Targets in a row of a training batch, for the reported speed."""
+        return self.train_rows(np.zeros(1, np.int64))["targets"].size
+
+    @property
+    def n_held_out(self) -> int:
+        """Targets that a full evaluation scores: those with a weight above 0."""
+        return sum(int(np.count_nonzero(batch["weights"])) for batch in self.eval_batches(64))
+
+    @cached_property
+    def _first(self) -> Batch:
+        """The first row to evaluate on."""
+        return next(self.eval_batches(1, 1))
+
+    def complete(self, experiment: Experiment) -> Experiment:
+        """The experiment with sizes of the model that are None filled in from the data.
+
+        Raises:
+          UserError: if the model contradicts the data (it has fewer symbols or classes, another size, or
+            reads other or shorter rows), or if there is a sample prompt that the data cannot encode.
+        """
+        kept, model = experiment.data.inputs, experiment.model
+        must = f"{self.inputs!r}, as its load says"
+        require(kept == self.inputs, f"inputs of {type(experiment.data).__name__}", kept, must)
+        reads_ids = self._first["inputs"].dtype.kind in "iu" and not input_kind(self.inputs).is_images
+        if reads_ids and hasattr(model, "max_len"):
+            must, shape = f"at most model.max_len={model.max_len} tokens (or raise that)", self.row_shape
+            require(len(shape) == 1 and shape[0] <= model.max_len, "inputs of a row", shape, must)
+        sizes, prompt = self.sizes, experiment.logging.sample_prompt
+        if self.tokenizer is not None:
+            self.prompt(prompt)
+            sizes = {"vocab_size": self.tokenizer.vocab_size, **sizes}
+        else:
+            require(prompt is None, "logging.sample_prompt", prompt, "None with data without a tokenizer")
+        return fill_in(experiment, sizes)
+
+    def prompt(self, text: str | None) -> np.ndarray:
+        """The tokens [n], n >= 1, of logging.sample_prompt; None takes the start of the first held-out row.
+
+        Raises UserError if the tokenizer has none for this text.
+        """
+        if text is None:
+            return self._first["inputs"][0, :PROMPT_TOKENS]
+        try:
+            ids = encode_start(self.tokenizer, text)
+        except UserError as error:
+            raise UserError(
+                f"logging.sample_prompt {text!r}: {error}; None continues held-out data"
+            ) from error
+        require(len(ids) > 0, "logging.sample_prompt", text, "at least one token long")
+        return ids
+
+    def to_json(self) -> dict[str, Any]:
+        """The fingerprint and the tokenizer or encoding as JSON values: a run's `data.json`."""
+        if self.tokenizer is not None:
+            return {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer.to_json()}
+        return {"fingerprint": self.fingerprint, "encoding": self.encoding}
+
+    @property
+    def curves(self) -> Mapping[str, str]:
+        """The metrics to plot against the step, with the label of each axis."""
+        return {"loss": f"loss (nats per {self.unit})"}
 
     def loss_metrics(self, loss: float) -> dict[str, float]:
-        """Metrics derived from the mean loss of a training batch in nats per unit, such as perplexity."""
-        ...
+        """Metrics of the mean loss of a training batch in nats per unit: perplexity, if inputs are tokens."""
+        return {"perplexity": perplexity(loss)} if input_kind(self.inputs).is_tokens else {}
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Metrics derived from the sums of `make_eval_step` over held-out units, besides the mean loss.
+    def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """Metrics from the sums of `make_eval_step` over held-out units, in addition to the mean loss.
 
-        The sums include `nats`, `correct` and `probability` if targets are classes, and the `tallies`.
+        The sums include `nats`, `correct` and `probability` if targets are classes, and the `tallies`. By
+        default accuracy; if inputs are tokens, also perplexity and the mean probability of the true token.
         """
-        ...
+        if "nats" not in sums:
+            return {}
+        accuracy = sums["correct"] / sums["count"]
+        if not input_kind(self.inputs).is_tokens:
+            return {"accuracy": accuracy}
+        return {
+            "perplexity": perplexity(sums["nats"] / sums["count"]),
+            "accuracy": accuracy,
+            "probability": sums["probability"] / sums["count"],
+        }
 
-    def eval_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def eval_metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """More metrics, which only `hyena-jax eval` reports, such as the error at each scored position."""
-        ...
+        return {}
 
 
 def load(config: DataConfig, encoding: Encoding | None = None) -> Dataset:
-    """The data of `config`, read with `encoding`, or with one built from the data if None."""
-    return DATA_CONFIGS.target(type(config))(config, encoding)
+    """The data of `config`, read with `encoding`, or with one built from the data if None.
+
+    Raises UserError if the function that a user registered returns something else.
+    """
+    data = DATA_CONFIGS.target(type(config))(config, encoding)
+    is_dataset = isinstance(data, Dataset) and hasattr(data, "fingerprint")
+    what, must = f"what {type(config).__name__} loads", "a hyena_jax.data.dataset.Dataset with a fingerprint"
+    require(is_dataset, what, type(data).__name__, must)
+    return data
 
 
 def encoding_from_json(values: Mapping[str, Any]) -> Encoding:
     """The encoding in the values of `Dataset.to_json`. Raises UserError or KeyError if there is none."""
     if "normalization" in values:
+        from hyena_jax.data.images import Normalization
+
         return Normalization.from_json(values["normalization"])
     if "encoding" in values:
         return values["encoding"]
     return tokenizer_from_json(values["tokenizer"])
+
+
+def fill_in(experiment: Experiment, sizes: Mapping[str, Any]) -> Experiment:
+    """The experiment with each model field that is None filled in from the size of the same name.
+
+    Sizes without a field in the model are ignored.
+
+    Raises:
+      UserError: if the model contradicts a size: it has fewer symbols or classes, or another size.
+    """
+    model, found = experiment.model, {}
+    names = {field.name for field in dataclasses.fields(model)}
+    for name, value in sizes.items():
+        if name not in names:
+            continue
+        ours = getattr(model, name)
+        if ours is None:
+            found[name] = value
+        elif name in AT_LEAST:
+            require(ours >= value, f"model.{name}", ours, f"at least the data's {value}")
+        else:
+            require(ours == value, f"model.{name}", ours, f"the data's {value}")
+    return dataclasses.replace(experiment, model=dataclasses.replace(model, **found)) if found else experiment
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), with the loss capped at 700 nats so that it stays finite."""
+    return float(np.exp(np.float64(min(loss, 700.0))))
+
+
+class DataEnded(UserError):
+    """The training data have no more batches."""
+
+
+class Stream:
+    """Batches of an iterator's rows, in its order.
+
+    Nothing is read ahead: `state` is the iterator's state after the last batch taken. Every process reads all
+    rows and keeps its own part, so state and batches do not depend on the number of processes.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        make_batch: Callable[[Sequence[Mapping[str, Any]]], Batch],
+        batch_size: int,
+        part: int = 0,
+        n_parts: int = 1,
+    ):
+        """`rows` is an iterator with `get_state` and `set_state`; `batch_size` counts all parts' rows."""
+        self._rows, self._make_batch, self._batch_size = rows, make_batch, batch_size
+        self._ours = _rows_of(part, n_parts, batch_size)
+        self._state: str | None = None
+
+    def state(self) -> Any:
+        """The iterator's state as JSON values; None before the first batch."""
+        return None if self._state is None else json.loads(self._state)
+
+    def restore(self, state: Any) -> None:
+        """Continues after the batch at which this state was taken."""
+        if state is None:
+            raise UserError(
+                "the checkpoint holds no state of the iterator: the run began on data of another kind"
+            )
+        self._rows.set_state(state)
+        self._state = json.dumps(state)
+
+    def batch(self, t: int) -> Batch:
+        """The next batch, number t. Raises DataEnded if the iterator ends before it is full."""
+        rows = list(itertools.islice(self._rows, self._batch_size))
+        if len(rows) < self._batch_size:
+            raise DataEnded(f"the iterator of the training data ended after {t} batches")
+        try:  # kept as text, since the iterator may change the object that it returned
+            state = json.dumps(self._rows.get_state())
+        except (TypeError, ValueError) as error:
+            raise UserError(f"get_state() of the training data must return JSON values: {error}") from error
+        batch = self._make_batch(rows[self._ours])
+        self._state = state
+        return batch
+
+
+def iterate(batches: "grain.MapDataset[Batch] | Stream", start: int = 0) -> Iterator[tuple[int, Batch]]:
+    """Yields (t, element t) for t = start, start + 1, ...
+
+    A thread reads ahead until the iterator is closed. A `Stream`, at batch `start`, is not read ahead.
+    """
+    if isinstance(batches, Stream):
+        yield from ((t, batches.batch(t)) for t in itertools.count(start))
+        return
+    import grain
+
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+    with closing(iter(batches[start:].to_iter_dataset(options))) as found:
+        yield from enumerate(found, start)
+
+
+def _rows_of(part: int, n_parts: int, batch_size: int) -> slice:
+    """The rows of a batch that belong to a part."""
+    require(batch_size % n_parts == 0, "batch_size", batch_size, f"a multiple of process_count={n_parts}")
+    size = batch_size // n_parts
+    return slice(part * size, (part + 1) * size)
+
+
+def evenly_spaced(n_rows: int, most: int | None) -> np.ndarray:
+    """`most` of the indices 0 .. n_rows - 1, ends included; None takes all. int64, ascending."""
+    if most is None or most >= n_rows:
+        return np.arange(n_rows)
+    return np.linspace(0, n_rows - 1, most).round().astype(np.int64)

@@ -10,17 +10,16 @@ Shapes: B batch, L inputs, n scored positions, V symbols.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hyena_jax.config import Experiment, TaskConfig, UserError, choose, require
-from hyena_jax.data import loader
-from hyena_jax.data.facts import fill_in
+from hyena_jax.config import TaskConfig, UserError, choose, require
+from hyena_jax.data.dataset import Batch, Dataset
 from hyena_jax.tasks.catalogue import TASKS
 from hyena_jax.tasks.task import Draw, Row, Task
 
@@ -87,15 +86,59 @@ def _is_held_out(row: Row) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class TaskRows:
-    """Rows of a task to train on and to evaluate on: a `Dataset`."""
-
-    kind: ClassVar[str] = "task"
-    unit: ClassVar[str] = "answer"
-    scores: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+class TaskRows(Dataset):
+    """Rows of a task to train on and to evaluate on."""
 
     task: Task
     config: TaskConfig
+    seed: int = 0
+    """Draws the training rows: the experiment's seed, see `train_batches`."""
+
+    kind, unit = "task", "answer"
+
+    @property
+    def inputs(self) -> str:
+        """As the config says."""
+        return self.config.inputs
+
+    @property
+    def n_train_rows(self) -> int | None:
+        """Rows of a fixed training set; None draws new rows for every step."""
+        return self.config.train_rows
+
+    @property
+    def n_held_out_rows(self) -> int:
+        """Rows to evaluate on."""
+        return self.config.test_rows
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of ids of the inputs and targets."""
+        return {"vocab_size": self.config.n_symbols}
+
+    def train_batches(
+        self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
+    ) -> "grain.MapDataset[Batch]":
+        """As of all data, of rows drawn with `seed`."""
+        return Dataset.train_batches(dataclasses.replace(self, seed=seed), batch_size, seed, part, n_parts)
+
+    def train_rows(self, indices: np.ndarray) -> Batch:
+        """`inputs` int32 [B, L], `targets` int32 [B, n], `positions` int32 [B, n] unless n = L positions are
+        scored, and `weights` float32 [B, n], 0 where there is no answer, unless all are scored."""
+        return self._rows("train", self.seed, indices)
+
+    def held_out_rows(self, indices: np.ndarray) -> Batch:
+        """As `train_rows`."""
+        return self._rows("test", self.config.test_seed, indices)
+
+    def _rows(self, part: Part, seed: int, indices: np.ndarray) -> Batch:
+        rows = [draw_row(self.task, self.config, part, seed, int(i)) for i in indices]
+        return _batch(rows, self.config.n_symbols)
+
+    @cached_property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of the inputs of the longest row of either part: all rows of a part have one shape."""
+        return max(self.train_rows(np.zeros(1, np.int64))["inputs"].shape[1:], super().row_shape)
 
     @property
     def source(self) -> str:
@@ -111,7 +154,7 @@ class TaskRows:
     @property
     def metric_names(self) -> tuple[str, ...]:
         """The metric of the published numbers, then accuracy and, with several answers a row, whole rows."""
-        several = ("sequence_accuracy",) if self._first.targets.size > 1 else ()
+        several = ("sequence_accuracy",) if self._first["targets"].size > 1 else ()
         return tuple(dict.fromkeys((self.task.metric, "accuracy", *several)))
 
     @property
@@ -138,87 +181,13 @@ class TaskRows:
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         for part in PARTS:
             for i in range(HASHED_ROWS):
-                for array in self.row(part, 0, i):
+                for array in draw_row(self.task, self.config, part, 0, i):
                     if array is not None:
                         digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
         return digest.hexdigest()
 
-    @cached_property
-    def _first(self) -> Row:
-        """The first row to evaluate on."""
-        return self.row("test", self.config.test_seed, 0)
-
-    def row(self, part: Part, seed: int, index: int) -> Row:
-        """See `draw_row`."""
-        return draw_row(self.task, self.config, part, seed, index)
-
-    @cached_property
-    def n_inputs(self) -> int:
-        """Inputs of the longest row of either part: all rows of a part have as many."""
-        return max(len(self.row("train", 0, 0).inputs), len(self._first.inputs))
-
-    @property
-    def units_per_row(self) -> int:
-        """Targets in a training row, scored or not."""
-        return self.row("train", 0, 0).targets.size
-
-    @cached_property
-    def n_held_out(self) -> int:
-        """Scored answers of all rows to evaluate on."""
-        if self._first.weights is None:
-            return self.config.test_rows * self._first.targets.size
-        rows = (self.row("test", self.config.test_seed, i) for i in range(self.config.test_rows))
-        return sum(int(np.count_nonzero(row.weights)) for row in rows)
-
-    def to_json(self) -> dict[str, Any]:
-        """The fingerprint, for `data.json` of a run; a task has no encoding."""
-        return {"fingerprint": self.fingerprint, "encoding": None}
-
-    def complete(self, experiment: Experiment) -> Experiment:
-        """Fills in vocab_size; refuses a smaller one, and a model that reads fewer inputs than a row has."""
-        if hasattr(experiment.model, "max_len"):
-            most = experiment.model.max_len
-            must = f"at most model.max_len={most} (or raise model.max_len)"
-            require(self.n_inputs <= most, "inputs of a row", self.n_inputs, must)
-        prompt = experiment.logging.sample_prompt
-        require(prompt is None, "logging.sample_prompt", prompt, "None with a task, which has no text")
-        return fill_in(experiment, {"vocab_size": self.config.n_symbols})
-
-    def train_batches(
-        self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
-    ) -> "grain.MapDataset[loader.Batch]":
-        """New rows at every step, or `train_rows` of them shuffled every epoch; drawn with `seed`."""
-
-        def read(indices: np.ndarray) -> loader.Batch:
-            return _batch([self.row("train", seed, int(i)) for i in indices], self.config.n_symbols)
-
-        if self.config.train_rows is None:
-            return loader.fresh_batches(read, batch_size, part, n_parts)
-        return loader.shuffled_batches(read, self.config.train_rows, batch_size, seed, part, n_parts)
-
-    def n_eval_rows(self, max_rows: int | None = None) -> int:
-        """Rows that `eval_batches` covers."""
-        return len(loader.evenly_spaced(self.config.test_rows, max_rows))
-
-    def eval_batches(self, batch_size: int, max_rows: int | None = None) -> Iterator[loader.Batch]:
-        """Every row to evaluate on once, in order, or `max_rows` evenly spaced ones.
-
-        Yields:
-          `inputs` int32 [B, L], `targets` int32 [B, n], `positions` int32 [B, n] unless n = L positions are
-          scored, and `weights` float32 [B, n]: 0 where there is no answer, or where the last batch is padded
-          (with its first row).
-        """
-        chosen = loader.evenly_spaced(self.config.test_rows, max_rows)
-        for first in range(0, len(chosen), batch_size):
-            some = chosen[first : first + batch_size]
-            rows = [self.row("test", self.config.test_seed, int(i)) for i in some]
-            batch = _batch(rows + rows[:1] * (batch_size - len(rows)), self.config.n_symbols)
-            weights = batch.get("weights", np.ones(batch["targets"].shape, np.float32))
-            inside = np.arange(batch_size) < len(rows)
-            yield {**batch, "weights": weights * inside[:, None].astype(np.float32)}
-
     def loss_metrics(self, loss: float) -> dict[str, float]:
-        """None: a task is measured by its accuracy."""
+        """Nothing: of a task's answers, accuracy is reported, and no perplexity."""
         return {}
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
@@ -244,7 +213,7 @@ class TaskRows:
         return {f"error_at_{i}": float(1 - correct / n) for i, (correct, n) in enumerate(pairs) if n > 0}
 
 
-def _batch(rows: Sequence[Row], n_symbols: int) -> loader.Batch:
+def _batch(rows: Sequence[Row], n_symbols: int) -> Batch:
     """Rows as arrays [B, ...] by name. Raises UserError if they do not fit together or the vocabulary."""
     first, batch = rows[0], {}
     for name in (name for name in Row._fields if getattr(first, name) is not None):

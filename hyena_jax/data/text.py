@@ -1,134 +1,96 @@
-"""Text as tokens: the `Dataset` of a `TextConfig`."""
+"""Text as tokens: a file or folder, Python's own source code, or TensorFlow Datasets.
+
+Shapes: n tokens to train on, m held-out tokens, L tokens of a row, B rows.
+"""
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+import os
+import platform
+import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hyena_jax.config import Experiment, TextConfig, UserError, require
-from hyena_jax.data import loader
-from hyena_jax.data.corpora import load_text
-from hyena_jax.data.facts import fill_in
+from hyena_jax.config import TextConfig, UserError, memory_size, read_bytes, require
+from hyena_jax.data.dataset import PROMPT_TOKENS, Batch, Dataset
+from hyena_jax.data.tfds import open_builder, prepare, quiet
 from hyena_jax.data.tokenizers import Tokenizer, build_tokenizer, encode_start
 
 if TYPE_CHECKING:
-    import grain
+    import tensorflow_datasets as tfds
 
 HASHED_AT_ONCE = 2**24
 """Tokens that are read into memory at a time, if they are in a file."""
-PROMPT_TOKENS = 32
-"""Tokens of the held-out text that a sample continues by default."""
+STDLIB_BYTES = 8_000_000
+"""Size of `python_stdlib`; the whole library is some 12 MB."""
+MEMORY_PER_BYTE = 6
+"""Least bytes of memory per byte of text: the text, its two parts, and its symbols as int32."""
+STDLIB_SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+"""Folders that are not the standard library, or hold its tests."""
 
 
-@dataclass(frozen=True, eq=False)
-class Corpus:
-    """Tokens to train on and to evaluate on, with their origin: a `Dataset`."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Corpus(Dataset):
+    """One long stream of tokens to train on and one to evaluate on, read in windows of L + 1 tokens.
 
-    unit: ClassVar[str] = "token"
-    curves: ClassVar[Mapping[str, str]] = {"loss": "loss (nats per token)"}
-    scores: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    tallies: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    Training reads a window at every offset; evaluation reads windows side by side, so that every token after
+    the first is predicted once.
+    """
 
+    kind: str = "text"
     tokenizer: Tokenizer
     train: np.ndarray
-    """[n], the smallest unsigned dtype that holds vocab_size - 1."""
+    """[n], n > L, of any integer dtype; kept by reference."""
     held_out: np.ndarray
-    """[m], dtype as `train`."""
-    held_out_bytes: int | None
+    """[m], m > L, dtype as `train`."""
+    held_out_bytes: int | None = None
     """UTF-8 bytes of the held-out text, for losses per byte; None if unknown."""
     fingerprint: str
     """SHA-256 of the tokenizer and both token arrays, in hexadecimal."""
     source: str
-    """Where the text came from, for people."""
     seq_len: int
-    """Tokens L in a row of a batch."""
-    kind: str = "text"
-    """What the data are, to be printed."""
+    """L."""
 
     @property
-    def units_per_row(self) -> int:
-        """Tokens in a row."""
-        return self.seq_len
+    def n_train_rows(self) -> int:
+        """Offsets at which a whole window begins."""
+        return len(self.train) - self.seq_len
 
     @property
-    def n_held_out(self) -> int:
-        """Tokens that are predicted: all but the first."""
-        return len(self.held_out) - 1
+    def n_held_out_rows(self) -> int:
+        """Windows side by side; the last may be shorter."""
+        return -(-(len(self.held_out) - 1) // self.seq_len)
 
-    def to_json(self) -> dict[str, Any]:
-        """The fingerprint and tokenizer, for `data.json` of a run."""
-        return {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer.to_json()}
+    def train_rows(self, indices: np.ndarray) -> Batch:
+        """`inputs` and `targets`, int32 [B, L], of the windows at these offsets; targets are one token on."""
+        windows = self.train[indices[:, None] + np.arange(self.seq_len + 1)].astype(np.int32)
+        return {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
 
-    def complete(self, experiment: Experiment) -> Experiment:
-        """Fills in vocab_size; refuses one that is too small, and a sample prompt that cannot be encoded."""
-        self.prompt(experiment.logging.sample_prompt)
-        return fill_in(experiment, {"vocab_size": self.tokenizer.vocab_size})
+    def held_out_rows(self, indices: np.ndarray) -> Batch:
+        """The windows with these numbers; `weights` are 0 where the last one is padded with token 0."""
+        positions = indices[:, None] * self.seq_len + np.arange(self.seq_len + 1)
+        inside = positions < len(self.held_out)
+        read = self.held_out[np.minimum(positions, len(self.held_out) - 1)]
+        read = np.where(inside, read, 0).astype(np.int32)
+        return {"inputs": read[:, :-1], "targets": read[:, 1:], "weights": inside[:, 1:].astype(np.float32)}
 
     def prompt(self, text: str | None) -> np.ndarray:
-        """The tokens [P], P >= 1, of logging.sample_prompt; None takes the start of the held-out text."""
-        return self.held_out[:PROMPT_TOKENS] if text is None else encode_prompt(self.tokenizer, text)
+        """As of all data; without a text, the start of the held-out text, however long a row is."""
+        return self.held_out[:PROMPT_TOKENS] if text is None else super().prompt(text)
 
-    def train_batches(
-        self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
-    ) -> "grain.MapDataset[loader.Batch]":
-        """See `loader.train_batches`."""
-        return loader.train_batches(self.train, self.seq_len, batch_size, seed, part, n_parts)
-
-    def n_eval_rows(self, max_rows: int | None = None) -> int:
-        """Windows that `eval_batches` covers."""
-        return loader.n_eval_batches(len(self.held_out), self.seq_len, 1, max_rows)
-
-    def eval_batches(self, batch_size: int, max_rows: int | None = None) -> Iterator[loader.Batch]:
-        """See `loader.eval_batches`."""
-        return loader.eval_batches(self.held_out, self.seq_len, batch_size, max_rows)
-
-    def loss_metrics(self, loss: float) -> dict[str, float]:
-        """Perplexity, from the loss in nats per token."""
-        return {"perplexity": perplexity(loss)}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Perplexity, bits per byte, accuracy, mean probability of the true token, if `nats` are summed."""
-        if "nats" not in sums:
-            return {}
-        values, nats = token_metrics(sums), sums["nats"] / sums["count"]
-        if self.held_out_bytes is None:
+    def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """As of all tokens, and bits per byte if the bytes are known."""
+        values = super().metrics(sums)
+        if not values or self.held_out_bytes is None:
             return values
         n_tokens = len(self.held_out) - (self.tokenizer.bos is not None)  # those of the text
-        bits = nats * n_tokens / self.held_out_bytes / math.log(2)
+        bits = sums["nats"] / sums["count"] * n_tokens / self.held_out_bytes / math.log(2)
         return {"perplexity": values["perplexity"], "bits_per_byte": bits, **values}
-
-    def eval_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """None in addition to `metrics`."""
-        return {}
-
-
-def token_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """Perplexity, accuracy and mean probability of the true token, from the sums of `make_eval_step`."""
-    return {
-        "perplexity": perplexity(sums["nats"] / sums["count"]),
-        "accuracy": sums["correct"] / sums["count"],
-        "probability": sums["probability"] / sums["count"],
-    }
-
-
-def encode_prompt(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """The tokens [P], P >= 1, of logging.sample_prompt. Raises UserError if there are none."""
-    try:
-        ids = encode_start(tokenizer, text)
-    except UserError as error:
-        raise UserError(f"logging.sample_prompt {text!r}: {error}; None continues held-out data") from error
-    require(len(ids) > 0, "logging.sample_prompt", text, "at least one token long")
-    return ids
-
-
-def perplexity(loss: float) -> float:
-    """exp(loss), with the loss capped at 700 nats so that it stays finite."""
-    return float(np.exp(np.float64(min(loss, 700.0))))
 
 
 def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpus:
@@ -181,3 +143,130 @@ def fingerprint_of_no_text(tokenizer: Tokenizer) -> str:
     """The fingerprint that a run has whose weights were converted, and whose text nobody knows."""
     none = np.zeros(0, np.uint8)
     return fingerprint(tokenizer, none, none)
+
+
+class Text(NamedTuple):
+    """A text to train on and a text to evaluate on."""
+
+    train: str
+    held_out: str
+    source: str
+    """Where it came from, for people."""
+
+
+def load_text(config: TextConfig) -> Text:
+    """Reads the text that `config` names. Raises UserError if it is missing, empty or unreadable."""
+    if config.path is None:
+        return _from_python_stdlib() if config.name == "python_stdlib" else _from_tfds(config)
+    text = read_text("path", config.path)
+    if config.validation_path is not None:
+        held_out = read_text("validation_path", config.validation_path)
+        return Text(text, held_out, f"{config.path}, held out: {config.validation_path}")
+    # The cut that TensorFlow Datasets makes in tiny_shakespeare, so that both ways to it agree.
+    cut = int(len(text) * 0.9)
+    return Text(text[:cut], text[cut:], f"{config.path}, held out: its last 10%")
+
+
+def read_text(argument: str, path: str) -> str:
+    """The UTF-8 text of a file, or the concatenated texts of all files below a folder.
+
+    Newlines are unchanged; a byte order mark at the start of a file is left out. Raises UserError, which
+    names `argument`, if the text cannot be read or is empty.
+    """
+    root, texts = Path(path), []
+    if root.suffix in (".npy", ".bin"):
+        raise UserError(f"{argument} {path!r} is a file of tokens, not of text; add --data tokens")
+    try:
+        if not root.is_file() and not root.is_dir():
+            raise UserError(f"must be an existing text file or folder, got {path!r}", argument)
+        files = _files_below(root) if root.is_dir() else [root]
+        size = sum(file.stat().st_size for file in files)
+        most = memory_size() // MEMORY_PER_BYTE
+        require(size <= most, argument, path, f"at most {most} bytes, to fit this machine's memory")
+        for file in files:
+            data = read_bytes(argument, file, most)
+            texts.append(data.decode().removeprefix("\ufeff"))
+    except OSError as error:
+        raise UserError(f"{path!r} cannot be read: {error}", argument) from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"must hold UTF-8 text, but {str(file)!r} has byte {data[error.start]:#04x}"
+            f" at offset {error.start}",
+            argument,
+        ) from error
+    text = "".join(texts)
+    require(text != "", argument, path, "a file or folder with some text")
+    return text
+
+
+def _files_below(folder: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
+    """Regular files below `folder`, by relative path; none hidden, none in linked or `skipped` folders."""
+
+    def refuse(error: OSError) -> None:
+        raise error  # os.walk would skip a folder that it may not enter
+
+    found = []
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in skipped]
+        found += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(filter(Path.is_file, found), key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _from_python_stdlib() -> Text:
+    """The standard library, every tenth file held out so that both parts are alike; no separators."""
+    files = _stdlib_files(Path(sysconfig.get_path("stdlib")))
+    train = "".join(text for index, text in enumerate(files) if index % 10 != 9)
+    source = f"standard library of Python {platform.python_version()}, held out: every tenth file"
+    return Text(train, "".join(files[9::10]), source)
+
+
+def _stdlib_files(root: Path) -> list[str]:
+    """The library's files in the order of their paths, up to `STDLIB_BYTES` in all."""
+    texts, size = [], 0
+    for file in _files_below(root, STDLIB_SKIPPED):
+        # The build writes _sysconfigdata: paths and flags of one machine.
+        if file.suffix != ".py" or file.name.startswith("_sysconfigdata"):
+            continue
+        try:
+            data = file.read_bytes()
+            text = data.decode().removeprefix("\ufeff")
+        except UnicodeDecodeError:
+            continue
+        size += len(data)
+        if size > STDLIB_BYTES:
+            break
+        texts.append(text)
+    if len(texts) < 10:
+        raise UserError(
+            f"name 'python_stdlib' needs Python's own source files, but {str(root)!r} has only {len(texts)}"
+        )
+    return texts
+
+
+def _from_tfds(config: TextConfig) -> Text:
+    """The train split; the validation and test splits, in that order, are held out."""
+    with quiet():
+        builder = open_builder(config.name, config.tfds_dir, bundled="python_stdlib")
+        _require_text(config.name, builder)
+        if not builder.is_prepared():
+            prepare(builder, config.manual_dir, instead="any text with --data.path FILE")
+        (feature,) = builder.info.features
+        splits = {
+            split: "\n".join(example[feature].decode() for example in builder.as_data_source(split=split))
+            for split in ("train", "validation", "test")
+            if split in builder.info.splits
+        }
+    held_out = splits.get("validation", "") + splits.get("test", "")
+    if not splits.get("train") or not held_out:
+        found = ", ".join(builder.info.splits)
+        raise UserError(f"name {config.name!r} must have train and validation or test splits, got {found}")
+    return Text(splits["train"], held_out, f"{builder.info.full_name} of TensorFlow Datasets")
+
+
+def _require_text(name: str, builder: "tfds.core.DatasetBuilder") -> None:
+    import tensorflow_datasets as tfds
+
+    features = dict(builder.info.features)
+    if len(features) != 1 or not all(isinstance(value, tfds.features.Text) for value in features.values()):
+        found = ", ".join(f"{key} ({type(value).__name__})" for key, value in features.items())
+        raise UserError(f"must be a data set with one feature, a Text, got {name!r} with: {found}", "name")

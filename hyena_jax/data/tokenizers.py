@@ -9,6 +9,7 @@ import binascii
 import codecs
 import math
 import operator
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ import numpy as np
 
 from hyena_jax.config import TextConfig, UserError, choose, parse_json, read_bytes, require
 from hyena_jax.config.models import MAX_SYMBOLS
-from hyena_jax.data.native_stderr import silent_stderr
 from hyena_jax.files import MAX_JSON
 
 if TYPE_CHECKING:
@@ -565,6 +565,23 @@ def _growth(rules: Any) -> int:
         own = max(1, len(str(rules.get("content"))))
         own += rules.get("pattern") in ({"String": ""}, {"Regex": ""})
     return own * math.prod(map(_growth, rules.values()))
+
+
+@contextmanager
+def silent_stderr() -> Iterator[None]:
+    """Discards what is written to file descriptor 2: C++ and Rust bypass `sys.stderr`."""
+    try:
+        stderr = os.dup(2)
+    except OSError:  # it is closed: nothing can be written
+        yield
+        return
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 @contextmanager

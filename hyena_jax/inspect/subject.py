@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax.config import UserError, read_bytes, require
-from hyena_jax.data.dataset import Dataset, Encoding
-from hyena_jax.data.loader import Batch
+from hyena_jax.data.dataset import Batch, Dataset, Encoding
 from hyena_jax.data.tokenizers import Tokenizer, encode_start, is_tokenizer
 from hyena_jax.training.loss import cross_entropy
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hyena_jax.config import UserError, require
-from hyena_jax.data.text import perplexity
+from hyena_jax.data.dataset import perplexity
 from hyena_jax.scoring.score import Likelihood
 
 ABOUT = "scores"

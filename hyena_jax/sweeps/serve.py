@@ -14,8 +14,7 @@ from rich.console import Console
 from hyena_jax import config
 from hyena_jax.config import DataConfig, Experiment, UserError, require
 from hyena_jax.data import dataset
-from hyena_jax.data.dataset import Dataset, Encoding
-from hyena_jax.data.loader import Stream
+from hyena_jax.data.dataset import Dataset, Encoding, Stream
 from hyena_jax.output import Output
 from hyena_jax.signals import Interrupted
 from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, Request

@@ -21,8 +21,7 @@ from hyena_jax.config import (
 )
 from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.config.experiment import parse_target
-from hyena_jax.data.dataset import Dataset, load
-from hyena_jax.data.loader import Batch
+from hyena_jax.data.dataset import Batch, Dataset, load
 from hyena_jax.data.text import fingerprint_of_no_text
 from hyena_jax.parallel.strategy import Strategy, round_up
 from hyena_jax.training.folder import RunFolder

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from hyena_jax.config import Experiment, UserError
-from hyena_jax.data import loader
-from hyena_jax.data.dataset import Dataset
+from hyena_jax.data.dataset import Batch, DataEnded, Dataset, Stream, iterate
 from hyena_jax.parallel.processes import first_request
 from hyena_jax.parallel.replicas import check_replicas
 from hyena_jax.parallel.strategy import Strategy, round_up
@@ -140,19 +139,19 @@ class Trainer:
         training = experiment.training
         train_step = mapped_train_step(setup, state)
         dataset = setup.data.train_batches(experiment.data.batch_size, experiment.seed, *strategy.row_shard)
-        stream = dataset if isinstance(dataset, loader.Stream) else None
+        stream = dataset if isinstance(dataset, Stream) else None
         if stream is not None and start > 0:
             stream.restore(meta.get("data_state"))
         step, saved, stopping = start, start, False
         if meta.get(UNEVALUATED):
             stop.defer()
             _, stopping = self._end_step(step, state, stream, stop, must_evaluate=True)
-        with closing(loader.iterate(dataset, start)) as batches:
+        with closing(iterate(dataset, start)) as batches:
             while step < training.steps and not stopping:
                 try:
                     t, batch = next(batches)
                 except Exception as error:  # the data may be the user's, which can raise anything
-                    has_ended = isinstance(error, loader.DataEnded)
+                    has_ended = isinstance(error, DataEnded)
                     # Saving needs all processes, which see the end of the data, but not one another's errors.
                     if step > saved and (has_ended or jax.process_count() == 1):
                         self._save(step, state, None, stream, {})
@@ -185,7 +184,7 @@ class Trainer:
         self,
         step: int,
         state: TrainState,
-        stream: loader.Stream | None,
+        stream: Stream | None,
         stop: StopRequest,
         must_evaluate: bool = False,
     ) -> tuple[bool, bool]:
@@ -241,7 +240,7 @@ class Trainer:
     def _evaluate(self, step: int, state: TrainState, stop: StopRequest) -> Values | None:
         """Held-out values; None if the process was asked to stop meanwhile, for an evaluation may be long."""
 
-        def until_asked(batches: Iterable[loader.Batch], _: int) -> Iterator[loader.Batch]:
+        def until_asked(batches: Iterable[Batch], _: int) -> Iterator[Batch]:
             for batch in batches:
                 if stop.is_set and jax.process_count() == 1:  # several would have to agree on a batch
                     raise _AskedToStop
@@ -269,7 +268,7 @@ class Trainer:
         step: int,
         state: TrainState,
         loss: float | None,
-        stream: loader.Stream | None,
+        stream: Stream | None,
         more: Mapping[str, Any],
         is_replacing: bool = False,
     ) -> None:
@@ -387,9 +386,9 @@ def seconds_of(setup: Setup) -> float | None:
     state = strategy.make_state(lambda: init_state(params(), setup.optimizer))
     train_step, eval_step = mapped_train_step(setup, state), mapped_eval_step(setup)
     batches = data.train_batches(experiment.data.batch_size, experiment.seed, *strategy.row_shard)
-    if isinstance(batches, loader.Stream):  # reading it would take rows from the run
+    if isinstance(batches, Stream):  # reading it would take rows from the run
         return None
-    with closing(loader.iterate(batches)) as rows:
+    with closing(iterate(batches)) as rows:
         batch = strategy.place_batch(next(rows)[1])
     n_rows = data.n_eval_rows(training.eval_windows)
     size = round_up(min(training.eval_batch_size, n_rows), strategy.row_shards)

@@ -8,8 +8,8 @@ import pytest
 from tensorflow_free import WITHOUT_TENSORFLOW, needs_tensorflow
 
 from hyena_jax.config import TextConfig, UserError
-from hyena_jax.data import corpora
-from hyena_jax.data.corpora import load_text
+from hyena_jax.data import text as source
+from hyena_jax.data.text import load_text
 
 SHAKESPEARE = Path(__file__).parents[2].parent / "shared" / "data" / "tiny_shakespeare" / "input.txt"
 needs_shakespeare = pytest.mark.skipif(
@@ -94,7 +94,7 @@ def test_a_subfolder_without_permission(tmp_path, monkeypatch):
         onerror(PermissionError(13, "Permission denied", str(folder / "secret")))
         return iter(())
 
-    monkeypatch.setattr(corpora.os, "walk", walk)
+    monkeypatch.setattr(source.os, "walk", walk)
     with pytest.raises(UserError, match=r"path '.*text' cannot be read: .*Permission denied: .*secret"):
         load_text(TextConfig(path=str(tmp_path / "text")))
 
@@ -103,7 +103,7 @@ def test_python_stdlib():
     text = load_text(TextConfig(name="python_stdlib"))
     assert text == load_text(TextConfig(name="python_stdlib"))
     sizes = [len(part.encode()) for part in text[:2]]
-    assert 6_000_000 < sum(sizes) <= corpora.STDLIB_BYTES
+    assert 6_000_000 < sum(sizes) <= source.STDLIB_BYTES
     assert 0.05 < sizes[1] / sum(sizes) < 0.2
     assert "import" in text.held_out
 
@@ -115,7 +115,7 @@ def test_python_stdlib_skips_what_is_no_library(tmp_path, monkeypatch):
         write(tmp_path / name, "no library")
     write(tmp_path / "latin.py", b"\xe9")
     write(tmp_path / "_sysconfigdata_x.py", "no library")
-    monkeypatch.setattr(corpora.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(source.sysconfig, "get_path", lambda name: str(tmp_path))
     text = load_text(TextConfig(name="python_stdlib"))
     assert text.held_out == "9 19 "
     assert text.train == "0 1 2 3 4 5 6 7 8 10 11 12 13 14 15 16 17 18 "
@@ -125,13 +125,13 @@ def test_python_stdlib_stops_before_the_file_that_would_exceed_its_size(tmp_path
     for index in range(12):
         write(tmp_path / f"m{index:02}.py", "abc")
     write(tmp_path / "m09a.py", "long enough to exceed")
-    monkeypatch.setattr(corpora.sysconfig, "get_path", lambda name: str(tmp_path))
-    monkeypatch.setattr(corpora, "STDLIB_BYTES", 32)
+    monkeypatch.setattr(source.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(source, "STDLIB_BYTES", 32)
     assert load_text(TextConfig(name="python_stdlib"))[:2] == ("abc" * 9, "abc")
 
 
 def test_python_without_source_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(source.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(UserError, match="name 'python_stdlib' needs Python's own source files"):
         load_text(TextConfig(name="python_stdlib"))
 
@@ -139,7 +139,7 @@ def test_python_without_source_files(tmp_path, monkeypatch):
 def load_in_a_new_process(before="", **options):
     """Returns the text and the output printed while loading it."""
     code = (
-        f"{before}\nfrom hyena_jax.config import TextConfig\nfrom hyena_jax.data.corpora import load_text\n"
+        f"{before}\nfrom hyena_jax.config import TextConfig\nfrom hyena_jax.data.text import load_text\n"
         f"text = load_text(TextConfig(**{options!r}))\nprint(repr(tuple(text)))"
     )
     done = subprocess.run(

@@ -5,7 +5,7 @@ import pytest
 from idx_files import idx_bytes, random_images, write_pair
 
 from hyena_jax.config import UserError
-from hyena_jax.data import idx
+from hyena_jax.data.images import read_pair
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -16,7 +16,7 @@ def test_a_pair_is_found_by_its_magic_numbers(tmp_path, compressed):
     (folder / "README").write_text("about the images")
     (folder / ".hidden").write_bytes(idx_bytes(np.zeros(3)))
     (folder / "folder").mkdir()
-    images, labels = idx.read_pair("path", str(folder))
+    images, labels = read_pair("path", str(folder))
     expected = random_images(7)
     assert images.dtype == labels.dtype == np.uint8
     np.testing.assert_array_equal(images, expected[0])
@@ -66,7 +66,7 @@ def test_wrong_folders(tmp_path, files, message):
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=message):
-        idx.read_pair("path", str(tmp_path))
+        read_pair("path", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["absent", "file"])
@@ -74,7 +74,7 @@ def test_no_folder(tmp_path, name):
     (tmp_path / "file").write_bytes(IMAGES)
     message = f"validation_path must be an existing folder with a pair of IDX files, got '.*{name}'"
     with pytest.raises(UserError, match=message):
-        idx.read_pair("validation_path", str(tmp_path / name))
+        read_pair("validation_path", str(tmp_path / name))
 
 
 def test_a_file_without_permission(tmp_path, monkeypatch):
@@ -84,4 +84,4 @@ def test_a_file_without_permission(tmp_path, monkeypatch):
     write_pair(tmp_path)
     monkeypatch.setattr("os.open", refuse)
     with pytest.raises(UserError, match=r"path '.*images-ubyte' cannot be read: .*Permission denied"):
-        idx.read_pair("path", str(tmp_path))
+        read_pair("path", str(tmp_path))

@@ -8,7 +8,7 @@ from idx_files import idx_bytes, random_images, write_pair
 from tensorflow_free import WITHOUT_TENSORFLOW, needs_tensorflow
 
 from hyena_jax.config import ImagesConfig, UserError
-from hyena_jax.data.image_sources import Labelled, load_images
+from hyena_jax.data.images import Labelled, load_image_set
 
 MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist_t10k"
 
@@ -20,7 +20,7 @@ def assert_equal(part, images, labels):
 
 
 def test_digits_are_split_the_same_way_for_ever():
-    images = load_images(ImagesConfig())
+    images = load_image_set(ImagesConfig())
     assert images.train.images.shape == (1437, 8, 8, 1)
     assert images.held_out.images.shape == (360, 8, 8, 1)
     assert set(np.unique(images.train.images)) == set(range(17))
@@ -34,7 +34,7 @@ def test_digits_are_split_the_same_way_for_ever():
 
 def test_the_last_tenth_of_a_folder_is_held_out(tmp_path):
     path = str(write_pair(tmp_path / "pair", 29))
-    found = load_images(ImagesConfig(path=path))
+    found = load_image_set(ImagesConfig(path=path))
     images, labels = random_images(29)
     assert_equal(found.train, images[:26, ..., None], labels[:26])
     assert_equal(found.held_out, images[26:, ..., None], labels[26:])
@@ -43,7 +43,7 @@ def test_the_last_tenth_of_a_folder_is_held_out(tmp_path):
 
 def test_validation_path_is_held_out(tmp_path):
     path, other = (str(write_pair(tmp_path / name, n, seed=n)) for name, n in (("a", 9), ("b", 4)))
-    found = load_images(ImagesConfig(path=path, validation_path=other))
+    found = load_image_set(ImagesConfig(path=path, validation_path=other))
     assert_equal(found.train, random_images(9, seed=9)[0][..., None], random_images(9)[1])
     assert_equal(found.held_out, random_images(4, seed=4)[0][..., None], random_images(4)[1])
 
@@ -52,17 +52,17 @@ def test_images_of_two_sizes(tmp_path):
     path, other = write_pair(tmp_path / "a", 9), write_pair(tmp_path / "b", 4, height=7)
     message = r"held-out images must have the training images' shape \(6, 5, 1\), got \(7, 5, 1\)"
     with pytest.raises(UserError, match=message):
-        load_images(ImagesConfig(path=str(path), validation_path=str(other)))
+        load_image_set(ImagesConfig(path=str(path), validation_path=str(other)))
 
 
 def test_one_image_cannot_be_split(tmp_path):
     with pytest.raises(UserError, match=r"path must hold at least 2 images, .*, got '.*pair' with 1"):
-        load_images(ImagesConfig(path=str(write_pair(tmp_path / "pair", 1))))
+        load_image_set(ImagesConfig(path=str(write_pair(tmp_path / "pair", 1))))
 
 
 @pytest.mark.skipif(not MNIST.is_dir(), reason="the 10,000 test images of MNIST are absent")
 def test_ten_thousand_images_of_mnist():
-    images = load_images(ImagesConfig(path=str(MNIST)))
+    images = load_image_set(ImagesConfig(path=str(MNIST)))
     assert images.train.images.shape == (9000, 28, 28, 1)
     assert images.held_out.images.shape == (1000, 28, 28, 1)
     assert images.train.labels[:5].tolist() == [7, 2, 1, 0, 4]
@@ -78,14 +78,14 @@ def splits(self, _):
     }}
 MNIST._split_generators = splits
 from hyena_jax.config import ImagesConfig
-from hyena_jax.data.image_sources import load_images
-load_images(ImagesConfig(name="mnist", tfds_dir="{folder}/tfds"))
+from hyena_jax.data.images import load_image_set
+load_image_set(ImagesConfig(name="mnist", tfds_dir="{folder}/tfds"))
 """
 READ = """
 import numpy as np
 from hyena_jax.config import ImagesConfig
-from hyena_jax.data.image_sources import load_images
-train, test, source = load_images(ImagesConfig(name="mnist", tfds_dir="{folder}/tfds"))
+from hyena_jax.data.images import load_image_set
+train, test, source = load_image_set(ImagesConfig(name="mnist", tfds_dir="{folder}/tfds"))
 np.savez("{folder}/read.npz", *train, *test)
 print(source)
 """
@@ -127,7 +127,7 @@ def test_offline_says_how_to_supply_the_files(tmp_path, monkeypatch):
 
     monkeypatch.setattr(downloader, "_open_url", refuse)
     with pytest.raises(UserError) as error:
-        load_images(ImagesConfig(name="cifar10", tfds_dir=str(tmp_path)))
+        load_image_set(ImagesConfig(name="cifar10", tfds_dir=str(tmp_path)))
     assert str(error.value) == (
         "name 'cifar10' cannot be prepared (ConnectionError: no network);"
         " save https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz as cifar-10-binary.tar.gz"
@@ -135,10 +135,10 @@ def test_offline_says_how_to_supply_the_files(tmp_path, monkeypatch):
         " or give a folder of IDX files with --data.path FOLDER"
     )
     with pytest.raises(UserError, match="train-labels-idx1-ubyte.gz in a folder and give --data.manual-dir"):
-        load_images(ImagesConfig(name="mnist", tfds_dir=str(tmp_path)))
+        load_image_set(ImagesConfig(name="mnist", tfds_dir=str(tmp_path)))
 
 
 def test_a_missing_manual_dir(tmp_path):
     config = ImagesConfig(name="mnist", tfds_dir=str(tmp_path), manual_dir=str(tmp_path / "absent"))
     with pytest.raises(UserError, match=r"manual_dir must be an existing folder, got '.*absent'"):
-        load_images(config)
+        load_image_set(config)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hyena_jax.config import TextConfig, UserError
-from hyena_jax.data.text import load_corpus, perplexity
+from hyena_jax.data.dataset import perplexity
+from hyena_jax.data.text import load_corpus
 from hyena_jax.data.tokenizers import CharactersTokenizer
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hyena_jax.config import DataConfig, register
-from hyena_jax.data import sources
+from hyena_jax.data import own
 from hyena_jax.data.tokenizers import IdsTokenizer
 
 
@@ -43,7 +43,7 @@ class Drawn:
 def load(config, encoding):
     """A data set with the same rows every time."""
     held_out = Drawn(config.seq_len, seed=1)
-    return sources.from_rows(
+    return own.from_rows(
         Drawn(config.seq_len, seed=0), [next(held_out) for _ in range(8)], encoding=IdsTokenizer(7)
     )
 

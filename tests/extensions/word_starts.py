@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from hyena_jax.config import DataConfig, register
-from hyena_jax.data import sources
+from hyena_jax.data import own
 from hyena_jax.data.tokenizers import BytesTokenizer
 
 
@@ -26,7 +26,7 @@ def load(config, encoding):
     n_rows = (len(text) - 1) // config.seq_len
     inputs, targets = (text[i : i + n_rows * config.seq_len].reshape(n_rows, -1) for i in (0, 1))
     rows = {"inputs": inputs, "targets": targets, "weights": inputs == ord(" ")}
-    return sources.from_rows(rows, encoding=BytesTokenizer(), source=config.path)
+    return own.from_rows(rows, encoding=BytesTokenizer(), source=config.path)
 
 
 register("word_starts", WordStartsConfig, load)

@@ -22,7 +22,8 @@ from idx_files import idx_bytes, random_images
 
 from hyena_jax import cli, config, models
 from hyena_jax.config import HawkConfig, LanguageModelConfig, TextConfig, TokensConfig, UserError
-from hyena_jax.data import dataset, idx
+from hyena_jax.data import dataset
+from hyena_jax.data.images import read_pair
 from hyena_jax.data.tokenizers import read_bpe, tokenizer_from_json
 from hyena_jax.generation import saved_state
 from hyena_jax.generation.decoding import prefill
@@ -114,7 +115,7 @@ def readers(model, samples):
 
     def images(path):
         (path.parent / "labels").write_bytes(samples["labels"])
-        idx.read_pair("path", str(path.parent))
+        read_pair("path", str(path.parent))
 
     def tokenizer(path):
         bpe = read_bpe(str(path))

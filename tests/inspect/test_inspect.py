@@ -27,7 +27,7 @@ from hyena_jax.config import (
     TextConfig,
     UserError,
 )
-from hyena_jax.data import loader
+from hyena_jax.data import own
 from hyena_jax.distillation import hankel
 from hyena_jax.inspect import content, json_values, subject
 from hyena_jax.mixers import Hawk
@@ -114,7 +114,7 @@ def test_a_text_begins_as_in_training():
 
 def test_the_padding_of_a_texts_last_window_is_not_shown():
     tokens = np.array([3, 1, 4, 1, 5, 9, 2])
-    (*_, batch) = loader.eval_batches(tokens, seq_len=4, batch_size=1)
+    (*_, batch) = own.from_tokens(tokens, 4, held_out=tokens).eval_batches(1)
     assert batch["weights"].tolist() == [[1, 1, 0, 0]]
     shown = subject.held_out(Rows(batch), Letters(), 0, 16)
     assert shown.labels == ("e", "i", "b")

@@ -363,7 +363,7 @@ def test_every_preset_draws_rows(name, config):
     if config.n_symbols * config.batch_size > 0 and getattr(config, "seq_len", 0) > 10_000:
         config = dataclasses.replace(config, seq_len=config.seq_len // 64 * 2)
     data = load_task(config)
-    assert data.n_inputs >= 2
+    assert data.row_shape[0] >= 2
     assert 0 < data.chance < 1
 
 

@@ -106,7 +106,7 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
 def test_a_stopped_run_continues_as_if_it_had_not_been(
     whole, experiment, tmp_path, console, monkeypatch, stop_after
 ):
-    workdir, usual = tmp_path / "stopped", loop.loader.iterate
+    workdir, usual = tmp_path / "stopped", loop.iterate
 
     def iterate(dataset, start):
         for t, batch in usual(dataset, start):
@@ -114,11 +114,11 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(
                 signal.raise_signal(signal.SIGTERM)
             yield t, batch
 
-    monkeypatch.setattr(loop.loader, "iterate", iterate)
+    monkeypatch.setattr(loop, "iterate", iterate)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(experiment, workdir, console)
     assert saved_steps(workdir / "checkpoints")[0] == stop_after
-    monkeypatch.setattr(loop.loader, "iterate", usual)
+    monkeypatch.setattr(loop, "iterate", usual)
     train(experiment, workdir, console)
     assert_same_run(whole, workdir)
 

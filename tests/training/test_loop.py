@@ -84,7 +84,7 @@ def test_another_seed_is_another_run(whole, experiment, tmp_path, console):
 
 def train_stopped_once(experiment, workdir, console, monkeypatch, stop_after):
     """A run that SIGTERM stops after that step, and that is then continued."""
-    usual = loop.loader.iterate
+    usual = loop.iterate
 
     def iterate(dataset, start):
         for t, batch in usual(dataset, start):
@@ -92,11 +92,11 @@ def train_stopped_once(experiment, workdir, console, monkeypatch, stop_after):
                 signal.raise_signal(signal.SIGTERM)
             yield t, batch
 
-    monkeypatch.setattr(loop.loader, "iterate", iterate)
+    monkeypatch.setattr(loop, "iterate", iterate)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(experiment, workdir, console)
     assert saved_steps(workdir / "checkpoints")[0] == stop_after
-    monkeypatch.setattr(loop.loader, "iterate", usual)
+    monkeypatch.setattr(loop, "iterate", usual)
     train(experiment, workdir, console)
     assert f"continuing after step {stop_after}" in console.file.getvalue()
 
@@ -142,7 +142,7 @@ def test_a_signal_after_the_save_of_a_step_stops_after_the_next(
 
 
 def failing_at(step, usual, error):
-    """`loader.iterate`, whose data raise an error instead of the batch after `step`."""
+    """`iterate`, whose data raise an error instead of the batch after `step`."""
 
     def iterate(dataset, start):
         for t, batch in usual(dataset, start):
@@ -155,7 +155,7 @@ def failing_at(step, usual, error):
 
 def test_an_error_of_the_data_loses_no_step(whole, experiment, tmp_path, console, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(loop.loader, "iterate", failing_at(7, loop.loader.iterate, OSError("a bad disk")))
+        patch.setattr(loop, "iterate", failing_at(7, loop.iterate, OSError("a bad disk")))
         with pytest.raises(OSError, match="a bad disk"):
             train(experiment, tmp_path / "run", console)
     assert saved_steps(tmp_path / "run" / "checkpoints")[0] == 7
@@ -192,10 +192,10 @@ def test_a_run_that_began_from_given_parameters_begins_so_again(
     """Killed before its first checkpoint, it is resumed by itself, and its source has changed meanwhile."""
     source = shutil.copytree(whole, tmp_path / "source")
     for name in ("undisturbed", "killed"):
-        patched = failing_at(0, loop.loader.iterate, OSError("killed"))
+        patched = failing_at(0, loop.iterate, OSError("killed"))
         with monkeypatch.context() as patch, contextlib.suppress(OSError):
             if name == "killed":
-                patch.setattr(loop.loader, "iterate", patched)
+                patch.setattr(loop, "iterate", patched)
             train(experiment, tmp_path / name, console, init_from=source)
     assert saved_steps(tmp_path / "killed" / "checkpoints") == []
     shutil.rmtree(source)
@@ -283,13 +283,13 @@ from pathlib import Path
 from rich.console import Console
 from hyena_jax import config
 from hyena_jax.training import loop, run
-usual = loop.loader.iterate
+usual = loop.iterate
 def iterate(dataset, start):
     for t, batch in usual(dataset, start):
         if t == {step}:
             os.kill(os.getpid(), signal.SIGKILL)
         yield t, batch
-loop.loader.iterate = iterate
+loop.iterate = iterate
 run.train(config.read(Path({config!r})), Path({workdir!r}), Console())
 """
 

@@ -16,7 +16,7 @@ from hyena_jax.config import (
     UserError,
     register,
 )
-from hyena_jax.data import sources
+from hyena_jax.data import own
 from hyena_jax.data.tokenizers import IdsTokenizer
 from hyena_jax.models import build
 from hyena_jax.signals import Interrupted
@@ -70,7 +70,7 @@ def load(config, encoding):
     rng = np.random.default_rng(0)
     held_out = [row_of(rng) for _ in range(6)]
     train = [row_of(rng) for _ in range(30)] if config.form == "rows" else Drawn(config.stop)
-    return sources.from_rows(train, held_out, encoding=encoding or IdsTokenizer(7))
+    return own.from_rows(train, held_out, encoding=encoding or IdsTokenizer(7))
 
 
 @pytest.fixture(autouse=True)
@@ -80,21 +80,21 @@ def _registered(own_parts):
 
 
 @pytest.fixture
-def own(experiment):
-    def make(form: str, **options):
+def make(experiment):
+    def experiment_on(form: str, **options):
         data = OwnConfig(form, options.pop("stop", None), batch_size=4)
         return dataclasses.replace(experiment, data=data, **options)
 
-    return make
+    return experiment_on
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("form", ["rows", "iterator"])
-def test_a_stopped_run_continues_as_if_it_had_not_been(own, form, tmp_path, console, monkeypatch):
+def test_a_stopped_run_continues_as_if_it_had_not_been(make, form, tmp_path, console, monkeypatch):
     smooth = CrossEntropyConfig(label_smoothing=0.1)
-    experiment = own(form, loss=smooth, metrics=(TopKAccuracyConfig(2),))
+    experiment = make(form, loss=smooth, metrics=(TopKAccuracyConfig(2),))
     train(experiment, tmp_path / "whole", console)
-    usual = loop.loader.iterate
+    usual = loop.iterate
 
     def iterate(dataset, start):
         for t, batch in usual(dataset, start):
@@ -103,7 +103,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(own, form, tmp_path, cons
             yield t, batch
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.loader, "iterate", iterate)
+        patch.setattr(loop, "iterate", iterate)
         with pytest.raises(Interrupted):
             train(experiment, tmp_path / "stopped", console)
     assert saved_steps(tmp_path / "stopped" / "checkpoints")[0] == 7
@@ -126,12 +126,12 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(own, form, tmp_path, cons
 
 
 @pytest.mark.grid
-def test_an_iterator_that_ends_loses_nothing(own, tmp_path, console):
+def test_an_iterator_that_ends_loses_nothing(make, tmp_path, console):
     workdir = tmp_path / "run"
     message = "ended after 7 batches, before training.steps=12; the steps so far are saved"
     for _ in range(2):  # the second continues, and has nothing to add
         with pytest.raises(UserError, match=message):
-            train(own("iterator", stop=30), workdir, console)
+            train(make("iterator", stop=30), workdir, console)
         assert saved_steps(workdir / "checkpoints")[0] == 7
 
 

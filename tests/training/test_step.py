@@ -152,7 +152,15 @@ def test_the_first_step_that_is_not_finite_is_remembered():
 )
 def test_evaluation_is_exact_and_independent_of_batches_and_devices(n_devices, rows):
     tokens = np.random.default_rng(0).integers(0, 13, 7 * 11 + 1, dtype=np.uint8)
-    corpus = Corpus(BytesTokenizer(), tokens, tokens, 2 * len(tokens), fingerprint="", source="", seq_len=11)
+    corpus = Corpus(
+        tokenizer=BytesTokenizer(),
+        train=tokens,
+        held_out=tokens,
+        held_out_bytes=2 * len(tokens),
+        fingerprint="",
+        source="",
+        seq_len=11,
+    )
     strategy = on(n_devices)
     step = strategy.map_eval_step(make_eval_step(MODEL))
     sums = sum_held_out(strategy, step, strategy.place(PARAMS), corpus, rows)

@@ -41,7 +41,11 @@ def on(data, **options):
     """A run of a second on a task: 12 steps, checkpoints at 5 and 10, evaluations at 4, 8 and 12."""
     return Experiment(
         model=LanguageModelConfig(
-            pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=max(load(data).n_inputs, 16)
+            pattern=(AttentionConfig(2),),
+            n_layers=1,
+            d_model=8,
+            d_ff=8,
+            max_len=max(load(data).row_shape[0], 16),
         ),
         data=data,
         optimizer=AdamWConfig(schedule=CosineConfig(warmup_steps=2), groups=(NO_DECAY,)),

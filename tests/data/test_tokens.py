@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from hyena_jax.config import TextConfig, TokensConfig, UserError
-from hyena_jax.data import text, token_files
-from hyena_jax.data.corpora import load_text
+from hyena_jax.data import text, tokens
 from hyena_jax.data.dataset import encoding_from_json, load
+from hyena_jax.data.text import load_text
 from hyena_jax.data.tokenizers import IdsTokenizer
 
 TOKENS = np.random.default_rng(0).integers(0, 700, 300)
@@ -38,7 +38,7 @@ def test_tokens_are_mapped(tmp_path, name, dtype, monkeypatch):
     assert batch["inputs"].dtype == np.int32
     np.testing.assert_array_equal(batch["inputs"][:, 1:], batch["targets"][:, :-1])
     monkeypatch.setattr(text, "HASHED_AT_ONCE", 7)
-    monkeypatch.setattr(token_files, "HASHED_AT_ONCE", 7)
+    monkeypatch.setattr(tokens, "HASHED_AT_ONCE", 7)
     again = load(TokensConfig(path, seq_len=8, **options), encoding_from_json(data.to_json()))
     assert (again.fingerprint, again.tokenizer) == (data.fingerprint, data.tokenizer)
     other = write(tmp_path, f"other{name[1:]}", TOKENS.astype(dtype)[::-1])
@@ -59,7 +59,12 @@ def test_a_vocabulary_and_a_held_out_file_may_be_given(tmp_path):
         ("a.npy", TOKENS.reshape(3, 100), {}, r"must be a one-dimensional array.* got 'int64\[3, 100\]'"),
         ("a.npy", TOKENS - 700, {}, "tokens to train on must be ids, at least 0, got -"),
         ("a.npy", TOKENS[:0], {}, "a.npy' .*empty"),
-        ("a.npy", TOKENS.astype(object), {}, "path '.*a.npy' must be an array of numbers, got 'object'"),
+        (
+            "a.npy",
+            TOKENS.astype(object),
+            {},
+            "a.npy' must be a .npy file of numbers: .*Python objects",
+        ),
         ("a.npy", TOKENS + 2**24, {}, "tokens must be ids below 16777216"),
         ("a.npy", TOKENS, {"vocab_size": 699}, "tokens must be ids below the vocabulary's size 699, got 699"),
         ("a.npy", TOKENS[:50], {}, "the held-out stream of tokens is too short: 5 tokens, and seq_len=8"),
@@ -81,7 +86,7 @@ def test_missing_and_broken_files_are_refused(tmp_path):
     with pytest.raises(UserError, match="path '.*no.npy' cannot be read: .*No such file"):
         load(TokensConfig(str(tmp_path / "no.npy")))
     (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY\x01\x00")
-    with pytest.raises(UserError, match="broken.npy' must begin with the header of a .npy file"):
+    with pytest.raises(UserError, match="broken.npy' must be a .npy file of numbers"):
         load(TokensConfig(str(tmp_path / "broken.npy")))
     path = write(tmp_path, "a.npy", TOKENS)
     with pytest.raises(UserError, match="ids below the vocabulary's size 5"):

@@ -7,11 +7,19 @@ import numpy as np
 import pytest
 
 from hyena_jax.config import UserError
-from hyena_jax.data.loader import eval_batches, iterate, n_eval_batches, train_batches
+from hyena_jax.data.dataset import iterate
+from hyena_jax.data.text import Corpus
+from hyena_jax.data.tokenizers import IdsTokenizer
 
 TOKENS = np.arange(29, dtype=np.uint8)
 SEQ_LEN = 7
 N_OFFSETS = 22
+
+
+def corpus(tokens, seq_len=SEQ_LEN):
+    """These tokens to train on and to evaluate on."""
+    options = {"tokenizer": IdsTokenizer(9), "fingerprint": "", "source": ""}
+    return Corpus(train=tokens, held_out=tokens, seq_len=seq_len, **options)
 
 
 def assert_batches_equal(actual, expected):
@@ -27,7 +35,7 @@ def offsets(dataset, n_batches):
 
 def test_windows_and_their_shift():
     tokens = np.random.default_rng(0).integers(0, 50_000, 100).astype(np.uint16)
-    batch = train_batches(tokens, seq_len=9, batch_size=5, seed=0)[3]
+    batch = corpus(tokens, seq_len=9).train_batches(5, seed=0)[3]
     windows = {tuple(tokens[i : i + 10]) for i in range(91)}
     assert batch.keys() == {"inputs", "targets"}
     for inputs, targets in zip(batch["inputs"], batch["targets"], strict=True):
@@ -40,7 +48,7 @@ def test_windows_and_their_shift():
 
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
 def test_every_epoch_holds_every_offset_once(batch_size):
-    dataset = train_batches(TOKENS, SEQ_LEN, batch_size, seed=3)
+    dataset = corpus(TOKENS).train_batches(batch_size, seed=3)
     order = offsets(dataset, -(-3 * N_OFFSETS // batch_size))[: 3 * N_OFFSETS].reshape(3, N_OFFSETS)
     for epoch in order:
         assert sorted(epoch) == list(range(N_OFFSETS))
@@ -49,16 +57,16 @@ def test_every_epoch_holds_every_offset_once(batch_size):
 
 
 def test_seeds_decide_the_order():
-    first, again, other = (offsets(train_batches(TOKENS, SEQ_LEN, 4, seed), 10) for seed in (5, 5, 6))
+    first, again, other = (offsets(corpus(TOKENS).train_batches(4, seed), 10) for seed in (5, 5, 6))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
-    assert len(offsets(train_batches(TOKENS, SEQ_LEN, 4, 2**32 - 1), 10)) == 40
+    assert len(offsets(corpus(TOKENS).train_batches(4, 2**32 - 1), 10)) == 40
 
 
 @pytest.mark.parametrize("process_count", [1, 2, 3, 12])
 def test_processes_read_the_rows_of_the_global_batch(process_count):
-    whole = train_batches(TOKENS, SEQ_LEN, 12, seed=1)
-    parts = [train_batches(TOKENS, SEQ_LEN, 12, 1, index, process_count) for index in range(process_count)]
+    whole = corpus(TOKENS).train_batches(12, seed=1)
+    parts = [corpus(TOKENS).train_batches(12, 1, index, process_count) for index in range(process_count)]
     for t in (0, 1, 17):
         assert parts[0][t]["inputs"].shape == (12 // process_count, SEQ_LEN)
         joined = {name: np.concatenate([part[t][name] for part in parts]) for name in ("inputs", "targets")}
@@ -67,14 +75,14 @@ def test_processes_read_the_rows_of_the_global_batch(process_count):
 
 @pytest.mark.parametrize("start", [0, 1, 13, 10**9])
 def test_batch_t_does_not_depend_on_where_iteration_starts(start):
-    dataset = train_batches(TOKENS, SEQ_LEN, 4, seed=2)
+    dataset = corpus(TOKENS).train_batches(4, seed=2)
     for t, batch in itertools.islice(iterate(dataset, start), 9):
         assert_batches_equal(batch, dataset[t])
     assert t == start + 8
 
 
 def test_closing_the_iterator_ends_its_thread():
-    batches = iterate(train_batches(TOKENS, SEQ_LEN, 4, seed=0), 0)
+    batches = iterate(corpus(TOKENS).train_batches(4, seed=0), 0)
     next(batches)
     workers = [thread for thread in threading.enumerate() if thread.name.startswith("grain-prefetch")]
     assert workers
@@ -87,8 +95,9 @@ def test_closing_the_iterator_ends_its_thread():
 @pytest.mark.grid
 def test_an_open_iterator_does_not_hold_up_the_end_of_the_program():
     code = (
-        "import numpy as np; from hyena_jax.data.loader import iterate, train_batches;"
-        "batches = iterate(train_batches(np.arange(99), 8, 4, seed=0), 5); print(next(batches)[0])"
+        "import numpy as np; from hyena_jax.data import own; from hyena_jax.data.dataset import iterate;"
+        "batches = iterate(own.from_tokens(np.arange(99), 8).train_batches(4, seed=0), 5);"
+        "print(next(batches)[0])"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -98,17 +107,15 @@ def test_an_open_iterator_does_not_hold_up_the_end_of_the_program():
 
 def test_wrong_arguments():
     with pytest.raises(UserError, match="batch_size must be a multiple of process_count=5, got 12"):
-        train_batches(TOKENS, SEQ_LEN, 12, 0, 0, 5)
-    with pytest.raises(UserError, match="tokens must be more than seq_len=29, got 29"):
-        train_batches(TOKENS, 29, 12, 0)
+        corpus(TOKENS).train_batches(12, 0, 0, 5)
 
 
 @pytest.mark.parametrize("n_tokens", [2, 7, 8, 9, 15, 22, 23, 101, 113])
 @pytest.mark.parametrize("batch_size", [1, 3, 5])
 def test_evaluation_predicts_every_token_once(n_tokens, batch_size):
     tokens = np.random.default_rng(n_tokens).integers(1, 1000, n_tokens).astype(np.uint16)
-    batches = list(eval_batches(tokens, SEQ_LEN, batch_size))
-    assert len(batches) == n_eval_batches(n_tokens, SEQ_LEN, batch_size)
+    batches = list(corpus(tokens).eval_batches(batch_size))
+    assert len(batches) == -(-corpus(tokens).n_eval_rows() // batch_size)
     for batch in batches:
         assert {name: (part.shape, part.dtype) for name, part in batch.items()} == {
             "inputs": ((batch_size, SEQ_LEN), np.int32),
@@ -130,8 +137,8 @@ def test_evaluation_predicts_every_token_once(n_tokens, batch_size):
 )
 def test_evaluation_on_evenly_spaced_windows(max_windows, chosen):
     tokens = np.arange(11 * SEQ_LEN + 1)
-    batches = list(eval_batches(tokens, SEQ_LEN, 2, max_windows))
-    assert len(batches) == n_eval_batches(len(tokens), SEQ_LEN, 2, max_windows)
+    batches = list(corpus(tokens).eval_batches(2, max_windows))
+    assert len(batches) == -(-corpus(tokens).n_eval_rows(max_windows) // 2)
     inputs, weights = (np.concatenate([batch[name] for batch in batches]) for name in ("inputs", "weights"))
     starts = inputs[weights[:, 0] == 1, 0] // SEQ_LEN
     np.testing.assert_array_equal(starts, range(11) if chosen is None else chosen)
@@ -140,7 +147,7 @@ def test_evaluation_on_evenly_spaced_windows(max_windows, chosen):
 @pytest.mark.parametrize("max_windows", range(1, 12))
 def test_evenly_spaced_windows_are_distinct(max_windows):
     tokens = np.arange(11 * SEQ_LEN + 1)
-    weights = [batch["weights"] for batch in eval_batches(tokens, SEQ_LEN, 4, max_windows)]
-    inputs = [batch["inputs"] for batch in eval_batches(tokens, SEQ_LEN, 4, max_windows)]
+    batches = list(corpus(tokens).eval_batches(4, max_windows))
+    weights, inputs = ([batch[name] for batch in batches] for name in ("weights", "inputs"))
     starts = np.concatenate(inputs)[np.concatenate(weights)[:, 0] == 1, 0]
     assert len(set(starts)) == max_windows

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyena_jax.config import UserError, require
-from hyena_jax.data.native_stderr import silent_stderr
+from hyena_jax.data.tokenizers import silent_stderr
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds

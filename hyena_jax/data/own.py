@@ -5,12 +5,13 @@
         seq_len: int = 64
 
     def load(config, encoding):
-        return sources.from_tokens(np.load("tokens.npy", mmap_mode="r"), config.seq_len)
+        return own.from_tokens(np.load("tokens.npy", mmap_mode="r"), config.seq_len)
 
     hyena_jax.register("mine", Mine, load)
 
 Three functions: `from_tokens` (one long stream of tokens, read in windows as text is), `from_images` (images
-with labels) and `from_rows` (anything else, optionally with a weight for each target).
+with labels) and `from_rows` (anything else, optionally with a weight for each target). Or write a subclass of
+`Dataset` (dataset.py), which reads the rows with given indices.
 
 Shapes: n rows, L length, B batch.
 """
@@ -18,22 +19,19 @@ Shapes: n rows, L length, B batch.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyena_jax.config import Experiment, UserError, require
+from hyena_jax.config import UserError, require
 from hyena_jax.config.inputs import input_kind
-from hyena_jax.data import loader
-from hyena_jax.data.facts import fill_in
-from hyena_jax.data.image_sources import Labelled
-from hyena_jax.data.images import ImageSet, Normalization, image_set
-from hyena_jax.data.text import PROMPT_TOKENS, Corpus, encode_prompt, perplexity, token_metrics
-from hyena_jax.data.token_files import as_tokens, token_corpus
+from hyena_jax.data.dataset import NOTHING, Batch, Dataset, Stream, evenly_spaced
+from hyena_jax.data.images import ImageSet, Labelled, Normalization, image_set
+from hyena_jax.data.text import Corpus
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, is_tokenizer, tokenizer_from_json
+from hyena_jax.data.tokens import as_tokens, token_corpus
 
 if TYPE_CHECKING:
     import grain
@@ -44,8 +42,8 @@ HASHED_ROWS = 32
 CLASSES = "at least 0 where they are integers with a weight (give non-class targets as floats)"
 """What targets must be: a negative class would count from the end, as a negative index does."""
 
-Row = Mapping[str, Any]
-NONE: Mapping[str, Any] = MappingProxyType({})
+Example = Mapping[str, Any]
+"""One row as the user gives it: `inputs`, `targets` and optionally `weights`, without the axis of rows."""
 
 
 def from_tokens(
@@ -135,8 +133,8 @@ def from_rows(
     *,
     inputs: str = "tokens",
     encoding: Any = None,
-    sizes: Mapping[str, Any] = NONE,
-    scores: Mapping[str, Callable] = NONE,
+    sizes: Mapping[str, Any] = NOTHING,
+    scores: Mapping[str, Callable] = NOTHING,
     unit: str | None = None,
     source: str = "rows",
 ) -> "Rows":
@@ -186,19 +184,20 @@ def from_rows(
     form = _form_of(held_out[0], inputs)
     if is_random_access:
         _check_form(_form_of(train[0], inputs), form)
-    if is_tokenizer(encoding):
-        encoding = _readable(encoding)
+    tokenizer = _readable(encoding) if is_tokenizer(encoding) else None
+    encoding = None if tokenizer is not None else encoding
     return Rows(
         train=train,
         held_out=held_out,
         form=form,
         inputs=inputs,
+        tokenizer=tokenizer,
         encoding=encoding,
-        facts={**_facts(train, held_out, form, inputs, encoding), **sizes},
+        sizes={**_sizes(train, held_out, form, inputs, tokenizer), **sizes},
         scores=dict(scores),
         unit=unit or input_kind(inputs).unit,
         source=source,
-        fingerprint=_fingerprint(train, held_out, encoding),
+        fingerprint=_fingerprint(train, held_out, tokenizer, encoding),
     )
 
 
@@ -223,7 +222,7 @@ class _Arrays:
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
 
-    def __getitem__(self, i: int) -> Row:
+    def __getitem__(self, i: int) -> Example:
         return {name: values[i] for name, values in self.arrays.items()}
 
 
@@ -238,7 +237,7 @@ class _Part:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def __getitem__(self, i: int) -> Row:
+    def __getitem__(self, i: int) -> Example:
         return self.rows[self.start + i]
 
 
@@ -286,30 +285,33 @@ def _form_of(row: Any, inputs: str) -> _Form:
     return form
 
 
-def _facts(train: Any, held_out: Any, form: _Form, inputs: str, encoding: Any) -> dict[str, Any]:
-    facts, (shape, _), kind = {}, form["inputs"], input_kind(inputs)
+def _sizes(
+    train: Any, held_out: Any, form: _Form, inputs: str, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """The sizes of a model that the rows determine. Raises UserError if arrays hold a wrong id or class."""
+    sizes, (shape, _), kind = {}, form["inputs"], input_kind(inputs)
     if kind.is_images and len(shape) == 3:
-        facts |= {"image_size": shape[:2], "channels": shape[2]}
-    if is_tokenizer(encoding):
-        facts["vocab_size"] = encoding.vocab_size
+        sizes |= {"image_size": shape[:2], "channels": shape[2]}
+    if tokenizer is not None:
+        sizes["vocab_size"] = tokenizer.vocab_size
     parts = [part.rows if isinstance(part, _Part) else part for part in (train, held_out)]
     if not all(isinstance(part, _Arrays) for part in parts):
-        return facts
+        return sizes
     targets = [_of_weight(part.arrays) for part in parts]
     least, most = min(x.min(initial=0) for x in targets), max(x.max(initial=0) for x in targets)
     if form["targets"][1] == np.int32:
         require(least >= 0, "targets", int(least), CLASSES)
     if form["targets"] == ((), np.int32):
-        facts["n_classes"] = max(2, int(most) + 1)
+        sizes["n_classes"] = max(2, int(most) + 1)
     if kind.is_tokens:
         read = [part.arrays["inputs"] for part in parts]
         require(min(x.min() for x in read) >= 0, "inputs", int(min(x.min() for x in read)), "at least 0")
         largest = max(int(x.max()) for x in read)
         if form["targets"] == form["inputs"]:
             largest = max(largest, int(most))
-        size = facts.setdefault("vocab_size", max(2, largest + 1))
+        size = sizes.setdefault("vocab_size", max(2, largest + 1))
         require(largest < size, "inputs and targets", largest, f"ids below the vocabulary's size {size}")
-    return facts
+    return sizes
 
 
 def _of_weight(arrays: Mapping[str, Any]) -> np.ndarray:
@@ -318,8 +320,9 @@ def _of_weight(arrays: Mapping[str, Any]) -> np.ndarray:
     return targets if weights is None else targets[np.asarray(weights) != 0]
 
 
-def _fingerprint(train: Any, held_out: Any, encoding: Any) -> str:
-    digest = hashlib.sha256(json.dumps(_encoding_json(encoding), sort_keys=True).encode())
+def _fingerprint(train: Any, held_out: Any, tokenizer: Tokenizer | None, encoding: Any) -> str:
+    kept = {"encoding": encoding} if tokenizer is None else {"tokenizer": tokenizer.to_json()}
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode())
     for rows in (train, held_out):
         part, rows = (rows, rows.rows) if isinstance(rows, _Part) else (rows, rows)
         digest.update(f"rows {len(part) if hasattr(part, '__len__') else 'endless'}".encode())
@@ -330,15 +333,11 @@ def _fingerprint(train: Any, held_out: Any, encoding: Any) -> str:
                     digest.update(f"{name} {values.dtype.str} {values.shape}".encode())
                     digest.update(np.ascontiguousarray(values))
         elif hasattr(part, "__len__"):
-            for i in loader.evenly_spaced(len(part), HASHED_ROWS):
+            for i in evenly_spaced(len(part), HASHED_ROWS):
                 for name, value in sorted(part[int(i)].items()):
                     digest.update(f"{name} {np.asarray(value).dtype.str} {np.shape(value)}".encode())
                     digest.update(np.ascontiguousarray(value))
     return digest.hexdigest()
-
-
-def _encoding_json(encoding: Any) -> dict[str, Any]:
-    return {"tokenizer": encoding.to_json()} if is_tokenizer(encoding) else {"encoding": encoding}
 
 
 def _readable(tokenizer: Tokenizer) -> Tokenizer:
@@ -350,145 +349,73 @@ def _described(x: np.ndarray) -> str:
     return f"{x.dtype}[{', '.join(map(str, x.shape))}]"
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows to train on and to evaluate on: a `Dataset`. See `from_rows`."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rows(Dataset):
+    """Rows of arrays, of a random-access source, or of an iterator. See `from_rows`."""
 
     train: Any
     held_out: Any
     form: _Form
     inputs: str
+    tokenizer: Tokenizer | None
     encoding: Any
-    facts: Mapping[str, Any]
-    """Sizes that the model's config takes from these data."""
-    scores: Mapping[str, Callable]
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    scores: Mapping[str, Callable] = field(default_factory=dict)
     unit: str
     source: str
     fingerprint: str
-    kind: str = field(default="rows", init=False)
-    tallies: ClassVar[Mapping[str, Callable]] = NONE
 
     @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The encoding if it is a tokenizer, else None."""
-        return self.encoding if is_tokenizer(self.encoding) else None
+    def n_train_rows(self) -> int:
+        """Rows to train on; an iterator has no number."""
+        return len(self.train)
 
     @property
-    def curves(self) -> Mapping[str, str]:
-        """Only the loss is plotted."""
-        return {"loss": f"loss (nats per {self.unit})"}
+    def n_held_out_rows(self) -> int:
+        """Rows to evaluate on."""
+        return len(self.held_out)
 
     @property
     def units_per_row(self) -> int:
         """Targets in a row."""
         return math.prod(self.form["targets"][0])
 
-    @property
-    def n_held_out(self) -> int:
-        """Held-out targets with a weight above 0."""
-        if "weights" not in self.form:
-            return len(self.held_out) * self.units_per_row
-        return sum(np.count_nonzero(self.held_out[i]["weights"]) for i in range(len(self.held_out)))
-
-    def to_json(self) -> dict[str, Any]:
-        """The fingerprint and encoding, for `data.json` of a run."""
-        return {"fingerprint": self.fingerprint, **_encoding_json(self.encoding)}
-
-    def complete(self, experiment: Experiment) -> Experiment:
-        """Fills in sizes that the model takes from the data; refuses rows longer than the model reads."""
-        require(
-            experiment.data.inputs == self.inputs,
-            f"inputs of {type(experiment.data).__name__}",
-            experiment.data.inputs,
-            f"{self.inputs!r}, as its load says",
-        )
-        if input_kind(self.inputs).is_tokens and hasattr(experiment.model, "max_len"):
-            most, shape = experiment.model.max_len, self.form["inputs"][0]
-            fits = len(shape) == 1 and shape[0] <= most
-            require(fits, "inputs of a row", shape, f"at most model.max_len={most} tokens (or raise that)")
-        prompt = experiment.logging.sample_prompt
-        if self.tokenizer is None:
-            require(prompt is None, "logging.sample_prompt", prompt, "None with data without a tokenizer")
-        else:
-            self.prompt(prompt)
-        return fill_in(experiment, self.facts)
-
-    def prompt(self, text: str | None) -> np.ndarray:
-        """The tokens [P] of logging.sample_prompt; None takes the start of the first held-out row."""
-        if text is None:
-            return np.asarray(self.held_out[0]["inputs"], np.int32)[:PROMPT_TOKENS]
-        return encode_prompt(self.tokenizer, text)
-
     def train_batches(
         self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
-    ) -> "grain.MapDataset[loader.Batch] | loader.Stream":
-        """`loader.shuffled_batches` of the rows; for an iterator, a `Stream` in its order."""
+    ) -> "grain.MapDataset[Batch] | Stream":
+        """As of all data; the rows of an iterator are a `Stream` in its order."""
         if hasattr(self.train, "__len__"):
-            n_rows = len(self.train)
-            return loader.shuffled_batches(self._read_train, n_rows, batch_size, seed, part, n_parts)
-        return loader.Stream(self.train, self._batch, batch_size, part, n_parts)
+            return super().train_batches(batch_size, seed, part, n_parts)
+        return Stream(self.train, self._stacked, batch_size, part, n_parts)
 
-    def _read_train(self, indices: np.ndarray) -> loader.Batch:
-        return self._read(self.train, indices)
+    def train_rows(self, indices: np.ndarray) -> Batch:
+        """`inputs`, `targets` and `weights` if the rows have them."""
+        return self._rows(self.train, indices)
 
-    def _read(self, rows: Any, indices: np.ndarray) -> loader.Batch:
-        """The rows with these indices, int [B]."""
+    def held_out_rows(self, indices: np.ndarray) -> Batch:
+        """As `train_rows`."""
+        return self._rows(self.held_out, indices)
+
+    def _rows(self, rows: Any, indices: np.ndarray) -> Batch:
         if isinstance(rows, _Part):
             rows, indices = rows.rows, rows.start + indices
         if isinstance(rows, _Arrays):
             return {name: rows.arrays[name][indices].astype(dtype) for name, (_, dtype) in self.form.items()}
-        return self._batch([rows[int(i)] for i in indices])
+        return self._stacked([rows[int(i)] for i in indices])
 
-    def _batch(self, rows: Sequence[Row]) -> loader.Batch:
-        """Rows stacked to a batch. Raises UserError if one is not like the first held-out row."""
+    def _stacked(self, rows: Sequence[Example]) -> Batch:
+        """Rows as a batch. Raises UserError if one is not like the first held-out row."""
         for row in rows:
             _check_form(_form_of(row, self.inputs), self.form)
         batch = {
             name: np.stack([np.asarray(row[name], dtype) for row in rows])
             for name, (_, dtype) in self.form.items()
         }
-        size = self.facts.get("vocab_size")
+        size = self.sizes.get("vocab_size")
         if size is not None and input_kind(self.inputs).is_tokens:
             largest = int(batch["inputs"].max())
             require(largest < size, "inputs of a row", largest, f"ids below the vocabulary's size {size}")
         return batch
-
-    def n_eval_rows(self, max_rows: int | None = None) -> int:
-        """Rows that `eval_batches` covers."""
-        return len(loader.evenly_spaced(len(self.held_out), max_rows))
-
-    def eval_batches(self, batch_size: int, max_rows: int | None = None) -> Iterator[loader.Batch]:
-        """Every held-out row once, in order, or `max_rows` evenly spaced ones.
-
-        Yields:
-          `inputs`, `targets`, and `weights` float32: the rows' own, or 1; 0 where the last batch is padded
-          (with the first row).
-        """
-        chosen = loader.evenly_spaced(len(self.held_out), max_rows)
-        for first in range(0, len(chosen), batch_size):
-            some = chosen[first : first + batch_size]
-            padded = np.pad(some, (0, batch_size - len(some)))
-            batch = self._read(self.held_out, padded)
-            weights = batch.get("weights", np.ones(batch["targets"].shape, np.float32))
-            inside = np.arange(batch_size) < len(some)
-            weights = weights * inside.reshape(-1, *[1] * (weights.ndim - 1))
-            yield {**batch, "weights": weights.astype(np.float32)}
-
-    def loss_metrics(self, loss: float) -> dict[str, float]:
-        """Perplexity of tokens, from the loss in nats per token; nothing for other inputs."""
-        return {"perplexity": perplexity(loss)} if input_kind(self.inputs).is_tokens else {}
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Accuracy if targets are classes; for tokens also perplexity and mean probability."""
-        if "nats" not in sums:
-            return {}
-        if input_kind(self.inputs).is_tokens:
-            return token_metrics(sums)
-        return {"accuracy": sums["correct"] / sums["count"]}
-
-    def eval_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """None in addition to `metrics`."""
-        return {}
 
 
 def _check_form(form: _Form, first: _Form) -> None:

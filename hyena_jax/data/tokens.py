@@ -3,14 +3,15 @@
 Shapes: n tokens.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from hyena_jax.config import TokensConfig, open_input, require
+from hyena_jax.config import TokensConfig, UserError, open_input, require
 from hyena_jax.config.models import MAX_SYMBOLS
-from hyena_jax.data.npy import read_header
 from hyena_jax.data.text import HASHED_AT_ONCE, Corpus, check_lengths, fingerprint
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe
 
@@ -66,7 +67,6 @@ def token_corpus(
         tokenizer=tokenizer,
         train=train,
         held_out=held_out,
-        held_out_bytes=None,
         fingerprint=fingerprint(tokenizer, train, held_out),
         source=source,
         seq_len=seq_len,
@@ -76,33 +76,32 @@ def token_corpus(
 
 def _mapped(argument: str, path: str, dtype: str) -> np.ndarray:
     """The tokens [n] of a file, memory-mapped."""
-    file = Path(path)
+    file, where = Path(path), f"{argument} {path!r}"
     require(file.suffix in (".npy", ".bin"), argument, path, "a .npy or .bin file of tokens")
     with open_input(argument, file) as opened:
-        size = file.stat().st_size
-        if file.suffix == ".npy":
-            shape, found = read_header(f"{argument} {path!r}", opened, size)
-            check_tokens(f"{argument} {path!r}", shape, found)
-            return np.memmap(opened, found, "r", opened.tell(), shape)
-        item = np.dtype(dtype).itemsize
-        fits = size > 0 and size % item == 0
-        require(fits, f"{argument} {path!r}", f"{size} bytes", f"{dtype} numbers, a multiple of {item} bytes")
-        return np.memmap(opened, np.dtype(dtype).newbyteorder("<"), "r")
+        size = os.fstat(opened.fileno()).st_size
+        if file.suffix == ".bin":
+            item = np.dtype(dtype).itemsize
+            fits = size > 0 and size % item == 0
+            require(fits, where, f"{size} bytes", f"{dtype} numbers, a multiple of {item} bytes")
+            return np.memmap(opened, np.dtype(dtype).newbyteorder("<"), "r")
+    try:
+        tokens = np.lib.format.open_memmap(file, mode="r")
+    except Exception as error:  # the header is a Python literal, which fails in many ways
+        raise UserError(f"{where} must be a .npy file of numbers: {error!r:.200}") from error
+    declared = tokens.offset + tokens.nbytes
+    require(declared == size, where, f"{size} bytes", f"{declared} bytes long, as its header says")
+    return as_tokens(where, tokens)
 
 
-def as_tokens(argument: str, tokens: np.ndarray) -> np.ndarray:
-    """`tokens` as an array. Raises UserError unless it is one-dimensional and of an integer dtype."""
+def as_tokens(argument: str, tokens: Any) -> np.ndarray:
+    """`tokens` as an array [n]. Raises UserError unless it is one-dimensional, of integers, and not empty."""
     tokens = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
-    check_tokens(argument, tokens.shape, tokens.dtype)
-    return tokens
-
-
-def check_tokens(argument: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Raises UserError unless arrays of this shape and dtype can hold tokens."""
-    found = f"{dtype}[{', '.join(map(str, shape))}]"
-    is_stream = len(shape) == 1 and dtype.kind in "iu"
+    found = f"{tokens.dtype}[{', '.join(map(str, tokens.shape))}]"
+    is_stream = tokens.ndim == 1 and tokens.dtype.kind in "iu"
     require(is_stream, argument, found, "a one-dimensional array of integer token ids")
-    require(shape[0] > 0, argument, found, "not empty")
+    require(len(tokens) > 0, argument, found, "not empty")
+    return tokens
 
 
 def _largest_id(argument: str, tokens: np.ndarray) -> int:

@@ -14,8 +14,8 @@ from hyena_jax.config import (
     LoggingConfig,
     UserError,
 )
-from hyena_jax.data import loader, sources
-from hyena_jax.data.dataset import encoding_from_json
+from hyena_jax.data import own
+from hyena_jax.data.dataset import DataEnded, encoding_from_json, iterate
 from hyena_jax.data.images import ImageSet
 from hyena_jax.data.tokenizers import CharactersTokenizer, IdsTokenizer
 
@@ -74,7 +74,7 @@ def rows_in(batch):
 
 
 def test_arrays_and_their_rows_one_by_one_are_the_same_batches():
-    arrays, rows = sources.from_rows(ARRAYS), sources.from_rows(Source())
+    arrays, rows = own.from_rows(ARRAYS), own.from_rows(Source())
     for t in (0, 3, 50):
         one = arrays.train_batches(4, seed=1)[t]
         assert_same(one, rows.train_batches(4, seed=1)[t])
@@ -89,7 +89,7 @@ def test_arrays_and_their_rows_one_by_one_are_the_same_batches():
 
 @pytest.mark.parametrize("train", [ARRAYS, Source()])
 def test_processes_read_their_own_rows(train):
-    data = sources.from_rows(train)
+    data = own.from_rows(train)
     whole = data.train_batches(4, seed=1)[2]
     parts = [data.train_batches(4, 1, part, 2)[2] for part in range(2)]
     assert_same(whole, {name: np.concatenate([part[name] for part in parts]) for name in whole})
@@ -98,7 +98,7 @@ def test_processes_read_their_own_rows(train):
 @pytest.mark.parametrize("train", [ARRAYS, Source()])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_held_out_rows_are_judged_once(train, batch_size):
-    data = sources.from_rows(train, train)
+    data = own.from_rows(train, train)
     batches = list(data.eval_batches(batch_size))
     inputs = np.concatenate([batch["inputs"] for batch in batches])[:20]
     weights = np.concatenate([batch["weights"] for batch in batches])
@@ -111,22 +111,22 @@ def test_held_out_rows_are_judged_once(train, batch_size):
 
 
 def test_an_iterator_continues_where_its_state_says():
-    data = sources.from_rows(Endless(), ARRAYS)
-    whole = [batch for _, batch in itertools.islice(loader.iterate(data.train_batches(4, 0), 0), 6)]
-    stream = sources.from_rows(Endless(), ARRAYS).train_batches(4, 0)
-    batches = loader.iterate(stream, 0)
+    data = own.from_rows(Endless(), ARRAYS)
+    whole = [batch for _, batch in itertools.islice(iterate(data.train_batches(4, 0), 0), 6)]
+    stream = own.from_rows(Endless(), ARRAYS).train_batches(4, 0)
+    batches = iterate(stream, 0)
     for _ in range(3):
         next(batches)
     state = stream.state()
     next(batches)
     assert state == {"i": 12}
-    again = sources.from_rows(Endless(), ARRAYS).train_batches(4, 0)
+    again = own.from_rows(Endless(), ARRAYS).train_batches(4, 0)
     again.restore(state)
-    for (t, batch), expected in zip(loader.iterate(again, 3), whole[3:], strict=False):
+    for (t, batch), expected in zip(iterate(again, 3), whole[3:], strict=False):
         assert_same(batch, expected)
         if t == 5:
             break
-    parts = [sources.from_rows(Endless(), ARRAYS).train_batches(4, 0, part, 2).batch(0) for part in range(2)]
+    parts = [own.from_rows(Endless(), ARRAYS).train_batches(4, 0, part, 2).batch(0) for part in range(2)]
     assert_same(whole[0], {name: np.concatenate([part[name] for part in parts]) for name in whole[0]})
 
 
@@ -135,16 +135,12 @@ def test_an_iterator_without_a_state_is_refused():
         r"an iterator with get_state\(\) and set_state\(state\), so that a run resumes exactly; got generator"
     )
     with pytest.raises(UserError, match=message):
-        sources.from_rows((row for row in Source()), ARRAYS)
+        own.from_rows((row for row in Source()), ARRAYS)
     with pytest.raises(UserError, match="held_out must be given with an iterator"):
-        sources.from_rows(Endless())
-    with pytest.raises(loader.DataEnded, match="the iterator of the training data ended after 2 batches"):
-        list(
-            itertools.islice(
-                loader.iterate(sources.from_rows(Endless(stop=11), ARRAYS).train_batches(4, 0)), 3
-            )
-        )
-    stream = sources.from_rows(Endless(), ARRAYS).train_batches(4, 0)
+        own.from_rows(Endless())
+    with pytest.raises(DataEnded, match="the iterator of the training data ended after 2 batches"):
+        list(itertools.islice(iterate(own.from_rows(Endless(stop=11), ARRAYS).train_batches(4, 0)), 3))
+    stream = own.from_rows(Endless(), ARRAYS).train_batches(4, 0)
     with pytest.raises(UserError, match="holds no state of the iterator"):
         stream.restore(None)
 
@@ -158,32 +154,32 @@ def experiment(model=LANGUAGE_MODEL, inputs="tokens", **options) -> Experiment:
 
 
 def test_the_model_takes_its_sizes_from_the_data():
-    assert sources.from_rows(ARRAYS).complete(experiment()).model.vocab_size == 9
-    assert sources.from_rows(Source()).complete(experiment()).model.vocab_size is None
-    told = sources.from_rows(Source(), encoding=IdsTokenizer(12))
+    assert own.from_rows(ARRAYS).complete(experiment()).model.vocab_size == 9
+    assert own.from_rows(Source()).complete(experiment()).model.vocab_size is None
+    told = own.from_rows(Source(), encoding=IdsTokenizer(12))
     assert told.complete(experiment()).model.vocab_size == 12
-    assert sources.from_rows(Source(), sizes={"vocab_size": 10}).complete(experiment()).model.vocab_size == 10
+    assert own.from_rows(Source(), sizes={"vocab_size": 10}).complete(experiment()).model.vocab_size == 10
     with pytest.raises(UserError, match="model.vocab_size must be at least the data's 9, got 5"):
-        sources.from_rows(ARRAYS).complete(experiment(dataclasses.replace(LANGUAGE_MODEL, vocab_size=5)))
+        own.from_rows(ARRAYS).complete(experiment(dataclasses.replace(LANGUAGE_MODEL, vocab_size=5)))
     with pytest.raises(
         UserError, match=r"inputs of a row must be at most model.max_len=4 tokens \(or .*\), got \(5,\)"
     ):
-        sources.from_rows(ARRAYS).complete(experiment(dataclasses.replace(LANGUAGE_MODEL, max_len=4)))
+        own.from_rows(ARRAYS).complete(experiment(dataclasses.replace(LANGUAGE_MODEL, max_len=4)))
     with pytest.raises(UserError, match="logging.sample_prompt must be None with data without a tokenizer"):
-        sources.from_rows(ARRAYS).complete(experiment(logging=LoggingConfig(sample_prompt="1")))
+        own.from_rows(ARRAYS).complete(experiment(logging=LoggingConfig(sample_prompt="1")))
     with pytest.raises(UserError, match="inputs of Mine must be 'images', as its load says, got 'tokens'"):
-        sources.from_rows(ARRAYS, inputs="images").complete(experiment())
+        own.from_rows(ARRAYS, inputs="images").complete(experiment())
 
 
 def test_images_with_labels():
     pixels, labels = RNG.integers(0, 256, (20, 6, 5), np.uint8), np.arange(20) % 3
-    data = sources.from_images(pixels, labels)
+    data = own.from_images(pixels, labels)
     assert isinstance(data, ImageSet)
     model = ImageClassifierConfig(d_model=8, patch_size=(2, 2))
     full = data.complete(experiment(model, "images")).model
     assert (full.image_size, full.channels, full.n_classes) == ((6, 5), 1, 3)
     floats = np.float32(pixels) / 255
-    rows = sources.from_images(floats, labels)
+    rows = own.from_images(floats, labels)
     assert rows.complete(experiment(model, "images")).model == full
     batch = rows.train_batches(4, 0)[0]
     assert (batch["inputs"].dtype, batch["inputs"].shape) == (np.float32, (4, 6, 5, 1))
@@ -196,16 +192,16 @@ def test_images_with_labels():
         (np.int32(pixels), labels, r"images must be uint8 or floating point .* got 'int32"),
     ):
         with pytest.raises(UserError, match=message):
-            sources.from_images(images, classes)
+            own.from_images(images, classes)
 
 
 def test_tokens_in_windows():
     tokens = np.arange(100) % 7
-    data = sources.from_tokens(tokens, 8)
+    data = own.from_tokens(tokens, 8)
     assert (data.tokenizer, data.kind, data.n_held_out) == (IdsTokenizer(7), "tokens", 9)
     batch = data.train_batches(3, 0)[0]
     np.testing.assert_array_equal(batch["targets"], (batch["inputs"] + 1) % 7)
-    letters = sources.from_tokens(tokens, 8, tokenizer=CharactersTokenizer("abcdefg"))
+    letters = own.from_tokens(tokens, 8, tokenizer=CharactersTokenizer("abcdefg"))
     assert letters.tokenizer.decode(letters.prompt(None)[:3]) == "gab"
     sums = {"count": 2.0, "nats": 2.0, "correct": 1.0, "probability": 1.0}
     assert data.metrics(sums) == {"perplexity": pytest.approx(np.e), "accuracy": 0.5, "probability": 0.5}
@@ -222,12 +218,12 @@ def test_tokens_in_windows():
         ),
     ):
         with pytest.raises(UserError, match=message):
-            sources.from_tokens(wrong, 8, **options)
+            own.from_tokens(wrong, 8, **options)
 
 
 def test_fingerprints_tell_data_apart():
     def of(train, **options):
-        return sources.from_rows(train, **options).fingerprint
+        return own.from_rows(train, **options).fingerprint
 
     changed = {**ARRAYS, "targets": ARRAYS["targets"] + (np.arange(20) == 11)[:, None]}
     found = [
@@ -244,7 +240,7 @@ def test_fingerprints_tell_data_apart():
 
 @pytest.mark.parametrize("encoding", [None, IdsTokenizer(9), {"mean": 0.5}, [1, 2]])
 def test_a_run_keeps_the_encoding(encoding):
-    assert encoding_from_json(sources.from_rows(ARRAYS, encoding=encoding).to_json()) == encoding
+    assert encoding_from_json(own.from_rows(ARRAYS, encoding=encoding).to_json()) == encoding
 
 
 @pytest.mark.parametrize(
@@ -277,26 +273,26 @@ def test_a_run_keeps_the_encoding(encoding):
 )
 def test_wrong_rows_are_refused(train, message):
     with pytest.raises(UserError, match=message):
-        sources.from_rows(train)
+        own.from_rows(train)
 
 
 def test_a_later_row_with_a_negative_class_is_refused():
     """Indexing would count it from the end. Without a weight, a target may be any number."""
     ones, least = np.ones(5), np.array([0, 0, -100, 0, 0])
-    sources.from_rows(Source(targets=least, weights=least == 0)).train_batches(18, 0)[0]
+    own.from_rows(Source(targets=least, weights=least == 0)).train_batches(18, 0)[0]
     for name in ("inputs", "targets"):
-        data = sources.from_rows(Source(**{name: least, "weights": ones}))
+        data = own.from_rows(Source(**{name: least, "weights": ones}))
         with pytest.raises(UserError, match=f"{name} of a row must be at least 0.*, got -100"):
             [data.train_batches(18, 0)[0]]
 
 
 def test_a_later_row_with_an_unknown_token_is_refused():
-    data = sources.from_rows(Source(inputs=np.full(5, 50)), ARRAYS, sizes={"vocab_size": 50})
+    data = own.from_rows(Source(inputs=np.full(5, 50)), ARRAYS, sizes={"vocab_size": 50})
     with pytest.raises(UserError, match="inputs of a row must be ids below the vocabulary's size 50, got 50"):
         [data.train_batches(20, 0)[0]]
 
 
 def test_a_row_unlike_the_others_is_refused():
-    data = sources.from_rows(Source(targets=np.zeros(4, int)), ARRAYS)
+    data = own.from_rows(Source(targets=np.zeros(4, int)), ARRAYS)
     with pytest.raises(UserError, match="a row must be as the first|must be of the shape"):
         [data.train_batches(20, 0)[0]]
