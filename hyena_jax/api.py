@@ -28,7 +28,8 @@ from hyena_jax.startup import refuse_wrong_jaxlib
 from hyena_jax.training import metrics
 from hyena_jax.training import run as training
 from hyena_jax.training.evaluate import evaluate_run, load_data
-from hyena_jax.training.folder import RunFolder, load_params, read_run
+from hyena_jax.training.folder import RunFolder, read_run
+from hyena_jax.training.start import load_params
 
 Prompt = str | Sequence[int] | np.ndarray
 """Text, if the data have a tokenizer, or token ids."""

@@ -129,7 +129,8 @@ def _load(settings: Distill, report: Callable[[str], None]) -> "Source":
     from hyena_jax.distillation.model import check_distillable, long_filters
     from hyena_jax.distillation.sizes import Source
     from hyena_jax.training.evaluate import load_data
-    from hyena_jax.training.folder import load_params, read_run
+    from hyena_jax.training.folder import read_run
+    from hyena_jax.training.start import load_params
 
     run = read_run(settings.workdir)
     is_tokens = run.experiment.data.input_kind.is_tokens

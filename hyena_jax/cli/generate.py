@@ -73,7 +73,8 @@ class Generate(OfRun):
         from hyena_jax.generation.sample import stream
         from hyena_jax.generation.sampling import SamplingRule
         from hyena_jax.output import bar
-        from hyena_jax.training.folder import load_params, read_run
+        from hyena_jax.training.folder import read_run
+        from hyena_jax.training.start import load_params
 
         _check_files(self)
         rule = SamplingRule(self.greedy, self.temperature, self.top_k, self.top_p, self.min_p)

@@ -19,7 +19,8 @@ from hyena_jax.inspect.tracing import Trace, trace
 from hyena_jax.output import bar
 from hyena_jax.training import lora, metrics
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.folder import RunFolder, load_params, read_run
+from hyena_jax.training.folder import BASE, RunFolder, read_run
+from hyena_jax.training.start import load_params, read_base
 from hyena_jax.training.step import init_params
 
 
@@ -95,9 +96,9 @@ def _start(
     if number == 0:
         return "", None
     workdir = folder.checkpoints.parent
-    if lora.lora_of(folder.experiment.model) is not None or lora.has_base(workdir):
+    if lora.lora_of(folder.experiment.model) is not None or (workdir / BASE).exists():
         shapes = jax.eval_shape(lambda: init_params(model, seed))
-        return "from the parameters that the run was given", lora.read_base(workdir, shapes, note)[0]
+        return "from the parameters that the run was given", read_base(workdir, shapes, note)[0]
     if 0 in saved_steps(folder.checkpoints):  # of a run that was converted or distilled, and then trained on
         return "at step 0", load_params(folder, model, "0", note)[1]
     return "drawn from the run's seed", init_params(model, seed)

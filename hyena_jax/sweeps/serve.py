@@ -20,7 +20,7 @@ from hyena_jax.signals import Interrupted
 from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, Request
 from hyena_jax.training.console import Progress
 from hyena_jax.training.loop import Diverged, seconds_of
-from hyena_jax.training.run import prepare, train
+from hyena_jax.training.run import load, prepare, train
 
 STEPS_EVERY = 0.5
 """Least seconds between two events about steps."""
@@ -42,7 +42,8 @@ class Server:
         try:
             experiment = self._experiment(request.config)
             if request.kind == PLAN:
-                self._send(PLANNED, seconds=seconds_of(prepare(experiment, self._load)))
+                setup = prepare(*load(experiment, self._load), Console(quiet=True))
+                self._send(PLANNED, seconds=seconds_of(setup))
             else:
                 _print_to(f"{request.workdir}.log")
                 train(

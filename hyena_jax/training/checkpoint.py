@@ -162,6 +162,11 @@ class Checkpoints:
                 raise OSError(f"Orbax refused to save in {self._folder}")
         self._pending = self._committer.submit(self._commit, self._manager, step)
 
+    def best_loss(self, measured_on: str) -> float:
+        """The lowest validation loss of the saved steps on these held-out rows; infinity if there is none."""
+        found = Best(*from_first(lambda: best(self._folder)))
+        return found.loss if found.measured_on == measured_on else math.inf
+
     def raise_if_failed(self) -> None:
         """Raises the error of the pending save, if it has failed by now."""
         if self._pending is not None and self._pending.done():
@@ -255,7 +260,7 @@ class Best(NamedTuple):
     step: int | None
     loss: float
     measured_on: str | None = None
-    """The held-out rows of this loss; None if the checkpoint does not say, as earlier versions'."""
+    """The held-out rows of this loss."""
 
 
 def best(folder: Path) -> Best:
@@ -266,13 +271,8 @@ def best(folder: Path) -> Best:
         for step, meta in metas
         if meta.get("step") == step and isinstance(meta.get("loss"), float) and math.isfinite(meta["loss"])
     ]
-    comparable = [found for found in known if is_same_measure(found.measured_on, known[0].measured_on)]
+    comparable = [found for found in known if found.measured_on == known[0].measured_on]
     return min(comparable, key=lambda found: found.loss, default=Best(None, math.inf))
-
-
-def is_same_measure(measured_on: str | None, other: str | None) -> bool:
-    """Whether two losses can be compared: they were measured on the same rows, or one does not say."""
-    return measured_on == other or None in (measured_on, other)
 
 
 def saved_steps(folder: Path) -> list[int]:

@@ -1,12 +1,13 @@
-"""The output of a run: a table of parameters, and a progress bar, or rows of text without a terminal."""
+"""The output of a run: what is trained, and a progress bar, or rows of text without a terminal."""
 
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING
 
 import jax
 import optax
@@ -15,9 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
+from hyena_jax import models
 from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig
+from hyena_jax.training import lora
 from hyena_jax.training.optimizer import complete_groups, label_parameters
 from hyena_jax.trees import named_leaves
+
+if TYPE_CHECKING:
+    from hyena_jax.training.loop import Setup
 
 NO_METRICS: Mapping[str, float] = MappingProxyType({})
 # Least seconds between two rows of training metrics, without a terminal.
@@ -144,3 +150,29 @@ def _rules(params: optax.Params, config: OptimizerConfig) -> tuple[list, tuple[s
     unused = [repr(group.pattern) for i, group in enumerate(config.groups) if i not in labels]
     caption = f"optimizer.groups that match no parameter: {', '.join(unused)}" if unused else None
     return rules, ("peak lr", "decay"), caption
+
+
+def announce(console: Console, setup: "Setup", is_new: bool, changes: Sequence[str]) -> None:
+    """Prints what will be trained, on which data and devices, and what changed since the last start."""
+    experiment, devices, processes = setup.experiment, setup.strategy.devices, jax.process_count()
+    if is_new:
+        adaptation = lora.lora_of(experiment.model)
+        optimizer = experiment.optimizer if adaptation is None else lora.for_factors(experiment.optimizer)
+        console.print(parameter_table(setup.shapes, optimizer))
+        if adaptation is not None:
+            n_base = sum(leaf.size for leaf in jax.tree.leaves(setup.initial))
+            console.print(f"LoRA      the {n_base:,} parameters of the base stay as they are")
+    lacks = models.lacks(setup.model) if experiment.model.input_kind.is_tokens else []
+    if lacks:
+        console.print(f"this model has no {'; no '.join(lacks)}", soft_wrap=True)
+    console.print(f"data      {setup.data.source}")
+    among = f" in {processes} processes" if processes > 1 else ""
+    console.print(f"devices   {len(devices)} x {devices[0].device_kind}{among}")
+    for change in changes:
+        console.print(f"changed since the last start: {change}", soft_wrap=True)
+        decay_steps = getattr(experiment.optimizer.schedule, "decay_steps", 0)
+        if change.startswith("training.steps") and decay_steps is None:
+            console.print(
+                "the learning rate now decays until the new last step (optimizer.schedule.decay_steps)",
+                soft_wrap=True,
+            )

@@ -5,37 +5,30 @@ data.json            tokenizer and fingerprint of the text, or normalization and
                      both files carry their own digest, see `config/digest.py`
 metrics.jsonl, tensorboard/, learning_curves.png; sample.txt (text) or predictions.png (images)
 checkpoints/         see `checkpoint.py`
-base.safetensors, base.json: of a run that started from given parameters, see `lora.py`
+base.safetensors, base.json: of a run that started from given parameters, see `start.py`
 """
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import flax.linen as nn
-import jax
-import numpy as np
-import optax
-
-from hyena_jax import config, files, models
+from hyena_jax import config, files
 from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.config.digest import with_digest, without_digest
 from hyena_jax.config.files import RUN_CONFIG
 from hyena_jax.data.dataset import Dataset, Encoding, encoding_from_json
 from hyena_jax.files import LOCK, locked
 from hyena_jax.parallel.processes import on_first
-from hyena_jax.training import export, lora
-from hyena_jax.training.checkpoint import STEP, best, restore_readonly, saved_steps
+from hyena_jax.training.checkpoint import STEP
 from hyena_jax.training.metrics import EVENTS, FILE, read_rows
-from hyena_jax.training.step import init_params
-from hyena_jax.trees import named_leaves
 
 CHECKPOINTS = "checkpoints"
+BASE, DESCRIPTION = "base.safetensors", "base.json"
 # Besides drafts, the files that a kill can leave in a new run folder; config.json is written last.
-UNFINISHED = {LOCK, "data.json", lora.BASE, lora.DESCRIPTION}
+UNFINISHED = {LOCK, "data.json", BASE, DESCRIPTION}
 
 
 class RunFolder(NamedTuple):
@@ -94,7 +87,7 @@ def check_run(
 
 
 @contextmanager
-def hold_folder(
+def hold(
     workdir: Path, experiment: Experiment, data: Dataset, accept_changed_data: bool
 ) -> Iterator[RunFolder | None]:
     """Checks and locks `workdir`; yields the run in it, as `check_run` does. All processes must call this.
@@ -209,46 +202,6 @@ def read_run(workdir: Path) -> RunFolder:
         raise UserError(f"{workdir / 'data.json'} cannot be read: {error}") from error
 
 
-def load_params(
-    run: RunFolder, model: nn.Module, step: str, report: Callable[[str], None]
-) -> tuple[int, optax.Params]:
-    """The number of a saved step, and its parameters as NumPy arrays; of a run with LoRA, merged.
-
-    Args:
-      step: `latest`, `best`, or a number.
-
-    Raises:
-      UserError: if `step` is anything else, or is not saved, or no checkpoint is usable.
-    """
-    folder = run.checkpoints
-    if not saved_steps(folder):
-        raise UserError(f"{folder} holds no checkpoint")
-    numbers = {str(saved): saved for saved in saved_steps(folder)}
-    if step not in ("latest", "best", *numbers):
-        raise UserError(
-            f"must be 'latest', 'best' or one of the saved {saved_steps(folder)}, got {step[:40]!r}", "step"
-        )
-    number = {"latest": None, "best": best(folder).step, **numbers}[step]
-    if step == "best" and number is None:
-        raise UserError(
-            f"must be 'latest' or one of {saved_steps(folder)}: none was evaluated, got 'best'", "step"
-        )
-    shapes = jax.eval_shape(lambda: init_params(model, 0))
-    adaptation = lora.lora_of(run.experiment.model)
-    saved = shapes
-    if adaptation is not None:
-        saved = jax.eval_shape(lambda: lora.init_factors(adaptation, shapes, 0))
-    target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved)
-    restored = restore_readonly(folder, {"params": target}, report, number)
-    params, where = restored.items["params"], str(folder / str(restored.step))
-    require_finite(params, where)
-    if adaptation is None:
-        return restored.step, params
-    base, sha256 = lora.read_base(folder.parent, shapes, report)
-    require_same_base(where, restored.meta, sha256)
-    return restored.step, lora.on_host(run.experiment.model, lora.Adapted(base, params))
-
-
 def require_checkpoint_if_logged(workdir: Path, run: RunFolder | None) -> None:
     """Refuses a run without a checkpoint whose log goes beyond the steps at which there must be one.
 
@@ -265,37 +218,6 @@ def require_checkpoint_if_logged(workdir: Path, run: RunFolder | None) -> None:
             f"workdir {str(workdir)!r} has logged step {last} but holds no checkpoint: bring its"
             f" {CHECKPOINTS!r} back, or remove {FILE} to start the run over"
         )
-
-
-def require_same_base(checkpoint: str, meta: Mapping[str, Any], sha256: str) -> None:
-    """Raises UserError unless the factors of a checkpoint were trained on the base with this digest."""
-    allowed = f"the {str(meta.get('base'))[:12]} that {checkpoint} was trained on"
-    require(meta.get("base") == sha256, f"SHA-256 of {lora.BASE}", sha256[:12], allowed)
-
-
-def read_initial(path: Path, shapes: optax.Params, report: Callable[[str], None]) -> optax.Params:
-    """The parameters of the newest checkpoint of the run in a folder, or of a file from `export`.
-
-    Raises:
-      UserError: if they cannot be read, or are not those of `shapes`; `report` gets a line for each that
-        differs.
-    """
-    if not path.is_dir():
-        return export.read(path, shapes, report)
-    try:
-        run = read_run(path)
-        _, params = load_params(run, models.build(run.experiment.model), "latest", report)
-    except UserError as error:
-        raise UserError(f"{str(path)!r} cannot be read: {error}", "init_from") from error
-    export.require_fit(path, params, shapes, report)
-    return params
-
-
-def require_finite(params: optax.Params, source: str) -> None:
-    """Raises UserError, with the parameter's name, if an entry of NumPy parameters is not finite."""
-    for name, leaf in named_leaves(params).items():
-        if not np.isfinite(leaf).all():
-            raise UserError(f"{source} cannot be used: parameter {name} is not finite")
 
 
 def leads_outside(workdir: Path, path: Path) -> bool:

@@ -78,8 +78,8 @@ class Setup(NamedTuple):
     """The metrics of the experiment and of its data, by label."""
     initial: optax.Params | None
     """Initial parameters of a new run, if they are not drawn at random; with LoRA always the base."""
-    base_sha256: str | None = None
-    """With LoRA, the digest of the base."""
+    initial_sha256: str | None
+    """Their digest, see `start.digest`."""
 
     @property
     def measured_on(self) -> str:
@@ -107,6 +107,21 @@ def mapped_eval_step(setup: Setup) -> Callable:
     return setup.strategy.map_eval_step(step)
 
 
+def already_done(setup: Setup, meta: Mapping[str, Any], step: int) -> str | None:
+    """That nothing is left to train after the checkpoint of `step`, and how to continue; None if there is.
+
+    Args:
+      meta: of that checkpoint.
+    """
+    training = setup.experiment.training
+    has_reached = training.until is not None and meta.get(REACHED) == training.until
+    if has_reached and meta.get("measured_on") == setup.measured_on:
+        return f"already reached {training.until} at step {step}; change --training.until to continue"
+    if step >= training.steps and not meta.get(UNEVALUATED):
+        return f"already trained to step {step}; raise --training.steps to continue"
+    return None
+
+
 @dataclass
 class Trainer:
     """The training loop, with its checkpoints, log and progress bar."""
@@ -115,28 +130,30 @@ class Trainer:
     checkpoints: Checkpoints
     log: MetricsLog | NoLog
     progress: Progress
-    best_loss: float
-    """Lowest validation loss of the saved steps, on the rows that this run evaluates on."""
+    stop: StopRequest
+    profile: "Profile"
     clock: "Clock" = field(init=False)
     schedule: optax.Schedule = field(init=False)
     eval_step: Callable = field(init=False)
+    best_loss: float = field(init=False)
+    """Lowest validation loss of the saved steps, on the rows that this run evaluates on."""
 
     def __post_init__(self) -> None:
         setup, experiment = self.setup, self.setup.experiment
         self.clock = Clock(experiment.data.batch_size * setup.data.units_per_row)
         self.schedule = make_schedule(experiment.optimizer, experiment.training.steps)
         self.eval_step = mapped_eval_step(setup)
+        self.best_loss = self.checkpoints.best_loss(setup.measured_on)
 
-    def run(
-        self, state: TrainState, start: int, meta: Mapping[str, Any], stop: StopRequest, profile: "Profile"
-    ) -> optax.Params | Adapted:
-        """Trains after step `start` until done or asked to stop; returns the parameters then.
+    def run(self, state: TrainState, meta: Mapping[str, Any]) -> optax.Params | Adapted:
+        """Trains until done or asked to stop; returns the parameters then.
 
         Args:
-          meta: of the checkpoint of step `start`; empty for a new run.
+          state: placed, of step 0 or of a checkpoint.
+          meta: of that checkpoint; empty for a new run.
         """
         setup, experiment, strategy = self.setup, self.setup.experiment, self.setup.strategy
-        training = experiment.training
+        training, start = experiment.training, int(state.step)
         train_step = mapped_train_step(setup, state)
         dataset = setup.data.train_batches(experiment.data.batch_size, experiment.seed, *strategy.row_shard)
         stream = dataset if isinstance(dataset, Stream) else None
@@ -144,8 +161,8 @@ class Trainer:
             stream.restore(meta.get("data_state"))
         step, saved, stopping = start, start, False
         if meta.get(UNEVALUATED):
-            stop.defer()
-            _, stopping = self._end_step(step, state, stream, stop, must_evaluate=True)
+            self.stop.defer()
+            _, stopping = self._end_step(step, state, stream, must_evaluate=True)
         with closing(iterate(dataset, start)) as batches:
             while step < training.steps and not stopping:
                 try:
@@ -161,20 +178,20 @@ class Trainer:
                         f"{error}, before training.steps={training.steps}; the steps so far are saved: lower"
                         " training.steps, or give an iterator that starts over"
                     ) from error
-                profile.before_step(t)
+                self.profile.before_step(t)
                 state, metrics = train_step(state, strategy.place_batch(batch))
                 step = t + 1
                 if step == start + 1:
                     jax.block_until_ready(state)  # keep compilation out of the reported speed
                     self.clock.restart(step)
-                    stop.defer()  # from here on there is something to save
+                    self.stop.defer()  # from here on there is something to save
                 is_last = step == training.steps
                 check_every = experiment.parallel.check_replicas_every
                 if check_every is not None and step % check_every == 0:
                     check_replicas(strategy.to_global(state), step)
                 if step % training.log_every == 0 or is_last:
                     self._log_training(step, state, metrics)
-                is_saved, stopping = self._end_step(step, state, stream, stop)
+                is_saved, stopping = self._end_step(step, state, stream)
                 saved = step if is_saved else saved
                 self.progress.advance(step)
                 self.checkpoints.raise_if_failed()
@@ -185,7 +202,6 @@ class Trainer:
         step: int,
         state: TrainState,
         stream: Stream | None,
-        stop: StopRequest,
         must_evaluate: bool = False,
     ) -> tuple[bool, bool]:
         """Evaluates and saves where that is due; returns whether it saved, and whether training stops.
@@ -194,11 +210,11 @@ class Trainer:
           must_evaluate: the step is that of the checkpoint from which the run continues, whose evaluation was
             cut short; it is saved once more, with its loss.
         """
-        training, parallel = self.setup.experiment.training, self.setup.experiment.parallel
+        training, parallel, stop = self.setup.experiment.training, self.setup.experiment.parallel, self.stop
         is_last = step == training.steps
         loss, more = None, {}
         if step % training.eval_every == 0 or is_last or must_evaluate:
-            values = self._evaluate(step, state, stop)
+            values = self._evaluate(step, state)
             if values is None and must_evaluate:  # the checkpoint stays as it is
                 return False, True
             if values is None:
@@ -237,12 +253,12 @@ class Trainer:
         self.log.write(step, {f"train/{name}": value for name, value in row.items()})
         self.progress.training(step, values["loss"], speed)
 
-    def _evaluate(self, step: int, state: TrainState, stop: StopRequest) -> Values | None:
+    def _evaluate(self, step: int, state: TrainState) -> Values | None:
         """Held-out values; None if the process was asked to stop meanwhile, for an evaluation may be long."""
 
         def until_asked(batches: Iterable[Batch], _: int) -> Iterator[Batch]:
             for batch in batches:
-                if stop.is_set and jax.process_count() == 1:  # several would have to agree on a batch
+                if self.stop.is_set and jax.process_count() == 1:  # several would have to agree on a batch
                     raise _AskedToStop
                 yield batch
 
@@ -281,8 +297,8 @@ class Trainer:
             meta = {"step": step, "loss": loss, **more}
             if loss is not None:
                 meta["measured_on"] = self.setup.measured_on
-            if self.setup.base_sha256 is not None:
-                meta["base"] = self.setup.base_sha256
+            if state.base is not None:
+                meta["base"] = self.setup.initial_sha256
             if stream is not None:
                 meta["data_state"] = stream.state()
             items = self.setup.strategy.to_global(state).to_items()

@@ -5,18 +5,10 @@ the transpose of the paper's, so A [in, r] and B [r, out] are its A and B transp
 scale is alpha / sqrt(r) (Kalajdzievski 2023, arXiv:2312.03732). The sum is computed in the forward pass, from
 the base parameters and a tree of factors: neither modules nor the paths of their parameters change. Knows
 pytrees, not models.
-
-    <workdir>/base.safetensors   the base parameters, written once, when the run is started
-    <workdir>/base.json          their SHA-256, and where they came from
-
-A run without LoRA that starts from given parameters keeps them in the same files.
 """
 
-import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -31,15 +23,10 @@ from hyena_jax.config import (
     LoRAConfig,
     ModelConfig,
     OptimizerConfig,
-    UserError,
-    read_json,
     require,
 )
-from hyena_jax.training import export
 from hyena_jax.trees import named_leaves
 
-BASE = "base.safetensors"
-DESCRIPTION = "base.json"
 KERNEL, A, B = "/kernel", "/lora_a", "/lora_b"
 """Ends of paths: of a dense kernel, and of the two factors that take its place."""
 
@@ -134,43 +121,3 @@ def for_factors(config: OptimizerConfig) -> OptimizerConfig:
     if not isinstance(config, GroupedOptimizerConfig):
         return config
     return replace(config, groups=tuple(replace(group, optional=True) for group in config.groups))
-
-
-def digest(params: optax.Params) -> str:
-    """SHA-256 of parameters: their paths, shapes, dtypes and values."""
-    found = hashlib.sha256()
-    for name, leaf in named_leaves(params).items():
-        found.update(f"{name} {leaf.dtype} {leaf.shape}\n".encode())
-        found.update(np.ascontiguousarray(leaf).data)
-    return found.hexdigest()
-
-
-def write_base(workdir: Path, params: optax.Params, sha256: str, source: str) -> None:
-    """Writes the base parameters, and next to them their digest."""
-    export.write(workdir / BASE, params, {"sha256": sha256, "source": source}, step=0)
-
-
-def has_base(workdir: Path) -> bool:
-    """Whether a run's folder keeps the parameters that the run started from."""
-    return (workdir / BASE).exists()
-
-
-def remove_base(workdir: Path) -> None:
-    """Removes the base parameters, if there are any."""
-    for name in (BASE, DESCRIPTION):
-        (workdir / name).unlink(missing_ok=True)
-
-
-def read_base(workdir: Path, shapes: optax.Params, report: Callable[[str], None]) -> tuple[optax.Params, str]:
-    """The base parameters of a run as NumPy arrays, and their digest.
-
-    Raises:
-      UserError: if the files are missing, do not fit the model, or are not what was written.
-    """
-    path = workdir / BASE
-    about = read_json("base", workdir / DESCRIPTION)
-    params = export.read(path, shapes, report, "base")
-    found, wanted = digest(params), about.get("sha256") if isinstance(about, dict) else None
-    if found != wanted:
-        raise UserError(f"base {str(path)!r} is not what was saved: its SHA-256 differs from {DESCRIPTION}")
-    return params, found

@@ -1,8 +1,8 @@
-"""A run: its parts loaded, checked and placed on the devices, its folder locked, then trained."""
+"""A run: agree, load, prepare, hold the folder, restore or start, then train; `train` is the whole of it."""
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,12 @@ from rich.console import Console
 
 from hyena_jax import config, models, parallel
 from hyena_jax.config import DataConfig, Experiment, UserError, memory_size, require
-from hyena_jax.data.dataset import Dataset, Encoding, load
+from hyena_jax.data import dataset
+from hyena_jax.data.dataset import Dataset, Encoding
 from hyena_jax.parallel.processes import (
     first_request,
     from_first,
     is_first,
-    on_first,
     require_equal,
     require_equal_devices,
     together,
@@ -29,25 +29,16 @@ from hyena_jax.parallel.processes import (
 from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.signals import Interrupted, stop_requests
 from hyena_jax.training import lora
-from hyena_jax.training.checkpoint import Best, Checkpoints, best, is_same_measure, saved_steps
-from hyena_jax.training.console import Progress, parameter_table
+from hyena_jax.training.checkpoint import Checkpoints, saved_steps
+from hyena_jax.training.console import Progress, announce
 from hyena_jax.training.evaluate import check_target
-from hyena_jax.training.folder import (
-    CHECKPOINTS,
-    hold_folder,
-    kept_encoding,
-    leads_outside,
-    open_run,
-    read_initial,
-    require_checkpoint_if_logged,
-    require_finite,
-    require_same_base,
-)
-from hyena_jax.training.loop import REACHED, UNEVALUATED, Profile, Setup, Trainer, all_finite
+from hyena_jax.training.folder import CHECKPOINTS, hold, kept_encoding, leads_outside, open_run
+from hyena_jax.training.loop import Profile, Setup, Trainer, already_done
 from hyena_jax.training.loss import loss_function, metric_functions
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
 from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.step import TrainState, init_params, init_state, make_eval_step
+from hyena_jax.training.start import read_start, restore_or_start
+from hyena_jax.training.step import init_params, init_state, make_eval_step
 from hyena_jax.trees import named_leaves, path_name
 
 GIB = 2**30
@@ -70,7 +61,7 @@ def train(
     profile: Path | None = None,
     init_from: Path | None = None,
     accept_changed_data: bool = False,
-    load_data: LoadData = load,
+    load_data: LoadData = dataset.load,
     make_progress: Callable[[Console, int, int, str], Progress] = Progress,
 ) -> Result:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `workdir` if there is one.
@@ -84,45 +75,35 @@ def train(
         folder, the tokenizer or normalization too. With LoRA they are the base.
       accept_changed_data: continue although the data changed since the run was started; the new data are
         read with the run's own tokenizer or normalization.
-      load_data: as `load`; may return data that were read before.
+      load_data: as `dataset.load`; may return data that were read before.
       make_progress: as `Progress`; the result may show the progress in another way.
 
     Raises:
-      UserError: see `load`, `Dataset.complete`, `make_optimizer`, `check_run` and `Checkpoints.restore`.
+      UserError: see `load`, `prepare`, `folder.check_run` and `Checkpoints.restore`.
       Diverged: if the loss or a gradient is not finite.
-      Interrupted: after a signal in `signals.STOPPING`, once a step was trained; before that, signals
-        act as usual.
+      Interrupted: after a signal in `signals.STOPPING`, once a step was trained; before that, signals act as
+        usual.
     """
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
     leads_out = profile is not None and leads_outside(workdir, profile / "plugins" / "profile")
     require(not leads_out, "profile", str(profile), "no link that leads out of the run folder")
     with stop_requests() as stop:
         console = console if is_first() else Console(quiet=True)
-        require_equal_devices()
-        arguments = {"workdir": str(workdir.absolute()), "init_from": str(init_from)}
-        arguments["accept_changed_data"] = accept_changed_data
-        require_equal({**arguments, **_settings(experiment)})
-        experiment, data = _load(experiment, workdir, init_from, accept_changed_data, load_data)
-        setup = _check(experiment, data, console, workdir, init_from)
-        training, folder = experiment.training, workdir / CHECKPOINTS
+        given = {"init_from": str(init_from), "accept_changed_data": accept_changed_data}
+        agree(experiment, workdir=str(workdir.absolute()), **given)
+        experiment, data = load(experiment, load_data, workdir, init_from, accept_changed_data)
+        setup = prepare(experiment, data, console, workdir, init_from)
+        training = experiment.training
         with (
-            hold_folder(workdir, experiment, data, accept_changed_data) as previous,
-            Checkpoints(folder, training.keep_checkpoints, console.print) as checkpoints,
+            hold(workdir, experiment, data, accept_changed_data) as run,
+            Checkpoints(workdir / CHECKPOINTS, training.keep_checkpoints, console.print) as checkpoints,
         ):
-            state, meta = _place(setup, checkpoints)
-            if not meta:
-                on_first(lambda: require_checkpoint_if_logged(workdir, previous))
-                on_first(lambda: _keep_initial(workdir, setup, str(init_from)))
-            changes = from_first(lambda: open_run(workdir, previous, experiment, data))
-            _announce(console, setup, previous is None, changes)
+            state, meta = restore_or_start(setup, workdir, run, str(init_from), checkpoints)
+            changes = from_first(lambda: open_run(workdir, run, experiment, data))
+            announce(console, setup, run is None, changes)
             start = int(state.step)
-            has_reached = training.until is not None and meta.get(REACHED) == training.until
-            has_reached &= is_same_measure(meta.get("measured_on"), setup.measured_on)
-            if (start >= training.steps and not meta.get(UNEVALUATED)) or has_reached:
-                done, change = f"trained to step {start}", "raise --training.steps"
-                if has_reached:
-                    done, change = f"reached {training.until} at step {start}", "change --training.until"
-                console.print(f"already {done}; {change} to continue")
+            if (done := already_done(setup, meta, start)) is not None:
+                console.print(done)
                 params = setup.strategy.host_copy(state.model_params)
             else:
                 if start:
@@ -133,17 +114,13 @@ def train(
                     make_progress(console, start, training.steps, data.unit) as progress,
                     Profile(profile if is_first() else None, start, training.steps) as trace,
                 ):
-                    found = Best(*from_first(lambda: best(folder)))
-                    is_same = is_same_measure(found.measured_on, setup.measured_on)
-                    best_loss = found.loss if is_same else math.inf
-                    trainer = Trainer(setup, checkpoints, log, progress, best_loss)
-                    params = trainer.run(state, start, meta, stop, trace)
+                    params = Trainer(setup, checkpoints, log, progress, stop, trace).run(state, meta)
         asked = first_request(stop.name)  # a signal after the last step counts too
     if is_first():
         curves = {**data.curves, **{label: label for label in setup.metrics}}
         draw_learning_curves(workdir, curves if experiment.loss.in_nats else {**curves, "loss": "loss"})
     if asked is not None:
-        saved = from_first(lambda: saved_steps(folder)[0])
+        saved = from_first(lambda: saved_steps(workdir / CHECKPOINTS)[0])
         again = f"hyena-jax train --resume {shlex.quote(str(workdir))}{config.plugin_flags(experiment)}"
         raise Interrupted(
             f"stopped by {asked}; saved at step {saved}. Rerun the command to continue, or run: {again}"
@@ -151,66 +128,69 @@ def train(
     return Result(setup.model, lora.on_host(experiment.model, params), data)
 
 
-def _settings(experiment: Experiment) -> dict[str, Any]:
-    """Every value of an experiment, by the name of its flag; for plugins only their digests."""
+def agree(experiment: Experiment, **values: Any) -> None:
+    """Raises UserError, on all processes, unless all have equal devices, settings and other JSON values."""
+    require_equal_devices()
     encoded = config.encode(experiment)
     digests = [plugin["sha256"] for plugin in encoded.pop("plugins", {}).values()]
     leaves = jax.tree.leaves_with_path(encoded, is_leaf=lambda value: value is None)
-    return {"the plugins' SHA-256": digests, **{path_name(path, "."): value for path, value in leaves}}
+    flags = {path_name(path, "."): value for path, value in leaves}
+    require_equal({**values, "the plugins' SHA-256": digests, **flags})
 
 
-def prepare(experiment: Experiment, load_data: LoadData = load) -> Setup:
-    """Everything that a new run of this experiment is made of, checked as `train` checks it."""
-    with config.own_code("your plugin failed", experiment):
-        data = load_data(experiment.data, None)
-        experiment = data.complete(experiment)
-    return _check(experiment, data, Console(quiet=True))
-
-
-def _load(
+def load(
     experiment: Experiment,
-    workdir: Path,
-    init_from: Path | None,
-    accept_changed_data: bool,
-    load_data: LoadData,
+    load_data: LoadData = dataset.load,
+    workdir: Path | None = None,
+    init_from: Path | None = None,
+    accept_changed_data: bool = False,
 ) -> tuple[Experiment, Dataset]:
-    """The data, and the experiment completed from them.
+    """The experiment completed from its data, and the data.
 
     They are read as an existing run in `workdir` reads them; for a new run, as the run in `init_from` does.
-    """
 
-    def load_kept() -> Dataset:
-        if init_from is not None and init_from.is_dir() and not config.is_run(workdir):
-            encoding = kept_encoding(init_from, experiment)
+    Raises:
+      UserError: if they cannot be read or do not fit the experiment, or processes read different data.
+    """
+    is_run = workdir is not None and config.is_run(workdir)
+    source = workdir if is_run else init_from if init_from is not None and init_from.is_dir() else None
+
+    def read() -> Dataset:
+        encoding = None if source is None else kept_encoding(source, experiment)
+        if not is_run:
             name, kind = getattr(experiment.data, "tokenizer", None), getattr(encoding, "kind", None)
-            require(
-                name is None or kind in (None, name), "data.tokenizer", name, f"{kind!r}, as in {init_from}"
-            )
-            return load_data(experiment.data, encoding)
-        encoding = kept_encoding(workdir, experiment)
+            require(name is None or kind in (None, name), "data.tokenizer", name, f"{kind!r}, as in {source}")
         try:
             return load_data(experiment.data, encoding)
         except UserError:
-            if encoding is None or accept_changed_data:
+            if encoding is None or not is_run or accept_changed_data:
                 raise
-            # With other symbols; `check_run` then reports that the data changed.
+            # With other symbols; `folder.check_run` then reports that the data changed.
             return load_data(experiment.data, None)
 
     with config.own_code("your plugin failed", experiment):
-        data = together(load_kept)
+        data = together(read)
         experiment = data.complete(experiment)
-    require_equal({"the data's fingerprint": data.fingerprint, **_settings(experiment)})
+    agree(experiment, **{"the data's fingerprint": data.fingerprint})
     return experiment, data
 
 
-def _check(
+def prepare(
     experiment: Experiment,
     data: Dataset,
     console: Console,
     workdir: Path | None = None,
     init_from: Path | None = None,
 ) -> Setup:
-    """Builds everything that does not depend on the run's checkpoints, and checks that it fits together."""
+    """Everything that a run is made of, built and checked to fit together; writes nothing.
+
+    Args:
+      experiment: completed from `data`.
+      workdir: the run's folder; what the run starts from may be kept there.
+
+    Raises:
+      UserError: if anything does not fit: see `make_optimizer`, `metric_functions` and `read_start`.
+    """
     strategy = parallel.make_strategy(experiment.parallel)
     platform = strategy.devices[0].platform
     if parallel.wants_kernels(experiment.parallel, platform) and not strategy.layout.kernels:
@@ -249,49 +229,8 @@ def _check(
         state = jax.eval_shape(partial(init_state, optimizer=optimizer), trained)
         _check_capacity(experiment, strategy, state if adaptation is None else (state, shapes), batch)
     report = partial(console.print, soft_wrap=True)
-    initial, sha256 = together(lambda: _initial(experiment, shapes, workdir, init_from, report))
+    initial, sha256 = together(lambda: read_start(experiment, shapes, workdir, init_from, report))
     return Setup(experiment, data, strategy, model, trained, optimizer, loss, metrics, initial, sha256)
-
-
-def _initial(
-    experiment: Experiment,
-    shapes: optax.Params,
-    workdir: Path | None,
-    init_from: Path | None,
-    report: Callable[[str], None],
-) -> tuple[optax.Params | None, str | None]:
-    """The parameters that a run starts from, or None to draw them; with LoRA, the base and its digest.
-
-    A run without a checkpoint starts once more from what its folder kept: the source may have changed.
-
-    Raises:
-      UserError: if they cannot be read or do not fit the model, or LoRA has no base.
-    """
-    is_run = workdir is not None and config.is_run(workdir)
-    if is_run and config.identity_differences(experiment, config.read_run(workdir)):
-        return None, None  # `check_run` refuses the folder
-    if lora.lora_of(experiment.model) is None:
-        if is_run:
-            if saved_steps(workdir / CHECKPOINTS):
-                return None, None
-            if lora.has_base(workdir):
-                return lora.read_base(workdir, shapes, report)[0], None
-        return (None if init_from is None else read_initial(init_from, shapes, report)), None
-    if is_run:
-        return lora.read_base(workdir, shapes, report)
-    must = "a run's folder or a file from `export`, the base that model.lora.rank adapts"
-    require(init_from is not None, "init_from", init_from, must)
-    params = read_initial(init_from, shapes, report)
-    return params, lora.digest(params)
-
-
-def _keep_initial(workdir: Path, setup: Setup, source: str) -> None:
-    """Writes the parameters that a run starts from, unless they are drawn or already there."""
-    if setup.initial is None:
-        lora.remove_base(workdir)  # of another start, which was killed before there was a run
-    elif not (config.is_run(workdir) and lora.has_base(workdir)):
-        sha256 = setup.base_sha256 or lora.digest(setup.initial)
-        lora.write_base(workdir, setup.initial, sha256, source)
 
 
 def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batch: Any) -> None:
@@ -323,58 +262,3 @@ def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batc
     most = int(memory / (2 * numbers)) * parts  # in bfloat16
     must = f"at most {most}, so that the activations of a layer fit {memory / GIB:.1f} GiB of memory"
     require(experiment.data.batch_size <= most, "data.batch_size", experiment.data.batch_size, must)
-
-
-def _place(setup: Setup, checkpoints: Checkpoints) -> tuple[TrainState, dict[str, Any]]:
-    """The placed state of the newest checkpoint, or of step 0; and the meta of that checkpoint, or {}."""
-    strategy, initial, seed = setup.strategy, setup.initial, setup.experiment.seed
-    adaptation = lora.lora_of(setup.experiment.model)
-
-    def make() -> TrainState:
-        if adaptation is None:
-            return init_state(init_params(setup.model, seed), setup.optimizer)
-        return init_state(lora.init_factors(adaptation, shapes, seed), setup.optimizer)
-
-    shapes = jax.eval_shape(lambda: initial)
-    restored = checkpoints.restore(strategy.restore_target(jax.eval_shape(make)).to_items())
-    if restored is None:
-        state = strategy.make_state(make)
-        if initial is None:
-            return state, {}
-        name = "params" if adaptation is None else "base"
-        return state._replace(**{name: strategy.place(initial)}), {}
-    state = strategy.from_global(TrainState.from_items(restored.items))
-    if adaptation is not None:
-        require_same_base(f"checkpoint {restored.step}", restored.meta, setup.base_sha256)
-        state = state._replace(base=strategy.place(initial))
-    found = int(state.step)
-    require(found == restored.step, f"step in checkpoint {restored.step}", found, "the step of its folder")
-    if not all_finite(state.params):
-        require_finite(strategy.host_copy(state.params), f"checkpoint {restored.step}")
-    return state, restored.meta
-
-
-def _announce(console: Console, setup: Setup, is_new: bool, changes: Sequence[str]) -> None:
-    """Prints what will be trained, on which data and devices, and what changed since the last start."""
-    experiment, devices, processes = setup.experiment, setup.strategy.devices, jax.process_count()
-    if is_new:
-        adaptation = lora.lora_of(experiment.model)
-        optimizer = experiment.optimizer if adaptation is None else lora.for_factors(experiment.optimizer)
-        console.print(parameter_table(setup.shapes, optimizer))
-        if adaptation is not None:
-            n_base = sum(leaf.size for leaf in jax.tree.leaves(setup.initial))
-            console.print(f"LoRA      the {n_base:,} parameters of the base stay as they are")
-    lacks = models.lacks(setup.model) if experiment.model.input_kind.is_tokens else []
-    if lacks:
-        console.print(f"this model has no {'; no '.join(lacks)}", soft_wrap=True)
-    console.print(f"data      {setup.data.source}")
-    among = f" in {processes} processes" if processes > 1 else ""
-    console.print(f"devices   {len(devices)} x {devices[0].device_kind}{among}")
-    for change in changes:
-        console.print(f"changed since the last start: {change}", soft_wrap=True)
-        decay_steps = getattr(experiment.optimizer.schedule, "decay_steps", 0)
-        if change.startswith("training.steps") and decay_steps is None:
-            console.print(
-                "the learning rate now decays until the new last step (optimizer.schedule.decay_steps)",
-                soft_wrap=True,
-            )

@@ -17,8 +17,9 @@ from hyena_jax.config import UserError
 from hyena_jax.config.tasks import RecallConfig
 from hyena_jax.interop.card import Facts, card
 from hyena_jax.training import export
-from hyena_jax.training.folder import load_params, read_run
+from hyena_jax.training.folder import read_run
 from hyena_jax.training.run import train
+from hyena_jax.training.start import load_params
 from hyena_jax.training.step import init_params
 
 PARAMS = {

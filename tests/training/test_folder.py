@@ -15,10 +15,11 @@ from hyena_jax import cli, config, files, models
 from hyena_jax.config import OptimizerConfig, ParameterGroup, UserError
 from hyena_jax.training import export
 from hyena_jax.training.checkpoint import Checkpoints, saved_steps
-from hyena_jax.training.folder import load_params, locked, read_run
+from hyena_jax.training.folder import locked, read_run
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.run import train
+from hyena_jax.training.start import load_params
 from hyena_jax.training.step import init_state
 
 pytestmark = pytest.mark.xdist_group("run_folder")  # its tests share a run

@@ -19,13 +19,14 @@ from hyena_jax.config import ConstantConfig, HawkConfig, HyenaConfig, ParallelCo
 from hyena_jax.inspect import content
 from hyena_jax.output import Output
 from hyena_jax.signals import Interrupted, stop_requests
-from hyena_jax.training import loop, lora
+from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.console import Progress
-from hyena_jax.training.folder import load_params, read_run
+from hyena_jax.training.folder import BASE, read_run
 from hyena_jax.training.loop import Diverged
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.run import train
+from hyena_jax.training.start import load_params, write_base
 
 pytestmark = pytest.mark.xdist_group("trained")  # its tests share a run
 
@@ -214,10 +215,10 @@ def test_a_start_that_was_killed_leaves_its_parameters_to_nobody(whole, experime
     """Its folder is not a run yet: the next start may be another."""
     workdir = tmp_path / "run"
     workdir.mkdir()
-    lora.write_base(workdir, {"w": np.zeros(2)}, "0", "elsewhere")
+    write_base(workdir, {"w": np.zeros(2)}, "0", "elsewhere")
     train(experiment, workdir, console)
     assert_same_run(whole, workdir)
-    assert not lora.has_base(workdir)
+    assert not (workdir / BASE).exists()
 
 
 def test_a_run_whose_checkpoints_are_gone_does_not_start_over(whole, experiment, console):

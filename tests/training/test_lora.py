@@ -24,8 +24,8 @@ from hyena_jax.config import (
     SGDConfig,
     UserError,
 )
-from hyena_jax.training import lora
-from hyena_jax.training.folder import read_initial, read_run
+from hyena_jax.training import lora, start
+from hyena_jax.training.folder import BASE, DESCRIPTION, read_run
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
 from hyena_jax.trees import named_leaves
@@ -179,7 +179,7 @@ def run(trained, text_file, tmp_path_factory):
 def test_only_the_factors_are_saved_and_all_else_stays(run, trained):
     source = hyena_jax.load_run(trained)
     base, found = named_leaves(source.params), named_leaves(run.params)
-    chex.assert_trees_all_equal(load_file(run.workdir / lora.BASE), base)
+    chex.assert_trees_all_equal(load_file(run.workdir / BASE), base)
     changed = {name for name in base if not np.array_equal(found[name], base[name])}
     assert changed == {*lora.target_shapes(LORA, source.params)}
     saved = [path for path in (run.workdir / "checkpoints" / "4").rglob("*") if path.is_file()]
@@ -207,7 +207,7 @@ def test_an_export_is_merged_and_another_run_starts_from_the_folder(run, tmp_pat
     chex.assert_trees_all_equal(load_file(file), named_leaves(run.params))
     assert json.loads(file.with_suffix(".json").read_text())["model"]["lora"]["rank"] is None
     shapes = jax.eval_shape(lambda: run.params)
-    chex.assert_trees_all_equal(read_initial(run.workdir, shapes, print), run.params)
+    chex.assert_trees_all_equal(start.read_params(run.workdir, shapes, print), run.params)
     capsys.readouterr()
 
 
@@ -267,18 +267,18 @@ def test_the_folder_of_another_experiment_is_refused(run, trained, tmp_path):
 )
 def test_a_wrong_base_is_refused(run, tmp_path, harm, message):
     folder = shutil.copytree(run.workdir, tmp_path / "run")
-    base = folder / lora.BASE
+    base = folder / BASE
     if harm == "missing":
         base.unlink()
     elif harm == "without digest":
-        (folder / lora.DESCRIPTION).unlink()
+        (folder / DESCRIPTION).unlink()
     elif harm == "damaged":
         data = bytearray(base.read_bytes())
         data[-1] ^= 1
         base.write_bytes(data)
     else:
         params = jax.tree.map(lambda leaf: leaf + 1, run.params)
-        lora.write_base(folder, params, lora.digest(params), "elsewhere")
+        start.write_base(folder, params, start.digest(params), "elsewhere")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=message):
         hyena_jax.load_run(folder)

@@ -23,8 +23,9 @@ from hyena_jax.signals import Interrupted
 from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import load_params, read_run
+from hyena_jax.training.folder import read_run
 from hyena_jax.training.run import train
+from hyena_jax.training.start import load_params
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,11 @@ from hyena_jax.parallel.sharded import batch_spec, leaf_spec
 from hyena_jax.parallel.strategy import bytes_on_one_device
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import load_params, read_run
+from hyena_jax.training.folder import read_run
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.run import train
+from hyena_jax.training.start import load_params
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
 CONFIG = LanguageModelConfig(

@@ -29,8 +29,9 @@ from hyena_jax.data.dataset import load
 from hyena_jax.distillation.measure import make_comparison_step
 from hyena_jax.models import build
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import load_params, read_run
+from hyena_jax.training.folder import read_run
 from hyena_jax.training.run import train
+from hyena_jax.training.start import load_params
 
 pytestmark = pytest.mark.xdist_group("task_runs")  # its tests share runs
 

@@ -1,0 +1,215 @@
+"""The parameters that a run starts from: drawn, of a file, of a run's checkpoint, or the base of LoRA.
+
+<workdir>/base.safetensors   given parameters, written once, when the run is started; with LoRA, its base
+<workdir>/base.json          their SHA-256, and where they came from
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+
+from hyena_jax import config, models
+from hyena_jax.config import Experiment, UserError, read_json, require
+from hyena_jax.parallel.processes import on_first
+from hyena_jax.training import export, lora
+from hyena_jax.training.checkpoint import Checkpoints, best, restore_readonly, saved_steps
+from hyena_jax.training.folder import (
+    BASE,
+    CHECKPOINTS,
+    DESCRIPTION,
+    RunFolder,
+    read_run,
+    require_checkpoint_if_logged,
+)
+from hyena_jax.training.loop import Setup, all_finite
+from hyena_jax.training.step import TrainState, init_params, init_state
+from hyena_jax.trees import named_leaves
+
+Report = Callable[[str], None]
+"""Prints a line for the user."""
+
+
+def read_start(
+    experiment: Experiment,
+    shapes: optax.Params,
+    workdir: Path | None,
+    init_from: Path | None,
+    report: Report,
+) -> tuple[optax.Params | None, str | None]:
+    """The parameters that a run starts from, with their digest, or None to draw them; with LoRA, the base.
+
+    A run without a checkpoint starts once more from what its folder kept: the source may have changed.
+
+    Raises:
+      UserError: if they cannot be read or do not fit the model, or LoRA has no base.
+    """
+    adapts = lora.lora_of(experiment.model) is not None
+    if workdir is not None and config.is_run(workdir):
+        is_refused = config.identity_differences(experiment, config.read_run(workdir))  # by `check_run`
+        if is_refused or (not adapts and saved_steps(workdir / CHECKPOINTS)):
+            return None, None
+        if adapts or (workdir / BASE).exists():
+            return read_base(workdir, shapes, report)
+    must = "a run's folder or a file from `export`, the base that model.lora.rank adapts"
+    require(init_from is not None or not adapts, "init_from", init_from, must)
+    if init_from is None:
+        return None, None
+    params = read_params(init_from, shapes, report)
+    return params, digest(params)
+
+
+def restore_or_start(
+    setup: Setup, workdir: Path, run: RunFolder | None, source: str, checkpoints: Checkpoints
+) -> tuple[TrainState, dict[str, Any]]:
+    """The placed state of the newest checkpoint, or of step 0; and the meta of that checkpoint, or {}.
+
+    A run that starts from given parameters keeps them in its folder. All processes must call this.
+
+    Args:
+      run: the run that `folder.hold` found in `workdir`.
+      source: where given parameters came from.
+
+    Raises:
+      UserError: if the checkpoints cannot be used, do not fit or are gone: see `Checkpoints.restore`.
+    """
+    strategy, initial, seed = setup.strategy, setup.initial, setup.experiment.seed
+    adaptation = lora.lora_of(setup.experiment.model)
+
+    def draw() -> TrainState:
+        if adaptation is None:
+            return init_state(init_params(setup.model, seed), setup.optimizer)
+        return init_state(
+            lora.init_factors(adaptation, jax.eval_shape(lambda: initial), seed), setup.optimizer
+        )
+
+    restored = checkpoints.restore(strategy.restore_target(jax.eval_shape(draw)).to_items())
+    if restored is None:
+        on_first(lambda: require_checkpoint_if_logged(workdir, run))
+        on_first(lambda: _keep(workdir, setup, source))
+        state = strategy.make_state(draw)
+        if initial is None:
+            return state, {}
+        return state._replace(**{"base" if adaptation else "params": strategy.place(initial)}), {}
+    state = strategy.from_global(TrainState.from_items(restored.items))
+    if adaptation is not None:
+        _require_same_base(f"checkpoint {restored.step}", restored.meta, setup.initial_sha256)
+        state = state._replace(base=strategy.place(initial))
+    found = int(state.step)
+    require(found == restored.step, f"step in checkpoint {restored.step}", found, "the step of its folder")
+    if not all_finite(state.params):
+        _require_finite(strategy.host_copy(state.params), f"checkpoint {restored.step}")
+    return state, restored.meta
+
+
+def load_params(run: RunFolder, model: nn.Module, step: str, report: Report) -> tuple[int, optax.Params]:
+    """The number of a saved step, and its parameters as NumPy arrays; of a run with LoRA, merged.
+
+    Args:
+      step: `latest`, `best`, or a number.
+
+    Raises:
+      UserError: if `step` is anything else, or is not saved, or no checkpoint is usable.
+    """
+    folder = run.checkpoints
+    steps = saved_steps(folder)
+    if not steps:
+        raise UserError(f"{folder} holds no checkpoint")
+    numbers = {str(saved): saved for saved in steps}
+    require(
+        step in ("latest", "best", *numbers),
+        "step",
+        step[:40],
+        f"'latest', 'best' or one of the saved {steps}",
+    )
+    number = {"latest": None, "best": best(folder).step, **numbers}[step]
+    if step == "best" and number is None:
+        raise UserError(f"must be 'latest' or one of {steps}: none was evaluated, got 'best'", "step")
+    shapes = jax.eval_shape(lambda: init_params(model, 0))
+    adaptation = lora.lora_of(run.experiment.model)
+    saved = shapes
+    if adaptation is not None:
+        saved = jax.eval_shape(lambda: lora.init_factors(adaptation, shapes, 0))
+    target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved)
+    restored = restore_readonly(folder, {"params": target}, report, number)
+    params, where = restored.items["params"], str(folder / str(restored.step))
+    _require_finite(params, where)
+    if adaptation is None:
+        return restored.step, params
+    base, sha256 = read_base(folder.parent, shapes, report)
+    _require_same_base(where, restored.meta, sha256)
+    return restored.step, lora.on_host(run.experiment.model, lora.Adapted(base, params))
+
+
+def read_params(path: Path, shapes: optax.Params, report: Report) -> optax.Params:
+    """The parameters of the newest checkpoint of the run in a folder, or of a file from `export`.
+
+    Raises:
+      UserError: if they cannot be read, or are not those of `shapes`; `report` gets a line for each that
+        differs.
+    """
+    if not path.is_dir():
+        return export.read(path, shapes, report)
+    try:
+        run = read_run(path)
+        _, params = load_params(run, models.build(run.experiment.model), "latest", report)
+    except UserError as error:
+        raise UserError(f"{str(path)!r} cannot be read: {error}", "init_from") from error
+    export.require_fit(path, params, shapes, report)
+    return params
+
+
+def read_base(workdir: Path, shapes: optax.Params, report: Report) -> tuple[optax.Params, str]:
+    """The parameters that a run's folder keeps, as NumPy arrays, and their digest.
+
+    Raises:
+      UserError: if the files are missing, do not fit the model, or are not what was written.
+    """
+    path = workdir / BASE
+    about = read_json("base", workdir / DESCRIPTION)
+    params = export.read(path, shapes, report, "base")
+    found, wanted = digest(params), about.get("sha256") if isinstance(about, dict) else None
+    if found != wanted:
+        raise UserError(f"base {str(path)!r} is not what was saved: its SHA-256 differs from {DESCRIPTION}")
+    return params, found
+
+
+def write_base(workdir: Path, params: optax.Params, sha256: str, source: str) -> None:
+    """Writes the parameters that a run starts from, and next to them their digest."""
+    export.write(workdir / BASE, params, {"sha256": sha256, "source": source}, step=0)
+
+
+def digest(params: optax.Params) -> str:
+    """SHA-256 of parameters: their paths, shapes, dtypes and values."""
+    found = hashlib.sha256()
+    for name, leaf in named_leaves(params).items():
+        found.update(f"{name} {leaf.dtype} {leaf.shape}\n".encode())
+        found.update(np.ascontiguousarray(leaf).data)
+    return found.hexdigest()
+
+
+def _keep(workdir: Path, setup: Setup, source: str) -> None:
+    """Writes the parameters that a run starts from, unless they are drawn or already there."""
+    if setup.initial is None:  # what is there is of another start, which was killed before there was a run
+        for name in (BASE, DESCRIPTION):
+            (workdir / name).unlink(missing_ok=True)
+    elif not (config.is_run(workdir) and (workdir / BASE).exists()):
+        write_base(workdir, setup.initial, setup.initial_sha256, source)
+
+
+def _require_same_base(checkpoint: str, meta: Mapping[str, Any], sha256: str) -> None:
+    """Raises UserError unless the factors of a checkpoint were trained on the base with this digest."""
+    allowed = f"the {str(meta.get('base'))[:12]} that {checkpoint} was trained on"
+    require(meta.get("base") == sha256, f"SHA-256 of {BASE}", sha256[:12], allowed)
+
+
+def _require_finite(params: optax.Params, source: str) -> None:
+    """Raises UserError, with the parameter's name, if an entry of NumPy parameters is not finite."""
+    for name, leaf in named_leaves(params).items():
+        if not np.isfinite(leaf).all():
+            raise UserError(f"{source} cannot be used: parameter {name} is not finite")
