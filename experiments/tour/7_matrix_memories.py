@@ -59,8 +59,8 @@ def unit(x):
 # before. It is one step of gradient descent, of size $\beta_t$, on half the squared error of that answer.
 # With $\beta_t = 0$ nothing is written.
 #
-# The oracle does this token by token, for all rules of this family. Here `read` are $\beta_t k_t$ and the values
-# $\beta_t v_t$; without `read` it is the sum. `log_a` is the logarithm of a decay that we shall need below.
+# The oracle does this token by token, for all rules of this family. Here `read` are $\beta_t k_t$ and the
+# values $\beta_t v_t$; without `read` it is the sum. `log_a` is the logarithm of a decay that we shall need.
 
 # %%
 show.code(delta_rule)
@@ -218,9 +218,9 @@ panels = {
 show.matrices(panels, 1, "weight", height=2.2, xlabel="time s", ylabel="time t")
 
 # %% [markdown]
-# The package's code is the same with batches, heads, decays and documents. `decay.products` are the products of
-# two vectors, times the factors between their tokens; `decay.recall` reads the memory before the chunk. The
-# loop over chunks passes on the memory alone: $L / C$ steps in place of $L$.
+# The package's code is the same with batches, heads, decays and documents. `decay.products` are the products
+# of two vectors, times the factors between their tokens; `decay.recall` reads the memory before the chunk.
+# The loop over chunks passes on the memory alone: $L / C$ steps in place of $L$.
 
 # %%
 show.code(ops.delta_rule)
