@@ -504,13 +504,13 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         (lambda: LanguageModelConfig(vocab_size=10**30), "vocab_size must be at most 16777216"),
         (lambda: LanguageModelConfig(dropout=1.0), "dropout must be in"),
         (lambda: config.AdamWConfig(learning_rate=0.0), "learning_rate must be above 0"),
-        (lambda: config.SGDConfig(learning_rate=-0.1), "learning_rate must be above 0 and finite, got -0.1"),
+        (lambda: config.SGDConfig(learning_rate=-0.1), "learning_rate must be above 0, got -0.1"),
         (lambda: config.SGDConfig(momentum=1.0), "momentum must be in"),
         (lambda: config.SGDConfig(momentum=0.0, nesterov=True), "nesterov must be False without momentum"),
         (lambda: config.LionConfig(b1=-0.1), "b1 must be in"),
         (lambda: config.MuonConfig(ns_steps=0), "ns_steps must be at least 1"),
         (lambda: config.MuonConfig(consistent_rms=0.0), "consistent_rms must be above 0"),
-        (lambda: config.AdafactorConfig(decay_rate=0.0), "decay_rate must be above 0 and at most 1"),
+        (lambda: config.AdafactorConfig(decay_rate=0.0), r"decay_rate must be in \(0, 1\], got 0.0"),
         (lambda: config.AdafactorConfig(clipping_threshold=0.5), "clipping_threshold must be at least 1"),
         (
             lambda: config.CosineConfig(warmup_steps=10, decay_steps=10),
@@ -519,7 +519,7 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
         (lambda: config.LinearConfig(warmup_steps=-1), "warmup_steps must be at least 0"),
         (lambda: config.LinearConfig(final_fraction=1.5), "final_fraction must be in 0..1, got 1.5"),
         (lambda: config.WarmupStableDecayConfig(final_fraction=-0.1), "final_fraction must be in 0..1"),
-        (lambda: config.WarmupStableDecayConfig(decay_fraction=0.0), "decay_fraction must be above 0"),
+        (lambda: config.WarmupStableDecayConfig(decay_fraction=0.0), r"decay_fraction must be in \(0, 1\]"),
         (lambda: config.TextConfig(tokenizer="bpe"), "tokenizer_path must be given exactly when"),
         (lambda: config.TextConfig(path=""), "path must be the path of a file or folder, or None, got ''"),
         (
@@ -629,7 +629,7 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
         ),
         (lambda: ImageClassifierConfig(head="token"), "head 'token' is unknown .did you mean 'per_token'"),
         (lambda: ImageClassifierConfig(n_classes=1), "n_classes must be at least 2, got 1"),
-        (lambda: ImageClassifierConfig(patch_size=(0, 4)), "patch_size must be from 1 x 1 to .*, got .0, 4."),
+        (lambda: ImageClassifierConfig(patch_size=(0, 4)), "patch_size must be in 1..32768, got .0, 4."),
         (
             lambda: ImageClassifierConfig(image_size=(28, 28), patch_size=(4, 29)),
             "patch_size must be at most image_size=.28, 28., got .4, 29.",
@@ -745,7 +745,7 @@ def test_wrong_mixers_and_filters_are_refused_by_name(make, message):
             "gating 'gate_frist' is unknown .did you mean 'gate_first'",
         ),
         (lambda: HyenaConfig(bidirectional="no"), "bidirectional must be a bool, got 'no'"),
-        (lambda: HyenaConfig(order=10**6), "order must be in 1..64"),
+        (lambda: HyenaConfig(order=10**6), "order must be at most 64"),
         (lambda: AttentionConfig(n_heads=True), "n_heads must be an int, got True"),
         (
             lambda: LanguageModelConfig(pattern=("hyena",)),

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import pytest
@@ -16,6 +16,11 @@ import pytest
 from hyena_jax import cli, config
 from hyena_jax.cli.choices import choose_kinds
 from hyena_jax.config import (
+    Above,
+    AtLeast,
+    AtMost,
+    Below,
+    Between,
     Experiment,
     FilterConfig,
     HawkConfig,
@@ -131,6 +136,63 @@ def test_annotations_that_cannot_be_checked_are_refused_by_name(hint):
         UserError, match=r"OddConfig\.a must be annotated with .*, got |annotation of OddConfig"
     ):
         register("own", odd, Own)
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedConfig(OwnConfig):
+    """Its options have ranges."""
+
+    gain: Annotated[float, Between(0, 1, "[)")] = 0.5
+    """Share."""
+    n_taps: Annotated[int | None, AtLeast(1), AtMost(8)] = None
+    sizes: tuple[Annotated[int, AtLeast(2)], ...] = (2, 3)
+    kind: Annotated[int | Literal["auto"], Above(3)] = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class NarrowerConfig(BoundedConfig):
+    gain: Annotated[float, Below(0.5)] = 0.1
+    n_taps: int | None = 4
+
+
+@pytest.mark.parametrize(
+    ("config_class", "name", "value", "message"),
+    [
+        (BoundedConfig, "gain", 1.0, "gain must be in [0, 1), got 1.0"),
+        (BoundedConfig, "gain", "x", "gain must be a finite float32, got 'x'"),
+        (BoundedConfig, "n_taps", 0, "n_taps must be at least 1, got 0"),
+        (BoundedConfig, "n_taps", 9, "n_taps must be at most 8, got 9"),
+        (BoundedConfig, "sizes", (5, 1), "sizes must be at least 2, got (5, 1)"),
+        (BoundedConfig, "sizes", (2**31,), "sizes must be at most 2147483647, got (2147483648,)"),
+        (BoundedConfig, "kind", 3, "kind must be above 3, got 3"),
+        (NarrowerConfig, "gain", 0.5, "gain must be below 0.5, got 0.5"),
+        (NarrowerConfig, "gain", -0.1, "gain must be in [0, 1), got -0.1"),
+        (NarrowerConfig, "n_taps", 9, "n_taps must be at most 8, got 9"),
+    ],
+)
+def test_ranges_in_annotations_are_checked_also_in_subclasses(config_class, name, value, message):
+    register("bounded", config_class, Own)
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        config_class(**{name: value})
+    fits = config_class(gain=0.25, n_taps=None, sizes=(), kind=4)
+    assert config.decode(config.encode(experiment(fits))) == experiment(fits)
+
+
+def test_help_prints_the_ranges_of_a_part_of_the_user(tmp_path, capsys):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from dataclasses import dataclass\nfrom typing import Annotated\n"
+        "from hyena_jax.config import AtLeast, AtMost, LossConfig, register\n"
+        "@dataclass(frozen=True)\nclass OwnLoss(LossConfig):\n"
+        "    power: Annotated[int | None, AtLeast(1), AtMost(9)] = 2\n    'Exponent.'\n"
+        "register('own', OwnLoss, lambda config, logits, targets: targets)"
+    )
+    arguments = ["train", "quickstart", "--plugin", str(path), "--loss", "own"]
+    assert cli.main([*arguments, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--loss.power INT Exponent. (default: 2; at least 1, at most 9)" in text
+    assert cli.main([*arguments, "--workdir", str(tmp_path / "run"), "--loss.power", "0"]) == 2
+    assert "error: --loss.power must be at least 1, got 0" in capsys.readouterr().err
 
 
 def test_one_class_has_one_name():

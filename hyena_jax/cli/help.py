@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from hyena_jax.cli.flags import MISSING, Flag, n_values
+from hyena_jax.config.checks import field_ranges
 
 # Columns for the flags; a longer flag gets its own line.
 LEFT = 34
@@ -103,13 +104,16 @@ def _metavar(hint: Any) -> str:
 
 def _text(flag: Flag) -> str:
     about = " ".join(_field_docs(flag.owner).get(flag.path[-1], "").split())
-    if flag.default is MISSING:
-        return about if flag.is_positional else f"{about} (required)".strip()
-    return f"{about} {_default(flag.default, about)}".strip()
+    ranges = ", ".join(map(str, field_ranges(flag.owner).get(flag.path[-1], ())))
+    notes = "; ".join(filter(None, [_default(flag, about), ranges]))
+    return f"{about} ({notes})".strip() if notes else about
 
 
-def _default(value: Any, about: str) -> str:
-    """The default in brackets; nothing if it is False, empty, or a None that the text does not explain."""
+def _default(flag: Flag, about: str) -> str:
+    """The default; nothing if it is False, empty, or a None that the text does not explain."""
+    value = flag.default
+    if value is MISSING:
+        return "" if flag.is_positional else "required"
     if value is False or value == () or (value is None and "None" not in about):
         return ""
     if isinstance(value, tuple):
@@ -118,7 +122,7 @@ def _default(value: Any, about: str) -> str:
         shown = "on"
     else:
         shown = repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)
-    return f"(default: {shown})"
+    return f"default: {shown}"
 
 
 def _first_line(owner: type) -> str:

@@ -4,7 +4,7 @@ Nothing here imports JAX, so that `--help` is quick. A field marked RUNTIME may 
 every other field of an experiment is its identity.
 """
 
-from hyena_jax.config.checks import Checked
+from hyena_jax.config.checks import Above, AtLeast, AtMost, Below, Between, Checked
 from hyena_jax.config.cluster import Cluster
 from hyena_jax.config.data import DATA_CONFIGS, DataConfig, ImagesConfig, TextConfig, TokensConfig
 from hyena_jax.config.experiment import (

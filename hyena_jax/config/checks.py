@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 import types
 from functools import cache
 from pathlib import Path
@@ -46,8 +47,55 @@ def require_divisor(argument: str, value: int, of: str, number: int) -> None:
     require(number % value == 0, argument, value, f"a divisor of {of}={number}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Between:
+    """A range that the numbers of a field must be in: `n_layers: Annotated[int, Between(1, 64)] = 4`.
+
+    It also holds for each number in a tuple, and a field keeps the ranges that its base classes give it. An
+    int in a range is a count, such as steps or rows, and must fit into 32 bits.
+    """
+
+    least: float
+    most: float
+    ends: Literal["..", "[]", "[)", "(]", "()"] = ".."
+    """As in mathematics, `(` and `)` exclude an end. Both belong to the range with `..`, usual for ints."""
+
+    def __contains__(self, number: float) -> bool:
+        is_above = number > self.least if self.ends[0] == "(" else number >= self.least
+        return is_above and (number < self.most if self.ends[1] == ")" else number <= self.most)
+
+    def __str__(self) -> str:
+        if self.most == math.inf:
+            return f"{'above' if self.ends[0] == '(' else 'at least'} {self.least}"
+        if self.least == -math.inf:
+            return f"{'below' if self.ends[1] == ')' else 'at most'} {self.most}"
+        if self.ends == "..":
+            return f"in {self.least}..{self.most}"
+        return f"in {self.ends[0]}{self.least}, {self.most}{self.ends[1]}"
+
+
+def AtLeast(least: float) -> Between:
+    """A range with the least number alone: `steps: Annotated[int, AtLeast(1)] = 2000`."""
+    return Between(least, math.inf)
+
+
+def AtMost(most: float) -> Between:
+    """A range with the largest number alone."""
+    return Between(-math.inf, most)
+
+
+def Above(least: float) -> Between:
+    """A range of all numbers above `least`: `eps: Annotated[float, Above(0)] = 1e-8`."""
+    return Between(least, math.inf, "()")
+
+
+def Below(most: float) -> Between:
+    """A range of all numbers below `most`."""
+    return Between(-math.inf, most, "()")
+
+
 class Checked:
-    """Base of the configs: refuses values that are not of the annotated types, also from Python.
+    """Base of the configs: refuses values that do not fit the annotations of the fields, also from Python.
 
     A subclass with its own checks calls `super().__post_init__()` first.
     """
@@ -58,6 +106,13 @@ class Checked:
             if get_origin(hint) is Literal and isinstance(value, str):
                 choose(name, value, dict.fromkeys(get_args(hint)))
             require(_is_a(value, hint), name, value, describe(hint))
+            ranges = field_ranges(type(self)).get(name, ())
+            if ranges and float not in (hint, *get_args(hint)):
+                ranges += (AtMost(MAX_COUNT),)
+            for number in value if isinstance(value, tuple) else (value,):
+                for allowed in ranges:
+                    is_fine = not isinstance(number, int | float) or number in allowed
+                    require(is_fine, name, value, str(allowed))
 
 
 def check_annotations(config_class: type) -> None:
@@ -95,6 +150,23 @@ def field_types(config_class: type) -> dict[str, Any]:
     except NameError as error:
         raise UserError(f"an annotation of {config_class.__name__} cannot be read: {error}") from error
     return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
+
+
+@cache
+def field_ranges(config_class: type) -> dict[str, tuple[Between, ...]]:
+    """The ranges of the numbers in each field that has any, by name."""
+    found: dict[str, tuple[Between, ...]] = {}
+    for base in reversed(config_class.__mro__):
+        for name, hint in get_type_hints(base, include_extras=True).items():
+            if ranges := (*found.get(name, ()), *_ranges_in(hint)):
+                found[name] = tuple(dict.fromkeys(ranges))
+    return found
+
+
+def _ranges_in(hint: Any) -> list[Between]:
+    if isinstance(hint, Between):
+        return [hint]
+    return [allowed for inner in get_args(hint) for allowed in _ranges_in(inner)]
 
 
 def _is_a(value: object, hint: Any) -> bool:

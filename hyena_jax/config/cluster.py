@@ -2,8 +2,9 @@
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
-from hyena_jax.config.checks import Checked
+from hyena_jax.config.checks import Above, AtLeast, Checked
 from hyena_jax.errors import require
 
 # A host name, an IPv4 address, or an IPv6 address in brackets; a label of a name has at most 63 characters.
@@ -18,16 +19,15 @@ class Cluster(Checked):
     """Join the processes that the cluster's environment names (Slurm, Open MPI, Kubernetes, Cloud TPU)."""
     coordinator: str | None = None
     """HOST:PORT of process 0, given with --num-processes and --process-id, instead of --distributed."""
-    num_processes: int | None = None
+    num_processes: Annotated[int | None, AtLeast(1)] = None
     """Number of processes."""
     process_id: int | None = None
     """Index of this process, from 0."""
-    join_timeout: float = 60.0
+    join_timeout: Annotated[float, Above(0)] = 60.0
     """Seconds to wait for the other processes when training starts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.join_timeout > 0, "join_timeout", self.join_timeout, "more than 0")
         together = "given with coordinator, and only then"
         for name in ("num_processes", "process_id"):
             value = getattr(self, name)
@@ -36,7 +36,6 @@ class Cluster(Checked):
             return
         require(not self.distributed, "distributed", True, "False when coordinator is given")
         require_address("coordinator", self.coordinator)
-        require(self.num_processes >= 1, "num_processes", self.num_processes, "at least 1")
         inside = 0 <= self.process_id < self.num_processes
         require(inside, "process_id", self.process_id, f"in 0..{self.num_processes - 1}")
 

@@ -1,9 +1,9 @@
 """Configs of data sets."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from hyena_jax.config.checks import RUNTIME, Checked, require_at_least, require_at_most
+from hyena_jax.config.checks import RUNTIME, AtLeast, AtMost, Checked
 from hyena_jax.config.inputs import InputKind, input_kind
 from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.config.registry import Registry, register
@@ -27,7 +27,7 @@ class DataConfig(Checked):
     inputs: ClassVar[str] = "tokens"
     """What a model reads: `tokens`, `images`, or another word; must equal the model config's `inputs`."""
 
-    batch_size: int = field(default=16, kw_only=True)
+    batch_size: Annotated[int, AtLeast(1)] = field(default=16, kw_only=True)
     """Rows per step, over all devices and accumulation steps."""
 
     @property
@@ -35,21 +35,13 @@ class DataConfig(Checked):
         """The properties of the kind that `inputs` names."""
         return input_kind(self.inputs)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, self, "batch_size")
-
 
 @dataclass(frozen=True)
 class StreamConfig(DataConfig):
     """Base class of the configs of one long stream of tokens, read in windows."""
 
-    seq_len: int = field(default=256, kw_only=True)
+    seq_len: Annotated[int, AtLeast(1)] = field(default=256, kw_only=True)
     """Tokens L per training sequence."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, self, "seq_len")
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,7 @@ class TextConfig(StreamConfig):
     tokenizer_path: str | None = field(default=None, metadata=RUNTIME)
     """The `tokenizer.json` of a byte-pair tokenizer (tokenizer=bpe), or a SentencePiece `.model`
     (tokenizer=sentencepiece)."""
-    bos: int | None = None
+    bos: Annotated[int | None, AtLeast(0)] = None
     """Id before the first token of a text, of a tokenizer with a `tokenizer_path`; None adds none."""
 
     def __post_init__(self) -> None:
@@ -84,7 +76,6 @@ class TextConfig(StreamConfig):
             "given exactly when tokenizer is 'bpe' or 'sentencepiece'",
         )
         require(has_file or self.bos is None, "bos", self.bos, "None without tokenizer_path")
-        require_at_least(0, self, "bos")
         _check_validation_path(self)
 
 
@@ -99,15 +90,13 @@ class TokensConfig(StreamConfig):
     """File of tokens to hold out instead of the last 10% of `path`."""
     dtype: Literal["uint16", "uint32"] = "uint16"
     """Dtype of the ids in a `.bin` file."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[int | None, AtLeast(2), AtMost(MAX_SYMBOLS)] = None
     """Vocabulary size; None takes the tokenizer's, or the largest id in the files plus one."""
     tokenizer_path: str | None = field(default=None, metadata=RUNTIME)
     """The `tokenizer.json` of the byte-pair tokenizer that wrote the ids; None shows ids as numbers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MAX_SYMBOLS, self, "vocab_size")
-        require_at_least(2, self, "vocab_size")
         is_told_once = self.vocab_size is None or self.tokenizer_path is None
         require(is_told_once, "vocab_size", self.vocab_size, "None with tokenizer_path, which sets it")
         _check_validation_path(self)

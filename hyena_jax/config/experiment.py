@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from hyena_jax.config.checks import RUNTIME, Checked, require_at_least
+from hyena_jax.config.checks import RUNTIME, AtLeast, Checked
 from hyena_jax.config.data import DataConfig, TextConfig
 from hyena_jax.config.losses import CrossEntropyConfig, LossConfig, MetricConfig
 from hyena_jax.config.models import LanguageModelConfig, ModelConfig
@@ -16,19 +16,19 @@ from hyena_jax.errors import UserError, require
 class TrainingConfig(Checked):
     """How long to train and how often to evaluate and save; may change on resume."""
 
-    steps: int = 2000
+    steps: Annotated[int, AtLeast(1)] = 2000
     """Steps to train; may grow when a run is resumed."""
-    eval_every: int = 250
+    eval_every: Annotated[int, AtLeast(1)] = 250
     """Steps between evaluations on the held-out data."""
-    eval_batch_size: int = 64
+    eval_batch_size: Annotated[int, AtLeast(1)] = 64
     """Sequences or images evaluated at once; does not change the result."""
-    eval_windows: int | None = None
+    eval_windows: Annotated[int | None, AtLeast(1)] = None
     """Evaluate on this many evenly spaced held-out windows or images; None takes all."""
-    checkpoint_every: int = 500
+    checkpoint_every: Annotated[int, AtLeast(1)] = 500
     """Steps between checkpoints."""
-    log_every: int = 10
+    log_every: Annotated[int, AtLeast(1)] = 10
     """Steps between rows of training metrics."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Annotated[int, AtLeast(1)] = 2
     """Latest checkpoints to keep; the best one is kept in addition, and with 1 also the one before the
     latest, in case writing the latest is interrupted."""
     until: str | None = None
@@ -39,8 +39,6 @@ class TrainingConfig(Checked):
         super().__post_init__()
         if self.until is not None:
             parse_target(self.until)
-        require_at_least(1, self, "steps", "eval_every", "eval_batch_size", "eval_windows")
-        require_at_least(1, self, "checkpoint_every", "log_every", "keep_checkpoints")
 
 
 def parse_target(text: str) -> tuple[str, float]:
@@ -61,28 +59,26 @@ class ParallelConfig(Checked):
 
     strategy: Literal["pmap", "sharded"] = "pmap"
     """`pmap`: every device holds all parameters. `sharded`: `jit` over a mesh (data, fsdp, sequence)."""
-    devices: int | None = None
+    devices: Annotated[int | None, AtLeast(1)] = None
     """Local devices that each process uses; None takes all."""
-    data: int | None = None
+    data: Annotated[int | None, AtLeast(1)] = None
     """Mesh axis (sharded): parameter replicas, over which rows are sharded; None takes remaining devices."""
-    fsdp: int = 1
+    fsdp: Annotated[int, AtLeast(1)] = 1
     """Mesh axis (sharded): devices over which rows, parameters and optimizer state are sharded."""
-    sequence: int = 1
+    sequence: Annotated[int, AtLeast(1)] = 1
     """Mesh axis (sharded): devices over which the sequence length is sharded."""
     kernels: Literal["auto", "on", "off"] = "auto"
     """Pallas kernels. `auto`: on a TPU, if they equal the plain forms there; not on a GPU, where they have no
     forward mode and are not measured."""
-    heartbeat_timeout: int = 100
+    heartbeat_timeout: Annotated[int, AtLeast(1)] = 100
     """Seconds without an answer after which the other processes give up on a process."""
-    stop_every: int = 10
+    stop_every: Annotated[int, AtLeast(1)] = 10
     """Steps between checks of several processes on whether any of them was asked to stop."""
-    check_replicas_every: int | None = None
+    check_replicas_every: Annotated[int | None, AtLeast(1)] = None
     """Steps between bitwise comparisons of the devices' copies of the state; None does not compare."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "devices", "data", "fsdp", "sequence")
-        require_at_least(1, self, "heartbeat_timeout", "stop_every", "check_replicas_every")
         for name, without in (("data", None), ("fsdp", 1), ("sequence", 1)):
             value, allowed = getattr(self, name), f"{without} unless strategy is 'sharded'"
             require(self.strategy == "sharded" or value == without, name, value, allowed)
@@ -94,16 +90,12 @@ class LoggingConfig(Checked):
 
     tensorboard: bool = True
     """Write TensorBoard event files."""
-    sample_tokens: int = 256
+    sample_tokens: Annotated[int, AtLeast(0)] = 256
     """Tokens to generate at the end of a run on text; 0 for none."""
     sample_prompt: str | None = None
     """Prompt of this sample; None takes the start of the held-out text."""
-    sample_images: int = 40
+    sample_images: Annotated[int, AtLeast(0)] = 40
     """Held-out images to draw with their predictions at the end of a run on images; 0 for none."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(0, self, "sample_tokens", "sample_images")
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ import dataclasses
 import inspect
 import json
 import os
+import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from hyena_jax.config.data import DataConfig
 from hyena_jax.config.digest import without_digest
@@ -92,9 +93,20 @@ def _converter() -> "cattrs.Converter":
     converter = cattrs.Converter(forbid_extra_keys=True)
     for hint in (int, float, str, bool):  # unchanged, for the configs to check: cattrs would turn 2.7 into 2
         converter.register_structure_hook(hint, lambda value, _: value)
+    converter.register_structure_hook_func(_has_choices, lambda value, _: _as_tuples(value))
     for base in KINDS:
         _tag(converter, base)
     return converter
+
+
+def _has_choices(hint: Any) -> bool:
+    """Whether a type is a union such as `int | str`, which cattrs does not read; it reads `int | None`."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    return get_origin(hint) in (Union, types.UnionType) and len(kinds) > 1
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def _tag(converter: "cattrs.Converter", base: type) -> None:

@@ -1,9 +1,9 @@
 """Configs of long filters, and the filters of this package by name."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from hyena_jax.config.checks import Checked, require_at_least, require_at_most
+from hyena_jax.config.checks import AtLeast, AtMost, Below, Between, Checked
 from hyena_jax.config.registry import Registry, register
 from hyena_jax.errors import require
 
@@ -44,11 +44,11 @@ class FilterConfig(Checked):
 class CKConvFilterConfig(FilterConfig):
     """A sine network of the time index, without a window (Romero et al. 2021, arXiv 2102.02611)."""
 
-    emb_dim: int = 33
+    emb_dim: Annotated[int, AtMost(MAX_FEATURES)] = 33
     """Positional features, an odd number: time, and (emb_dim - 1) / 2 pairs of cosine and sine."""
-    width: int = 64
+    width: Annotated[int, AtLeast(1), AtMost(MAX_FEATURES)] = 64
     """Hidden width of the sine network."""
-    n_hidden: int = 2
+    n_hidden: Annotated[int, AtLeast(0), AtMost(MAX_HIDDEN)] = 2
     """Hidden layers after the first; 2 makes the paper's four dense layers."""
     sine_frequency: float = 14.0
     """Initial value w of the frequencies in sin(w x)."""
@@ -60,10 +60,6 @@ class CKConvFilterConfig(FilterConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.emb_dim >= 3 and self.emb_dim % 2 == 1, "emb_dim", self.emb_dim, "odd and at least 3")
-        require_at_most(MAX_HIDDEN, self, "n_hidden")
-        require_at_most(MAX_FEATURES, self, "emb_dim", "width")
-        require_at_least(1, self, "width")
-        require_at_least(0, self, "n_hidden")
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ class ImplicitFilterConfig(CKConvFilterConfig):
     """Fastest channel: fraction of max_len at which its window has decayed to `decay_target`."""
     slow_decay: float = 1.5
     """Slowest channel: fraction of max_len at which its window has decayed to `decay_target`."""
-    decay_target: float = 0.01
+    decay_target: Annotated[float, Between(1e-30, 1, "[)")] = 0.01
     """Window value that defines the two fractions above."""
     window_shift: float = 0.0
     """Constant added to the window, so that it does not decay to 0."""
@@ -96,7 +92,7 @@ class WindowedFilterConfig(FilterConfig):
     """Fastest channel: fraction of max_len at which its window has decayed to `decay_target`."""
     slow_decay: float = 1.5
     """Slowest channel: fraction of max_len at which its window has decayed to `decay_target`."""
-    decay_target: float = 0.01
+    decay_target: Annotated[float, Between(1e-30, 1, "[)")] = 0.01
     """Window value that defines the two fractions above."""
     window_shift: float = 0.0
     """Initial value b."""
@@ -116,12 +112,8 @@ class WindowedFilterConfig(FilterConfig):
 class ExplicitFilterConfig(FilterConfig):
     """Free taps: the plain convolution."""
 
-    n_taps: int | None = None
+    n_taps: Annotated[int | None, AtLeast(1)] = None
     """Taps M; later lags are zero. None takes max_len."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, self, "n_taps")
 
     def check(self, max_len: int) -> None:
         """The taps must fit."""
@@ -133,22 +125,19 @@ class ExplicitFilterConfig(FilterConfig):
 class ShortFilterConfig(FilterConfig):
     """Free taps at the first lags alone: no Fourier transform, a state of the last inputs, and documents."""
 
-    n_taps: int = 7
+    n_taps: Annotated[int, Between(1, MAX_FEW_TAPS)] = 7
     """Taps M; later lags are zero."""
     decay: tuple[float, float] | None = None
     """Smallest and largest rate r of a constant window exp(-r t / (max_len - 1)) on the taps; the rates are
     spaced logarithmically over the channels. None has no window."""
-    deviation: float | None = None
+    deviation: Annotated[float | None, Between(0, 1000, "(]")] = None
     """Standard deviation of the normal initial taps; None draws them uniformly from ±1/sqrt(n_taps)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= self.n_taps <= MAX_FEW_TAPS, "n_taps", self.n_taps, f"in 1..{MAX_FEW_TAPS}")
         if self.decay is not None:
             slow, fast = self.decay
             require(1e-6 <= slow <= fast <= 1e6, "decay", self.decay, "two rates in [1e-6, 1e6], ascending")
-        if self.deviation is not None:
-            require(0 < self.deviation <= 1e3, "deviation", self.deviation, "in (0, 1000]")
 
     @property
     def reach(self) -> int:
@@ -164,24 +153,16 @@ class ShortFilterConfig(FilterConfig):
 class FNOFilterConfig(FilterConfig):
     """The lowest modes of the filter's Fourier transform over max_len (Li et al. 2021, arXiv 2010.08895)."""
 
-    n_modes: int = 64
+    n_modes: Annotated[int, AtLeast(1)] = 64
     """Learned modes, at most max_len // 2 + 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, self, "n_modes")
 
 
 @dataclass(frozen=True)
 class TransferFunctionFilterConfig(FilterConfig):
     """A rational transfer function, evaluated by FFT over max_len and so aliased modulo max_len."""
 
-    n_state: int = 32
+    n_state: Annotated[int, AtLeast(1)] = 32
     """Coefficients n in the numerator and in the denominator."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, self, "n_state")
 
     def check(self, max_len: int) -> None:
         """The coefficients must fit the transform."""
@@ -192,7 +173,7 @@ class TransferFunctionFilterConfig(FilterConfig):
 class S4DFilterConfig(FilterConfig):
     """The impulse response of a diagonal state-space model, bilinear (Gu et al. 2022, arXiv 2206.11893)."""
 
-    n_state: int = 64
+    n_state: Annotated[int, AtMost(MAX_FEATURES)] = 64
     """Real size of the state, an even number: n_state / 2 complex modes."""
     init: Literal["lin", "inv"] = "lin"
     """Initial frequencies: S4D-Lin (pi n) or S4D-Inv (the inverse law)."""
@@ -204,7 +185,6 @@ class S4DFilterConfig(FilterConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.n_state >= 2 and self.n_state % 2 == 0, "n_state", self.n_state, "even and at least 2")
-        require_at_most(MAX_FEATURES, self, "n_state")
         require(0 < self.dt_min <= self.dt_max, "dt_min", self.dt_min, f"in (0, dt_max={self.dt_max}]")
 
 
@@ -212,27 +192,24 @@ class S4DFilterConfig(FilterConfig):
 class ModalFilterConfig(FilterConfig):
     """h_0 free, h_t = Re sum_n R_n lambda_n^(t-1): trained directly in recurrent form."""
 
-    n_modes: int = 16
+    n_modes: Annotated[int, AtLeast(1), AtMost(MAX_FEATURES)] = 16
     """Complex modes n."""
     min_radius: float = 0.9
     """Smallest initial |lambda|."""
-    max_radius: float = 0.999
+    max_radius: Annotated[float, Below(1)] = 0.999
     """Largest initial |lambda|, below 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MAX_FEATURES, self, "n_modes")
-        require_at_least(1, self, "n_modes")
         most = f"in (0, max_radius={self.max_radius}]"
         require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
-        require(self.max_radius < 1, "max_radius", self.max_radius, "below 1")
 
 
 @dataclass(frozen=True)
 class RealModalFilterConfig(FilterConfig):
     """h_t = sum_n R_n e^(-r_n t) with real R_n and rates r_n > 0 (StripedHyena 2, arXiv 2503.01868)."""
 
-    n_modes: int = 16
+    n_modes: Annotated[int, AtLeast(1), AtMost(MAX_FEATURES)] = 16
     """Real modes n."""
     min_rate: float = 0.0036
     """Smallest initial rate; rates are uniform between the two. The defaults are those of the released code,
@@ -242,8 +219,6 @@ class RealModalFilterConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MAX_FEATURES, self, "n_modes")
-        require_at_least(1, self, "n_modes")
         least = f"in (0, max_rate={self.max_rate}]"
         require(0 < self.min_rate <= self.max_rate, "min_rate", self.min_rate, least)
 
@@ -252,30 +227,20 @@ class RealModalFilterConfig(FilterConfig):
 class LookupFilterConfig(FilterConfig):
     """A learned table over time, mapped to the channels by a small MLP (the gated variant of Hyena)."""
 
-    width: int = 64
+    width: Annotated[int, AtLeast(1), AtMost(MAX_FEATURES)] = 64
     """Rows F of the table [F, max_len]."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_most(MAX_FEATURES, self, "width")
-        require_at_least(1, self, "width")
 
 
 @dataclass(frozen=True)
 class STUFilterConfig(FilterConfig):
     """Learned sums of the fixed vectors of spectral filtering (Agarwal et al. 2023, arXiv 2312.06837)."""
 
-    n_vectors: int = 16
+    n_vectors: Annotated[int, AtLeast(1), AtMost(MAX_FEATURES)] = 16
     """Vectors K, those of the largest eigenvalues. Published models take 24 with max_len 8192; how many can
     be told from rounding errors grows with max_len: 18 at 41, 25 at 256."""
     alternating: Literal["separate", "shared", "none"] = "separate"
     """Weights of the second branch, whose vectors alternate in sign. `shared`: those of the first, as in the
     published code of the tensordot form, where all odd lags vanish."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_most(MAX_FEATURES, self, "n_vectors")
-        require_at_least(1, self, "n_vectors")
 
     def check(self, max_len: int) -> None:
         """There are not more vectors than lags; the module says how many are resolved."""
@@ -286,7 +251,6 @@ def _check_window(config: ImplicitFilterConfig | WindowedFilterConfig) -> None:
     slow, fast = config.slow_decay, config.fast_decay
     # A window that underflows to 0 at lag 1 would give infinity times 0.
     require(1e-6 <= fast <= slow, "fast_decay", fast, f"in [1e-6, slow_decay={slow}]")
-    require(1e-30 <= config.decay_target < 1, "decay_target", config.decay_target, "in [1e-30, 1)")
 
 
 FILTER_CONFIGS = FilterConfig.registry

@@ -2,8 +2,9 @@
 
 import re
 from dataclasses import dataclass, fields
+from typing import Annotated
 
-from hyena_jax.config.checks import Checked, require_at_least
+from hyena_jax.config.checks import Above, AtLeast, Checked
 from hyena_jax.errors import UserError, require
 
 
@@ -11,10 +12,10 @@ from hyena_jax.errors import UserError, require
 class LoRAConfig(Checked):
     """Low-rank adaptation of a trained model: kernels W become W + s A B, and only A and B are trained."""
 
-    rank: int | None = None
+    rank: Annotated[int | None, AtLeast(1)] = None
     """Rank r of the update of each target, at most the smaller side of its kernel; None trains all
     parameters."""
-    alpha: float = 16.0
+    alpha: Annotated[float, Above(0)] = 16.0
     """The update is scaled by s = alpha / r."""
     rank_stabilised: bool = False
     """Scale by s = alpha / sqrt(r) instead."""
@@ -23,8 +24,6 @@ class LoRAConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "rank")
-        require(self.alpha > 0, "alpha", self.alpha, "above 0")
         try:
             re.compile(self.targets)
         except (re.error, OverflowError, RecursionError) as error:

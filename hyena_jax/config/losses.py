@@ -1,11 +1,10 @@
 """Configs of losses and metrics."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from hyena_jax.config.checks import Checked, require_at_least
+from hyena_jax.config.checks import AtLeast, Between, Checked
 from hyena_jax.config.registry import Registry, register
-from hyena_jax.errors import require
 
 
 class LossConfig(Checked):
@@ -33,13 +32,9 @@ class LossConfig(Checked):
 class CrossEntropyConfig(LossConfig):
     """Negative log-likelihood of the targets, in nats."""
 
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Between(0, 1, "[)")] = 0.0
     """Fraction of the target's probability that is spread evenly over all V classes (Szegedy et al. 2016,
     arXiv 1512.00567, section 7)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.label_smoothing < 1, "label_smoothing", self.label_smoothing, "in [0, 1)")
 
     @property
     def in_nats(self) -> bool:
@@ -74,12 +69,8 @@ class AccuracyConfig(MetricConfig):
 class TopKAccuracyConfig(MetricConfig):
     """Fraction of targets that are among the k most probable classes."""
 
-    k: int = 5
+    k: Annotated[int, AtLeast(1)] = 5
     """Number of most probable classes that count."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, self, "k")
 
     @property
     def label(self) -> str:

@@ -1,13 +1,16 @@
 """Configs of mixers, and the mixers of this package by name."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from hyena_jax.config.checks import (
     RUNTIME,
+    Above,
+    AtLeast,
+    AtMost,
+    Below,
+    Between,
     Checked,
-    require_at_least,
-    require_at_most,
     require_divisor,
     require_sizes,
 )
@@ -31,6 +34,8 @@ MAX_CHANNELS = 2**20
 MAX_STEPS = 2**24
 # A chunk of tokens is inverted by halves, in a program that is unrolled.
 MAX_CHUNK = 4096
+# Where an output is all zeros, a smaller eps of a norm gives gradients that are not finite in float32.
+MIN_EPS = 1e-20
 
 
 class MixerConfig(Checked):
@@ -63,19 +68,19 @@ class MixerConfig(Checked):
 class HyenaConfig(MixerConfig):
     """Gated long convolutions (Poli et al. 2023, arXiv 2302.10866); options as in the published code."""
 
-    order: int = 2
+    order: Annotated[int, AtMost(MAX_GATES)] = 2
     """Gating projections N. `conv_first` has N long filters, `gate_first` N - 1."""
     gating: Literal["conv_first", "gate_first"] = "gate_first"
     """`conv_first`: the paper's equation 6; `gate_first`: the published PyTorch code and checkpoints."""
-    short_filter_len: int = 3
+    short_filter_len: Annotated[int, Between(0, MAX_TAPS)] = 3
     """Taps of the depthwise causal FIR filter on the projections; 0 has none."""
-    n_heads: int = 1
+    n_heads: Annotated[int, AtLeast(1)] = 1
     """Heads H, which share the same W / H filters; W = inner_factor * d_model."""
-    filter_groups: int | None = None
+    filter_groups: Annotated[int | None, AtLeast(1)] = None
     """Distinct filters in a head; each serves as many neighbouring channels. None: one for each channel."""
-    inner_factor: int = 1
+    inner_factor: Annotated[int, AtLeast(1), AtMost(MAX_GATES)] = 1
     """Width of projections and filters, as a multiple of d_model."""
-    n_blocks: int = 1
+    n_blocks: Annotated[int, AtLeast(1)] = 1
     """Blocks of max_len / n_blocks tokens, each convolved separately."""
     outer_mixing: bool = False
     """Gate with the sum of the gate over each head's channels instead of the gate."""
@@ -93,7 +98,7 @@ class HyenaConfig(MixerConfig):
     """Bias of the output projection."""
     init: Init = "gpt2"
     """Initialisation of the two projections, named after the code that uses it."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Between(0, 1, "[)")] = 0.0
     """Dropout rate on the input of each long convolution."""
     bidirectional: bool = False
     """Also convolve over the future, with separate filters: not causal."""
@@ -103,12 +108,8 @@ class HyenaConfig(MixerConfig):
         super().__post_init__()
         least = 2 if self.gating == "gate_first" else 1
         require(self.order >= least, "order", self.order, f"at least {least} with gating {self.gating!r}")
-        require_at_most(MAX_GATES, self, "inner_factor")
-        require_at_least(1, self, "n_heads", "filter_groups", "inner_factor", "n_blocks")
-        _check_unrolled(self, least_taps=0)
         has_fir = self.short_filter_len > 0
         require(has_fir or self.short_bias, "short_bias", self.short_bias, "True with short_filter_len 0")
-        require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
 
     @property
     def causal(self) -> bool:
@@ -131,22 +132,18 @@ class HyenaConfig(MixerConfig):
 class AnnotatedHyenaConfig(MixerConfig):
     """The annotated variant of Hyena: normalised gates and three inner residual connections."""
 
-    order: int = 2
+    order: Annotated[int, Between(1, MAX_GATES)] = 2
     """Gates and long filters N."""
-    short_filter_len: int = 3
+    short_filter_len: Annotated[int, Between(1, MAX_TAPS)] = 3
     """Taps of the depthwise causal FIR filter on the projections."""
     filter: FilterConfig = WindowedFilterConfig()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_unrolled(self)
 
 
 @dataclass(frozen=True)
 class GatedHyenaConfig(MixerConfig):
     """The gated variant of Hyena: a gate interpolates between a long and a short convolution."""
 
-    short_filter_len: int = 3
+    short_filter_len: Annotated[int, Between(1, MAX_TAPS)] = 3
     """Taps of the depthwise FIR filter."""
     causal: bool = True
     """False centres the FIR, as its source does, so that it reads (short_filter_len - 1) / 2 tokens ahead."""
@@ -154,7 +151,6 @@ class GatedHyenaConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_unrolled(self)
         taps = self.short_filter_len
         require(self.causal or taps % 2 == 1, "short_filter_len", taps, "odd when causal is False")
 
@@ -163,21 +159,21 @@ class GatedHyenaConfig(MixerConfig):
 class HawkConfig(MixerConfig):
     """The RG-LRU recurrent block of Hawk and Griffin (De et al. 2024, arXiv 2402.19427)."""
 
-    width: int | None = None
+    width: Annotated[int | None, AtLeast(1), AtMost(MAX_CHANNELS)] = None
     """Recurrence width W; None takes d_model."""
-    gate_blocks: int = 1
+    gate_blocks: Annotated[int, AtLeast(1)] = 1
     """Diagonal blocks of the gates' weight matrices; 1 is dense."""
     projection_bias: bool = False
     """Biases in the three dense layers of the block."""
     gate_bias: bool = False
     """Biases in the two gates."""
-    short_filter_len: int = 4
+    short_filter_len: Annotated[int, Between(1, MAX_TAPS)] = 4
     """Taps of the depthwise causal FIR filter."""
     ring: Literal["a", "a_to_c"] = "a"
     """Which is initialised uniformly by area between the radii: a (released code), or a^c (paper)."""
     min_radius: float = 0.9
     """Smallest initial value; with sign `shifted` it must be smaller than the default, 0.3 for instance."""
-    max_radius: float = 0.999
+    max_radius: Annotated[float, Below(1)] = 0.999
     """Largest initial value, below 1."""
     reset_at_start: bool = False
     """Treat the first token as a document start, whose input is not scaled (released code)."""
@@ -189,12 +185,8 @@ class HawkConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MAX_CHANNELS, self, "width")
-        require_at_least(1, self, "width", "gate_blocks")
-        _check_unrolled(self)
         most = f"in (0, max_radius={self.max_radius}]"
         require(0 < self.min_radius <= self.max_radius, "min_radius", self.min_radius, most)
-        require(self.max_radius < 1, "max_radius", self.max_radius, "below 1")
         negative = "below 0.9 with sign 'shifted' (try 0.3), or few factors can turn negative"
         require(self.sign != "shifted" or self.min_radius < 0.9, "min_radius", self.min_radius, negative)
 
@@ -208,13 +200,13 @@ class HawkConfig(MixerConfig):
 class GatedDeltaConfig(MixerConfig):
     """Gated DeltaNet (2412.06464): a matrix memory that decays, and in which values are replaced by key."""
 
-    n_heads: int = 4
+    n_heads: Annotated[int, AtLeast(1), AtMost(MAX_CHANNELS)] = 4
     """Heads of queries and keys."""
-    n_value_heads: int | None = None
+    n_value_heads: Annotated[int | None, AtLeast(1), AtMost(MAX_CHANNELS)] = None
     """Heads of values, a multiple of n_heads; None takes n_heads."""
-    key_dim: int | None = None
+    key_dim: Annotated[int | None, AtLeast(1), AtMost(MAX_CHANNELS)] = None
     """Channels of a query or key; None takes d_model / n_heads."""
-    value_dim: int | None = None
+    value_dim: Annotated[int | None, AtLeast(1), AtMost(MAX_CHANNELS)] = None
     """Channels of a value; None takes key_dim."""
     decay: bool = True
     """Let the memory decay; False is DeltaNet (2406.06484)."""
@@ -222,24 +214,19 @@ class GatedDeltaConfig(MixerConfig):
     """Gate the output by SiLU of a projection."""
     negative_eigenvalues: bool = False
     """Update with strengths in (0, 2) instead of (0, 1), to track states such as parity (2411.12537)."""
-    factors: int = 1
+    factors: Annotated[int, Between(1, MAX_GATES)] = 1
     """Keys and values of a token, which update the memory in turn (DeltaProduct, 2502.10297)."""
-    short_filter_len: int = 4
+    short_filter_len: Annotated[int, Between(1, MAX_TAPS)] = 4
     """Taps of the depthwise causal FIR filter on queries, keys and values."""
-    norm_eps: float = 1e-5
+    norm_eps: Annotated[float, Between(MIN_EPS, 1, "[]")] = 1e-5
     """Added to the mean square of a head's outputs in their norm."""
-    chunk: int = field(default=64, metadata=RUNTIME)
+    chunk: Annotated[int, Between(1, MAX_CHUNK)] = field(default=64, metadata=RUNTIME)
     """Tokens that are computed at once, by matrix products; results differ only by rounding."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MAX_CHANNELS, self, "n_heads", "n_value_heads", "key_dim", "value_dim")
-        require_at_least(1, self, "n_heads", "n_value_heads", "key_dim", "value_dim")
         heads = self.n_value_heads or self.n_heads
         require(heads % self.n_heads == 0, "n_value_heads", heads, f"a multiple of n_heads={self.n_heads}")
-        require(1 <= self.factors <= MAX_GATES, "factors", self.factors, f"in 1..{MAX_GATES}")
-        _check_unrolled(self)
-        _check_chunk(self)
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width, unless key_dim is given."""
@@ -252,35 +239,28 @@ class GatedDeltaConfig(MixerConfig):
 class Mamba2Config(MixerConfig):
     """Mamba-2, or SSD: a state space with one decay for each head (Dao and Gu 2024, arXiv 2405.21060)."""
 
-    n_heads: int = 4
+    n_heads: Annotated[int, AtLeast(1), AtMost(MAX_CHANNELS)] = 4
     """Heads; must divide the inner width, inner_factor * d_model."""
-    inner_factor: int = 2
+    inner_factor: Annotated[int, AtLeast(1), AtMost(MAX_GATES)] = 2
     """Inner width, as a multiple of d_model."""
-    d_state: int = 128
+    d_state: Annotated[int, AtLeast(1), AtMost(MAX_CHANNELS)] = 128
     """Size of each channel's state."""
-    n_groups: int = 1
+    n_groups: Annotated[int, AtLeast(1)] = 1
     """Groups of heads that share their B and C; must divide n_heads."""
-    short_filter_len: int = 4
+    short_filter_len: Annotated[int, Between(1, MAX_TAPS)] = 4
     """Taps of the depthwise causal FIR filter on x, B and C."""
     dt_limit: tuple[float, float] | None = None
     """Bounds of the time steps; None has none."""
-    norm_eps: float = 1e-5
+    norm_eps: Annotated[float, Between(MIN_EPS, 1, "[]")] = 1e-5
     """Added to the mean square of a group's outputs in their norm."""
-    chunk: int = field(default=64, metadata=RUNTIME)
+    chunk: Annotated[int, Between(1, MAX_CHUNK)] = field(default=64, metadata=RUNTIME)
     """Tokens that are computed at once, by matrix products; results differ only by rounding."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MAX_CHANNELS, self, "n_heads", "d_state")
-        require_at_most(MAX_GATES, self, "inner_factor")
-        require_at_least(1, self, "n_heads", "inner_factor", "d_state", "n_groups")
         require_divisor("n_groups", self.n_groups, "n_heads", self.n_heads)
-        limit = self.dt_limit
-        require(
-            limit is None or 0 <= limit[0] <= limit[1], "dt_limit", limit, "two ordered numbers of at least 0"
-        )
-        _check_unrolled(self)
-        _check_chunk(self)
+        limit, allowed = self.dt_limit, "two ordered numbers of at least 0"
+        require(limit is None or 0 <= limit[0] <= limit[1], "dt_limit", limit, allowed)
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the inner width."""
@@ -292,17 +272,17 @@ class Mamba2Config(MixerConfig):
 class _HeadsConfig(MixerConfig):
     """Options that the attention mixers share."""
 
-    n_heads: int = 4
+    n_heads: Annotated[int, AtLeast(1)] = 4
     """Query heads; must divide d_model."""
-    n_kv_heads: int | None = None
+    n_kv_heads: Annotated[int | None, AtLeast(1)] = None
     """Heads of keys and values, a divisor of n_heads; 1 is multi-query, None takes n_heads."""
-    rotary_fraction: float = 0.0
+    rotary_fraction: Annotated[float, Between(0, 1, "[]")] = 0.0
     """Fraction of each head's channels that rotary position embedding rotates; 0 is none."""
-    rotary_base: float = 10_000.0
+    rotary_base: Annotated[float, Above(1)] = 10_000.0
     """Base of the rotary frequencies."""
-    rotary_scaling: float = 1.0
+    rotary_scaling: Annotated[float, Between(1, MAX_STEPS, "[]")] = 1.0
     """Rotary positions are divided by this number, as in models whose context was extended."""
-    qk_norm_eps: float | None = None
+    qk_norm_eps: Annotated[float | None, Between(MIN_EPS, 1, "[]")] = None
     """RMSNorm over the channels of each head's queries and keys, with this eps; None has no such norm."""
     qkv_bias: bool = True
     """Biases of queries, keys and values."""
@@ -313,19 +293,10 @@ class _HeadsConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "n_heads", "n_kv_heads")
         if self.n_kv_heads is not None:
             require_divisor("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
-        require(0 <= self.rotary_fraction <= 1, "rotary_fraction", self.rotary_fraction, "in [0, 1]")
-        require(self.rotary_base > 1, "rotary_base", self.rotary_base, "above 1")
-        least = 1 <= self.rotary_scaling <= MAX_STEPS
-        require(least, "rotary_scaling", self.rotary_scaling, f"in [1, {MAX_STEPS}]")
-        if self.rotary_fraction == 0:
-            require(
-                self.rotary_scaling == 1, "rotary_scaling", self.rotary_scaling, "1 with rotary_fraction 0"
-            )
-        if self.qk_norm_eps is not None:
-            require(1e-20 <= self.qk_norm_eps <= 1, "qk_norm_eps", self.qk_norm_eps, "in [1e-20, 1]")
+        fits = self.rotary_fraction > 0 or self.rotary_scaling == 1
+        require(fits, "rotary_scaling", self.rotary_scaling, "1 with rotary_fraction 0")
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width; the rotated channels of a head must be pairs."""
@@ -348,7 +319,7 @@ class AttentionConfig(_HeadsConfig):
 class LocalAttentionConfig(_HeadsConfig):
     """Softmax attention to the last `window` keys and the current one (Griffin, section 2.3)."""
 
-    window: int = 1024
+    window: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 1024
     """Keys that a query sees before its own: with its own it sees window + 1 keys. (AFT's window counts the
     query's own key.)"""
     n_kv_heads: int | None = 1
@@ -360,23 +331,18 @@ class LocalAttentionConfig(_HeadsConfig):
     init: Init = "griffin"
     """Initialisation of the projections, named after the code that uses it."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_most(MAX_STEPS, self, "window")
-        require_at_least(1, self, "window")
-
 
 @dataclass(frozen=True)
 class FastmaxConfig(MixerConfig):
     """Attention with a Taylor polynomial in place of exp (Gerami et al. 2024, arXiv 2402.07901)."""
 
-    n_heads: int = 4
+    n_heads: Annotated[int, AtLeast(1)] = 4
     """Heads; must divide d_model."""
-    p: int = 2
+    p: Annotated[int, Between(1, 4)] = 2
     """Degree of the polynomial, 1 to 4. With odd degrees a row's sum may vanish; it is kept away from 0."""
     standardize: bool = True
     """Standardise each query and key over the channels of its head."""
-    scale: float | None = None
+    scale: Annotated[float | None, Between(0, 1000, "(]")] = None
     """Factor on q.k; None is 1 / sqrt(head_dim)."""
     factorized: bool = True
     """Use polynomial features, linear in the length, instead of the quadratic form."""
@@ -389,12 +355,6 @@ class FastmaxConfig(MixerConfig):
     init: Init = "xavier"
     """Initialisation of the projections, named after the code that uses it."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, self, "n_heads")
-        require(1 <= self.p <= 4, "p", self.p, "in 1..4")
-        require(self.scale is None or 0 < self.scale <= 1e3, "scale", self.scale, "in (0, 1000]")
-
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width."""
         require_sizes(d_model, max_len)
@@ -405,29 +365,19 @@ class FastmaxConfig(MixerConfig):
 class AFTFullConfig(MixerConfig):
     """Attention-free transformer with learned position biases (Zhai et al. 2021, arXiv 2105.14103)."""
 
-    rank: int = 64
+    rank: Annotated[int, AtLeast(1), AtMost(MAX_CHANNELS)] = 64
     """Rank of the biases w [max_len, max_len]."""
     init: Init = "gpt2"
     """Initialisation of the projections, named after the code that uses it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_most(MAX_CHANNELS, self, "rank")
-        require_at_least(1, self, "rank")
 
 
 @dataclass(frozen=True)
 class AFTLocalConfig(AFTFullConfig):
     """AFT with position biases inside a window, and 0 outside."""
 
-    window: int = 32
+    window: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 32
     """Keys with a bias: the query's own and the window - 1 before it. (The window of local attention does not
     count the query's own key.)"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_most(MAX_STEPS, self, "window")
-        require_at_least(1, self, "window")
 
 
 @dataclass(frozen=True)
@@ -442,17 +392,12 @@ class AFTSimpleConfig(MixerConfig):
 class AFTConvConfig(MixerConfig):
     """AFT whose position biases depend only on the lag: a short filter for each head."""
 
-    n_heads: int = 4
+    n_heads: Annotated[int, AtLeast(1)] = 4
     """Heads; must divide d_model. Each has one key and one filter."""
-    n_taps: int = 32
+    n_taps: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 32
     """Taps s of each filter."""
     init: Init = "gpt2"
     """Initialisation of the projections, named after the code that uses it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_most(MAX_STEPS, self, "n_taps")
-        require_at_least(1, self, "n_heads", "n_taps")
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width."""
@@ -464,17 +409,12 @@ class AFTConvConfig(MixerConfig):
 class H3Config(MixerConfig):
     """Two state-space convolutions with multiplicative gates (Fu et al. 2023, arXiv 2212.14052)."""
 
-    head_dim: int = 1
+    head_dim: Annotated[int, AtLeast(1)] = 1
     """Channels of a head, whose keys and values form an outer product; must divide d_model."""
-    n_taps: int = 64
+    n_taps: Annotated[int, Between(1, MAX_TAPS)] = 64
     """Taps of the shift filter on the keys."""
     filter: FilterConfig = S4DFilterConfig()
     """The second filter, one for each head."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, self, "head_dim")
-        require(1 <= self.n_taps <= MAX_TAPS, "n_taps", self.n_taps, f"in 1..{MAX_TAPS}")
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width."""
@@ -495,18 +435,6 @@ class FIRConfig(MixerConfig):
     """One long convolution between two projections, without gates: the plain convolution baseline."""
 
     filter: FilterConfig = ExplicitFilterConfig()
-
-
-def _check_chunk(config: GatedDeltaConfig | Mamba2Config) -> None:
-    # Where an output is all zeros, smaller ones give gradients that are not finite in float32.
-    require(1e-20 <= config.norm_eps <= 1, "norm_eps", config.norm_eps, "in [1e-20, 1]")
-    require(1 <= config.chunk <= MAX_CHUNK, "chunk", config.chunk, f"in 1..{MAX_CHUNK}")
-
-
-def _check_unrolled(config: MixerConfig, least_taps: int = 1) -> None:
-    order, taps = getattr(config, "order", 1), config.short_filter_len
-    require(1 <= order <= MAX_GATES, "order", order, f"in 1..{MAX_GATES}")
-    require(least_taps <= taps <= MAX_TAPS, "short_filter_len", taps, f"in {least_taps}..{MAX_TAPS}")
 
 
 MIXER_CONFIGS = MixerConfig.registry

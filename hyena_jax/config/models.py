@@ -1,18 +1,17 @@
 """Configs of models: a stack of blocks between an embedding and a head."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from hyena_jax.config.checks import RUNTIME, Checked, require_at_least, require_at_most
+from hyena_jax.config.checks import RUNTIME, Above, AtLeast, AtMost, Between, Checked
 from hyena_jax.config.inputs import InputKind, input_kind
 from hyena_jax.config.lora import LoRAConfig
-from hyena_jax.config.mixers import HyenaConfig, Init, MixerConfig
+from hyena_jax.config.mixers import MAX_CHANNELS, MIN_EPS, HyenaConfig, Init, MixerConfig
 from hyena_jax.config.registry import Registry, register
 from hyena_jax.errors import UserError, require
 
 # Programs are unrolled over the layers, and windows of filters are stored for each channel.
 MAX_LAYERS = 1024
-MAX_CHANNELS = 2**20
 MAX_SYMBOLS = 2**24
 # Up to here, all times t / (max_len - 1) are different in float32.
 MAX_POSITIONS = 2**23
@@ -61,9 +60,9 @@ class BackboneConfig(ModelConfig):
 
     pattern: tuple[MixerConfig, ...] = (HyenaConfig(),)
     """Mixers of the first layers, repeated up to n_layers."""
-    n_layers: int = 4
+    n_layers: Annotated[int, AtLeast(1), AtMost(MAX_LAYERS)] = 4
     """Number of blocks."""
-    d_model: int = 128
+    d_model: Annotated[int, AtLeast(1), AtMost(MAX_CHANNELS)] = 128
     """Width D of the residual stream."""
     ffn: Literal["none", FeedForward] = "gelu_tanh"
     """Feed-forward layer of a block; `gelu` is the erf form. Gated are `geglu` (by the tanh form of GELU),
@@ -72,20 +71,20 @@ class BackboneConfig(ModelConfig):
     """Feed-forward layer of the first block; None takes ffn."""
     ffn_bias: bool = True
     """Biases in the feed-forward layers."""
-    d_ff: int | None = 512
+    d_ff: Annotated[int | None, AtLeast(1), AtMost(MAX_CHANNELS)] = 512
     """Hidden width of the feed-forward layer; None if and only if ffn is `none`."""
     norm: Norm = "layer"
     """Norm before each mixer and feed-forward layer: LayerNorm, RMSNorm with factor 1 + scale, or RMSNorm
     whose eps is added to the root instead of the mean square."""
     final_norm: Norm = "layer"
     """Norm after the last block."""
-    norm_eps: float | None = None
+    norm_eps: Annotated[float | None, Between(MIN_EPS, 1, "[]")] = None
     """Eps of these norms; None is 1e-5 in LayerNorm and 1e-6 in RMSNorm."""
     residual: bool = True
     """Residual paths around mixers and feed-forward layers; False requires norm and ffn `none`."""
     learned_positions: bool = False
     """Add a learned position embedding (attention needs it or rotary positions; convolutions do not)."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Between(0, 1, "[)")] = 0.0
     """Dropout rate on the embedding and on the output of each mixer and feed-forward layer."""
     init: Init = "gpt2"
     """Initialisation of embeddings, feed-forward layers and head, named after the code that uses it."""
@@ -102,22 +101,15 @@ class BackboneConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(len(self.pattern) >= 1, "pattern", self.pattern, "at least one mixer")
-        require_at_most(MAX_LAYERS, self, "n_layers")
-        require_at_most(MAX_CHANNELS, self, "d_model", "d_ff")
-        require_at_least(1, self, "n_layers", "d_model", "d_ff")
         allowed = f"{'None' if self.ffn == 'none' else 'a width'} with ffn {self.ffn!r}"
         require((self.d_ff is None) == (self.ffn == "none"), "d_ff", self.d_ff, allowed)
         has_ffn = self.ffn != "none"
         require(has_ffn or self.first_ffn is None, "first_ffn", self.first_ffn, "None with ffn 'none'")
         require(has_ffn or self.ffn_bias, "ffn_bias", self.ffn_bias, "True with ffn 'none'")
-        if self.norm_eps is not None:
-            has_norm = (self.norm, self.final_norm) != ("none", "none")
-            require(has_norm, "norm_eps", self.norm_eps, "None without norms")
-            # Where an input is all zeros, smaller ones give gradients that are not finite in float32.
-            require(1e-20 <= self.norm_eps <= 1, "norm_eps", self.norm_eps, "in [1e-20, 1]")
+        has_norm = (self.norm, self.final_norm) != ("none", "none")
+        require(has_norm or self.norm_eps is None, "norm_eps", self.norm_eps, "None without norms")
         bare = (self.norm, self.ffn) == ("none", "none")
         require(self.residual or bare, "residual", self.residual, "True unless norm and ffn are 'none'")
-        require(0 <= self.dropout < 1, "dropout", self.dropout, "in [0, 1)")
 
     def check_mixers(self, max_len: int) -> None:
         """Refuses mixers that do not fit the width or the length."""
@@ -129,11 +121,11 @@ class BackboneConfig(ModelConfig):
 class LanguageModelConfig(BackboneConfig):
     """Token embedding, blocks of causal mixers, final norm and head."""
 
-    max_len: int = 256
+    max_len: Annotated[int, AtLeast(1), AtMost(MAX_POSITIONS)] = 256
     """Longest sequence, Lmax; filters and positions are defined relative to it."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[int | None, AtLeast(2), AtMost(MAX_SYMBOLS)] = None
     """Vocabulary size; None takes the tokenizer's."""
-    vocab_multiple: int = 1
+    vocab_multiple: Annotated[int, Between(1, 4096)] = 1
     """Embedding and head have rows up to a multiple of this number; no logits are computed from the rows
     beyond vocab_size."""
     scale_embedding: bool = False
@@ -144,24 +136,18 @@ class LanguageModelConfig(BackboneConfig):
     """Use the transposed embedding as the head."""
     head_bias: bool = False
     """Bias of an untied head."""
-    soft_cap: float | None = None
+    soft_cap: Annotated[float | None, Above(0)] = None
     """Bound c of the logits: c tanh(logits / c)."""
-    loss_chunk: int | None = field(default=None, metadata=RUNTIME)
+    loss_chunk: Annotated[int | None, AtLeast(1)] = field(default=None, metadata=RUNTIME)
     """Tokens of each row whose logits are in memory at a time in the loss; None takes as many as fit into
     2^26 logits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MAX_POSITIONS, self, "max_len")
-        require_at_most(MAX_SYMBOLS, self, "vocab_size")
-        require_at_least(1, self, "max_len", "loss_chunk")
-        require_at_least(2, self, "vocab_size")
-        require(1 <= self.vocab_multiple <= 4096, "vocab_multiple", self.vocab_multiple, "in 1..4096")
         is_scaled = self.scale_embedding or not self.round_embedding_scale
         allowed = "False without scale_embedding"
         require(is_scaled, "round_embedding_scale", self.round_embedding_scale, allowed)
         require(not (self.tied_head and self.head_bias), "head_bias", self.head_bias, "False with tied_head")
-        require(self.soft_cap is None or self.soft_cap > 0, "soft_cap", self.soft_cap, "above 0")
         for mixer in self.pattern:
             name = type(mixer).__name__
             require(mixer.causal, "pattern", name, "of causal mixers, to predict the next token")
@@ -176,28 +162,20 @@ class ImageClassifierConfig(BackboneConfig):
 
     learned_positions: bool = True
     """Add a learned embedding for the position of each patch."""
-    image_size: tuple[int, int] | None = None
+    image_size: Annotated[tuple[int, int] | None, Between(1, MAX_SIDE)] = None
     """Height and width; None takes the data's."""
-    channels: int | None = None
+    channels: Annotated[int | None, AtLeast(1), AtMost(MAX_CHANNELS)] = None
     """Colours; None takes the data's."""
-    n_classes: int | None = None
+    n_classes: Annotated[int | None, AtLeast(2), AtMost(MAX_SYMBOLS)] = None
     """Classes; None takes the data's."""
-    patch_size: tuple[int, int] = (4, 4)
+    patch_size: Annotated[tuple[int, int], Between(1, MAX_SIDE)] = (4, 4)
     """Height and width of a patch; a border narrower than a patch is cropped."""
     head: Literal["average_pool", "per_token"] = "average_pool"
     """Classify the mean over the patches, or each patch separately."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MAX_CHANNELS, self, "channels")
-        require_at_most(MAX_SYMBOLS, self, "n_classes")
-        require_at_least(1, self, "channels")
-        require_at_least(2, self, "n_classes")
-        fits = min(self.patch_size) >= 1 and max(self.patch_size) <= MAX_SIDE
-        require(fits, "patch_size", self.patch_size, f"from 1 x 1 to {MAX_SIDE} x {MAX_SIDE}")
         if self.image_size is not None:
-            fits = min(self.image_size) >= 1 and max(self.image_size) <= MAX_SIDE
-            require(fits, "image_size", self.image_size, f"from 1 x 1 to {MAX_SIDE} x {MAX_SIDE}")
             fits = all(p <= n for p, n in zip(self.patch_size, self.image_size, strict=True))
             require(fits, "patch_size", self.patch_size, f"at most image_size={self.image_size}")
             self.check_mixers(self.max_len)
@@ -220,17 +198,13 @@ class AutoencoderConfig(BackboneConfig):
 
     inputs: ClassVar[str] = "sequences_to_compress"
 
-    max_len: int = 256
+    max_len: Annotated[int, AtLeast(1), AtMost(MAX_POSITIONS)] = 256
     """Longest sequence, Lmax; filters and positions are defined relative to it."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[int | None, AtLeast(2), AtMost(MAX_SYMBOLS)] = None
     """Vocabulary size; None takes the data's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MAX_POSITIONS, self, "max_len")
-        require_at_most(MAX_SYMBOLS, self, "vocab_size")
-        require_at_least(1, self, "max_len")
-        require_at_least(2, self, "vocab_size")
         even = self.d_model >= 4 and self.d_model % 2 == 0
         require(even, "d_model", self.d_model, "even and at least 4, for sines and cosines of positions")
         self.check_mixers(self.max_len)

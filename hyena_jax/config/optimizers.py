@@ -1,10 +1,9 @@
 """Configs of optimizers and learning rate schedules, and the ones of this package by name."""
 
-import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from hyena_jax.config.checks import MAX_COUNT, RUNTIME, Checked, require_at_least, require_at_most
+from hyena_jax.config.checks import MAX_COUNT, RUNTIME, Above, AtLeast, AtMost, Between, Checked
 from hyena_jax.config.registry import Registry, register
 from hyena_jax.errors import require
 
@@ -30,36 +29,25 @@ class ScheduleConfig(Checked):
 class WarmupScheduleConfig(ScheduleConfig):
     """Base class of schedules with a linear warm-up from 0 to the peak."""
 
-    warmup_steps: int = 100
+    warmup_steps: Annotated[int, AtLeast(0)] = 100
     """Steps of linear warm-up from 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(0, self, "warmup_steps")
 
 
 @dataclass(frozen=True)
 class DecayScheduleConfig(WarmupScheduleConfig):
     """Base class of schedules that decay from the peak to a final rate and stay there."""
 
-    decay_steps: int | None = None
+    decay_steps: Annotated[int | None, AtMost(MAX_COUNT)] = None
     """Step at which the decay ends; None takes training.steps."""
-    final_fraction: float = 0.1
+    final_fraction: Annotated[float, Between(0, 1)] = 0.1
     """Learning rate at the end, as a fraction of the peak."""
     final_learning_rate: float | None = None
     """Learning rate at the end, instead of `final_fraction`; None uses that."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_most(MAX_COUNT, self, "decay_steps")
-        end = f"above warmup_steps={self.warmup_steps}"
-        require(
-            self.decay_steps is None or self.decay_steps > self.warmup_steps,
-            "decay_steps",
-            self.decay_steps,
-            end,
-        )
-        require(0 <= self.final_fraction <= 1, "final_fraction", self.final_fraction, "in 0..1")
+        end, allowed = self.decay_steps, f"above warmup_steps={self.warmup_steps}"
+        require(end is None or end > self.warmup_steps, "decay_steps", end, allowed)
 
     def check(self, peak: float) -> None:
         """Refuses a final rate above the peak."""
@@ -88,12 +76,8 @@ class ConstantConfig(WarmupScheduleConfig):
 class WarmupStableDecayConfig(DecayScheduleConfig):
     """The peak rate, then linear decay (Haegele et al. 2024, arXiv 2405.18392, section 3)."""
 
-    decay_fraction: float = 0.2
+    decay_fraction: Annotated[float, Between(0, 1, "(]")] = 0.2
     """Fraction of the steps up to `decay_steps` during which the rate decays."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.decay_fraction <= 1, "decay_fraction", self.decay_fraction, "above 0 and at most 1")
 
 
 @dataclass(frozen=True)
@@ -112,17 +96,15 @@ class OptimizerConfig(Checked):
 
     registry: ClassVar[Registry] = Registry("optimizer", is_module=False)
 
-    learning_rate: float = 2e-3
+    learning_rate: Annotated[float, Above(0)] = 2e-3
     """Peak learning rate."""
     schedule: ScheduleConfig = CosineConfig()
     """Schedule of the learning rate."""
-    accumulation_steps: int = 1
+    accumulation_steps: Annotated[int, AtLeast(1)] = 1
     """Parts of a batch, computed one after the other; their gradients are averaged for one update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.learning_rate < math.inf, "learning_rate", self.learning_rate, "above 0 and finite")
-        require_at_least(1, self, "accumulation_steps")
         self.schedule.check(self.learning_rate)
 
 
@@ -132,18 +114,12 @@ class ParameterGroup(Checked):
 
     pattern: str
     """Regular expression, searched in paths such as `blocks_0/mixer/filter/dense_0/kernel`."""
-    learning_rate: float | None = None
+    learning_rate: Annotated[float | None, AtLeast(0)] = None
     """Peak learning rate, 0 to keep the parameters constant; None takes the optimizer's."""
-    weight_decay: float | None = None
+    weight_decay: Annotated[float | None, AtLeast(0)] = None
     """Decoupled weight decay; None takes the optimizer's."""
     optional: bool = field(default=False, metadata=RUNTIME)
     """Allow the group to match nothing, for parameters that only some mixers have."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("learning_rate", "weight_decay"):
-            value = getattr(self, name)
-            require(value is None or 0 <= value < math.inf, name, value, "at least 0, or None")
 
 
 # As in the published Hyena code: a low rate for positional features, no decay of filters, biases and scales.
@@ -159,34 +135,24 @@ HYENA_GROUPS = (
 class GroupedOptimizerConfig(OptimizerConfig):
     """Base class of optimizers with clipping, decoupled weight decay and parameter groups."""
 
-    clip_norm: float | None = 1.0
+    clip_norm: Annotated[float | None, Above(0)] = 1.0
     """Largest global norm of the gradients; None does not clip."""
-    weight_decay: float = 0.1
+    weight_decay: Annotated[float, AtLeast(0)] = 0.1
     """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
     groups: tuple[ParameterGroup, ...] = ()
     """The first group that matches a parameter applies; a group that matches none must be optional."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.clip_norm is None or self.clip_norm > 0, "clip_norm", self.clip_norm, "above 0")
-        require_at_least(0, self, "weight_decay")
 
 
 @dataclass(frozen=True)
 class AdamWConfig(GroupedOptimizerConfig):
     """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2)."""
 
-    b1: float = 0.9
+    b1: Annotated[float, Between(0, 1, "[)")] = 0.9
     """Decay of the first moment."""
-    b2: float = 0.99
+    b2: Annotated[float, Between(0, 1, "[)")] = 0.99
     """Decay of the second moment."""
-    eps: float = 1e-8
+    eps: Annotated[float, Above(0)] = 1e-8
     """Added to the square root of the second moment."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_decays(self, "b1", "b2")
-        require(self.eps > 0, "eps", self.eps, "above 0")
 
 
 @dataclass(frozen=True)
@@ -200,14 +166,10 @@ class LionConfig(GroupedOptimizerConfig):
     """Peak learning rate."""
     weight_decay: float = 0.4
     """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
-    b1: float = 0.9
+    b1: Annotated[float, Between(0, 1, "[)")] = 0.9
     """Weight of the momentum in the update."""
-    b2: float = 0.99
+    b2: Annotated[float, Between(0, 1, "[)")] = 0.99
     """Decay of the momentum."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_decays(self, "b1", "b2")
 
 
 @dataclass(frozen=True)
@@ -218,22 +180,16 @@ class AdafactorConfig(GroupedOptimizerConfig):
     """Peak learning rate, relative to the size of each parameter with `multiply_by_parameter_scale`."""
     weight_decay: float = 0.02
     """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
-    decay_rate: float = 0.8
+    decay_rate: Annotated[float, Between(0, 1, "(]")] = 0.8
     """Exponent c of the second moment's decay 1 - t^-c at step t (section 7.2)."""
-    clipping_threshold: float | None = 1.0
+    clipping_threshold: Annotated[float | None, AtLeast(1)] = 1.0
     """Largest RMS of a parameter's update (section 6); None does not clip."""
     multiply_by_parameter_scale: bool = True
     """Multiply each parameter's update by its RMS, at least 1e-3 (section 8)."""
-    min_dim_size_to_factor: int = 128
+    min_dim_size_to_factor: Annotated[int, AtLeast(1)] = 128
     """Factor the second moment if the second largest axis is at least this long."""
-    eps: float = 1e-30
+    eps: Annotated[float, Above(0)] = 1e-30
     """Added to squared gradients."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.decay_rate <= 1, "decay_rate", self.decay_rate, "above 0 and at most 1")
-        require_at_least(1, self, "clipping_threshold", "min_dim_size_to_factor")
-        require(self.eps > 0, "eps", self.eps, "above 0")
 
 
 @dataclass(frozen=True)
@@ -244,14 +200,13 @@ class SGDConfig(GroupedOptimizerConfig):
     """Peak learning rate."""
     weight_decay: float = 2e-3
     """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
-    momentum: float = 0.9
+    momentum: Annotated[float, Between(0, 1, "[)")] = 0.9
     """Decay of the momentum; 0 is plain gradient descent."""
     nesterov: bool = False
     """Use Nesterov momentum."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_decays(self, "momentum")
         require(self.momentum > 0 or not self.nesterov, "nesterov", True, "False without momentum")
 
 
@@ -267,34 +222,21 @@ class MuonConfig(GroupedOptimizerConfig):
     matrices: str = r"blocks_\d+/(?!.*/filter/).*kernel$"
     """Regular expression, searched in paths: Muon updates matching arrays with at least two axes. The last
     two axes are the matrix [inputs, outputs]; the axes before them count matrices."""
-    beta: float = 0.95
+    beta: Annotated[float, Between(0, 1, "[)")] = 0.95
     """Decay of the momentum that is orthogonalized."""
     nesterov: bool = True
     """Use Nesterov momentum."""
-    ns_steps: int = 5
+    ns_steps: Annotated[int, AtLeast(1)] = 5
     """Newton-Schulz iterations."""
-    consistent_rms: float | None = 0.2
+    consistent_rms: Annotated[float | None, Above(0)] = 0.2
     """RMS of a matrix's update, close to AdamW's, so that AdamW's learning rate and decay fit (Liu et al.
     2025, arXiv 2502.16982, section 2.2); None multiplies by sqrt(max(1, outputs / inputs)) instead."""
-    b1: float = 0.9
+    b1: Annotated[float, Between(0, 1, "[)")] = 0.9
     """Adam's decay of the first moment."""
-    b2: float = 0.99
+    b2: Annotated[float, Between(0, 1, "[)")] = 0.99
     """Adam's decay of the second moment."""
-    eps: float = 1e-8
+    eps: Annotated[float, Above(0)] = 1e-8
     """Added to the norm of a matrix, and to the square root of Adam's second moment."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_decays(self, "beta", "b1", "b2")
-        require_at_least(1, self, "ns_steps")
-        rms = self.consistent_rms
-        require(rms is None or rms > 0, "consistent_rms", rms, "above 0")
-        require(self.eps > 0, "eps", self.eps, "above 0")
-
-
-def _require_decays(config: OptimizerConfig, *names: str) -> None:
-    for name in names:
-        require(0 <= getattr(config, name) < 1, name, getattr(config, name), "in [0, 1)")
 
 
 SCHEDULE_CONFIGS = ScheduleConfig.registry

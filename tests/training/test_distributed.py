@@ -307,7 +307,7 @@ def test_alone_everything_is_agreed():
             {"coordinator": "a:1", "num_processes": 2, "process_id": 1, "distributed": True},
             "distributed must be False when coordinator is given",
         ),
-        ({"join_timeout": 0.0}, "join_timeout must be more than 0"),
+        ({"join_timeout": 0.0}, "join_timeout must be above 0"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused(options, message):
