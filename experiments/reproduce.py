@@ -99,7 +99,7 @@ def page(studies: list[Study]) -> str:
         if results is None:
             lines.append(f"| {study.title} | not run yet | | {len(study.runs)} | |")
             continue
-        groups = groups_of(results)
+        groups = groups_of(study, results)
         correlation = rank_correlation(study, groups)
         shown = "" if correlation is None else f"{correlation[0]:.2f} ({correlation[1]} values)"
         minutes = f"{results['seconds'] / 60:.0f}"

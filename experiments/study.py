@@ -22,22 +22,20 @@ from typing import Any
 
 import tyro
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 import hyena_jax
 from hyena_jax import config
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.comparison.report import COLOURS
-from hyena_jax.comparison.sizes import n_params, state_size
+from hyena_jax.comparison.figure import COLOURS, fill_range, save
+from hyena_jax.comparison.runs import without_seed
+from hyena_jax.comparison.table import KIB, GroupSummary, markdown, n_params, state_size
 from hyena_jax.config import TASK_CONFIGS, Experiment, TaskConfig, TrainingConfig, UserError
-from hyena_jax.files import replacing, write_text
+from hyena_jax.files import write_text
 from hyena_jax.output import bar
 from hyena_jax.signals import Interrupted
 
-SEED = re.compile(r",?seed=\d+")
-KIB = 2**10
 FAULTS = (UserError, OSError, Interrupted, KeyboardInterrupt, json.JSONDecodeError)
 """What a person can cause: reported in a line, by `describe`."""
 MARKERS = "os^Dv<P*"
@@ -81,25 +79,18 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Group:
-    """The runs of one group: values by seed, and sizes."""
+class Group(GroupSummary):
+    """What the runs of a group reached, also at other lengths."""
 
-    name: str
-    values: tuple[float, ...]
-    steps: tuple[int, ...]
-    seconds: tuple[float, ...]
-    n_params: int
-    state_bytes: int | None
     by_length: Mapping[int, tuple[float, ...]]
-
-    @property
-    def median(self) -> float:
-        """Median over seeds."""
-        return statistics.median(self.values)
 
     def at(self, length: int | None) -> tuple[float, ...]:
         """The values at a test length, or those of the evaluation during training."""
-        return self.values if length is None else self.by_length[length]
+        return self.last if length is None else self.by_length[length]
+
+    def median(self, length: int | None = None) -> float:
+        """The median of these over seeds."""
+        return statistics.median(self.at(length))
 
 
 def main(study: Study) -> None:
@@ -176,7 +167,7 @@ def _chosen(value: Any) -> Any:
 
 def shortened(runs: Mapping[str, Experiment], most: int = 3, steps: int = 20) -> dict[str, Experiment]:
     """One run of each of the first groups, with so few steps that only the machinery is tested."""
-    first = {SEED.sub("", name): name for name in reversed(runs)}
+    first = {without_seed(name): name for name in reversed(runs)}
     chosen = [name for name in runs if name in first.values()][:most]
     return {
         name: dataclasses.replace(
@@ -217,7 +208,7 @@ def run(study: Study, workdir: Path, jobs: int, quick: bool) -> dict[str, Any]:
         "versions": describe_versions(),
         "runs": rows,
     }
-    groups = groups_of(results)
+    groups = groups_of(study, results)
     print(f"{len(rows)} runs, {time.monotonic() - began:.0f} s; expected orderings: {verdict(study, groups)}")
     correlation = rank_correlation(study, groups)
     if correlation is not None:
@@ -240,17 +231,19 @@ def _by_length(study: Study, workdir: Path) -> dict[str, float]:
     }
 
 
-def groups_of(results: Mapping[str, Any]) -> dict[str, Group]:
+def groups_of(study: Study, results: Mapping[str, Any]) -> dict[str, Group]:
     """The groups of the runs in results.json, by name."""
     members: dict[str, list[dict]] = {}
     for name, row in results["runs"].items():
-        members.setdefault(SEED.sub("", name), []).append(row)
+        members.setdefault(without_seed(name), []).append(row)
     return {
         name: Group(
-            name=name,
-            values=tuple(row["value"] for row in rows),
+            label=name,
+            metric=study.metric,
+            last=tuple(row["value"] for row in rows),
+            best=max(row["value"] for row in rows),
             steps=tuple(row["step"] for row in rows),
-            seconds=tuple(row["seconds"] for row in rows),
+            seconds=statistics.median(row["seconds"] for row in rows),
             n_params=rows[0]["n_params"],
             state_bytes=rows[0]["state_bytes"],
             by_length={
@@ -270,7 +263,7 @@ def rank_correlation(study: Study, groups: Mapping[str, Group]) -> tuple[float, 
     names = [name for name in groups if name in study.published]
     if len(names) < 3:
         return None
-    ours, theirs = [groups[name].median for name in names], [study.published[name] for name in names]
+    ours, theirs = [groups[name].median() for name in names], [study.published[name] for name in names]
     if len({*ours}) == 1 or len({*theirs}) == 1:
         return None
     return float(spearmanr(ours, theirs).statistic), len(names)
@@ -283,7 +276,7 @@ def orderings(study: Study, groups: Mapping[str, Group]) -> list[tuple[str, bool
         pairs = [(groups[a], groups[b]) for a in higher for b in lower if a in groups and b in groups]
         if pairs:
             length = study.above_at
-            holds = all(statistics.median(a.at(length)) > statistics.median(b.at(length)) for a, b in pairs)
+            holds = all(a.median(length) > b.median(length) for a, b in pairs)
             overlap = holds and any(min(a.at(length)) <= max(b.at(length)) for a, b in pairs)
             names = ("; ".join(label(name) for name in side) for side in (higher, lower))
             where = "" if length is None else f", at {length} {study.unit}"
@@ -303,14 +296,14 @@ def verdict(study: Study, groups: Mapping[str, Group]) -> str:
 
 def write(study: Study, folder: Path, results: Mapping[str, Any]) -> None:
     """Writes the figure and the page."""
-    groups = groups_of(results)
+    groups = groups_of(study, results)
     draw(study, groups, folder / "plot.png")
     write_text(folder / "README.md", page(study, results))
 
 
 def page(study: Study, results: Mapping[str, Any]) -> str:
     """The page of an experiment, in Markdown."""
-    groups = groups_of(results)
+    groups = groups_of(study, results)
     machine, versions = results["hardware"], results["versions"]
     minutes = results["seconds"] / 60
     task_names = {data: f"`tasks:{name}`" for name, data in TASK_CONFIGS.items()}
@@ -347,21 +340,17 @@ def _table(study: Study, groups: Mapping[str, Group]) -> list[str]:
         *(f"at {length:,} {study.unit}" for length in lengths),
     ]
     columns += ["step", "seconds", "parameters", "state, KiB"]
-    rows = [f"| model | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+    rows = []
     for name, group in groups.items():
         published = study.published.get(name)
         cells = [] if not study.published else ["" if published is None else f"{published:.3f}"]
-        n_solved = sum(value >= study.solved for value in group.values)
-        spread = (
-            f"{min(group.values):.3f} to {max(group.values):.3f}" if len(group.values) > 1 else "one seed"
-        )
-        cells += [f"**{group.median:.3f}**", spread, f"{n_solved} of {len(group.values)}"]
-        cells += [f"{statistics.median(group.by_length[length]):.3f}" for length in lengths]
-        state = "" if group.state_bytes is None else f"{group.state_bytes / KIB:.1f}"
-        cells += [f"{statistics.median(group.steps):g}", f"{statistics.median(group.seconds):.0f}"]
-        cells += [f"{group.n_params:,}", state]
-        rows.append(f"| {label(name)} | {' | '.join(cells)} |")
-    return rows
+        n_solved = sum(value >= study.solved for value in group.last)
+        spread = f"{min(group.last):.3f} to {max(group.last):.3f}" if group.n_runs > 1 else "one seed"
+        cells += [f"**{group.median():.3f}**", spread, f"{n_solved} of {group.n_runs}"]
+        cells += [f"{group.median(length):.3f}" for length in lengths]
+        cells += [cost.strip("-") for cost in group.costs.values()]  # empty for a model without a state
+        rows.append((label(name), cells))
+    return markdown("model", columns, rows)
 
 
 def label(name: str) -> str:
@@ -382,20 +371,18 @@ def draw(study: Study, groups: Mapping[str, Group], path: Path) -> None:
     else:
         figure = Figure(figsize=(9, 4.6), layout="constrained")
         _draw_lines(study, groups, figure)
-    FigureCanvasAgg(figure)
     figure.suptitle(study.title, fontsize="medium")
     for axes in figure.axes:
         axes.grid(alpha=0.25)
-    with replacing(path) as draft:
-        figure.savefig(draft, format="png", dpi=130)
+    save(figure, path, dpi=130)
 
 
 def _draw_bars(study: Study, groups: Mapping[str, Group], axes: Axes) -> None:
     for i, group in enumerate(groups.values()):
-        axes.barh(i, group.median, color=COLOURS[0], alpha=0.55)
-        axes.plot(group.values, [i] * len(group.values), "o", color=COLOURS[0], markersize=4)
-        if group.name in study.published:
-            axes.plot(study.published[group.name], i, "D", color=COLOURS[1], fillstyle="none", markersize=8)
+        axes.barh(i, group.median(), color=COLOURS[0], alpha=0.55)
+        axes.plot(group.last, [i] * group.n_runs, "o", color=COLOURS[0], markersize=4)
+        if group.label in study.published:
+            axes.plot(study.published[group.label], i, "D", color=COLOURS[1], fillstyle="none", markersize=8)
     axes.set_yticks(range(len(groups)), [label(name) for name in groups])
     axes.set_ylim(len(groups) - 0.4, -0.6)
     shown = "bar: median, dots: seeds" + (", diamond: published" if study.published else "")
@@ -420,10 +407,10 @@ def _draw_lines(study: Study, groups: Mapping[str, Group], figure: Figure) -> No
         if study.x == "length":
             points = [Point(length, values) for length, values in group.by_length.items()]
         elif study.x == "state":
-            points = [Point((group.state_bytes or 0) / KIB, group.values, published)]
+            points = [Point((group.state_bytes or 0) / KIB, group.last, published)]
             settings = {"pattern": settings["pattern"]}
         else:
-            points = [Point(float(settings.pop(study.x)), group.values, published)]
+            points = [Point(float(settings.pop(study.x)), group.last, published)]
         lines.setdefault(", ".join(settings.values()), []).extend(points)
     all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (task, lines) in zip(all_axes, panels.items(), strict=True):
@@ -456,10 +443,10 @@ def _draw_panel(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
             continue
         colour, marker = next(styles)
         axes.plot(x, medians, marker=marker, color=colour, label=name, markersize=5)
-        low, high = [min(point.values) for point in points], [max(point.values) for point in points]
         if all(len(point.values) > 1 for point in points):
-            axes.fill_between(x, low, high, color=colour, alpha=0.15)
+            fill_range(axes, {point.x: point.values for point in points}, color=colour, alpha=0.15)
         else:
+            low, high = ([of(point.values) for point in points] for of in (min, max))
             axes.vlines(x, low, high, color=colour, linewidth=3, alpha=0.4)
         known = [(point.x, point.published) for point in points if point.published is not None]
         if known:

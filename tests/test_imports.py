@@ -32,6 +32,7 @@ ALLOWED = {
     "generation": {"config", "data", "mixers", "models", "ops", "training", "trees"},
     "scoring": {"config", "data", "parallel", "training"},
     "benchmark": {
+        "comparison",
         "flags",
         "signals",
         "config",

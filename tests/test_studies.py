@@ -49,7 +49,7 @@ EXAMPLE = Study(
 @pytest.mark.parametrize("name", reproduce.STUDIES)
 def test_a_study_describes_its_runs(name):
     found = reproduce.load(name)
-    groups = {study.SEED.sub("", run) for run in found.runs}
+    groups = {study.without_seed(run) for run in found.runs}
     assert {*found.published} <= groups
     assert {group for side in found.above for names in side for group in names} <= groups
     assert all(run.data.n_symbols for run in found.runs.values())
@@ -77,12 +77,12 @@ def test_a_page_compares_with_what_was_published():
     assert "- holds: hyena, width 1 above fir, width 1; hawk, width 1" in page
     assert "- **does not hold**: hawk, width 1 above fir, width 1" in page
     assert "Spearman's rank correlation with the 3 published values: 0.50" in page
-    assert study.verdict(EXAMPLE, study.groups_of(RESULTS)) == "1 of 2 hold"
+    assert study.verdict(EXAMPLE, study.groups_of(EXAMPLE, RESULTS)) == "1 of 2 hold"
 
 
 @pytest.mark.parametrize("x", [None, "width", "state", "length"])
 def test_figures_are_drawn(tmp_path, x):
-    study.draw(dataclasses.replace(EXAMPLE, x=x), study.groups_of(RESULTS), tmp_path / "plot.png")
+    study.draw(dataclasses.replace(EXAMPLE, x=x), study.groups_of(EXAMPLE, RESULTS), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -25,8 +25,8 @@ from rich.progress import track
 
 from hyena_jax import models
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.benchmark.results import COLOURS
 from hyena_jax.benchmark.scaling import fitted_exponent
+from hyena_jax.comparison.figure import COLOURS
 from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig, MixerConfig, ModalFilterConfig
 from hyena_jax.generation.decoding import Request, generate
 from hyena_jax.generation.sampling import SamplingRule

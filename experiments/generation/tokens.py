@@ -21,7 +21,7 @@ from rich.progress import track
 from run import build
 
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.comparison.sizes import state_size
+from hyena_jax.comparison.table import state_size
 from hyena_jax.config import MIXER_CONFIGS
 from hyena_jax.generation.decoding import Request, prefill, proceed
 from hyena_jax.generation.sampling import SamplingRule

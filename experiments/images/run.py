@@ -16,7 +16,7 @@ from pathlib import Path
 import tyro
 
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.benchmark.results import COLOURS
+from hyena_jax.comparison.figure import COLOURS
 from hyena_jax.training.metrics import read_rows
 
 HERE = Path(__file__).parent

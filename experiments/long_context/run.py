@@ -162,7 +162,7 @@ def draw(rows: list[dict], path: Path) -> None:
     """Peak memory against length: economical steps solid, plain steps dashed, both in the mixer's colour."""
     from matplotlib.figure import Figure
 
-    from hyena_jax.benchmark.results import COLOURS
+    from hyena_jax.comparison.figure import COLOURS
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()

@@ -19,7 +19,7 @@ from pathlib import Path
 import tyro
 
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.benchmark.results import COLOURS
+from hyena_jax.comparison.figure import COLOURS
 from hyena_jax.config import config_files
 from hyena_jax.training.metrics import read_rows
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.benchmark.settings import PLOT, RESULTS, Settings, flags
 from hyena_jax.benchmark.timing import Timing
+from hyena_jax.comparison.figure import COLOURS
 from hyena_jax.config import require
 from hyena_jax.files import write_text
 from hyena_jax.output import Output
@@ -27,8 +28,6 @@ Results = dict[str, Any]
 """The contents of results.json."""
 MIB = 2**20
 
-# Okabe and Ito's colours, which colour-blind readers tell apart, with a darker yellow.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9A8B00", "#7F3C8D")
 REFERENCE_COLOUR = "#000000"
 # Lines that share a colour, such as ours and PyTorch's, differ by these.
 DASHES, MARKERS = ("-", "--", ":", "-."), "osD^v"

@@ -36,7 +36,7 @@ class Compare(Command):
         import_jax()  # only shapes are computed: no device is started
 
         from hyena_jax.comparison.compare import compare
-        from hyena_jax.comparison.report import text_table
+        from hyena_jax.comparison.table import text_table
 
         dirs, output = self.dirs, self.output
         rows = compare(dirs, by=self.by, metric=self.metric, x=self.x, output=output, note=note)

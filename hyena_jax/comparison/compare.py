@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from hyena_jax.comparison.report import Row, make_row, write
-from hyena_jax.comparison.runs import Axis, Group, choose_metric, group, is_better, read_runs
+from hyena_jax import files
+from hyena_jax.comparison import figure
+from hyena_jax.comparison.runs import Axis, choose_metric, group, is_better, read_runs
+from hyena_jax.comparison.table import GroupSummary, comma_separated, markdown, summarise
 from hyena_jax.config import choose, require
 from hyena_jax.files import require_new_file
 
 FORMATS = (".png", ".pdf", ".svg")
-MAX_DRAWN = 64
-"""Groups in a figure, where each has a panel."""
 
 
 def compare(
@@ -23,7 +23,7 @@ def compare(
     x: Axis = "step",
     output: str | Path | None = None,
     note: Callable[[str], None] = print,
-) -> list[Row]:
+) -> list[GroupSummary]:
     """What the runs in `folders` reached, a row for each group of runs, the best mean first.
 
     Args:
@@ -50,30 +50,15 @@ def compare(
     metric = choose_metric(runs, metric)
     groups = group(runs, by)
     if path is not None:
-        _check_figure(path, groups, x)
-    rows = {members.label: make_row(members, metric) for members in groups}
+        figure.check(groups, x)
     sign = -1 if is_better(metric, 1, 0) else 1
+    found = [(members, summarise(members, metric)) for members in groups]
     # What is not finite has no place among the others: last.
-    order = sorted(rows, key=lambda label: (math.isnan(rows[label].mean), sign * rows[label].mean))
-    groups.sort(key=lambda members: order.index(members.label))
-    ordered = [rows[label] for label in order]
+    found.sort(key=lambda pair: (math.isnan(pair[1].mean), sign * pair[1].mean))
+    groups, rows = ([*column] for column in zip(*found, strict=True))
     if path is not None:
-        write(path, groups, ordered, x)
-    return ordered
-
-
-def _check_figure(path: Path, groups: Sequence[Group], x: Axis) -> None:
-    """Raises UserError if the groups are too many to draw, or have no place on the horizontal axis."""
-    allowed = f"left out: {len(groups)} groups are more than a figure holds, {MAX_DRAWN}"
-    require(len(groups) <= MAX_DRAWN, "output", str(path), allowed)
-    for members in groups:
-        if x == "seconds":
-            known = all(len(run.seconds) > 1 for run in members.runs)
-            require(known, "x", x, f"step: {members.label} has a run with rows at a single step")
-        if x == "tokens":
-            data = [run.experiment.data for run in members.runs]
-            has_length = all(hasattr(settings, "seq_len") for settings in data)
-            require(has_length, "x", x, f"step or seconds: {members.label} has rows without data.seq_len")
-            sizes = {settings.batch_size * settings.seq_len for settings in data}
-            allowed = f"step or seconds: the runs of {members.label} differ in their tokens per step"
-            require(len(sizes) == 1, "x", x, allowed)
+        figure.draw(path, groups, metric, x)
+        files.write_text(path.with_suffix(".csv"), comma_separated(rows))
+        lines = markdown(metric, [*rows[0].cells], [(row.label, [*row.cells.values()]) for row in rows])
+        files.write_text(path.with_suffix(".md"), "\n".join(lines) + "\n")
+    return rows

@@ -18,7 +18,6 @@ from hyena_jax.training.metrics import FILE, read_rows
 
 Axis = Literal["step", "seconds", "tokens"]
 HELD_OUT = "validation/"
-SEED = re.compile(r"(^|,)seed=\d+")
 PAUSE, LEAST_PAUSE = 20.0, 60.0
 """Between two rows is a pause if they are so many times further apart than usual, and so many seconds."""
 
@@ -35,6 +34,12 @@ class Run:
     def name(self) -> str:
         """The folder's name, which for a run of a sweep lists its settings."""
         return self.workdir.resolve().name
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """The tokens of a training step; None for data without `seq_len`."""
+        data = self.experiment.data
+        return data.batch_size * data.seq_len if hasattr(data, "seq_len") else None
 
     @cached_property
     def settings(self) -> dict[str, str]:
@@ -130,10 +135,15 @@ def group(runs: Sequence[Run], by: str | None = None) -> list[Group]:
     for run in runs:
         groups.setdefault(repr(replace(run.experiment, seed=0)), []).append(run)
     first = [members[0] for members in groups.values()]
-    labels = [SEED.sub("", run.name).strip(",") or run.workdir.resolve().parent.name for run in first]
+    labels = [without_seed(run.name) or run.workdir.resolve().parent.name for run in first]
     if len({*labels}) < len(labels):
         labels = [str(run.workdir) for run in first]
     return [Group(label, tuple(members)) for label, members in zip(labels, groups.values(), strict=True)]
+
+
+def without_seed(name: str) -> str:
+    """The name of a sweep's run, without its seed: the name of its group."""
+    return re.sub(r"(^|,)seed=\d+", "", name).strip(",")
 
 
 def choose_metric(runs: Sequence[Run], metric: str | None) -> str:

@@ -9,8 +9,9 @@ from grid import in_grid
 
 import hyena_jax
 from hyena_jax import cli
-from hyena_jax.comparison.report import make_row, text_table
+from hyena_jax.comparison.figure import draw
 from hyena_jax.comparison.runs import group, read_runs
+from hyena_jax.comparison.table import summarise, text_table
 from hyena_jax.config import (
     AttentionConfig,
     Experiment,
@@ -142,8 +143,6 @@ def test_tables_say_the_same(sweep, tmp_path, capsys):
 @pytest.mark.parametrize("n_groups", [9, *in_grid(1, 8)])
 @pytest.mark.parametrize("x", ["step", "seconds"])
 def test_a_figure_of_any_number_of_groups(tmp_path, n_groups, x):
-    from hyena_jax.comparison.report import draw
-
     for i in range(n_groups):
         wider = experiment(AttentionConfig(2), max_len=16 + i)
         write_run(tmp_path / "runs" / f"$max_len={i}", wider, (0.1 * i, 0.5))
@@ -151,7 +150,7 @@ def test_a_figure_of_any_number_of_groups(tmp_path, n_groups, x):
     draw(tmp_path / "figure.svg", groups, "accuracy", x)
     text = (tmp_path / "figure.svg").read_text()
     assert text.count('<g id="axes_') >= (9 if n_groups == 9 else 1)
-    assert len(text_table([make_row(members, "loss") for members in groups[:2]]).rows) == min(2, n_groups)
+    assert len(text_table([summarise(members, "loss") for members in groups[:2]]).rows) == min(2, n_groups)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +214,7 @@ def test_no_folders_and_too_many_groups_are_refused(tmp_path):
         hyena_jax.compare([])
     for i in range(65):
         write_run(tmp_path / "runs" / f"max_len={i}", experiment(AttentionConfig(2), max_len=16 + i), (0.5,))
-    with pytest.raises(UserError, match="65 groups are more than a figure holds, 64"):
+    with pytest.raises(UserError, match="the groups of a figure must be at most 64: .*, got 65"):
         hyena_jax.compare(tmp_path / "runs", output=tmp_path / "figure.png")
 
 
@@ -228,7 +227,7 @@ def test_axes_without_a_place_for_a_run_are_refused(tmp_path):
         hyena_jax.compare(tmp_path / "runs", by="seed", x="tokens", output=tmp_path / "figure.png")
     (run,) = read_runs([tmp_path / "runs" / "batch_size=8"])[0]
     (run.workdir / "metrics.jsonl").write_text(json.dumps(run.rows[-1]) + "\n")
-    with pytest.raises(UserError, match="a run with rows at a single step"):
+    with pytest.raises(UserError, match="x must be 'step' where a run of .* has logged one step only"):
         hyena_jax.compare(run.workdir, x="seconds", output=tmp_path / "figure.png")
 
 

@@ -1,0 +1,108 @@
+"""The runs of groups as curves: a line for the middle of a group, and a band for its range."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyena_jax import files
+from hyena_jax.comparison.runs import Axis, Group
+from hyena_jax.config import require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which colour-blind readers tell apart, with a darker yellow.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9A8B00", "#7F3C8D")
+MAX_DRAWN = 64
+"""Groups in a figure, where each has a panel."""
+Points = Mapping[float, Sequence[float]]
+"""The values of the runs of a group by their place on the horizontal axis, from left to right."""
+
+
+def check(groups: Sequence[Group], x: Axis) -> None:
+    """Raises UserError if the groups are too many to draw, or have no place on the horizontal axis."""
+    allowed = f"at most {MAX_DRAWN}: name fewer runs, or group them by one of their settings"
+    require(len(groups) <= MAX_DRAWN, "the groups of a figure", len(groups), allowed)
+    for group in groups:
+        if x == "seconds":
+            known = all(len(run.seconds) > 1 for run in group.runs)
+            require(known, "x", x, f"'step' where a run of {group.label} has logged one step only")
+        if x == "tokens":
+            sizes = {run.tokens_per_step for run in group.runs}
+            why = "have no data.seq_len" if None in sizes else "differ in their tokens per step"
+            allowed = f"'step' or 'seconds' where the runs of {group.label} {why}"
+            require(len(sizes) == 1 and None not in sizes, "x", x, allowed)
+
+
+def draw(path: Path, groups: Sequence[Group], metric: str, x: Axis) -> None:
+    """Draws the metric of each group against `x`: the mean over its runs, and a band from least to largest.
+
+    With more groups than colours, each has its own panel, where the others are grey.
+    """
+    from matplotlib.figure import Figure
+
+    curves = {group.label: _points(group, metric, x) for group in groups}
+    alone = len(groups) > len(COLOURS)
+    n_columns = min(4, len(groups)) if alone else 1
+    n_rows = math.ceil(len(groups) / n_columns) if alone else 1
+    size = (3.4 * n_columns, 2.6 * n_rows) if alone else (8, 4.8)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True).ravel()
+    shown = [[label] for label in curves] if alone else [[*curves]]
+    for axes, labels in zip(panels, shown, strict=False):
+        if alone:
+            for points in curves.values():
+                means = [statistics.fmean(values) for values in points.values()]
+                axes.plot([*points], means, color="#d0d0d0", linewidth=0.8)
+        for label, colour in zip(labels, COLOURS, strict=False):
+            means = [statistics.fmean(values) for values in curves[label].values()]
+            style = {"color": colour, "marker": "o", "markersize": 2.5}
+            axes.plot([*curves[label]], means, label=label.replace("$", r"\$"), **style)
+            fill_range(axes, curves[label], color=colour, alpha=0.2, linewidth=0)
+        axes.grid(alpha=0.25)
+        if alone:
+            axes.set_title(labels[0], fontsize="small", parse_math=False)
+        else:
+            axes.legend(frameon=False, fontsize="small")
+    for axes in panels[len(shown) :]:
+        axes.set_visible(False)
+    label = {"step": "step", "seconds": "seconds of training", "tokens": "tokens of training"}[x]
+    figure.supxlabel(label, fontsize="medium")
+    figure.supylabel(f"{metric.replace('_', ' ')}, held out", fontsize="medium")
+    save(figure, path, dpi=150)
+
+
+def _points(group: Group, metric: str, x: Axis) -> Points:
+    """The runs of a group at the steps that they evaluated; a run that stopped early keeps its last value."""
+    curves = [run.held_out(metric) for run in group.runs]
+    match x:
+        case "step":
+            per_step = 1.0
+        case "tokens":
+            per_step = group.runs[0].tokens_per_step
+        case "seconds":
+            per_step = statistics.median(
+                run.seconds.get(max(curve), math.nan) / max(curve)
+                for run, curve in zip(group.runs, curves, strict=True)
+            )
+    return {
+        step * per_step: [
+            curve[max(at for at in curve if at <= step)] for curve in curves if min(curve) <= step
+        ]
+        for step in sorted({step for curve in curves for step in curve})
+    }
+
+
+def fill_range(axes: "Axes", points: Points, **style: Any) -> None:
+    """Fills the range from the least to the largest value at each place; `style` as in `fill_between`."""
+    least, largest = (list(map(of, points.values())) for of in (min, max))
+    axes.fill_between([*points], least, largest, **style)
+
+
+def save(figure: "Figure", path: Path, dpi: int) -> None:
+    """Writes the figure, whole or not at all, in the format of the file's ending."""
+    with files.replacing(path) as draft:
+        figure.savefig(draft, format=path.suffix[1:], dpi=dpi)
