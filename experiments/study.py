@@ -130,10 +130,14 @@ def describe(error: BaseException) -> str:
 
 
 def task_runs(task: str, pattern: str, seeds: Sequence[int], flags: Sequence[str] = ()) -> list[Experiment]:
-    """Runs of `tasks:NAME` with other mixers; attention alone has one head and learned positions."""
-    own = ["--no-model.learned-positions"]
-    if pattern == "attention":
-        own = ["--model.learned-positions", "--model.pattern.0.n-heads", "1"]
+    """Runs of `tasks:NAME` with other mixers; attention alone has one head and learned positions.
+
+    Args:
+      flags: settings of the runs; they may choose the positions.
+    """
+    own = ["--model.pattern.0.n-heads", "1"] if pattern == "attention" else []
+    if not any(flag.endswith("model.learned-positions") for flag in flags):
+        own += ["--model.learned-positions" if pattern == "attention" else "--no-model.learned-positions"]
     axes = {"model.pattern": [pattern], "seed": seeds}
     return list(hyena_jax.make_runs(f"tasks:{task}", axes, [*own, *flags]).values())
 

@@ -16,12 +16,12 @@ from hyena_jax import cli
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("cli")]
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
-SMALL = """
+TINY = """
     --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16 --model.pattern.0.filter.width 4
     --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
-    --training.steps 6 --training.eval-every 3 --training.checkpoint-every 3 --training.log-every 2
-    --logging.sample-tokens 20 --no-logging.tensorboard
+    --training.eval-every 3 --training.checkpoint-every 3 --training.log-every 2 --no-logging.tensorboard
 """.split()
+SMALL = [*TINY, "--training.steps", "6", "--logging.sample-tokens", "20"]
 
 
 def run(*arguments: object) -> int:
@@ -200,11 +200,11 @@ def test_evaluation_does_not_depend_on_the_batch_size(workdir, capsys):
 
 
 def test_the_same_command_again_continues_also_where_the_text_was_moved(workdir, text, tmp_path, capsys):
-    again = ["train", "quickstart", "--workdir", workdir, *SMALL, "--data.path"]
-    assert run(*again, text) == 0
+    again = ["train", "quickstart", "--workdir", workdir, *TINY, "--logging.sample-tokens", 20]
+    assert run(*again, "--training.steps", 6, "--data.path", text) == 0
     assert "already trained to step 6" in capsys.readouterr().out
     moved = shutil.move(text, tmp_path / "moved.txt")
-    assert run(*again, moved, "--training.steps", 7) == 0
+    assert run(*again, "--training.steps", 7, "--data.path", moved) == 0
     assert "continuing after step 6" in capsys.readouterr().out
 
 
@@ -345,7 +345,7 @@ def test_prompts_outside_the_vocabulary(tmp_path, text, capsys):
     folder = tmp_path / "letters"
     characters = ["--data.tokenizer", "characters", "--logging.sample-prompt", "the"]
     characters += ["--training.steps", 1, "--logging.sample-tokens", 0]
-    assert run("train", "quickstart", "--workdir", folder, "--data.path", text, *SMALL, *characters) == 0
+    assert run("train", "quickstart", "--workdir", folder, "--data.path", text, *TINY, *characters) == 0
     capsys.readouterr()
     assert run("generate", folder, "--prompt", "the ß") == 2
     assert "prompt 'the ß'" in capsys.readouterr().err

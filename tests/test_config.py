@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from hyena_jax import config, models
-from hyena_jax.cli.choices import choose_kinds
+from hyena_jax.cli.flags import choose_kinds
 from hyena_jax.config import (
     AttentionConfig,
     Experiment,

@@ -14,7 +14,7 @@ import flax.linen as nn
 import pytest
 
 from hyena_jax import cli, config
-from hyena_jax.cli.choices import choose_kinds
+from hyena_jax.cli.flags import choose_kinds
 from hyena_jax.config import (
     Above,
     AtLeast,
@@ -233,6 +233,7 @@ def test_the_kind_that_is_there_keeps_its_options():
         (["--model.pattern", "hawk,hyaena"], "'hyaena' is unknown .did you mean 'hyena'"),
         (["--model.pattern.0.filter", "s5d"], "'s5d' is unknown .did you mean 's4d'"),
         (["--model.pattern"], "--model.pattern must be followed by a name"),
+        (["--optimizer", "lion", "--optimizer=sgd"], "--optimizer is given twice"),
         (["--model.pattern", ""], "pattern must be at least one mixer"),
         (["--data", "images"], "data must be what the model reads"),
     ],

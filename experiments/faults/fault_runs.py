@@ -79,15 +79,21 @@ class Lab:
         prefix: tuple[str, ...] = (),
         launch: tuple[object, ...] | None = None,
     ) -> "Started":
-        """Starts a training; of a flag that is given twice, the second value counts.
+        """Starts a training; `flags` replace those of the same name that every training has.
 
         Args:
           launch: flags of the launcher that starts it in several processes; None starts one, without.
         """
-        arguments = [] if launch is None else ["launch", *launch, "--"]
-        arguments += ["train", self.spec, "--workdir", workdir, "--data.path", self.text]
-        arguments += [*self.flags, "--training.steps", steps, *flags]
-        return self.command(*arguments, prefix=prefix)
+        launcher = [] if launch is None else ["launch", *launch, "--"]
+        own = ["--workdir", workdir, "--data.path", self.text, *self.flags, "--training.steps", steps]
+        values: dict[str, list[str]] = {}
+        for word in map(str, [*own, *flags]):
+            if word.startswith("--"):
+                values[flag := word] = [word]
+            else:
+                values[flag].append(word)
+        chosen = [word for words in values.values() for word in words]
+        return self.command(*launcher, "train", self.spec, *chosen, prefix=prefix)
 
     def command(self, *arguments: object, prefix: tuple[str, ...] = ()) -> "Started":
         """Starts any `hyena-jax` command."""

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyena_jax import config
-from hyena_jax.cli.choices import choose_kinds
-from hyena_jax.cli.flags import FLAT, positional
+from hyena_jax.cli.flags import FLAT, choose_kinds, positional
 from hyena_jax.config import PluginFlags
 from hyena_jax.errors import UserError
 

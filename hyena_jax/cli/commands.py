@@ -7,15 +7,14 @@ from collections.abc import Sequence
 
 from hyena_jax.cli.base import HELP, Command, OfConfig, asks_for_help
 from hyena_jax.cli.bench import BenchDecode, BenchModel, BenchOperators
-from hyena_jax.cli.choices import choice_flags, describe_choices
 from hyena_jax.cli.compare import Compare
 from hyena_jax.cli.convert import Convert
 from hyena_jax.cli.distill import Distill
 from hyena_jax.cli.eval import Evaluate
 from hyena_jax.cli.export import Export
-from hyena_jax.cli.flags import as_flag, flags_of, read
+from hyena_jax.cli.flags import as_flag, choice_flags, flags_of, read
 from hyena_jax.cli.generate import Generate
-from hyena_jax.cli.help import command_help, overview
+from hyena_jax.cli.help import command_help, describe_choices, overview
 from hyena_jax.cli.launch import Launch
 from hyena_jax.cli.plan import Plan
 from hyena_jax.cli.score import Score

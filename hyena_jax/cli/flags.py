@@ -1,8 +1,11 @@
 """The flags of a command, derived from the fields of its dataclass; a wrong flag is refused in one line.
 
 A field `d_model` of a config in the field `model` is set by `--model.d-model VALUE`. A boolean is set by
-`--greedy` or `--no-greedy`. A tuple takes several values, and repeating its flag adds values; for any other
-repeated flag the last value counts.
+`--greedy` or `--no-greedy`. A tuple takes several values, and repeating its flag adds values; any other flag
+is given once.
+
+Parts are chosen by name: `--optimizer lion`, `--model.pattern hawk,hawk,hyena`. They decide which other flags
+exist, so these flags are read first (`choose_kinds`).
 """
 
 import dataclasses
@@ -24,8 +27,9 @@ T = TypeVar("T")
 
 # Metadata of a field that holds a dataclass: names of the inner flags omit this field.
 FLAT = {"flat": True}
-# Metadata of a field that no flag sets.
+# Metadata of a field that no flag sets; and of one that takes all flags that the command lacks, as they are.
 HIDDEN = {"hidden": True}
+OTHERS = {**HIDDEN, "others": True}
 MISSING = dataclasses.MISSING
 
 _NEGATIVE = "--no-"
@@ -62,7 +66,7 @@ def flags_of(command: type, defaults: Mapping[str, Any] | None = None) -> list[F
     Args:
       defaults: values that replace the fields' own defaults.
     """
-    return list(_flags(_Section(command, dict(defaults or {}), (), "--")))
+    return list(_flags(_section(command, defaults)))
 
 
 def read(
@@ -84,30 +88,11 @@ def read(
     """
     flags = flags_of(command, defaults)
     names = {flag.path: flag.name for flag in flags}
-    values = _parse(flags, called, arguments, others)
+    values = _parse(command, flags, called, arguments, others)
     for flag in flags:
         if flag.default is MISSING and flag.path not in values:
-            raise UserError(f"{flag.name} must be given: see hyena-jax {called} --help")
-    return _build(_Section(command, dict(defaults or {}), (), "--"), values, names)
-
-
-def split(command: type, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments of a command, with their values and all positional arguments, and all others."""
-    own = {flag.name: n_values(flag.hint) for flag in flags_of(command) if not flag.is_positional}
-    ours, others, here, room = [], [], None, 0
-    for argument in arguments:
-        if _is_flag(argument):
-            name, equals, _ = argument.partition("=")
-            here = ours if name.replace("_", "-") in own else others
-            most = own.get(name.replace("_", "-"))
-            room = 0 if equals else len(arguments) if most is None else most
-            here.append(argument)
-        elif here is not None and room > 0:
-            room -= 1
-            here.append(argument)
-        else:
-            ours.append(argument)
-    return ours, others
+            raise UserError(f"must be given: see hyena-jax {called} --help", flag.name)
+    return _build(_section(command, defaults), values, names)
 
 
 def as_flag(error: UserError, names: Iterable[str]) -> UserError:
@@ -128,62 +113,54 @@ def n_values(hint: Any) -> int | None:
     return 1 if elements is None else None if elements[-1] is Ellipsis else len(elements)
 
 
-def _flags(section: "_Section") -> Iterator[Flag]:
-    nested = []
-    for field, hint, value in _fields(section):
-        path = (*section.path, field.name)
-        if field.metadata.get("hidden"):
-            continue
-        if inner := list(_inside(section, field, hint, value)):
-            nested += inner
-        elif not _holds_dataclasses(hint):
-            name = field.metadata.get("positional", section.prefix + field.name.replace("_", "-"))
-            yield Flag(path, name, hint, value, section.kind)
-    for inner in nested:
-        yield from _flags(inner)
-
-
 def _parse(
-    flags: Sequence[Flag], called: str, arguments: Sequence[str], others: Sequence[str]
+    command: type, flags: Sequence[Flag], called: str, arguments: Sequence[str], others: Sequence[str]
 ) -> dict[tuple[str, ...], Any]:
     """The values of the given flags, by path."""
     by_name = {flag.name: flag for flag in flags if not flag.is_positional}
     by_name |= {_NEGATIVE + flag.name[2:]: flag for flag in flags if flag.hint is bool}
     places = [flag for flag in flags if flag.is_positional]
     values: dict[tuple[str, ...], Any] = {}
+    for_others = [(field.name,) for field in dataclasses.fields(command) if field.metadata.get("others")]
     rest = list(arguments)
+
+    def words(most: int) -> list[str]:
+        """Takes at most this many arguments, up to the next flag."""
+        count = next((i for i, word in enumerate(rest[:most]) if _is_flag(word)), len(rest[:most]))
+        taken, rest[:count] = rest[:count], []
+        return taken
+
     while rest:
         argument = rest.pop(0)
+        name, equals, attached = argument.partition("=")
+        name = name.replace("_", "-")
         if not _is_flag(argument):
             if not places:
                 raise UserError(f"{_shown(argument)} is one argument too many for {called}")
-            is_last = n_values(places[0].hint) is None  # it takes all that follow
-            flag = places[0] if is_last else places.pop(0)
+            takes_all = n_values(places[0].hint) is None
+            flag = places[0] if takes_all else places.pop(0)
             value = _converted(flag, [argument])
-            values[flag.path] = (*values.get(flag.path, ()), *value) if is_last else value
-            continue
-        name, equals, attached = argument.partition("=")
-        name = name.replace("_", "-")
-        if name not in by_name:
+        elif name not in by_name:
+            if for_others:
+                values[for_others[0]] = (*values.get(for_others[0], ()), argument)
+                values[for_others[0]] += () if equals else tuple(words(len(rest)))
+                continue
             near = _nearest(name, [*by_name, *others])
             raise UserError(f"{name} is not a flag of {called}" + (f"; did you mean {near}?" if near else ""))
-        flag = by_name[name]
-        if flag.hint is bool:
-            follows = attached if equals else next(iter(rest), "")
+        elif by_name[name].hint is bool:
+            flag, follows = by_name[name], attached if equals else next(iter(rest), "")
             if equals or follows.lower() in ("true", "false"):
-                raise UserError(
-                    f"{flag.name} takes no value, got {_shown(follows)}: write {flag.name}"
-                    f" or {_NEGATIVE}{flag.name[2:]}"
-                )
-            values[flag.path] = name == flag.name
-            continue
-        given = [attached] if equals else []
-        most = n_values(flag.hint) or len(rest)
-        while not equals and rest and len(given) < most and not _is_flag(rest[0]):
-            given.append(rest.pop(0))
-        value = _converted(flag, given)
-        adds = n_values(flag.hint) is None and flag.path in values
-        values[flag.path] = (*values[flag.path], *value) if adds else value
+                both = f"{flag.name} or {_NEGATIVE}{flag.name[2:]}"
+                raise UserError(f"takes no value, got {_shown(follows)}: write {both}", flag.name)
+            value = name == flag.name
+        else:
+            flag = by_name[name]
+            value = _converted(flag, [attached] if equals else words(n_values(flag.hint) or len(rest)))
+        if flag.path in values:
+            if n_values(flag.hint) is not None or None in (value, values[flag.path]):
+                raise UserError("is given twice", flag.name)
+            value = (*values[flag.path], *value)
+        values[flag.path] = value
     return values
 
 
@@ -201,14 +178,14 @@ def _converted(flag: Flag, given: Sequence[str]) -> Any:
     """The given words as the flag's value."""
     elements = _elements(flag.hint)
     if not given:
-        raise UserError(f"{flag.name} must be followed by a value")
+        raise UserError("must be followed by a value", flag.name)
     if elements is None:
         return _convert(flag, flag.hint, given[0])
     if list(given) == ["None"] and type(None) in get_args(flag.hint):
         return None
     elements = elements[:1] * len(given) if elements[-1] is Ellipsis else elements
     if len(given) != len(elements):
-        raise UserError(f"{flag.name} must be followed by {len(elements)} values, got {len(given)}")
+        raise UserError(f"must be followed by {len(elements)} values, got {len(given)}", flag.name)
     return tuple(_convert(flag, hint, text) for hint, text in zip(elements, given, strict=True))
 
 
@@ -218,7 +195,7 @@ def _convert(flag: Flag, hint: Any, text: str) -> Any:
     try:
         return _value(hint, text)
     except (TypeError, ValueError):
-        raise UserError(f"{flag.name} must be {describe(hint)}, got {_shown(text)}") from None
+        raise UserError(f"must be {describe(hint)}, got {_shown(text)}", flag.name) from None
 
 
 def _value(hint: Any, text: str) -> Any:
@@ -276,60 +253,180 @@ class _Section(NamedTuple):
 
     kind: type
     values: dict[str, Any]
-    """Values that replace the fields' own defaults."""
+    """The values of its fields; MISSING where the command line must set one."""
     path: tuple[str, ...]
     prefix: str
     """Prefix of its flags, such as `--model.`"""
 
-
-def _fields(section: _Section) -> Iterator[tuple[dataclasses.Field, Any, Any]]:
-    """Each field with its type, and its value or MISSING."""
-    for field in dataclasses.fields(section.kind):
-        own = field.default if field.default_factory is MISSING else field.default_factory()
-        if field.init:
-            yield field, field_types(section.kind)[field.name], section.values.get(field.name, own)
-
-
-def _inside(section: _Section, field: dataclasses.Field, hint: Any, value: Any) -> Iterator[_Section]:
-    """The dataclasses that a field holds."""
-    path = (*section.path, field.name)
-    prefix = section.prefix + ("" if field.metadata.get("flat") else field.name.replace("_", "-") + ".")
-    if value is MISSING and dataclasses.is_dataclass(hint):
-        yield _Section(hint, {}, path, prefix)
-    elif dataclasses.is_dataclass(value):
-        yield _Section(type(value), _values(value), path, prefix)
-    elif isinstance(value, tuple):
-        for i, element in enumerate(value):
-            if dataclasses.is_dataclass(element):
-                yield _Section(type(element), _values(element), (*path, str(i)), f"{prefix}{i}.")
+    def inside(self, field: dataclasses.Field) -> "list[_Section]":
+        """The dataclasses that a field holds."""
+        value, path = self.values[field.name], (*self.path, field.name)
+        prefix = self.prefix + ("" if field.metadata.get("flat") else field.name.replace("_", "-") + ".")
+        if isinstance(value, tuple):
+            inner = [(part, (*path, str(i)), f"{prefix}{i}.") for i, part in enumerate(value)]
+        else:
+            inner = [(value, path, prefix)]
+        return [
+            _Section(type(part), {field.name: getattr(part, field.name) for field in _fields(part)}, *place)
+            for part, *place in inner
+            if dataclasses.is_dataclass(part)
+        ]
 
 
-def _holds_dataclasses(hint: Any) -> bool:
-    return any(dataclasses.is_dataclass(kind) or is_kind(kind) for kind in (hint, *get_args(hint)))
+def _section(command: type, values: Mapping[str, Any] | None) -> _Section:
+    """The command's own dataclass, with these values in place of its defaults."""
+    own = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in _fields(command)
+    }
+    return _Section(command, {**own, **(values or {})}, (), "--")
 
 
-def _values(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+def _fields(kind: Any) -> list[dataclasses.Field]:
+    return [field for field in dataclasses.fields(kind) if field.init]
+
+
+def _flags(section: _Section) -> Iterator[Flag]:
+    nested = []
+    for field in _fields(section.kind):
+        inner, hint = section.inside(field), field_types(section.kind)[field.name]
+        nested += inner
+        may_hold = any(dataclasses.is_dataclass(kind) or is_kind(kind) for kind in (hint, *get_args(hint)))
+        if not inner and not may_hold and not field.metadata.get("hidden"):
+            name = field.metadata.get("positional", section.prefix + field.name.replace("_", "-"))
+            yield Flag((*section.path, field.name), name, hint, section.values[field.name], section.kind)
+    for inner in nested:
+        yield from _flags(inner)
 
 
 def _build(
-    section: _Section, values: Mapping[tuple[str, ...], Any], names: Mapping[tuple[str, ...], str]
+    section: _Section, given: Mapping[tuple[str, ...], Any], names: Mapping[tuple[str, ...], str]
 ) -> Any:
     """The dataclass with the given values, built from the inside out."""
     options = {}
-    for field, hint, value in _fields(section):
-        inner = [_build(part, values, names) for part in _inside(section, field, hint, value)]
-        if inner:
-            options[field.name] = tuple(inner) if isinstance(value, tuple) else inner[0]
-        else:
-            options[field.name] = values.get((*section.path, field.name), value)
+    for field in _fields(section.kind):
+        value = given.get((*section.path, field.name), section.values[field.name])
+        if parts := [_build(part, given, names) for part in section.inside(field)]:
+            value = tuple(parts) if isinstance(value, tuple) else parts[0]
+        options[field.name] = value
     try:
         return section.kind(**options)
     except UserError as error:
         name = names.get((*section.path, *(error.argument or "").split(".")))
         if name is not None:
             raise UserError(error.message, name) from error
-        within = section.prefix.removesuffix(".")
-        if within == "--":
+        if section.path == ():
             raise
-        raise UserError(f"{within}: {error}") from error
+        raise UserError(f"{section.prefix.removesuffix('.')}: {error}") from error
+
+
+class Choice(NamedTuple):
+    """A field of an experiment that holds a registered part, or a list of parts."""
+
+    path: tuple[str, ...]
+    base: type
+    """The base class of its kind, such as `MixerConfig`."""
+    is_list: bool
+
+    @property
+    def flag(self) -> str:
+        """The flag on the command line."""
+        return "--" + ".".join(self.path).replace("_", "-")
+
+
+def choices(value: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
+    """All fields in a config where a part can be chosen, from the outside in."""
+    if not dataclasses.is_dataclass(value):
+        return
+    for name, hint in field_types(type(value)).items():
+        here, child = (*path, name), getattr(value, name)
+        if is_kind(hint):
+            yield Choice(here, hint, False)
+            yield from choices(child, here)
+        elif get_args(hint)[1:] == (Ellipsis,) and is_kind(get_args(hint)[0]):
+            yield Choice(here, get_args(hint)[0], True)
+            for i, element in enumerate(child):
+                yield Choice((*here, str(i)), get_args(hint)[0], False)
+                yield from choices(element, (*here, str(i)))
+        else:
+            yield from choices(child, here)
+
+
+def choose_kinds(experiment: Any, arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """The experiment with the parts that flags name, and the arguments without these flags.
+
+    A chosen part has its default options. Options that a base class of the old and the new part declares keep
+    their values, unless the new part has another default. Outer flags act before inner ones, in any order.
+
+    Raises:
+      UserError: for an unknown name, with the nearest valid one.
+    """
+    rest, depth = list(arguments), 1
+    while any(len(choice.path) >= depth for choice in choices(experiment)):
+        named = {}
+        for choice in choices(experiment):
+            if len(choice.path) == depth:
+                names, rest = take_flag(choice.flag, rest)
+                named |= {} if names is None else {choice.path: (choice, names)}
+        experiment = _with(experiment, named) if named else experiment
+        depth += 1
+    return experiment, rest
+
+
+def take_flag(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of a flag, given as `--flag value` or `--flag=value`, and the other arguments."""
+    value, rest, waiting = None, [], False
+    for argument in arguments:
+        normal = argument.partition("=")[0].replace("_", "-")
+        if waiting:
+            value, waiting = argument, False
+        elif argument.startswith("--") and normal == flag:
+            if value is not None:
+                raise UserError("is given twice", flag)
+            value = argument.partition("=")[2] if "=" in argument else None
+            waiting = "=" not in argument
+        else:
+            rest.append(argument)
+    if waiting:
+        raise UserError("must be followed by a name", flag)
+    return value, rest
+
+
+def _with(value: Any, named: dict[tuple[str, ...], tuple[Choice, str]]) -> Any:
+    """The config with the parts named by path; all of one dataclass at once, since they must fit together."""
+    if () in named:
+        return _chosen(value, *named[()])
+    inner: dict[str, dict] = {}
+    for (name, *path), choice in named.items():
+        inner.setdefault(name, {})[tuple(path)] = choice
+    if isinstance(value, tuple):
+        return tuple(
+            _with(child, inner.get(str(i), {})) if str(i) in inner else child for i, child in enumerate(value)
+        )
+    return dataclasses.replace(
+        value, **{name: _with(getattr(value, name), below) for name, below in inner.items()}
+    )
+
+
+def _chosen(now: Any, choice: Choice, names: str) -> Any:
+    registry = choice.base.registry
+    if choice.is_list:
+        listed = [name.strip() for name in names.split(",")] if names.strip() else []
+        return tuple(choose(choice.flag, name, registry)() for name in listed)
+    config_class = choose(choice.flag, names, registry)
+    if type(now) is config_class:
+        return now
+    defaults = {field.name: field.default for field in dataclasses.fields(config_class)}
+    kept = {
+        field.name: getattr(now, field.name)
+        for base in config_class.__mro__
+        if dataclasses.is_dataclass(base) and isinstance(now, base)
+        for field in dataclasses.fields(base)
+        if field.default == defaults[field.name]
+    }
+    return config_class(**kept)
+
+
+def choice_flags(experiment: Any) -> list[str]:
+    """The flags that choose parts."""
+    return [choice.flag for choice in choices(experiment)]

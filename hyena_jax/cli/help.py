@@ -11,8 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+<<<<<<< HEAD
 from hyena_jax.cli.flags import MISSING, Flag, n_values
 from hyena_jax.config.checks import field_ranges
+=======
+from hyena_jax.cli.flags import MISSING, Flag, choices, n_values
+>>>>>>> 23a1bd8 (flags: a flag of one value that is given twice is refused, and choices are read where flags are)
 
 # Columns for the flags; a longer flag gets its own line.
 LEFT = 34
@@ -57,6 +61,15 @@ def overview(
     for paragraph in notes:
         lines += ["", *_wrap(paragraph)]
     return "\n".join(lines)
+
+
+def describe_choices(experiment: Any) -> str:
+    """The flags that choose parts, with the names that each takes, for `--help`."""
+    by_base: dict[type, list[str]] = {}
+    for choice in choices(experiment):
+        by_base.setdefault(choice.base, []).append(choice.flag + (" A,B,..." if choice.is_list else " NAME"))
+    lines = [f"{', '.join(flags)}: {', '.join(base.registry)}" for base, flags in by_base.items()]
+    return "\n".join(["Parts chosen by name; each has its own options:", *lines])
 
 
 def _row(left: str, right: str, width: int = LEFT) -> list[str]:

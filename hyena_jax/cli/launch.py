@@ -61,18 +61,18 @@ class Launch(Command):
         from hyena_jax.cli.commands import find
 
         require(self.command[:1] == ("train",), "the command after --", " ".join(self.command), "train ...")
-        if find(self.command)[0] is None:  # help; and wrong flags are one error, not one from each process
+        address, count = f"127.0.0.1:{_free_port()}", self.num_processes
+        command = [*self.command, "--coordinator", address, "--num-processes", str(count), "--process-id"]
+        if find([*command, "0"])[0] is None:  # help; and wrong flags are one error, not one from each process
             return 0
-        count = self.num_processes
-        coordinator = ["--coordinator", f"127.0.0.1:{_free_port()}", "--num-processes", str(count)]
         with noted_signals() as asked, ExitStack() as stack:
             pipe, held = os.pipe()  # when it closes, the processes know that the launcher is gone
             stack.callback(os.close, held)
             stack.callback(os.close, pipe)
             processes: list[Process] = []
             for i in range(count):
-                ours = [sys.executable, "-m", "hyena_jax.launched", str(pipe), *self.command, *coordinator]
-                processes.append(_start([*ours, "--process-id", str(i)], pipe))
+                ours = [sys.executable, "-m", "hyena_jax.launched", str(pipe), *command, str(i)]
+                processes.append(_start(ours, pipe))
                 stack.callback(_end, processes[-1])
             return _watch(processes, self.grace, note, asked)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyena_jax.cli.base import Command, asks_for_help, fail, note, require_config_first, unread
-from hyena_jax.cli.flags import FLAT, HIDDEN, positional, split
+from hyena_jax.cli.base import Command, fail, note, require_config_first, unread
+from hyena_jax.cli.flags import FLAT, OTHERS, positional
 from hyena_jax.config import PluginFlags
 
 
@@ -33,16 +33,15 @@ class Sweep(Command):
     until: str | None = None
     """The runs' `training.until`: stop at the first evaluation that reaches it, such as `accuracy=0.99`."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
-    settings: tuple[str, ...] = field(default=(), metadata=HIDDEN)
+    settings: tuple[str, ...] = field(default=(), metadata=OTHERS)
     """All other flags, which are settings of the runs: their configs depend on the grid."""
 
     @classmethod
     def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-        """Takes the settings of the runs."""
-        arguments, _ = super().take(called, arguments)
+        """Refuses a flag before CONFIG."""
+        arguments, values = super().take(called, arguments)
         require_config_first(called, arguments)
-        own, settings = (arguments, []) if asks_for_help(arguments) else split(cls, arguments)
-        return own, {"settings": tuple(settings)}
+        return arguments, values
 
     def run(self, arguments: Sequence[str]) -> int:
         """Trains the runs of the grid, and prints a line for each."""

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hyena_jax.cli.base import OfConfig, fail, note, unread
-from hyena_jax.cli.choices import take_flag
-from hyena_jax.cli.flags import FLAT, positional
+from hyena_jax.cli.flags import FLAT, positional, take_flag
 from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError, plugin_flags
 from hyena_jax.startup import import_jax, keep_compiled_programs, keep_freed_memory, start_devices
 

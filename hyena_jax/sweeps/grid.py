@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyena_jax import config
-from hyena_jax.cli.choices import choice_flags, choose_kinds
-from hyena_jax.cli.flags import FLAT, as_flag, flags_of, read
+from hyena_jax.cli.flags import FLAT, as_flag, choice_flags, choose_kinds, flags_of, read
 from hyena_jax.config import Experiment, UserError, require
 
 VARIANT, SEED = "variant", "seed"

@@ -204,8 +204,9 @@ def test_processes_that_do_not_fit_together_are_refused(text, tmp_path, changes,
         changed.write_text(original.read_text() + "# changed\n")
         flags = ["--optimizer", "sign_descent", "--plugin"]
         commands = [[*commands[0], *flags, original], [*commands[1], *flags, changed]]
-    else:
-        commands[1] += changes
+    elif changes:
+        at = commands[1].index(changes[0]) if changes[0] in commands[1] else len(commands[1])
+        commands[1][at : at + 2] = changes
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "hyena_jax", *map(str, command)],
@@ -404,6 +405,10 @@ def test_other_numbers_of_devices_are_refused(monkeypatch):
         (
             "launch --num-processes 2 -- generate x",
             "the command after -- must be train ..., got 'generate x'",
+        ),
+        (
+            "launch --num-processes 2 -- train quickstart --workdir x --process-id 1",
+            "--process-id is given twice",
         ),
         ("train quickstart --workdir x --process-id 1", "--process-id must be given with coordinator"),
     ],
