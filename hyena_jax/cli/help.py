@@ -11,12 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-<<<<<<< HEAD
-from hyena_jax.cli.flags import MISSING, Flag, n_values
-from hyena_jax.config.checks import field_ranges
-=======
 from hyena_jax.cli.flags import MISSING, Flag, choices, n_values
->>>>>>> 23a1bd8 (flags: a flag of one value that is given twice is refused, and choices are read where flags are)
+from hyena_jax.config.checks import field_ranges
 
 # Columns for the flags; a longer flag gets its own line.
 LEFT = 34
