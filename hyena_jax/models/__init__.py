@@ -42,10 +42,10 @@ __all__ = [
     "check_decoding",
     "decodes_by_state",
     "example_inputs",
+    "gather_outside_blocks",
     "has_hidden",
     "is_unbounded",
     "lacks",
-    "with_whole_ends",
     "without_blocks",
     "without_state",
 ]
@@ -99,14 +99,8 @@ def has_hidden(model: nn.Module) -> bool:
     return all(callable(getattr(type(model), name, None)) for name in ("hidden", "logits"))
 
 
-def with_whole_ends(model: nn.Module, params: Any) -> Any:
-    """The parameters, with those outside of blocks whole on every device; each block gathers its own.
-
-    As they are, for a model without a layout, or where all parameters are whole already.
-    """
-    layout = getattr(model, "layout", Layout())
-    if not layout.gathers:
-        return params
+def gather_outside_blocks(layout: Layout, params: Any) -> Any:
+    """The parameters, with those outside of blocks gathered on every device; each block gathers its own."""
     return {
         name: value if name.startswith(BLOCKS) else layout.gather(value) for name, value in params.items()
     }

@@ -106,14 +106,9 @@ def merged(config: LoRAConfig, params: Adapted) -> optax.Params:
     return jax.tree_util.tree_map_with_path(add, params.base)
 
 
-def model_params(model: ModelConfig, params: optax.Params | Adapted) -> optax.Params:
-    """The parameters that a model reads, from what a training state holds."""
-    return merged(model.lora, params) if isinstance(params, Adapted) else params
-
-
 def on_host(model: ModelConfig, params: optax.Params | Adapted) -> optax.Params:
-    """`model_params` as NumPy arrays, from NumPy arrays."""
-    return jax.tree.map(np.asarray, model_params(model, params))
+    """The parameters that a model reads as NumPy arrays, from those that a training state holds."""
+    return jax.tree.map(np.asarray, merged(model.lora, params) if isinstance(params, Adapted) else params)
 
 
 def for_factors(config: OptimizerConfig) -> OptimizerConfig:

@@ -26,9 +26,9 @@ from hyena_jax.config import (
 )
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.layout import Layout
-from hyena_jax.models import has_hidden, with_whole_ends, without_blocks
+from hyena_jax.models import gather_outside_blocks, has_hidden, without_blocks
 from hyena_jax.ops.shards import axis_size, sharded
-from hyena_jax.training.lora import model_params
+from hyena_jax.training.lora import Adapted, merged
 
 Tree = TypeVar("Tree")
 Score = Callable[[jax.Array, jax.Array], jax.Array]
@@ -67,15 +67,18 @@ def scored(
         The logits of a model with `hidden` and `logits` may be computed chunk by chunk, and are then
         recomputed in the backward pass: see `LanguageModelConfig.loss_chunk`.
     """
-    params = with_whole_ends(model, model_params(model.config, params))  # gathered once, not in every chunk
+    if isinstance(params, Adapted):
+        params = merged(model.config.lora, params)
+    layout = getattr(model, "layout", Layout())
+    if layout.gathers:
+        params = gather_outside_blocks(layout, params)  # once, not in every chunk
     variables, inputs, targets = {"params": params}, batch["inputs"], batch["targets"]
-    n_tokens = chunk_tokens(model, targets.shape)
-    scores_all = "positions" not in batch
-    if n_tokens is None and (scores_all or not has_hidden(model)):
+    n_tokens, has_positions = chunk_tokens(model, targets.shape), "positions" in batch
+    if n_tokens is None and not (has_positions and has_hidden(model)):
         logits = model.apply(variables, inputs, None, deterministic, rngs=rngs)
-        return score(at_positions(logits, batch), targets)
+        return score(at_positions(logits, batch) if has_positions else logits, targets)
     hidden = model.apply(variables, inputs, None, deterministic, rngs=rngs, method="hidden")
-    hidden = at_positions(hidden, batch)
+    hidden = at_positions(hidden, batch) if has_positions else hidden
     if n_tokens is None:
         return score(model.apply(variables, hidden, method="logits"), targets)
     leaves, structure = jax.tree.flatten(without_blocks(params))
@@ -110,7 +113,7 @@ def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:
     or without a vocabulary, computes all logits at once.
     """
     vocab_size = getattr(model.config, "vocab_size", None)
-    if not has_hidden(model) or vocab_size is None or len(shape) != 2:
+    if vocab_size is None or len(shape) != 2 or not has_hidden(model):
         return None
     batch, length = shape
     rows = -(-batch // getattr(model, "layout", Layout()).row_shards)  # on one device
@@ -168,21 +171,17 @@ def _checked(
     what: str, dtypes: tuple[Any, ...], function: Score, logits: jax.Array, targets: jax.Array
 ) -> jax.Array:
     """`function(logits, targets)`; UserError unless its values have the shape of `targets`."""
-    given = f"logits {_described(logits)} and targets {_described(targets)}"
+    given = f"logits {logits.dtype}{[*logits.shape]} and targets {targets.dtype}{[*targets.shape]}"
     with own_code(f"{what} cannot be computed from {given}"):
         values = jnp.asarray(function(logits, targets))
     if values.shape != targets.shape:
         raise UserError(
             f"{what} must be of the shape {targets.shape} of the targets, one value each, got"
-            f" {_described(values)} of {given}"
+            f" {values.dtype}{[*values.shape]} of {given}"
         )
     if not any(jnp.issubdtype(values.dtype, dtype) for dtype in dtypes):
         raise UserError(f"{what} must be {' or '.join(d.__name__ for d in dtypes)}, got {values.dtype}")
     return values
-
-
-def _described(x: jax.Array) -> str:
-    return f"{x.dtype}[{', '.join(map(str, x.shape))}]"
 
 
 def weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
@@ -240,22 +239,16 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     if logits.ndim == targets.ndim + 2:
         labels = jnp.broadcast_to(targets[:, None], logits.shape[:2])
         return cross_entropy(logits, labels).mean(axis=1)
-    return jax.nn.logsumexp(logits, axis=-1) - _at(logits, targets)
-
-
-def _at(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """logits [..., V] at the targets [...].
-
-    On a TPU by a mask: the gradient of a gather is a scatter, for which XLA flattens all logits and back.
-    """
 
     def gathered(logits: jax.Array, targets: jax.Array) -> jax.Array:
         return jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
 
+    # For TPUs: the gradient of a gather is a scatter, for which XLA flattens all logits and back.
     def masked(logits: jax.Array, targets: jax.Array) -> jax.Array:
         return jnp.where(jnp.arange(logits.shape[-1]) == targets[..., None], logits, 0).sum(-1)
 
-    return jax.lax.platform_dependent(logits, targets, tpu=masked, default=gathered)
+    total = jax.nn.logsumexp(logits, axis=-1)
+    return total - jax.lax.platform_dependent(logits, targets, tpu=masked, default=gathered)
 
 
 def accuracy(config: AccuracyConfig, logits: jax.Array, targets: jax.Array) -> jax.Array:

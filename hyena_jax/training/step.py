@@ -104,8 +104,8 @@ def make_train_step(
         params: optax.Params, state: TrainState, batch: Batch, key: jax.Array, total: jax.Array | None
     ) -> tuple[jax.Array, Metrics]:
         """Means over the targets of `batch`; given `total`, the sum of all weights, its part of the means."""
-        params = state._replace(params=params).model_params
-        values = scored(score, model, params, batch, False, {"dropout": key})
+        read = params if state.base is None else Adapted(state.base, params)
+        values = scored(score, model, read, batch, False, {"dropout": key})
         if total is None:
             means = {name: x.mean() for name, x in values.items()}
         else:
