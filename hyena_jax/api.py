@@ -124,22 +124,40 @@ class LoadedRun:
           UserError: if an option is out of range, a prompt or a stop cannot be encoded, or the run's data
             have no tokenizer.
         """
-        stop_tokens, stop_texts = stops(self.tokenizer, [stop] if isinstance(stop, str) else stop)
-        request = Request(
-            n_tokens=max_new_tokens,
-            rule=SamplingRule(greedy, temperature, top_k, top_p, min_p),
-            seed=seed,
-            n_samples=num_samples,
-            stop_tokens=stop_tokens,
-            stop_texts=stop_texts,
-            on_full=on_full,
-        )
+        rule = SamplingRule(greedy, temperature, top_k, top_p, min_p)
+        request = self.request(max_new_tokens, rule, stop, seed, num_samples, on_full)
         ids = self._encoded(prompts)
         starts = [row for row in ids for _ in range(num_samples)]
         rows = self.continuations(ids, request)
         return [
             decode_after(self.tokenizer, start, row.tokens) for start, row in zip(starts, rows, strict=True)
         ]
+
+    def request(
+        self,
+        max_new_tokens: int,
+        rule: SamplingRule,
+        stop: str | Sequence[str] = (),
+        seed: int = 0,
+        num_samples: int = 1,
+        on_full: OnFull = "slide",
+    ) -> Request:
+        """The request that `generate` makes: with texts to stop at, and only the tokenizer's ids to draw.
+
+        Raises:
+          UserError: if a text cannot be encoded, or the run's data have no tokenizer.
+        """
+        stop_tokens, stop_texts = stops(self.tokenizer, [stop] if isinstance(stop, str) else stop)
+        return Request(
+            n_tokens=max_new_tokens,
+            rule=rule,
+            seed=seed,
+            n_samples=num_samples,
+            stop_tokens=stop_tokens,
+            stop_texts=stop_texts,
+            n_symbols=self.tokenizer.vocab_size,
+            on_full=on_full,
+        )
 
     def continuations(self, prompts: str | Sequence[Prompt], request: Request) -> list[Continuation]:
         """The tokens that follow the prompts, and their log-probabilities.
@@ -153,7 +171,7 @@ class LoadedRun:
         if request.n_symbols is None and self._has_tokenizer:
             request = replace(request, n_symbols=self.tokenizer.vocab_size)
         ids = self._encoded(prompts)
-        return decoding.continuations(decoding.generate(self._decoder, self.params, ids, request))
+        return decoding.continuations(decoding.generate(self.decoder, self.params, ids, request))
 
     def _encoded(self, prompts: str | Sequence[Prompt]) -> list[np.ndarray]:
         return [
@@ -197,8 +215,9 @@ class LoadedRun:
         return is_tokenizer(self.folder.encoding)
 
     @cached_property
-    def _decoder(self) -> nn.Module:
-        note_recomputation(self.model, self.note)  # noted once, however often it generates
+    def decoder(self) -> nn.Module:
+        """The model, as `generate` takes it. Notes once if the model recomputes its context."""
+        note_recomputation(self.model, self.note)
         return self.model
 
 

@@ -36,7 +36,8 @@ SECONDS = 90
 EVERY = 3
 """One of this many cases runs."""
 # The model that is read and traced fastest.
-ATTENTION = " ".join(TRAIN).replace("0.filter.width 4", "0.n-heads 2 --model.pattern attention").split()
+ATTENTION = " ".join(TRAIN).replace("0.filter.width 4", "0.n-heads 2 --model.pattern attention")
+ATTENTION = ATTENTION.replace("--training.steps 2", "--training.steps 4").replace("--no-logging", "--logging")
 
 
 class Case(NamedTuple):
@@ -239,16 +240,9 @@ def whole(tmp_path_factory):
     """A finished run of four steps, with checkpoints of steps 2 and 4."""
     root = tmp_path_factory.mktemp("run_folder")
     (root / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
-    flags = [
-        "--data.path",
-        str(root / "text.txt"),
-        "--training.steps",
-        "4",
-        "--training.checkpoint-every",
-        "2",
-    ]
+    flags = ["--workdir", str(root / "run"), "--data.path", str(root / "text.txt")]
     with contextlib.redirect_stdout(io.StringIO()):
-        assert cli.main([*ATTENTION, "--workdir", str(root / "run"), *flags, "--logging.tensorboard"]) == 0
+        assert cli.main([*ATTENTION.split(), *flags, "--training.checkpoint-every", "2"]) == 0
     return root / "run"
 
 

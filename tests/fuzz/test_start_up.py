@@ -19,8 +19,9 @@ PARTS = 2
 TRAIN = """
     train quickstart --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16
     --model.pattern.0.filter.width 4 --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
-    --training.steps 5000 --training.eval-windows 16 --logging.sample-tokens 4
+    --training.eval-windows 16 --logging.sample-tokens 4 --training.steps
 """.split()
+STEPS = "5000"
 
 
 def environment(**variables):
@@ -38,16 +39,16 @@ def start(*arguments, **variables):
 def places(tmp_path_factory):
     root = tmp_path_factory.mktemp("start_up")
     (root / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
-    flags = ["--workdir", root / "run", "--data.path", root / "text.txt", "--training.steps", 2]
-    with start(*TRAIN, *flags) as process:
+    flags = ["--workdir", root / "run", "--data.path", root / "text.txt"]
+    with start(*TRAIN, 2, *flags) as process:
         process.communicate(timeout=SECONDS)
     assert process.returncode == 0
     return root
 
 
 COMMANDS = {
-    "train": [*TRAIN, "--workdir", "{root}/new", "--data.path", "{root}/text.txt"],
-    "continue": [*TRAIN, "--workdir", "{root}/run", "--data.path", "{root}/text.txt"],
+    "train": [*TRAIN, STEPS, "--workdir", "{root}/new", "--data.path", "{root}/text.txt"],
+    "continue": [*TRAIN, STEPS, "--workdir", "{root}/run", "--data.path", "{root}/text.txt"],
     "eval": ["eval", "{root}/run"],
     "generate": ["generate", "{root}/run", "--prompt", "the", "--max-new-tokens", "100000"],
     "export": ["export", "{root}/run", "--output", "{root}/out.safetensors"],
@@ -138,8 +139,8 @@ WRONG = [
 def test_environments_that_jax_cannot_start_in(places, tmp_path, setting):
     """One line names the variable and no folder is made; or JAX accepts the value and the command works."""
     name, _, value = setting.partition("=")
-    flags = ["--workdir", tmp_path / "run", "--data.path", places / "text.txt", "--training.steps", 2]
-    with start(*TRAIN, *flags, **{name: value}) as process:
+    flags = ["--workdir", tmp_path / "run", "--data.path", places / "text.txt"]
+    with start(*TRAIN, 2, *flags, **{name: value}) as process:
         output, error = process.communicate(timeout=SECONDS)
     assert "Traceback" not in output + error
     if process.returncode == 0:

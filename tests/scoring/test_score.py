@@ -197,7 +197,9 @@ def test_wrong_input_is_refused_in_one_line(run, tmp_path, monkeypatch, capsys):
         (["--path", "none.txt"], "path 'none.txt' cannot be read"),
         (["--output", "lines.txt"], "--output must be a new file, or one with scores, which begins with"),
     ):
-        assert command(run, "--path", "lines.txt", "--output", "out.jsonl", *options) == 2
+        files = {"--path": "lines.txt", "--output": "out.jsonl"}
+        usual = [word for flag, file in files.items() if flag not in options for word in (flag, file)]
+        assert command(run, *usual, *options) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert message in line
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
