@@ -1,7 +1,7 @@
 """Configs of mixers, and the mixers of this package by name."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from hyena_jax.config.checks import (
     RUNTIME,
@@ -196,18 +196,50 @@ class HawkConfig(MixerConfig):
         require_divisor("gate_blocks", self.gate_blocks, "width", self.width or d_model)
 
 
+class HeadSizes(NamedTuple):
+    """Heads of keys H and of values G, and the channels of a key K and of a value V."""
+
+    keys: int
+    values: int
+    key_dim: int
+    value_dim: int
+
+
 @dataclass(frozen=True)
-class GatedDeltaConfig(MixerConfig):
+class DeltaRuleConfig(MixerConfig):
+    """Base class of the configs of mixers with a matrix memory in which values are replaced by key."""
+
+    n_heads: Annotated[int, Between(1, MAX_CHANNELS)] = 4
+    """Heads of queries and keys."""
+    n_value_heads: Annotated[int | None, Between(1, MAX_CHANNELS)] = None
+    """Heads of values, a multiple of n_heads; None takes n_heads."""
+    key_dim: Annotated[int | None, Between(1, MAX_CHANNELS)] = None
+    """Channels of a query or key; None takes d_model / n_heads."""
+    value_dim: Annotated[int | None, Between(1, MAX_CHANNELS)] = None
+    """Channels of a value; None takes key_dim."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        heads = self.n_value_heads or self.n_heads
+        require(heads % self.n_heads == 0, "n_value_heads", heads, f"a multiple of n_heads={self.n_heads}")
+
+    def sizes(self, d_model: int) -> HeadSizes:
+        """The sizes at a width."""
+        key_dim = self.key_dim or d_model // self.n_heads
+        value_heads = self.n_value_heads or self.n_heads
+        return HeadSizes(self.n_heads, value_heads, key_dim, self.value_dim or key_dim)
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """The heads must divide the width, unless key_dim is given."""
+        require_sizes(d_model, max_len)
+        if self.key_dim is None:
+            require_divisor("n_heads", self.n_heads, "d_model", d_model)
+
+
+@dataclass(frozen=True)
+class GatedDeltaConfig(DeltaRuleConfig):
     """Gated DeltaNet (2412.06464): a matrix memory that decays, and in which values are replaced by key."""
 
-    n_heads: Annotated[int, AtLeast(1), AtMost(MAX_CHANNELS)] = 4
-    """Heads of queries and keys."""
-    n_value_heads: Annotated[int | None, AtLeast(1), AtMost(MAX_CHANNELS)] = None
-    """Heads of values, a multiple of n_heads; None takes n_heads."""
-    key_dim: Annotated[int | None, AtLeast(1), AtMost(MAX_CHANNELS)] = None
-    """Channels of a query or key; None takes d_model / n_heads."""
-    value_dim: Annotated[int | None, AtLeast(1), AtMost(MAX_CHANNELS)] = None
-    """Channels of a value; None takes key_dim."""
     decay: bool = True
     """Let the memory decay; False is DeltaNet (2406.06484)."""
     gate: bool = True
@@ -223,16 +255,45 @@ class GatedDeltaConfig(MixerConfig):
     chunk: Annotated[int, Between(1, MAX_CHUNK)] = field(default=64, metadata=RUNTIME)
     """Tokens that are computed at once, by matrix products; results differ only by rounding."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        heads = self.n_value_heads or self.n_heads
-        require(heads % self.n_heads == 0, "n_value_heads", heads, f"a multiple of n_heads={self.n_heads}")
 
-    def check(self, d_model: int, max_len: int) -> None:
-        """The heads must divide the width, unless key_dim is given."""
-        require_sizes(d_model, max_len)
-        if self.key_dim is None:
-            require_divisor("n_heads", self.n_heads, "d_model", d_model)
+@dataclass(frozen=True)
+class KDAConfig(DeltaRuleConfig):
+    """Kimi Delta Attention (2510.26692): a gated delta rule with a decay for each channel of a key."""
+
+    gate_rank: Annotated[int | None, Between(1, MAX_CHANNELS)] = None
+    """Inner width of the projections to the decays and to the output's gate; None takes value_dim."""
+    gate_bias: bool = True
+    """A bias of the output's gate, as in flash-linear-attention; Kimi Linear has none."""
+    decay_bound: Annotated[float | None, Between(-20, 0, "[)")] = None
+    """Least log of a decay: the decays are exp(decay_bound * sigmoid(...)); None bounds nothing."""
+    negative_eigenvalues: bool = False
+    """Update with strengths in (0, 2) instead of (0, 1), to track states such as parity (2411.12537)."""
+    short_filter_len: Annotated[int, Between(1, MAX_TAPS)] = 4
+    """Taps of the depthwise causal FIR filter on queries, keys and values."""
+    norm_eps: Annotated[float, Between(MIN_EPS, 1, "[]")] = 1e-5
+    """Added to the mean square of a head's outputs in their norm."""
+    chunk: Annotated[int, Between(1, MAX_CHUNK)] = field(default=64, metadata=RUNTIME)
+    """Tokens that are computed at once, by matrix products; results differ only by rounding."""
+
+
+@dataclass(frozen=True)
+class GatedDelta2Config(DeltaRuleConfig):
+    """Gated DeltaNet-2 (2605.22791): what is erased and what is written have strengths for each channel."""
+
+    gate: Literal["silu", "sigmoid"] = "silu"
+    """Activation of the output's gate; flash-linear-attention has sigmoid."""
+    gate_rank: Annotated[int | None, Between(1, MAX_CHANNELS)] = None
+    """Inner width of the projections to the decays and to the output's gate; None takes value_dim."""
+    gate_bias: bool = True
+    """A bias of the output's gate."""
+    negative_eigenvalues: bool = False
+    """Erase with strengths in (0, 2) instead of (0, 1), to track states such as parity (2411.12537)."""
+    short_filter_len: Annotated[int, Between(1, MAX_TAPS)] = 4
+    """Taps of the depthwise causal FIR filter on queries, keys and values."""
+    norm_eps: Annotated[float, Between(MIN_EPS, 1, "[]")] = 1e-5
+    """Added to the mean square of a head's outputs in their norm."""
+    chunk: Annotated[int, Between(1, MAX_CHUNK)] = field(default=64, metadata=RUNTIME)
+    """Tokens that are computed at once, by matrix products; results differ only by rounding."""
 
 
 @dataclass(frozen=True)
@@ -444,6 +505,8 @@ for _name, _config_class, _module, _oracle in (
     ("gated_hyena", GatedHyenaConfig, "gated_hyena:GatedHyena", "hyena:gated_hyena"),
     ("hawk", HawkConfig, "hawk:Hawk", "recurrence:hawk"),
     ("gated_delta", GatedDeltaConfig, "gated_delta:GatedDelta", "delta_rule:gated_delta"),
+    ("kda", KDAConfig, "kda:KDA", "delta_rule:kda"),
+    ("gated_delta2", GatedDelta2Config, "gated_delta2:GatedDelta2", "delta_rule:gated_delta2"),
     ("mamba2", Mamba2Config, "mamba2:Mamba2", "delta_rule:mamba2"),
     ("attention", AttentionConfig, "attention:Attention", "attention:attention"),
     ("local_attention", LocalAttentionConfig, "attention:LocalAttention", "attention:attention"),

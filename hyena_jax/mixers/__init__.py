@@ -43,10 +43,12 @@ from hyena_jax.mixers.annotated_hyena import AnnotatedHyena
 from hyena_jax.mixers.attention import Attention, LocalAttention
 from hyena_jax.mixers.fastmax import Fastmax
 from hyena_jax.mixers.gated_delta import GatedDelta
+from hyena_jax.mixers.gated_delta2 import GatedDelta2
 from hyena_jax.mixers.gated_hyena import GatedHyena
 from hyena_jax.mixers.h3 import H3
 from hyena_jax.mixers.hawk import Hawk
 from hyena_jax.mixers.hyena import Hyena
+from hyena_jax.mixers.kda import KDA
 from hyena_jax.mixers.mamba2 import Mamba2
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.plain_convolution import FIR, S4D
@@ -58,6 +60,7 @@ MIXERS = Targets(MIXER_CONFIGS)
 __all__ = [
     "FIR",
     "H3",
+    "KDA",
     "MIXERS",
     "S4D",
     "AFTConv",
@@ -68,6 +71,7 @@ __all__ = [
     "Attention",
     "Fastmax",
     "GatedDelta",
+    "GatedDelta2",
     "GatedHyena",
     "Hawk",
     "Hyena",

@@ -56,60 +56,44 @@ class GatedDelta(Mixer):
         return True
 
     def setup(self) -> None:
-        config = self.config
+        config, sizes = self.config, self.config.sizes(self.d_model)
         config.check(self.d_model, self.max_len)
-        keys, values = config.n_heads * self.key_dim, self.n_value_heads * self.value_dim
+        keys, values = sizes.keys * sizes.key_dim, sizes.values * sizes.value_dim
         init = nn.initializers.normal(0.02)  # of the published models, the FIR included
         dense = partial(nn.Dense, use_bias=False, dtype=self.dtype, kernel_init=init)
         # The products that read x are followed by activations: see `ops.fast.dense`.
         inner = partial(dense, dot_general=dense_dot_general)
         channels = (1 + config.factors) * keys + config.factors * values
-        self.qkv_proj, self.beta_proj = inner(channels), inner(config.factors * self.n_value_heads)
+        self.qkv_proj, self.beta_proj = inner(channels), inner(config.factors * sizes.values)
         self.short_taps = self.param("short_taps", init, (channels, config.short_filter_len), jnp.float32)
         if config.decay:
-            self.decay_proj = inner(self.n_value_heads)
-            self.a_log = self.param("a_log", a_log_init(0, 16), (self.n_value_heads,))
-            self.dt_bias = self.param("dt_bias", dt_bias_init, (self.n_value_heads,))
+            self.decay_proj = inner(sizes.values)
+            self.a_log = self.param("a_log", a_log_init(0, 16), (sizes.values,))
+            self.dt_bias = self.param("dt_bias", dt_bias_init, (sizes.values,))
         if config.gate:
             self.gate_proj = inner(values)
         self.norm = GroupRMSNorm(1, config.norm_eps)
         self.out_proj = dense(self.d_model)
 
-    @property
-    def n_value_heads(self) -> int:
-        """G."""
-        return self.config.n_value_heads or self.config.n_heads
-
-    @property
-    def key_dim(self) -> int:
-        """K."""
-        return self.config.key_dim or self.d_model // self.config.n_heads
-
-    @property
-    def value_dim(self) -> int:
-        """V."""
-        return self.config.value_dim or self.key_dim
-
     def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
-        config, (batch, length, _) = self.config, x.shape
-        key_shape, value_shape = (config.n_heads, self.key_dim), (self.n_value_heads, self.value_dim)
-        keys, rows = config.n_heads * self.key_dim, (batch, config.factors * length)
+        config, sizes, (batch, length, _) = self.config, self.config.sizes(self.d_model), x.shape
+        keys, rows = sizes.keys * sizes.key_dim, (batch, config.factors * length)
         u = seq.fir(self.qkv_proj(x), self.short_taps)
         dtype = sums_dtype(u.dtype)
         q, k, v = jnp.split(nn.silu(u).astype(dtype), [keys, (1 + config.factors) * keys], axis=-1)
-        q = self.key_dim**-0.5 * unit_length(q.reshape(batch, length, *key_shape))
-        k = unit_length(k.reshape(*rows, *key_shape))
-        beta = jax.nn.sigmoid(self.beta_proj(x).astype(dtype)).reshape(*rows, self.n_value_heads, 1)
+        q = sizes.key_dim**-0.5 * unit_length(q.reshape(batch, length, sizes.keys, -1))
+        k = unit_length(k.reshape(*rows, sizes.keys, -1))
+        beta = jax.nn.sigmoid(self.beta_proj(x).astype(dtype)).reshape(*rows, sizes.values, 1)
         if config.negative_eigenvalues:
             beta = 2 * beta
-        log_a = jnp.zeros((batch, length, self.n_value_heads), dtype)
+        log_a = jnp.zeros((batch, length, sizes.values), dtype)
         if config.decay:
             rate = jax.nn.softplus(self.decay_proj(x).astype(dtype) + self.dt_bias.astype(dtype))
             log_a = -jnp.exp(self.a_log.astype(dtype)) * rate
-        v = v.reshape(*rows, *value_shape)
+        v = v.reshape(*rows, sizes.values, -1)
         if config.factors == 1:  # else several values enter at a token, each in its own way
             v = seq.values(v, "BTGd")
-        read = beta * jnp.repeat(k, self.n_value_heads // config.n_heads, axis=2)
+        read = beta * jnp.repeat(k, sizes.values // sizes.keys, axis=2)
         o = seq.mixed(seq.update(q, k, beta * v, log_a, read, chunk=config.chunk), "BTGd")
         o = self.norm(o).reshape(batch, length, -1)
         if config.gate:

@@ -82,15 +82,61 @@ def gated_delta(config, params, x, max_len, segment_ids) -> np.ndarray:
         np.zeros((batch, value_heads, key_dim, value_dim)),
         document_starts(segment_ids),
     )
-    o = (
-        o
-        / np.sqrt((o**2).mean(axis=-1, keepdims=True) + config.norm_eps)
-        * np.float64(params["norm"]["scale"])
-    )
-    o = o.reshape(batch, length, -1)
+    o = _normed(config, params, o)
     if config.gate:
         o = o * silu(dense(params["gate_proj"], x))
     return dense(params["out_proj"], o)
+
+
+def kda(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """W_o (RMSNorm(o) ⊙ σ(W_g2 W_g1 x + c)), o of the delta rule with decays of channels (2510.26692)."""
+    sizes, (batch, length, _) = config.sizes(x.shape[2]), x.shape
+    q, k, v = _short_qkv(params, x, sizes, segment_ids)
+    beta = sigmoid(dense(params["beta_proj"], x))[..., None]
+    beta = 2 * beta if config.negative_eigenvalues else beta
+    rate = dense(params["decay_up"], dense(params["decay_down"], x)) + np.float64(params["dt_bias"])
+    rate = rate.reshape(batch, length, sizes.values, sizes.key_dim)
+    scale = np.exp(np.float64(params["a_log"]))[:, None]
+    log_a = -scale * softplus(rate)
+    if config.decay_bound is not None:
+        log_a = config.decay_bound * sigmoid(scale * rate)
+    read = beta * np.repeat(k, sizes.values // sizes.keys, axis=2)
+    memory = np.zeros((batch, sizes.values, sizes.key_dim, sizes.value_dim))
+    o, _ = delta_rule(q, k, beta * v, log_a, read, None, memory, document_starts(segment_ids))
+    gate = dense(params["gate_up"], dense(params["gate_down"], x))
+    return dense(params["out_proj"], _normed(config, params, o) * sigmoid(gate))
+
+
+def gated_delta2(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """W_o (RMSNorm(o) ⊙ gate), with gates of each channel for what is erased and written (2605.22791)."""
+    sizes = config.sizes(x.shape[2])
+    q, k, v = _short_qkv(params, x, sizes, segment_ids)
+    erase = sigmoid(dense(params["erase_proj"], x)).reshape(k.shape)
+    erase = 2 * erase if config.negative_eigenvalues else erase
+    write = sigmoid(dense(params["write_proj"], x)).reshape(v.shape)
+    rate = dense(params["decay_up"], dense(params["decay_down"], x)) + np.float64(params["dt_bias"])
+    log_a = -np.exp(np.float64(params["a_log"]))[:, None] * softplus(rate).reshape(k.shape)
+    memory = np.zeros((len(x), sizes.values, sizes.key_dim, sizes.value_dim))
+    o, _ = delta_rule(q, k, write * v, log_a, erase * k, None, memory, document_starts(segment_ids))
+    gate = dense(params["gate_up"], dense(params["gate_down"], x))
+    gate = silu(gate) if config.gate == "silu" else sigmoid(gate)
+    return dense(params["out_proj"], _normed(config, params, o) * gate)
+
+
+def _short_qkv(params, x, sizes, segment_ids) -> list[np.ndarray]:
+    """Queries and keys [B, L, H, K] of length 1, scaled, and values [B, L, G, V]."""
+    keys = sizes.keys * sizes.key_dim
+    u = silu(short_fir(params, dense(params["qkv_proj"], x), segment_ids))
+    q, k, v = np.split(u, [keys, 2 * keys], axis=-1)
+    q, k = (z.reshape(*x.shape[:2], sizes.keys, -1) for z in (q, k))
+    q, k = (z / np.sqrt((z**2).sum(axis=-1, keepdims=True) + LENGTH_EPS) for z in (q, k))
+    return [q / np.sqrt(sizes.key_dim), k, v.reshape(*x.shape[:2], sizes.values, -1)]
+
+
+def _normed(config, params, o) -> np.ndarray:
+    """RMSNorm of each head's outputs [B, L, G, V], as [B, L, G V]."""
+    o = o / np.sqrt((o**2).mean(axis=-1, keepdims=True) + config.norm_eps)
+    return (o * np.float64(params["norm"]["scale"])).reshape(*o.shape[:2], -1)
 
 
 def mamba2(config, params, x, max_len, segment_ids) -> np.ndarray:

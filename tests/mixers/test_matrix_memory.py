@@ -1,4 +1,4 @@
-"""Tests only for gated_delta and mamba2: sizes, initialisation, and what their options mean."""
+"""Tests only for mixers with a matrix memory: sizes, initialisation, and what their options mean."""
 
 from dataclasses import replace
 
@@ -8,14 +8,23 @@ import numpy as np
 import pytest
 from tolerances import assert_close
 
-from hyena_jax.config import Experiment, GatedDeltaConfig, LanguageModelConfig, Mamba2Config
+from hyena_jax.config import (
+    Experiment,
+    GatedDelta2Config,
+    GatedDeltaConfig,
+    KDAConfig,
+    LanguageModelConfig,
+    Mamba2Config,
+)
 from hyena_jax.config.files import identity_differences, runtime_differences
 from hyena_jax.initializers import a_log_init, dt_bias_init
-from hyena_jax.mixers import GatedDelta, Mamba2
+from hyena_jax.mixers import KDA, GatedDelta, GatedDelta2, Mamba2
 
-# The sizes of a layer in fla's models, of one in Qwen3-Next, and of one in Mamba-2 130M.
+# The sizes of a layer in fla's models, of one in Qwen3-Next, one in Kimi Linear, and one in Mamba-2 130M.
 FLA = GatedDeltaConfig(6, key_dim=256, value_dim=512)
 QWEN3_NEXT = GatedDeltaConfig(16, n_value_heads=32, key_dim=128, value_dim=128)
+FLA_KDA, FLA_2 = KDAConfig(16, key_dim=128), GatedDelta2Config(16, key_dim=128)
+KIMI_LINEAR = KDAConfig(32, key_dim=128, gate_bias=False)
 MAMBA2_130M = Mamba2Config(24)
 X = np.random.default_rng(1).standard_normal((2, 31, 16)).astype(np.float32)
 
@@ -29,6 +38,9 @@ def shapes(module, d_model):
     [
         (GatedDelta(2048, 64, FLA), 25_215_500, 786_432, 18_432),
         (GatedDelta(2048, 64, QWEN3_NEXT), 33_718_464, 524_288, 24_576),
+        (KDA(2048, 64, FLA_KDA), 17_887_376, 262_144, 18_432),
+        (KDA(2304, 64, KIMI_LINEAR), 39_514_272, 524_288, 36_864),
+        (GatedDelta2(2048, 64, FLA_2), 26_243_216, 262_144, 18_432),
         (Mamba2(768, 64, MAMBA2_130M), 3_764_552, 196_608, 5_376),
     ],
 )

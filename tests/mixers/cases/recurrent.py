@@ -1,7 +1,7 @@
 """Gated linear recurrences."""
 
 from cases.case import Case, D, make_case
-from hyena_jax.config import GatedDeltaConfig, HawkConfig, Mamba2Config
+from hyena_jax.config import GatedDelta2Config, GatedDeltaConfig, HawkConfig, KDAConfig, Mamba2Config
 
 
 def hawk_case(**options) -> Case:
@@ -9,18 +9,11 @@ def hawk_case(**options) -> Case:
     return make_case(config, {"W": config.width or D, "H": config.gate_blocks, "K": config.short_filter_len})
 
 
-def gated_delta_case(n_heads=2, **options) -> Case:
-    config = GatedDeltaConfig(n_heads, chunk=8, **options)
-    key_dim = config.key_dim or D // n_heads
-    letters = {
-        "n": config.factors,
-        "H": n_heads,
-        "G": config.n_value_heads or n_heads,
-        "K": key_dim,
-        "V": config.value_dim or key_dim,
-        "J": config.short_filter_len,
-    }
-    return make_case(config, letters)
+def delta_case(config_class=GatedDeltaConfig, n_heads=2, **options) -> Case:
+    config = config_class(n_heads, chunk=8, **options)
+    sizes = dict(zip("HGKV", config.sizes(D), strict=True))
+    letters = {"n": getattr(config, "factors", 1), "R": getattr(config, "gate_rank", None) or sizes["V"]}
+    return make_case(config, {**letters, **sizes, "J": config.short_filter_len})
 
 
 def mamba2_case(n_heads=4, **options) -> Case:
@@ -31,7 +24,9 @@ def mamba2_case(n_heads=4, **options) -> Case:
 
 CASES = {
     "mamba2": mamba2_case(n_groups=2),
-    "gated_delta": gated_delta_case(n_value_heads=4, value_dim=3),
+    "gated_delta": delta_case(n_value_heads=4, value_dim=3),
+    "kda": delta_case(KDAConfig, n_value_heads=4, value_dim=3),
+    "gated_delta2": delta_case(GatedDelta2Config, n_value_heads=4, value_dim=3, gate_rank=2),
     "hawk": hawk_case(),
     "hawk_griffin": hawk_case(
         width=12,
@@ -45,8 +40,12 @@ CASES = {
 }
 OPTIONS = {
     "mamba2_dt_limit": mamba2_case(inner_factor=1, dt_limit=(0.01, 0.1), short_filter_len=1),
-    "gated_delta_two_factors": gated_delta_case(factors=2, negative_eigenvalues=True),
-    "delta_net": gated_delta_case(decay=False, gate=False, key_dim=3, short_filter_len=1),
+    "gated_delta_two_factors": delta_case(factors=2, negative_eigenvalues=True),
+    "delta_net": delta_case(decay=False, gate=False, key_dim=3, short_filter_len=1),
+    "kda_bounded": delta_case(KDAConfig, decay_bound=-5.0, gate_bias=False, negative_eigenvalues=True),
+    "gated_delta2_sigmoid": delta_case(
+        GatedDelta2Config, gate="sigmoid", gate_bias=False, negative_eigenvalues=True
+    ),
     "hawk_reset_at_start": hawk_case(reset_at_start=True, short_filter_len=1),
     "hawk_gate_blocks": hawk_case(gate_blocks=4, gate_bias=True),
     "hawk_ring_a_to_c": hawk_case(ring="a_to_c", gelu="tanh"),
