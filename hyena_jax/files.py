@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from safetensors import safe_open
 
 LOCK = ".lock"
-DRAFT = re.compile(r"\.[0-9a-f]{16}\.draft|(config|data|metrics)\.(json|jsonl)\.draft")
-"""Names of drafts, also from earlier versions."""
+DRAFT = re.compile(r"\.[0-9a-f]{16}\.draft")
+"""Names of drafts: see `replacing`."""
 MAX_JSON = 2**27
 """Most bytes of a JSON file, 128 MiB: the largest tokenizers have 35 MiB."""
 MAX_CODE = 2**24

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from hyena_jax.config.plugins import describe_fault
+from hyena_jax.config.registry import describe_fault
 from hyena_jax.errors import UserError
 
 # The fault is in XLA, so in jaxlib: jax 0.10.2 with jaxlib 0.10.1 is right.

@@ -320,14 +320,14 @@ def test_a_plugin_that_is_not_there_is_one_line_and_code_2(tmp_path, capsys, arg
 def test_config_json_says_where_a_part_came_from_and_who_lacks_it_is_told(tmp_path):
     file = tmp_path / "it's.py"
     shutil.copy(EXTENSIONS / "power_law.py", file)
-    config.load_plugin(str(file), config.REGISTRIES)
+    config.load_plugin(str(file))
     own = config.FILTER_CONFIGS["power_law"]()
     values = config.encode(experiment(HyenaConfig(filter=own)))
     assert values["plugins"][str(file)]["parts"] == ["filter power_law"]
     assert config.decode(values) == experiment(HyenaConfig(filter=own))
     assert config.changed_plugins(experiment(HyenaConfig(filter=own)), values["plugins"]) == []
     file.write_text(file.read_text() + "# changed\n")
-    config.load_plugin(str(file), config.REGISTRIES)
+    config.load_plugin(str(file))
     changed = experiment(HyenaConfig(filter=config.FILTER_CONFIGS["power_law"]()))
     (line,) = config.changed_plugins(changed, values["plugins"])
     assert "it'\\''s.py' (its SHA-256 differs)" in line
@@ -349,7 +349,7 @@ def test_an_entry_point_is_imported_when_it_is_named(tmp_path, monkeypatch):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own_filters\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[hyena_jax.plugins]\nmine = own_filters\n")
     assert "power_law" not in config.FILTER_CONFIGS
-    config.load_plugin("mine", config.REGISTRIES)
+    config.load_plugin("mine")
     own = config.FILTER_CONFIGS["power_law"]()
     assert list(config.encode(experiment(HyenaConfig(filter=own)))["plugins"]) == ["mine"]
     sys.modules.pop("own_filters")

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_of_xla = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
         if isinstance(error, MemoryError) or is_of_xla:
             return fail(f"out of memory: {error}", 3)
-        if config.is_of_own_code(error, config.REGISTRIES):
+        if config.is_of_own_code(error):
             return fail(f"your plugin failed: {config.describe_fault(error)}", 2)
         raise
     except KeyboardInterrupt:

@@ -43,7 +43,7 @@ class Command:
             raise UserError("--plugin must be followed by a Python file or the name of a module")
         named = filter(None, os.environ.get(PLUGINS, "").split(os.pathsep))
         for name in dict.fromkeys([*named, *given]):
-            config.load_plugin(name, config.REGISTRIES)
+            config.load_plugin(name)
         return ([*rest, "--plugin", *given] if given else rest), {}
 
     def run(self, arguments: Sequence[str]) -> int:

@@ -5,16 +5,8 @@ every other field of an experiment is its identity.
 """
 
 from hyena_jax.config.checks import Above, AtLeast, AtMost, Below, Between, Checked
-from hyena_jax.config.cluster import Cluster
 from hyena_jax.config.data import DATA_CONFIGS, DataConfig, ImagesConfig, TextConfig, TokensConfig
-from hyena_jax.config.experiment import (
-    Experiment,
-    LoggingConfig,
-    ParallelConfig,
-    TrainingConfig,
-)
 from hyena_jax.config.files import (
-    REGISTRIES,
     config_files,
     decode,
     encode,
@@ -40,14 +32,6 @@ from hyena_jax.config.filters import (
     STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
-)
-from hyena_jax.config.lora import LoRAConfig
-from hyena_jax.config.losses import (
-    AccuracyConfig,
-    CrossEntropyConfig,
-    LossConfig,
-    MetricConfig,
-    TopKAccuracyConfig,
 )
 from hyena_jax.config.mixers import (
     MIXER_CONFIGS,
@@ -78,31 +62,13 @@ from hyena_jax.config.models import (
     BackboneConfig,
     ImageClassifierConfig,
     LanguageModelConfig,
+    LoRAConfig,
     ModelConfig,
 )
-from hyena_jax.config.optimizers import (
-    HYENA_GROUPS,
-    NO_DECAY,
-    OPTIMIZER_CONFIGS,
-    SCHEDULE_CONFIGS,
-    AdafactorConfig,
-    AdamWConfig,
-    ConstantConfig,
-    CosineConfig,
-    DecayScheduleConfig,
-    GroupedOptimizerConfig,
-    LinearConfig,
-    LionConfig,
-    MuonConfig,
-    OptimizerConfig,
-    ParameterGroup,
-    ScheduleConfig,
-    SGDConfig,
-    WarmupScheduleConfig,
-    WarmupStableDecayConfig,
-)
-from hyena_jax.config.plugins import (
+from hyena_jax.config.registry import (
+    REGISTRIES,
     PluginFlags,
+    Targets,
     changed_plugins,
     describe_fault,
     is_of_own_code,
@@ -110,15 +76,39 @@ from hyena_jax.config.plugins import (
     own_code,
     plugin_flags,
     plugins_in,
+    register,
 )
-from hyena_jax.config.registry import Targets, register
 from hyena_jax.config.tasks import TASK_CONFIGS, TaskConfig
-from hyena_jax.errors import UserError, choose, require
-from hyena_jax.files import (
-    memory_size,
-    open_input,
-    open_safetensors,
-    parse_json,
-    read_bytes,
-    read_json,
+from hyena_jax.config.training import (
+    HYENA_GROUPS,
+    NO_DECAY,
+    OPTIMIZER_CONFIGS,
+    SCHEDULE_CONFIGS,
+    AccuracyConfig,
+    AdafactorConfig,
+    AdamWConfig,
+    Cluster,
+    ConstantConfig,
+    CosineConfig,
+    CrossEntropyConfig,
+    DecayScheduleConfig,
+    Experiment,
+    GroupedOptimizerConfig,
+    LinearConfig,
+    LionConfig,
+    LoggingConfig,
+    LossConfig,
+    MetricConfig,
+    MuonConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ParameterGroup,
+    ScheduleConfig,
+    SGDConfig,
+    TopKAccuracyConfig,
+    TrainingConfig,
+    WarmupScheduleConfig,
+    WarmupStableDecayConfig,
 )
+from hyena_jax.errors import UserError, choose, require
+from hyena_jax.files import memory_size, open_input, open_safetensors, parse_json, read_bytes, read_json

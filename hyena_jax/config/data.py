@@ -1,13 +1,33 @@
-"""Configs of data sets."""
+"""Configs of data sets, and the kinds of inputs that models read."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from hyena_jax.config.checks import RUNTIME, AtLeast, AtMost, Checked
-from hyena_jax.config.inputs import InputKind, input_kind
-from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.config.registry import Registry, register
 from hyena_jax.errors import require
+
+# Larger vocabularies cannot be computed.
+MAX_SYMBOLS = 2**24
+
+
+class InputKind(NamedTuple):
+    """The properties of an input kind, which the field `inputs` of a model's and its data's config names."""
+
+    unit: str
+    """The unit that is predicted and counted, unless the data name another."""
+    is_tokens: bool
+    """Inputs are token ids [L]: their length can be sharded, prompts continued, and perplexity reported."""
+    is_images: bool
+    """Inputs are float32 images [height, width, channels], drawn with their predictions after training."""
+
+
+KINDS = {"tokens": InputKind("token", True, False), "images": InputKind("image", False, True)}
+
+
+def input_kind(inputs: str) -> InputKind:
+    """The kind of `tokens` or `images`; any other word is a kind of the user's, with neither property."""
+    return KINDS.get(inputs, InputKind("row", False, False))
 
 
 @dataclass(frozen=True)

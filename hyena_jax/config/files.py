@@ -1,6 +1,7 @@
-"""Loading an experiment from a config file, saving and reading it, and comparing two."""
+"""Experiments in files: loaded from a config, saved with a digest, read and compared."""
 
 import dataclasses
+import hashlib
 import inspect
 import json
 import os
@@ -9,15 +10,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from hyena_jax.config.data import DataConfig
-from hyena_jax.config.digest import without_digest
-from hyena_jax.config.experiment import Experiment
-from hyena_jax.config.filters import FilterConfig
-from hyena_jax.config.losses import LossConfig, MetricConfig
-from hyena_jax.config.mixers import HyenaConfig, MixerConfig
-from hyena_jax.config.models import ModelConfig
-from hyena_jax.config.optimizers import OptimizerConfig, ScheduleConfig
-from hyena_jax.config.plugins import MissingPlugin, import_parts, own_code, plugins_in, require_plugins
+from hyena_jax.config.registry import (
+    REGISTRIES,
+    MissingPlugin,
+    Registry,
+    import_parts,
+    own_code,
+    plugins_in,
+    require_plugins,
+)
+from hyena_jax.config.training import Experiment
 from hyena_jax.errors import UserError, choose, require
 from hyena_jax.files import parse_json, read_json
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 
 RUN_CONFIG = "config.json"
+DIGEST = "sha256"
+"""The key under which a JSON file holds the digest of its other values, so that a flipped bit is noticed."""
 MAX_PATH, MAX_NAME = 3800, 255
 """Most bytes of a run folder's path (Linux allows 4,096 with the names in it), and of a file's name."""
 
@@ -41,7 +45,7 @@ def load(spec: str) -> Experiment:
     path = _find_config(name)
     with own_code(f"config {path} cannot be read"):
         try:
-            module = import_parts(str(path), REGISTRIES)
+            module = import_parts(str(path))
             if variant and not inspect.signature(module.get_config).parameters:
                 raise UserError("it has no variants")
             experiment = module.get_config(variant) if variant else module.get_config()
@@ -70,23 +74,6 @@ def _find_config(name: str) -> Path:
     return choose("config", name, config_files())
 
 
-# Fields of these kinds have a tag `type` in config.json.
-KINDS = (
-    FilterConfig,
-    MixerConfig,
-    ModelConfig,
-    DataConfig,
-    LossConfig,
-    MetricConfig,
-    ScheduleConfig,
-    OptimizerConfig,
-)
-REGISTRIES = tuple(base.registry for base in KINDS)
-
-FORMER_NAMES: dict[type, dict[str, str]] = {HyenaConfig: {"num_heads": "n_heads", "num_blocks": "n_blocks"}}
-"""For a class and its subclasses: old names of fields in config.json files, and the present names."""
-
-
 def _converter() -> "cattrs.Converter":
     import cattrs
 
@@ -94,8 +81,8 @@ def _converter() -> "cattrs.Converter":
     for hint in (int, float, str, bool):  # unchanged, for the configs to check: cattrs would turn 2.7 into 2
         converter.register_structure_hook(hint, lambda value, _: value)
     converter.register_structure_hook_func(_has_choices, lambda value, _: _as_tuples(value))
-    for base in KINDS:
-        _tag(converter, base)
+    for registry in REGISTRIES:
+        _tag(converter, registry)
     return converter
 
 
@@ -109,9 +96,8 @@ def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
-def _tag(converter: "cattrs.Converter", base: type) -> None:
+def _tag(converter: "cattrs.Converter", registry: Registry) -> None:
     """Makes `converter` write and read values of a kind with the tag `type`."""
-    registry = base.registry
 
     def write(value: Any) -> dict[str, Any]:
         return {"type": registry.part_of(type(value)).name, **converter.unstructure(value)}
@@ -121,14 +107,10 @@ def _tag(converter: "cattrs.Converter", base: type) -> None:
         require(tagged, registry.kind, value, f"an object with a `type`, one of {', '.join(registry)}")
         config_class = choose(registry.kind, value["type"], registry)
         rest = {key: inner for key, inner in value.items() if key != "type"}
-        for owner in config_class.__mro__:
-            for former, name in FORMER_NAMES.get(owner, {}).items():
-                if former in rest and name not in rest:
-                    rest[name] = rest.pop(former)
         return converter.structure(rest, config_class)
 
     def is_base(hint: Any) -> bool:
-        return hint is base  # not a subclass, whose fields are read and written directly
+        return hint is registry.base  # not a subclass, whose fields are read and written directly
 
     converter.register_unstructure_hook_func(is_base, write)
     converter.register_structure_hook_func(is_base, read)
@@ -145,7 +127,7 @@ def encode(experiment: Experiment) -> dict[str, Any]:
 
 
 def decode(values: Mapping[str, Any]) -> Experiment:
-    """The inverse of `encode`, also for files of older versions.
+    """The inverse of `encode`.
 
     Raises:
       UserError: for unknown keys and wrong types; and if a plugin is missing, with the flag to add.
@@ -153,8 +135,8 @@ def decode(values: Mapping[str, Any]) -> Experiment:
     import cattrs
 
     require(isinstance(values, Mapping), "an experiment", values, "a JSON object")
-    require_plugins(values.get("plugins"), REGISTRIES)
-    values = _renewed({key: value for key, value in values.items() if key != "plugins"})
+    require_plugins(values.get("plugins"))
+    values = {key: value for key, value in values.items() if key != "plugins"}
 
     def describe(error: BaseException, expected: type | None) -> str:
         return str(error) if isinstance(error, UserError) else cattrs.v.format_exception(error, expected)
@@ -163,33 +145,6 @@ def decode(values: Mapping[str, Any]) -> Experiment:
         return _converter().structure(values, Experiment)
     except cattrs.BaseValidationError as error:
         raise UserError("; ".join(cattrs.transform_error(error, format_exception=describe))) from error
-
-
-def _renewed(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Values of older versions in the present form.
-
-    `remat` was a bool before there were several policies. Before there were several optimizers, every
-    optimizer was AdamW with a cosine schedule, and the schedule's options were fields of the optimizer.
-    """
-    model, optimizer = values.get("model"), values.get("optimizer")
-    if isinstance(model, Mapping) and isinstance(model.get("remat"), bool):
-        values = {**values, "model": {**model, "remat": "block" if model["remat"] else "none"}}
-    if isinstance(optimizer, Mapping) and "type" not in optimizer and "schedule" not in optimizer:
-        values = {**values, "optimizer": _renewed_optimizer(optimizer)}
-    return values
-
-
-def _renewed_optimizer(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("warmup_steps", "decay_steps", "final_learning_rate")
-    rest = {name: value for name, value in optimizer.items() if name not in names}
-    schedule = {"type": "cosine"} | {name: optimizer[name] for name in names if name in optimizer}
-    peak, final = optimizer.get("learning_rate"), optimizer.get("final_learning_rate")
-    if isinstance(peak, int | float) and isinstance(final, int | float) and 0 <= final <= peak > 0:
-        del schedule["final_learning_rate"]
-        schedule["final_fraction"] = final / peak  # the old cosine used only this ratio: same values
-        if final == peak:
-            schedule = {"type": "constant", "warmup_steps": optimizer.get("warmup_steps", 100)}
-    return {"type": "adamw", **rest, "schedule": schedule}
 
 
 def read(path: Path) -> Experiment:
@@ -265,3 +220,30 @@ def _leaves(value: Any, path: str, runtime: bool, is_runtime: bool = False) -> I
         yield path, value
     for name, child, marked in children:
         yield from _leaves(child, f"{path}.{name}" if path else name, runtime, is_runtime or marked)
+
+
+def with_digest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, and their SHA-256 under DIGEST."""
+    values = {name: value for name, value in values.items() if name != DIGEST}
+    return {DIGEST: _digest(values)} | values  # first: a person can delete its line and leave valid JSON
+
+
+def without_digest(values: Any) -> Any:
+    """The inverse of `with_digest`; values whose digest a person removed are returned unchanged.
+
+    Raises:
+      UserError: if the digest does not match the values.
+    """
+    if not isinstance(values, Mapping) or DIGEST not in values:
+        return values
+    rest = {name: value for name, value in values.items() if name != DIGEST}
+    if values[DIGEST] != _digest(rest):
+        raise UserError(
+            f"it was damaged or edited: its {DIGEST} does not match its values (if you edited it, delete the"
+            f" line {DIGEST!r})"
+        )
+    return rest
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

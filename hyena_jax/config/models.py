@@ -1,18 +1,17 @@
 """Configs of models: a stack of blocks between an embedding and a head."""
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, fields
 from typing import Annotated, ClassVar, Literal
 
 from hyena_jax.config.checks import RUNTIME, Above, AtLeast, AtMost, Between, Checked
-from hyena_jax.config.inputs import InputKind, input_kind
-from hyena_jax.config.lora import LoRAConfig
+from hyena_jax.config.data import MAX_SYMBOLS, InputKind, input_kind
 from hyena_jax.config.mixers import MAX_CHANNELS, MIN_EPS, HyenaConfig, Init, MixerConfig
 from hyena_jax.config.registry import Registry, register
 from hyena_jax.errors import UserError, require
 
 # Programs are unrolled over the layers, and windows of filters are stored for each channel.
 MAX_LAYERS = 1024
-MAX_SYMBOLS = 2**24
 # Up to here, all times t / (max_len - 1) are different in float32.
 MAX_POSITIONS = 2**23
 MAX_SIDE = 2**15
@@ -52,6 +51,38 @@ class ModelConfig(Checked):
             name = type(self).__name__
             raise UserError(f"{name} must have a field max_len, or a method input_row() -> (shape, dtype)")
         return (self.max_len,), "int32"
+
+
+@dataclass(frozen=True)
+class LoRAConfig(Checked):
+    """Low-rank adaptation of a trained model: kernels W become W + s A B, and only A and B are trained."""
+
+    rank: Annotated[int | None, AtLeast(1)] = None
+    """Rank r of the update of each target, at most the smaller side of its kernel; None trains all
+    parameters."""
+    alpha: Annotated[float, Above(0)] = 16.0
+    """The update is scaled by s = alpha / r."""
+    rank_stabilised: bool = False
+    """Scale by s = alpha / sqrt(r) instead."""
+    targets: str = r"(in_proj|gate_proj|out_proj|qkv_proj)/kernel"
+    """Regular expression, searched in the paths of dense kernels such as `blocks_0/mixer/in_proj/kernel`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            re.compile(self.targets)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise UserError(
+                f"must be a regular expression, got {self.targets!r}: {error}", "targets"
+            ) from error
+        for option in fields(self):
+            value, allowed = getattr(self, option.name), f"{option.default!r} without lora.rank"
+            require(self.rank is not None or value == option.default, option.name, value, allowed)
+
+    @property
+    def scale(self) -> float:
+        """The factor s of the update."""
+        return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,36 @@
-"""The parts of experiments: a registry for each kind of part, filled by `register`.
+"""The parts of experiments, of this package and of plugins: a registry for each kind, filled by `register`.
 
 A part is a frozen dataclass of options (its config) and a target that is built from it. The config derives
 from the base class of its kind, such as `MixerConfig`, and that base class holds the registry of the kind.
 This package registers its parts as a user does, but names targets as "module:name", so that nothing is
-imported before it is used.
+imported before it is used. Plugins are the user's files and modules that register parts.
 """
 
 import dataclasses
+import hashlib
 import importlib
+import importlib.metadata
+import importlib.util
 import inspect
 import re
+import shlex
+import sys
+import sysconfig
+import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from hyena_jax.config.checks import check_annotations
-from hyena_jax.errors import UserError, require
+from hyena_jax.errors import UserError, printable, require
+from hyena_jax.files import MAX_CODE, open_input
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
+ENTRY_POINTS = "hyena_jax.plugins"
+# Prefix of the module names of the user's files.
+FILE_MODULE = "hyena_jax_file_"
 
 
 class Plugin(NamedTuple):
@@ -26,6 +40,10 @@ class Plugin(NamedTuple):
     """The value for `--plugin`: the absolute path of a file, or the name of a module."""
     sha256: str
     """SHA-256 of the file, or of all Python files of the package, in hexadecimal."""
+
+
+NOWHERE = Plugin("", "")
+"""In place of a plugin, of a part that a notebook or an interactive session registered."""
 
 
 class Part(NamedTuple):
@@ -41,14 +59,25 @@ class Part(NamedTuple):
     """The plugin that registered it; None for parts of this package, scripts and notebooks."""
 
 
+REGISTRIES: list["Registry"] = []
+"""The registries of all kinds."""
+
+
 class Registry(Mapping[str, type]):
     """The parts of one kind: config classes by name, in the order of registration."""
+
+    base: type
+    """The base class of the configs of this kind, which holds this registry."""
 
     def __init__(self, kind: str, is_module: bool):
         """A registry of Linen modules if `is_module`, else of functions of a config."""
         self.kind = kind
         self.is_module = is_module
         self._parts: dict[str, Part] = {}
+
+    def __set_name__(self, base: type, name: str) -> None:
+        self.base = base
+        REGISTRIES.append(self)
 
     def __getitem__(self, name: str) -> type:
         return self._parts[name].config_class
@@ -131,11 +160,6 @@ class Targets(Mapping[str, Any]):
         return len(self._registry)
 
 
-def registry_of(config_class: type) -> Registry | None:
-    """The registry of the kind that a config class belongs to; None for other classes."""
-    return getattr(config_class, "registry", None)
-
-
 def is_kind(hint: Any) -> bool:
     """Whether an annotated type is the base class of a kind of parts, such as `MixerConfig`."""
     return inspect.isclass(hint) and isinstance(vars(hint).get("registry"), Registry)
@@ -158,7 +182,7 @@ def register(name: str, config_class: type, target: Any, oracle: Any = None) -> 
       UserError: if an argument is of the wrong kind, or the name is taken.
     """
     require(isinstance(name, str) and NAME.fullmatch(name) is not None, "name", name, f"like {NAME.pattern}")
-    registry = registry_of(config_class) if inspect.isclass(config_class) else None
+    registry = getattr(config_class, "registry", None) if inspect.isclass(config_class) else None
     if registry is None or is_kind(config_class):
         raise UserError(
             f"the config of {name!r} must be a class derived from the base class of its kind, such as"
@@ -211,8 +235,187 @@ def parts_in(value: Any) -> Iterator[Part]:
         for child in value:
             yield from parts_in(child)
     elif dataclasses.is_dataclass(value):
-        registry = registry_of(type(value))
+        registry = getattr(type(value), "registry", None)
         if registry is not None:
             yield registry.part_of(type(value))
         for field in dataclasses.fields(value):
             yield from parts_in(getattr(value, field.name))
+
+
+class MissingPlugin(UserError):
+    """A part of a saved experiment is not registered."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PluginFlags:
+    """Flags that every command takes and reads before its others."""
+
+    plugin: tuple[str, ...] = ()
+    """Python file, module or entry point (group hyena_jax.plugins) that registers your parts; may be
+    repeated. The environment variable HYENA_JAX_PLUGINS names more, separated by colons."""
+
+
+def load_plugin(name: str) -> None:
+    """Imports a plugin, which registers its parts.
+
+    Args:
+      name: a Python file; a module on the path; or an entry point of the group `hyena_jax.plugins`.
+
+    Raises:
+      UserError: if there is no such file or module, or its import fails.
+    """
+    with own_code(f"plugin {name!r} cannot be imported"):
+        try:
+            import_parts(name)
+        except UserError as error:
+            raise UserError(f"plugin {name!r}: {error}") from None
+
+
+def import_parts(name: str) -> ModuleType:
+    """Imports a plugin and returns its module; the parts that it registers are marked as its parts.
+
+    A Python file becomes a module whose name depends only on its path.
+    """
+    before = {id(part) for registry in REGISTRIES for part in registry.parts.values()}
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise UserError(f"{name!r} is not a file")
+        with open_input("Python file", name, MAX_CODE):
+            pass  # it can be opened and is not too large
+        path = Path(name).resolve()
+        plugin_name, digest = str(path), hashlib.sha256(str(path).encode()).hexdigest()
+        spec = importlib.util.spec_from_file_location(f"{FILE_MODULE}{path.stem}_{digest[:8]}", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses in the file look up their annotations there
+        spec.loader.exec_module(module)
+    else:
+        found = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)
+        module = importlib.import_module(next((point.module for point in found), name))
+        plugin_name = name
+    plugin = Plugin(plugin_name, _digest(module))
+    for registry in REGISTRIES:
+        for part in [part for part in registry.parts.values() if id(part) not in before]:
+            registry.add(part._replace(plugin=plugin))
+    return module
+
+
+def _digest(module: ModuleType | None) -> str:
+    """SHA-256 of a module's file, or of all Python files of a package; empty without a file."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return ""
+    files = [Path(file)]
+    if files[0].name == "__init__.py":
+        files = sorted(file for file in files[0].parent.rglob("*.py") if file.is_file())
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def plugins_in(experiment: Any) -> dict[str, Any]:
+    """The parts of an experiment that are not this package's, by plugin, as config.json names them.
+
+    For a part that a script or a notebook registered, the plugin is the file of its config class, if any.
+    """
+    found: dict[Plugin, list[str]] = {}
+    for part in parts_in(experiment):
+        module = part.config_class.__module__
+        if module.split(".")[0] == "hyena_jax":
+            continue
+        plugin = part.plugin
+        if plugin is None:
+            file = getattr(sys.modules.get(module), "__file__", None) or ""
+            has_file = Path(file).is_file()
+            plugin = Plugin(str(Path(file).resolve()), _digest(sys.modules[module])) if has_file else NOWHERE
+        found.setdefault(plugin, []).append(f"{part.config_class.registry.kind} {part.name}")
+    return {
+        plugin.name: {"sha256": plugin.sha256, "parts": list(dict.fromkeys(names))}
+        for plugin, names in found.items()
+    }
+
+
+def require_plugins(saved: Any) -> None:
+    """Refuses a saved value of `plugins_in` if one of its parts is not registered now.
+
+    A run folder is not trusted: the plugins that it names are shown, never imported.
+
+    Raises:
+      MissingPlugin: naming the missing parts and the flag to add.
+    """
+    registered = {f"{registry.kind} {name}" for registry in REGISTRIES for name in registry}
+    for name, about in saved.items() if isinstance(saved, dict) else ():
+        parts = about.get("parts") if isinstance(about, dict) else None
+        is_list = isinstance(parts, list) and all(isinstance(part, str) for part in parts)
+        missing = [part for part in parts if part not in registered] if is_list else []
+        if missing:
+            how = f"add --plugin {_quoted(name)}" if name else "register it before the run is opened"
+            raise MissingPlugin(f"{', '.join(map(printable, missing))} must be registered: {how}")
+
+
+def changed_plugins(experiment: Any, saved: Any) -> list[str]:
+    """A line for each plugin of the experiment whose code differs from `saved`; it may have been moved."""
+    saved = saved if isinstance(saved, dict) else {}
+    digests = {name: about.get("sha256") for name, about in saved.items() if isinstance(about, dict)}
+    lines = []
+    for name, about in plugins_in(experiment).items():
+        was_moved = name not in digests and about["sha256"] != "" and about["sha256"] in digests.values()
+        if digests.get(name) != about["sha256"] and not was_moved:
+            lines.append(f"the code of plugin {_quoted(name)} (its SHA-256 differs)")
+    return lines
+
+
+def plugin_flags(experiment: Any) -> str:
+    """The flags ` --plugin FILE` with which a command knows the parts of an experiment, to be printed."""
+    return "".join(f" --plugin {shlex.quote(printable(name))}" for name in plugins_in(experiment) if name)
+
+
+def _quoted(text: object) -> str:
+    """The text in shell quotes."""
+    return "'" + printable(text).replace("'", "'\\''") + "'"
+
+
+@contextmanager
+def own_code(what: str, experiment: Any = None) -> Iterator[None]:
+    """A block that runs the user's code: its errors become a UserError `{what}: {error} ({file}:{line})`.
+
+    Args:
+      experiment: given where code of this package runs in the block too. Then errors are the user's only if a
+        part of the experiment is, and an OSError is the machine's.
+    """
+    try:
+        yield
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        if experiment is not None:
+            is_fault = isinstance(error, Exception) and not isinstance(error, OSError)
+            if not is_fault or not plugins_in(experiment):
+                raise
+        raise UserError(f"{what}: {describe_fault(error)}") from error
+
+
+def is_of_own_code(error: BaseException) -> bool:
+    """Whether the error was raised in, or below, the user's config or plugin code."""
+    parts = (part for registry in REGISTRIES for part in registry.parts.values())
+    names = {part.config_class.__module__ for part in parts if part.plugin is not None}
+    files = {
+        getattr(module, "__file__", None)
+        for name, module in list(sys.modules.items())
+        if name.startswith(FILE_MODULE) or name in names
+    }
+    return any(frame.filename in files for frame in traceback.extract_tb(error.__traceback__))
+
+
+def describe_fault(error: BaseException) -> str:
+    """One line for an error in the user's code: its type, its message, and where it was raised."""
+    ours = str(Path(__file__).parents[1])
+    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, *installed, "<"))
+    ]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    try:
+        lines = str(error).strip().splitlines() or [""]
+    except Exception:  # the error's class may also be the user's code
+        lines = [""]
+    return f"{type(error).__name__}: {lines[0]}{where}"

@@ -16,7 +16,7 @@ import numpy as np
 
 from hyena_jax.config import DATA_CONFIGS, DataConfig, Experiment, UserError, require
 from hyena_jax.config.checks import MAX_COUNT
-from hyena_jax.config.inputs import input_kind
+from hyena_jax.config.data import input_kind
 from hyena_jax.data.tokenizers import Tokenizer, encode_start, tokenizer_from_json
 
 if TYPE_CHECKING:

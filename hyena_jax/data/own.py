@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyena_jax.config import UserError, require
-from hyena_jax.config.inputs import input_kind
+from hyena_jax.config.data import input_kind
 from hyena_jax.data.dataset import NOTHING, Batch, Dataset, Stream, evenly_spaced
 from hyena_jax.data.images import ImageSet, Labelled, Normalization, image_set
 from hyena_jax.data.text import Corpus

@@ -117,7 +117,7 @@ def main(config_file: str, target: str, folder: str, *plugins: str) -> int:
 
     try:
         for name in plugins:
-            config.load_plugin(name, config.REGISTRIES)
+            config.load_plugin(name)
         experiment = config.decode(json.loads(Path(config_file).read_text()))
         lowered, facts = lower(experiment, compile_only_devices(parse_target(target)))
         (out / FACTS).write_text(json.dumps(facts))

@@ -73,7 +73,7 @@ class Server:
         for name in encoded.get("plugins", {}):
             require(name != "", "the file of your plugin", name, "a Python file or a module, for a sweep")
             if name not in self._plugins:
-                config.load_plugin(name, config.REGISTRIES)
+                config.load_plugin(name)
                 self._plugins.add(name)
         return config.decode(encoded)
 

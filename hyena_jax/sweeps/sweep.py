@@ -16,7 +16,7 @@ from typing import Any
 
 from hyena_jax import config, files
 from hyena_jax.config import Experiment, UserError, require
-from hyena_jax.config.digest import with_digest, without_digest
+from hyena_jax.config.files import with_digest, without_digest
 from hyena_jax.files import LOCK, locked
 from hyena_jax.output import Output, bar
 from hyena_jax.signals import Interrupted, noted_signals

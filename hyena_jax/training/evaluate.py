@@ -20,7 +20,7 @@ from hyena_jax.config import (
     require,
 )
 from hyena_jax.config.checks import MAX_COUNT
-from hyena_jax.config.experiment import parse_target
+from hyena_jax.config.training import parse_target
 from hyena_jax.data.dataset import Batch, Dataset, load
 from hyena_jax.data.text import fingerprint_of_no_text
 from hyena_jax.parallel.strategy import Strategy, round_up

@@ -2,7 +2,7 @@
 
 config.json          the experiment, with the fields filled in that the model takes from the data
 data.json            tokenizer and fingerprint of the text, or normalization and fingerprint of the images;
-                     both files carry their own digest, see `config/digest.py`
+                     both files carry their own digest, see `config/files.py`
 metrics.jsonl, tensorboard/, learning_curves.png; sample.txt (text) or predictions.png (images)
 checkpoints/         see `checkpoint.py`
 base.safetensors, base.json: of a run that started from given parameters, see `start.py`
@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from hyena_jax import config, files
 from hyena_jax.config import Experiment, UserError, require
-from hyena_jax.config.digest import with_digest, without_digest
-from hyena_jax.config.files import RUN_CONFIG
+from hyena_jax.config.files import RUN_CONFIG, with_digest, without_digest
 from hyena_jax.data.dataset import Dataset, Encoding, encoding_from_json
 from hyena_jax.files import LOCK, locked
 from hyena_jax.parallel.processes import on_first

@@ -21,7 +21,6 @@ from tolerances import assert_close
 from hyena_jax import models
 from hyena_jax.config import (
     MIXER_CONFIGS,
-    REGISTRIES,
     AFTConvConfig,
     AFTFullConfig,
     AFTLocalConfig,
@@ -134,7 +133,7 @@ def test_the_other_mixers(mixer):
 @pytest.mark.parametrize("name", ["ema", "gru_cell", "token_shift", "running_maximum"])
 def test_mixers_of_ones_own(name, own_parts):
     """On a mesh of two by two devices; an operator of one's own is computed on the whole sequence."""
-    load_plugin(str(EXTENSIONS / f"{name}.py"), REGISTRIES)
+    load_plugin(str(EXTENSIONS / f"{name}.py"))
     config = dataclasses.replace(CONFIG, pattern=(MIXER_CONFIGS[name](),), n_layers=1)
     gathers = pytest.warns(UserWarning, match="has no sharded form: every device gathers")
     with gathers if name in ("running_maximum", "gru_cell") else contextlib.nullcontext():
@@ -174,7 +173,7 @@ def test_parameters_and_decoding_do_not_need_a_mesh():
 
 def test_mixers_that_cannot_shard_a_sequence_are_refused_by_name(own_parts):
     """A module that is not a `Mixer`, without the field."""
-    load_plugin(str(EXTENSIONS / "ema_by_hand.py"), REGISTRIES)
+    load_plugin(str(EXTENSIONS / "ema_by_hand.py"))
     config = dataclasses.replace(CONFIG, pattern=(MIXER_CONFIGS["ema_by_hand"](),))
     with pytest.raises(ValueError, match=r"pattern must be of mixers.*EMAConfig"):
         models.build(config, "sequence")

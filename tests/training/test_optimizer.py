@@ -303,12 +303,8 @@ def test_a_state_from_before_there_were_several_optimizers_is_restored(tmp_path)
         optax.partition({0: rule(0.0), 1: rule(0.1)}, labels),
         optax.scale_by_schedule(optax.warmup_cosine_decay_schedule(0.0, 2e-3, 100, 2000, 2e-4)),
     )
-    values = {
-        "learning_rate": 2e-3, "final_learning_rate": 2e-4, "warmup_steps": 100, "decay_steps": None,
-        "b1": 0.9, "b2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0, "accumulation_steps": 1,
-        "groups": [{"pattern": "bias$", "learning_rate": None, "weight_decay": 0.0}],
-    }  # fmt: skip
-    new = make_optimizer(config.decode({"optimizer": values}).optimizer, params, 2000)
+    groups = (ParameterGroup("bias$", weight_decay=0.0),)
+    new = make_optimizer(AdamWConfig(schedule=CosineConfig(100), groups=groups), params, 2000)
     state = old.init(params)
     for t in range(3):
         _, state = jax.jit(old.update)(tree(t), state, params)

@@ -15,7 +15,7 @@ from hyena_jax.config import MIXER_CONFIGS, MixerConfig, UserError
 from hyena_jax.mixers import mixer_class
 
 for _name in filter(None, os.environ.get("HYENA_JAX_PLUGINS", "").split(os.pathsep)):
-    config.load_plugin(_name, config.REGISTRIES)
+    config.load_plugin(_name)
 
 
 def _case(config: MixerConfig) -> Case:
