@@ -79,7 +79,7 @@ def link(name: str, kind: str, folder: Path, outside: Path) -> None:
 
 WRITTEN = [
     ".lock", "config.json", "data.json", "metrics.jsonl", "learning_curves.png", "sample.txt", "tensorboard",
-    "checkpoints", "checkpoints/2", "checkpoints/4", "checkpoints/5", "checkpoints/0", "config.json.draft",
+    "checkpoints", "checkpoints/2", "checkpoints/4", "checkpoints/5", "checkpoints/0", f".{'0' * 16}.draft",
     "checkpoints/5.orbax-checkpoint-tmp", "checkpoints/4.damaged", "checkpoints/4/manifest.json",
 ]  # fmt: skip
 KINDS = ["outside", "dangling", "thesis", "folder", "hard", "pipe", "zero"]

@@ -85,7 +85,7 @@ def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp
 def test_what_a_kill_leaves_of_a_new_folder_is_continued(experiment, tmp_path, console):
     workdir = tmp_path / "run"
     workdir.mkdir()
-    for name in (".lock", "data.json", "config.json.draft"):
+    for name in (".lock", "data.json", f".{'0' * 16}.draft"):
         (workdir / name).write_text("{")
     train(longer(experiment, 1), workdir, console)
     assert saved_steps(workdir / "checkpoints") == [1]

@@ -68,8 +68,14 @@ def outside(tmp_path):
     return folder
 
 
-FILES = ["metrics.jsonl", "learning_curves.png", "sample.txt", "config.json.draft", "data.json.draft"]
-FILES += ["metrics.jsonl.draft", "config.json", "data.json"]
+FILES = [
+    "metrics.jsonl",
+    "learning_curves.png",
+    "sample.txt",
+    f".{'0' * 16}.draft",
+    "config.json",
+    "data.json",
+]
 
 
 @pytest.mark.grid
