@@ -48,7 +48,7 @@ ALLOWED = {
     },
     "plan": {"benchmark", "config", "layout", "models", "parallel", "training"},
     "output": set(),
-    "sweeps": {"config", "data", "flags", "signals", "output", "startup", "training"},
+    "sweeps": {"config", "data", "flags", "signals", "output", "parallel", "startup", "training"},
     "comparison": {"config", "models", "training"},
     "distillation": {"config", "data", "models", "parallel", "training"},
     "inspect": {"config", "data", "distillation", "mixers", "models", "output", "training"},

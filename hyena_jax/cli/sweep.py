@@ -30,6 +30,8 @@ class Sweep(Command):
     """FIELD=VALUE,VALUE,...; FIELD is a flag of `train` without its dashes, or `variant`; may be repeated."""
     jobs: int = 1
     """Runs that are trained at the same time, each on an equal part of the CPUs."""
+    init_from: Path | None = None
+    """Initial parameters of every run: a file written by `export`, or the folder of a run, as in `train`."""
     until: str | None = None
     """The runs' `training.until`: stop at the first evaluation that reaches it, such as `accuracy=0.99`."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
@@ -57,7 +59,7 @@ class Sweep(Command):
         until = [] if self.until is None else [f"--training.until={self.until}"]
         runs = make_runs(self.config, axes, [*self.settings, *until])
         try:
-            outcomes = sweep(runs, self.workdir, jobs=self.jobs)
+            outcomes = sweep(runs, self.workdir, jobs=self.jobs, init_from=self.init_from)
         except Interrupted as error:
             note(str(error))
             return 75

@@ -38,6 +38,7 @@ KEPT = {
     "step": int,
     "seconds": int | float,
     "planned": int | float | None,
+    "init_from": str | None,
 }
 """What sweep.json says about a run besides its config, and the types."""
 
@@ -58,6 +59,8 @@ class Outcome:
     """How long its workers took for it, over all starts but those that were killed."""
     planned: float | None = None
     """The seconds that were planned; None if that could not be estimated."""
+    init_from: str | None = None
+    """The file of parameters or the folder of a run from which it starts; None if they are drawn."""
     values: dict[str, float | None] | None = None
     """The values of the last evaluation on held-out data, by name; None before the first.
 
@@ -66,7 +69,12 @@ class Outcome:
 
 
 def sweep(
-    runs: Mapping[str, Experiment], workdir: str | Path, *, jobs: int = 1, quiet: bool = False
+    runs: Mapping[str, Experiment],
+    workdir: str | Path,
+    *,
+    jobs: int = 1,
+    init_from: str | Path | None = None,
+    quiet: bool = False,
 ) -> dict[str, Outcome]:
     """Trains runs, each in its folder `workdir/NAME`; continues a sweep that was stopped or killed.
 
@@ -76,6 +84,7 @@ def sweep(
     Args:
       runs: the experiments by name; see `make_runs` for grids.
       jobs: runs that are trained at the same time, each on an equal part of the CPUs.
+      init_from: file of parameters from `hyena-jax export`, or folder of a run, from which each run starts.
       quiet: print nothing.
 
     Returns:
@@ -92,13 +101,14 @@ def sweep(
     root, console = Path(workdir), Output(quiet=quiet)
     require(0 < len(runs) <= MAX_RUNS, "runs", len(runs), f"in 1..{MAX_RUNS}")
     cores = _divided_cores(jobs)
-    outcomes = _read(root, runs)  # before the folder is created
+    start = None if init_from is None else str(Path(init_from).absolute())
+    outcomes = _read(root, runs, start)  # before the folder is created
     if all(outcome.status in ENDS for outcome in outcomes.values()):
         console.print(f"all {len(runs)} runs have ended: {root}", soft_wrap=True)
         return outcomes
     # Workers hold the lock too: one that outlives a killed sweep, to save, keeps others away until then.
     with noted_signals() as asked, locked(root) as lock:
-        outcomes = _read(root, runs)  # once more: from here on nobody else changes the folder
+        outcomes = _read(root, runs, start)  # once more: from here on nobody else changes the folder
         todo = [name for name, outcome in outcomes.items() if outcome.status not in ENDS]
         with Pool(cores[: len(todo)], [lock]) as pool:
             outcomes |= _planned({name: outcomes[name] for name in todo}, pool, asked, console)
@@ -134,12 +144,13 @@ def _divided_cores(jobs: int) -> list[str]:
     return [",".join(map(str, cores[i * size : (i + 1) * size])) for i in range(jobs)]
 
 
-def _read(root: Path, runs: Mapping[str, Experiment]) -> dict[str, Outcome]:
+def _read(root: Path, runs: Mapping[str, Experiment], init_from: str | None) -> dict[str, Outcome]:
     """How the runs have ended so far, in the folder of a new or an earlier sweep; changes nothing.
 
     Raises:
       UserError: if a name cannot be a folder's, or `root` holds anything but these runs.
     """
+    new = {name: Outcome(root / name, run, init_from=init_from) for name, run in runs.items()}
     for name in runs:
         is_name = (
             name == Path(name).name and not name.startswith(".") and not name.endswith((".log", ".json"))
@@ -156,7 +167,7 @@ def _read(root: Path, runs: Mapping[str, Experiment]) -> dict[str, Outcome]:
         others = [path.name for path in root.iterdir() if not _is_own(path)] if root.exists() else []
         allowed = f"new, empty, or the folder of a sweep; it holds {others[0]!r}" if others else ""
         require(not others, "workdir", str(root), allowed)
-        return {name: Outcome(root / name, run) for name, run in runs.items()}
+        return new
     try:
         kept = without_digest(config.read_json("workdir", file))["runs"]
     except UserError as error:
@@ -169,26 +180,27 @@ def _read(root: Path, runs: Mapping[str, Experiment]) -> dict[str, Outcome]:
             raise UserError(
                 f"workdir {str(root)!r} holds another sweep: its run {gone[0]!r} is not among these"
             )
-        return {name: _outcome(root / name, run, kept.get(name)) for name, run in runs.items()}
+        return {name: _continued(run, kept[name]) if name in kept else run for name, run in new.items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is not the file of a sweep: {error!r}") from error
 
 
-def _outcome(workdir: Path, experiment: Experiment, kept: Mapping[str, Any] | None) -> Outcome:
-    """How a run has ended, given its entry in the file; raises UserError if that is of another experiment."""
-    if kept is None:
-        return Outcome(workdir, experiment)
-    theirs = config.decode(kept["config"])
-    if differences := config.identity_differences(experiment, theirs):
+def _continued(run: Outcome, kept: Mapping[str, Any]) -> Outcome:
+    """How a run has ended, given its entry in the file; raises UserError if that is of another run."""
+    workdir, theirs = run.workdir, config.decode(kept["config"])
+    if differences := config.identity_differences(run.experiment, theirs):
         shown = "; ".join(differences[:3])
         raise UserError(f"workdir {str(workdir.parent)!r} holds another sweep: {workdir.name}: {shown}")
+    kept = {"init_from": None, **kept}  # which the file has not always held
     ended = {name: kept[name] for name in KEPT}
     for name, kind in KEPT.items():
         if not isinstance(ended[name], kind):
             raise TypeError(f"{name} of {workdir.name} is {ended[name]!r}")
+    allowed = f"{ended['init_from']!r}, as when {workdir.name} was first planned"
+    require(run.init_from == ended["init_from"], "init_from", run.init_from, allowed)
     if not workdir.exists():  # its folder was deleted: it is trained again
-        return Outcome(workdir, experiment, planned=ended["planned"])
-    if theirs != experiment:  # runtime fields changed, such as the number of steps
+        return replace(run, planned=ended["planned"])
+    if theirs != run.experiment:  # runtime fields changed, such as the number of steps
         ended |= {"status": WAITING, "planned": None}
     try:
         ended["step"], values = _last_evaluation(workdir)
@@ -196,7 +208,7 @@ def _outcome(workdir: Path, experiment: Experiment, kept: Mapping[str, Any] | No
         values = None
     if ended["status"] == DONE and values is None:  # its rows were deleted, or are damaged
         ended["status"] = WAITING
-    return Outcome(workdir, experiment, **ended, values=values)
+    return replace(run, **ended, values=values)
 
 
 def _write(root: Path, outcomes: Mapping[str, Outcome]) -> None:
@@ -217,7 +229,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _request(kind: str, outcome: Outcome) -> Request:
-    return Request(kind, _encoded(outcome.experiment), str(outcome.workdir.absolute()))
+    return Request(kind, _encoded(outcome.experiment), str(outcome.workdir.absolute()), outcome.init_from)
 
 
 def _planned(
@@ -240,7 +252,9 @@ def _planned(
     with nullcontext(lambda: None) if console.quiet else bar("planning", len(requests), console) as advance:
         for event in pool.run(requests, asked):
             if event.kind == FAILED:
-                raise UserError(f"{event.values['error']} (in the run {event.work})")
+                raise UserError(
+                    f"{event.values['error']} (in the run {event.work})", event.values.get("argument")
+                )
             seconds = event.values["seconds"] if event.kind == PLANNED else None
             outcomes |= {name: replace(outcomes[name], planned=seconds) for name in same[event.work]}
             advance()
@@ -250,9 +264,9 @@ def _planned(
 def _ended(outcome: Outcome, event: Event) -> Outcome:
     """The run as it ended."""
     status = {DONE: DONE, DIVERGED: DIVERGED, STOPPED: WAITING}.get(event.kind, FAILED)
-    ended = replace(
-        outcome, status=status, error=event.values.get("error"), seconds=outcome.seconds + event.seconds
-    )
+    said = filter(None, (event.values.get("argument"), event.values.get("error")))
+    error, seconds = " ".join(said) or None, outcome.seconds + event.seconds
+    ended = replace(outcome, status=status, error=error, seconds=seconds)
     try:
         step, values = _last_evaluation(outcome.workdir)
     except UserError as error:  # its rows cannot be read; the other runs go on

@@ -32,6 +32,8 @@ class Request(NamedTuple):
     """The encoded experiment."""
     workdir: str
     """The run folder; what training prints goes to `{workdir}.log`."""
+    init_from: str | None
+    """See `training.run.train`."""
 
 
 def main(number: str, cores: str) -> int:

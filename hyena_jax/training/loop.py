@@ -1,12 +1,10 @@
 """The steps of a run: train, log, evaluate and save until done or asked to stop."""
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -20,7 +18,7 @@ from hyena_jax.config import Experiment, UserError
 from hyena_jax.data.dataset import Batch, DataEnded, Dataset, Stream, iterate
 from hyena_jax.parallel.processes import first_request
 from hyena_jax.parallel.replicas import check_replicas
-from hyena_jax.parallel.strategy import Strategy, round_up
+from hyena_jax.parallel.strategy import Strategy
 from hyena_jax.signals import StopRequest
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.console import Progress
@@ -33,8 +31,6 @@ from hyena_jax.training.step import (
     FINITE,
     Metrics,
     TrainState,
-    init_params,
-    init_state,
     make_eval_step,
     make_train_step,
 )
@@ -50,8 +46,6 @@ UNREAD = "a closed output"
 
 # Late enough for compilation to be over, long enough to see the pattern of a step.
 PROFILE_FROM, PROFILE_STEPS = 5, 10
-TIMED = 3
-"""Steps after the first that `seconds_of` measures; their median counts."""
 
 
 class Diverged(Exception):
@@ -388,41 +382,3 @@ class Profile:
         if self._is_tracing:
             jax.profiler.stop_trace()
             self._is_tracing = False
-
-
-def seconds_of(setup: Setup) -> float | None:
-    """The seconds that training takes in all: compilation, steps and evaluations, without writing files.
-
-    None for data that can only be read once, in their order.
-    """
-    experiment, strategy, data = setup.experiment, setup.strategy, setup.data
-    training = experiment.training
-    begun = time.perf_counter()
-    params = partial(init_params, setup.model, experiment.seed)
-    state = strategy.make_state(lambda: init_state(params(), setup.optimizer))
-    train_step, eval_step = mapped_train_step(setup, state), mapped_eval_step(setup)
-    batches = data.train_batches(experiment.data.batch_size, experiment.seed, *strategy.row_shard)
-    if isinstance(batches, Stream):  # reading it would take rows from the run
-        return None
-    with closing(iterate(batches)) as rows:
-        batch = strategy.place_batch(next(rows)[1])
-    n_rows = data.n_eval_rows(training.eval_windows)
-    size = round_up(min(training.eval_batch_size, n_rows), strategy.row_shards)
-    held_out = strategy.place_batch(strategy.row_shard.of(next(data.eval_batches(size, n_rows))))
-    state, _ = train_step(state, batch)
-    jax.block_until_ready((state, eval_step(state.params, held_out)))
-    start_up = time.perf_counter() - begun
-    steps, evaluations = [], []
-    for _ in range(TIMED):
-        (state, _), seconds = _timed(train_step, state, batch)
-        steps.append(seconds)
-        evaluations.append(_timed(eval_step, state.params, held_out)[1])
-    n_evaluations = math.ceil(training.steps / training.eval_every) * math.ceil(n_rows / size)
-    per_step, per_batch = statistics.median(steps), statistics.median(evaluations)
-    return start_up + training.steps * per_step + n_evaluations * per_batch
-
-
-def _timed(function: Callable, *arguments: Any) -> tuple[Any, float]:
-    begun = time.perf_counter()
-    result = jax.block_until_ready(function(*arguments))
-    return result, time.perf_counter() - begun

@@ -78,33 +78,40 @@ def restore_or_start(
     Raises:
       UserError: if the checkpoints cannot be used, do not fit or are gone: see `Checkpoints.restore`.
     """
-    strategy, initial, seed = setup.strategy, setup.initial, setup.experiment.seed
-    adaptation = lora.lora_of(setup.experiment.model)
-
-    def draw() -> TrainState:
-        if adaptation is None:
-            return init_state(init_params(setup.model, seed), setup.optimizer)
-        return init_state(
-            lora.init_factors(adaptation, jax.eval_shape(lambda: initial), seed), setup.optimizer
-        )
-
-    restored = checkpoints.restore(strategy.restore_target(jax.eval_shape(draw)).to_items())
+    strategy = setup.strategy
+    shapes = jax.eval_shape(lambda: _draw(setup))
+    restored = checkpoints.restore(strategy.restore_target(shapes).to_items())
     if restored is None:
         on_first(lambda: require_checkpoint_if_logged(workdir, run))
         on_first(lambda: _keep(workdir, setup, source))
-        state = strategy.make_state(draw)
-        if initial is None:
-            return state, {}
-        return state._replace(**{"base" if adaptation else "params": strategy.place(initial)}), {}
+        return start(setup), {}
     state = strategy.from_global(TrainState.from_items(restored.items))
-    if adaptation is not None:
+    if lora.lora_of(setup.experiment.model) is not None:
         _require_same_base(f"checkpoint {restored.step}", restored.meta, setup.initial_sha256)
-        state = state._replace(base=strategy.place(initial))
+        state = state._replace(base=strategy.place(setup.initial))
     found = int(state.step)
     require(found == restored.step, f"step in checkpoint {restored.step}", found, "the step of its folder")
     if not all_finite(state.params):
         _require_finite(strategy.host_copy(state.params), f"checkpoint {restored.step}")
     return state, restored.meta
+
+
+def start(setup: Setup) -> TrainState:
+    """The placed state of step 0."""
+    state = setup.strategy.make_state(lambda: _draw(setup))
+    if setup.initial is None:
+        return state
+    given = "params" if lora.lora_of(setup.experiment.model) is None else "base"
+    return state._replace(**{given: setup.strategy.place(setup.initial)})
+
+
+def _draw(setup: Setup) -> TrainState:
+    """The state of step 0 before it is placed, without given parameters."""
+    adaptation, seed = lora.lora_of(setup.experiment.model), setup.experiment.seed
+    if adaptation is None:
+        return init_state(init_params(setup.model, seed), setup.optimizer)
+    shapes = jax.eval_shape(lambda: setup.initial)
+    return init_state(lora.init_factors(adaptation, shapes, seed), setup.optimizer)
 
 
 def load_params(run: RunFolder, model: nn.Module, step: str, report: Report) -> tuple[int, optax.Params]:

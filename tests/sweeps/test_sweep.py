@@ -22,6 +22,7 @@ from hyena_jax.config import (
     Experiment,
     LanguageModelConfig,
     LoggingConfig,
+    LoRAConfig,
     SGDConfig,
     TrainingConfig,
     UserError,
@@ -183,6 +184,23 @@ def test_another_sweep_is_refused(swept, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_runs_start_from_given_parameters(swept, tmp_path):
+    """Two adaptations of a run, and one that trains all of its parameters."""
+    base = swept[0] / "seed=0"
+    ranks = {f"rank={rank}": LoRAConfig(rank=rank) for rank in (1, 2)}
+    models = {name: dataclasses.replace(SMALL.model, lora=lora) for name, lora in ranks.items()}
+    runs = {name: dataclasses.replace(SMALL, model=model) for name, model in models.items()} | {"all": SMALL}
+    outcomes = hyena_jax.sweep(runs, tmp_path / "tuned", init_from=base, quiet=True)
+    assert {outcome.status for outcome in outcomes.values()} == {"done"}
+    assert all(outcome.planned > 0 for outcome in outcomes.values())
+    for name in ("rank=1", "all"):
+        hyena_jax.train(runs[name], tmp_path / name, init_from=base, quiet=True)
+        assert held_out(tmp_path / "tuned" / name) == held_out(tmp_path / name)
+    assert hyena_jax.sweep(runs, tmp_path / "tuned", init_from=base, quiet=True) == outcomes
+    with pytest.raises(UserError, match="init_from must be '.*seed=0', as when rank=1 was first planned"):
+        hyena_jax.sweep(runs, tmp_path / "tuned", quiet=True)
+
+
 def test_cores_are_divided(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 3, 5, 6}, raising=False)
     assert _divided_cores(1) == [""]
@@ -287,6 +305,7 @@ def test_a_sweep_that_is_asked_to_stop_saves(tmp_path):
         pytest.param(
             ["--grid", "seed=0", "--until", "accurracy=1"], "did you mean 'accuracy'", marks=pytest.mark.grid
         ),
+        (["--grid", "model.lora.rank=4,8"], "--init-from must be a run's folder or a file from `export`"),
         ([], "--grid must be given"),
     ],
 )
