@@ -23,7 +23,7 @@ from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import stops
 from hyena_jax.output import Output, bar, watched
-from hyena_jax.scoring.score import Likelihood, prepare
+from hyena_jax.scoring.score import Likelihood, Scoring, prepare
 from hyena_jax.startup import refuse_wrong_jaxlib
 from hyena_jax.training import metrics
 from hyena_jax.training import run as training
@@ -204,11 +204,22 @@ class LoadedRun:
         """
         given = [texts] if isinstance(texts, str) else texts
         names = [f"texts[{i}]" for i in range(len(given))]
-        options = prefix, stride, batch_size
-        scoring = prepare(self.model, self.params, self.tokenizer, given, names, *options)
+        scoring = self.scoring(given, names, prefix, stride, batch_size)
         n_windows = scoring.plan.n_windows(range(len(given)))
         with bar("scoring", n_windows) if progress else nullcontext(lambda n: None) as advance:
             return [likelihood for block in scoring.likelihoods(0, advance) for likelihood in block]
+
+    def scoring(
+        self,
+        texts: Sequence[Prompt],
+        names: Sequence[str],
+        prefix: Prompt = "",
+        stride: int | None = None,
+        batch_size: int = 16,
+    ) -> Scoring:
+        """The texts, checked, and how the model will read them: see `score`, and `names` for errors."""
+        options = prefix, stride, batch_size
+        return prepare(self.model, self.params, self.tokenizer, texts, names, *options)
 
     @property
     def _has_tokenizer(self) -> bool:

@@ -195,6 +195,16 @@ def test_help_prints_the_ranges_of_a_part_of_the_user(tmp_path, capsys):
     assert "error: --loss.power must be at least 1, got 0" in capsys.readouterr().err
 
 
+def test_a_sweep_names_the_plugins_of_its_runs_for_compare(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("hyena_jax.sweeps.sweep.sweep", lambda runs, workdir, jobs: {})
+    axis = ["--grid", "model.pattern=hyena,ema", "--workdir", str(tmp_path / "my runs")]
+    assert cli.main(["sweep", "quickstart", "--plugin", str(MIXERS[0]), *axis]) == 0
+    expected = f"to compare the runs: hyena-jax compare '{tmp_path}/my runs' --plugin {MIXERS[0]}\n"
+    assert capsys.readouterr().out == f"\n{expected}"
+    assert cli.main(["sweep", "quickstart", *axis[:1], "seed=0,1", *axis[2:]]) == 0
+    assert "--plugin" not in capsys.readouterr().out
+
+
 def test_one_class_has_one_name():
     register("own", OwnConfig, Own)
     with pytest.raises(UserError, match="OwnConfig is already registered as 'own'"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyena_jax import config
 from hyena_jax.cli.flags import FLAT, choose_kinds, positional
-from hyena_jax.config import PluginFlags
+from hyena_jax.config import Checked, PluginFlags
 from hyena_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,8 +22,11 @@ HELP = ("-h", "--help")
 PLUGINS = "HYENA_JAX_PLUGINS"
 
 
-class Command:
-    """A command: a subclass is a frozen dataclass whose fields are its flags, documented for `--help`."""
+class Command(Checked):
+    """A command: a subclass is a frozen dataclass whose fields are its flags, documented for `--help`.
+
+    Values that are wrong for every run are refused when it is built, as those of a config are.
+    """
 
     @classmethod
     def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:

@@ -25,11 +25,13 @@ class Evaluate(OfRun):
     output: Path | None = None
     """JSON file for the metrics, which must not exist yet."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output is not None:
+            require_new_file("output", self.output)
+
     def run(self, arguments: Sequence[str]) -> int:
         """Prints a table of metrics, and for a task the error at each scored position of a row."""
-        output = self.output
-        if output is not None:
-            require_new_file("output", output)
         start_jax(note)
 
         from rich.table import Table
@@ -42,10 +44,10 @@ class Evaluate(OfRun):
 
         run = load_run(self.workdir, self.step)
         values = run.evaluate(self.path, self.batch_size, progress=True)
-        if output is not None:  # before anything is printed, which may fail
+        if self.output is not None:  # before anything is printed, which may fail
             about = {"workdir": str(run.workdir), "step": run.step}
             text = json.dumps({**about, **without_infinities(values)}, indent=2, allow_nan=False)
-            files.write_text(output, text + "\n")
+            files.write_text(self.output, text + "\n")
         table = Table("metric", "value", title=Text(f"{run.workdir}, step {run.step}"), box=None)
         for name, value in values.items():
             if not name.startswith(ERROR):

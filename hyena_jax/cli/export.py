@@ -29,6 +29,11 @@ class Export(OfRun):
     license: str = "unknown"
     """Licence that the model card names, as Hugging Face abbreviates it."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_line = self.license.isprintable() and "|" not in self.license and self.license != ""
+        require(is_line, "license", self.license, "a name on one line")
+
     def run(self, arguments: Sequence[str]) -> int:
         """Writes the files, and says where."""
         start_jax(note)
@@ -40,8 +45,6 @@ class Export(OfRun):
         from hyena_jax.training.lora import without_lora
 
         output = self.output
-        is_line = self.license.isprintable() and "|" not in self.license and self.license != ""
-        require(is_line, "license", self.license, "a name on one line")
         if self.format == "transformers":
             require_free("output", output)
             run = load_run(self.workdir, self.step)

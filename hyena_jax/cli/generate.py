@@ -59,6 +59,21 @@ class Generate(OfRun):
     load_state: Path | None = None
     """File from --save-state to continue from, without rereading its prompts; --prompt adds to them."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.prompt and self.load_state is None:
+            flags = "as --prompt TEXT, or a state to continue from, as --load-state FILE"
+            raise UserError(f"must be given, {flags}", "prompt")
+        for name in ("output", "save_state"):
+            path = getattr(self, name)
+            if path is not None:
+                require_new_file(name, path)
+        if self.output is not None and self.save_state is not None:
+            differ = self.output.resolve() != self.save_state.resolve()
+            require(differ, "output", str(self.output), "another file than --save-state")
+        n_rows = max(1, len(self.prompt)) * self.num_samples
+        require(n_rows <= MAX_ROWS, "num_samples", self.num_samples, f"at most {MAX_ROWS} over all prompts")
+
     def run(self, arguments: Sequence[str]) -> int:
         """Prints the continuations; a single one is printed while it is generated."""
         start_jax(note)
@@ -70,7 +85,6 @@ class Generate(OfRun):
         from hyena_jax.generation.sampling import SamplingRule
         from hyena_jax.output import bar
 
-        self._check()
         rule = SamplingRule(self.greedy, self.temperature, self.top_k, self.top_p, self.min_p)
         run = load_run(self.workdir, self.step)
         stop = [re.sub(r"\\([nt\\])", lambda found: ESCAPES[found[1]], text) for text in self.stop]
@@ -97,21 +111,6 @@ class Generate(OfRun):
                 name = f"prompt {i // self.num_samples + 1}" + (f", {name}" if self.num_samples > 1 else "")
             print(f"--- {name}\n{run.tokenizer.decode([*start, *(row.tokens if row else ())])}")
         return 0
-
-    def _check(self) -> None:
-        """Refuses flags that are wrong for every run."""
-        if not self.prompt and self.load_state is None:
-            flags = "as --prompt TEXT, or a state to continue from, as --load-state FILE"
-            raise UserError(f"must be given, {flags}", "prompt")
-        for name in ("output", "save_state"):
-            path = getattr(self, name)
-            if path is not None:
-                require_new_file(name, path)
-        if self.output is not None and self.save_state is not None:
-            differ = self.output.resolve() != self.save_state.resolve()
-            require(differ, "output", str(self.output), "another file than --save-state")
-        n_rows = max(1, len(self.prompt)) * self.num_samples
-        require(n_rows <= MAX_ROWS, "num_samples", self.num_samples, f"at most {MAX_ROWS} over all prompts")
 
     def _prefilled(self, run: "LoadedRun") -> "Prefilled":
         """The state after the prompts, which continue --load-state; written to --save-state, if given."""

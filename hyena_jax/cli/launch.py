@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from hyena_jax.cli.base import Command, note
 from hyena_jax.cli.flags import HIDDEN
-from hyena_jax.config import require
+from hyena_jax.config import AtLeast, AtMost, require
 from hyena_jax.signals import STOPPING, noted_signals
 
 POLL_EVERY = 0.05
@@ -28,17 +28,12 @@ Process = subprocess.Popen[bytes]
 class Launch(Command):
     """Train in several processes on this machine: hyena-jax launch --num-processes N -- train ..."""
 
-    num_processes: int
+    num_processes: Annotated[int, AtLeast(1), AtMost(256)]
     """Processes that train together; every batch is sharded over their devices."""
-    grace: float = 10.0
+    grace: Annotated[float, AtLeast(0)] = 10.0
     """Seconds that the other processes have to end by themselves after one failed."""
     command: tuple[str, ...] = field(default=(), metadata=HIDDEN)
     """The command after `--`."""
-
-    def __post_init__(self) -> None:
-        require(self.num_processes >= 1, "num_processes", self.num_processes, "at least 1")
-        require(self.num_processes <= 256, "num_processes", self.num_processes, "at most 256 on one machine")
-        require(self.grace >= 0, "grace", self.grace, "at least 0")
 
     @classmethod
     def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
@@ -60,7 +55,8 @@ class Launch(Command):
         """
         from hyena_jax.cli.commands import find
 
-        require(self.command[:1] == ("train",), "the command after --", " ".join(self.command), "train ...")
+        is_train = self.command[:1] == ("train",) and len(self.command) > 1
+        require(is_train, "the command after --", " ".join(self.command), "train ...")
         address, count = f"127.0.0.1:{_free_port()}", self.num_processes
         command = [*self.command, "--coordinator", address, "--num-processes", str(count), "--process-id"]
         if find([*command, "0"])[0] is None:  # help; and wrong flags are one error, not one from each process

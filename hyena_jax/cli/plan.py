@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from hyena_jax.cli.base import OfConfig, fail, table_console
 from hyena_jax.cli.flags import FLAT, positional
-from hyena_jax.config import Experiment, PluginFlags, memory_size, require
+from hyena_jax.config import Above, AtLeast, Experiment, PluginFlags, memory_size, require
 
 GIB = 2**30
 
@@ -29,19 +30,17 @@ class Plan(OfConfig):
     """Compile all layers."""
     output: Path | None = None
     """Folder for plan.json and plan.png. Without it, no files."""
-    most: int = 5
+    most: Annotated[int, AtLeast(1)] = 5
     """Plans of a search to print."""
-    max_seconds: float = 900.0
+    max_seconds: Annotated[float, Above(0)] = 900.0
     """A compilation that takes longer is ended."""
     max_memory: float | None = None
     """GiB of this machine's memory that a compilation may take; by default 4/5 of all."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
     experiment: Experiment = field(default=Experiment(), metadata=FLAT)
 
-    def check(self) -> None:
-        """Raises UserError for values that no plan can be made with."""
-        require(self.most >= 1, "most", self.most, "at least 1")
-        require(self.max_seconds > 0, "max_seconds", self.max_seconds, "above 0")
+    def __post_init__(self) -> None:
+        super().__post_init__()
         enough = f"in (0, {memory_size() / GIB:.1f}], the memory of this machine"
         most = self.max_memory
         require(most is None or 0 < most <= memory_size() / GIB, "max_memory", most, enough)
@@ -61,7 +60,6 @@ class Plan(OfConfig):
         from hyena_jax.plan.search import candidates, search
         from hyena_jax.plan.targets import parse_target, require_compiler
 
-        self.check()
         experiment, whole = self.experiment, self.whole
         target = parse_target(self.target)
         rows = list(candidates(experiment, target, self.search)) if self.search else []

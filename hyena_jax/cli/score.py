@@ -3,18 +3,14 @@
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hyena_jax.cli.base import OfRun, note
 from hyena_jax.startup import start_jax
-
-if TYPE_CHECKING:
-    from hyena_jax.scoring.score import Scoring
-    from hyena_jax.scoring.score_file import TextSums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +47,21 @@ class Score(OfRun):
         from hyena_jax.generation.saved_state import origin
         from hyena_jax.output import bar
         from hyena_jax.scoring import score_file
-        from hyena_jax.scoring.score import prepare
 
         records = read_records(self.path, self.format)
         run = load_run(self.workdir, self.step)
         names, texts = [record.name for record in records], [record.text for record in records]
         called = [f"record {name} of {self.path}" for name in names]
-        options = self.prefix, self.stride, self.batch_size
-        scoring = prepare(run.model, run.params, run.tokenizer, texts, called, *options)
+        scoring = run.scoring(texts, called, self.prefix, self.stride, self.batch_size)
+        digest = hashlib.sha256()  # of all names, token ids and sizes
+        for name, text in zip(names, scoring.texts, strict=True):
+            digest.update(json.dumps([name, len(text.tokens), text.n_bytes]).encode())
+            digest.update(text.tokens.astype("<i4").tobytes())
         is_first_scored = len(scoring.context) > 0
         about = {
             "step": run.step,
             "model": origin(run.experiment.model, run.params),
-            "texts": _digest(names, scoring),
+            "texts": digest.hexdigest(),
             "prefix": self.prefix,
             "first_token": "scored" if is_first_scored else "not scored",
             "max_len": scoring.plan.max_len,
@@ -71,7 +69,12 @@ class Score(OfRun):
             "batch_size": self.batch_size,
             "per_token": self.per_token,
         }
-        with _writer(self.output, about, len(names)) as (sums, write):
+        if self.output is None:
+            _print([{score_file.ABOUT: about}])
+            opened = nullcontext(([], _print))
+        else:
+            opened = score_file.continued(self.output, about, len(names))
+        with opened as (sums, write):
             n_done = len(sums)
             blocks = [block for block in scoring.plan.blocks() if block.stop > n_done]
             n_windows = sum(map(scoring.plan.n_windows, blocks))
@@ -91,30 +94,8 @@ class Score(OfRun):
         return 0
 
 
-@contextmanager
-def _writer(
-    path: Path | None, about: Mapping[str, Any], n_texts: int
-) -> "Iterator[tuple[list[TextSums], Callable[[Sequence[Mapping[str, Any]]], None]]]":
-    """`score_file.continued`; without a path, on the standard output."""
-    from hyena_jax.scoring import score_file
+def _print(rows: Sequence[Mapping[str, Any]]) -> None:
+    from hyena_jax.scoring.score_file import text_of
 
-    if path is not None:
-        with score_file.continued(path, about, n_texts) as opened:
-            yield opened
-        return
-
-    def write(rows: Sequence[Mapping[str, Any]]) -> None:
-        sys.stdout.write("".join(map(score_file.text_of, rows)))
-        sys.stdout.flush()
-
-    write([{score_file.ABOUT: about}])
-    yield [], write
-
-
-def _digest(names: Sequence[str], scoring: "Scoring") -> str:
-    """SHA-256 of all names, token ids and sizes."""
-    digest = hashlib.sha256()
-    for name, text in zip(names, scoring.texts, strict=True):
-        digest.update(json.dumps([name, len(text.tokens), text.n_bytes]).encode())
-        digest.update(text.tokens.astype("<i4").tobytes())
-    return digest.hexdigest()
+    sys.stdout.write("".join(map(text_of, rows)))
+    sys.stdout.flush()

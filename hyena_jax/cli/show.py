@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from hyena_jax.cli.base import OfRun, note
-from hyena_jax.config import require
+from hyena_jax.config import AtLeast, Between, require
+from hyena_jax.files import require_new_file
 from hyena_jax.startup import start_jax
 
 if TYPE_CHECKING:
     from hyena_jax.inspect.subject import Subject
-    from hyena_jax.training.folder import RunFolder
 
 MAX_TOKENS = 512
 
@@ -28,9 +28,9 @@ class Show(OfRun):
     """Text to show the model with."""
     path: str | None = None
     """Text file whose beginning is shown; for a run on images, a folder of IDX images."""
-    index: int = 0
+    index: Annotated[int, AtLeast(0)] = 0
     """Number of the held-out row or image, without --text or --path; or of the image in --path."""
-    max_tokens: int = MAX_TOKENS
+    max_tokens: Annotated[int, Between(1, MAX_TOKENS)] = MAX_TOKENS
     """Most tokens of a text, up to 512 and the model's longest sequence."""
     beside: Path | None = None
     """Folder of another run on the same kind of data, such as one of attention: its mixing matrices are shown
@@ -38,53 +38,43 @@ class Show(OfRun):
     output: Path | None = None
     """New HTML file; by default show.html in the run's folder, where it replaces an earlier one."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.text is None or self.path is None, "path", self.path, "None together with text")
+        if self.output is not None:
+            require_new_file("output", self.output)
+
     def run(self, arguments: Sequence[str]) -> int:
         """Computes everything, then writes the page."""
-        _check(self)
         start_jax(note)
 
         from hyena_jax import files
         from hyena_jax.inspect.content import content
         from hyena_jax.inspect.page import page
-        from hyena_jax.training.folder import read_run
 
-        workdir = self.workdir
-        shown = _subject(self, read_run(workdir))
-        text = page(content(workdir, self.step, shown, self.beside, note))
-        path = self.output or workdir / "show.html"
+        text = page(content(self.workdir, self.step, self._subject(), self.beside, note))
+        path = self.output or self.workdir / "show.html"
         files.write_text(path, text)
         print(f"page: {path}   {len(text.encode()) / 1e6:.1f} MB, to be opened in a browser")
         return 0
 
+    def _subject(self) -> "Subject":
+        """What the model is shown with."""
+        from hyena_jax.data.tokenizers import is_tokenizer
+        from hyena_jax.inspect import subject
+        from hyena_jax.training.evaluate import load_data
+        from hyena_jax.training.folder import read_run
 
-def _check(command: Show) -> None:
-    """Refuses flags that are wrong for every run."""
-    require(command.text is None or command.path is None, "path", command.path, "None together with text")
-    require(command.index >= 0, "index", command.index, "at least 0")
-    in_range = 1 <= command.max_tokens <= MAX_TOKENS
-    require(in_range, "max_tokens", command.max_tokens, f"in 1..{MAX_TOKENS}")
-    if command.output is not None:
-        require(not command.output.exists(), "output", str(command.output), "a file that does not exist yet")
-        parent = command.output.parent
-        require(parent.is_dir(), "output", str(command.output), "in an existing folder")
-
-
-def _subject(command: Show, folder: "RunFolder") -> "Subject":
-    """What the model is shown with."""
-    from hyena_jax.data.tokenizers import is_tokenizer
-    from hyena_jax.inspect import subject
-    from hyena_jax.training.evaluate import load_data
-
-    experiment, workdir = folder.experiment, str(command.workdir)
-    most = min(command.max_tokens, getattr(experiment.model, "max_len", MAX_TOKENS))
-    is_tokens = experiment.data.input_kind.is_tokens
-    if command.text is not None or (command.path is not None and is_tokens):
-        is_text = is_tokens and is_tokenizer(folder.encoding)
-        require(is_text, "workdir", workdir, "a run on text, or on tokens with a tokenizer")
-        if command.text is not None:
-            return subject.from_text(folder.encoding, command.text, most)
-        return subject.from_file(folder.encoding, Path(command.path), most)
-    has_patches = is_tokens or hasattr(experiment.model, "patch_size")
-    require(has_patches, "workdir", workdir, "a run on tokens, or one of a model with patches of images")
-    data = load_data(folder, command.path)
-    return subject.held_out(data, folder.encoding, command.index, most)
+        folder = read_run(self.workdir)
+        experiment, workdir = folder.experiment, str(self.workdir)
+        most = min(self.max_tokens, getattr(experiment.model, "max_len", MAX_TOKENS))
+        is_tokens = experiment.data.input_kind.is_tokens
+        if self.text is not None or (self.path is not None and is_tokens):
+            is_text = is_tokens and is_tokenizer(folder.encoding)
+            require(is_text, "workdir", workdir, "a run on text, or on tokens with a tokenizer")
+            if self.text is not None:
+                return subject.from_text(folder.encoding, self.text, most)
+            return subject.from_file(folder.encoding, Path(self.path), most)
+        has_patches = is_tokens or hasattr(experiment.model, "patch_size")
+        require(has_patches, "workdir", workdir, "a run on tokens, or one of a model with patches of images")
+        return subject.held_out(load_data(folder, self.path), folder.encoding, self.index, most)
