@@ -9,7 +9,7 @@ from rich.console import Console
 
 from hyena_jax import config
 from hyena_jax.cli import main
-from hyena_jax.comparison import sizes
+from hyena_jax.comparison.table import n_params
 from hyena_jax.config import ParallelConfig, UserError
 from hyena_jax.plan import planning, presentation, search, targets
 from hyena_jax.plan.compiling import VOCABULARY, Compiled, Limits
@@ -86,7 +86,7 @@ def test_the_parameters_of_a_part_of_the_pattern_are_counted(compiled):
     small = dataclasses.replace(found.model, n_layers=8, vocab_size=None)
     plan = planning.make_plan(dataclasses.replace(found, model=small), TARGET, LIMITS, False)
     assert compiled == [3, 6]
-    exact = sizes.n_params(dataclasses.replace(small, vocab_size=VOCABULARY))
+    exact = n_params(dataclasses.replace(small, vocab_size=VOCABULARY))
     assert plan.n_params == exact
 
 
