@@ -196,7 +196,7 @@ def test_help_prints_the_ranges_of_a_part_of_the_user(tmp_path, capsys):
 
 
 def test_a_sweep_names_the_plugins_of_its_runs_for_compare(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hyena_jax.sweeps.sweep.sweep", lambda runs, workdir, jobs: {})
+    monkeypatch.setattr("hyena_jax.sweeps.sweep.sweep", lambda runs, workdir, **options: {})
     axis = ["--grid", "model.pattern=hyena,ema", "--workdir", str(tmp_path / "my runs")]
     assert cli.main(["sweep", "quickstart", "--plugin", str(MIXERS[0]), *axis]) == 0
     expected = f"to compare the runs: hyena-jax compare '{tmp_path}/my runs' --plugin {MIXERS[0]}\n"
