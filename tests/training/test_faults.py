@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hyena_jax import cli, files
+from hyena_jax import cli
 from hyena_jax.config import UserError
 from hyena_jax.signals import Interrupted, stop_requests
 from hyena_jax.training import run as training
@@ -109,19 +109,6 @@ def test_a_line_that_is_no_row_is_named(run, experiment, console, line):
     path.write_text(line + "\n" + path.read_text())
     with pytest.raises(UserError, match="line 1 is not a row of metrics.*remove that line"):
         train(longer(experiment), run, console)
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
-    def full(_):
-        raise OSError("full")
-
-    path = tmp_path / "a.json"
-    files.write_text(path, "old")
-    monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(OSError, match="full"):
-        files.write_text(path, "new")
-    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
-    assert path.read_text() == "old"
 
 
 def test_tensorboard_on_a_full_disk_fails_where_it_is_written(tmp_path, monkeypatch):

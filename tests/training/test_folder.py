@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from hyena_jax import cli, config, files, models
+from hyena_jax import cli, config, models
 from hyena_jax.config import OptimizerConfig, ParameterGroup, UserError
 from hyena_jax.training import export
 from hyena_jax.training.checkpoint import Checkpoints, saved_steps
-from hyena_jax.training.folder import locked, read_run
+from hyena_jax.training.folder import read_run
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.run import train
@@ -223,33 +223,15 @@ def test_parameters_that_are_not_finite_are_refused_by_name(folder, tmp_path, va
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_files_have_the_mode_of_the_umask(folder, tmp_path, mask):
+def test_exported_files_have_the_mode_of_the_umask(folder, tmp_path, mask):
     usual = os.umask(mask)
     try:
         path = tmp_path / "model.safetensors"
         export.write(path, {"a": np.zeros(3, np.float32)}, {"seed": 1}, step=7)
-        files.write_text(tmp_path / "text", "text")
     finally:
         os.umask(usual)
-    for file in (path, path.with_suffix(".json"), tmp_path / "text"):
+    for file in (path, path.with_suffix(".json")):
         assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~mask
-
-
-def test_drafts_that_a_kill_left_are_removed(folder):
-    left = [folder / f".{'0' * 16}.draft"]
-    own = [folder / "thesis.draft", folder / ".draft"]
-    for path in left + own:
-        path.write_text("half")
-    with locked(folder):
-        assert [path for path in left + own if path.exists()] == own
-
-
-def test_a_draft_is_never_a_file_that_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "a")
-    (tmp_path / ".a.draft").symlink_to(tmp_path / "other")
-    with pytest.raises(FileExistsError):
-        files.write_text(tmp_path / "text", "text")
-    assert [path.name for path in tmp_path.iterdir()] == [".a.draft"]
 
 
 OPTIMIZERS = OptimizerConfig.registry
@@ -280,14 +262,3 @@ def test_a_run_is_trained_from_its_own_settings_in_python(folder, console):
 def test_the_config_of_a_run_starts_another(folder, tmp_path, console):
     train(config.load(str(folder / "config.json")), tmp_path / "again", console)
     assert read_run(tmp_path / "again").experiment == read_run(folder).experiment
-
-
-@pytest.mark.parametrize("is_new", [True, False])
-def test_a_start_that_fails_removes_the_folder_only_if_it_made_it(tmp_path, is_new):
-    workdir = tmp_path / "run"
-    if not is_new:
-        workdir.mkdir()
-    with pytest.raises(UserError), locked(workdir):
-        assert (workdir / ".lock").exists()
-        raise UserError("of the start")
-    assert workdir.exists() != is_new
