@@ -227,14 +227,12 @@ def apply_blocks(
     Where parameters are sharded, each half gathers its own, and the backward pass gathers them again.
     """
 
-    def mix(block: Block, x: jax.Array) -> jax.Array:
-        return block.mix(x, segment_ids, deterministic)
-
-    def feed_forward(block: Block, x: jax.Array) -> jax.Array:
-        return block.feed_forward(x, deterministic)
-
+    halves = (
+        lambda block, x: block.mix(x, segment_ids, deterministic),
+        lambda block, x: block.feed_forward(x, deterministic),
+    )
     for block in blocks:
-        for half in (mix, feed_forward):
+        for half in halves:
             x = _apply(half, block, x)
     return x
 
