@@ -15,8 +15,8 @@ PAGE = (PACKAGE / "README.md").read_text(encoding="utf-8")
 def functions_of(begin: str, end: str) -> list[list[str]]:
     """The names of functions in each row of the list between two texts of the page: from its last column."""
     text = PAGE.split(begin)[1].split(end)[0]
-    rows = [line.rstrip(" |").rpartition("| ")[2] for line in text.splitlines() if line.startswith("| ")][1:]
-    return [re.findall(r"`([\w.]+)`", row) for row in rows]
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    return [re.findall(r"`([\w.]+)`", row.rstrip(" |").rpartition("| ")[2]) for row in rows]
 
 
 START = functions_of("**Once, at a start**", "**Once, when")
