@@ -25,7 +25,7 @@ EVERY = functions_of("**At every step**", "From a file")
 
 
 def called(experiment, workdir, console) -> dict[str, set[str]]:
-    """What is called in a run, by its part: from a start to the first batch, in the traced step, and after."""
+    """The functions called in a run, by part: until the first batch, in the traced step, and after it."""
     found, part = {"start": set(), "traced": set(), "every": set()}, ["start"]
 
     def note(frame, event, _):
