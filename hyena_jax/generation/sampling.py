@@ -1,35 +1,32 @@
 """How the next token is drawn. Axes: R rows, V vocabulary."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import require
-from hyena_jax.config.checks import require_at_least
+from hyena_jax.config import AtLeast, Between, Checked, require
 
 
 @dataclass(frozen=True)
-class SamplingRule:
+class SamplingRule(Checked):
     """How the next token is drawn from the logits; the restrictions apply in the order of the fields."""
 
     greedy: bool = False
     """Take the most probable token; requires the other fields at their defaults."""
     temperature: float = 1.0
     """Divides the logits."""
-    top_k: int | None = None
+    top_k: Annotated[int | None, AtLeast(1)] = None
     """Only the k most probable tokens."""
-    top_p: float | None = None
+    top_p: Annotated[float | None, Between(0, 1, "(]")] = None
     """Only the fewest most probable tokens whose probabilities sum to at least p."""
-    min_p: float | None = None
+    min_p: Annotated[float | None, Between(0, 1, "(]")] = None
     """Only tokens with at least p times the probability of the most probable one."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.temperature > 0, "temperature", self.temperature, "above 0 (for 0 use --greedy)")
-        require_at_least(1, self, "top_k")
-        for name in ("top_p", "min_p"):
-            value = getattr(self, name)
-            require(value is None or 0 < value <= 1, name, value, "in (0, 1]")
         default = (self.temperature, self.top_k, self.top_p, self.min_p) == (1.0, None, None, None)
         allowed = "given without temperature, top_k, top_p and min_p"
         require(default or not self.greedy, "greedy", self.greedy, allowed)

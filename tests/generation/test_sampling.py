@@ -57,7 +57,7 @@ def test_rows_do_not_depend_on_each_other():
     [
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"temperature": -1.0}, "temperature must be above 0"),
-        ({"temperature": float("nan")}, "temperature must be above 0"),
+        ({"temperature": float("nan")}, "temperature must be a finite float32, got nan"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"top_p": 1.5}, "top_p must be in .0, 1., got 1.5"),
         ({"top_p": 0.0}, "top_p must be in"),
