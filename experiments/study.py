@@ -129,17 +129,37 @@ def describe(error: BaseException) -> str:
     return f"error: {str(error) or 'interrupted'}"
 
 
-def task_runs(task: str, pattern: str, seeds: Sequence[int], flags: Sequence[str] = ()) -> list[Experiment]:
-    """Runs of `tasks:NAME` with other mixers; attention alone has one head and learned positions.
+def task_runs(
+    group: str, task: str, pattern: str, seeds: Sequence[int], flags: Sequence[str] = ()
+) -> dict[str, Experiment]:
+    """A group of runs of `tasks:TASK` with other mixers; attention alone has one head and learned positions.
 
     Args:
+      group: the name of the group, with which the names of the runs begin.
       flags: settings of the runs; they may choose the positions.
     """
     own = ["--model.pattern.0.n-heads", "1"] if pattern == "attention" else []
     if not any(flag.endswith("model.learned-positions") for flag in flags):
         own += ["--model.learned-positions" if pattern == "attention" else "--no-model.learned-positions"]
-    axes = {"model.pattern": [pattern], "seed": seeds}
-    return list(hyena_jax.make_runs(f"tasks:{task}", axes, [*own, *flags]).values())
+    runs = hyena_jax.make_runs(f"tasks:{task}", {"model.pattern": [pattern], "seed": seeds}, [*own, *flags])
+    return {f"{group},seed={run.seed}": run for run in runs.values()}
+
+
+def model_runs(
+    task: str, models: Mapping[str, tuple[str, Sequence[str]]], seeds: Sequence[int], flags: Sequence[str]
+) -> dict[str, Experiment]:
+    """The groups `model=NAME` of models that are given by their mixer and its flags."""
+    runs: dict[str, Experiment] = {}
+    for name, (mixer, own) in models.items():
+        runs |= task_runs(f"model={name}", task, mixer, seeds, [*flags, *own])
+    return runs
+
+
+def budget(steps: int, eval_every: int, until: str | None = None, save_every: int | None = None) -> list[str]:
+    """Flags of the training; it stops early once it has reached `until`, such as `accuracy=0.99`."""
+    flags = ["--training.steps", str(steps), "--training.eval-every", str(eval_every)]
+    flags += ["--training.checkpoint-every", str(save_every or steps)]
+    return flags if until is None else [*flags, "--training.until", until]
 
 
 def of_length(length: int, data: TaskConfig) -> TaskConfig:

@@ -8,16 +8,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main, task_runs
+from study import Study, budget, main, task_runs
 
 SEEDS = (0, 1, 2)
 FIXED = ("hyena", "s4d")
 
-FLAGS = ("--training.steps", "800", "--training.eval-every", "200", "--training.checkpoint-every", "800")
 RUNS = {
-    f"pattern={mixer},seed={run.seed}": run
+    name: run
     for mixer in (*FIXED, "hawk")
-    for run in task_runs("memorisation", mixer, SEEDS, FLAGS)
+    for name, run in task_runs(f"pattern={mixer}", "memorisation", mixer, SEEDS, budget(800, 200)).items()
 }
 
 STUDY = Study(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main, of_length, task_runs
+from study import Study, budget, main, of_length, task_runs
 
 from hyena_jax.config import Experiment
 
@@ -25,11 +25,8 @@ def make_runs() -> dict[str, Experiment]:
     runs: dict[str, Experiment] = {}
     for task, steps in TASKS.items():
         for mixer in MIXERS:
-            flags = ["--model.max-len", str(LENGTHS[-1] + 8), "--training.steps", str(steps)]
-            flags += ["--training.eval-every", "250", "--training.checkpoint-every", str(steps)]
-            flags += ["--training.until", "accuracy=0.999"]
-            for run in task_runs(task, mixer, SEEDS, flags):
-                runs[f"task={task},pattern={mixer},seed={run.seed}"] = run
+            flags = ["--model.max-len", str(LENGTHS[-1] + 8), *budget(steps, 250, "accuracy=0.999")]
+            runs |= task_runs(f"task={task},pattern={mixer}", task, mixer, SEEDS, flags)
     return runs
 
 

@@ -29,8 +29,7 @@ def make_runs() -> dict[str, Experiment]:
     runs: dict[str, Experiment] = {}
     for task in PUBLISHED:
         for mixer in MIXERS:
-            (run,) = task_runs(f"mad_{task}", mixer, [0])
-            runs[f"task={task},pattern={mixer},seed=0"] = run
+            runs |= task_runs(f"task={task},pattern={mixer}", f"mad_{task}", mixer, [0])
     return runs
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main, task_runs
+from study import Study, budget, main, task_runs
 
 from hyena_jax.config import Experiment
 
-STEPS = ("--training.steps", "800", "--training.eval-every", "100", "--training.checkpoint-every", "800")
+STEPS = budget(800, 100)
 POINTS = {
     "attention": (16, 32, 64),
     "hyena": (32, 64, 128),
@@ -47,16 +47,13 @@ def make_runs() -> dict[str, Experiment]:
         name, *own = OPTIONS.get(mixer, (mixer,))
         for width in widths:
             seeds = (0, 1, 2) if mixer in DECISIVE and width == 64 else (0,)
-            for run in task_runs("mqar", name, seeds, [*STEPS, *own, "--model.d-model", str(width)]):
-                runs[f"pattern={mixer},width={width},seed={run.seed}"] = run
+            flags = [*STEPS, *own, "--model.d-model", str(width)]
+            runs |= task_runs(f"pattern={mixer},width={width}", "mqar", name, seeds, flags)
     for window in WINDOWS:
         flags = [*STEPS, "--model.pattern.0.window", str(window), "--model.pattern.0.n-heads", "1"]
-        (runs[f"pattern=local_attention,window={window},seed=0"],) = task_runs(
-            "mqar", "local_attention", [0], flags
-        )
+        runs |= task_runs(f"pattern=local_attention,window={window}", "mqar", "local_attention", [0], flags)
     flags = [*STEPS, "--model.pattern.1.window", "8", "--model.pattern.1.n-heads", "1"]
-    (runs["pattern=griffin,window=8,seed=0"],) = task_runs("mqar", "hawk,local_attention", [0], flags)
-    return runs
+    return runs | task_runs("pattern=griffin,window=8", "mqar", "hawk,local_attention", [0], flags)
 
 
 STUDY = Study(

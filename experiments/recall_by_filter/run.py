@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main
+from study import Study, budget, main
 
 import hyena_jax
 from hyena_jax.config import Experiment
@@ -32,15 +32,7 @@ def make_runs() -> dict[str, Experiment]:
     runs: dict[str, Experiment] = {}
     flags = ["--data.seq-len", str(LENGTH), "--model.max-len", str(LENGTH + 2), "--model.n-layers", "1"]
     flags += ["--data.batch-size", "8", "--data.test-rows", "256", "--training.eval-batch-size", "16"]
-    flags += [
-        "--training.steps",
-        "1000",
-        "--training.eval-every",
-        "100",
-        "--training.until",
-        "accuracy=0.995",
-    ]
-    flags += ["--training.checkpoint-every", "500"]
+    flags += budget(1000, 100, "accuracy=0.995", save_every=500)
     for vocab_size in VOCABULARIES:
         axes = {"model.pattern.0.filter": FILTERS, "data.vocab_size": [vocab_size], "seed": [0]}
         for name, run in hyena_jax.make_runs("tasks:recall", axes, flags).items():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main, task_runs
+from study import Study, budget, main, task_runs
 
 from hyena_jax.config import Experiment
 
@@ -35,12 +35,10 @@ def make_runs() -> dict[str, Experiment]:
     runs: dict[str, Experiment] = {}
     for vocab_size in VOCABULARIES:
         for mixer in MIXERS:
-            steps = STEPS.get(mixer, 2000)
-            flags = ["--training.steps", str(steps), "--training.eval-every", "100"]
-            flags += ["--training.checkpoint-every", str(steps), "--training.until", "accuracy=0.995"]
+            group, seeds = f"pattern={mixer},vocab_size={vocab_size}", SEEDS.get(vocab_size, (0,))
+            flags = budget(STEPS.get(mixer, 2000), 100, "accuracy=0.995")
             flags += ["--data.vocab-size", str(vocab_size), *ROTARY.get(mixer, ())]
-            for run in task_runs("recall", mixer, SEEDS.get(vocab_size, (0,)), flags):
-                runs[f"pattern={mixer},vocab_size={vocab_size},seed={run.seed}"] = run
+            runs |= task_runs(group, "recall", mixer, seeds, flags)
     return runs
 
 

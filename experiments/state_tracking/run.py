@@ -9,9 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main, of_length, task_runs
-
-from hyena_jax.config import Experiment
+from study import Study, budget, main, model_runs, of_length
 
 LONGEST = 256
 MODELS = {
@@ -30,18 +28,7 @@ MODELS = {
 UNSIGNED = ("hawk", "gated_delta", "mamba2", "hyena", "attention")
 SIGNED = ("hawk_shifted", "hawk_gate", "gated_delta_negative")
 SEEDS = (0, 1, 2)
-
-
-def make_runs() -> dict[str, Experiment]:
-    """Parity of every model."""
-    runs: dict[str, Experiment] = {}
-    for model, (mixer, flags) in MODELS.items():
-        shared = ["--model.max-len", str(LONGEST), "--training.steps", "2000"]
-        shared += ["--training.eval-every", "500", "--training.checkpoint-every", "2000"]
-        for run in task_runs("parity", mixer, SEEDS, [*shared, *flags]):
-            runs[f"model={model},seed={run.seed}"] = run
-    return runs
-
+FLAGS = ["--model.max-len", str(LONGEST), *budget(2000, 500)]
 
 STUDY = Study(
     folder=Path(__file__).parent,
@@ -51,7 +38,7 @@ STUDY = Study(
 factors lie in (0, 1) cannot flip its state's sign, and stays at chance, 0.5, on longer rows; one whose
 factors may be negative tracks it at any length. The paper trains two layers of Mamba and DeltaNet; here one
 layer of width 32.""",
-    runs=make_runs(),
+    runs=model_runs("parity", MODELS, SEEDS, FLAGS),
     metric="accuracy",
     solved=0.99,
     above=[(tuple(f"model={name}" for name in SIGNED), tuple(f"model={name}" for name in UNSIGNED))],

@@ -9,9 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main, of_length, task_runs
-
-from hyena_jax.config import Experiment
+from study import Study, budget, main, model_runs, of_length
 
 LENGTHS = (8, 12, 16)
 NO_POSITIONS = ("--no-model.learned-positions",)
@@ -23,19 +21,7 @@ MODELS = {
     "hawk": ("hawk", ()),
 }
 SEEDS = (0, 1, 2)
-STEPS = "3000"
-
-
-def make_runs() -> dict[str, Experiment]:
-    """Every model; a run stops once it names 99 of 100 letters."""
-    runs: dict[str, Experiment] = {}
-    for model, (mixer, flags) in MODELS.items():
-        shared = ["--model.max-len", "64", "--training.steps", STEPS, "--training.checkpoint-every", STEPS]
-        shared += ["--training.eval-every", "100", "--training.until", "accuracy=0.99"]
-        for run in task_runs("copying", mixer, SEEDS, [*shared, *flags]):
-            runs[f"model={model},seed={run.seed}"] = run
-    return runs
-
+FLAGS = ["--model.max-len", "64", *budget(3000, 100, "accuracy=0.99")]
 
 STUDY = Study(
     folder=Path(__file__).parent,
@@ -45,7 +31,7 @@ STUDY = Study(
 paper: transformers need about a hundredth of the rows that state-space models need, and copy longer strings.
 There 12 layers of width 1,024 and up to 300 letters; here two layers of width 64, 8 letters in the alphabet,
 64 rows of 40 tokens a step, and a run stops once it names 99 of 100 letters.""",
-    runs=make_runs(),
+    runs=model_runs("copying", MODELS, SEEDS, FLAGS),
     metric="accuracy",
     solved=0.99,
     above=[(("model=attention",), ("model=hawk",))],

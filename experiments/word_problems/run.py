@@ -9,9 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, main, of_length, task_runs
-
-from hyena_jax.config import Experiment
+from study import Study, budget, main, model_runs, of_length
 
 LENGTHS = (16, 32, 64)
 HEADS = ["--model.pattern.0.n-heads", "2"]
@@ -26,20 +24,7 @@ MODELS = {
     "delta_product": ("gated_delta", [*NEGATIVE, "--model.pattern.0.factors", "2"]),
 }
 SEEDS = (0, 1, 2)
-STEPS = "3000"
-
-
-def make_runs() -> dict[str, Experiment]:
-    """Every model on the permutations of three objects; a run stops once it has solved the task."""
-    runs: dict[str, Experiment] = {}
-    for model, (mixer, flags) in MODELS.items():
-        shared = ["--model.max-len", str(LENGTHS[-1]), "--model.n-layers", "1", "--training.steps", STEPS]
-        shared += ["--training.eval-every", "250", "--training.checkpoint-every", STEPS]
-        shared += ["--training.until", "accuracy=0.999"]
-        for run in task_runs("permutation_words", mixer, SEEDS, [*shared, *flags]):
-            runs[f"model={model},seed={run.seed}"] = run
-    return runs
-
+FLAGS = ["--model.max-len", str(LENGTHS[-1]), "--model.n-layers", "1", *budget(3000, 250, "accuracy=0.999")]
 
 STUDY = Study(
     folder=Path(__file__).parent,
@@ -50,7 +35,7 @@ One factor of the delta rule with strengths up to 2 is a reflection, and the rot
 are products of two: the paper's single layer tracks S3 with two factors a token and not with one. Here one
 layer of width 64 with two heads. A model that knows only whether a permutation is even names a third of the
 products.""",
-    runs=make_runs(),
+    runs=model_runs("permutation_words", MODELS, SEEDS, FLAGS),
     metric="accuracy",
     solved=0.99,
     above=[(("model=delta_product",), tuple(f"model={name}" for name in MODELS if name != "delta_product"))],
