@@ -53,6 +53,7 @@ from hyena_jax.config.mixers import (
     KDAConfig,
     LocalAttentionConfig,
     Mamba2Config,
+    Mamba3Config,
     MixerConfig,
     S4DConfig,
 )

@@ -330,6 +330,50 @@ class Mamba2Config(MixerConfig):
 
 
 @dataclass(frozen=True)
+class Mamba3Config(MixerConfig):
+    """Mamba-3 (2603.15569): Mamba-2 with the trapezoidal rule, keys that turn, several inputs of a token."""
+
+    n_heads: Annotated[int, Between(1, MAX_CHANNELS)] = 4
+    """Heads; must divide the inner width, inner_factor * d_model."""
+    inner_factor: Annotated[int, Between(1, MAX_GATES)] = 2
+    """Inner width, as a multiple of d_model."""
+    d_state: Annotated[int, Between(2, MAX_CHANNELS)] = 128
+    """Size of each channel's state; even."""
+    n_groups: Annotated[int, AtLeast(1)] = 1
+    """Groups of heads that share their B and C; must divide n_heads."""
+    n_inputs: Annotated[int, Between(1, MAX_GATES)] = 1
+    """Inputs and outputs of a token that share a memory; above 1 it is the paper's MIMO."""
+    rotary_fraction: Annotated[float, Between(0, 1, "(]")] = 0.5
+    """Fraction of the state's channels that turn."""
+    rate: Literal["softplus", "heavy_tail"] = "softplus"
+    """The decay rate's function: softplus as released, or 1 + x above 0 and 1 / (1 - x) below, as published
+    later."""
+    out_norm: bool = False
+    """Normalise each head's output before its gate."""
+    norm_eps: Annotated[float, Between(MIN_EPS, 1, "[]")] = 1e-5
+    """Added to the mean square in the norms of B, C and the output."""
+    chunk: Annotated[int, Between(1, MAX_CHUNK)] = field(default=64, metadata=RUNTIME)
+    """Tokens that are computed at once, by matrix products; results differ only by rounding."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_divisor("n_groups", self.n_groups, "n_heads", self.n_heads)
+        require(self.d_state % 2 == 0, "d_state", self.d_state, "even")
+        least = f"at least 2 / d_state = {2 / self.d_state:g}"
+        require(self.n_planes >= 1, "rotary_fraction", self.rotary_fraction, least)
+
+    @property
+    def n_planes(self) -> int:
+        """S, the planes of two channels that turn."""
+        return int(self.rotary_fraction * self.d_state) // 2
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """The heads must divide the inner width."""
+        require_sizes(d_model, max_len)
+        require_divisor("n_heads", self.n_heads, "inner_factor * d_model", self.inner_factor * d_model)
+
+
+@dataclass(frozen=True)
 class _HeadsConfig(MixerConfig):
     """Options that the attention mixers share."""
 
@@ -508,6 +552,7 @@ for _name, _config_class, _module, _oracle in (
     ("kda", KDAConfig, "kda:KDA", "delta_rule:kda"),
     ("gated_delta2", GatedDelta2Config, "gated_delta2:GatedDelta2", "delta_rule:gated_delta2"),
     ("mamba2", Mamba2Config, "mamba2:Mamba2", "delta_rule:mamba2"),
+    ("mamba3", Mamba3Config, "mamba3:Mamba3", "mamba3:mamba3"),
     ("attention", AttentionConfig, "attention:Attention", "attention:attention"),
     ("local_attention", LocalAttentionConfig, "attention:LocalAttention", "attention:attention"),
     ("fastmax", FastmaxConfig, "fastmax:Fastmax", "fastmax:attention"),

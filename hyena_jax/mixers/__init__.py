@@ -50,6 +50,7 @@ from hyena_jax.mixers.hawk import Hawk
 from hyena_jax.mixers.hyena import Hyena
 from hyena_jax.mixers.kda import KDA
 from hyena_jax.mixers.mamba2 import Mamba2
+from hyena_jax.mixers.mamba3 import Mamba3
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.plain_convolution import FIR, S4D
 from hyena_jax.mixers.sequence import Sequence
@@ -77,6 +78,7 @@ __all__ = [
     "Hyena",
     "LocalAttention",
     "Mamba2",
+    "Mamba3",
     "Mixer",
     "Sequence",
     "decodes_by_state",

@@ -15,10 +15,11 @@ from hyena_jax.config import (
     KDAConfig,
     LanguageModelConfig,
     Mamba2Config,
+    Mamba3Config,
 )
 from hyena_jax.config.files import identity_differences, runtime_differences
 from hyena_jax.initializers import a_log_init, dt_bias_init
-from hyena_jax.mixers import KDA, GatedDelta, GatedDelta2, Mamba2
+from hyena_jax.mixers import KDA, GatedDelta, GatedDelta2, Mamba2, Mamba3
 
 # The sizes of a layer in fla's models, of one in Qwen3-Next, one in Kimi Linear, and one in Mamba-2 130M.
 FLA = GatedDeltaConfig(6, key_dim=256, value_dim=512)
@@ -26,6 +27,7 @@ QWEN3_NEXT = GatedDeltaConfig(16, n_value_heads=32, key_dim=128, value_dim=128)
 FLA_KDA, FLA_2 = KDAConfig(16, key_dim=128), GatedDelta2Config(16, key_dim=128)
 KIMI_LINEAR = KDAConfig(32, key_dim=128, gate_bias=False)
 MAMBA2_130M = Mamba2Config(24)
+MAMBA3, MAMBA3_MIMO = Mamba3Config(64), Mamba3Config(64, n_inputs=4)
 X = np.random.default_rng(1).standard_normal((2, 31, 16)).astype(np.float32)
 
 
@@ -50,6 +52,19 @@ def test_published_sizes(module, n_parameters, memory, history):
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == n_parameters
     state = jax.eval_shape(lambda params: module.bind({"params": params}).init_state(1, 64), params)
     assert (state.memory["update_0"].size, state.memory["fir_0"].size) == (memory, history)
+
+
+@pytest.mark.parametrize(
+    ("config", "n_parameters", "n_state"),
+    [(MAMBA3, 26_165_632, 538_624), (MAMBA3_MIMO, 27_836_800, 524_288 + 2_048 + 4 * (8_192 + 4_096))],
+)
+def test_published_sizes_of_mamba3(config, n_parameters, n_state):
+    """Our state keeps the R inputs of the last token, where the published code keeps x."""
+    module = Mamba3(2048, 64, config)
+    params = shapes(module, module.d_model)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == n_parameters
+    state = jax.eval_shape(lambda params: module.bind({"params": params}).init_state(1, 64), params)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state.memory)) == n_state
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 16), (1, 16)])

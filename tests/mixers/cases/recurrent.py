@@ -1,7 +1,14 @@
 """Gated linear recurrences."""
 
 from cases.case import Case, D, make_case
-from hyena_jax.config import GatedDelta2Config, GatedDeltaConfig, HawkConfig, KDAConfig, Mamba2Config
+from hyena_jax.config import (
+    GatedDelta2Config,
+    GatedDeltaConfig,
+    HawkConfig,
+    KDAConfig,
+    Mamba2Config,
+    Mamba3Config,
+)
 
 
 def hawk_case(**options) -> Case:
@@ -22,7 +29,15 @@ def mamba2_case(n_heads=4, **options) -> Case:
     return make_case(config, {**sizes, "J": config.short_filter_len})
 
 
+def mamba3_case(n_heads=4, **options) -> Case:
+    config = Mamba3Config(n_heads, chunk=8, d_state=6, **options)
+    width = config.inner_factor * D
+    sizes = {"W": width, "H": n_heads, "P": width // n_heads, "G": config.n_groups, "N": config.d_state}
+    return make_case(config, {**sizes, "R": config.n_inputs, "S": config.n_planes})
+
+
 CASES = {
+    "mamba3": mamba3_case(n_groups=2),
     "mamba2": mamba2_case(n_groups=2),
     "gated_delta": delta_case(n_value_heads=4, value_dim=3),
     "kda": delta_case(KDAConfig, n_value_heads=4, value_dim=3),
@@ -40,6 +55,9 @@ CASES = {
 }
 OPTIONS = {
     "mamba2_dt_limit": mamba2_case(inner_factor=1, dt_limit=(0.01, 0.1), short_filter_len=1),
+    "mamba3_three_inputs": mamba3_case(
+        n_heads=2, n_inputs=3, rotary_fraction=1.0, rate="heavy_tail", out_norm=True
+    ),
     "gated_delta_two_factors": delta_case(factors=2, negative_eigenvalues=True),
     "delta_net": delta_case(decay=False, gate=False, key_dim=3, short_filter_len=1),
     "kda_bounded": delta_case(KDAConfig, decay_bound=-5.0, gate_bias=False, negative_eigenvalues=True),
