@@ -12,7 +12,8 @@ from fault_kills import Stage, Trial
 from fault_runs import EVERY, HALF, STEPS, demand, demand_same_end
 from fault_storage import contents
 
-from hyena_jax.training.checkpoint import saved_steps, write_manifest
+from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.checkpoint_files import write_manifest
 
 LINKS = (
     "metrics.jsonl",

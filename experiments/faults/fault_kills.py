@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from fault_runs import EVERY, HALF, STEPS, Lab, Started, demand, demand_same_end, last_row, newest
 
-from hyena_jax.training.checkpoint import is_verified, saved_steps
+from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.checkpoint_files import is_verified
 
 TEMPORARY = "orbax-checkpoint-tmp"
 

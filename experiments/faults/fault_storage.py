@@ -13,7 +13,8 @@ from pathlib import Path
 from fault_kills import Stage, Trial
 from fault_runs import EVERY, HALF, STEPS, Ended, demand, demand_same_end, last_row, newest
 
-from hyena_jax.training.checkpoint import damage_in, saved_steps
+from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.checkpoint_files import damage_in
 from hyena_jax.training.metrics import read_rows
 
 AS_USER = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")

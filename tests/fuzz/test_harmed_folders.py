@@ -24,7 +24,8 @@ import tensorstore
 from fuzz.test_fuzz import TRAIN, assert_clear, contents, time_limit
 
 from hyena_jax import api, cli, models
-from hyena_jax.training.checkpoint import Checkpoints, damage_in, saved_steps, write_manifest
+from hyena_jax.training.checkpoint import Checkpoints, saved_steps
+from hyena_jax.training.checkpoint_files import damage_in, write_manifest
 from hyena_jax.training.folder import read_run
 from hyena_jax.training.loop import Trainer
 from hyena_jax.training.start import load_params

@@ -9,15 +9,8 @@ import tensorstore
 
 from hyena_jax.config import UserError
 from hyena_jax.training import checkpoint
-from hyena_jax.training.checkpoint import (
-    Best,
-    Checkpoints,
-    best,
-    damage_in,
-    restore_readonly,
-    saved_steps,
-    write_manifest,
-)
+from hyena_jax.training.checkpoint import Best, Checkpoints, best, restore_readonly, saved_steps
+from hyena_jax.training.checkpoint_files import damage_in, write_manifest
 
 
 def items(step: int) -> dict:

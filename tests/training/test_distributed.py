@@ -25,7 +25,8 @@ from hyena_jax.parallel.processes import (
     require_equal_devices,
     together,
 )
-from hyena_jax.training.checkpoint import damage_in, saved_steps
+from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.checkpoint_files import damage_in
 from hyena_jax.training.metrics import read_rows
 
 SMALL = """
