@@ -4,6 +4,7 @@
     hyena-jax train tasks:mqar --workdir runs/mqar
     hyena-jax train tasks:recall --workdir runs/recall_h3 --model.pattern h3
     hyena-jax train tasks:mqar/l64 --workdir runs/mqar_l64   # a preset's data, with this small model
+    hyena-jax train tasks:sort --plugin sort.py --workdir runs/sort   # a task of your own, with Hyena
 
 Two blocks x + mixer(norm(x)) of width 64, without feed-forward layers but for MAD's tasks and the addition
 (VARIANTS has the other exceptions); AdamW (0.9, 0.98), decay 0.1, clipping at 1, warm-up over a tenth of the
@@ -34,6 +35,7 @@ from typing import NamedTuple
 
 from hyena_jax.config import (
     HYENA_GROUPS,
+    TASK_CONFIGS,
     AdamWConfig,
     AttentionConfig,
     AutoencoderConfig,
@@ -47,9 +49,7 @@ from hyena_jax.config import (
     TrainingConfig,
     choose,
 )
-from hyena_jax.config.tasks import TASK_CONFIGS
-from hyena_jax.data.tasks import load_task
-from hyena_jax.tasks.catalogue import TASKS
+from hyena_jax.data.dataset import load
 
 EMBEDDINGS = ParameterGroup(r"^(embedding/|positions$)", weight_decay=0.0)
 DECAYS = ParameterGroup(r"/(rate|a_log|dt_bias)$", weight_decay=0.0, optional=True)
@@ -65,7 +65,8 @@ class Variant(NamedTuple):
     d_ff: int | None = None
     learning_rate: float = 2e-3
     weight_decay: float = 0.1
-    batch_size: int = 64
+    batch_size: int | None = None
+    """None takes the task's own."""
 
 
 HYENA, HAWK, ATTENTION = HyenaConfig(), HawkConfig(), AttentionConfig(n_heads=1)
@@ -96,13 +97,14 @@ VARIANTS = {
 
 
 def get_config(variant: str = "recall") -> Experiment:
-    """The experiment of a task at its small setting, or of `TASK/PRESET`."""
+    """The experiment of a task at its small setting, or of `TASK/PRESET`; also of a task of your own."""
     name, _, preset = variant.partition("/")
-    chosen = choose("variant", name, VARIANTS)
-    task = TASKS[TASK_CONFIGS[name]]
-    data = choose("preset", preset or "small", task.presets).config
-    if not preset:
-        data = TASK_CONFIGS[name](batch_size=chosen.batch_size)
+    kind = choose("variant", name, TASK_CONFIGS)
+    chosen = VARIANTS.get(name, Variant(HYENA, 1000))
+    if preset:
+        data = choose("preset", preset, load(kind()).task.all_presets(kind)).config
+    else:
+        data = kind() if chosen.batch_size is None else kind(batch_size=chosen.batch_size)
     shared = {
         "pattern": (chosen.mixer,),
         "n_layers": chosen.n_layers,
@@ -110,7 +112,7 @@ def get_config(variant: str = "recall") -> Experiment:
         "ffn": "none" if chosen.d_ff is None else "gelu",
         "d_ff": chosen.d_ff,
         # MAD's rows have one input less than their L tokens.
-        "max_len": max(load_task(data).row_shape[0], getattr(data, "seq_len", 1)),
+        "max_len": max(load(data).row_shape[0], getattr(data, "seq_len", 1)),
         "learned_positions": chosen.mixer == ATTENTION,
     }
     reads_tokens = data.input_kind.is_tokens

@@ -232,6 +232,12 @@ def test_kinds_are_chosen_by_name_outer_ones_first():
     assert rest == ["--seed", "1"]
 
 
+def test_a_default_of_the_part_before_is_not_kept():
+    """`recall` alone lets test rows occur in training, and its config alone has batches of 32 rows."""
+    chosen = choose_kinds(config.load("tasks:recall"), ["--data", "majority"])[0].data
+    assert (chosen.disjoint, chosen.batch_size) == (True, 32)
+
+
 def test_the_kind_that_is_there_keeps_its_options():
     ours = experiment(HyenaConfig(order=3))
     assert choose_kinds(ours, ["--model.pattern.0", "hyena", "--model", "language_model"])[0] == ours

@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from hyena_jax import cli, config
 from hyena_jax.config import TASK_CONFIGS
-from hyena_jax.tasks.catalogue import TASKS
+from hyena_jax.tasks.task import TASKS
 
+EXTENSIONS = Path(__file__).parent / "extensions"
 MQAR = """\
 mqar, preset small, test row 0, seed 0
 
@@ -57,6 +59,40 @@ def test_every_task_is_drawn(name, capsys):
     assert f"{TASKS[TASK_CONFIGS[name]].metric}".replace("_", " ") in "\n".join(shown)
 
 
+SORTED = """\
+sort_digits, preset small, test row 0, seed 0
+
+inputs  5 8 9 5 3 8 2 9 ? ? ? ? ? ? ? ?
+target  · · · · · · · · 2 3 5 5 8 8 9 9
+"""
+
+
+def test_a_task_of_ones_own_is_drawn_like_any_other(capsys, own_parts):
+    plugin = f"--plugin {EXTENSIONS / 'sort_digits.py'}"
+    assert run(f"sort_digits {plugin}") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(SORTED)
+    assert "preset small\n    the defaults\npreset long" in shown
+    assert "preset long\n    seq_len 32\n    this file\n" in shown
+    assert run(f"sort_digits --preset long {plugin}") == 0
+    assert run(f"sort_digits --preset short {plugin}") == 2
+    assert "'short' is unknown; allowed: small, long" in capsys.readouterr().err
+    assert run(f"--help {plugin}") == 0
+    assert "sort_digits" in capsys.readouterr().out
+    experiment = config.load("tasks:sort_digits/long")
+    assert (experiment.data.seq_len, experiment.model.max_len, experiment.data.batch_size) == (32, 64, 64)
+
+
+def test_the_task_in_the_documentation_is_a_whole_one(capsys, own_parts, tmp_path):
+    page = (Path(__file__).parents[1] / "configs" / "README.md").read_text()
+    (tmp_path / "reverse.py").write_text(page.split("```python\n")[1].split("```")[0])
+    assert run(f"reverse --plugin {tmp_path / 'reverse.py'}") == 0
+    inputs, target = (line.split()[1:] for line in capsys.readouterr().out.splitlines()[2:4])
+    assert inputs == [*target[:7:-1], *"00000000"]
+    assert target[:8] == ["·"] * 8
+    assert config.load("tasks:reverse").model.max_len == 16
+
+
 def test_rows_differ_by_index_seed_part_and_preset(capsys):
     lines = ["mqar", "mqar --index 1", "mqar --seed 1", "mqar --part train", "mqar --preset l64"]
     shown = []
@@ -80,7 +116,7 @@ def test_the_middle_of_a_long_row_is_left_out(capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("mkar", "task 'mkar' is unknown (did you mean 'mqar'?); allowed: recall, mqar,"),
+        ("mkar", "task 'mkar' is unknown (did you mean 'mqar'?); allowed: majority, counting,"),
         (
             "mqar --preset l46",
             "--preset 'l46' is unknown (did you mean 'l64'?); allowed: small, l64, l128, l256",

@@ -49,6 +49,11 @@ class Command(Checked):
             config.load_plugin(name)
         return ([*rest, "--plugin", *given] if given else rest), {}
 
+    @classmethod
+    def notes(cls) -> list[str]:
+        """Paragraphs of `--help` between the description and the flags."""
+        return []
+
     def run(self, arguments: Sequence[str]) -> int:
         """Runs the command; returns its exit code.
 

@@ -78,7 +78,7 @@ def find(arguments: Sequence[str]) -> tuple[Command | None, list[str]]:
     rest, values = kind.take(called, rest)
     flags, experiment = flags_of(kind, values), values.get("experiment")
     if asks_for_help(rest):
-        notes = []
+        notes = kind.notes()
         if experiment is not None:
             notes = [describe_choices(experiment)]
         elif issubclass(kind, OfConfig):  # without a config, only its own flags

@@ -356,7 +356,8 @@ def choose_kinds(experiment: Any, arguments: Sequence[str]) -> tuple[Any, list[s
     """The experiment with the parts that flags name, and the arguments without these flags.
 
     A chosen part has its default options. Options that a base class of the old and the new part declares keep
-    their values, unless the new part has another default. Outer flags act before inner ones, in any order.
+    values other than the old part's defaults, unless the new part has another default than the base class.
+    Outer flags act before inner ones, in any order.
 
     Raises:
       UserError: for an unknown name, with the nearest valid one.
@@ -416,13 +417,15 @@ def _chosen(now: Any, choice: Choice, names: str) -> Any:
     config_class = choose(choice.flag, names, registry)
     if type(now) is config_class:
         return now
-    defaults = {field.name: field.default for field in dataclasses.fields(config_class)}
+    old, new = (
+        {field.name: field.default for field in dataclasses.fields(kind)} for kind in (now, config_class)
+    )
     kept = {
         field.name: getattr(now, field.name)
         for base in config_class.__mro__
         if dataclasses.is_dataclass(base) and isinstance(now, base)
         for field in dataclasses.fields(base)
-        if field.default == defaults[field.name]
+        if field.default == new[field.name] and getattr(now, field.name) != old[field.name]
     }
     return config_class(**kept)
 

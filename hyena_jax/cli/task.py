@@ -3,17 +3,17 @@
 import inspect
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
 from hyena_jax.cli.base import Command
 from hyena_jax.cli.flags import FLAT, positional
-from hyena_jax.config import DATA_CONFIGS, PluginFlags, TaskConfig, choose, require
+from hyena_jax.config import TASK_CONFIGS, PluginFlags, TaskConfig, choose, require
 
 if TYPE_CHECKING:
     from hyena_jax.data.tasks import TaskRows
-    from hyena_jax.tasks.task import Row, Task
+    from hyena_jax.tasks.task import Preset, Row, Task
 
 MAX_COLUMNS = 110
 MAX_PARTS = 12
@@ -26,9 +26,7 @@ class DrawTask(Command):
     """Draw one example of a synthetic task, and print its layout, chance level, metric and settings."""
 
     name: str = field(metadata=positional("NAME"))
-    """recall, mqar, induction, selective_copying, copying, prefix_ngram, memorisation, mad_recall,
-    mad_noisy_recall, mad_fuzzy_recall, mad_selective_copying, mad_compression, mad_memorisation, parity,
-    modular_arithmetic, modular_addition, permutation_words, majority, counting, addition, or your own."""
+    """One of the tasks above."""
     preset: str = "small"
     """Setting: `small`, or a published one; an example lists them."""
     part: Literal["test", "train"] = "test"
@@ -39,22 +37,27 @@ class DrawTask(Command):
     """Seed of the rows: data.test_seed, or the experiment's seed for training rows."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
+    @classmethod
+    def notes(cls) -> list[str]:
+        """The names of the tasks."""
+        return [f"Tasks: {', '.join(TASK_CONFIGS)}"]
+
     def run(self, arguments: Sequence[str]) -> int:
         """Prints the example."""
         from hyena_jax.data.dataset import load
         from hyena_jax.data.tasks import draw_row
 
-        names = {name: kind for name, kind in DATA_CONFIGS.items() if issubclass(kind, TaskConfig)}
-        config_class = choose("task", self.name, names)
+        config_class = choose("task", self.name, TASK_CONFIGS)
         require(self.index >= 0, "index", self.index, "at least 0")
         require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
         task = load(config_class()).task
-        data = load(choose("preset", self.preset, task.presets).config)
+        presets = task.all_presets(config_class)
+        data = load(choose("preset", self.preset, presets).config)
         row = draw_row(task, data.config, self.part, self.seed, self.index)
-        settings = data.config.of_test() if self.part == "test" else data.config
+        settings = data.config.for_evaluation() if self.part == "test" else data.config
         print(f"{self.name}, preset {self.preset}, {self.part} row {self.index}, seed {self.seed}\n")
         print("\n".join(example(task, settings, row)))
-        print("\n".join(["", *about(data), "", *presets(task)]))
+        print("\n".join(["", *about(data), "", *described(presets)]))
         return 0
 
 
@@ -93,10 +96,10 @@ def about(data: "TaskRows") -> Iterator[str]:
     yield from _item("settings", ", ".join(values))
 
 
-def presets(task: "Task") -> Iterator[str]:
-    """Lines with the presets that the task has, where they come from, and the published numbers."""
-    before = None
-    for name, preset in task.presets.items():
+def described(presets: Mapping[str, "Preset"]) -> Iterator[str]:
+    """Lines with presets, where they come from, and the published numbers; a source is not said twice."""
+    said = None
+    for name, preset in presets.items():
         usual = type(preset.config)()
         changed = ", ".join(
             f"{option.name} {getattr(preset.config, option.name)}"
@@ -104,9 +107,9 @@ def presets(task: "Task") -> Iterator[str]:
             if getattr(preset.config, option.name) != getattr(usual, option.name)
         )
         lines = [changed or "the defaults"]
-        if (preset.source, preset.published) != before:
+        if (preset.source, preset.published) != said:
             lines += [preset.source, *([f"published: {preset.published}"] if preset.published else [])]
-        before = preset.source, preset.published
+        said = preset.source, preset.published
         yield from _item(f"preset {name}", "\n".join(lines))
 
 

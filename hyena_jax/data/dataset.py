@@ -228,7 +228,7 @@ def load(config: DataConfig, encoding: Encoding | None = None) -> Dataset:
     Raises UserError if the function that a user registered returns something else.
     """
     data = DATA_CONFIGS.target(type(config))(config, encoding)
-    is_dataset = isinstance(data, Dataset) and hasattr(data, "fingerprint")
+    is_dataset = isinstance(data, Dataset) and "fingerprint" in {*dir(data)}
     what, must = f"what {type(config).__name__} loads", "a hyena_jax.data.dataset.Dataset with a fingerprint"
     require(is_dataset, what, type(data).__name__, must)
     return data

@@ -1,9 +1,5 @@
 """Synthetic tasks as batches: the `Dataset` of a `TaskConfig`, whose rows are drawn from (seed, index).
 
-Your own task is a config derived from `TaskConfig` and a function that draws a row:
-
-    hyena_jax.register("mine", MineConfig, lambda config, encoding: task_rows(Task(draw, ...), config))
-
 Shapes: B batch, L inputs, n scored positions, V symbols.
 """
 
@@ -20,8 +16,7 @@ import numpy as np
 
 from hyena_jax.config import TaskConfig, UserError, choose, require
 from hyena_jax.data.dataset import Batch, Dataset
-from hyena_jax.tasks.catalogue import TASKS
-from hyena_jax.tasks.task import Draw, Row, Task
+from hyena_jax.tasks.task import TASKS, Draw, Row, Task
 
 if TYPE_CHECKING:
     import grain
@@ -67,7 +62,7 @@ def draw_row(task: Task, config: TaskConfig, part: Part, seed: int, index: int) 
     rng = np.random.default_rng((seed, PARTS[part], index))
     is_test = part == "test"
     draw: Draw = task.draw if is_test else task.draw_train or task.draw
-    settings = config.of_test() if is_test else config
+    settings = config.for_evaluation() if is_test else config
     for _ in range(MAX_TRIES):
         row = draw(rng, settings)
         if not config.disjoint or _is_held_out(row) == is_test:
@@ -149,7 +144,7 @@ class TaskRows(Dataset):
     @cached_property
     def chance(self) -> float:
         """The task's chance level on the rows to evaluate on."""
-        return self.task.chance(self.config.of_test())
+        return self.task.chance(self.config.for_evaluation())
 
     @property
     def metric_names(self) -> tuple[str, ...]:

@@ -1,14 +1,39 @@
 """Counting and adding: majority, counting, digit addition."""
 
+from dataclasses import dataclass
 from math import comb
+from typing import TYPE_CHECKING
 
-import numpy as np
+from hyena_jax.config.checks import require_at_least, require_at_most
+from hyena_jax.config.models import MAX_SYMBOLS
+from hyena_jax.config.tasks import TaskConfig
+from hyena_jax.errors import require
+from hyena_jax.tasks.task import Preset, Row, Task, letter, register_task, row
 
-from hyena_jax.config.tasks import AdditionConfig, CountingConfig, MajorityConfig
-from hyena_jax.tasks.task import Preset, Row, Task, letter, row
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_DIGITS = 1000
 
 
-def majority(rng: np.random.Generator, config: MajorityConfig) -> Row:
+@dataclass(frozen=True)
+class MajorityConfig(TaskConfig):
+    """Majority: whether more than half of the bits are ones."""
+
+    seq_len: int = 64
+    """Inputs L: L - 1 bits, then the id 2."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(2, self, "seq_len")
+
+    @property
+    def n_symbols(self) -> int:
+        """Two bits and the end."""
+        return 3
+
+
+def majority(rng: "np.random.Generator", config: MajorityConfig) -> Row:
     """Majority (HazyResearch/zoology, zoology/data/circuits.py).
 
     L - 1 random bits, then the id 2, where the answer is scored: 1 if more than half of the bits are ones:
@@ -18,12 +43,37 @@ def majority(rng: np.random.Generator, config: MajorityConfig) -> Row:
 
     A tie, possible if L is odd, counts as 0.
     """
+    import numpy as np
+
     n = config.seq_len - 1
     bits = rng.integers(2, size=n)
     return row(np.append(bits, 2), [int(2 * bits.sum() > n)], [n])
 
 
-def counting(rng: np.random.Generator, config: CountingConfig) -> Row:
+@dataclass(frozen=True)
+class CountingConfig(TaskConfig):
+    """Counting: how often this symbol has occurred so far."""
+
+    n_ids: int = 8
+    """Symbols V that are counted."""
+    seq_len: int = 64
+    """Inputs L of a row."""
+    cap: int = 15
+    """Largest count C; more count as C."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, self, "n_ids")
+        require_at_least(2, self, "seq_len", "cap")  # with 1 there is a single answer
+        require_at_most(MAX_SYMBOLS - 1, self, "n_ids", "cap")
+
+    @property
+    def n_symbols(self) -> int:
+        """The symbols and the counts share their ids."""
+        return max(self.n_ids, self.cap + 1)
+
+
+def counting(rng: "np.random.Generator", config: CountingConfig) -> Row:
     """Counting: at every position, how often its symbol has occurred so far, at most C (`cap`).
 
         inputs   e d c b b a a a a e
@@ -31,6 +81,8 @@ def counting(rng: np.random.Generator, config: CountingConfig) -> Row:
 
     The symbols are drawn uniformly from V. A smoke test of ours, without published numbers.
     """
+    import numpy as np
+
     symbols = rng.integers(config.n_ids, size=config.seq_len)
     order = np.argsort(symbols, kind="stable")
     ranked = symbols[order]
@@ -39,7 +91,24 @@ def counting(rng: np.random.Generator, config: CountingConfig) -> Row:
     return row(symbols, np.minimum(counts, config.cap))
 
 
-def addition(rng: np.random.Generator, config: AdditionConfig) -> Row:
+@dataclass(frozen=True)
+class AdditionConfig(TaskConfig):
+    """Digit addition: the sum of two numbers of D digits."""
+
+    n_digits: int = 3
+    """Digits D of each number."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= self.n_digits <= MAX_DIGITS, "n_digits", self.n_digits, f"in 1..{MAX_DIGITS}")
+
+    @property
+    def n_symbols(self) -> int:
+        """The digits."""
+        return 10
+
+
+def addition(rng: "np.random.Generator", config: AdditionConfig) -> Row:
     """Digit addition (Poli et al. 2023, 2302.10866, appendix C.1).
 
     Two numbers of D digits and their sum of D + 1 digits, most significant first, without separators; the
@@ -48,6 +117,8 @@ def addition(rng: np.random.Generator, config: AdditionConfig) -> Row:
         inputs   8 5 0 6 3 6 1 4 8
         target   · · · · · 1 4 8 6
     """
+    import numpy as np
+
     n = config.n_digits
     digits = rng.integers(10, size=(2, n))
     total, carry = np.empty(n + 1, np.int64), 0
@@ -66,6 +137,8 @@ def _majority_chance(config: MajorityConfig) -> float:
 
 def _counting_chance(config: CountingConfig) -> float:
     """At each position the likeliest count: one more than a binomial number of earlier occurrences."""
+    import numpy as np
+
     p, cap = 1 / config.n_ids, config.cap
     counts = np.zeros(cap)  # probabilities of the counts 1..C
     counts[0] = 1.0
@@ -93,32 +166,44 @@ def _symbol(config: CountingConfig, i: int) -> str:
     return letter(i)
 
 
-MAJORITY = Task(
-    draw=majority,
-    chance=_majority_chance,
-    symbol=_bit,
-    shows_positions=False,
-    presets={"small": Preset(MajorityConfig(), "HazyResearch/zoology, at a size for two CPU cores")},
+register_task(
+    "majority",
+    MajorityConfig,
+    Task(
+        draw=majority,
+        chance=_majority_chance,
+        symbol=_bit,
+        shows_positions=False,
+        presets={"small": Preset(MajorityConfig(), "HazyResearch/zoology, at a size for two CPU cores")},
+    ),
 )
-COUNTING = Task(
-    draw=counting,
-    chance=_counting_chance,
-    symbol=_symbol,
-    answer=lambda config, i: str(i),
-    presets={"small": Preset(CountingConfig(), "ours; a smoke test without published numbers")},
+register_task(
+    "counting",
+    CountingConfig,
+    Task(
+        draw=counting,
+        chance=_counting_chance,
+        symbol=_symbol,
+        answer=lambda config, i: str(i),
+        presets={"small": Preset(CountingConfig(), "ours; a smoke test without published numbers")},
+    ),
 )
-ADDITION = Task(
-    draw=addition,
-    chance=_addition_chance,
-    presets={
-        "small": Preset(AdditionConfig(), "Poli et al. 2023, 2302.10866, appendix C.1"),
-        **{
-            f"d{n}": Preset(
-                AdditionConfig(n_digits=n),
-                "Poli et al. 2023, 2302.10866, appendix C.1",
-                "one layer learns up to 4 digits; longer numbers need two or three",
-            )
-            for n in (2, 4, 8)
+register_task(
+    "addition",
+    AdditionConfig,
+    Task(
+        draw=addition,
+        chance=_addition_chance,
+        presets={
+            "small": Preset(AdditionConfig(), "Poli et al. 2023, 2302.10866, appendix C.1"),
+            **{
+                f"d{n}": Preset(
+                    AdditionConfig(n_digits=n),
+                    "Poli et al. 2023, 2302.10866, appendix C.1",
+                    "one layer learns up to 4 digits; longer numbers need two or three",
+                )
+                for n in (2, 4, 8)
+            },
         },
-    },
+    ),
 )

@@ -1,12 +1,42 @@
 """Copying from the context: selective copying, and copying all of it (memorisation)."""
 
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hyena_jax.config.tasks import MemorisationConfig, SelectiveCopyingConfig
-from hyena_jax.tasks.task import Preset, Row, Task, row
+from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.models import MAX_POSITIONS
+from hyena_jax.config.tasks import TaskConfig
+from hyena_jax.errors import require
+from hyena_jax.tasks.task import Preset, Row, Task, register_task, row
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
-def selective_copying(rng: np.random.Generator, config: SelectiveCopyingConfig) -> Row:
+@dataclass(frozen=True)
+class SelectiveCopyingConfig(TaskConfig):
+    """Selective copying: name the data that stand at random places among noise."""
+
+    vocab_size: int = 16
+    """Ids V: 0 noise, 1 marker, data 2..V-1."""
+    seq_len: int = 32
+    """Tokens L before the markers; a row has L + n_data inputs."""
+    n_data: int = 4
+    """Data ids in a row, and markers behind them."""
+    test_seq_len: int | None = None
+    """L of the rows to evaluate on; None takes seq_len."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(4, self, "vocab_size")
+        require_at_least(1, self, "n_data")
+        for name in ("seq_len", "test_seq_len"):
+            length = getattr(self, name)
+            fits = length is None or length >= self.n_data
+            require(fits, name, length, f"at least n_data={self.n_data}")
+
+
+def selective_copying(rng: "np.random.Generator", config: SelectiveCopyingConfig) -> Row:
     """Selective copying (Gu & Dao 2023, 2312.00752, section 4.1.1).
 
     n data at random places in L ids, the rest noise; then n markers `?`, at which the data are to be named
@@ -17,6 +47,8 @@ def selective_copying(rng: np.random.Generator, config: SelectiveCopyingConfig) 
 
     Ids: noise 0, marker 1, data 2..V-1. The places do not repeat.
     """
+    import numpy as np
+
     length, n = config.seq_len, config.n_data
     data = rng.integers(2, config.vocab_size, n)
     inputs = np.concatenate([np.zeros(length, np.int64), np.ones(n, np.int64)])
@@ -24,7 +56,29 @@ def selective_copying(rng: np.random.Generator, config: SelectiveCopyingConfig) 
     return row(inputs, data, length + np.arange(n))
 
 
-def memorisation(rng: np.random.Generator, config: MemorisationConfig) -> Row:
+@dataclass(frozen=True)
+class MemorisationConfig(TaskConfig):
+    """Memorisation, also called the copying task: name all data once the markers come."""
+
+    vocab_size: int = 18
+    """Ids A: 0 noise, data 1..A-2, marker A - 1."""
+    n_data: int = 16
+    """Data ids M, and markers behind them."""
+    n_noise: int = 0
+    """Noise ids between the data and the markers."""
+    variable: bool = False
+    """The data stand at random places among the noise instead of before it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(4, self, "vocab_size")
+        require_at_least(1, self, "n_data")
+        require_at_least(0, self, "n_noise")
+        inputs, allowed = 2 * self.n_data + self.n_noise, f"at most {MAX_POSITIONS}"
+        require(inputs <= MAX_POSITIONS, "2 n_data + n_noise", inputs, allowed)
+
+
+def memorisation(rng: "np.random.Generator", config: MemorisationConfig) -> Row:
     """Memorisation, also called copying (Parnichkun et al. 2024, 2405.06147; ruke1ire/RTF, copying.py).
 
     M data, noise, then M markers `?`, at which the data are to be named in order:
@@ -35,6 +89,8 @@ def memorisation(rng: np.random.Generator, config: MemorisationConfig) -> Row:
     Ids: noise 0, data 1..A-2, marker A - 1. With `variable` the data stand at random places, in order,
     among the noise.
     """
+    import numpy as np
+
     n, noise = config.n_data, config.n_noise
     data = rng.integers(1, config.vocab_size - 1, n)
     places = np.sort(rng.permutation(n + noise)[:n]) if config.variable else np.arange(n)
@@ -51,35 +107,43 @@ def _memorisation_symbol(config: MemorisationConfig, i: int) -> str:
     return {0: "_", config.vocab_size - 1: "?"}.get(i, str(i))
 
 
-SELECTIVE_COPYING = Task(
-    draw=selective_copying,
-    chance=lambda config: 1 / (config.vocab_size - 2),
-    symbol=_selective_symbol,
-    presets={
-        "small": Preset(SelectiveCopyingConfig(), "the published task at a size for two CPU cores"),
-        "mamba": Preset(
-            SelectiveCopyingConfig(vocab_size=16, seq_len=4096, n_data=16),
-            "Gu & Dao 2023, 2312.00752, table 1; 400,000 steps of 64 rows",
-            "S4 without gate 18.3, in H3 57.0, in Mamba's block 56.4; Hyena in H3 30.1, in Mamba's block"
-            " 28.4; S6 97.0, 99.7, 99.8",
-        ),
-        "griffin": Preset(
-            SelectiveCopyingConfig(vocab_size=16, seq_len=1024, n_data=16),
-            "De et al. 2024, 2402.19427; 5 blocks, width 64, window 512",
-            "all mixers solve it at the training length, Hawk and Griffin beyond",
-        ),
-    },
+register_task(
+    "selective_copying",
+    SelectiveCopyingConfig,
+    Task(
+        draw=selective_copying,
+        chance=lambda config: 1 / (config.vocab_size - 2),
+        symbol=_selective_symbol,
+        presets={
+            "small": Preset(SelectiveCopyingConfig(), "the published task at a size for two CPU cores"),
+            "mamba": Preset(
+                SelectiveCopyingConfig(vocab_size=16, seq_len=4096, n_data=16),
+                "Gu & Dao 2023, 2312.00752, table 1; 400,000 steps of 64 rows",
+                "S4 without gate 18.3, in H3 57.0, in Mamba's block 56.4; Hyena in H3 30.1, in Mamba's block"
+                " 28.4; S6 97.0, 99.7, 99.8",
+            ),
+            "griffin": Preset(
+                SelectiveCopyingConfig(vocab_size=16, seq_len=1024, n_data=16),
+                "De et al. 2024, 2402.19427; 5 blocks, width 64, window 512",
+                "all mixers solve it at the training length, Hawk and Griffin beyond",
+            ),
+        },
+    ),
 )
-MEMORISATION = Task(
-    draw=memorisation,
-    chance=lambda config: 1 / (config.vocab_size - 2),
-    symbol=_memorisation_symbol,
-    presets={
-        "small": Preset(MemorisationConfig(), "the published task at a size for two CPU cores"),
-        "rtf": Preset(
-            MemorisationConfig(vocab_size=64, n_data=1024, batch_size=8),
-            "Parnichkun et al. 2024, 2405.06147; 4 layers, width 64, state 64 (RTF) or 128 (S4), learning"
-            " rate 1e-3, no decay, 10,000 new rows an epoch, 50 epochs",
-        ),
-    },
+register_task(
+    "memorisation",
+    MemorisationConfig,
+    Task(
+        draw=memorisation,
+        chance=lambda config: 1 / (config.vocab_size - 2),
+        symbol=_memorisation_symbol,
+        presets={
+            "small": Preset(MemorisationConfig(), "the published task at a size for two CPU cores"),
+            "rtf": Preset(
+                MemorisationConfig(vocab_size=64, n_data=1024, batch_size=8),
+                "Parnichkun et al. 2024, 2405.06147; 4 layers, width 64, state 64 (RTF) or 128 (S4), learning"
+                " rate 1e-3, no decay, 10,000 new rows an epoch, 50 epochs",
+            ),
+        },
+    ),
 )

@@ -1,29 +1,89 @@
 """The six tasks of MAD (2403.17844; athms/mad-lab, mad/data/instances.py)."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from hyena_jax.config import TaskConfig
-from hyena_jax.config.tasks import (
-    MadCompressionConfig,
-    MadFuzzyRecallConfig,
-    MadMemorisationConfig,
-    MadNoisyRecallConfig,
-    MadRecallConfig,
-    MadSelectiveCopyingConfig,
+from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.tasks import TaskConfig
+from hyena_jax.errors import require
+from hyena_jax.tasks.task import (
+    NextTokenTaskConfig,
+    Preset,
+    Row,
+    Task,
+    next_tokens,
+    register_task,
+    require_even,
+    row,
 )
-from hyena_jax.tasks.task import Preset, Row, Task, next_tokens, row
 
-FACTS_SEED = 12345
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_MOTIF = 8
+MAP_SEED = 12345
 """The published seed of the map from keys to values."""
 
 
-def _recall_tokens(rng: np.random.Generator, config: MadRecallConfig) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class MadRecallConfig(NextTokenTaskConfig):
+    """MAD's in-context recall: pairs of a key and its value, of which every repeated key is scored."""
+
+    vocab_size: int = 16
+    """Ids V: first keys, then as many values."""
+    seq_len: int = 64
+    """Tokens L of the pairs; a row has L - 1 inputs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(4, self, "vocab_size", "seq_len")
+        require_even(self, "seq_len")
+
+    @property
+    def n_plain(self) -> int:
+        """Ids that are keys or values."""
+        return self.vocab_size
+
+    @property
+    def noise(self) -> float:
+        """Probability of a pair of noise."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class MadNoisyRecallConfig(MadRecallConfig):
+    """MAD's noisy in-context recall: some pairs are noise."""
+
+    vocab_size: int = 32
+    """Ids V: keys, values, then noise."""
+    n_noise: int = 16
+    """Noise ids, the last ones."""
+    noise_fraction: float = 0.2
+    """Probability that a pair is noise."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = self.vocab_size - 3  # which leaves a key and two values
+        require(1 <= self.n_noise <= most, "n_noise", self.n_noise, f"in 1..vocab_size - 3 = {most}")
+        require(0 <= self.noise_fraction < 1, "noise_fraction", self.noise_fraction, "in [0, 1)")
+
+    @property
+    def n_plain(self) -> int:
+        """Ids that are keys or values."""
+        return self.vocab_size - self.n_noise
+
+    @property
+    def noise(self) -> float:
+        """Probability of a pair of noise."""
+        return self.noise_fraction
+
+
+def _recall_tokens(rng: "np.random.Generator", config: MadRecallConfig) -> "tuple[np.ndarray, np.ndarray]":
     """The L tokens, and whether each is the value of a key seen before, bool [L]."""
+    import numpy as np
+
     half, n_pairs = config.n_plain // 2, config.seq_len // 2
     is_noise = rng.random(n_pairs) < config.noise
     is_noise[[rng.integers(n_pairs - 1), n_pairs - 1]] = False  # a pair to ask for, and the question
@@ -39,12 +99,14 @@ def _recall_tokens(rng: np.random.Generator, config: MadRecallConfig) -> tuple[n
     return pairs.ravel(), np.stack([np.zeros(n_pairs, bool), is_repeated], axis=1).ravel()
 
 
-def _scored(tokens: np.ndarray, is_answer: np.ndarray) -> Row:
+def _scored(tokens: "np.ndarray", is_answer: "np.ndarray") -> Row:
     """Tokens [L + 1] as a row of which only the answers are scored."""
+    import numpy as np
+
     return row(tokens[:-1], np.where(is_answer, tokens, 0)[1:], weights=is_answer[1:])
 
 
-def mad_recall(rng: np.random.Generator, config: MadRecallConfig) -> Row:
+def mad_recall(rng: "np.random.Generator", config: MadRecallConfig) -> Row:
     """In-context recall. Pairs of a key and its value until L, the last with a key seen before.
 
     The value of every repeated key is scored; training predicts every next token (`predict_all`):
@@ -57,13 +119,13 @@ def mad_recall(rng: np.random.Generator, config: MadRecallConfig) -> Row:
     return _scored(*_recall_tokens(rng, config))
 
 
-def mad_recall_train(rng: np.random.Generator, config: MadRecallConfig) -> Row:
+def mad_recall_train(rng: "np.random.Generator", config: MadRecallConfig) -> Row:
     """A training row: all next tokens, or the answers alone."""
     tokens, is_answer = _recall_tokens(rng, config)
     return next_tokens(tokens) if config.predict_all else _scored(tokens, is_answer)
 
 
-def mad_noisy_recall(rng: np.random.Generator, config: MadNoisyRecallConfig) -> Row:
+def mad_noisy_recall(rng: "np.random.Generator", config: MadNoisyRecallConfig) -> Row:
     """Noisy in-context recall: as `mad_recall`, but a pair is noise with probability `noise_fraction`.
 
         inputs   5 10 16 18 6 12 4 13 4  13 5  10 0 11 0
@@ -74,10 +136,33 @@ def mad_noisy_recall(rng: np.random.Generator, config: MadNoisyRecallConfig) -> 
     return _scored(*_recall_tokens(rng, config))
 
 
+@dataclass(frozen=True)
+class MadFuzzyRecallConfig(NextTokenTaskConfig):
+    """MAD's fuzzy in-context recall: keys and values of one to `motif` different ids in a row."""
+
+    vocab_size: int = 16
+    """Ids V: keys, values, and V - 1 for padding on the left."""
+    seq_len: int = 64
+    """Inputs L of a row."""
+    motif: int = 3
+    """Most ids of a key or a value; test keys have this many."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= self.motif <= MAX_MOTIF, "motif", self.motif, f"in 1..{MAX_MOTIF}")
+        least = 2 * self.motif + 1
+        allowed = f"at least 2 motif + 1 = {least}"
+        require(self.vocab_size >= least, "vocab_size", self.vocab_size, allowed)
+        least = 5 * self.motif + 1
+        require(self.seq_len >= least, "seq_len", self.seq_len, f"at least 5 motif + 1 = {least}")
+
+
 def _fuzzy_tokens(
-    rng: np.random.Generator, config: MadFuzzyRecallConfig, is_test: bool
-) -> tuple[np.ndarray, np.ndarray]:
+    rng: "np.random.Generator", config: MadFuzzyRecallConfig, is_test: bool
+) -> "tuple[np.ndarray, np.ndarray]":
     """The L + 1 tokens, and whether each belongs to the value of a key seen before, bool [L + 1]."""
+    import numpy as np
+
     most, n_plain = config.motif, config.vocab_size - 1
     half = n_plain // 2
 
@@ -111,7 +196,7 @@ def _fuzzy_tokens(
     return padded, np.concatenate([np.zeros(n_pad, bool), is_answer])
 
 
-def mad_fuzzy_recall(rng: np.random.Generator, config: MadFuzzyRecallConfig) -> Row:
+def mad_fuzzy_recall(rng: "np.random.Generator", config: MadFuzzyRecallConfig) -> Row:
     """Fuzzy in-context recall: keys and values of 1..motif different ids in a row; test keys have `motif`.
 
     All ids of the value of a repeated key are scored; the row is padded on the left with V - 1:
@@ -125,13 +210,32 @@ def mad_fuzzy_recall(rng: np.random.Generator, config: MadFuzzyRecallConfig) -> 
     return _scored(*_fuzzy_tokens(rng, config, is_test=True))
 
 
-def mad_fuzzy_recall_train(rng: np.random.Generator, config: MadFuzzyRecallConfig) -> Row:
+def mad_fuzzy_recall_train(rng: "np.random.Generator", config: MadFuzzyRecallConfig) -> Row:
     """A training row, with keys of 1..motif ids: all next tokens, or the answers alone."""
     tokens, is_answer = _fuzzy_tokens(rng, config, is_test=False)
     return next_tokens(tokens) if config.predict_all else _scored(tokens, is_answer)
 
 
-def mad_selective_copying(rng: np.random.Generator, config: MadSelectiveCopyingConfig) -> Row:
+@dataclass(frozen=True)
+class MadSelectiveCopyingConfig(TaskConfig):
+    """MAD's selective copying: blanks stand before the data, which are named in order at the end."""
+
+    vocab_size: int = 16
+    """Ids V: data 0..V-3, blank V - 2, marker V - 1."""
+    seq_len: int = 64
+    """Inputs L of a row."""
+    n_data: int = 8
+    """Data ids to copy."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(4, self, "vocab_size")
+        require_at_least(1, self, "n_data")
+        allowed = f"at least 2 n_data + 1 = {2 * self.n_data + 1}"
+        require(self.seq_len >= 2 * self.n_data + 1, "seq_len", self.seq_len, allowed)
+
+
+def mad_selective_copying(rng: "np.random.Generator", config: MadSelectiveCopyingConfig) -> Row:
     """Selective copying: blanks `_` at random places before the data, a marker `?`, and a blank per answer.
 
         inputs   _ _ _ 11 _ 8 7 _ 3 ? _  _ _ _
@@ -140,17 +244,36 @@ def mad_selective_copying(rng: np.random.Generator, config: MadSelectiveCopyingC
     Ids: data 0..V-3, blank V - 2, marker V - 1. Each blank stands before a datum drawn at random, so that the
     last datum is right before the marker.
     """
+    import numpy as np
+
     n, blank = config.n_data, config.vocab_size - 2
     data = rng.integers(blank, size=n)
     n_blanks = config.seq_len - 2 * n - 1
-    before = np.bincount(rng.integers(n, size=n_blanks), minlength=n)
+    n_before = np.bincount(rng.integers(n, size=n_blanks), minlength=n)
     inputs = np.full(config.seq_len, blank)
-    inputs[np.cumsum(before) + np.arange(n)] = data
+    inputs[np.cumsum(n_before) + np.arange(n)] = data
     inputs[n + n_blanks] = config.vocab_size - 1
     return row(inputs, data, n + n_blanks + 1 + np.arange(n))
 
 
-def mad_compression(rng: np.random.Generator, config: MadCompressionConfig) -> Row:
+@dataclass(frozen=True)
+class MadCompressionConfig(TaskConfig):
+    """MAD's compression: a decoder gives back all ids from the state at the last; for an autoencoder."""
+
+    inputs: ClassVar[str] = "sequences_to_compress"
+
+    vocab_size: int = 16
+    """Ids V: data 0..V-2; V - 1 is the last id, where the state is read."""
+    seq_len: int = 32
+    """Ids L of a row."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(3, self, "vocab_size")
+        require_at_least(2, self, "seq_len")
+
+
+def mad_compression(rng: "np.random.Generator", config: MadCompressionConfig) -> Row:
     """Compression: an autoencoder reads all ids, and gives all of them back from its state at the last id.
 
         inputs   12 9 7 4 4 0 1 =
@@ -160,14 +283,39 @@ def mad_compression(rng: np.random.Generator, config: MadCompressionConfig) -> R
     each id where it reads it: the published decoder (two dense layers with GELU after sinusoidal positions)
     sees the last state alone.
     """
+    import numpy as np
+
     tokens = np.append(rng.integers(config.vocab_size - 1, size=config.seq_len - 1), config.vocab_size - 1)
     return row(tokens, tokens)
 
 
+@dataclass(frozen=True)
+class MadMemorisationConfig(TaskConfig):
+    """MAD's memorisation: one fixed map from keys to values, to be learned by heart."""
+
+    vocab_size: int = 256
+    """Ids V: (V - 1) / 2 keys, then the values; V - 1 marks where to answer."""
+    seq_len: int = 32
+    """Inputs L of a row, L / 2 keys with a marker behind each."""
+    train_rows: int | None = field(default=256, kw_only=True)
+    """Rows of a fixed training set, shuffled every epoch; None draws new rows for every step."""
+    disjoint: bool = field(default=False, kw_only=True)
+    """Must be False: the evaluation asks for the facts that were trained."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(5, self, "vocab_size")
+        require_at_least(2, self, "seq_len")
+        require_even(self, "seq_len")
+        require(not self.disjoint, "disjoint", True, "False: the evaluation asks for the trained facts")
+
+
 @cache
-def facts(vocab_size: int) -> np.ndarray:
+def value_of_key(vocab_size: int) -> "np.ndarray":
     """The value of each key, int [keys]: keys and values shuffled by the published generator and seed."""
-    rng = np.random.default_rng(FACTS_SEED)
+    import numpy as np
+
+    rng = np.random.default_rng(MAP_SEED)
     half = (vocab_size - 1) // 2
     keys, values = list(range(half)), list(range(half, vocab_size - 1))
     rng.shuffle(keys)
@@ -178,7 +326,7 @@ def facts(vocab_size: int) -> np.ndarray:
     return found
 
 
-def mad_memorisation(rng: np.random.Generator, config: MadMemorisationConfig) -> Row:
+def mad_memorisation(rng: "np.random.Generator", config: MadMemorisationConfig) -> Row:
     """Memorisation: keys, and behind each a marker `?` where its value is to be named.
 
         inputs   56 ?   92 ?
@@ -187,7 +335,9 @@ def mad_memorisation(rng: np.random.Generator, config: MadMemorisationConfig) ->
     The map is the same in all rows, training and test. Ids: keys 0..k-1, values k..V-2, k = (V - 1) / 2,
     marker V - 1.
     """
-    values = facts(config.vocab_size)
+    import numpy as np
+
+    values = value_of_key(config.vocab_size)
     keys = rng.integers(len(values), size=config.seq_len // 2)
     inputs = np.stack([keys, np.full(len(keys), config.vocab_size - 1)], axis=1).ravel()
     return row(inputs, values[keys], 1 + 2 * np.arange(len(keys)))
@@ -234,7 +384,7 @@ def _compression_chance(config: MadCompressionConfig) -> float:
 
 def _memorisation_chance(config: MadMemorisationConfig) -> float:
     """Any of the values of the map."""
-    return 1 / len(facts(config.vocab_size))
+    return 1 / len(value_of_key(config.vocab_size))
 
 
 # MAD's baseline and its grid of difficulties, one option changed at a time (configs/tasks of the repository).
@@ -271,76 +421,102 @@ def _grid(
 
 _NOISY = MadNoisyRecallConfig(vocab_size=32, seq_len=128, **BASE)
 _SELECTIVE = MadSelectiveCopyingConfig(vocab_size=16, seq_len=256, n_data=16, **BASE)
-_FACTS = MadMemorisationConfig(vocab_size=256, seq_len=32, train_rows=256, test_rows=1_280, batch_size=128)
+_MAP = MadMemorisationConfig(vocab_size=256, seq_len=32, train_rows=256, test_rows=1_280, batch_size=128)
 
-MAD_RECALL = Task(
-    draw=mad_recall,
-    draw_train=mad_recall_train,
-    chance=_recall_chance,
-    metric="macro_accuracy",
-    shows_positions=False,
-    presets=_grid(
-        MadRecallConfig(vocab_size=16, seq_len=128, **BASE), _numbers(94.1, 81.7, 99.0, 90.4, 80.8, 100)
+register_task(
+    "mad_recall",
+    MadRecallConfig,
+    Task(
+        draw=mad_recall,
+        draw_train=mad_recall_train,
+        chance=_recall_chance,
+        metric="macro_accuracy",
+        shows_positions=False,
+        presets=_grid(
+            MadRecallConfig(vocab_size=16, seq_len=128, **BASE), _numbers(94.1, 81.7, 99.0, 90.4, 80.8, 100)
+        ),
     ),
 )
-MAD_NOISY_RECALL = Task(
-    draw=mad_noisy_recall,
-    draw_train=mad_recall_train,
-    chance=_recall_chance,
-    symbol=partial(_with_signs, _noise),
-    metric="macro_accuracy",
-    shows_positions=False,
-    presets=_grid(
-        _NOISY,
-        _numbers(86.8, 78.8, 98.6, 90.1, 81.6, 100),
-        others=tuple((f"noise{int(100 * f)}", replace(_NOISY, noise_fraction=f)) for f in NOISE),
+register_task(
+    "mad_noisy_recall",
+    MadNoisyRecallConfig,
+    Task(
+        draw=mad_noisy_recall,
+        draw_train=mad_recall_train,
+        chance=_recall_chance,
+        symbol=partial(_with_signs, _noise),
+        metric="macro_accuracy",
+        shows_positions=False,
+        presets=_grid(
+            _NOISY,
+            _numbers(86.8, 78.8, 98.6, 90.1, 81.6, 100),
+            others=tuple((f"noise{int(100 * f)}", replace(_NOISY, noise_fraction=f)) for f in NOISE),
+        ),
     ),
 )
-MAD_FUZZY_RECALL = Task(
-    draw=mad_fuzzy_recall,
-    draw_train=mad_fuzzy_recall_train,
-    chance=_fuzzy_chance,
-    symbol=partial(_with_signs, _padding),
-    metric="macro_accuracy",
-    shows_positions=False,
-    presets=_grid(
-        MadFuzzyRecallConfig(vocab_size=16, seq_len=128, **BASE), _numbers(29.8, 7.9, 14.4, 6.7, 6.9, 35.7)
+register_task(
+    "mad_fuzzy_recall",
+    MadFuzzyRecallConfig,
+    Task(
+        draw=mad_fuzzy_recall,
+        draw_train=mad_fuzzy_recall_train,
+        chance=_fuzzy_chance,
+        symbol=partial(_with_signs, _padding),
+        metric="macro_accuracy",
+        shows_positions=False,
+        presets=_grid(
+            MadFuzzyRecallConfig(vocab_size=16, seq_len=128, **BASE),
+            _numbers(29.8, 7.9, 14.4, 6.7, 6.9, 35.7),
+        ),
     ),
 )
-MAD_SELECTIVE_COPYING = Task(
-    draw=mad_selective_copying,
-    chance=lambda config: 1 / (config.vocab_size - 2),
-    symbol=partial(_with_signs, _blanks),
-    metric="macro_accuracy",
-    presets=_grid(
-        _SELECTIVE,
-        _numbers(99.6, 93.1, 93.0, 86.3, 88.6, 100),
-        lengths=(2, 4),
-        others=tuple((f"data{n}", replace(_SELECTIVE, n_data=n)) for n in (32, 64, 96)),
+register_task(
+    "mad_selective_copying",
+    MadSelectiveCopyingConfig,
+    Task(
+        draw=mad_selective_copying,
+        chance=lambda config: 1 / (config.vocab_size - 2),
+        symbol=partial(_with_signs, _blanks),
+        metric="macro_accuracy",
+        presets=_grid(
+            _SELECTIVE,
+            _numbers(99.6, 93.1, 93.0, 86.3, 88.6, 100),
+            lengths=(2, 4),
+            others=tuple((f"data{n}", replace(_SELECTIVE, n_data=n)) for n in (32, 64, 96)),
+        ),
     ),
 )
-MAD_COMPRESSION = Task(
-    draw=mad_compression,
-    chance=_compression_chance,
-    symbol=partial(_with_signs, _end),
-    metric="macro_accuracy",
-    presets=_grid(
-        MadCompressionConfig(vocab_size=16, seq_len=32, **BASE), _numbers(51.6, 45.2, 44.8, 52.7, 38.8, 42.2)
+register_task(
+    "mad_compression",
+    MadCompressionConfig,
+    Task(
+        draw=mad_compression,
+        chance=_compression_chance,
+        symbol=partial(_with_signs, _end),
+        metric="macro_accuracy",
+        presets=_grid(
+            MadCompressionConfig(vocab_size=16, seq_len=32, **BASE),
+            _numbers(51.6, 45.2, 44.8, 52.7, 38.8, 42.2),
+        ),
     ),
 )
-MAD_MEMORISATION = Task(
-    draw=mad_memorisation,
-    chance=_memorisation_chance,
-    symbol=partial(_with_signs, _marker),
-    metric="macro_accuracy",
-    shows_positions=False,
-    presets={
-        **_grid(_FACTS, _numbers(85.2, 89.5, 89.4, 89.5, 63.3, 52.8), lengths=()),
-        **{
-            f"v{size}": Preset(
-                replace(_FACTS, vocab_size=size), SOURCE, _numbers(85.2, 89.5, 89.4, 89.5, 63.3, 52.8)
-            )
-            for size in (512, 1024, 2048, 4096, 8192)
+register_task(
+    "mad_memorisation",
+    MadMemorisationConfig,
+    Task(
+        draw=mad_memorisation,
+        chance=_memorisation_chance,
+        symbol=partial(_with_signs, _marker),
+        metric="macro_accuracy",
+        shows_positions=False,
+        presets={
+            **_grid(_MAP, _numbers(85.2, 89.5, 89.4, 89.5, 63.3, 52.8), lengths=()),
+            **{
+                f"v{size}": Preset(
+                    replace(_MAP, vocab_size=size), SOURCE, _numbers(85.2, 89.5, 89.4, 89.5, 63.3, 52.8)
+                )
+                for size in (512, 1024, 2048, 4096, 8192)
+            },
         },
-    },
+    ),
 )

@@ -1,14 +1,53 @@
 """Recall from the context: associative recall, multi-query associative recall, the induction head."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-import numpy as np
+from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.tasks import TaskConfig
+from hyena_jax.errors import require
+from hyena_jax.tasks.task import (
+    NextTokenTaskConfig,
+    Preset,
+    Row,
+    Task,
+    letter,
+    next_tokens,
+    register_task,
+    require_even,
+    row,
+)
 
-from hyena_jax.config.tasks import InductionConfig, MQARConfig, RecallConfig
-from hyena_jax.tasks.task import Preset, Row, Task, letter, next_tokens, row
+if TYPE_CHECKING:
+    import numpy as np
 
 
-def _recall_tokens(rng: np.random.Generator, config: RecallConfig) -> np.ndarray:
+@dataclass(frozen=True)
+class RecallConfig(NextTokenTaskConfig):
+    """Associative recall: pairs of a key and its value, then a key whose value is asked for."""
+
+    vocab_size: int = 12
+    """Ids V, with (V - 2) / 2 keys and as many values."""
+    seq_len: int = 64
+    """Tokens L of the pairs; a row has L + 2 inputs."""
+    disjoint: bool = field(default=False, kw_only=True)
+    """No row is in both parts; the published code lets test rows occur in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(6, self, "vocab_size")
+        require_at_least(2, self, "seq_len")
+        require_even(self, "vocab_size", "seq_len")
+
+    @property
+    def n_keys(self) -> int:
+        """Keys n = (V - 2) / 2."""
+        return (self.vocab_size - 2) // 2
+
+
+def _recall_tokens(rng: "np.random.Generator", config: RecallConfig) -> "np.ndarray":
+    import numpy as np
+
     n, n_pairs = config.n_keys, config.seq_len // 2
     values = rng.integers(n + 1, 2 * n + 1, n)  # drawn for every key: two keys may share one
     keys = rng.integers(n, size=n_pairs)
@@ -17,7 +56,7 @@ def _recall_tokens(rng: np.random.Generator, config: RecallConfig) -> np.ndarray
     return np.concatenate([pairs, [config.vocab_size - 1, asked + 1, values[asked]]])
 
 
-def recall(rng: np.random.Generator, config: RecallConfig) -> Row:
+def recall(rng: "np.random.Generator", config: RecallConfig) -> Row:
     """Associative recall (HazyResearch/safari, src/dataloaders/synthetics.py; Poli et al. 2023, 2302.10866).
 
     Every key has a value in this row. L / 2 pairs, with keys drawn with repetition, then `=>`, a key that
@@ -33,7 +72,7 @@ def recall(rng: np.random.Generator, config: RecallConfig) -> Row:
     return row(tokens[:-1], tokens[-1:], [len(tokens) - 2])
 
 
-def recall_train(rng: np.random.Generator, config: RecallConfig) -> Row:
+def recall_train(rng: "np.random.Generator", config: RecallConfig) -> Row:
     """A training row: all next tokens, or the answer alone."""
     return next_tokens(_recall_tokens(rng, config)) if config.predict_all else recall(rng, config)
 
@@ -44,7 +83,35 @@ def _recall_symbol(config: RecallConfig, i: int) -> str:
     return letter(i - 1)
 
 
-def mqar(rng: np.random.Generator, config: MQARConfig) -> Row:
+@dataclass(frozen=True)
+class MQARConfig(TaskConfig):
+    """Multi-query associative recall: all pairs first, then every key once more."""
+
+    vocab_size: int = 64
+    """Ids V: keys 1..V/2-1, values V/2..V-1."""
+    seq_len: int = 32
+    """Inputs L of a row."""
+    n_pairs: int = 4
+    """Pairs n of a key and a value; n positions are scored."""
+    gap_power: float = 0.01
+    """Exponent a: gap g has weight (g + 1)^(a - 1)."""
+    random_non_queries: bool = False
+    """Random ids between the queries instead of zeros."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(4, self, "vocab_size", "seq_len")
+        require_at_least(1, self, "n_pairs")
+        require(self.gap_power > 0, "gap_power", self.gap_power, "above 0")
+        require_even(self, "vocab_size", "seq_len")
+        keys = self.vocab_size // 2 - 1
+        allowed = f"at most the {keys} keys of vocab_size={self.vocab_size} (or raise vocab_size)"
+        require(self.n_pairs <= keys, "n_pairs", self.n_pairs, allowed)
+        allowed = f"at most seq_len / 4 = {self.seq_len // 4} (or raise seq_len)"
+        require(4 * self.n_pairs <= self.seq_len, "n_pairs", self.n_pairs, allowed)
+
+
+def mqar(rng: "np.random.Generator", config: MQARConfig) -> Row:
     """Multi-query associative recall (Arora et al. 2023, 2312.04927; HazyResearch/zoology, multiquery_ar.py).
 
     n pairs of a key and its value, all different, then every key once more; the target at such a query is
@@ -56,6 +123,8 @@ def mqar(rng: np.random.Generator, config: MQARConfig) -> Row:
     Query j stands at 2n + 2g_j, the gaps g drawn without repetition from 0..(L - 2n) / 2 - 1 with weights
     (g + 1)^(a - 1): early gaps are likeliest. Ids: keys 1..V/2-1, values V/2..V-1.
     """
+    import numpy as np
+
     half, n, length = config.vocab_size // 2, config.n_pairs, config.seq_len
     keys = 1 + _some_of(rng, half - 1, n)
     values = half + _some_of(rng, half, n)
@@ -71,12 +140,31 @@ def mqar(rng: np.random.Generator, config: MQARConfig) -> Row:
     return row(inputs, values[order], 2 * n + 2 * gaps[order])
 
 
-def _some_of(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
+def _some_of(rng: "np.random.Generator", n: int, k: int) -> "np.ndarray":
     """k different numbers of 0..n-1, in random order."""
     return rng.permutation(n)[:k]
 
 
-def _induction_tokens(rng: np.random.Generator, config: InductionConfig) -> np.ndarray:
+@dataclass(frozen=True)
+class InductionConfig(NextTokenTaskConfig):
+    """Induction head: name what followed the marker at its first occurrence."""
+
+    vocab_size: int = 16
+    """Ids V: 0 is not used, V - 1 is the marker."""
+    seq_len: int = 32
+    """Tokens L before the last marker; a row has L + 1 inputs."""
+    test_seq_len: int | None = None
+    """L of the rows to evaluate on; None takes seq_len."""
+    predict_all: bool = field(default=False, kw_only=True)
+    """Training predicts every next token, as the published code does; False trains on the answer alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(4, self, "vocab_size")
+        require_at_least(3, self, "seq_len", "test_seq_len")
+
+
+def _induction_tokens(rng: "np.random.Generator", config: InductionConfig) -> "np.ndarray":
     marker, length = config.vocab_size - 1, config.seq_len
     tokens = rng.integers(1, marker, length + 2)
     place = rng.integers(length - 2)
@@ -85,7 +173,7 @@ def _induction_tokens(rng: np.random.Generator, config: InductionConfig) -> np.n
     return tokens
 
 
-def induction(rng: np.random.Generator, config: InductionConfig) -> Row:
+def induction(rng: "np.random.Generator", config: InductionConfig) -> Row:
     """Induction head (HazyResearch/safari; also Gu & Dao 2023, 2312.00752, section 4.1.2).
 
     L random ids with `=>` at one random place, `=>` again, and then what followed the first `=>`:
@@ -99,7 +187,7 @@ def induction(rng: np.random.Generator, config: InductionConfig) -> Row:
     return row(tokens[:-1], tokens[-1:], [len(tokens) - 2])
 
 
-def induction_train(rng: np.random.Generator, config: InductionConfig) -> Row:
+def induction_train(rng: "np.random.Generator", config: InductionConfig) -> Row:
     """A training row: all next tokens, or the answer alone."""
     return next_tokens(_induction_tokens(rng, config)) if config.predict_all else induction(rng, config)
 
@@ -134,68 +222,80 @@ SHORT = {
     30: "Conv1d 10, AFT 12, H3 13, Transformer 92, Hyena 98",
     40: "Conv1d 8, AFT 10, H3 10, Transformer 82, Hyena 85",
 }
-RECALL = Task(
-    draw=recall,
-    draw_train=recall_train,
-    chance=lambda config: 1 / config.n_keys,
-    symbol=_recall_symbol,
-    shows_positions=False,
-    presets={
-        "small": Preset(RecallConfig(), "the published task at a size for two CPU cores"),
-        **{
-            f"v{size}_l2048": Preset(
-                replace(SAFARI, vocab_size=size, seq_len=2048), f"{HYENA}; {HYENA_RECIPE}", numbers
-            )
-            for size, numbers in SHORT.items()
+register_task(
+    "recall",
+    RecallConfig,
+    Task(
+        draw=recall,
+        draw_train=recall_train,
+        chance=lambda config: 1 / config.n_keys,
+        symbol=_recall_symbol,
+        shows_positions=False,
+        presets={
+            "small": Preset(RecallConfig(), "the published task at a size for two CPU cores"),
+            **{
+                f"v{size}_l2048": Preset(
+                    replace(SAFARI, vocab_size=size, seq_len=2048), f"{HYENA}; {HYENA_RECIPE}", numbers
+                )
+                for size, numbers in SHORT.items()
+            },
+            **{
+                name: Preset(replace(SAFARI, seq_len=length), f"{HYENA}; {HYENA_RECIPE}", numbers)
+                for name, (length, numbers) in LONG.items()
+            },
         },
-        **{
-            name: Preset(replace(SAFARI, seq_len=length), f"{HYENA}; {HYENA_RECIPE}", numbers)
-            for name, (length, numbers) in LONG.items()
-        },
-    },
+    ),
 )
 ZOOLOGY = (
     "Arora et al. 2023, 2312.04927, figure 2; 2 layers without MLP, width 64, 128, 256, 512, AdamW, decay"
     " 0.1, learning rate 4 of logspace(-4, -2), cosine, 64 epochs"
 )
-MQAR = Task(
-    draw=mqar,
-    chance=lambda config: 2 / config.vocab_size,
-    presets={
-        "small": Preset(MQARConfig(), "the published task at a size for two CPU cores"),
-        **{
-            f"l{length}": Preset(
-                MQARConfig(
-                    vocab_size=8192,
-                    seq_len=length,
-                    n_pairs=pairs,
-                    train_rows=100_000,
-                    test_rows=3_000,
-                    batch_size=rows,
-                ),
-                ZOOLOGY,
-            )
-            for length, pairs, rows in ((64, 4, 512), (128, 8, 512), (256, 16, 256))
+register_task(
+    "mqar",
+    MQARConfig,
+    Task(
+        draw=mqar,
+        chance=lambda config: 2 / config.vocab_size,
+        presets={
+            "small": Preset(MQARConfig(), "the published task at a size for two CPU cores"),
+            **{
+                f"l{length}": Preset(
+                    MQARConfig(
+                        vocab_size=8192,
+                        seq_len=length,
+                        n_pairs=pairs,
+                        train_rows=100_000,
+                        test_rows=3_000,
+                        batch_size=rows,
+                    ),
+                    ZOOLOGY,
+                )
+                for length, pairs, rows in ((64, 4, 512), (128, 8, 512), (256, 16, 256))
+            },
         },
-    },
+    ),
 )
-INDUCTION = Task(
-    draw=induction,
-    draw_train=induction_train,
-    chance=lambda config: 1 / (config.vocab_size - 2),
-    symbol=_induction_symbol,
-    shows_positions=False,
-    presets={
-        "small": Preset(InductionConfig(), "the published task at a size for two CPU cores"),
-        "safari": Preset(
-            InductionConfig(vocab_size=10, seq_len=10, train_rows=5000, test_rows=500, predict_all=True),
-            "HazyResearch/safari; width 32, cosine, 400 epochs; V and L of its example",
-        ),
-        "mamba": Preset(
-            InductionConfig(vocab_size=16, seq_len=256),
-            "Gu & Dao 2023, 2312.00752; also De et al. 2024, 2402.19427: 5 blocks, width 64, window 128;"
-            " --data.test-seq-len tests other lengths",
-            "trained at 256, tested at 64 .. 1,048,576: Mamba 100 at all lengths",
-        ),
-    },
+register_task(
+    "induction",
+    InductionConfig,
+    Task(
+        draw=induction,
+        draw_train=induction_train,
+        chance=lambda config: 1 / (config.vocab_size - 2),
+        symbol=_induction_symbol,
+        shows_positions=False,
+        presets={
+            "small": Preset(InductionConfig(), "the published task at a size for two CPU cores"),
+            "safari": Preset(
+                InductionConfig(vocab_size=10, seq_len=10, train_rows=5000, test_rows=500, predict_all=True),
+                "HazyResearch/safari; width 32, cosine, 400 epochs; V and L of its example",
+            ),
+            "mamba": Preset(
+                InductionConfig(vocab_size=16, seq_len=256),
+                "Gu & Dao 2023, 2312.00752; also De et al. 2024, 2402.19427: 5 blocks, width 64, window 128;"
+                " --data.test-seq-len tests other lengths",
+                "trained at 256, tested at 64 .. 1,048,576: Mamba 100 at all lengths",
+            ),
+        },
+    ),
 )

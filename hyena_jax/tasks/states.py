@@ -1,24 +1,69 @@
 """State tracking: parity, modular arithmetic, and the word problems of groups."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
+from typing import TYPE_CHECKING, Literal, Self
 
-import numpy as np
+from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.tasks import TaskConfig
+from hyena_jax.errors import require
+from hyena_jax.tasks.task import Preset, Row, Task, register_task, row
 
-from hyena_jax.config.tasks import (
-    ModularAdditionConfig,
-    ModularArithmeticConfig,
-    ParityConfig,
-    PermutationWordsConfig,
-)
-from hyena_jax.tasks.task import Preset, Row, Task, row
+if TYPE_CHECKING:
+    import numpy as np
 
 PLUS, MINUS, TIMES, EQUALS, FIRST_DIGIT = 1, 2, 3, 4, 5
 
 
-def parity(rng: np.random.Generator, config: ParityConfig) -> Row:
+@dataclass(frozen=True)
+class ExpressionConfig(TaskConfig):
+    """Base class of the configs of tasks on rows of several lengths, padded with zeros."""
+
+    min_len: int = 3
+    """Tokens of the shortest row, with its answer."""
+    max_len: int = 40
+    """Tokens of the longest row, with its answer; a row has as many inputs, with padding."""
+    test_min_len: int | None = 40
+    """Shortest row to evaluate on; None takes min_len."""
+    test_max_len: int | None = 64
+    """Longest row to evaluate on; None takes max_len."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self.least, self, "min_len", "test_min_len")
+        require(self.max_len >= self.min_len, "max_len", self.max_len, f"at least min_len={self.min_len}")
+        self.for_evaluation()
+
+    @property
+    def least(self) -> int:
+        """Tokens of the shortest possible row."""
+        return 2
+
+    def for_evaluation(self) -> Self:
+        """The settings of the rows to evaluate on."""
+        if self.test_min_len is None and self.test_max_len is None:
+            return self
+        low = self.min_len if self.test_min_len is None else self.test_min_len
+        high = self.max_len if self.test_max_len is None else self.test_max_len
+        require(high >= low, "test_max_len", high, f"at least test_min_len={low}")
+        return replace(self, test_min_len=None, test_max_len=None, min_len=low, max_len=high)
+
+
+@dataclass(frozen=True)
+class ParityConfig(ExpressionConfig):
+    """Parity: whether the number of ones so far is odd."""
+
+    every_position: bool = True
+    """Score the parity so far at every bit; False scores only the whole row's, at its last bit."""
+
+    @property
+    def n_symbols(self) -> int:
+        """Padding, zero and one."""
+        return 3
+
+
+def parity(rng: "np.random.Generator", config: ParityConfig) -> Row:
     """Parity (Grazzi et al. 2024, 2411.12537; automl/unlocking_state_tracking).
 
     n - 1 bits, n uniform in min_len..max_len, then padding. At every bit the target is the parity so far:
@@ -29,6 +74,8 @@ def parity(rng: np.random.Generator, config: ParityConfig) -> Row:
     With `every_position` off, as published, the last bit alone has a target, the id 1 (even) or 2 (odd). Ids:
     padding 0, zero 1, one 2.
     """
+    import numpy as np
+
     n = rng.integers(config.min_len, config.max_len + 1)
     bits = rng.integers(2, size=n - 1)
     inputs = np.zeros(config.max_len, np.int64)
@@ -40,7 +87,29 @@ def parity(rng: np.random.Generator, config: ParityConfig) -> Row:
     return row(inputs, targets, weights=np.arange(config.max_len) < n - 1)
 
 
-def modular_arithmetic(rng: np.random.Generator, config: ModularArithmeticConfig) -> Row:
+@dataclass(frozen=True)
+class ModularArithmeticConfig(ExpressionConfig):
+    """Modular arithmetic without brackets: sums, differences and products, products first."""
+
+    modulus: int = 5
+    """Modulus m of the digits and the result."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(2 <= self.modulus <= 2**15, "modulus", self.modulus, f"in 2..{2**15}")
+
+    @property
+    def least(self) -> int:
+        """A number, `=` and the result."""
+        return 3
+
+    @property
+    def n_symbols(self) -> int:
+        """Padding, `+`, `-`, `*`, `=` and m digits."""
+        return 5 + self.modulus
+
+
+def modular_arithmetic(rng: "np.random.Generator", config: ModularArithmeticConfig) -> Row:
     """Modular arithmetic without brackets (Grazzi et al. 2024, 2411.12537).
 
     Digits joined by `+`, `-` and `*`, then `=`, where the value modulo m is scored; products come first:
@@ -51,6 +120,8 @@ def modular_arithmetic(rng: np.random.Generator, config: ModularArithmeticConfig
     A row has n tokens with its result, n uniform in min_len..max_len, less one if n is even; then padding.
     Ids: padding 0, `+` 1, `-` 2, `*` 3, `=` 4, then the digits.
     """
+    import numpy as np
+
     n = rng.integers(config.min_len, config.max_len + 1)
     n_digits = (n - 1) // 2
     digits = rng.integers(config.modulus, size=n_digits)
@@ -69,7 +140,29 @@ def modular_arithmetic(rng: np.random.Generator, config: ModularArithmeticConfig
     return row(inputs, [FIRST_DIGIT + (total + product) % config.modulus], [end])
 
 
-def modular_addition(rng: np.random.Generator, config: ModularAdditionConfig) -> Row:
+@dataclass(frozen=True)
+class ModularAdditionConfig(TaskConfig):
+    """Modular addition: the sum so far modulo m, which is the word problem of the cyclic group Z_m."""
+
+    modulus: int = 5
+    """Modulus m."""
+    seq_len: int = 16
+    """Numbers L in a row."""
+    test_seq_len: int | None = 32
+    """L of the rows to evaluate on; None takes seq_len."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(2 <= self.modulus <= 2**15, "modulus", self.modulus, f"in 2..{2**15}")
+        require_at_least(1, self, "seq_len", "test_seq_len")
+
+    @property
+    def n_symbols(self) -> int:
+        """The residues."""
+        return self.modulus
+
+
+def modular_addition(rng: "np.random.Generator", config: ModularAdditionConfig) -> Row:
     """Modular addition: the sum so far modulo m, the word problem of the cyclic group Z_m.
 
         inputs   3 4 0 1 2
@@ -77,8 +170,31 @@ def modular_addition(rng: np.random.Generator, config: ModularAdditionConfig) ->
 
     Every position is scored. Parity is m = 2.
     """
+    import numpy as np
+
     numbers = rng.integers(config.modulus, size=config.seq_len)
     return row(numbers, np.cumsum(numbers) % config.modulus)
+
+
+@dataclass(frozen=True)
+class PermutationWordsConfig(TaskConfig):
+    """The word problem of a group of permutations: the product of the elements so far."""
+
+    group: Literal["s3", "s4", "a4", "s5", "a5"] = "s3"
+    """All permutations of 3, 4 or 5 objects, or the even ones."""
+    seq_len: int = 16
+    """Elements L in a row."""
+    test_seq_len: int | None = 32
+    """L of the rows to evaluate on; None takes seq_len."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, self, "seq_len", "test_seq_len")
+
+    @property
+    def n_symbols(self) -> int:
+        """The elements of the group."""
+        return len(elements(self.group))
 
 
 @cache
@@ -93,8 +209,10 @@ def _is_even(p: tuple[int, ...]) -> bool:
 
 
 @cache
-def table(group: str) -> np.ndarray:
+def table(group: str) -> "np.ndarray":
     """T[a, b] = the element a b, int32 [|G|, |G|], with (p q)[j] = p[q[j]]."""
+    import numpy as np
+
     listed = elements(group)
     number = {p: i for i, p in enumerate(listed)}
     products = [[number[tuple(p[j] for j in q)] for q in listed] for p in listed]
@@ -103,7 +221,7 @@ def table(group: str) -> np.ndarray:
     return found
 
 
-def permutation_words(rng: np.random.Generator, config: PermutationWordsConfig) -> Row:
+def permutation_words(rng: "np.random.Generator", config: PermutationWordsConfig) -> Row:
     """The word problem of a group of permutations (Merrill et al. 2024, 2404.08819; jopetty/word-problem).
 
     Uniform elements x, and at every position the product so far, y_i = y_{i-1} x_i:
@@ -114,6 +232,8 @@ def permutation_words(rng: np.random.Generator, config: PermutationWordsConfig) 
     Ids number the permutations of 0..n-1 in lexicographic order (a4, a5: the even ones), the identity is 0.
     The product is (p q)[j] = p[q[j]].
     """
+    import numpy as np
+
     products = table(config.group)
     inputs = rng.integers(len(products), size=config.seq_len)
     targets = np.empty_like(inputs)
@@ -139,10 +259,6 @@ def _permutation(config: PermutationWordsConfig, i: int) -> str:
     return "".join(map(str, elements(config.group)[i]))
 
 
-def _one_of(count: Callable) -> Callable[[object], float]:
-    return lambda config: 1 / count(config)
-
-
 def _arithmetic_chance(config: ModularArithmeticConfig) -> float:
     """Any result at random, as the published scaled accuracy takes it; 0 is a little likelier than others."""
     return 1 / config.modulus
@@ -158,52 +274,70 @@ TESTED = {"test_min_len": 40, "test_max_len": 256}
 WORDS = "jopetty/word-problem; width 512, 1-4 layers, 8 heads, AdamW 1e-4, batch 32, 500 epochs, stop at 0.99"
 SMALL = "the published task at a size for two CPU cores"
 
-PARITY = Task(
-    draw=parity,
-    chance=lambda config: 1 / 2,
-    symbol=_bit,
-    answer=_parity_answer,
-    metric="scaled_accuracy",
-    presets={
-        "small": Preset(ParityConfig(), f"{SMALL}; every position scored, which is ours"),
-        "published": Preset(
-            ParityConfig(every_position=False, **PUBLISHED, **TESTED),
-            SOURCE,
-            "scaled accuracy: Mamba (0,1) 29 / 2, Mamba (-1,1) 100 / 100, DeltaNet beta<1 99 / 6, beta<2"
-            " 100 / 100, mLSTM 98 / 8, sLSTM 100 / 100",
-        ),
-    },
+register_task(
+    "parity",
+    ParityConfig,
+    Task(
+        draw=parity,
+        chance=lambda config: 1 / 2,
+        symbol=_bit,
+        answer=_parity_answer,
+        metric="scaled_accuracy",
+        presets={
+            "small": Preset(ParityConfig(), f"{SMALL}; every position scored, which is ours"),
+            "published": Preset(
+                ParityConfig(every_position=False, **PUBLISHED, **TESTED),
+                SOURCE,
+                "scaled accuracy: Mamba (0,1) 29 / 2, Mamba (-1,1) 100 / 100, DeltaNet beta<1 99 / 6, beta<2"
+                " 100 / 100, mLSTM 98 / 8, sLSTM 100 / 100",
+            ),
+        },
+    ),
 )
-MODULAR_ARITHMETIC = Task(
-    draw=modular_arithmetic,
-    chance=_arithmetic_chance,
-    symbol=_arithmetic_symbol,
-    metric="scaled_accuracy",
-    presets={
-        "small": Preset(ModularArithmeticConfig(), SMALL),
-        "published": Preset(
-            ModularArithmeticConfig(**PUBLISHED, **TESTED),
-            SOURCE,
-            "scaled accuracy: Mamba (0,1) 34 / 1, Mamba (-1,1) 99 / 7, DeltaNet beta<1 100 / 15, beta<2"
-            " 100 / 61, mLSTM 99 / 12, sLSTM 100 / 13",
-        ),
-    },
+register_task(
+    "modular_arithmetic",
+    ModularArithmeticConfig,
+    Task(
+        draw=modular_arithmetic,
+        chance=_arithmetic_chance,
+        symbol=_arithmetic_symbol,
+        metric="scaled_accuracy",
+        presets={
+            "small": Preset(ModularArithmeticConfig(), SMALL),
+            "published": Preset(
+                ModularArithmeticConfig(**PUBLISHED, **TESTED),
+                SOURCE,
+                "scaled accuracy: Mamba (0,1) 34 / 1, Mamba (-1,1) 99 / 7, DeltaNet beta<1 100 / 15, beta<2"
+                " 100 / 61, mLSTM 99 / 12, sLSTM 100 / 13",
+            ),
+        },
+    ),
 )
-MODULAR_ADDITION = Task(
-    draw=modular_addition,
-    chance=_one_of(lambda config: config.modulus),
-    presets={
-        "small": Preset(ModularAdditionConfig(), "ours: the simplest word problem, without published numbers")
-    },
+register_task(
+    "modular_addition",
+    ModularAdditionConfig,
+    Task(
+        draw=modular_addition,
+        chance=lambda config: 1 / config.modulus,
+        presets={
+            "small": Preset(
+                ModularAdditionConfig(), "ours: the simplest word problem, without published numbers"
+            )
+        },
+    ),
 )
 _S5 = PermutationWordsConfig(group="s5", seq_len=32, test_seq_len=None, batch_size=32)
-PERMUTATION_WORDS = Task(
-    draw=permutation_words,
-    chance=_one_of(lambda config: config.n_symbols),
-    symbol=_permutation,
-    presets={
-        "small": Preset(PermutationWordsConfig(), SMALL),
-        "s5": Preset(_S5, f"{WORDS}; the length is ours"),
-        "a5": Preset(replace(_S5, group="a5"), f"{WORDS}; the length is ours"),
-    },
+register_task(
+    "permutation_words",
+    PermutationWordsConfig,
+    Task(
+        draw=permutation_words,
+        chance=lambda config: 1 / config.n_symbols,
+        symbol=_permutation,
+        presets={
+            "small": Preset(PermutationWordsConfig(), SMALL),
+            "s5": Preset(_S5, f"{WORDS}; the length is ours"),
+            "a5": Preset(replace(_S5, group="a5"), f"{WORDS}; the length is ours"),
+        },
+    ),
 )

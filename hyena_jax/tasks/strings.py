@@ -2,32 +2,128 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
-import numpy as np
+from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.tasks import TaskConfig
+from hyena_jax.errors import UserError, require
+from hyena_jax.tasks.task import Preset, Row, Task, register_task, row
 
-from hyena_jax.config import UserError
-from hyena_jax.config.tasks import CopyingConfig, PrefixNgramConfig, StringTaskConfig
-from hyena_jax.tasks.task import Preset, Row, Task, row
+if TYPE_CHECKING:
+    import numpy as np
 
 # Strings that are tried until one has an n-gram that occurs once; the published code tries 10 and fails.
 MAX_TRIES = 1000
 
-Example = Callable[[np.random.Generator, StringTaskConfig], tuple[np.ndarray, int]]
+
+@dataclass(frozen=True)
+class StringTaskConfig(TaskConfig):
+    """Base class of the configs of tasks on strings of letters, several of which share a training row."""
+
+    n_letters: int = 8
+    """Letters of the alphabet, ids 0..n-1, before `$`, `|`, `.` and `*`."""
+    min_len: int = 3
+    """Letters of the shortest string."""
+    max_len: int = 8
+    """Letters of the longest string."""
+    test_min_len: int | None = None
+    """Shortest string to evaluate on; None takes min_len."""
+    test_max_len: int | None = None
+    """Longest string to evaluate on; None takes max_len."""
+    row_len: int = 40
+    """Tokens of a training row, which is packed with examples; a test row holds one example."""
+    disjoint: bool = field(default=False, kw_only=True)
+    """Must be False: a training row holds several examples."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(2 <= self.n_letters <= 26, "n_letters", self.n_letters, "in 2..26")
+        require(not self.disjoint, "disjoint", True, "False for strings: a row holds several examples")
+        for name in ("min_len", "test_min_len"):
+            length = getattr(self, name)
+            require(length is None or length >= self.least[0], name, length, f"at least {self.least[1]}")
+        require(self.max_len >= self.min_len, "max_len", self.max_len, f"at least min_len={self.min_len}")
+        least, allowed = self.example_len(self.max_len), "the longest example (or lower max_len)"
+        require(self.row_len >= least, "row_len", self.row_len, f"at least {least}, {allowed}")
+        self.for_evaluation()
+
+    @property
+    def n_symbols(self) -> int:
+        """The letters and four signs."""
+        return self.n_letters + 4
+
+    @property
+    def least(self) -> tuple[int, str]:
+        """Letters of the shortest possible string, as a number and in words."""
+        return 1, "1"
+
+    def example_len(self, n: int) -> int:
+        """Most tokens of an example with a string of n letters."""
+        return 2 * n + 3
+
+    def for_evaluation(self) -> Self:
+        """The settings of the rows to evaluate on."""
+        if self.test_min_len is None and self.test_max_len is None:
+            return self
+        low = self.min_len if self.test_min_len is None else self.test_min_len
+        high = self.max_len if self.test_max_len is None else self.test_max_len
+        require(high >= low, "test_max_len", high, f"at least test_min_len={low}")
+        row_len = max(self.row_len, self.example_len(high))
+        return replace(self, test_min_len=None, test_max_len=None, min_len=low, max_len=high, row_len=row_len)
+
+
+@dataclass(frozen=True)
+class CopyingConfig(StringTaskConfig):
+    """Copying: repeat a string of letters."""
+
+
+@dataclass(frozen=True)
+class PrefixNgramConfig(StringTaskConfig):
+    """Prefix n-gram: name what follows an n-gram in the string behind it."""
+
+    min_len: int = 6
+    """Letters of the shortest string."""
+    n_gram: int = 2
+    """Letters of the n-gram."""
+    answer_len: int | None = None
+    """Letters to name; None asks for the rest of the string."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, self, "n_gram", "answer_len")
+
+    @property
+    def least(self) -> tuple[int, str]:
+        """Letters of the shortest string from which two n-grams can be asked, as a number and in words."""
+        least = self.n_gram + (self.answer_len or 0) + 3
+        return least, f"n_gram + answer_len + 3 = {least}"
+
+    def example_len(self, n: int) -> int:
+        """Most tokens of an example `$g|s|t.` with a string s of n letters."""
+        return self.n_gram + n + (self.answer_len or n - self.n_gram) + 4
+
+
+Example = Callable[["np.random.Generator", StringTaskConfig], "tuple[np.ndarray, int]"]
 """(rng, config) -> the tokens of an example, and how many of them, at its end, are its answer."""
 
 
-def _string(rng: np.random.Generator, config: StringTaskConfig) -> np.ndarray:
+def _string(rng: "np.random.Generator", config: StringTaskConfig) -> "np.ndarray":
     return rng.integers(config.n_letters, size=rng.integers(config.min_len, config.max_len + 1))
 
 
-def _copy_example(rng: np.random.Generator, config: CopyingConfig) -> tuple[np.ndarray, int]:
+def _copy_example(rng: "np.random.Generator", config: CopyingConfig) -> "tuple[np.ndarray, int]":
     """`$s|s.`"""
+    import numpy as np
+
     letters, n = _string(rng, config), config.n_letters
     return np.concatenate([[n], letters, [n + 1], letters, [n + 2]]), len(letters) + 1
 
 
-def _ngram_example(rng: np.random.Generator, config: PrefixNgramConfig) -> tuple[np.ndarray, int]:
+def _ngram_example(rng: "np.random.Generator", config: PrefixNgramConfig) -> "tuple[np.ndarray, int]":
     """`$g|s|t.`"""
+    import numpy as np
+
     n, size, answer_len = config.n_letters, config.n_gram, config.answer_len
     for _ in range(MAX_TRIES):
         letters = _string(rng, config)
@@ -48,8 +144,10 @@ def _ngram_example(rng: np.random.Generator, config: PrefixNgramConfig) -> tuple
     return np.concatenate(signs), len(answer) + 1
 
 
-def _packed(make: Example, rng: np.random.Generator, config: StringTaskConfig) -> Row:
+def _packed(make: Example, rng: "np.random.Generator", config: StringTaskConfig) -> Row:
     """A training row full of examples; the last, cut off, is not scored."""
+    import numpy as np
+
     tokens, scored = np.zeros(0, np.int64), np.zeros(0)
     while len(tokens) < config.row_len:
         example, n_answer = make(rng, config)
@@ -61,8 +159,10 @@ def _packed(make: Example, rng: np.random.Generator, config: StringTaskConfig) -
     return row(tokens[:-1], tokens[1:], weights=scored[1:])
 
 
-def _single(make: Example, rng: np.random.Generator, config: StringTaskConfig) -> Row:
+def _single(make: Example, rng: "np.random.Generator", config: StringTaskConfig) -> Row:
     """A test row of one example, padded with `*`."""
+    import numpy as np
+
     example, n_answer = make(rng, config)
     tokens = np.full(config.example_len(config.max_len), config.n_letters + 3)
     tokens[: len(example)] = example
@@ -80,7 +180,7 @@ def _most_answers(config: StringTaskConfig) -> int:
     return config.max_len + 1
 
 
-def copying(rng: np.random.Generator, config: CopyingConfig) -> Row:
+def copying(rng: "np.random.Generator", config: CopyingConfig) -> Row:
     """Copying (Jelassi et al. 2024, 2402.01032; sjelassi/transformers_ssm_copy, data_utils.py).
 
     `$s|s.`: a string of uniform letters and of uniform length, and the string again, which is scored with the
@@ -95,12 +195,12 @@ def copying(rng: np.random.Generator, config: CopyingConfig) -> Row:
     return _single(_copy_example, rng, config)
 
 
-def copying_train(rng: np.random.Generator, config: CopyingConfig) -> Row:
+def copying_train(rng: "np.random.Generator", config: CopyingConfig) -> Row:
     """A training row, packed with examples."""
     return _packed(_copy_example, rng, config)
 
 
-def prefix_ngram(rng: np.random.Generator, config: PrefixNgramConfig) -> Row:
+def prefix_ngram(rng: "np.random.Generator", config: PrefixNgramConfig) -> Row:
     """Prefix n-gram lookup (Jelassi et al. 2024, 2402.01032; sjelassi/transformers_ssm_copy, data_utils.py).
 
     `$g|s|t.`: an n-gram g, a string s, and what follows the first g in s, which is scored with the full stop:
@@ -114,7 +214,7 @@ def prefix_ngram(rng: np.random.Generator, config: PrefixNgramConfig) -> Row:
     return _single(_ngram_example, rng, config)
 
 
-def prefix_ngram_train(rng: np.random.Generator, config: PrefixNgramConfig) -> Row:
+def prefix_ngram_train(rng: "np.random.Generator", config: PrefixNgramConfig) -> Row:
     """A training row, packed with examples."""
     return _packed(_ngram_example, rng, config)
 
@@ -165,30 +265,38 @@ SOURCE = (
     "Jelassi et al. 2024, 2402.01032; 12 layers, width 1024, 16 heads, AdamW 1e-5, decay 0.1, linear after"
     " 100 steps of warm-up, 2,000 steps an epoch"
 )
-COPYING = Task(
-    draw=copying,
-    draw_train=copying_train,
-    chance=_copying_chance,
-    symbol=_symbol,
-    metric="sequence_accuracy",
-    presets={
-        "small": Preset(CopyingConfig(), "the published task at a size for two CPU cores"),
-        "published": Preset(
-            CopyingConfig(n_letters=26, min_len=5, max_len=20, row_len=220, batch_size=8), SOURCE
-        ),
-    },
+register_task(
+    "copying",
+    CopyingConfig,
+    Task(
+        draw=copying,
+        draw_train=copying_train,
+        chance=_copying_chance,
+        symbol=_symbol,
+        metric="sequence_accuracy",
+        presets={
+            "small": Preset(CopyingConfig(), "the published task at a size for two CPU cores"),
+            "published": Preset(
+                CopyingConfig(n_letters=26, min_len=5, max_len=20, row_len=220, batch_size=8), SOURCE
+            ),
+        },
+    ),
 )
-PREFIX_NGRAM = Task(
-    draw=prefix_ngram,
-    draw_train=prefix_ngram_train,
-    chance=_ngram_chance,
-    symbol=_symbol,
-    metric="sequence_accuracy",
-    presets={
-        "small": Preset(PrefixNgramConfig(), "the published task at a size for two CPU cores"),
-        "published": Preset(
-            PrefixNgramConfig(n_letters=26, min_len=6, max_len=20, row_len=220, batch_size=8, n_gram=3),
-            f"{SOURCE}; lengths from 6, since 5 letters are too few for a 3-gram",
-        ),
-    },
+register_task(
+    "prefix_ngram",
+    PrefixNgramConfig,
+    Task(
+        draw=prefix_ngram,
+        draw_train=prefix_ngram_train,
+        chance=_ngram_chance,
+        symbol=_symbol,
+        metric="sequence_accuracy",
+        presets={
+            "small": Preset(PrefixNgramConfig(), "the published task at a size for two CPU cores"),
+            "published": Preset(
+                PrefixNgramConfig(n_letters=26, min_len=6, max_len=20, row_len=220, batch_size=8, n_gram=3),
+                f"{SOURCE}; lengths from 6, since 5 letters are too few for a 3-gram",
+            ),
+        },
+    ),
 )

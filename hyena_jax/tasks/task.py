@@ -1,31 +1,36 @@
-"""What a task is: a function that draws a row, and what is known about the row.
+"""What a task is: a config, a function that draws a row, and what is known about the row.
+
+A file of tasks imports NumPy where a row is drawn: commands read all configs, and `--help` answers at once.
 
 Shapes: L inputs, n scored positions.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
+from hyena_jax.config.registry import register
+from hyena_jax.config.tasks import TaskConfig
+from hyena_jax.errors import require
 
-from hyena_jax.config import TaskConfig
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Row(NamedTuple):
     """One example of a task; all arrays int32 but the weights."""
 
-    inputs: np.ndarray
+    inputs: "np.ndarray"
     """Token ids [L]."""
-    targets: np.ndarray
+    targets: "np.ndarray"
     """The answers [n], ids."""
-    positions: np.ndarray | None = None
+    positions: "np.ndarray | None" = None
     """Where the answers are predicted [n], each in 0..L-1; None if n = L: at every position."""
-    weights: np.ndarray | None = None
+    weights: "np.ndarray | None" = None
     """float32 [n]: 1, or 0 where there is no answer to score; None scores all. One setting has one n."""
 
 
-Draw = Callable[[np.random.Generator, Any], Row]
+Draw = Callable[["np.random.Generator", Any], Row]
 """draw(rng, config) -> a row; it takes all its random numbers from `rng`."""
 
 
@@ -34,7 +39,7 @@ class Preset(NamedTuple):
 
     config: TaskConfig
     source: str
-    """The paper, and its table or code; the recipe."""
+    """The paper, and its table or code; the recipe. May be empty for settings without any."""
     published: str = ""
     """Published accuracy in percent, from the source; empty if there are no numbers as text."""
 
@@ -52,8 +57,8 @@ class Task:
     """Draws a row to evaluate on; its docstring draws the layout."""
     chance: Callable[[Any], float]
     """Accuracy of the best guess that sees the position alone, unless its docstring says otherwise."""
-    presets: Mapping[str, Preset]
-    """By name; `small` is the config's defaults."""
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    """By name; without `small`, that is the config's defaults."""
     draw_train: Draw | None = None
     """Draws a training row; None draws as for the evaluation."""
     symbol: Callable[[Any, int], str] = plain
@@ -66,9 +71,44 @@ class Task:
     shows_positions: bool = True
     """Whether the error at each scored position is reported."""
 
+    def all_presets(self, config_class: type[TaskConfig]) -> dict[str, Preset]:
+        """The presets by name, `small` first."""
+        return {"small": Preset(config_class(), ""), **self.presets}
+
+
+TASKS: dict[type[TaskConfig], Task] = {}
+"""The tasks by the class of their config."""
+
+
+def register_task(name: str, config_class: type[TaskConfig], task: Task) -> None:
+    """Registers a task for `hyena-jax task NAME`, `hyena-jax train tasks:NAME` and `--data NAME`.
+
+    Raises:
+      UserError: see `hyena_jax.register`.
+    """
+    register(name, config_class, "hyena_jax.data.tasks:load_task")
+    TASKS[config_class] = task
+
+
+@dataclass(frozen=True)
+class NextTokenTaskConfig(TaskConfig):
+    """Base class of the configs of tasks whose published training predicts every next token."""
+
+    predict_all: bool = field(default=True, kw_only=True)
+    """Training predicts every next token, as published; False trains on the scored answers alone."""
+
+
+def require_even(config: TaskConfig, *names: str) -> None:
+    """Refuses odd values of these fields."""
+    for name in names:
+        value = getattr(config, name)
+        require(value % 2 == 0, name, value, "even")
+
 
 def row(inputs: Any, targets: Any, positions: Any = None, weights: Any = None) -> Row:
     """A row with the dtypes of `Row`."""
+    import numpy as np
+
     return Row(
         np.asarray(inputs, np.int32),
         np.asarray(targets, np.int32),
@@ -77,7 +117,7 @@ def row(inputs: Any, targets: Any, positions: Any = None, weights: Any = None) -
     )
 
 
-def next_tokens(tokens: np.ndarray) -> Row:
+def next_tokens(tokens: "np.ndarray") -> Row:
     """Tokens [L + 1] as a row in which every next token is predicted."""
     return row(tokens[:-1], tokens[1:])
 

@@ -2,14 +2,15 @@ import itertools
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
-from hyena_jax.config import UserError
-from hyena_jax.data.dataset import iterate
+from hyena_jax.config import DataConfig, Experiment, LanguageModelConfig, LoggingConfig, UserError, register
+from hyena_jax.data.dataset import Dataset, encoding_from_json, iterate, load
 from hyena_jax.data.text import Corpus
-from hyena_jax.data.tokenizers import IdsTokenizer
+from hyena_jax.data.tokenizers import CharactersTokenizer, IdsTokenizer
 
 TOKENS = np.arange(29, dtype=np.uint8)
 SEQ_LEN = 7
@@ -151,3 +152,69 @@ def test_evenly_spaced_windows_are_distinct(max_windows):
     weights, inputs = ([batch[name] for batch in batches] for name in ("weights", "inputs"))
     starts = np.concatenate(inputs)[np.concatenate(weights)[:, 0] == 1, 0]
     assert len(set(starts)) == max_windows
+
+
+@dataclass(frozen=True)
+class SquaresConfig(DataConfig):
+    """Data by hand."""
+
+
+class Squares(Dataset):
+    """Row i is i, i^2, i^3 modulo 10, of which the last is predicted."""
+
+    fingerprint, n_train_rows, n_held_out_rows = "squares", 7, 5
+    tokenizer = CharactersTokenizer("0123456789")
+
+    def train_rows(self, indices):
+        powers = indices[:, None] ** np.arange(1, 4) % 10
+        return {"inputs": powers[:, :2], "targets": powers[:, 2]}
+
+    def held_out_rows(self, indices):
+        return self.train_rows(indices + 7)
+
+
+def test_two_methods_and_a_tokenizer_are_a_data_set(own_parts):
+    register("squares", SquaresConfig, lambda config, encoding: Squares())
+    data = load(SquaresConfig())
+    rows = np.concatenate([data.train_batches(2, seed=0)[t]["inputs"] for t in range(7)])
+    assert sorted(rows[:7, 0]) == sorted(rows[7:, 0]) == list(range(7))
+    assert [batch["weights"].tolist() for batch in data.eval_batches(3)] == [[1, 1, 1], [1, 1, 0]]
+    assert (data.n_held_out, data.n_eval_rows(2), data.units_per_row, data.row_shape) == (5, 2, 1, (2,))
+    assert data.prompt(None).tolist() == [7, 9]
+    assert data.prompt("42").tolist() == [4, 2]
+    assert encoding_from_json(data.to_json()) == data.tokenizer
+    model = LanguageModelConfig(max_len=2)
+    experiment = Experiment(model=model, data=SquaresConfig(), logging=LoggingConfig(sample_prompt="1"))
+    assert data.complete(experiment).model.vocab_size == 10
+    for changes, message in (
+        (
+            {"logging": LoggingConfig(sample_prompt="a")},
+            "logging.sample_prompt 'a': text must hold",
+        ),
+        (
+            {"model": LanguageModelConfig(max_len=1)},
+            r"inputs of a row must be at most .*=1 .*\(2,\)",
+        ),
+        (
+            {"model": LanguageModelConfig(vocab_size=9)},
+            "model.vocab_size must be at least the data's 10",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            data.complete(replace(experiment, **changes))
+
+
+def test_what_is_not_a_data_set_is_refused_in_one_line(own_parts):
+    class ByHand:
+        kind, fingerprint = "rows", "by hand"
+
+    class Unnamed(Dataset):
+        n_train_rows = n_held_out_rows = 3
+
+    for made in (ByHand(), Unnamed(), None):
+        register("squares", SquaresConfig, lambda config, encoding, made=made: made)
+        found = f"a hyena_jax.data.dataset.Dataset with a fingerprint, got '{type(made).__name__}'"
+        with pytest.raises(UserError, match=f"what SquaresConfig loads must be {found}"):
+            load(SquaresConfig())
+    with pytest.raises(NotImplementedError, match="Unnamed must define train_rows"):
+        Unnamed().train_rows(np.arange(2))

@@ -15,10 +15,13 @@ from hyena_jax.config import (
     UserError,
     register,
 )
-from hyena_jax.config.tasks import CopyingConfig, MadRecallConfig, MQARConfig, ParityConfig, RecallConfig
 from hyena_jax.data.dataset import encoding_from_json, iterate, load
-from hyena_jax.data.tasks import TaskRows, task_rows
-from hyena_jax.tasks.task import Preset, Task, row
+from hyena_jax.data.tasks import task_rows
+from hyena_jax.tasks import Task, register_task, row
+from hyena_jax.tasks.mad import MadRecallConfig
+from hyena_jax.tasks.recall import MQARConfig, RecallConfig
+from hyena_jax.tasks.states import ParityConfig
+from hyena_jax.tasks.strings import CopyingConfig
 
 MQAR = MQARConfig(vocab_size=16, seq_len=16, n_pairs=3, test_rows=10)
 
@@ -183,10 +186,17 @@ def reverse(rng, config):
 
 
 def test_a_task_of_ones_own_is_a_config_and_a_function(own_parts):
-    task = Task(reverse, lambda config: 1 / config.vocab_size, {"small": Preset(ReverseConfig(), "mine")})
-    register("reverse", ReverseConfig, lambda config, encoding: task_rows(task, config))
-    assert DATA_CONFIGS["reverse"] is ReverseConfig
-    data = load(ReverseConfig(batch_size=3))
-    assert isinstance(data, TaskRows)
-    batch = data.train_batches(3, 0)[0]
-    np.testing.assert_array_equal(batch["targets"], batch["inputs"][:, 4::-1])
+    task = Task(reverse, lambda config: 1 / config.vocab_size)
+    fingerprints = []
+    for _ in range(2):
+        register_task("reverse", ReverseConfig, task)
+        assert TASK_CONFIGS["reverse"] is DATA_CONFIGS["reverse"] is ReverseConfig
+        data = load(ReverseConfig(batch_size=3))
+        batch = data.train_batches(3, 0)[0]
+        np.testing.assert_array_equal(batch["targets"], batch["inputs"][:, 4::-1])
+        assert list(data.task.all_presets(ReverseConfig)) == ["small"]
+        fingerprints.append(data.fingerprint)
+        # A function that loads the rows may be registered too.
+        register("reverse", ReverseConfig, lambda config, encoding: task_rows(task, config))
+        fingerprints.append(load(ReverseConfig(batch_size=3)).fingerprint)
+    assert len({*fingerprints}) == 1

@@ -27,8 +27,8 @@ from hyena_jax.config import (
     TrainingConfig,
     UserError,
 )
-from hyena_jax.config.tasks import MajorityConfig
 from hyena_jax.sweeps.sweep import _divided_cores
+from hyena_jax.tasks.arithmetic import MajorityConfig
 from hyena_jax.training.metrics import read_rows
 
 pytestmark = pytest.mark.xdist_group("sweep")  # its tests share four runs

@@ -8,30 +8,26 @@ import pytest
 from solutions import SOLUTIONS
 
 from hyena_jax.config import TASK_CONFIGS, UserError
-from hyena_jax.config.tasks import (
-    AdditionConfig,
-    CopyingConfig,
-    CountingConfig,
-    InductionConfig,
+from hyena_jax.data.tasks import draw_row, load_task
+from hyena_jax.tasks import mad, states
+from hyena_jax.tasks.arithmetic import AdditionConfig, CountingConfig, MajorityConfig
+from hyena_jax.tasks.copying import MemorisationConfig, SelectiveCopyingConfig
+from hyena_jax.tasks.mad import (
     MadFuzzyRecallConfig,
     MadMemorisationConfig,
     MadNoisyRecallConfig,
     MadRecallConfig,
     MadSelectiveCopyingConfig,
-    MajorityConfig,
-    MemorisationConfig,
+)
+from hyena_jax.tasks.recall import InductionConfig, MQARConfig, RecallConfig
+from hyena_jax.tasks.states import (
     ModularAdditionConfig,
     ModularArithmeticConfig,
-    MQARConfig,
     ParityConfig,
     PermutationWordsConfig,
-    PrefixNgramConfig,
-    RecallConfig,
-    SelectiveCopyingConfig,
 )
-from hyena_jax.data.tasks import draw_row, load_task
-from hyena_jax.tasks import mad, states
-from hyena_jax.tasks.catalogue import TASKS
+from hyena_jax.tasks.strings import CopyingConfig, PrefixNgramConfig
+from hyena_jax.tasks.task import TASKS
 
 DEFAULTS = [(name, config_class()) for name, config_class in TASK_CONFIGS.items()]
 ODD = [
@@ -90,7 +86,7 @@ def rows_of(config, n=40):
 )
 def test_the_answers_solve_the_task_by_its_definition(name, config):
     for row in rows_of(config):
-        assert scored(row) == SOLUTIONS[name](row.inputs.tolist(), config.of_test())
+        assert scored(row) == SOLUTIONS[name](row.inputs.tolist(), config.for_evaluation())
         largest = max(row.inputs.max(), row.targets.max())
         assert min(row.inputs.min(), row.targets.min()) >= 0
         assert largest < config.n_symbols
@@ -170,7 +166,7 @@ def test_the_definitions_agree_with_the_published_examples(name, config, inputs,
 
 
 def test_the_facts_are_the_published_map():
-    values = mad.facts(256)
+    values = mad.value_of_key(256)
     assert (values[56], values[92]) == (197, 135)
     assert sorted(values) == sorted(set(values))
     assert (values.min(), len(values)) == (127, 127)
@@ -276,7 +272,7 @@ def test_chance_is_what_the_best_guess_by_position_scores(name, config):
             best.append(counts.argmax())
         right, weights = answers[800:] == np.array(best), weights[800:]
     found = (right * weights).sum() / weights.sum()
-    chance = TASKS[type(config)].chance(config.of_test())
+    chance = TASKS[type(config)].chance(config.for_evaluation())
     # Answers of one row depend on each other: the error counts rows.
     error = np.sqrt(chance * (1 - chance) / len(right))
     assert abs(found - chance) < 4 * error

@@ -24,10 +24,12 @@ from hyena_jax.config import (
     TrainingConfig,
     UserError,
 )
-from hyena_jax.config.tasks import CopyingConfig, MadRecallConfig, MQARConfig, RecallConfig
 from hyena_jax.data.dataset import load
 from hyena_jax.distillation.measure import make_comparison_step
 from hyena_jax.models import build
+from hyena_jax.tasks.mad import MadRecallConfig
+from hyena_jax.tasks.recall import MQARConfig, RecallConfig
+from hyena_jax.tasks.strings import CopyingConfig
 from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.folder import read_run
 from hyena_jax.training.run import train
