@@ -172,7 +172,8 @@ def register(name: str, config_class: type, target: Any, oracle: Any = None) -> 
       name: lower-case letters, digits and underscores; unique within its kind.
       config_class: a frozen dataclass derived from the base class of its kind: `MixerConfig`, `FilterConfig`,
         `ModelConfig`, `DataConfig`, `LossConfig`, `MetricConfig`, `OptimizerConfig` or `ScheduleConfig`,
-        whose docstring says what the target must be.
+        whose docstring says what the target must be. Each field has a default and a type that `Checked`
+        checks, with a range if it is a number: `Annotated[int, AtLeast(1)]`.
       target: the Linen module or function that is built from the config; or "module:name", to import it on
         first use.
       oracle: the same computation in NumPy float64, for kinds with oracles (mixers, filters and models), for

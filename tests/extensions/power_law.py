@@ -1,17 +1,18 @@
 """A long filter with two numbers per channel: h_t = gain (1 + t)^-decay."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import FilterConfig, register
+from hyena_jax.config import Above, FilterConfig, register
 
 
 @dataclass(frozen=True)
 class PowerLawConfig(FilterConfig):
-    decay: float = 1.0
+    decay: Annotated[float, Above(0)] = 1.0
     """Initial exponent of every channel."""
 
 
