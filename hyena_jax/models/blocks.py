@@ -153,7 +153,7 @@ class Block(nn.Module):
         """The first half: x + mixer(norm(x)), or mixer(x)."""
         y = self.mixer(self.mixer_norm(x), segment_ids, deterministic)
         self._check_output(x, y)
-        return self._add(x, y, deterministic)
+        return x + self.dropout(y, deterministic) if self.model.residual else y
 
     def _check_output(self, x: jax.Array, y: Any) -> None:
         """Refuses what a mixer may not make of x [B, L, D] or [B, D]: the mixer may be the user's."""
@@ -166,7 +166,8 @@ class Block(nn.Module):
         """The second half: x + mlp(norm(x)), or x."""
         if self.model.ffn == "none":
             return x
-        return self._add(x, self.mlp(self.mlp_norm(x)), deterministic)
+        y = self.mlp(self.mlp_norm(x))
+        return x + self.dropout(y, deterministic) if self.model.residual else y
 
     def init_state(self, batch_size: int, max_len: int) -> Any:
         """The mixer's state before the first token."""
@@ -186,11 +187,7 @@ class Block(nn.Module):
 
     def _after_mixer(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """The block's output, given its input x and the mixer's output y."""
-        return self.feed_forward(self._add(x, y, True), True)
-
-    def _add(self, x: jax.Array, y: jax.Array, deterministic: bool) -> jax.Array:
-        """The residual path's sum; y where there is no such path."""
-        return x + self.dropout(y, deterministic) if self.model.residual else y
+        return self.feed_forward(x + y if self.model.residual else y, True)
 
 
 def sequence_layout(config: MixerConfig, sequence_axis: str | None) -> dict[str, str]:

@@ -120,7 +120,14 @@ def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:
     With parameter groups, also their learning rate and decay, and the optional groups that match nothing.
     """
     leaves = named_leaves(params)
-    rules, headers, caption = _rules(params, config)
+    rules, headers, caption = [()] * len(leaves), (), None
+    if isinstance(config, GroupedOptimizerConfig):
+        groups = complete_groups(config)
+        labels = jax.tree.leaves(label_parameters(config.groups, params))
+        rules = [(groups[label].learning_rate, groups[label].weight_decay) for label in labels]
+        headers = ("peak lr", "decay")
+        unused = [repr(group.pattern) for i, group in enumerate(config.groups) if i not in labels]
+        caption = f"optimizer.groups that match no parameter: {', '.join(unused)}" if unused else None
     rows: dict[tuple, int] = {}
     for (path, leaf), rule in zip(leaves.items(), rules, strict=True):
         name = re.sub(r"blocks_\d+", "blocks_*", path)
@@ -138,18 +145,6 @@ def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:
         table.add_row(name, size, f"{count:,}", *(f"{value:g}" for value in rule))
     table.add_row("total", "", f"{total:,}", style="bold")
     return table
-
-
-def _rules(params: optax.Params, config: OptimizerConfig) -> tuple[list, tuple[str, ...], str | None]:
-    """Learning rate and decay of each parameter, the headers of these columns, and a caption."""
-    if not isinstance(config, GroupedOptimizerConfig):
-        return [()] * len(jax.tree.leaves(params)), (), None
-    groups = complete_groups(config)
-    labels = jax.tree.leaves(label_parameters(config.groups, params))
-    rules = [(groups[label].learning_rate, groups[label].weight_decay) for label in labels]
-    unused = [repr(group.pattern) for i, group in enumerate(config.groups) if i not in labels]
-    caption = f"optimizer.groups that match no parameter: {', '.join(unused)}" if unused else None
-    return rules, ("peak lr", "decay"), caption
 
 
 def announce(console: Console, setup: "Setup", is_new: bool, changes: Sequence[str]) -> None:

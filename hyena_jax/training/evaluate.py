@@ -29,6 +29,9 @@ from hyena_jax.training.loss import TAKEN, loss_function, metric_functions
 from hyena_jax.training.metrics import Values
 from hyena_jax.training.step import make_eval_step
 
+LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
+"""Held-out values that reach a target from above; all others reach it from below."""
+
 Sums = dict[str, float | np.ndarray]
 """Sums over held-out rows by name: of values [B] a number, of values [B, m] an array [m]."""
 
@@ -63,12 +66,8 @@ def sum_held_out(
         sums = eval_step(params, strategy.place_batch(strategy.row_shard.of(batch)))
         for name, values in sums.items():
             rows.setdefault(name, []).append(np.asarray(values, np.float64).reshape(batch_size, -1))
-    return {name: _total(np.concatenate(values)) for name, values in rows.items()}
-
-
-def _total(values: np.ndarray) -> float | np.ndarray:
-    """The sum [m] of values [rows, m]; a number if m is 1."""
-    return math.fsum(values[:, 0]) if values.shape[1] == 1 else values.sum(axis=0)
+    found = {name: np.concatenate(values) for name, values in rows.items()}
+    return {name: math.fsum(x[:, 0]) if x.shape[1] == 1 else x.sum(axis=0) for name, x in found.items()}
 
 
 def measured_on(data: Dataset, max_rows: int | None = None) -> str:
@@ -158,10 +157,6 @@ def load_data(run: RunFolder, path: str | None = None) -> Dataset:
         )
     data.complete(run.experiment)
     return data
-
-
-LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
-"""Held-out values that reach a target from above; all others reach it from below."""
 
 
 def is_reached(until: str, values: Values) -> bool:

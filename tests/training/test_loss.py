@@ -1,175 +1,257 @@
-"""The loss in parts equals the loss at once."""
+"""Losses and metrics against their formulas, in every layout, and errors of a user's own."""
 
 import dataclasses
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass
 
-import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from tolerances import assert_close
 
-from hyena_jax import models
-from hyena_jax.config import AttentionConfig, LanguageModelConfig
-from hyena_jax.training import loss
-from hyena_jax.training.step import init_params, make_eval_step
+from hyena_jax import models, parallel
+from hyena_jax.config import (
+    AccuracyConfig,
+    AttentionConfig,
+    CrossEntropyConfig,
+    Experiment,
+    LanguageModelConfig,
+    LossConfig,
+    MetricConfig,
+    ParallelConfig,
+    TopKAccuracyConfig,
+    UserError,
+    decode,
+    encode,
+    identity_differences,
+    register,
+)
+from hyena_jax.training.loss import are_classes, cross_entropy, loss_function, metric_functions, scored
+from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
+
+pytestmark = pytest.mark.xdist_group("scores")  # its tests share a training
 
 CONFIG = LanguageModelConfig(
-    pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=11, vocab_size=13, soft_cap=3.0
+    pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=11, vocab_size=13
 )
-PARAMS = init_params(models.build(CONFIG), 0)
-WINDOWS = np.random.default_rng(0).integers(0, 13, (3, 12), dtype=np.int32)
-WEIGHTS = np.array([[1.0] * 11, [1.0] * 4 + [0.0] * 7, [0.0] * 11], np.float32)
-BATCH = {"inputs": WINDOWS[:, :-1], "targets": WINDOWS[:, 1:], "weights": WEIGHTS}
+MODEL = models.build(CONFIG)
+PARAMS = init_params(MODEL, 0)
+RNG = np.random.default_rng(0)
+LOGITS = RNG.standard_normal((3, 5, 7)).astype(np.float32)
+TARGETS = RNG.integers(0, 7, (3, 5)).astype(np.int32)
+LOGP = np.float64(LOGITS) - np.log(np.exp(np.float64(LOGITS)).sum(-1, keepdims=True))
+TRUE = np.take_along_axis(LOGP, TARGETS[..., None], -1)[..., 0]
 
 
-def value_and_gradients(config):
-    def mean(params):
-        return loss.scored(loss.cross_entropy, models.build(config), params, BATCH).mean()
-
-    return jax.jit(jax.value_and_grad(mean))(PARAMS)
+@dataclass(frozen=True)
+class SquaredConfig(LossConfig):
+    wrong: str = "no"
 
 
-@pytest.mark.parametrize(
-    ("chunk", "tied_head"),
-    [
-        (4, True),
-        (1, False),
-        *(pytest.param(*case, marks=pytest.mark.grid) for case in [(1, True), (4, False)]),
-    ],
-)
-def test_in_parts_equals_at_once(chunk, tied_head, monkeypatch):
-    config = dataclasses.replace(CONFIG, tied_head=tied_head)
-    monkeypatch.setitem(globals(), "PARAMS", init_params(models.build(config), 1))
-    expected = value_and_gradients(config)
-    actual = value_and_gradients(dataclasses.replace(config, loss_chunk=chunk))
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert_close(a, b)
+@dataclass(frozen=True)
+class DistanceConfig(MetricConfig):
+    pass
 
 
-class Plain(nn.Module):
-    """A user's model with only `__call__`."""
-
-    config: Any
-
-    def setup(self):
-        self.embedding = nn.Embed(13, 8)
-
-    def __call__(self, tokens, segment_ids=None, deterministic=True):
-        return self.embedding.attend(self.embedding(tokens))
+def squared(config, logits, targets):
+    values = (logits.mean(-1) - targets) ** 2
+    wrong = {"shape": values.mean, "dtype": lambda: values > 1, "raises": lambda: values @ jnp.zeros((99, 1))}
+    return wrong.get(config.wrong, lambda: values)()
 
 
-class Split(Plain):
-    """The same model with `hidden` and `logits`."""
-
-    def hidden(self, tokens, segment_ids=None, deterministic=True):
-        return self.embedding(tokens)
-
-    def logits(self, x):
-        return self.embedding.attend(x)
+def distance(config, logits, targets):
+    return abs(logits.argmax(-1) - targets)
 
 
-def test_a_model_of_ones_own_is_scored_in_parts_where_it_has_hidden_and_logits(monkeypatch):
-    monkeypatch.setattr(loss, "MAX_LOGITS", 3 * 13 * 5)
-    monkeypatch.setattr(loss, "LEAST_TOKENS", 1)
-    config = SimpleNamespace(vocab_size=13)
-    plain, split = Plain(config), Split(config)
-    params = plain.init(jax.random.key(0), WINDOWS)["params"]
-    assert (loss.chunk_tokens(plain, (3, 11)), loss.chunk_tokens(split, (3, 11))) == (None, 5)
-    assert loss.chunk_tokens(split, (3,)) is None
-    assert loss.chunk_tokens(Split(SimpleNamespace()), (3, 11)) is None
-    at_once, in_parts = (loss.scored(loss.cross_entropy, model, params, BATCH) for model in (plain, split))
-    assert_close(in_parts, at_once)
+@pytest.fixture(autouse=True)
+def _registered(own_parts):
+    register("test_squared", SquaredConfig, squared)
+    register("test_distance", DistanceConfig, distance)
 
 
-# Positions repeat where a row has fewer answers than places for them.
-POSITIONS = np.array([[10, 0, 4, 3], [5, 5, 0, 0], [9, 8, 7, 1]], np.int32)
-AT_POSITIONS = {
-    "inputs": BATCH["inputs"],
-    "targets": np.take_along_axis(BATCH["targets"], POSITIONS, 1),
-    "positions": POSITIONS,
+class Data:
+    scores = {"first": lambda logits, targets: targets == 0}  # noqa: RUF012
+    tallies = {}  # noqa: RUF012
+
+
+def batch(t: int, rows: int = 8, masked: bool = True) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(t)
+    windows = rng.integers(0, 13, (rows, 12), dtype=np.int32)
+    # Rows of very different weight, so that a mean of the parts' means would differ.
+    weights = (
+        rng.random((rows, 11)) * np.arange(rows)[:, None] ** 2 * (rng.random((rows, 11)) > 0.5)
+    ).astype("f")
+    targets = np.where(weights == 0, -100, windows[:, 1:]) if masked else windows[:, 1:]
+    return {"inputs": windows[:, :-1], "targets": targets, "weights": weights}
+
+
+def test_cross_entropy_is_what_it_was_and_smoothing_its_formula():
+    plain = loss_function(CrossEntropyConfig())(LOGITS, TARGETS)
+    np.testing.assert_array_equal(plain, cross_entropy(LOGITS, TARGETS))
+    smooth = loss_function(CrossEntropyConfig(label_smoothing=0.2))
+    np.testing.assert_allclose(smooth(LOGITS, TARGETS), -0.8 * TRUE - 0.2 * LOGP.mean(-1), rtol=1e-5)
+    once_a_patch = -0.8 * LOGP[np.arange(3), :, TARGETS[:, 0]].mean(1) - 0.2 * LOGP.mean((1, 2))
+    np.testing.assert_allclose(smooth(LOGITS, TARGETS[:, 0]), once_a_patch, rtol=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 99])
+def test_top_k_accuracy_counts_the_k_largest(k):
+    metrics = metric_functions(Experiment(metrics=(TopKAccuracyConfig(k), AccuracyConfig())), Data)
+    order = np.argsort(-LOGITS, -1, kind="stable")
+    expected = (order[..., :k] == TARGETS[..., None]).any(-1)
+    np.testing.assert_array_equal(metrics[f"top_{k}_accuracy"](LOGITS, TARGETS), expected)
+    if k == 1:
+        np.testing.assert_array_equal(metrics["accuracy"](LOGITS, TARGETS), expected)
+    ties = jnp.zeros((4, 7))
+    np.testing.assert_array_equal(metrics[f"top_{k}_accuracy"](ties, jnp.arange(4)), np.arange(4) < k)
+
+
+def trained(config: ParallelConfig, parts: int, batches, loss=cross_entropy, metrics=None, chunk=None):
+    """Metrics of each step, and the parameters at the end, under SGD: Adam would magnify rounding."""
+    strategy = parallel.make_strategy(config)
+    model = models.build(dataclasses.replace(CONFIG, loss_chunk=chunk))
+    optimizer = optax.sgd(0.3)
+
+    def make():
+        return init_state(init_params(model, 0), optimizer)
+
+    step = make_train_step(model, optimizer, 0, strategy.axis_name, parts, loss, metrics or {})
+    step = strategy.map_train_step(step, jax.eval_shape(make))
+    state, found = strategy.make_state(make), []
+    for one in batches:
+        state, values = step(state, strategy.place_batch(one))
+        found.append({name: np.asarray(value) for name, value in values.items()})
+    return found, strategy.host_copy(state.params)
+
+
+LAYOUTS = [
+    (ParallelConfig(devices=2), 4, None),
+    pytest.param(ParallelConfig(devices=1), 4, None, marks=pytest.mark.grid),
+    pytest.param(ParallelConfig(devices=1), 1, 3, marks=pytest.mark.grid),
+    pytest.param(ParallelConfig(devices=4), 1, None, marks=pytest.mark.grid),
+    (ParallelConfig(strategy="sharded", devices=4, data=2, fsdp=2), 2, None),
+]
+
+
+BATCHES = [batch(t) for t in range(3)]
+METRICS = {
+    "right": lambda logits, targets: logits.argmax(-1) == targets,
+    # Its derivative is not finite, as no gradient may flow through a metric.
+    "root": lambda logits, targets: jnp.sqrt(logits[..., 0] - logits[..., 0]),
 }
 
 
-def value_and_gradients_at_positions(model, params, batch):
-    """Of a weighted sum of the loss at the positions, computed from all logits if the batch has none."""
-    weights = np.random.default_rng(1).normal(size=POSITIONS.shape).astype(np.float32)
-
-    def weighted_sum(params):
-        nats = loss.scored(loss.cross_entropy, model, params, batch)
-        if "positions" not in batch:
-            nats = nats[np.arange(3)[:, None], POSITIONS]
-        return (weights * nats).sum()
-
-    return jax.jit(jax.value_and_grad(weighted_sum))(params)
+@pytest.fixture(scope="module")
+def alone():
+    """One device, the whole batch at once."""
+    return trained(ParallelConfig(devices=1), 1, BATCHES, metrics=METRICS)
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(None, marks=pytest.mark.grid), 3])
-def test_the_loss_at_positions_is_the_full_loss_at_these_positions(chunk):
-    model = models.build(dataclasses.replace(CONFIG, loss_chunk=chunk))
-    expected = value_and_gradients_at_positions(models.build(CONFIG), PARAMS, BATCH)
-    actual = value_and_gradients_at_positions(model, PARAMS, AT_POSITIONS)
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert_close(a, b)
+@pytest.mark.parametrize(("config", "parts", "chunk"), LAYOUTS)
+def test_a_weighted_mean_is_the_same_in_every_layout(config, parts, chunk, alone):
+    found, params = trained(config, parts, BATCHES, metrics=METRICS, chunk=chunk)
+    for name in ("loss", "grad_norm", "right", "root"):
+        expected = [values[name] for values in alone[0]]
+        np.testing.assert_allclose([values[name] for values in found], expected, rtol=1e-6, atol=1e-7)
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(alone[1]), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_a_model_without_hidden_and_logits_scores_everything_and_keeps_the_positions():
-    config = SimpleNamespace(vocab_size=13)
-    plain, split = Plain(config), Split(config)
-    params = plain.init(jax.random.key(0), WINDOWS)["params"]
-    expected = value_and_gradients_at_positions(plain, params, BATCH)
-    for model in (plain, split, Split(SimpleNamespace())):
-        actual = value_and_gradients_at_positions(model, params, AT_POSITIONS)
-        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-            assert_close(a, b)
-
-
-def test_logits_exist_at_the_positions_alone():
-    model = models.build(CONFIG)
-    at, full = (
-        str(jax.make_jaxpr(lambda params, b=b: value_and_gradients_at_positions(model, params, b))(PARAMS))
-        for b in (AT_POSITIONS, BATCH)
-    )
-    assert "f32[3,4,13]" in at
-    assert "f32[3,11,13]" not in at
-    assert "f32[3,11,13]" in full
-
-
-def test_evaluation_at_positions_sums_over_them():
-    model, weights = models.build(CONFIG), np.float32([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]])
-    tallies = {"right_at": lambda correct, targets, weights: correct * weights}
-    step = jax.jit(make_eval_step(model, tallies=tallies))
-    sums = step(PARAMS, {**AT_POSITIONS, "weights": weights})
-    logits = np.asarray(jax.jit(model.apply)({"params": PARAMS}, BATCH["inputs"]))
-    picked = np.take_along_axis(logits, POSITIONS[..., None], 1)
-    right = (picked.argmax(-1) == AT_POSITIONS["targets"]) * weights
-    np.testing.assert_array_equal(sums["count"], [4, 1, 2])
-    np.testing.assert_array_equal(sums["correct"], right.sum(-1))
-    np.testing.assert_array_equal(sums["right_at"], right)
+def test_a_weighted_mean_is_sum_of_w_x_over_sum_of_w(alone):
+    one, found = BATCHES[0], alone[0][0]
+    logits = np.float64(MODEL.apply({"params": PARAMS}, one["inputs"]))
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    nats = -np.take_along_axis(logp, np.maximum(one["targets"], 0)[..., None], -1)[..., 0]
+    right, w = logits.argmax(-1) == one["targets"], np.float64(one["weights"])
+    assert found["loss"] == pytest.approx((w * nats).sum() / w.sum(), rel=1e-6)
+    assert found["right"] == pytest.approx((w * right).sum() / w.sum(), rel=1e-6)
 
 
 @pytest.mark.grid
-def test_evaluation_in_parts_equals_at_once():
-    parts = dataclasses.replace(CONFIG, loss_chunk=4)
-    expected, actual = (make_eval_step(models.build(config))(PARAMS, BATCH) for config in (CONFIG, parts))
-    for name, sums in expected.items():
-        assert_close(actual[name], sums)
-    np.testing.assert_array_equal(actual["count"], [11, 4, 0])
+def test_weights_of_one_change_nothing():
+    plain = batch(1, masked=False)
+    weights = np.ones_like(plain.pop("weights"))
+    (a,), params = trained(ParallelConfig(devices=1), 2, [plain])
+    (b,), others = trained(ParallelConfig(devices=1), 2, [{**plain, "weights": weights}])
+    assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
+    for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-6)
 
 
-def test_no_array_of_all_logits_exists():
-    config = dataclasses.replace(CONFIG, loss_chunk=4)
-    program = str(jax.make_jaxpr(lambda: value_and_gradients(config))())
-    assert "f32[3,11,13]" not in program
-    assert "f32[3,11,13]" in str(jax.make_jaxpr(lambda: value_and_gradients(CONFIG))())
+def test_a_batch_without_any_weight_gives_zero():
+    one = batch(1) | {"weights": np.zeros((8, 11), np.float32)}
+    (found,), params = trained(ParallelConfig(devices=2), 2, [one])
+    assert found["loss"] == found["grad_norm"] == 0
+    for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(PARAMS), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
-def test_parts_are_taken_where_the_logits_would_be_many(monkeypatch):
-    model = models.build(CONFIG)
-    assert loss.chunk_tokens(model, (3, 11)) is None
-    monkeypatch.setattr(loss, "MAX_LOGITS", 3 * 13 * 5)
-    monkeypatch.setattr(loss, "LEAST_TOKENS", 1)
-    assert loss.chunk_tokens(model, (3, 11)) == 5
-    assert loss.chunk_tokens(model, (1000, 11)) == 1
-    assert loss.chunk_tokens(models.build(dataclasses.replace(CONFIG, loss_chunk=11)), (3, 11)) is None
+def test_evaluation_with_another_loss_keeps_nats():
+    loss = loss_function(SquaredConfig())
+    metrics = metric_functions(Experiment(metrics=(DistanceConfig(),)), Data)
+    one = batch(3)
+    sums = make_eval_step(MODEL, loss, metrics)(PARAMS, one)
+    plain = make_eval_step(MODEL)(PARAMS, one)
+    for name in ("count", "nats", "correct", "probability"):
+        np.testing.assert_array_equal(sums[name], plain[name])
+    np.testing.assert_array_equal(plain["loss"], plain["nats"])
+    logits = MODEL.apply({"params": PARAMS}, one["inputs"])
+    expected = (one["weights"] * squared(SquaredConfig(), logits, one["targets"])).sum(-1)
+    np.testing.assert_allclose(sums["loss"], expected, rtol=1e-6)
+    apart = (one["weights"] * abs(np.argmax(logits, -1) - one["targets"])).sum(-1)
+    np.testing.assert_allclose(sums["test_distance"], apart, rtol=1e-6)
+    assert {*sums} == {"count", "loss", "nats", "correct", "probability", "test_distance", "first"}
+
+
+def test_targets_that_are_not_classes_have_no_nats():
+    assert are_classes(LOGITS, TARGETS)
+    assert are_classes(LOGITS, TARGETS[:, 0])
+    assert not are_classes(LOGITS, np.float32(TARGETS))
+    assert not are_classes(LOGITS[..., 0], TARGETS)
+    assert not are_classes(LOGITS[..., :1], TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            "shape",
+            r"the loss 'test_squared' must be of the shape \(8, 11\) of the targets, one value each, got"
+            r" float32\[\] of logits float32\[8, 11, 13\] and targets int32\[8, 11\]",
+        ),
+        ("dtype", "the loss 'test_squared' must be floating, got bool"),
+        ("raises", r"the loss 'test_squared' cannot be computed from logits .*: TypeError"),
+    ],
+)
+def test_a_wrong_loss_is_refused_when_it_is_traced(wrong, message):
+    def trace(params):
+        return scored(loss_function(SquaredConfig(wrong)), MODEL, params, batch(0))
+
+    with pytest.raises(UserError, match=message):
+        jax.eval_shape(trace, PARAMS)
+
+
+def test_names_of_metrics_differ():
+    with pytest.raises(UserError, match="metrics must be different from each other, got 'top_5_"):
+        Experiment(metrics=(TopKAccuracyConfig(), TopKAccuracyConfig()))
+    with pytest.raises(UserError, match="'accuracy' is given by the experiment and by its data"):
+        metric_functions(
+            Experiment(metrics=(AccuracyConfig(),)), type("Data", (), {"scores": {"accuracy": accuracy_of}})
+        )
+    with pytest.raises(UserError, match="the name 'loss' of a metric is taken"):
+        metric_functions(Experiment(), type("Data", (), {"scores": {"loss": accuracy_of}}))
+
+
+def accuracy_of(logits, targets):
+    return logits.argmax(-1) == targets
+
+
+def test_old_experiments_have_the_usual_loss():
+    values = encode(Experiment())
+    assert values["loss"] == {"type": "cross_entropy", "label_smoothing": 0.0}
+    old = {name: value for name, value in values.items() if name not in ("loss", "metrics")}
+    assert decode(old) == Experiment()
+    mine = Experiment(loss=SquaredConfig(), metrics=(TopKAccuracyConfig(3), DistanceConfig()))
+    assert decode(encode(mine)) == mine
+    assert identity_differences(mine, dataclasses.replace(mine, metrics=())) == []
+    assert any("loss.type" in line for line in identity_differences(mine, Experiment()))

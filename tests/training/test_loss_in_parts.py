@@ -1,0 +1,175 @@
+"""The loss in parts equals the loss at once."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+from hyena_jax import models
+from hyena_jax.config import AttentionConfig, LanguageModelConfig
+from hyena_jax.training import loss
+from hyena_jax.training.step import init_params, make_eval_step
+
+CONFIG = LanguageModelConfig(
+    pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=11, vocab_size=13, soft_cap=3.0
+)
+PARAMS = init_params(models.build(CONFIG), 0)
+WINDOWS = np.random.default_rng(0).integers(0, 13, (3, 12), dtype=np.int32)
+WEIGHTS = np.array([[1.0] * 11, [1.0] * 4 + [0.0] * 7, [0.0] * 11], np.float32)
+BATCH = {"inputs": WINDOWS[:, :-1], "targets": WINDOWS[:, 1:], "weights": WEIGHTS}
+
+
+def value_and_gradients(config):
+    def mean(params):
+        return loss.scored(loss.cross_entropy, models.build(config), params, BATCH).mean()
+
+    return jax.jit(jax.value_and_grad(mean))(PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "tied_head"),
+    [
+        (4, True),
+        (1, False),
+        *(pytest.param(*case, marks=pytest.mark.grid) for case in [(1, True), (4, False)]),
+    ],
+)
+def test_in_parts_equals_at_once(chunk, tied_head, monkeypatch):
+    config = dataclasses.replace(CONFIG, tied_head=tied_head)
+    monkeypatch.setitem(globals(), "PARAMS", init_params(models.build(config), 1))
+    expected = value_and_gradients(config)
+    actual = value_and_gradients(dataclasses.replace(config, loss_chunk=chunk))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert_close(a, b)
+
+
+class Plain(nn.Module):
+    """A user's model with only `__call__`."""
+
+    config: Any
+
+    def setup(self):
+        self.embedding = nn.Embed(13, 8)
+
+    def __call__(self, tokens, segment_ids=None, deterministic=True):
+        return self.embedding.attend(self.embedding(tokens))
+
+
+class Split(Plain):
+    """The same model with `hidden` and `logits`."""
+
+    def hidden(self, tokens, segment_ids=None, deterministic=True):
+        return self.embedding(tokens)
+
+    def logits(self, x):
+        return self.embedding.attend(x)
+
+
+def test_a_model_of_ones_own_is_scored_in_parts_where_it_has_hidden_and_logits(monkeypatch):
+    monkeypatch.setattr(loss, "MAX_LOGITS", 3 * 13 * 5)
+    monkeypatch.setattr(loss, "LEAST_TOKENS", 1)
+    config = SimpleNamespace(vocab_size=13)
+    plain, split = Plain(config), Split(config)
+    params = plain.init(jax.random.key(0), WINDOWS)["params"]
+    assert (loss.chunk_tokens(plain, (3, 11)), loss.chunk_tokens(split, (3, 11))) == (None, 5)
+    assert loss.chunk_tokens(split, (3,)) is None
+    assert loss.chunk_tokens(Split(SimpleNamespace()), (3, 11)) is None
+    at_once, in_parts = (loss.scored(loss.cross_entropy, model, params, BATCH) for model in (plain, split))
+    assert_close(in_parts, at_once)
+
+
+# Positions repeat where a row has fewer answers than places for them.
+POSITIONS = np.array([[10, 0, 4, 3], [5, 5, 0, 0], [9, 8, 7, 1]], np.int32)
+AT_POSITIONS = {
+    "inputs": BATCH["inputs"],
+    "targets": np.take_along_axis(BATCH["targets"], POSITIONS, 1),
+    "positions": POSITIONS,
+}
+
+
+def value_and_gradients_at_positions(model, params, batch):
+    """Of a weighted sum of the loss at the positions, computed from all logits if the batch has none."""
+    weights = np.random.default_rng(1).normal(size=POSITIONS.shape).astype(np.float32)
+
+    def weighted_sum(params):
+        nats = loss.scored(loss.cross_entropy, model, params, batch)
+        if "positions" not in batch:
+            nats = nats[np.arange(3)[:, None], POSITIONS]
+        return (weights * nats).sum()
+
+    return jax.jit(jax.value_and_grad(weighted_sum))(params)
+
+
+@pytest.mark.parametrize("chunk", [pytest.param(None, marks=pytest.mark.grid), 3])
+def test_the_loss_at_positions_is_the_full_loss_at_these_positions(chunk):
+    model = models.build(dataclasses.replace(CONFIG, loss_chunk=chunk))
+    expected = value_and_gradients_at_positions(models.build(CONFIG), PARAMS, BATCH)
+    actual = value_and_gradients_at_positions(model, PARAMS, AT_POSITIONS)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert_close(a, b)
+
+
+def test_a_model_without_hidden_and_logits_scores_everything_and_keeps_the_positions():
+    config = SimpleNamespace(vocab_size=13)
+    plain, split = Plain(config), Split(config)
+    params = plain.init(jax.random.key(0), WINDOWS)["params"]
+    expected = value_and_gradients_at_positions(plain, params, BATCH)
+    for model in (plain, split, Split(SimpleNamespace())):
+        actual = value_and_gradients_at_positions(model, params, AT_POSITIONS)
+        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            assert_close(a, b)
+
+
+def test_logits_exist_at_the_positions_alone():
+    model = models.build(CONFIG)
+    at, full = (
+        str(jax.make_jaxpr(lambda params, b=b: value_and_gradients_at_positions(model, params, b))(PARAMS))
+        for b in (AT_POSITIONS, BATCH)
+    )
+    assert "f32[3,4,13]" in at
+    assert "f32[3,11,13]" not in at
+    assert "f32[3,11,13]" in full
+
+
+def test_evaluation_at_positions_sums_over_them():
+    model, weights = models.build(CONFIG), np.float32([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]])
+    tallies = {"right_at": lambda correct, targets, weights: correct * weights}
+    step = jax.jit(make_eval_step(model, tallies=tallies))
+    sums = step(PARAMS, {**AT_POSITIONS, "weights": weights})
+    logits = np.asarray(jax.jit(model.apply)({"params": PARAMS}, BATCH["inputs"]))
+    picked = np.take_along_axis(logits, POSITIONS[..., None], 1)
+    right = (picked.argmax(-1) == AT_POSITIONS["targets"]) * weights
+    np.testing.assert_array_equal(sums["count"], [4, 1, 2])
+    np.testing.assert_array_equal(sums["correct"], right.sum(-1))
+    np.testing.assert_array_equal(sums["right_at"], right)
+
+
+@pytest.mark.grid
+def test_evaluation_in_parts_equals_at_once():
+    parts = dataclasses.replace(CONFIG, loss_chunk=4)
+    expected, actual = (make_eval_step(models.build(config))(PARAMS, BATCH) for config in (CONFIG, parts))
+    for name, sums in expected.items():
+        assert_close(actual[name], sums)
+    np.testing.assert_array_equal(actual["count"], [11, 4, 0])
+
+
+def test_no_array_of_all_logits_exists():
+    config = dataclasses.replace(CONFIG, loss_chunk=4)
+    program = str(jax.make_jaxpr(lambda: value_and_gradients(config))())
+    assert "f32[3,11,13]" not in program
+    assert "f32[3,11,13]" in str(jax.make_jaxpr(lambda: value_and_gradients(CONFIG))())
+
+
+def test_parts_are_taken_where_the_logits_would_be_many(monkeypatch):
+    model = models.build(CONFIG)
+    assert loss.chunk_tokens(model, (3, 11)) is None
+    monkeypatch.setattr(loss, "MAX_LOGITS", 3 * 13 * 5)
+    monkeypatch.setattr(loss, "LEAST_TOKENS", 1)
+    assert loss.chunk_tokens(model, (3, 11)) == 5
+    assert loss.chunk_tokens(model, (1000, 11)) == 1
+    assert loss.chunk_tokens(models.build(dataclasses.replace(CONFIG, loss_chunk=11)), (3, 11)) is None
