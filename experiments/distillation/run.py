@@ -8,13 +8,16 @@ The model is `shakespeare_cpu:hyena` (4 layers, width 128, 2,000 steps of 12 win
 """
 
 import json
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import tyro
 
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from results import hyena_jax, measured_on, report
+
 from hyena_jax.comparison.figure import COLOURS
 
 HERE = Path(__file__).parent
@@ -36,34 +39,31 @@ def main(
       sizes: state sizes, in real numbers per channel.
       plot_only: draw plot.png from results.json, and train nothing.
     """
-    if plot_only:
-        draw(json.loads((HERE / "results.json").read_text())["runs"])
-        return
-    report = {"hardware": describe_machine(), "versions": describe_versions(), "runs": []}
-    for length in lengths:
-        run = workdir / f"shakespeare_{length}"
-        data = ["--data.path", path] if path else []
-        context = ["--model.max-len", str(length), "--data.seq-len", str(length)]
-        if not (run / "learning_curves.png").exists():
-            command("train", "shakespeare_cpu:hyena", "--workdir", str(run), *context, *data)
-        for size in sizes:
-            folder = workdir / f"distilled_{length}_{size}"
-            if not folder.exists():
-                command("distill", str(run), "--output", str(folder), "--state-size", str(size))
-            found = json.loads((folder / "distillation.json").read_text())
-            report["runs"].append({"max_len": length, **found["tried"][0], "before": found["before"]["loss"]})
-    (HERE / "results.json").write_text(json.dumps(report, indent=2) + "\n")
-    draw(report["runs"])
+
+    def measure() -> Iterator[dict]:
+        runs = []
+        for length in lengths:
+            run = workdir / f"shakespeare_{length}"
+            data = ["--data.path", path] if path else []
+            context = ["--model.max-len", str(length), "--data.seq-len", str(length)]
+            if not (run / "learning_curves.png").exists():
+                hyena_jax("train", "shakespeare_cpu:hyena", "--workdir", str(run), *context, *data)
+            for size in sizes:
+                folder = workdir / f"distilled_{length}_{size}"
+                if not folder.exists():
+                    hyena_jax("distill", str(run), "--output", str(folder), "--state-size", str(size))
+                found = json.loads((folder / "distillation.json").read_text())
+                runs.append({"max_len": length, **found["tried"][0], "before": found["before"]["loss"]})
+        yield {**measured_on(), "runs": runs}
+
+    report(HERE, measure, draw, plot_only)
 
 
-def command(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "hyena_jax", *arguments], check=True)
-
-
-def draw(runs: list[dict]) -> None:
+def draw(results: dict) -> None:
     """Loss increase, KL and the worst layer's filter error against the state size."""
     from matplotlib.figure import Figure
 
+    runs = results["runs"]
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     figure.suptitle("Hyena on Tiny Shakespeare, long filters replaced by recurrences", fontsize="medium")
     loss, kl, error = figure.subplots(1, 3)

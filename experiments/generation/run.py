@@ -9,11 +9,10 @@ than --most-seconds is timed on its first pieces (recomputation: at 20 positions
 there the time of a token does not depend on its position.
 """
 
-import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -22,6 +21,10 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 from rich.progress import track
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from results import report
 
 from hyena_jax import models
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
@@ -123,35 +126,34 @@ def main(
       most_seconds: lazy generations that take longer are extrapolated.
       plot_only: draw plot.png from results.json, and measure nothing.
     """
-    if plot_only:
-        report = json.loads((output / "results.json").read_text())
-        draw(output / "plot.png", report["results"], report["exponents"])
-        return
     keep_freed_memory()
     lengths = [length for length in (256, 1024, 4096, 16_384, 65_536) if length <= longest]
     cases = [(length, 1) for length in lengths] + [(batched, 8)] * (batched <= longest)
-    results: dict[str, list[dict]] = {name: [] for name in METHODS}
-    for length, batch in track(cases, description="generating"):
-        for name, method in METHODS.items():
-            row = method(length, batch, most_seconds)
-            results[name].append(row)
-            mark = " (extrapolated)" if row["extrapolated"] else ""
-            print(f"{name:>10} L={length:6d} B={batch} {row['seconds']:10.2f} s{mark}", flush=True)
-            jax.clear_caches()
-    times = {
-        name: {row["length"]: row["seconds"] for row in rows if row["batch"] == 1}
-        for name, rows in results.items()
-    }
-    fitted = {name: fitted_exponent(points, LEAST_FITTED) for name, points in times.items()}
-    exponents = {name: exponent for name, exponent in fitted.items() if exponent is not None}
-    report = {"command": " ".join(["python", *sys.argv]), **describe_machine()}
-    report |= describe_versions() | {"exponents": exponents, "results": results}
-    (output / "results.json").write_text(json.dumps(report, indent=2) + "\n")
-    draw(output / "plot.png", results, exponents)
+
+    def measure() -> Iterator[dict]:
+        results: dict[str, list[dict]] = {name: [] for name in METHODS}
+        for length, batch in track(cases, description="generating"):
+            for name, method in METHODS.items():
+                row = method(length, batch, most_seconds)
+                results[name].append(row)
+                mark = " (extrapolated)" if row["extrapolated"] else ""
+                print(f"{name:>10} L={length:6d} B={batch} {row['seconds']:10.2f} s{mark}", flush=True)
+                jax.clear_caches()
+        times = {
+            name: {row["length"]: row["seconds"] for row in rows if row["batch"] == 1}
+            for name, rows in results.items()
+        }
+        fitted = {name: fitted_exponent(points, LEAST_FITTED) for name, points in times.items()}
+        exponents = {name: exponent for name, exponent in fitted.items() if exponent is not None}
+        about = {"command": " ".join(["python", *sys.argv]), **describe_machine(), **describe_versions()}
+        yield {**about, "exponents": exponents, "results": results}
+
+    report(output, measure, lambda found: draw(output / "plot.png", found), plot_only)
 
 
-def draw(path: Path, results: dict[str, list[dict]], exponents: dict[str, float]) -> None:
+def draw(path: Path, found: dict) -> None:
     """Seconds against length for one sequence; extrapolated times are hollow."""
+    results, exponents = found["results"], found["exponents"]
     figure = Figure(figsize=(7.5, 5), layout="constrained")
     axes = figure.subplots()
     for (name, rows), colour in zip(results.items(), COLOURS, strict=False):

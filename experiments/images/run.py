@@ -8,14 +8,17 @@ Writes results.json and accuracy.png. Runs that are finished in WORKDIR are read
 
 import json
 import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import tyro
 
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from results import hyena_jax, measured_on, report
+
 from hyena_jax.comparison.figure import COLOURS
 from hyena_jax.training.metrics import read_rows
 
@@ -44,23 +47,21 @@ def main(
       steps: steps of every run, for a quick look in another workdir; None takes the config's.
       plot_only: draw accuracy.png from results.json, and train nothing.
     """
-    if plot_only:
-        draw(json.loads((out / "results.json").read_text())["results"], out / "accuracy.png")
-        return
     flags = [] if steps is None else ["--training.steps", str(steps)]
     plan = {"digits": ("", seeds, flags)}
     if path is not None:
         plan[Path(path).name] = ("mnist_", path_seeds, [*flags, "--data.path", path])
-    results = {data: {} for data in plan}
-    for data, (prefix, its_seeds, its_flags) in plan.items():
-        for variant in variants:
-            spec = f"images:{prefix}{variant}"
-            runs = [train(spec, seed, workdir / f"{data}_{variant}_{seed}", its_flags) for seed in its_seeds]
-            results[data][variant] = summary(runs)
-    report = {"hardware": describe_machine(), "versions": describe_versions("scikit-learn")}
-    report |= {"results": results}
-    (out / "results.json").write_text(json.dumps(report, indent=2) + "\n")
-    draw(results, out / "accuracy.png")
+
+    def measure() -> Iterator[dict]:
+        results = {data: {} for data in plan}
+        for data, (prefix, its_seeds, its_flags) in plan.items():
+            for variant in variants:
+                spec, start = f"images:{prefix}{variant}", f"{data}_{variant}"
+                runs = [train(spec, seed, workdir / f"{start}_{seed}", its_flags) for seed in its_seeds]
+                results[data][variant] = summary(runs)
+        yield {**measured_on("scikit-learn"), "results": results}
+
+    report(out, measure, lambda found: draw(found["results"], out / "accuracy.png"), plot_only)
 
 
 def train(spec: str, seed: int, workdir: Path, flags: list[str]) -> dict:
@@ -68,9 +69,8 @@ def train(spec: str, seed: int, workdir: Path, flags: list[str]) -> dict:
     result = workdir / "result.json"
     if result.exists():
         return json.loads(result.read_text())
-    command = [sys.executable, "-m", "hyena_jax", "train", spec, "--workdir", str(workdir)]
     start = time.perf_counter()
-    subprocess.run([*command, "--seed", str(seed), *flags], check=True)
+    hyena_jax("train", spec, "--workdir", str(workdir), "--seed", str(seed), *flags)
     seconds = time.perf_counter() - start
     last = [row for row in read_rows(workdir / "metrics.jsonl") if "validation/loss" in row][-1]
     run = {

@@ -13,10 +13,15 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tyro
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from results import measured_on, report
 
 from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig, choose
 
@@ -130,11 +135,6 @@ def main(
     if one is not None:
         print(json.dumps(measure(Step(**json.loads(one)))))
         return
-    if plot_only:
-        draw(json.loads((output / "results.json").read_text())["rows"], output / "plot.png")
-        return
-    from hyena_jax.benchmark.machine import describe_machine, describe_versions
-
     steps = []
     for mixer in mixers:
         steps += [Step(mixer, length) for length in lengths]
@@ -142,20 +142,23 @@ def main(
         steps += [Step(mixer, length, "none", length) for length in plain]
         if layouts:
             steps += [Step(mixer, LAYOUT_LEN, n_devices=n) for n in LAYOUTS[1:]]
-    path, rows = output / "results.json", []
-    for step in steps:
-        row = in_a_process(step)
-        if row is None:
-            continue
-        rows.append(row)
-        print(
-            f"{step.mixer:6} L={step.length:8,} remat={step.remat:5} devices={step.n_devices} "
-            f"planned {row['planned_bytes'] / GIB:6.2f} GiB, peak {row.get('peak_bytes', 0) / GIB:6.2f} GiB",
-            flush=True,
-        )
-        report = describe_machine() | describe_versions() | {"rows": rows}
-        path.write_text(json.dumps(report, indent=2) + "\n")
-    draw(rows, output / "plot.png")
+
+    def measure_all() -> Iterator[dict]:
+        here, rows = measured_on(), []
+        for step in steps:
+            row = in_a_process(step)
+            if row is None:
+                continue
+            rows.append(row)
+            peak = row.get("peak_bytes", 0)
+            print(
+                f"{step.mixer:6} L={step.length:8,} remat={step.remat:5} devices={step.n_devices} "
+                f"planned {row['planned_bytes'] / GIB:6.2f} GiB, peak {peak / GIB:6.2f} GiB",
+                flush=True,
+            )
+            yield here["hardware"] | here["versions"] | {"rows": rows}
+
+    report(output, measure_all, lambda found: draw(found["rows"], output / "plot.png"), plot_only)
 
 
 def draw(rows: list[dict], path: Path) -> None:

@@ -12,13 +12,16 @@ import dataclasses
 import json
 import runpy
 import statistics
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import tyro
 
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from results import hyena_jax, measured_on, report
+
 from hyena_jax.comparison.figure import COLOURS
 from hyena_jax.config import config_files
 from hyena_jax.training.metrics import read_rows
@@ -53,34 +56,37 @@ def main(
       measure_time: measure the time of a step instead of training.
       plot_only: draw from results.json, and train nothing.
     """
-    report = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"variants": {}}
-    if plot_only:
-        variants = ()
-    here = {"hardware": describe_machine(), "versions": describe_versions()}
-    if variants and not measure_time:
-        grid = ["--grid", f"variant={','.join(variants)}", "--grid", f"seed={','.join(map(str, SEEDS))}"]
-        hyena_jax("sweep", "shakespeare_cpu", *grid, "--jobs", str(jobs), *settings(workdir, path))
-    for variant in variants:
-        if measure_time:
-            found = {"ms_per_step": measure(variant, workdir / f"{variant}_timed", path), "timed_on": here}
-        else:
-            runs = [read(workdir / f"variant={variant},seed={seed}", seed) for seed in SEEDS]
-            found = {"runs": runs, "parameters": count_parameters(variant), "runs_on": here | {"jobs": jobs}}
-        report["variants"][variant] = report["variants"].get(variant, {}) | found
-        RESULTS.write_text(json.dumps(report, indent=2) + "\n")
-    draw_losses(report["variants"])
-    draw_curves(report["variants"])
+
+    def measure() -> Iterator[dict]:
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"variants": {}}
+        here = measured_on()
+        if not measure_time:
+            grid = ["--grid", f"variant={','.join(variants)}", "--grid", f"seed={','.join(map(str, SEEDS))}"]
+            hyena_jax("sweep", "shakespeare_cpu", *grid, "--jobs", str(jobs), *settings(workdir, path))
+        for variant in variants:
+            if measure_time:
+                found = {
+                    "ms_per_step": step_time(variant, workdir / f"{variant}_timed", path),
+                    "timed_on": here,
+                }
+            else:
+                runs = [read(workdir / f"variant={variant},seed={seed}", seed) for seed in SEEDS]
+                found = {"runs": runs, "parameters": count_parameters(variant)}
+                found["runs_on"] = here | {"jobs": jobs}
+            results["variants"][variant] = results["variants"].get(variant, {}) | found
+            yield results
+
+    def draw(results: dict) -> None:
+        draw_losses(results["variants"])
+        draw_curves(results["variants"])
+
+    report(HERE, measure, draw, plot_only)
 
 
 def settings(workdir: Path, path: str | None) -> list[str]:
     """Flags of every run."""
     flags = ["--workdir", str(workdir), "--logging.sample-tokens", "0"]
     return flags + (["--data.path", path] if path else [])
-
-
-def hyena_jax(*arguments: str) -> None:
-    """Runs a command line."""
-    subprocess.run([sys.executable, "-m", "hyena_jax", *arguments], check=True)
 
 
 def read(workdir: Path, seed: int) -> dict:
@@ -96,7 +102,7 @@ def read(workdir: Path, seed: int) -> dict:
     }
 
 
-def measure(variant: str, workdir: Path, path: str | None) -> dict:
+def step_time(variant: str, workdir: Path, path: str | None) -> dict:
     """Milliseconds of a training step, over intervals of ten steps after the first fifty."""
     steps = str(TIMED_STEPS)
     short = ["--training.steps", steps, "--training.eval-every", steps, "--training.checkpoint-every", steps]
