@@ -42,7 +42,9 @@ def load(spec: str) -> Experiment:
     if Path(spec).name == RUN_CONFIG:
         return read_run(Path(spec).parent)
     name, _, variant = spec.partition(":")
-    path = _find_config(name)
+    path = Path(name) if name.endswith(".py") else choose("config", name, config_files())
+    if not path.is_file():
+        raise UserError(f"config {name!r} is not a file")
     with own_code(f"config {path} cannot be read"):
         try:
             module = import_parts(str(path))
@@ -64,14 +66,6 @@ def config_files() -> dict[str, Path]:
         if folder.is_dir():
             return {path.stem: path for path in sorted(folder.glob("*.py"))}
     return {}
-
-
-def _find_config(name: str) -> Path:
-    if name.endswith(".py"):
-        if not Path(name).is_file():
-            raise UserError(f"config {name!r} is not a file")
-        return Path(name)
-    return choose("config", name, config_files())
 
 
 def _converter() -> "cattrs.Converter":

@@ -118,14 +118,13 @@ class HyenaConfig(MixerConfig):
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the inner width, the groups a head, the blocks the length."""
-        require_sizes(d_model, max_len)
+        super().check(d_model, max_len)
         width = self.inner_factor * d_model
         require_divisor("n_heads", self.n_heads, "inner_factor * d_model", width)
         if self.filter_groups is not None:
             head_dim = width // self.n_heads
             require_divisor("filter_groups", self.filter_groups, "the channels of a head", head_dim)
         require_divisor("n_blocks", self.n_blocks, "max_len", max_len)
-        self.filter.check(max_len)
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ class HawkConfig(MixerConfig):
 
     def check(self, d_model: int, max_len: int) -> None:
         """The blocks must divide the width."""
-        require_sizes(d_model, max_len)
+        super().check(d_model, max_len)
         require_divisor("gate_blocks", self.gate_blocks, "width", self.width or d_model)
 
 
@@ -231,7 +230,7 @@ class DeltaRuleConfig(MixerConfig):
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width, unless key_dim is given."""
-        require_sizes(d_model, max_len)
+        super().check(d_model, max_len)
         if self.key_dim is None:
             require_divisor("n_heads", self.n_heads, "d_model", d_model)
 
@@ -325,7 +324,7 @@ class Mamba2Config(MixerConfig):
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the inner width."""
-        require_sizes(d_model, max_len)
+        super().check(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "inner_factor * d_model", self.inner_factor * d_model)
 
 
@@ -369,7 +368,7 @@ class Mamba3Config(MixerConfig):
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the inner width."""
-        require_sizes(d_model, max_len)
+        super().check(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "inner_factor * d_model", self.inner_factor * d_model)
 
 
@@ -405,7 +404,7 @@ class _HeadsConfig(MixerConfig):
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width; the rotated channels of a head must be pairs."""
-        require_sizes(d_model, max_len)
+        super().check(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "d_model", d_model)
         turned = round(self.rotary_fraction * d_model / self.n_heads)
         allowed = f"such that an even number of the {d_model // self.n_heads} channels of a head is rotated"
@@ -462,7 +461,7 @@ class FastmaxConfig(MixerConfig):
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width."""
-        require_sizes(d_model, max_len)
+        super().check(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "d_model", d_model)
 
 
@@ -506,7 +505,7 @@ class AFTConvConfig(MixerConfig):
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width."""
-        require_sizes(d_model, max_len)
+        super().check(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "d_model", d_model)
 
 
@@ -523,9 +522,8 @@ class H3Config(MixerConfig):
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width."""
-        require_sizes(d_model, max_len)
+        super().check(d_model, max_len)
         require_divisor("head_dim", self.head_dim, "d_model", d_model)
-        self.filter.check(max_len)
 
 
 @dataclass(frozen=True)
