@@ -5,9 +5,9 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from hyena_jax.config.checks import require_at_least, require_at_most
+from hyena_jax.config.checks import AtLeast
 from hyena_jax.config.data import DATA_CONFIGS, DataConfig
 from hyena_jax.config.models import MAX_POSITIONS, MAX_SYMBOLS
 from hyena_jax.errors import require
@@ -19,9 +19,9 @@ class TaskConfig(DataConfig):
 
     batch_size: int = field(default=64, kw_only=True)
     """Rows per step, over all devices and accumulation steps."""
-    train_rows: int | None = field(default=None, kw_only=True)
+    train_rows: Annotated[int | None, AtLeast(1)] = field(default=None, kw_only=True)
     """Rows of a fixed training set, shuffled every epoch; None draws new rows for every step."""
-    test_rows: int = field(default=512, kw_only=True)
+    test_rows: Annotated[int, AtLeast(1)] = field(default=512, kw_only=True)
     """Rows to evaluate on."""
     test_seed: int = field(default=0, kw_only=True)
     """Seed of the rows to evaluate on; the seed of the experiment draws the training rows."""
@@ -30,13 +30,12 @@ class TaskConfig(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(1, self, "train_rows", "test_rows")
         require(0 <= self.test_seed < 2**32, "test_seed", self.test_seed, "in [0, 2**32)")
-        for name in ("seq_len", "test_seq_len", "max_len", "test_max_len", "row_len"):
-            if hasattr(self, name):
-                require_at_most(MAX_POSITIONS, self, name)
-        if hasattr(self, "vocab_size"):
-            require_at_most(MAX_SYMBOLS, self, "vocab_size")
+        lengths = ("seq_len", "test_seq_len", "max_len", "test_max_len", "row_len")
+        limits = dict.fromkeys(lengths, MAX_POSITIONS) | {"vocab_size": MAX_SYMBOLS}
+        for name, most in limits.items():
+            value = getattr(self, name, None)
+            require(value is None or value <= most, name, value, f"at most {most}")
 
     @property
     def n_symbols(self) -> int:

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 from math import comb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from hyena_jax.config.checks import require_at_least, require_at_most
+from hyena_jax.config.checks import AtLeast, AtMost, Between
 from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.config.tasks import TaskConfig
-from hyena_jax.errors import require
 from hyena_jax.tasks.task import Preset, Row, Task, letter, register_task, row
 
 if TYPE_CHECKING:
@@ -20,12 +19,8 @@ MAX_DIGITS = 1000
 class MajorityConfig(TaskConfig):
     """Majority: whether more than half of the bits are ones."""
 
-    seq_len: int = 64
+    seq_len: Annotated[int, AtLeast(2)] = 64
     """Inputs L: L - 1 bits, then the id 2."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(2, self, "seq_len")
 
     @property
     def n_symbols(self) -> int:
@@ -54,18 +49,12 @@ def majority(rng: "np.random.Generator", config: MajorityConfig) -> Row:
 class CountingConfig(TaskConfig):
     """Counting: how often this symbol has occurred so far."""
 
-    n_ids: int = 8
+    n_ids: Annotated[int, AtLeast(1), AtMost(MAX_SYMBOLS - 1)] = 8
     """Symbols V that are counted."""
-    seq_len: int = 64
+    seq_len: Annotated[int, AtLeast(2)] = 64
     """Inputs L of a row."""
-    cap: int = 15
+    cap: Annotated[int, AtLeast(2), AtMost(MAX_SYMBOLS - 1)] = 15
     """Largest count C; more count as C."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, self, "n_ids")
-        require_at_least(2, self, "seq_len", "cap")  # with 1 there is a single answer
-        require_at_most(MAX_SYMBOLS - 1, self, "n_ids", "cap")
 
     @property
     def n_symbols(self) -> int:
@@ -95,12 +84,8 @@ def counting(rng: "np.random.Generator", config: CountingConfig) -> Row:
 class AdditionConfig(TaskConfig):
     """Digit addition: the sum of two numbers of D digits."""
 
-    n_digits: int = 3
+    n_digits: Annotated[int, Between(1, MAX_DIGITS)] = 3
     """Digits D of each number."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(1 <= self.n_digits <= MAX_DIGITS, "n_digits", self.n_digits, f"in 1..{MAX_DIGITS}")
 
     @property
     def n_symbols(self) -> int:

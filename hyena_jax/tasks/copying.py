@@ -1,9 +1,9 @@
 """Copying from the context: selective copying, and copying all of it (memorisation)."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.checks import AtLeast
 from hyena_jax.config.models import MAX_POSITIONS
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import require
@@ -17,19 +17,17 @@ if TYPE_CHECKING:
 class SelectiveCopyingConfig(TaskConfig):
     """Selective copying: name the data that stand at random places among noise."""
 
-    vocab_size: int = 16
+    vocab_size: Annotated[int, AtLeast(4)] = 16
     """Ids V: 0 noise, 1 marker, data 2..V-1."""
     seq_len: int = 32
     """Tokens L before the markers; a row has L + n_data inputs."""
-    n_data: int = 4
+    n_data: Annotated[int, AtLeast(1)] = 4
     """Data ids in a row, and markers behind them."""
     test_seq_len: int | None = None
     """L of the rows to evaluate on; None takes seq_len."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(4, self, "vocab_size")
-        require_at_least(1, self, "n_data")
         for name in ("seq_len", "test_seq_len"):
             length = getattr(self, name)
             fits = length is None or length >= self.n_data
@@ -60,20 +58,17 @@ def selective_copying(rng: "np.random.Generator", config: SelectiveCopyingConfig
 class MemorisationConfig(TaskConfig):
     """Memorisation, also called the copying task: name all data once the markers come."""
 
-    vocab_size: int = 18
+    vocab_size: Annotated[int, AtLeast(4)] = 18
     """Ids A: 0 noise, data 1..A-2, marker A - 1."""
-    n_data: int = 16
+    n_data: Annotated[int, AtLeast(1)] = 16
     """Data ids M, and markers behind them."""
-    n_noise: int = 0
+    n_noise: Annotated[int, AtLeast(0)] = 0
     """Noise ids between the data and the markers."""
     variable: bool = False
     """The data stand at random places among the noise instead of before it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(4, self, "vocab_size")
-        require_at_least(1, self, "n_data")
-        require_at_least(0, self, "n_noise")
         inputs, allowed = 2 * self.n_data + self.n_noise, f"at most {MAX_POSITIONS}"
         require(inputs <= MAX_POSITIONS, "2 n_data + n_noise", inputs, allowed)
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import require
 from hyena_jax.tasks.task import (
@@ -31,14 +31,13 @@ MAP_SEED = 12345
 class MadRecallConfig(NextTokenTaskConfig):
     """MAD's in-context recall: pairs of a key and its value, of which every repeated key is scored."""
 
-    vocab_size: int = 16
+    vocab_size: Annotated[int, AtLeast(4)] = 16
     """Ids V: first keys, then as many values."""
-    seq_len: int = 64
+    seq_len: Annotated[int, AtLeast(4)] = 64
     """Tokens L of the pairs; a row has L - 1 inputs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(4, self, "vocab_size", "seq_len")
         require_even(self, "seq_len")
 
     @property
@@ -60,14 +59,13 @@ class MadNoisyRecallConfig(MadRecallConfig):
     """Ids V: keys, values, then noise."""
     n_noise: int = 16
     """Noise ids, the last ones."""
-    noise_fraction: float = 0.2
+    noise_fraction: Annotated[float, Between(0, 1, "[)")] = 0.2
     """Probability that a pair is noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         most = self.vocab_size - 3  # which leaves a key and two values
         require(1 <= self.n_noise <= most, "n_noise", self.n_noise, f"in 1..vocab_size - 3 = {most}")
-        require(0 <= self.noise_fraction < 1, "noise_fraction", self.noise_fraction, "in [0, 1)")
 
     @property
     def n_plain(self) -> int:
@@ -144,12 +142,11 @@ class MadFuzzyRecallConfig(NextTokenTaskConfig):
     """Ids V: keys, values, and V - 1 for padding on the left."""
     seq_len: int = 64
     """Inputs L of a row."""
-    motif: int = 3
+    motif: Annotated[int, Between(1, MAX_MOTIF)] = 3
     """Most ids of a key or a value; test keys have this many."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= self.motif <= MAX_MOTIF, "motif", self.motif, f"in 1..{MAX_MOTIF}")
         least = 2 * self.motif + 1
         allowed = f"at least 2 motif + 1 = {least}"
         require(self.vocab_size >= least, "vocab_size", self.vocab_size, allowed)
@@ -220,17 +217,15 @@ def mad_fuzzy_recall_train(rng: "np.random.Generator", config: MadFuzzyRecallCon
 class MadSelectiveCopyingConfig(TaskConfig):
     """MAD's selective copying: blanks stand before the data, which are named in order at the end."""
 
-    vocab_size: int = 16
+    vocab_size: Annotated[int, AtLeast(4)] = 16
     """Ids V: data 0..V-3, blank V - 2, marker V - 1."""
     seq_len: int = 64
     """Inputs L of a row."""
-    n_data: int = 8
+    n_data: Annotated[int, AtLeast(1)] = 8
     """Data ids to copy."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(4, self, "vocab_size")
-        require_at_least(1, self, "n_data")
         allowed = f"at least 2 n_data + 1 = {2 * self.n_data + 1}"
         require(self.seq_len >= 2 * self.n_data + 1, "seq_len", self.seq_len, allowed)
 
@@ -262,15 +257,10 @@ class MadCompressionConfig(TaskConfig):
 
     inputs: ClassVar[str] = "sequences_to_compress"
 
-    vocab_size: int = 16
+    vocab_size: Annotated[int, AtLeast(3)] = 16
     """Ids V: data 0..V-2; V - 1 is the last id, where the state is read."""
-    seq_len: int = 32
+    seq_len: Annotated[int, AtLeast(2)] = 32
     """Ids L of a row."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(3, self, "vocab_size")
-        require_at_least(2, self, "seq_len")
 
 
 def mad_compression(rng: "np.random.Generator", config: MadCompressionConfig) -> Row:
@@ -293,9 +283,9 @@ def mad_compression(rng: "np.random.Generator", config: MadCompressionConfig) ->
 class MadMemorisationConfig(TaskConfig):
     """MAD's memorisation: one fixed map from keys to values, to be learned by heart."""
 
-    vocab_size: int = 256
+    vocab_size: Annotated[int, AtLeast(5)] = 256
     """Ids V: (V - 1) / 2 keys, then the values; V - 1 marks where to answer."""
-    seq_len: int = 32
+    seq_len: Annotated[int, AtLeast(2)] = 32
     """Inputs L of a row, L / 2 keys with a marker behind each."""
     train_rows: int | None = field(default=256, kw_only=True)
     """Rows of a fixed training set, shuffled every epoch; None draws new rows for every step."""
@@ -304,8 +294,6 @@ class MadMemorisationConfig(TaskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(5, self, "vocab_size")
-        require_at_least(2, self, "seq_len")
         require_even(self, "seq_len")
         require(not self.disjoint, "disjoint", True, "False: the evaluation asks for the trained facts")
 

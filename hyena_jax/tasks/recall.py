@@ -1,9 +1,9 @@
 """Recall from the context: associative recall, multi-query associative recall, the induction head."""
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.checks import Above, AtLeast
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import require
 from hyena_jax.tasks.task import (
@@ -26,17 +26,15 @@ if TYPE_CHECKING:
 class RecallConfig(NextTokenTaskConfig):
     """Associative recall: pairs of a key and its value, then a key whose value is asked for."""
 
-    vocab_size: int = 12
+    vocab_size: Annotated[int, AtLeast(6)] = 12
     """Ids V, with (V - 2) / 2 keys and as many values."""
-    seq_len: int = 64
+    seq_len: Annotated[int, AtLeast(2)] = 64
     """Tokens L of the pairs; a row has L + 2 inputs."""
     disjoint: bool = field(default=False, kw_only=True)
     """No row is in both parts; the published code lets test rows occur in training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(6, self, "vocab_size")
-        require_at_least(2, self, "seq_len")
         require_even(self, "vocab_size", "seq_len")
 
     @property
@@ -87,22 +85,19 @@ def _recall_symbol(config: RecallConfig, i: int) -> str:
 class MQARConfig(TaskConfig):
     """Multi-query associative recall: all pairs first, then every key once more."""
 
-    vocab_size: int = 64
+    vocab_size: Annotated[int, AtLeast(4)] = 64
     """Ids V: keys 1..V/2-1, values V/2..V-1."""
-    seq_len: int = 32
+    seq_len: Annotated[int, AtLeast(4)] = 32
     """Inputs L of a row."""
-    n_pairs: int = 4
+    n_pairs: Annotated[int, AtLeast(1)] = 4
     """Pairs n of a key and a value; n positions are scored."""
-    gap_power: float = 0.01
+    gap_power: Annotated[float, Above(0)] = 0.01
     """Exponent a: gap g has weight (g + 1)^(a - 1)."""
     random_non_queries: bool = False
     """Random ids between the queries instead of zeros."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(4, self, "vocab_size", "seq_len")
-        require_at_least(1, self, "n_pairs")
-        require(self.gap_power > 0, "gap_power", self.gap_power, "above 0")
         require_even(self, "vocab_size", "seq_len")
         keys = self.vocab_size // 2 - 1
         allowed = f"at most the {keys} keys of vocab_size={self.vocab_size} (or raise vocab_size)"
@@ -149,19 +144,14 @@ def _some_of(rng: "np.random.Generator", n: int, k: int) -> "np.ndarray":
 class InductionConfig(NextTokenTaskConfig):
     """Induction head: name what followed the marker at its first occurrence."""
 
-    vocab_size: int = 16
+    vocab_size: Annotated[int, AtLeast(4)] = 16
     """Ids V: 0 is not used, V - 1 is the marker."""
-    seq_len: int = 32
+    seq_len: Annotated[int, AtLeast(3)] = 32
     """Tokens L before the last marker; a row has L + 1 inputs."""
-    test_seq_len: int | None = None
+    test_seq_len: Annotated[int | None, AtLeast(3)] = None
     """L of the rows to evaluate on; None takes seq_len."""
     predict_all: bool = field(default=False, kw_only=True)
     """Training predicts every next token, as the published code does; False trains on the answer alone."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(4, self, "vocab_size")
-        require_at_least(3, self, "seq_len", "test_seq_len")
 
 
 def _induction_tokens(rng: "np.random.Generator", config: InductionConfig) -> "np.ndarray":

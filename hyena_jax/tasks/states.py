@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import require
 from hyena_jax.tasks.task import Preset, Row, Task, register_task, row
@@ -13,6 +13,7 @@ from hyena_jax.tasks.task import Preset, Row, Task, register_task, row
 if TYPE_CHECKING:
     import numpy as np
 
+MAX_MODULUS = 2**15
 PLUS, MINUS, TIMES, EQUALS, FIRST_DIGIT = 1, 2, 3, 4, 5
 
 
@@ -20,25 +21,19 @@ PLUS, MINUS, TIMES, EQUALS, FIRST_DIGIT = 1, 2, 3, 4, 5
 class ExpressionConfig(TaskConfig):
     """Base class of the configs of tasks on rows of several lengths, padded with zeros."""
 
-    min_len: int = 3
+    min_len: Annotated[int, AtLeast(2)] = 3
     """Tokens of the shortest row, with its answer."""
     max_len: int = 40
     """Tokens of the longest row, with its answer; a row has as many inputs, with padding."""
-    test_min_len: int | None = 40
+    test_min_len: Annotated[int | None, AtLeast(2)] = 40
     """Shortest row to evaluate on; None takes min_len."""
     test_max_len: int | None = 64
     """Longest row to evaluate on; None takes max_len."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self.least, self, "min_len", "test_min_len")
         require(self.max_len >= self.min_len, "max_len", self.max_len, f"at least min_len={self.min_len}")
         self.for_evaluation()
-
-    @property
-    def least(self) -> int:
-        """Tokens of the shortest possible row."""
-        return 2
 
     def for_evaluation(self) -> Self:
         """The settings of the rows to evaluate on."""
@@ -91,17 +86,12 @@ def parity(rng: "np.random.Generator", config: ParityConfig) -> Row:
 class ModularArithmeticConfig(ExpressionConfig):
     """Modular arithmetic without brackets: sums, differences and products, products first."""
 
-    modulus: int = 5
+    min_len: Annotated[int, AtLeast(3)] = 3
+    """Tokens of the shortest row: at least a number, `=` and the result."""
+    test_min_len: Annotated[int | None, AtLeast(3)] = 40
+    """Shortest row to evaluate on; None takes min_len."""
+    modulus: Annotated[int, Between(2, MAX_MODULUS)] = 5
     """Modulus m of the digits and the result."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(2 <= self.modulus <= 2**15, "modulus", self.modulus, f"in 2..{2**15}")
-
-    @property
-    def least(self) -> int:
-        """A number, `=` and the result."""
-        return 3
 
     @property
     def n_symbols(self) -> int:
@@ -144,17 +134,12 @@ def modular_arithmetic(rng: "np.random.Generator", config: ModularArithmeticConf
 class ModularAdditionConfig(TaskConfig):
     """Modular addition: the sum so far modulo m, which is the word problem of the cyclic group Z_m."""
 
-    modulus: int = 5
+    modulus: Annotated[int, Between(2, MAX_MODULUS)] = 5
     """Modulus m."""
-    seq_len: int = 16
+    seq_len: Annotated[int, AtLeast(1)] = 16
     """Numbers L in a row."""
-    test_seq_len: int | None = 32
+    test_seq_len: Annotated[int | None, AtLeast(1)] = 32
     """L of the rows to evaluate on; None takes seq_len."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(2 <= self.modulus <= 2**15, "modulus", self.modulus, f"in 2..{2**15}")
-        require_at_least(1, self, "seq_len", "test_seq_len")
 
     @property
     def n_symbols(self) -> int:
@@ -182,14 +167,10 @@ class PermutationWordsConfig(TaskConfig):
 
     group: Literal["s3", "s4", "a4", "s5", "a5"] = "s3"
     """All permutations of 3, 4 or 5 objects, or the even ones."""
-    seq_len: int = 16
+    seq_len: Annotated[int, AtLeast(1)] = 16
     """Elements L in a row."""
-    test_seq_len: int | None = 32
+    test_seq_len: Annotated[int | None, AtLeast(1)] = 32
     """L of the rows to evaluate on; None takes seq_len."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, self, "seq_len", "test_seq_len")
 
     @property
     def n_symbols(self) -> int:

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
-from hyena_jax.config.checks import require_at_least
+from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import UserError, require
 from hyena_jax.tasks.task import Preset, Row, Task, register_task, row
@@ -21,7 +21,7 @@ MAX_TRIES = 1000
 class StringTaskConfig(TaskConfig):
     """Base class of the configs of tasks on strings of letters, several of which share a training row."""
 
-    n_letters: int = 8
+    n_letters: Annotated[int, Between(2, 26)] = 8
     """Letters of the alphabet, ids 0..n-1, before `$`, `|`, `.` and `*`."""
     min_len: int = 3
     """Letters of the shortest string."""
@@ -38,7 +38,6 @@ class StringTaskConfig(TaskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(2 <= self.n_letters <= 26, "n_letters", self.n_letters, "in 2..26")
         require(not self.disjoint, "disjoint", True, "False for strings: a row holds several examples")
         for name in ("min_len", "test_min_len"):
             length = getattr(self, name)
@@ -84,14 +83,10 @@ class PrefixNgramConfig(StringTaskConfig):
 
     min_len: int = 6
     """Letters of the shortest string."""
-    n_gram: int = 2
+    n_gram: Annotated[int, AtLeast(1)] = 2
     """Letters of the n-gram."""
-    answer_len: int | None = None
+    answer_len: Annotated[int | None, AtLeast(1)] = None
     """Letters to name; None asks for the rest of the string."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(1, self, "n_gram", "answer_len")
 
     @property
     def least(self) -> tuple[int, str]:
