@@ -74,8 +74,8 @@ class Score(OfRun):
             opened = nullcontext(([], _print))
         else:
             opened = score_file.continued(self.output, about, len(names))
-        with opened as (sums, write):
-            n_done = len(sums)
+        with opened as (scored, write):
+            n_done = len(scored)
             blocks = [block for block in scoring.plan.blocks() if block.stop > n_done]
             n_windows = sum(map(scoring.plan.n_windows, blocks))
             with bar("scoring", n_windows) as advance:
@@ -86,8 +86,8 @@ class Score(OfRun):
                         if i >= n_done
                     ]
                     write(rows)
-                    sums += map(score_file.sums, rows)
-        line = score_file.total(sums)
+                    scored += [{name: row[name] for name in score_file.COUNTED} for row in rows]
+        line = score_file.total(scored)
         if not is_first_scored:
             line += "; the first token of a record, which nothing precedes, is not scored"
         (note if self.output is None else print)(line)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hyena_jax.config import UserError, require
 from hyena_jax.data.dataset import perplexity
@@ -20,18 +20,13 @@ from hyena_jax.scoring.score import Likelihood
 
 ABOUT = "scores"
 """Key of the first line's object."""
+Row = Mapping[str, Any]
+"""The JSON object of a text."""
+COUNTED = ("tokens", "scored", "bytes", "log_likelihood")
+"""What the total needs of a row."""
 
 
-class TextSums(NamedTuple):
-    """What the total needs of a text."""
-
-    n_tokens: int
-    n_scored: int
-    n_bytes: int | None
-    log_likelihood: float
-
-
-def row(name: str, found: Likelihood, per_token: bool) -> dict[str, Any]:
+def row(name: str, found: Likelihood, per_token: bool) -> Row:
     """The JSON object of a text; null for what is not known or not finite.
 
     Args:
@@ -59,28 +54,18 @@ def _finite(x: float) -> float | None:
     return x if math.isfinite(x) else None
 
 
-def sums(row: Mapping[str, Any]) -> TextSums:
-    """The part of a row that the total needs. Raises ValueError if a value cannot be that of a text."""
-    found = TextSums(row["tokens"], row["scored"], row["bytes"], row["log_likelihood"])
-    counts = [found.n_tokens, found.n_scored, found.n_bytes or 0]
-    is_count = all(type(n) is int and n >= 0 for n in counts) and found.n_scored <= found.n_tokens
-    likelihood = math.nan if found.log_likelihood is None else found.log_likelihood
-    if not is_count or type(likelihood) not in (int, float) or (found.n_tokens > 0 and found.n_bytes == 0):
-        raise ValueError(f"its values are {found}")
-    return found._replace(log_likelihood=likelihood)
-
-
-def total(rows: Sequence[TextSums]) -> str:
-    """All texts together, on one line; bits per byte as `Likelihood.bits_per_byte`."""
-    n_tokens, n_scored = sum(row.n_tokens for row in rows), sum(row.n_scored for row in rows)
+def total(rows: Sequence[Row]) -> str:
+    """All texts together, on one line, from the COUNTED values of each; bits per byte as in `Likelihood`."""
+    n_tokens, n_scored = (sum(row[name] for row in rows) for name in ("tokens", "scored"))
     line = f"{len(rows):,} texts, {n_scored:,} of {n_tokens:,} tokens scored"
     if n_scored == 0:
         return line
-    nats = -math.fsum(row.log_likelihood for row in rows) / n_scored
+    known = (row["log_likelihood"] for row in rows)
+    nats = -math.fsum(math.nan if likelihood is None else likelihood for likelihood in known) / n_scored
     line += f": {nats:.6g} nats a token, perplexity {perplexity(nats):.6g}"
-    if any(row.n_bytes is None for row in rows):
+    if any(row["bytes"] is None for row in rows):
         return line
-    return f"{line}, {nats / math.log(2) * n_tokens / sum(row.n_bytes for row in rows):.6g} bits a byte"
+    return f"{line}, {nats / math.log(2) * n_tokens / sum(row['bytes'] for row in rows):.6g} bits a byte"
 
 
 def text_of(values: Mapping[str, Any]) -> str:
@@ -91,11 +76,11 @@ def text_of(values: Mapping[str, Any]) -> str:
 @contextmanager
 def continued(
     path: Path, about: Mapping[str, Any], n_texts: int
-) -> Iterator[tuple[list[TextSums], Callable[[Sequence[Mapping[str, Any]]], None]]]:
+) -> Iterator[tuple[list[Row], Callable[[Sequence[Row]], None]]]:
     """Opens a new file of scores, or one that the same scoring began.
 
     Yields:
-      The sums of the rows that are in it, and a function that appends rows.
+      The rows that are in it, with their COUNTED values, and a function that appends rows.
 
     Args:
       about: JSON values that the scores depend on.
@@ -149,8 +134,17 @@ def _check_head(path: Path, line: bytes, head: str, about: Mapping[str, Any]) ->
     raise UserError(f"output {str(path)!r} holds other scores ({changes}); give a new file")
 
 
-def _read(path: Path, number: int, line: bytes) -> TextSums:
+def _read(path: Path, number: int, line: bytes) -> Row:
+    """The COUNTED values of a row; raises UserError if they cannot be those of a text."""
     try:
-        return sums(json.loads(line))
+        read = json.loads(line)
+        row = {name: read[name] for name in COUNTED}
+        n_tokens, n_scored, n_bytes, likelihood = row.values()
+        is_count = all(type(n) is int and n >= 0 for n in (n_tokens, n_scored, n_bytes or 0))
+        if not is_count or n_scored > n_tokens or (n_tokens > 0 and n_bytes == 0):
+            raise ValueError(f"its values are {row}")
+        if likelihood is not None and type(likelihood) not in (int, float):
+            raise ValueError(f"its log_likelihood is {likelihood!r}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(f"line {number} of output {str(path)!r} is damaged: {error!r}") from error
+    return row

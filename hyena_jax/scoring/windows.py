@@ -49,14 +49,6 @@ def windows(text: int, n_context: int, n_tokens: int, max_len: int, stride: int)
         reached, start = last, start + stride
 
 
-def n_windows(n_context: int, n_tokens: int, max_len: int, stride: int) -> int:
-    """The number of windows of a text."""
-    end = n_context + n_tokens - 1
-    if end <= max(n_context, 1) - 1:
-        return 0
-    return 1 + max(0, -(-(end - max_len) // stride))
-
-
 class Batch(NamedTuple):
     """Windows that are read together, as one array [n_rows, length]; missing rows and tokens are padding."""
 
@@ -83,9 +75,14 @@ class WindowPlan:
     row_shards: int
     """The number of rows is a multiple of it."""
 
+    def windows(self, texts: range) -> Iterator[Window]:
+        """The windows of some texts."""
+        for i in texts:
+            yield from windows(i, self.n_context, self.sizes[i], self.max_len, self.stride)
+
     def n_windows(self, texts: range) -> int:
         """The number of windows of some texts."""
-        return sum(n_windows(self.n_context, self.sizes[i], self.max_len, self.stride) for i in texts)
+        return sum(1 for _ in self.windows(texts))
 
     def blocks(self) -> Iterator[range]:
         """Texts one after the other, as many as fill BATCHES_AT_ONCE batches."""
@@ -99,10 +96,7 @@ class WindowPlan:
 
     def batches(self, block: range) -> Iterator[Batch]:
         """The windows of a block, the longest first; few shapes, so that few programs are compiled."""
-        found = [
-            w for i in block for w in windows(i, self.n_context, self.sizes[i], self.max_len, self.stride)
-        ]
-        found.sort(key=lambda window: -window.length)
+        found = sorted(self.windows(block), key=lambda window: -window.length)
         first = 0
         while first < len(found):
             length = padded(found[first].length, self.max_len)

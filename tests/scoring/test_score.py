@@ -228,13 +228,13 @@ def test_other_files_are_refused_and_stay(tmp_path, content, message):
 
 def test_damaged_rows_are_refused_and_torn_ones_are_written_again(tmp_path):
     path = tmp_path / "out.jsonl"
-    with score_file.continued(path, {}, 2) as (sums, append):
-        assert sums == []
+    with score_file.continued(path, {}, 2) as (rows, append):
+        assert rows == []
         append([ROW])
     whole = path.read_text()
     path.write_text(whole + '{"tokens": 3, "sco')
-    with score_file.continued(path, {}, 2) as (sums, append):
-        assert sums == [(3, 2, 3, -1.5)]
+    with score_file.continued(path, {}, 2) as (rows, append):
+        assert rows == [ROW]
         append([ROW])
     assert path.read_text() == whole + score_file.text_of(ROW)
     with (

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hyena_jax.scoring.windows import LEAST_LENGTH, WindowPlan, n_windows, padded, windows
+from hyena_jax.scoring.windows import LEAST_LENGTH, WindowPlan, padded, windows
 
 
 @pytest.mark.parametrize(("max_len", "stride"), [(1, 1), (7, 1), (7, 3), (7, 4), (7, 7), (8, 5)])
@@ -12,7 +12,6 @@ def test_every_token_is_scored_once_from_the_tokens_that_are_named(max_len, stri
     for n_context, n_tokens in itertools.product((0, 1, min(3, max_len)), range(31)):
         first, end = max(n_context, 1), n_context + n_tokens
         found = list(windows(5, n_context, n_tokens, max_len, stride))
-        assert len(found) == n_windows(n_context, n_tokens, max_len, stride)
         read = {t: window.start for window in found for t in window.targets}
         assert sum(window.scored for window in found) == len(read)
         for window in found:
