@@ -12,6 +12,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,10 +94,7 @@ def hold(
 
     Process 0 alone checks and locks; its errors are raised in all processes.
     """
-
-    def check() -> RunFolder | None:
-        return check_run(workdir, experiment, data, accept_changed_data)
-
+    check = partial(check_run, workdir, experiment, data, accept_changed_data)
     on_first(check)  # before the folder is created
     with ExitStack() as stack:
         on_first(lambda: stack.enter_context(locked(workdir)))

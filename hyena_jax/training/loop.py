@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -34,6 +34,9 @@ from hyena_jax.training.step import (
     make_eval_step,
     make_train_step,
 )
+
+if TYPE_CHECKING:
+    import grain
 
 REACHED = "reached"
 """In the meta of a checkpoint: the target that the run had reached there, if any."""
@@ -129,14 +132,19 @@ class Trainer:
     clock: "Clock" = field(init=False)
     schedule: optax.Schedule = field(init=False)
     eval_step: Callable = field(init=False)
+    dataset: "grain.MapDataset[Batch] | Stream" = field(init=False)
     best_loss: float = field(init=False)
     """Lowest validation loss of the saved steps, on the rows that this run evaluates on."""
+    saved: int = field(init=False)
+    """The last saved step."""
 
     def __post_init__(self) -> None:
         setup, experiment = self.setup, self.setup.experiment
         self.clock = Clock(experiment.data.batch_size * setup.data.units_per_row)
         self.schedule = make_schedule(experiment.optimizer, experiment.training.steps)
         self.eval_step = mapped_eval_step(setup)
+        rows = experiment.data.batch_size, experiment.seed, *setup.strategy.row_shard
+        self.dataset = setup.data.train_batches(*rows)
         self.best_loss = self.checkpoints.best_loss(setup.measured_on)
 
     def run(self, state: TrainState, meta: Mapping[str, Any]) -> optax.Params | Adapted:
@@ -149,23 +157,22 @@ class Trainer:
         setup, experiment, strategy = self.setup, self.setup.experiment, self.setup.strategy
         training, start = experiment.training, int(state.step)
         train_step = mapped_train_step(setup, state)
-        dataset = setup.data.train_batches(experiment.data.batch_size, experiment.seed, *strategy.row_shard)
-        stream = dataset if isinstance(dataset, Stream) else None
-        if stream is not None and start > 0:
-            stream.restore(meta.get("data_state"))
-        step, saved, stopping = start, start, False
+        if isinstance(self.dataset, Stream) and start > 0:
+            self.dataset.restore(meta.get("data_state"))
+        step = self.saved = start
+        stopping = False
         if meta.get(UNEVALUATED):
             self.stop.defer()
-            _, stopping = self._end_step(step, state, stream, must_evaluate=True)
-        with closing(iterate(dataset, start)) as batches:
+            stopping = self._end_step(step, state, must_evaluate=True)
+        with closing(iterate(self.dataset, start)) as batches:
             while step < training.steps and not stopping:
                 try:
                     t, batch = next(batches)
                 except Exception as error:  # the data may be the user's, which can raise anything
                     has_ended = isinstance(error, DataEnded)
                     # Saving needs all processes, which see the end of the data, but not one another's errors.
-                    if step > saved and (has_ended or jax.process_count() == 1):
-                        self._save(step, state, None, stream, {})
+                    if step > self.saved and (has_ended or jax.process_count() == 1):
+                        self._save(step, state, None, {})
                     if not has_ended:
                         raise
                     raise UserError(
@@ -185,20 +192,13 @@ class Trainer:
                     check_replicas(strategy.to_global(state), step)
                 if step % training.log_every == 0 or is_last:
                     self._log_training(step, state, metrics)
-                is_saved, stopping = self._end_step(step, state, stream)
-                saved = step if is_saved else saved
+                stopping = self._end_step(step, state)
                 self.progress.advance(step)
                 self.checkpoints.raise_if_failed()
         return strategy.host_copy(state.model_params)
 
-    def _end_step(
-        self,
-        step: int,
-        state: TrainState,
-        stream: Stream | None,
-        must_evaluate: bool = False,
-    ) -> tuple[bool, bool]:
-        """Evaluates and saves where that is due; returns whether it saved, and whether training stops.
+    def _end_step(self, step: int, state: TrainState, must_evaluate: bool = False) -> bool:
+        """Evaluates and saves where that is due; returns whether training stops.
 
         Args:
           must_evaluate: the step is that of the checkpoint from which the run continues, whose evaluation was
@@ -210,7 +210,7 @@ class Trainer:
         if step % training.eval_every == 0 or is_last or must_evaluate:
             values = self._evaluate(step, state)
             if values is None and must_evaluate:  # the checkpoint stays as it is
-                return False, True
+                return True
             if values is None:
                 more[UNEVALUATED] = True
             else:
@@ -227,10 +227,9 @@ class Trainer:
             asked = first_request(asked) if step % parallel.stop_every == 0 else None
             stop.name = stop.name or asked
         stopping = asked is not None or REACHED in more
-        saves = step % training.checkpoint_every == 0 or is_best or is_last or stopping or must_evaluate
-        if saves:
-            self._save(step, state, loss, stream, more, is_replacing=must_evaluate)
-        return saves, stopping
+        if step % training.checkpoint_every == 0 or is_best or is_last or stopping or must_evaluate:
+            self._save(step, state, loss, more, is_replacing=must_evaluate)
+        return stopping
 
     def _log_training(self, step: int, state: TrainState, metrics: Metrics) -> None:
         values = {name: value.item() for name, value in metrics.items()}
@@ -278,7 +277,6 @@ class Trainer:
         step: int,
         state: TrainState,
         loss: float | None,
-        stream: Stream | None,
         more: Mapping[str, Any],
         is_replacing: bool = False,
     ) -> None:
@@ -293,10 +291,11 @@ class Trainer:
                 meta["measured_on"] = self.setup.measured_on
             if state.base is not None:
                 meta["base"] = self.setup.initial_sha256
-            if stream is not None:
-                meta["data_state"] = stream.state()
+            if isinstance(self.dataset, Stream):
+                meta["data_state"] = self.dataset.state()
             items = self.setup.strategy.to_global(state).to_items()
             self.checkpoints.save(step, items, meta, is_replacing)
+        self.saved = step
         if loss is not None:
             self.best_loss = min(loss, self.best_loss)
 

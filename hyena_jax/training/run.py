@@ -152,10 +152,10 @@ def load(
     Raises:
       UserError: if they cannot be read or do not fit the experiment, or processes read different data.
     """
-    is_run = workdir is not None and config.is_run(workdir)
-    source = workdir if is_run else init_from if init_from is not None and init_from.is_dir() else None
 
     def read() -> Dataset:
+        is_run = workdir is not None and config.is_run(workdir)
+        source = workdir if is_run else init_from if init_from is not None and init_from.is_dir() else None
         encoding = None if source is None else kept_encoding(source, experiment)
         if not is_run:
             name, kind = getattr(experiment.data, "tokenizer", None), getattr(encoding, "kind", None)
