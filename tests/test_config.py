@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from hyena_jax import config, models
-from hyena_jax.cli.flags import choose_kinds
+from hyena_jax.cli.flags import read
+from hyena_jax.cli.train import Train
 from hyena_jax.config import (
     AttentionConfig,
     Experiment,
@@ -250,7 +251,8 @@ def test_json_round_trip():
 
 def test_an_optimizer_is_chosen_by_name_and_keeps_what_fits():
     def chosen(*arguments: str) -> config.OptimizerConfig:
-        return choose_kinds(experiment, arguments)[0].optimizer
+        line = ["quickstart", "--workdir", "x", *arguments]
+        return read(Train, "train", line, {"experiment": experiment}).experiment.optimizer
 
     schedule = config.CosineConfig(warmup_steps=7, final_fraction=0.5)
     adamw = config.AdamWConfig(1e-3, schedule, weight_decay=0.3, groups=config.HYENA_GROUPS, b2=0.5)

@@ -14,7 +14,8 @@ import flax.linen as nn
 import pytest
 
 from hyena_jax import cli, config
-from hyena_jax.cli.flags import choose_kinds
+from hyena_jax.cli.flags import read
+from hyena_jax.cli.train import Train
 from hyena_jax.config import (
     Above,
     AtLeast,
@@ -225,22 +226,27 @@ def test_a_module_named_by_a_string_is_imported_when_it_is_used():
         config.MIXER_CONFIGS.target(OwnConfig)
 
 
+def chosen(given: Experiment, *arguments: str) -> Experiment:
+    line = ["quickstart", "--workdir", "x", *arguments]
+    return read(Train, "train", line, {"experiment": given}).experiment
+
+
 def test_kinds_are_chosen_by_name_outer_ones_first():
     arguments = ["--seed", "1", "--model.pattern.1.filter=s4d", "--model.pattern", "hawk,hyena"]
-    chosen, rest = choose_kinds(Experiment(), arguments)
-    assert chosen.model.pattern == (HawkConfig(), HyenaConfig(filter=S4DFilterConfig()))
-    assert rest == ["--seed", "1"]
+    found = chosen(Experiment(), *arguments)
+    assert found.model.pattern == (HawkConfig(), HyenaConfig(filter=S4DFilterConfig()))
+    assert found.seed == 1
 
 
 def test_a_default_of_the_part_before_is_not_kept():
     """`recall` alone lets test rows occur in training, and its config alone has batches of 32 rows."""
-    chosen = choose_kinds(config.load("tasks:recall"), ["--data", "majority"])[0].data
-    assert (chosen.disjoint, chosen.batch_size) == (True, 32)
+    data = chosen(config.load("tasks:recall"), "--data", "majority").data
+    assert (data.disjoint, data.batch_size) == (True, 32)
 
 
 def test_the_kind_that_is_there_keeps_its_options():
     ours = experiment(HyenaConfig(order=3))
-    assert choose_kinds(ours, ["--model.pattern.0", "hyena", "--model", "language_model"])[0] == ours
+    assert chosen(ours, "--model.pattern.0", "hyena", "--model", "language_model") == ours
 
 
 @pytest.mark.parametrize(
@@ -256,7 +262,7 @@ def test_the_kind_that_is_there_keeps_its_options():
 )
 def test_wrong_choices_are_refused_by_name(arguments, message):
     with pytest.raises(UserError, match=message):
-        choose_kinds(Experiment(), arguments)
+        chosen(Experiment(), *arguments)
 
 
 def plugin(tmp_path, text: str) -> Path:

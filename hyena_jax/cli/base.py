@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyena_jax import config
-from hyena_jax.cli.flags import FLAT, choose_kinds, positional
+from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import Checked, PluginFlags
 from hyena_jax.errors import UserError
 
@@ -68,10 +68,10 @@ class OfConfig(Command):
 
     @classmethod
     def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-        """Reads CONFIG, and the flags that choose its parts, on which the other flags depend."""
+        """Reads CONFIG."""
         arguments, values = super().take(called, arguments)
         if arguments and not arguments[0].startswith("-"):
-            values["experiment"], arguments = choose_kinds(config.load(arguments[0]), arguments)
+            values["experiment"] = config.load(arguments[0])
         else:
             require_config_first(called, arguments)
         return arguments, values

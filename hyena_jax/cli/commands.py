@@ -12,9 +12,9 @@ from hyena_jax.cli.convert import Convert
 from hyena_jax.cli.distill import Distill
 from hyena_jax.cli.eval import Evaluate
 from hyena_jax.cli.export import Export
-from hyena_jax.cli.flags import as_flag, choice_flags, flags_of, read
+from hyena_jax.cli.flags import as_flag, flags_of, read
 from hyena_jax.cli.generate import Generate
-from hyena_jax.cli.help import command_help, describe_choices, overview
+from hyena_jax.cli.help import command_help, overview
 from hyena_jax.cli.launch import Launch
 from hyena_jax.cli.plan import Plan
 from hyena_jax.cli.score import Score
@@ -76,12 +76,10 @@ def find(arguments: Sequence[str]) -> tuple[Command | None, list[str]]:
         words.append(rest.pop(0))
     called = " ".join(words)
     rest, values = kind.take(called, rest)
-    flags, experiment = flags_of(kind, values), values.get("experiment")
+    flags = flags_of(kind, values, rest)
     if asks_for_help(rest):
         notes = kind.notes()
-        if experiment is not None:
-            notes = [describe_choices(experiment)]
-        elif issubclass(kind, OfConfig):  # without a config, only its own flags
+        if issubclass(kind, OfConfig) and not values:  # without a config, only its own flags
             flags = [flag for flag in flags if flag.path[0] != "experiment"]
             notes = [
                 f"Configs: {', '.join(config_files())}",
@@ -89,5 +87,4 @@ def find(arguments: Sequence[str]) -> tuple[Command | None, list[str]]:
             ]
         print(command_help(called, kind.__doc__, flags, notes))
         return None, []
-    command = read(kind, called, rest, values, choice_flags(experiment))
-    return command, [flag.name for flag in flags]
+    return read(kind, called, rest, values), [flag.name for flag in flags if flag.base is None]

@@ -5,7 +5,7 @@ A field `d_model` of a config in the field `model` is set by `--model.d-model VA
 is given once.
 
 Parts are chosen by name: `--optimizer lion`, `--model.pattern hawk,hawk,hyena`. They decide which other flags
-exist, so these flags are read first (`choose_kinds`).
+exist, so they are read first, the outer ones before the inner ones.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import math
 import os
 import reprlib
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -59,40 +59,65 @@ class Flag(NamedTuple):
         """Whether it is a positional argument."""
         return not self.name.startswith("--")
 
+    @property
+    def base(self) -> type | None:
+        """The base class, such as `MixerConfig`, of the parts that the flag chooses by name; else None."""
+        arguments = get_args(self.hint)
+        kind = arguments[0] if arguments[1:] == (Ellipsis,) else self.hint
+        return kind if is_kind(kind) else None
 
-def flags_of(command: type, defaults: Mapping[str, Any] | None = None) -> list[Flag]:
+
+def flags_of(
+    command: type, defaults: Mapping[str, Any] | None = None, arguments: Sequence[str] = ()
+) -> list[Flag]:
     """All flags of a dataclass, in the order of its fields, with the flags of nested dataclasses last.
 
     Args:
       defaults: values that replace the fields' own defaults.
+      arguments: these may choose parts, whose flags then exist.
     """
-    return list(_flags(_section(command, defaults)))
+    return _section(command, defaults, list(arguments)).flags()
 
 
 def read(
-    command: type[T],
-    called: str,
-    arguments: Sequence[str],
-    defaults: Mapping[str, Any] | None = None,
-    others: Sequence[str] = (),
+    command: type[T], called: str, arguments: Sequence[str], defaults: Mapping[str, Any] | None = None
 ) -> T:
     """The dataclass that the arguments describe.
 
     Args:
       called: the name of the command, for messages.
       defaults: see `flags_of`.
-      others: flags that were read before, to suggest if an unknown flag resembles one.
 
     Raises:
       UserError: for an unknown or missing flag, or a wrong value; it names the flag.
     """
-    flags = flags_of(command, defaults)
-    names = {flag.path: flag.name for flag in flags}
-    values = _parse(command, flags, called, arguments, others)
+    rest = list(arguments)
+    section = _section(command, defaults, rest)
+    flags = section.flags()
+    values = _parse(command, flags, called, rest)
     for flag in flags:
         if flag.default is MISSING and flag.path not in values:
             raise UserError(f"must be given: see hyena-jax {called} --help", flag.name)
-    return _build(_section(command, defaults), values, names)
+    return section.build(values, {flag.path: flag.name for flag in flags if flag.base is None})
+
+
+def take_flag(flag: str, arguments: list[str]) -> str | None:
+    """Takes `--flag value` or `--flag=value` out of the arguments; returns the value, None if absent."""
+    value, rest, waiting = None, [], False
+    for argument in arguments:
+        name, equals, attached = argument.partition("=")
+        if waiting:
+            value, waiting = argument, False
+        elif argument.startswith("--") and name.replace("_", "-") == flag:
+            if value is not None:
+                raise UserError("is given twice", flag)
+            value, waiting = attached if equals else None, not equals
+        else:
+            rest.append(argument)
+    if waiting:
+        raise UserError("must be followed by a name", flag)
+    arguments[:] = rest
+    return value
 
 
 def as_flag(error: UserError, names: Iterable[str]) -> UserError:
@@ -114,10 +139,10 @@ def n_values(hint: Any) -> int | None:
 
 
 def _parse(
-    command: type, flags: Sequence[Flag], called: str, arguments: Sequence[str], others: Sequence[str]
+    command: type, flags: Sequence[Flag], called: str, arguments: Sequence[str]
 ) -> dict[tuple[str, ...], Any]:
     """The values of the given flags, by path."""
-    by_name = {flag.name: flag for flag in flags if not flag.is_positional}
+    by_name = {flag.name: flag for flag in flags if not flag.is_positional and flag.base is None}
     by_name |= {_NEGATIVE + flag.name[2:]: flag for flag in flags if flag.hint is bool}
     places = [flag for flag in flags if flag.is_positional]
     values: dict[tuple[str, ...], Any] = {}
@@ -145,7 +170,7 @@ def _parse(
                 values[for_others[0]] = (*values.get(for_others[0], ()), argument)
                 values[for_others[0]] += () if equals else tuple(words(len(rest)))
                 continue
-            near = _nearest(name, [*by_name, *others])
+            near = _nearest(name, [*by_name, *(flag.name for flag in flags if flag.base is not None)])
             raise UserError(f"{name} is not a flag of {called}" + (f"; did you mean {near}?" if near else ""))
         elif by_name[name].hint is bool:
             flag, follows = by_name[name], attached if equals else next(iter(rest), "")
@@ -248,173 +273,113 @@ def _shown(text: str) -> str:
     return shorten.repr(text)
 
 
-class _Section(NamedTuple):
+class _Section:
     """A dataclass to build: the command's own, or one inside it."""
 
-    kind: type
-    values: dict[str, Any]
-    """The values of its fields; MISSING where the command line must set one."""
-    path: tuple[str, ...]
-    prefix: str
-    """Prefix of its flags, such as `--model.`"""
+    def __init__(
+        self, kind: type, values: Mapping[str, Any], path: tuple[str, ...], prefix: str, arguments: list[str]
+    ):
+        """Takes the flags that choose parts out of the arguments.
 
-    def inside(self, field: dataclasses.Field) -> "list[_Section]":
-        """The dataclasses that a field holds."""
-        value, path = self.values[field.name], (*self.path, field.name)
-        prefix = self.prefix + ("" if field.metadata.get("flat") else field.name.replace("_", "-") + ".")
-        if isinstance(value, tuple):
-            inner = [(part, (*path, str(i)), f"{prefix}{i}.") for i, part in enumerate(value)]
-        else:
-            inner = [(value, path, prefix)]
-        return [
-            _Section(type(part), {field.name: getattr(part, field.name) for field in _fields(part)}, *place)
-            for part, *place in inner
-            if dataclasses.is_dataclass(part)
+        Args:
+          path: field names from the command's dataclass down to this one.
+          prefix: prefix of its flags, such as `--model.`
+        """
+        self.kind, self.path, self.prefix = kind, path, prefix
+        self.own: list[Flag] = []
+        self.values: dict[str, Any] = {}
+        """The values of the fields, with sections in place of dataclasses."""
+
+        def inside(flag: Flag, prefix: str) -> Any:
+            """The value of a field or an element, with sections in place of dataclasses."""
+            value = flag.default
+            if flag.base is not None:
+                self.own.append(flag)
+                value = _chosen(flag, arguments)
+            if isinstance(value, tuple):
+                parts = [
+                    Flag((*flag.path, str(i)), f"{flag.name}.{i}", flag.base, part, kind)
+                    for i, part in enumerate(value)
+                ]
+                return tuple(inside(part, f"{part.name}.") for part in parts)
+            if dataclasses.is_dataclass(value):
+                fields = {field.name: getattr(value, field.name) for field in _fields(value)}
+                return _Section(type(value), fields, flag.path, prefix, arguments)
+            return value
+
+        for field in _fields(kind):
+            hint, name = field_types(kind)[field.name], prefix + field.name.replace("_", "-")
+            called = field.metadata.get("positional", name)
+            flag = Flag((*path, field.name), called, hint, values[field.name], kind)
+            self.values[field.name] = inside(flag, prefix if field.metadata.get("flat") else f"{name}.")
+            may_hold = any(dataclasses.is_dataclass(one) or is_kind(one) for one in (hint, *get_args(hint)))
+            if not may_hold and not field.metadata.get("hidden"):
+                self.own.append(flag)
+
+    def flags(self) -> list[Flag]:
+        """Its own flags, then those of the dataclasses inside."""
+        inner = [
+            part
+            for value in self.values.values()
+            for part in (value if isinstance(value, tuple) else (value,))
+            if isinstance(part, _Section)
         ]
+        return [*self.own, *(flag for section in inner for flag in section.flags())]
+
+    def build(self, given: Mapping[tuple[str, ...], Any], names: Mapping[tuple[str, ...], str]) -> Any:
+        """The dataclass with the given values, built from the inside out.
+
+        Args:
+          given: values by path.
+          names: names of flags by path, for errors.
+        """
+
+        def built(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(built, value))
+            return value.build(given, names) if isinstance(value, _Section) else value
+
+        options = {name: given.get((*self.path, name), built(value)) for name, value in self.values.items()}
+        try:
+            return self.kind(**options)
+        except UserError as error:
+            name = names.get((*self.path, *(error.argument or "").split(".")))
+            if name is not None:
+                raise UserError(error.message, name) from error
+            if self.path == ():
+                raise
+            raise UserError(f"{self.prefix.removesuffix('.')}: {error}") from error
 
 
-def _section(command: type, values: Mapping[str, Any] | None) -> _Section:
+def _section(command: type, values: Mapping[str, Any] | None, arguments: list[str]) -> _Section:
     """The command's own dataclass, with these values in place of its defaults."""
     own = {
         field.name: field.default if field.default_factory is MISSING else field.default_factory()
         for field in _fields(command)
     }
-    return _Section(command, {**own, **(values or {})}, (), "--")
+    return _Section(command, {**own, **(values or {})}, (), "--", arguments)
 
 
 def _fields(kind: Any) -> list[dataclasses.Field]:
     return [field for field in dataclasses.fields(kind) if field.init]
 
 
-def _flags(section: _Section) -> Iterator[Flag]:
-    nested = []
-    for field in _fields(section.kind):
-        inner, hint = section.inside(field), field_types(section.kind)[field.name]
-        nested += inner
-        may_hold = any(dataclasses.is_dataclass(kind) or is_kind(kind) for kind in (hint, *get_args(hint)))
-        if not inner and not may_hold and not field.metadata.get("hidden"):
-            name = field.metadata.get("positional", section.prefix + field.name.replace("_", "-"))
-            yield Flag((*section.path, field.name), name, hint, section.values[field.name], section.kind)
-    for inner in nested:
-        yield from _flags(inner)
-
-
-def _build(
-    section: _Section, given: Mapping[tuple[str, ...], Any], names: Mapping[tuple[str, ...], str]
-) -> Any:
-    """The dataclass with the given values, built from the inside out."""
-    options = {}
-    for field in _fields(section.kind):
-        value = given.get((*section.path, field.name), section.values[field.name])
-        if parts := [_build(part, given, names) for part in section.inside(field)]:
-            value = tuple(parts) if isinstance(value, tuple) else parts[0]
-        options[field.name] = value
-    try:
-        return section.kind(**options)
-    except UserError as error:
-        name = names.get((*section.path, *(error.argument or "").split(".")))
-        if name is not None:
-            raise UserError(error.message, name) from error
-        if section.path == ():
-            raise
-        raise UserError(f"{section.prefix.removesuffix('.')}: {error}") from error
-
-
-class Choice(NamedTuple):
-    """A field of an experiment that holds a registered part, or a list of parts."""
-
-    path: tuple[str, ...]
-    base: type
-    """The base class of its kind, such as `MixerConfig`."""
-    is_list: bool
-
-    @property
-    def flag(self) -> str:
-        """The flag on the command line."""
-        return "--" + ".".join(self.path).replace("_", "-")
-
-
-def choices(value: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
-    """All fields in a config where a part can be chosen, from the outside in."""
-    if not dataclasses.is_dataclass(value):
-        return
-    for name, hint in field_types(type(value)).items():
-        here, child = (*path, name), getattr(value, name)
-        if is_kind(hint):
-            yield Choice(here, hint, False)
-            yield from choices(child, here)
-        elif get_args(hint)[1:] == (Ellipsis,) and is_kind(get_args(hint)[0]):
-            yield Choice(here, get_args(hint)[0], True)
-            for i, element in enumerate(child):
-                yield Choice((*here, str(i)), get_args(hint)[0], False)
-                yield from choices(element, (*here, str(i)))
-        else:
-            yield from choices(child, here)
-
-
-def choose_kinds(experiment: Any, arguments: Sequence[str]) -> tuple[Any, list[str]]:
-    """The experiment with the parts that flags name, and the arguments without these flags.
+def _chosen(flag: Flag, arguments: list[str]) -> Any:
+    """The part or parts that the arguments name, else the flag's default.
 
     A chosen part has its default options. Options that a base class of the old and the new part declares keep
     values other than the old part's defaults, unless the new part has another default than the base class.
-    Outer flags act before inner ones, in any order.
 
     Raises:
       UserError: for an unknown name, with the nearest valid one.
     """
-    rest, depth = list(arguments), 1
-    while any(len(choice.path) >= depth for choice in choices(experiment)):
-        named = {}
-        for choice in choices(experiment):
-            if len(choice.path) == depth:
-                names, rest = take_flag(choice.flag, rest)
-                named |= {} if names is None else {choice.path: (choice, names)}
-        experiment = _with(experiment, named) if named else experiment
-        depth += 1
-    return experiment, rest
-
-
-def take_flag(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The value of a flag, given as `--flag value` or `--flag=value`, and the other arguments."""
-    value, rest, waiting = None, [], False
-    for argument in arguments:
-        normal = argument.partition("=")[0].replace("_", "-")
-        if waiting:
-            value, waiting = argument, False
-        elif argument.startswith("--") and normal == flag:
-            if value is not None:
-                raise UserError("is given twice", flag)
-            value = argument.partition("=")[2] if "=" in argument else None
-            waiting = "=" not in argument
-        else:
-            rest.append(argument)
-    if waiting:
-        raise UserError("must be followed by a name", flag)
-    return value, rest
-
-
-def _with(value: Any, named: dict[tuple[str, ...], tuple[Choice, str]]) -> Any:
-    """The config with the parts named by path; all of one dataclass at once, since they must fit together."""
-    if () in named:
-        return _chosen(value, *named[()])
-    inner: dict[str, dict] = {}
-    for (name, *path), choice in named.items():
-        inner.setdefault(name, {})[tuple(path)] = choice
-    if isinstance(value, tuple):
-        return tuple(
-            _with(child, inner.get(str(i), {})) if str(i) in inner else child for i, child in enumerate(value)
-        )
-    return dataclasses.replace(
-        value, **{name: _with(getattr(value, name), below) for name, below in inner.items()}
-    )
-
-
-def _chosen(now: Any, choice: Choice, names: str) -> Any:
-    registry = choice.base.registry
-    if choice.is_list:
+    names, now, registry = take_flag(flag.name, arguments), flag.default, flag.base.registry
+    if names is None:
+        return now
+    if flag.hint is not flag.base:
         listed = [name.strip() for name in names.split(",")] if names.strip() else []
-        return tuple(choose(choice.flag, name, registry)() for name in listed)
-    config_class = choose(choice.flag, names, registry)
+        return tuple(choose(flag.name, name, registry)() for name in listed)
+    config_class = choose(flag.name, names, registry)
     if type(now) is config_class:
         return now
     old, new = (
@@ -428,8 +393,3 @@ def _chosen(now: Any, choice: Choice, names: str) -> Any:
         if field.default == new[field.name] and getattr(now, field.name) != old[field.name]
     }
     return config_class(**kept)
-
-
-def choice_flags(experiment: Any) -> list[str]:
-    """The flags that choose parts."""
-    return [choice.flag for choice in choices(experiment)]

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from hyena_jax.cli.flags import MISSING, Flag, choices, n_values
+from hyena_jax.cli.flags import MISSING, Flag, n_values
 from hyena_jax.config.checks import field_ranges
 
 # Columns for the flags; a longer flag gets its own line.
@@ -32,11 +32,18 @@ def command_help(called: str, description: str, flags: Sequence[Flag], notes: Se
     words = [flag.name for flag in places] + [_invocation(flag) for flag in required]
     lines = [f"usage: hyena-jax {' '.join([called, *words])} [options]"]
     lines += ["", *_wrap(" ".join(description.split()))]
-    for paragraph in notes:
+    by_base: dict[type, list[str]] = {}
+    for flag in flags:
+        if flag.base is not None:
+            word = " NAME" if flag.hint is flag.base else " A,B,..."
+            by_base.setdefault(flag.base, []).append(flag.name + word)
+    parts = [f"{', '.join(names)}: {', '.join(base.registry)}" for base, names in by_base.items()]
+    choices = ["\n".join(["Parts chosen by name; each has its own options:", *parts])] if parts else []
+    for paragraph in [*notes, *choices]:
         lines += ["", *_wrap(paragraph, "  ")]
     sections: dict[str, list[Flag]] = {"": places}
     for flag in flags:
-        if not flag.is_positional:
+        if not flag.is_positional and flag.base is None:
             sections.setdefault(flag.name.rpartition(".")[0].removeprefix("--"), []).append(flag)
     for section, members in sections.items():
         lines += ["", f"{section}: {_first_line(members[0].owner)}" if section else "options:"]
@@ -57,15 +64,6 @@ def overview(
     for paragraph in notes:
         lines += ["", *_wrap(paragraph)]
     return "\n".join(lines)
-
-
-def describe_choices(experiment: Any) -> str:
-    """The flags that choose parts, with the names that each takes, for `--help`."""
-    by_base: dict[type, list[str]] = {}
-    for choice in choices(experiment):
-        by_base.setdefault(choice.base, []).append(choice.flag + (" A,B,..." if choice.is_list else " NAME"))
-    lines = [f"{', '.join(flags)}: {', '.join(base.registry)}" for base, flags in by_base.items()]
-    return "\n".join(["Parts chosen by name; each has its own options:", *lines])
 
 
 def _row(left: str, right: str, width: int = LEFT) -> list[str]:

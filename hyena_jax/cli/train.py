@@ -38,7 +38,8 @@ class Train(OfConfig):
     @classmethod
     def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
         """Writes `--resume DIR` as CONFIG and --workdir first."""
-        folder, rest = take_flag("--resume", arguments)
+        rest = list(arguments)
+        folder = take_flag("--resume", rest)
         if folder is not None:
             others = [argument for argument in rest if argument.partition("=")[0] == "--workdir"]
             others += [argument for argument in rest[:1] if not argument.startswith("-")]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyena_jax import config
-from hyena_jax.cli.flags import FLAT, as_flag, choice_flags, choose_kinds, flags_of, read
+from hyena_jax.cli.flags import FLAT, as_flag, flags_of, read
 from hyena_jax.config import Experiment, UserError, require
 
 VARIANT, SEED = "variant", "seed"
@@ -83,16 +83,15 @@ def make_runs(
 def _experiment(base: Experiment, point: Mapping[str, str], flags: Sequence[str]) -> Experiment:
     """The experiment at one point of the grid."""
     given = [*flags, *(f"--{name.replace('_', '-')}={value}" for name, value in point.items())]
-    experiment, rest = choose_kinds(base, given)
-    defaults = {"experiment": experiment}
-    known = flags_of(_Settings, defaults)
+    defaults = {"experiment": base}
+    known = [flag for flag in flags_of(_Settings, defaults, given) if flag.base is None]
     switches = {flag.name for flag in known if flag.hint is bool}
-    for i, argument in enumerate(rest):  # a switch has no value on the command line
+    for i, argument in enumerate(given):  # a switch has no value on the command line
         name, _, value = argument.partition("=")
         if name in switches and value.lower() in ("true", "false"):
-            rest[i] = name if value.lower() == "true" else f"--no-{name[2:]}"
+            given[i] = name if value.lower() == "true" else f"--no-{name[2:]}"
     try:
-        return read(_Settings, "sweep", rest, defaults, choice_flags(experiment)).experiment
+        return read(_Settings, "sweep", given, defaults).experiment
     except UserError as error:
         raise as_flag(error, [flag.name for flag in known]) from error
 

@@ -10,7 +10,8 @@ import pytest
 
 from hyena_jax import cli, config
 from hyena_jax.cli import commands
-from hyena_jax.cli.flags import Flag, choice_flags, flags_of, n_values
+from hyena_jax.cli.flags import Flag, flags_of, n_values
+from hyena_jax.cli.train import Train
 
 CONFIGS = ("quickstart", "images", "shakespeare_cpu:hawk", "griffin", "wikitext103_hyena_125m")
 # Required arguments of each command and each config of `train`.
@@ -37,8 +38,9 @@ WRONG = {
 def keyword_flags(command: str) -> list[Flag]:
     word, _, rest = command.partition(" ")
     kind = commands.COMMANDS[word][rest] if word == "bench" else commands.COMMANDS[word]
-    defaults = {"experiment": config.load(rest)} if word == "train" else {}
-    return [flag for flag in flags_of(kind, defaults) if not flag.is_positional]
+    config_name = {"train": rest, "bench": "quickstart" if rest == "model" else ""}.get(word)
+    defaults = {"experiment": config.load(config_name)} if config_name else {}
+    return [flag for flag in flags_of(kind, defaults) if not flag.is_positional and flag.base is None]
 
 
 def wrong_values(hint: Any) -> tuple[str, ...]:
@@ -84,12 +86,14 @@ def rest_of(command: str) -> str:
 
 def is_choice(name: str, command: str) -> bool:
     """Whether a flag chooses a part, and so names a value."""
-    return name == "--plugin" or (command.startswith("train ") and name in choices(rest_of(command)))
+    config_name = {"bench model": "quickstart"}.get(command, rest_of(command))
+    return name == "--plugin" or (config_name != "\0" and name in choices(config_name))
 
 
 @cache
 def choices(config_name: str) -> set[str]:
-    return set(choice_flags(config.load(config_name)))
+    flags = flags_of(Train, {"experiment": config.load(config_name)})
+    return {flag.name for flag in flags if flag.base is not None}
 
 
 CASES = [(command, *line) for command in COMMANDS for line in wrong_lines(command)]
