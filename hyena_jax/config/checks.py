@@ -18,24 +18,6 @@ MAX_COUNT = 2**31 - 1
 MAX_FLOAT = (2 - 2**-23) * 2.0**127
 
 
-def require_at_least(least: float, config: object, *names: str) -> None:
-    """`require` for fields of `config` that are numbers or None.
-
-    Ints are counts, such as steps, rows or seconds, and must fit into 32 bits.
-    """
-    for name in names:
-        value = getattr(config, name)
-        require(value is None or value >= least, name, value, f"at least {least}")
-        require(not isinstance(value, int) or value <= MAX_COUNT, name, value, f"at most {MAX_COUNT}")
-
-
-def require_at_most(most: float, config: object, *names: str) -> None:
-    """`require` for fields of `config` that are numbers or None, from above."""
-    for name in names:
-        value = getattr(config, name)
-        require(value is None or value <= most, name, value, f"at most {most}")
-
-
 def require_sizes(d_model: int, max_len: int) -> None:
     """Refuses a width or a length below 1."""
     for name, size in (("d_model", d_model), ("max_len", max_len)):
