@@ -23,6 +23,8 @@ from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import stops
 from hyena_jax.output import Output, bar, watched
+from hyena_jax.scoring import embed
+from hyena_jax.scoring.embed import Embedding, Pool
 from hyena_jax.scoring.score import Likelihood, Scoring, prepare
 from hyena_jax.startup import refuse_wrong_jaxlib
 from hyena_jax.training import metrics
@@ -220,6 +222,58 @@ class LoadedRun:
         """The texts, checked, and how the model will read them: see `score`, and `names` for errors."""
         options = prefix, stride, batch_size
         return prepare(self.model, self.params, self.tokenizer, texts, names, *options)
+
+    def embed(
+        self,
+        texts: str | Sequence[Prompt],
+        *,
+        layer: int | None = None,
+        pool: Pool = "mean",
+        prefix: Prompt = "",
+        stride: int | None = None,
+        batch_size: int = 16,
+        progress: bool = False,
+    ) -> np.ndarray | list[np.ndarray]:
+        """Vectors of one text or several: the model's hidden states, as `hyena-jax embed` computes them.
+
+        Args:
+          layer: block after which the states are taken, 0 for the embedding; None: what the head reads.
+          pool: `mean` or `last` of a text's tokens; `none` for all of them.
+          prefix: context before every text, which gets no vectors.
+          stride: new tokens of each window after the first, in texts beyond the model's max_len; None: half
+            of max_len. See `hyena_jax.scoring.windows`.
+          batch_size: windows of max_len tokens at once, or as many tokens in shorter ones.
+          progress: show a bar with the time left if the standard error is a terminal.
+
+        Returns:
+          float32 [n, d_model] of n texts; with pool `none` a list of arrays [tokens, d_model].
+
+        Raises:
+          UserError: if a text cannot be encoded or is empty, an argument is out of range, or the run's data
+            have no tokenizer.
+        """
+        given = [texts] if isinstance(texts, str) else texts
+        names = [f"texts[{i}]" for i in range(len(given))]
+        embedding = self.embedding(given, names, layer, pool, prefix, stride, batch_size)
+        n_windows = embedding.plan.n_windows(range(len(given)))
+        with bar("embedding", n_windows) if progress else nullcontext(lambda n: None) as advance:
+            rows = list(embedding.vectors(advance))
+        if pool == "none":
+            return rows
+        return np.concatenate([np.empty((0, self.model.config.d_model), np.float32), *rows])
+
+    def embedding(
+        self,
+        texts: Sequence[Prompt],
+        names: Sequence[str],
+        layer: int | None = None,
+        pool: Pool = "mean",
+        prefix: Prompt = "",
+        stride: int | None = None,
+        batch_size: int = 16,
+    ) -> Embedding:
+        """The texts, checked, and how the model will read them: see `embed`, and `names` for errors."""
+        return embed.prepare(self.scoring(texts, names, prefix, stride, batch_size), names, layer, pool)
 
     @property
     def _has_tokenizer(self) -> bool:

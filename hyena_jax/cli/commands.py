@@ -10,6 +10,7 @@ from hyena_jax.cli.bench import BenchDecode, BenchModel, BenchOperators
 from hyena_jax.cli.compare import Compare
 from hyena_jax.cli.convert import Convert
 from hyena_jax.cli.distill import Distill
+from hyena_jax.cli.embed import Embed
 from hyena_jax.cli.eval import Evaluate
 from hyena_jax.cli.export import Export
 from hyena_jax.cli.flags import as_flag, flags_of, read
@@ -30,7 +31,7 @@ from hyena_jax.startup import refuse_wrong_jaxlib
 GROUPS = {
     "Train": {"train": Train, "sweep": Sweep, "launch": Launch},
     "Look": {"show": Show, "compare": Compare},
-    "Use": {"generate": Generate, "export": Export, "convert": Convert, "distill": Distill},
+    "Use": {"generate": Generate, "embed": Embed, "export": Export, "convert": Convert, "distill": Distill},
     "Measure": {
         "eval": Evaluate,
         "score": Score,

@@ -84,7 +84,11 @@ class LanguageModel(nn.Module):
         return self.logits(self.hidden(tokens, segment_ids, deterministic))
 
     def hidden(
-        self, tokens: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
+        self,
+        tokens: jax.Array,
+        segment_ids: jax.Array | None = None,
+        deterministic: bool = True,
+        n_blocks: int | None = None,
     ) -> jax.Array:
         """The last block's output [B, L, D] for tokens int [B, L].
 
@@ -92,6 +96,7 @@ class LanguageModel(nn.Module):
           segment_ids: None, or integers [B, L], for mixers that accept them: each run of equal ids is a
             document, and learned positions restart there.
           deterministic: False applies dropout, from the RNG stream `dropout`.
+          n_blocks: only the first so many blocks; None: all.
 
         Raises:
           ValueError: if tokens are not integers [B, L] with L in 1..max_len, or segment_ids not [B, L].
@@ -105,7 +110,18 @@ class LanguageModel(nn.Module):
             positions = documents(segment_ids).position
         x = self._embed(tokens, positions)
         x = self.dropout(x, deterministic)
-        return apply_blocks(self.blocks, x, segment_ids, deterministic)
+        return apply_blocks(self.blocks[:n_blocks], x, segment_ids, deterministic)
+
+    def features(
+        self,
+        tokens: jax.Array,
+        segment_ids: jax.Array | None = None,
+        deterministic: bool = True,
+        layer: int | None = None,
+    ) -> jax.Array:
+        """What the head reads [B, L, D], or with `layer` the residual stream after so many blocks."""
+        x = self.hidden(tokens, segment_ids, deterministic, layer)
+        return self.final_norm(x) if layer is None else x
 
     def init_state(self, batch_size: int, max_len: int) -> LanguageModelState:
         """The state before the first token of sequences of at most `max_len` tokens."""

@@ -1,0 +1,96 @@
+"""Vectors of texts are the hidden states of the plain forward pass, whatever the batches."""
+
+import json
+
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+import hyena_jax
+from hyena_jax import cli
+from hyena_jax.config import (
+    Experiment,
+    HawkConfig,
+    LanguageModelConfig,
+    LoggingConfig,
+    TextConfig,
+    TrainingConfig,
+    UserError,
+)
+
+pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("embed")]
+MAX_LEN = 40
+MODEL = LanguageModelConfig(pattern=(HawkConfig(),), n_layers=2, d_model=8, d_ff=8, max_len=MAX_LEN)
+TEXTS = ["the", "The cat sat on the mat, and then it sat there for the rest of the long day.", "a"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("embed")
+    (folder / "text.txt").write_text("the cat sat on the mat. " * 60)
+    data = TextConfig(path=str(folder / "text.txt"), tokenizer="bytes", seq_len=16, batch_size=4)
+    training = TrainingConfig(steps=1, eval_every=1)
+    experiment = Experiment(model=MODEL, data=data, training=training, logging=LoggingConfig(sample_tokens=0))
+    return hyena_jax.train(experiment, folder / "run", quiet=True)
+
+
+def plain(run, text, layer, stride=MAX_LEN // 2):
+    """States of the text's tokens [n, D], window by window, without padding."""
+    ids, method = run.tokenizer.encode(text).astype(np.int32), "features"
+    found, start = [], 0
+    while True:
+        some = ids[None, start : start + MAX_LEN]
+        states = run.model.apply({"params": run.params}, some, None, True, layer, method=method)[0]
+        found.append(np.asarray(states)[len(np.concatenate(found)) - start if found else 0 :])
+        if start + MAX_LEN >= len(ids):
+            return np.concatenate(found)
+        start += stride
+
+
+@pytest.mark.parametrize("layer", [None, 0, 1])
+def test_states_are_those_of_the_plain_forward_pass(run, layer):
+    of_tokens = run.embed(TEXTS, layer=layer, pool="none", batch_size=2)
+    for text, rows in zip(TEXTS, of_tokens, strict=True):
+        assert rows.dtype == np.float32
+        assert_close(rows, np.float64(plain(run, text, layer)))
+    for pool, reduce in (("mean", lambda rows: rows.mean(axis=0)), ("last", lambda rows: rows[-1])):
+        pooled = run.embed(TEXTS, layer=layer, pool=pool)
+        assert_close(pooled, np.stack([reduce(np.float64(rows)) for rows in of_tokens]))
+
+
+def test_a_prefix_is_seen_and_gets_no_vector(run):
+    alone, after = (run.embed(["cat"], prefix=prefix, pool="none")[0] for prefix in ("", "the "))
+    assert alone.shape == after.shape == (3, 8)
+    assert_close(after, np.float64(plain(run, "the cat", None)[4:]))
+    assert not np.allclose(alone, after)
+
+
+def test_the_command_writes_an_array_and_its_index(run, tmp_path, capsys):
+    fasta, output = tmp_path / "two.fa", tmp_path / "rows.npy"
+    fasta.write_text(">one\nACGT\n>two\nACG\nTT\n")
+    command = ["embed", str(run.workdir), "--path", str(fasta), "--output", str(output), "--pool", "none"]
+    assert cli.main(command) == 0
+    rows = np.load(output)
+    index = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert index == [
+        {"name": "one", "tokens": 4, "row": 0, "rows": 4},
+        {"name": "two", "tokens": 5, "row": 4, "rows": 5},
+    ]
+    np.testing.assert_array_equal(rows, np.concatenate(run.embed(["ACGT", "ACGTT"], pool="none")))
+    capsys.readouterr()
+    assert cli.main(command) == 2
+    assert "--output must be a file that does not exist yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layer": 3}, "layer must be in 0..2, the model's blocks, got 3"),
+        ({"pool": "max"}, "pool 'max' is unknown"),
+        ({"texts": [""]}, r"texts\[0\] must be at least one token long, for pool 'mean'"),
+        ({"stride": 0}, "stride must be in 1..40"),
+    ],
+)
+def test_wrong_arguments(run, options, message):
+    with pytest.raises(UserError, match=message):
+        run.embed(**{"texts": TEXTS, **options})
