@@ -44,6 +44,8 @@ CLASSES = "at least 0 where they are integers with a weight (give non-class targ
 
 Example = Mapping[str, Any]
 """One row as the user gives it: `inputs`, `targets` and optionally `weights`, without the axis of rows."""
+_Form = dict[str, tuple[tuple[int, ...], np.dtype]]
+"""The shape, and the dtype that a model reads, of each array of a row, by name."""
 
 
 def from_tokens(
@@ -251,17 +253,13 @@ def _check_iterator(rows: Any) -> None:
         )
 
 
-class _Form(dict):
-    """The shape, and the dtype that a model reads, of each array of a row, by name."""
-
-
 def _form_of(row: Any, inputs: str) -> _Form:
     """The form of a row. Raises UserError if `row` is not a row."""
     names, kind = {"inputs", "targets"}, input_kind(inputs)
     is_row = isinstance(row, Mapping) and names <= set(row) <= names | {"weights"}
     shown = sorted(row) if isinstance(row, Mapping) else type(row).__name__
     require(is_row, "a row", shown, "a dict with inputs, targets and optionally weights")
-    form = _Form()
+    form: _Form = {}
     for name, value in row.items():
         value = np.asarray(value)
         is_real = value.dtype.kind in "biuf"

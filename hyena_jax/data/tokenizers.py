@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -30,58 +30,46 @@ REPLACEMENT = "\ufffd"
 """Stands for bytes that are not (or not yet) UTF-8."""
 
 
-class StreamDecoder(Protocol):
-    """Decodes ids as they arrive: returns the text that is certain, keeps the rest for the next call."""
-
-    def __call__(self, ids: Sequence[int], final: bool = False) -> str:
-        """Returns the text that `ids` complete; `final` also returns what was held back."""
-        ...
+StreamDecoder = Callable[..., str]
+"""decode(ids, final=False) returns the text that is certain, and keeps the rest of the ids for the next call;
+`final` also returns what was kept."""
 
 
-class Tokenizer(Protocol):
-    """The contract of every tokenizer."""
+class Tokenizer:
+    """Base class of the tokenizers. By default no id begins a text, and every id is certain at once."""
 
-    @property
-    def kind(self) -> str:
-        """The tokenizer's name, in `TextConfig.tokenizer` and in data.json."""
-        ...
+    kind: ClassVar[str]
+    """The tokenizer's name, in `TextConfig.tokenizer` and in data.json."""
+    vocab_size: int
+    """Number of ids: they are in [0, vocab_size)."""
+    bos: int | None = None
+    """The id before the first of every text that a model reads from its start; None if there is none.
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids: they are in [0, vocab_size)."""
-        ...
-
-    @property
-    def bos(self) -> int | None:
-        """The id before the first of every text that a model reads from its start; None if there is none.
-
-        `encode` leaves it out, since a text may be a part of another; `encode_start` adds it.
-        """
-        ...
+    `encode` leaves it out, since a text may be a part of another; `encode_start` adds it.
+    """
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the ids of `text`, int32 [n]; UserError if a symbol is outside the vocabulary."""
-        ...
+        raise NotImplementedError
 
     def decode(self, ids: Sequence[int]) -> str:
         """The inverse of `encode`, without any `bos`; UserError if an id is outside [0, vocab_size)."""
-        ...
+        raise NotImplementedError
 
     def stream(self) -> StreamDecoder:
         """A new decoder for live printing; its outputs joined are `decode` of all the ids."""
-        ...
+        return lambda ids, final=False: self.decode(ids)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values from which `tokenizer_from_json` makes an equal tokenizer."""
-        ...
+        return {"kind": self.kind}
 
 
 @dataclass(frozen=True)
-class BytesTokenizer:
+class BytesTokenizer(Tokenizer):
     """The 256 byte values of UTF-8."""
 
     kind: ClassVar[str] = "bytes"
-    bos: ClassVar[None] = None
     vocab_size: ClassVar[int] = 256
 
     def encode(self, text: str) -> np.ndarray:
@@ -101,17 +89,12 @@ class BytesTokenizer:
 
         return decode
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON values of this tokenizer."""
-        return {"kind": self.kind}
-
 
 @dataclass(frozen=True)
-class CharactersTokenizer:
+class CharactersTokenizer(Tokenizer):
     """The code points of a corpus, in ascending order."""
 
     kind: ClassVar[str] = "characters"
-    bos: ClassVar[None] = None
     symbols: str
 
     def __post_init__(self) -> None:
@@ -140,24 +123,19 @@ class CharactersTokenizer:
         """Returns the code points of `ids`."""
         return "".join(map(self.symbols.__getitem__, _checked(ids, self.vocab_size)))
 
-    def stream(self) -> StreamDecoder:
-        """Every id is certain at once."""
-        return lambda ids, final=False: self.decode(ids)
-
     def to_json(self) -> dict[str, Any]:
         """JSON values of this tokenizer."""
         return {"kind": self.kind, "symbols": self.symbols}
 
 
 @dataclass(frozen=True)
-class GraphemesTokenizer:
+class GraphemesTokenizer(Tokenizer):
     """The extended grapheme clusters of a corpus (what a reader calls a character), in ascending order.
 
     Decoded clusters may fuse: `encode(decode(ids))` can differ from ids, `decode(encode(text))` is text.
     """
 
     kind: ClassVar[str] = "graphemes"
-    bos: ClassVar[None] = None
     symbols: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -186,17 +164,13 @@ class GraphemesTokenizer:
         """Returns the clusters of `ids`."""
         return "".join(map(self.symbols.__getitem__, _checked(ids, self.vocab_size)))
 
-    def stream(self) -> StreamDecoder:
-        """Every id is certain at once."""
-        return lambda ids, final=False: self.decode(ids)
-
     def to_json(self) -> dict[str, Any]:
         """JSON values of this tokenizer."""
         return {"kind": self.kind, "symbols": list(self.symbols)}
 
 
 @dataclass(frozen=True)
-class BpeTokenizer:
+class BpeTokenizer(Tokenizer):
     """The pieces of a byte-pair tokenizer; `definition` is the text of its Hugging Face `tokenizer.json`.
 
     No special tokens are added and none but `bos` is dropped in decoding. Byte-level tokenizers round-trip
@@ -241,7 +215,7 @@ class BpeTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of the pieces; U+FFFD stands for bytes that are not UTF-8."""
-        ids = _without(self.bos, _checked(ids, self.vocab_size)).tolist()
+        ids = [i for i in _checked(ids, self.vocab_size).tolist() if i != self.bos]
         with _faults_refused():
             return self._model.decode(ids, skip_special_tokens=False)
 
@@ -255,7 +229,7 @@ class BpeTokenizer:
 
 
 @dataclass(frozen=True)
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """The pieces of a SentencePiece model; `definition` is the content of its `.model` file.
 
     No special pieces are added. Models may normalize a text; those with byte fallback encode every symbol.
@@ -300,7 +274,7 @@ class SentencePieceTokenizer:
 
 
 @dataclass(frozen=True)
-class DnaTokenizer:
+class DnaTokenizer(Tokenizer):
     """The bases of DNA with the fixed ids of HyenaDNA: seven special tokens, then A, C, G, T, N.
 
     Lower case, which marks repeats in genomes, reads as upper case; other letters, such as the codes of
@@ -308,7 +282,6 @@ class DnaTokenizer:
     """
 
     kind: ClassVar[str] = "dna"
-    bos: ClassVar[None] = None
     vocab_size: ClassVar[int] = 12
 
     def encode(self, text: str) -> np.ndarray:
@@ -323,14 +296,6 @@ class DnaTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the letters of `ids`."""
         return "".join(map(DNA_SYMBOLS.__getitem__, _checked(ids, self.vocab_size)))
-
-    def stream(self) -> StreamDecoder:
-        """Every id is certain at once."""
-        return lambda ids, final=False: self.decode(ids)
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values of this tokenizer."""
-        return {"kind": self.kind}
 
 
 DNA_SYMBOLS = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]", *"ACGTN")
@@ -364,11 +329,10 @@ class _PieceStream:
 
 
 @dataclass(frozen=True)
-class IdsTokenizer:
+class IdsTokenizer(Tokenizer):
     """Ids as their own text: decimal numbers separated by spaces."""
 
     kind: ClassVar[str] = "ids"
-    bos: ClassVar[None] = None
     vocab_size: int
 
     def __post_init__(self) -> None:
@@ -546,10 +510,6 @@ def _check_bos(tokenizer: BpeTokenizer | SentencePieceTokenizer) -> None:
 def _bos_json(tokenizer: BpeTokenizer | SentencePieceTokenizer) -> dict[str, int]:
     """Nothing without `bos`, as before there was one."""
     return {} if tokenizer.bos is None else {"bos": tokenizer.bos}
-
-
-def _without(bos: int | None, ids: np.ndarray) -> np.ndarray:
-    return ids if bos is None else ids[ids != bos]
 
 
 def _growth(rules: Any) -> int:

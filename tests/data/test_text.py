@@ -1,14 +1,289 @@
+"""Text is read from files, folders, Python itself and TensorFlow Datasets, and encoded into a corpus."""
+
+import ast
 import dataclasses
+import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorflow_free import WITHOUT_TENSORFLOW, needs_tensorflow
 
 from hyena_jax.config import TextConfig, UserError
+from hyena_jax.data import text as source
 from hyena_jax.data.dataset import perplexity
-from hyena_jax.data.text import load_corpus
+from hyena_jax.data.text import load_corpus, load_text
 from hyena_jax.data.tokenizers import CharactersTokenizer
+
+SHAKESPEARE = Path(__file__).parents[2].parent / "shared" / "data" / "tiny_shakespeare" / "input.txt"
+needs_shakespeare = pytest.mark.skipif(
+    not SHAKESPEARE.is_file(), reason="tiny_shakespeare's input.txt is absent"
+)
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+def test_the_last_tenth_of_a_file_is_held_out(tmp_path):
+    path = write(tmp_path / "a.txt", "\u00e9" * 17 + "ab")
+    text = load_text(TextConfig(path=path))
+    assert text.train == "\u00e9" * 17
+    assert text.held_out == "ab"
+    assert path in text.source
+
+
+def test_newlines_stay_and_a_byte_order_mark_goes(tmp_path):
+    path = write(tmp_path / "a.txt", b"\xef\xbb\xbfa\r\nb\rc\n\xef\xbb\xbf")
+    assert "".join(load_text(TextConfig(path=path))[:2]) == "a\r\nb\rc\n\ufeff"
+
+
+def test_a_folder_is_its_files_in_order(tmp_path):
+    for name in ("b.txt", "a/z.txt", "a/b/c.md", "B.txt", ".hidden", ".git/x", "a/.x"):
+        write(tmp_path / "text" / name, f"<{name}>")
+    (tmp_path / "text" / "broken").symlink_to("nowhere")
+    text = load_text(TextConfig(path=str(tmp_path / "text")))
+    assert text.train + text.held_out == "<B.txt><a/b/c.md><a/z.txt><b.txt>"
+
+
+def test_validation_path_is_held_out(tmp_path):
+    path, validation = write(tmp_path / "a.txt", "train"), write(tmp_path / "folder" / "b.txt", "held out")
+    text = load_text(TextConfig(path=path, validation_path=str(Path(validation).parent)))
+    assert (text.train, text.held_out) == ("train", "held out")
+
+
+@pytest.mark.parametrize("argument", ["path", "validation_path"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "{} must be an existing text file or folder, got '{}'"),
+        ({}, "{} must be a file or folder with some text, got '{}'"),
+        ({".hidden": "x", "empty": ""}, "{} must be a file or folder with some text, got '{}'"),
+        (b"", "{} must be a file or folder with some text, got '{}'"),
+        ({"x": "ok", "y": b"ab\xffc"}, "{} must hold UTF-8 text, but '{}/y' has byte 0xff at offset 2"),
+        (b"\xef\xbb\xbf\xc3", "{} must hold UTF-8 text, but '{}' has byte 0xc3 at offset 3"),
+    ],
+)
+def test_wrong_paths(tmp_path, argument, content, message):
+    wrong = tmp_path / "wrong"
+    if isinstance(content, bytes):
+        write(wrong, content)
+    elif content is not None:
+        wrong.mkdir()
+        for name, data in content.items():
+            write(wrong / name, data)
+    paths = {"path": write(tmp_path / "good", "good text"), argument: str(wrong)}
+    with pytest.raises(UserError) as error:
+        load_text(TextConfig(**paths))
+    assert str(error.value) == message.format(argument, wrong)
+
+
+def test_a_file_without_permission(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.txt", "text")
+
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(UserError, match=r"path '.*a.txt' cannot be read: .*Permission denied"):
+        load_text(TextConfig(path=path))
+
+
+def test_a_subfolder_without_permission(tmp_path, monkeypatch):
+    write(tmp_path / "text" / "a", "text")
+
+    def walk(folder, onerror):
+        onerror(PermissionError(13, "Permission denied", str(folder / "secret")))
+        return iter(())
+
+    monkeypatch.setattr(source.os, "walk", walk)
+    with pytest.raises(UserError, match=r"path '.*text' cannot be read: .*Permission denied: .*secret"):
+        load_text(TextConfig(path=str(tmp_path / "text")))
+
+
+def test_python_stdlib():
+    text = load_text(TextConfig(name="python_stdlib"))
+    assert text == load_text(TextConfig(name="python_stdlib"))
+    sizes = [len(part.encode()) for part in text[:2]]
+    assert 6_000_000 < sum(sizes) <= source.STDLIB_BYTES
+    assert 0.05 < sizes[1] / sum(sizes) < 0.2
+    assert "import" in text.held_out
+
+
+def test_python_stdlib_skips_what_is_no_library(tmp_path, monkeypatch):
+    for index in range(20):
+        write(tmp_path / f"m{index:02}.py", f"{index} ")
+    for name in ("test/a.py", "x/tests/a.py", "site-packages/a.py", "__pycache__/a.py", "notes.txt"):
+        write(tmp_path / name, "no library")
+    write(tmp_path / "latin.py", b"\xe9")
+    write(tmp_path / "_sysconfigdata_x.py", "no library")
+    monkeypatch.setattr(source.sysconfig, "get_path", lambda name: str(tmp_path))
+    text = load_text(TextConfig(name="python_stdlib"))
+    assert text.held_out == "9 19 "
+    assert text.train == "0 1 2 3 4 5 6 7 8 10 11 12 13 14 15 16 17 18 "
+
+
+def test_python_stdlib_stops_before_the_file_that_would_exceed_its_size(tmp_path, monkeypatch):
+    for index in range(12):
+        write(tmp_path / f"m{index:02}.py", "abc")
+    write(tmp_path / "m09a.py", "long enough to exceed")
+    monkeypatch.setattr(source.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(source, "STDLIB_BYTES", 32)
+    assert load_text(TextConfig(name="python_stdlib"))[:2] == ("abc" * 9, "abc")
+
+
+def test_python_without_source_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(source.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(UserError, match="name 'python_stdlib' needs Python's own source files"):
+        load_text(TextConfig(name="python_stdlib"))
+
+
+def load_in_a_new_process(before="", **options):
+    """Returns the text and the output printed while loading it."""
+    code = (
+        f"{before}\nfrom hyena_jax.config import TextConfig\nfrom hyena_jax.data.text import load_text\n"
+        f"text = load_text(TextConfig(**{options!r}))\nprint(repr(tuple(text)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
+    )
+    return ast.literal_eval(done.stdout), done.stderr
+
+
+@pytest.mark.grid
+@needs_shakespeare
+@needs_tensorflow
+def test_tiny_shakespeare_of_tfds_equals_the_plain_file(tmp_path):
+    options = {"name": "tiny_shakespeare", "tfds_dir": str(tmp_path / "tfds")}
+    text, noise = load_in_a_new_process(**options, manual_dir=str(SHAKESPEARE.parent))
+    assert text[:2] == load_text(TextConfig(path=str(SHAKESPEARE)))[:2]
+    assert text[2] == "tiny_shakespeare/1.0.0 of TensorFlow Datasets"
+    assert noise == ""
+
+    # Once prepared, neither the source file nor TensorFlow is needed.
+    assert load_in_a_new_process(WITHOUT_TENSORFLOW, **options) == (text, "")
+    levels = [logging.getLogger(name).level for name in ("absl", "urllib3")]
+    assert load_text(TextConfig(**options)) == text
+    assert [logging.getLogger(name).level for name in ("absl", "urllib3")] == levels
+
+
+@needs_shakespeare
+@needs_tensorflow
+def test_preparing_without_tensorflow(tmp_path):
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        load_in_a_new_process(
+            WITHOUT_TENSORFLOW,
+            name="tiny_shakespeare",
+            tfds_dir=str(tmp_path),
+            manual_dir=str(SHAKESPEARE.parent),
+        )
+    assert error.value.stdout == ""
+    assert error.value.stderr.splitlines()[-1] == (
+        "hyena_jax.errors.UserError: name 'tiny_shakespeare' must be prepared first, which needs the"
+        " package tensorflow: pip install 'hyena_jax[tfds]'"
+    )
+
+
+@needs_tensorflow
+def test_offline_says_how_to_supply_the_file(tmp_path, monkeypatch):
+    from tensorflow_datasets.core.download import downloader
+
+    def refuse(*args, **kwargs):
+        raise ConnectionError("no\nnetwork")
+
+    monkeypatch.setattr(downloader, "_open_url", refuse)
+    with pytest.raises(UserError) as error:
+        load_text(TextConfig(name="tiny_shakespeare", tfds_dir=str(tmp_path)))
+    assert str(error.value) == (
+        "name 'tiny_shakespeare' cannot be prepared (ConnectionError: no network);"
+        " save https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+        " as input.txt in a folder and give --data.manual-dir FOLDER, or give any text with --data.path FILE"
+    )
+
+
+@needs_tensorflow
+def test_a_wrong_source_file(tmp_path):
+    write(tmp_path / "manual" / "input.txt", "not Shakespeare")
+    config = TextConfig(
+        name="tiny_shakespeare", tfds_dir=str(tmp_path / "tfds"), manual_dir=str(tmp_path / "manual")
+    )
+    with pytest.raises(UserError, match=r"NonMatchingChecksumError: .*manual/input.txt, has wrong checksum"):
+        load_text(config)
+
+
+def test_a_missing_manual_dir(tmp_path):
+    with pytest.raises(UserError, match=r"manual_dir must be an existing folder, got '.*absent'"):
+        load_text(
+            TextConfig(name="tiny_shakespeare", tfds_dir=str(tmp_path), manual_dir=str(tmp_path / "absent"))
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("tiny_shakespear", "; nearest: tiny_shakespeare"),
+        ("Tiny Shakespeare", "; nearest: tiny_shakespeare"),
+        ("tiny_shakespeare:9.9.9", "; nearest: tiny_shakespeare"),
+        ("../?", "$"),
+    ],
+)
+def test_unknown_data_set(tmp_path, name, nearest):
+    with pytest.raises(UserError, match=f"name must be python_stdlib or a data set .*, got .*{nearest}"):
+        load_text(TextConfig(name=name, tfds_dir=str(tmp_path)))
+
+
+def test_data_set_prepared_in_another_file_format(tmp_path, monkeypatch):
+    def refuse(name, **options):
+        raise ValueError(
+            'Failed to construct dataset "tiny_shakespeare", builder_kwargs "{}": File format ...'
+        )
+
+    monkeypatch.setattr("tensorflow_datasets.builder", refuse)
+    with pytest.raises(
+        UserError, match=r"name 'tiny_shakespeare' cannot be opened in .* \(File format ...\); give"
+    ):
+        load_text(TextConfig(name="tiny_shakespeare", tfds_dir=str(tmp_path)))
+
+
+def test_data_set_that_is_no_text(tmp_path):
+    with pytest.raises(UserError, match=r"got 'mnist' with: image \(Image\), label \(ClassLabel\)"):
+        load_text(TextConfig(name="mnist", tfds_dir=str(tmp_path)))
+
+
+class FakeBuilder:
+    """A prepared data set of several examples."""
+
+    def __init__(self, splits):
+        import tensorflow_datasets as tfds
+
+        self._splits = splits
+        self.info = type("Info", (), {})()
+        self.info.features = {"text": tfds.features.Text()}
+        self.info.splits = splits
+        self.info.full_name = "fake/1.0.0"
+
+    def is_prepared(self):
+        return True
+
+    def as_data_source(self, split):
+        return [{"text": text.encode()} for text in self._splits[split]]
+
+
+def test_examples_are_lines_and_splits_follow_each_other(monkeypatch):
+    splits = {"test": ["e"], "train": ["a", "\u00e9"], "validation": ["c", "d\n"]}
+    monkeypatch.setattr("tensorflow_datasets.builder", lambda name, **options: FakeBuilder(splits))
+    assert load_text(TextConfig(name="fake")) == ("a\n\u00e9", "c\nd\ne", "fake/1.0.0 of TensorFlow Datasets")
+
+
+def test_data_set_without_held_out_split(monkeypatch):
+    splits = {"train": ["a"], "unsupervised": ["b"]}
+    monkeypatch.setattr("tensorflow_datasets.builder", lambda name, **options: FakeBuilder(splits))
+    with pytest.raises(UserError, match=r"'fake' must have train and .*, got train, unsupervised"):
+        load_text(TextConfig(name="fake"))
 
 
 @pytest.fixture
@@ -18,7 +293,7 @@ def config(tmp_path):
     return TextConfig(path=str(path), tokenizer="characters", seq_len=4)
 
 
-def write(config, content):
+def rewrite(config, content):
     with open(config.path, "w", encoding="utf-8") as file:
         file.write(content)
 
@@ -35,14 +310,14 @@ def test_tokens_are_the_text(config):
 
 @pytest.mark.parametrize(("n_symbols", "dtype"), [(256, np.uint8), (257, np.uint16)])
 def test_tokens_have_the_smallest_dtype(config, n_symbols, dtype):
-    write(config, "".join(map(chr, range(1000, 1000 + n_symbols))))
+    rewrite(config, "".join(map(chr, range(1000, 1000 + n_symbols))))
     corpus = load_corpus(config)
     assert corpus.train.dtype == corpus.held_out.dtype == dtype
     np.testing.assert_array_equal(np.concatenate([corpus.train, corpus.held_out]), np.arange(n_symbols))
 
 
 def test_the_vocabulary_covers_a_cluster_that_the_cut_divides(config):
-    write(config, "x" * 9 + "e\u0301" * 6)
+    rewrite(config, "x" * 9 + "e\u0301" * 6)
     corpus = load_corpus(dataclasses.replace(config, tokenizer="graphemes", seq_len=1))
     assert corpus.tokenizer.symbols == ("e", "e\u0301", "x", "\u0301")
     assert corpus.tokenizer.decode(corpus.train).endswith("e")
@@ -66,7 +341,7 @@ def test_fingerprint(config):
     assert (
         load_corpus(dataclasses.replace(config, validation_path=config.path)).fingerprint != same.fingerprint
     )
-    write(config, "caf\u00e9 noir " * 9 + "caf\u00e9 noor ")
+    rewrite(config, "caf\u00e9 noir " * 9 + "caf\u00e9 noor ")
     assert load_corpus(config).fingerprint != same.fingerprint
 
 
