@@ -1,10 +1,10 @@
-"""The files of a checkpoint: their digests, the arrays that they declare, and arrays written block by block.
+"""The files of a checkpoint: their digests, the metadata of their arrays, and arrays written block by block.
 
     manifest.json    SHA-256 digests of all files, to detect damage
     <item>/          TensorStore's OCDBT database, as Orbax writes it: each array is zarr (version 2), and
-                     JSON under NAME/.zarray declares its shape, the shape of its chunks and its dtype
+                     JSON under NAME/.zarray holds its shape, the shape of its chunks and its dtype
 
-TensorStore allocates whatever is declared there, so that is compared with the expected arrays first. Knows
+TensorStore allocates whatever this metadata says, so it is compared with the expected arrays first. Knows
 pytrees, not models.
 """
 

@@ -22,7 +22,7 @@ from hyena_jax.parallel.strategy import Strategy
 from hyena_jax.signals import StopRequest
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.console import Progress
-from hyena_jax.training.evaluate import held_out_values, is_reached, measured_on, sum_held_out
+from hyena_jax.training.evaluate import held_out_values, is_reached, sum_held_out
 from hyena_jax.training.lora import Adapted
 from hyena_jax.training.loss import Score
 from hyena_jax.training.metrics import MetricsLog, NoLog, Values
@@ -77,11 +77,8 @@ class Setup(NamedTuple):
     """Initial parameters of a new run, if they are not drawn at random; with LoRA always the base."""
     initial_sha256: str | None
     """Their digest, see `start.digest`."""
-
-    @property
-    def measured_on(self) -> str:
-        """The held-out rows that evaluations read."""
-        return measured_on(self.data, self.experiment.training.eval_windows)
+    measured_on: str
+    """The held-out rows that evaluations read, see `evaluate.measured_on`."""
 
 
 def mapped_train_step(setup: Setup, state: TrainState) -> Callable:

@@ -31,7 +31,7 @@ from hyena_jax.signals import Interrupted, stop_requests
 from hyena_jax.training import lora
 from hyena_jax.training.checkpoint import Checkpoints, saved_steps
 from hyena_jax.training.console import Progress, announce
-from hyena_jax.training.evaluate import check_target
+from hyena_jax.training.evaluate import check_target, measured_on
 from hyena_jax.training.folder import CHECKPOINTS, hold, kept_encoding, leads_outside, open_run
 from hyena_jax.training.loop import Profile, Setup, Trainer, already_done
 from hyena_jax.training.loss import loss_function, metric_functions
@@ -230,7 +230,8 @@ def prepare(
         _check_capacity(experiment, strategy, state if adaptation is None else (state, shapes), batch)
     report = partial(console.print, soft_wrap=True)
     initial, sha256 = together(lambda: read_start(experiment, shapes, workdir, init_from, report))
-    return Setup(experiment, data, strategy, model, trained, optimizer, loss, metrics, initial, sha256)
+    rows = measured_on(data, experiment.training.eval_windows)
+    return Setup(experiment, data, strategy, model, trained, optimizer, loss, metrics, initial, sha256, rows)
 
 
 def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batch: Any) -> None:

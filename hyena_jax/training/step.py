@@ -89,7 +89,7 @@ def make_train_step(
       axis_name: the mapped axis over which gradients and metrics are averaged, or None under plain jit,
         where a mean over the batch is already global.
       accumulation_steps: equal parts of the batch, of which only one is in memory at a time.
-      loss: the score that is minimised; see `scores`.
+      loss: the score that is minimised, see `loss.Score`.
       metrics: further scores, by name.
 
     Returns:
