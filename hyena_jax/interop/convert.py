@@ -79,6 +79,11 @@ def convert(
     require_free("output", output)
     require(source.exists() or source.is_symlink(), "source", str(source), "a file or a folder that exists")
     found = FORMATS[family](source, read_tensors(source, OBJECTS.get(family, ())), options)
+    names = [name for transform in found.table.transforms.values() for name in transform.names]
+    missing = [name for name in dict.fromkeys(names) if name not in found.tensors]
+    if len(missing) > max(MAX_PROBLEMS, len(found.tensors)):  # before a model of that size is traced
+        listed = f"{', '.join(missing[:MAX_PROBLEMS])} and {len(missing) - MAX_PROBLEMS:,} more"
+        raise UserError(f"does not fit its config: the tensors {listed} are missing", "source")
     tokenizer, tokenizer_file = _tokenizer(found, source, tokenizer_path)
     kept = None if tokenizer_file is None else output.absolute() / tokenizer_file.name
     experiment = Experiment(model=found.model, data=_data(tokenizer, kept, found.model))

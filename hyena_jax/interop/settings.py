@@ -8,7 +8,7 @@ from typing import Any
 from hyena_jax.config import UserError, parse_json, read_bytes, require
 from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.errors import printable
-from hyena_jax.files import MAX_JSON
+from hyena_jax.files import MAX_DEPTH, MAX_JSON
 
 MISSING = object()
 
@@ -110,14 +110,17 @@ def _parse_yaml(data: bytes) -> Any:
         import yaml
     except ImportError:
         raise UserError("YAML needs the package PyYAML: pip install 'hyena_jax[interop]'") from None
+    depth = 0
     try:
-        # A few lines of aliases of aliases can stand for more than fits into memory.
-        has_aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(data, yaml.SafeLoader))
-        values = None if has_aliases else yaml.safe_load(data)
-    except RecursionError:
-        raise UserError("it is nested too deeply") from None
+        for event in yaml.parse(data, yaml.SafeLoader):
+            # A few lines of aliases of aliases can stand for more than fits into memory.
+            if isinstance(event, yaml.AliasEvent):
+                raise UserError("YAML with aliases is not supported")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise UserError(f"YAML must be at most {MAX_DEPTH} lists and objects deep")
+        return yaml.safe_load(data)
+    except UserError:
+        raise
     except Exception as error:  # tags such as !!bool raise many kinds
         raise UserError(f"not YAML: {type(error).__name__}: {printable(error)[:200]}") from error
-    if has_aliases:
-        raise UserError("YAML with aliases is not supported")
-    return values

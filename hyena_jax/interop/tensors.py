@@ -153,8 +153,8 @@ def read_pytorch(path: Path, allowed_objects: tuple[type, ...] = ()) -> dict[str
             refused = re.search(r"GLOBAL ([\w.]+)", str(error))
         if refused is not None:
             reason = f"it holds {refused[1]}, which is not a tensor and is not loaded"
-        else:
-            reason = str(error).strip().partition("\n")[0]
+        else:  # not the library's text, which advises to load without its safeguards
+            reason = f"it is damaged ({type(error).__name__})"
         raise UserError(f"{str(path)!r} cannot be read: {printable(reason)[:200]}", "source") from error
     if isinstance(values, dict) and isinstance(values.get(STATE), dict):
         values = values[STATE]

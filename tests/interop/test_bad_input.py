@@ -95,6 +95,14 @@ def test_configs_that_contradict_the_tensors(stored, refused, values, message):
     assert message in refused("lfm2", folder)
 
 
+def test_many_more_layers_than_the_file_has(stored, refused):
+    """Their names are compared before a model of that size is traced."""
+    folder = settings(stored("lfm2"), num_hidden_layers=1024, layer_types=["conv"] * 1024)
+    error = refused("lfm2", folder)
+    assert "does not fit its config: the tensors model.layers.1.conv" in error
+    assert "more are missing" in error
+
+
 @pytest.mark.parametrize("shift", [[0], "x", "0.05", True, -1])
 def test_the_window_s_shift_is_a_number(stored, refused, shift):
     folder = stored("hyenadna")
@@ -133,6 +141,7 @@ def test_layers_share_the_times_of_their_filters():
         ("a: !!int ''", "not YAML: IndexError"),
         ("a: [", "not YAML: ParserError"),
         ("a: &a [1]\nb: *a", "YAML with aliases is not supported"),
+        (f"a: {'[' * 20_000}", "YAML must be at most"),
         ("[1, 2]", "must be an object with settings by name, got [1, 2]"),
         (f"interleave: 0x{'f' * 9999}", "interleave must be True: no other is supported, got a long int"),
         (f"interleave: [{'[1],' * 9999}]", "got [[1], [1], [1], [1], [1], [1], ...]"),
