@@ -427,13 +427,9 @@ class LocalAttentionConfig(_HeadsConfig):
     """Keys that a query sees before its own: with its own it sees window + 1 keys. (AFT's window counts the
     query's own key.)"""
     n_kv_heads: int | None = 1
-    """Heads of keys and values, a divisor of n_heads; 1 is multi-query, None takes n_heads."""
     rotary_fraction: float = 0.5
-    """Fraction of each head's channels that rotary position embedding rotates; 0 is none."""
     qkv_bias: bool = False
-    """Biases of queries, keys and values."""
     init: Init = "griffin"
-    """Initialisation of the projections, named after the code that uses it."""
 
 
 @dataclass(frozen=True)

@@ -241,9 +241,7 @@ class LionConfig(GroupedOptimizerConfig):
     """
 
     learning_rate: float = 5e-4
-    """Peak learning rate."""
     weight_decay: float = 0.4
-    """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
     b1: Annotated[float, Between(0, 1, "[)")] = 0.9
     """Weight of the momentum in the update."""
     b2: Annotated[float, Between(0, 1, "[)")] = 0.99
@@ -257,7 +255,6 @@ class AdafactorConfig(GroupedOptimizerConfig):
     learning_rate: float = 1e-2
     """Peak learning rate, relative to the size of each parameter with `multiply_by_parameter_scale`."""
     weight_decay: float = 0.02
-    """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
     decay_rate: Annotated[float, Between(0, 1, "(]")] = 0.8
     """Exponent c of the second moment's decay 1 - t^-c at step t (section 7.2)."""
     clipping_threshold: Annotated[float | None, AtLeast(1)] = 1.0
@@ -275,9 +272,7 @@ class SGDConfig(GroupedOptimizerConfig):
     """Gradient descent with momentum and decoupled weight decay (arXiv 1711.05101, algorithm 1)."""
 
     learning_rate: float = 0.1
-    """Peak learning rate."""
     weight_decay: float = 2e-3
-    """Decoupled weight decay, unless a group sets another; multiplied by the learning rate."""
     momentum: Annotated[float, Between(0, 1, "[)")] = 0.9
     """Decay of the momentum; 0 is plain gradient descent."""
     nesterov: bool = False
