@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import jax
@@ -25,7 +25,6 @@ from hyena_jax.trees import named_leaves
 if TYPE_CHECKING:
     from hyena_jax.training.loop import Setup
 
-NO_METRICS: Mapping[str, float] = MappingProxyType({})
 # Least seconds between two rows of training metrics, without a terminal.
 ROW_EVERY = 5.0
 
@@ -81,7 +80,7 @@ class Progress:
             shown = (f"step {step:6d}", self._loss, self._speed, self._left(step, now))
             self.note("   ".join(filter(None, shown)))
 
-    def validation(self, step: int, loss: float, metrics: Mapping[str, float] = NO_METRICS) -> None:
+    def validation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Shows the validation loss after `step`, also as a row of text, with the data's own metrics."""
         self._validation_loss = f"validation {loss:.4f}"
         self._show()

@@ -3,10 +3,9 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import flax.linen as nn
@@ -349,32 +348,20 @@ class Clock:
             self._start += time.perf_counter() - began
 
 
-class Profile:
+class Profile(ExitStack):
     """Traces PROFILE_STEPS steps into `folder`, PROFILE_FROM steps after the start; earlier in a short run.
 
-    Does nothing if `folder` is None.
+    A context manager, which ends the trace; does nothing if `folder` is None.
     """
 
     def __init__(self, folder: Path | None, start: int, steps: int):
+        super().__init__()
         self._folder = folder
         self._first = start + max(0, min(PROFILE_FROM, steps - start - PROFILE_STEPS))
-        self._is_tracing = False
-
-    def __enter__(self) -> "Profile":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stop()
 
     def before_step(self, t: int) -> None:
         """Starts or stops the trace at its steps; `t` counts steps from 0."""
         if self._folder is not None and t == self._first:
-            jax.profiler.start_trace(self._folder)
-            self._is_tracing = True
+            self.enter_context(jax.profiler.trace(self._folder))
         if t == self._first + PROFILE_STEPS:
-            self._stop()
-
-    def _stop(self) -> None:
-        if self._is_tracing:
-            jax.profiler.stop_trace()
-            self._is_tracing = False
+            self.close()

@@ -262,14 +262,14 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
 
 def cosine(config: CosineConfig, peak: float, total_steps: int) -> optax.Schedule:
     """Warm-up, then peak ((1 - f) (1 + cos(pi t / T)) / 2 + f) over T steps; f is the final fraction."""
-    decay = _end(config, total_steps) - config.warmup_steps
-    return _warmed_up(config, peak, optax.cosine_decay_schedule(peak, decay, _final_fraction(config, peak)))
+    end, final = _decay(config, peak, total_steps)
+    return _warmed_up(config, peak, optax.cosine_decay_schedule(peak, end - config.warmup_steps, final))
 
 
 def linear(config: LinearConfig, peak: float, total_steps: int) -> optax.Schedule:
     """Warm-up, then linear decay to the final rate."""
-    decay = _end(config, total_steps) - config.warmup_steps
-    return _warmed_up(config, peak, optax.linear_schedule(peak, _final_fraction(config, peak) * peak, decay))
+    end, final = _decay(config, peak, total_steps)
+    return _warmed_up(config, peak, optax.linear_schedule(peak, final * peak, end - config.warmup_steps))
 
 
 def constant(config: ConstantConfig, peak: float, total_steps: int) -> optax.Schedule:
@@ -279,19 +279,18 @@ def constant(config: ConstantConfig, peak: float, total_steps: int) -> optax.Sch
 
 def warmup_stable_decay(config: WarmupStableDecayConfig, peak: float, total_steps: int) -> optax.Schedule:
     """Warm-up, then the peak rate, then linear decay to the final rate."""
-    end = _end(config, total_steps)
+    end, final = _decay(config, peak, total_steps)
     decay = min(max(1, round(config.decay_fraction * end)), end - config.warmup_steps)
     stable = end - config.warmup_steps - decay
-    final = _final_fraction(config, peak) * peak
-    return _warmed_up(config, peak, optax.linear_schedule(peak, final, decay, transition_begin=stable))
+    after = optax.linear_schedule(peak, final * peak, decay, transition_begin=stable)
+    return _warmed_up(config, peak, after)
 
 
-def _end(config: DecayScheduleConfig, total_steps: int) -> int:
-    return max(config.decay_steps or total_steps, config.warmup_steps + 1)
-
-
-def _final_fraction(config: DecayScheduleConfig, peak: float) -> float:
-    return config.final_fraction if config.final_learning_rate is None else config.final_learning_rate / peak
+def _decay(config: DecayScheduleConfig, peak: float, total_steps: int) -> tuple[int, float]:
+    """The step at which the decay ends, and the fraction of the peak that is left then."""
+    rate = config.final_learning_rate
+    end = max(config.decay_steps or total_steps, config.warmup_steps + 1)
+    return end, config.final_fraction if rate is None else rate / peak
 
 
 def _warmed_up(config: WarmupScheduleConfig, peak: float, after: optax.Schedule) -> optax.Schedule:

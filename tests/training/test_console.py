@@ -42,7 +42,7 @@ def test_on_a_terminal_the_bar_says_compiling_before_the_first_step():
         shown.training(1, 2.5, 1234.0)
         with shown.evaluating():
             shown._rich.refresh()
-        shown.validation(1, 3.5)
+        shown.validation(1, 3.5, {})
     after = console.file.getvalue()[len(before) :]
     assert "compiling" in before
     assert "loss" not in before
