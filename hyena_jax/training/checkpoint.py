@@ -72,9 +72,7 @@ class Checkpoints:
         self._pending: Future[None] | None = None
 
     def __enter__(self) -> "Checkpoints":
-        self._usual_hook = threading.excepthook
-        threading.excepthook = self._on_thread_error
-        self._quiet = _without_abandoned()
+        self._quiet = _quiet()
         self._quiet.__enter__()
         return self
 
@@ -91,13 +89,7 @@ class Checkpoints:
                     with as_os_error("the last checkpoint could not be written"):
                         self._manager.close()
             finally:
-                threading.excepthook = self._usual_hook
                 self._quiet.__exit__(kind, error, trace)
-
-    def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
-        """Silences Orbax's thread: its error is raised where we wait for the thread."""
-        if error.thread is None or error.thread.name != "save_finalize":
-            self._usual_hook(error)
 
     def restore(self, targets: dict[str, Tree]) -> Restored | None:
         """The newest checkpoint that is verified and whole, or None if there are no checkpoints.
@@ -186,13 +178,13 @@ class Checkpoints:
 
 
 @contextmanager
-def _without_abandoned() -> Iterator[None]:
-    """Silences reports about reads and writes that a failure interrupts.
+def _quiet() -> Iterator[None]:
+    """Silences Orbax's thread, whose error is raised where we wait for it, and what a failure interrupts.
 
-    TensorStore reports to a closed event loop, and Orbax's coroutines are dropped. Reports may come late, so
-    after a failure they stay silenced for the rest of the process.
+    After a failure TensorStore reports to a closed event loop, and Orbax's coroutines are dropped. Reports
+    may come late, so after a failure they stay silenced for the rest of the process.
     """
-    usual = sys.unraisablehook
+    usual, usual_in_threads = sys.unraisablehook, threading.excepthook
 
     def report(error: Any) -> None:
         code = getattr(error.object, "cr_code", None)
@@ -200,8 +192,15 @@ def _without_abandoned() -> Iterator[None]:
         if not is_dropped and str(error.exc_value) != "Event loop is closed":
             usual(error)
 
-    sys.unraisablehook = report
-    yield
+    def report_of_thread(error: threading.ExceptHookArgs) -> None:
+        if error.thread is None or error.thread.name != "save_finalize":
+            usual_in_threads(error)
+
+    sys.unraisablehook, threading.excepthook = report, report_of_thread
+    try:
+        yield
+    finally:
+        threading.excepthook = usual_in_threads
     sys.unraisablehook = usual
 
 
@@ -306,7 +305,7 @@ def _try_restore(folder: Path, step: int, verified: bool, targets: dict[str, Tre
     if unfit is None:
         arguments = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
         try:
-            with _without_abandoned(), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            with _quiet(), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
                 restored = checkpointer.restore(
                     checkpoint.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonRestore())
                 )
