@@ -96,7 +96,8 @@ def read_runs(folders: str | Path | Sequence[str | Path]) -> tuple[list[Run], li
     left_out: list[str] = []
     for folder in map(Path, folders):
         require(folder.is_dir(), "DIR", str(folder), "a folder")
-        inside = [folder] if config.is_run(folder) else sorted(filter(_is_run, folder.iterdir()))
+        within = sorted(path for path in folder.iterdir() if path.is_dir() and config.is_run(path))
+        inside = [folder] if config.is_run(folder) else within
         require(len(inside) > 0, "DIR", str(folder), "the folder of a run, or one with such folders in it")
         runs = [Run(workdir, config.read_run(workdir), read_rows(workdir / FILE)) for workdir in inside]
         evaluated = [run for run in runs if run.metrics]
@@ -106,10 +107,6 @@ def read_runs(folders: str | Path | Sequence[str | Path]) -> tuple[list[Run], li
         left_out += [run.name for run in runs if not run.metrics]
         found |= {run.workdir.resolve(): run for run in evaluated}
     return list(found.values()), left_out
-
-
-def _is_run(path: Path) -> bool:
-    return path.is_dir() and config.is_run(path)
 
 
 def group(runs: Sequence[Run], by: str | None = None) -> list[Group]:

@@ -39,24 +39,6 @@ def batch_spec(n_dims: int) -> PartitionSpec:
     return PartitionSpec((DATA, FSDP), *[SEQUENCE][: n_dims - 1])
 
 
-def make_mesh(config: ParallelConfig, devices: Sequence[jax.Device]) -> Mesh:
-    """The mesh of `config` over `devices`: a process's devices are neighbours, sequence is innermost.
-
-    Raises:
-      UserError: if its size is not the number of devices, or a process's devices are not whole rows of it.
-    """
-    inner = config.fsdp * config.sequence
-    data = config.data or max(1, len(devices) // inner)
-    sizes = f"parallel.data x fsdp x sequence = {data} x {config.fsdp} x {config.sequence}"
-    if data * inner != len(devices):
-        raise UserError(f"{sizes} must be the {len(devices)} devices")
-    local = len(devices) // n_processes(devices)
-    whole = local % config.sequence == 0 or config.sequence % local == 0
-    must = f"a divisor or a multiple of the {local} devices of a process"
-    require(whole, "parallel.sequence", config.sequence, must)
-    return Mesh(np.array(devices).reshape(data, config.fsdp, config.sequence), AXES)
-
-
 @dataclass(frozen=True)
 class MeshLayout(Layout):
     """Activations stay with the rows and the length of the batch; sharded parameters are gathered where used.
@@ -95,15 +77,32 @@ class Sharded(Strategy):
     """The state is sharded over fsdp, a batch over the whole mesh."""
 
     def __init__(self, config: ParallelConfig, devices: Sequence[jax.Device], kernels: bool = False):
-        """`kernels`: see `Layout`. Raises UserError if `devices` do not fit the mesh of `config`."""
-        self._mesh = mesh = make_mesh(config, devices)
-        self.devices = tuple(mesh.devices.flat)
+        """A process's devices are neighbours in the mesh, and sequence is its innermost axis.
+
+        Args:
+          devices: those of all processes.
+          kernels: see `Layout`.
+
+        Raises:
+          UserError: if the size of the mesh is not the number of devices, or a process's devices are not
+            whole rows of it.
+        """
+        inner = config.fsdp * config.sequence
+        data = config.data or max(1, len(devices) // inner)
+        sizes = f"parallel.data x fsdp x sequence = {data} x {config.fsdp} x {config.sequence}"
+        if data * inner != len(devices):
+            raise UserError(f"{sizes} must be the {len(devices)} devices")
+        local = len(devices) // n_processes(devices)
+        whole = local % config.sequence == 0 or config.sequence % local == 0
+        must = f"a divisor or a multiple of the {local} devices of a process"
+        require(whole, "parallel.sequence", config.sequence, must)
+        self.devices = tuple(devices)
+        self._mesh = Mesh(np.array(devices).reshape(data, config.fsdp, config.sequence), AXES)
         self.axis_name, self.sequence_axis = None, SEQUENCE if config.sequence > 1 else None
-        self.row_shards = mesh.shape[DATA] * mesh.shape[FSDP]
-        layout = self.devices[0].platform, self.row_shards, kernels
-        self.layout = MeshLayout(*layout, mesh.shape[FSDP]) if mesh.size > 1 else Layout(*layout)
+        self.row_shards = data * config.fsdp
+        layout = devices[0].platform, self.row_shards, kernels
+        self.layout = MeshLayout(*layout, config.fsdp) if len(devices) > 1 else Layout(*layout)
         # Processes whose devices shard the length of the same rows read the same rows.
-        local = mesh.size // n_processes(self.devices)
         per_process = max(1, local // config.sequence)
         first = jax.process_index() * local // config.sequence
         self.row_shard = RowShard(first // per_process, self.row_shards // per_process)

@@ -145,9 +145,3 @@ def check_batch(batch_size: int, row_shards: int, accumulation_steps: int) -> No
 def round_up(rows: int, row_shards: int) -> int:
     """The least multiple of `row_shards` that is at least `rows`."""
     return -(-rows // row_shards) * row_shards
-
-
-def bytes_on_one_device(trees: Sequence[Tree]) -> int:
-    """Bytes of placed trees on the first local device."""
-    shards = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves(trees)]
-    return sum(shard.nbytes for shard in shards)

@@ -60,13 +60,15 @@ def make_runs(
     require(count <= MAX_RUNS, "grid", f"{count} runs", f"at most {MAX_RUNS} runs")
     # In one order, so that the same grid has the same names, however it was written.
     axes = dict(sorted(axes.items(), key=lambda axis: (axis[0] != VARIANT, axis[0] == SEED, axis[0])))
-    labels = _labels(list(axes))
+    ends = [name.rpartition(".")[2] for name in axes]  # which name a run, unless two axes share it
+    labels = {name: end if ends.count(end) == 1 else name for name, end in zip(axes, ends, strict=True)}
     bases: dict[str, Experiment] = {}
     runs: dict[str, Experiment] = {}
     seen = set()
     for values in itertools.product(*axes.values()):
         point = dict(zip(axes, values, strict=True))
-        name = ",".join(f"{labels[axis]}={_safe(value)}" for axis, value in point.items())
+        safe = {axis: re.sub(r"[^\w.+:-]", "_", value) for axis, value in point.items()}  # in a folder's name
+        name = ",".join(f"{labels[axis]}={value}" for axis, value in safe.items())
         base = f"{spec}:{point.pop(VARIANT)}" if VARIANT in point else spec
         if base not in bases:
             bases[base] = config.load(base)
@@ -94,14 +96,3 @@ def _experiment(base: Experiment, point: Mapping[str, str], flags: Sequence[str]
         return read(_Settings, "sweep", given, defaults).experiment
     except UserError as error:
         raise as_flag(error, [flag.name for flag in known]) from error
-
-
-def _labels(names: Sequence[str]) -> dict[str, str]:
-    """The names of axes in the names of runs: the last part, or the whole name if two share it."""
-    last = [name.rpartition(".")[2] for name in names]
-    return {name: end if last.count(end) == 1 else name for name, end in zip(names, last, strict=True)}
-
-
-def _safe(value: str) -> str:
-    """The value as part of a folder's name."""
-    return re.sub(r"[^\w.+:-]", "_", value)

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class Server:
                     Output(width=110),
                     init_from=init_from,
                     load_data=self._load,
-                    make_progress=self._progress,
+                    make_progress=partial(_SentProgress, send=self._send),
                 )
                 self._send(DONE)
         except Diverged as error:
@@ -97,9 +98,6 @@ class Server:
         reads_once = isinstance(loaded.train_batches(data.batch_size, 0), Stream)
         self._kept = None if reads_once else (data, encoding, loaded)
         return loaded
-
-    def _progress(self, console: Console, start: int, steps: int, unit: str) -> Progress:
-        return _SentProgress(console, start, steps, unit, self._send)
 
 
 class _SentProgress(Progress):

@@ -164,7 +164,9 @@ def _read(root: Path, runs: Mapping[str, Experiment], init_from: str | None) -> 
     file = root / FILE
     require(not root.exists() or root.is_dir(), "workdir", str(root), "a folder, not a file")
     if not file.exists():
-        others = [path.name for path in root.iterdir() if not _is_own(path)] if root.exists() else []
+        names = [path.name for path in root.iterdir()] if root.exists() else []
+        # A sweep that was killed as it started can have left a lock or a draft.
+        others = [name for name in names if name != LOCK and not files.DRAFT.fullmatch(name)]
         allowed = f"new, empty, or the folder of a sweep; it holds {others[0]!r}" if others else ""
         require(not others, "workdir", str(root), allowed)
         return new
@@ -221,11 +223,6 @@ def _write(root: Path, outcomes: Mapping[str, Outcome]) -> None:
 
 def _encoded(experiment: Experiment) -> dict[str, Any]:
     return json.loads(json.dumps(config.encode(experiment)))  # as it is read again: lists, not tuples
-
-
-def _is_own(path: Path) -> bool:
-    """Whether a sweep that was killed as it started can have left this file."""
-    return path.name == LOCK or bool(files.DRAFT.fullmatch(path.name))
 
 
 def _request(kind: str, outcome: Outcome) -> Request:
