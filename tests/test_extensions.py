@@ -21,7 +21,7 @@ SMALL = """
 NARROW = "--model.n-layers 1 --model.d-model 8 --model.d-ff 16 --model.max-len 16".split()
 # The flags that choose the part of each file.
 FLAGS = {
-    "token_shift": ["--model.pattern", "token_shift,hawk", *NARROW, "--model.n-layers", "2"],
+    "token_shift": ["--model.pattern", "token_shift,hawk", "--model.n-layers", "2", *NARROW[2:]],
     "ema": ["--model.pattern", "ema", "--model.pattern.0.decay", "0.8", *NARROW],
     "ema_by_hand": ["--model.pattern", "ema_by_hand", *NARROW],
     "gru_cell": ["--model.pattern", "gru_cell", *NARROW],

@@ -86,7 +86,8 @@ def _mapped(argument: str, path: str, dtype: str) -> np.ndarray:
             require(fits, where, f"{size} bytes", f"{dtype} numbers, a multiple of {item} bytes")
             return np.memmap(opened, np.dtype(dtype).newbyteorder("<"), "r")
     try:
-        tokens = np.lib.format.open_memmap(file, mode="r")
+        with np.errstate(over="raise"):  # of sizes that no file has
+            tokens = np.lib.format.open_memmap(file, mode="r")
     except Exception as error:  # the header is a Python literal, which fails in many ways
         raise UserError(f"{where} must be a .npy file of numbers: {error!r:.200}") from error
     declared = tokens.offset + tokens.nbytes

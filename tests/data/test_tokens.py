@@ -85,6 +85,11 @@ def test_missing_and_broken_files_are_refused(tmp_path):
         load(TokensConfig())
     with pytest.raises(UserError, match="path '.*no.npy' cannot be read: .*No such file"):
         load(TokensConfig(str(tmp_path / "no.npy")))
+    for shape in ("(2**62, 4)", f"({2**62}, 4)", f"({10**30},)", "(-30,)", f"({2**61},)", "(29,)", "(31,)"):
+        header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+        (tmp_path / "lie.npy").write_bytes(b"\x93NUMPY\x01\x00\x76\x00" + header.encode() + bytes(60))
+        with pytest.raises(UserError, match=r"lie.npy' must be (a .npy file of numbers|18\d bytes long)"):
+            load(TokensConfig(str(tmp_path / "lie.npy"), seq_len=2))
     (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY\x01\x00")
     with pytest.raises(UserError, match="broken.npy' must be a .npy file of numbers"):
         load(TokensConfig(str(tmp_path / "broken.npy")))
