@@ -80,7 +80,6 @@ ALLOWED = {
         "tasks",
         "training",
     },
-    "launched": {"cli", "signals"},
 }
 # The parts of training that know pytrees, not models, as all of `parallel` does.
 TREES_ONLY = ("checkpoint", "checkpoint_files", "export", "lora", "optimizer")

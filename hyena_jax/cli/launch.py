@@ -11,10 +11,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from hyena_jax import cli
 from hyena_jax.cli.base import Command, note
 from hyena_jax.cli.flags import HIDDEN
 from hyena_jax.config import AtLeast, AtMost, require
-from hyena_jax.signals import STOPPING, noted_signals
+from hyena_jax.signals import STOPPING, end_with, noted_signals, take_signals
 
 POLL_EVERY = 0.05
 """Seconds between two looks at the processes."""
@@ -57,8 +58,11 @@ class Launch(Command):
 
         is_train = self.command[:1] == ("train",) and len(self.command) > 1
         require(is_train, "the command after --", " ".join(self.command), "train ...")
-        address, count = f"127.0.0.1:{_free_port()}", self.num_processes
-        command = [*self.command, "--coordinator", address, "--num-processes", str(count), "--process-id"]
+        with socket.socket() as probe:  # a free port
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        count = ["--num-processes", str(self.num_processes)]
+        command = [*self.command, "--coordinator", address, *count, "--process-id"]
         if find([*command, "0"])[0] is None:  # help; and wrong flags are one error, not one from each process
             return 0
         with noted_signals() as asked, ExitStack() as stack:
@@ -66,10 +70,11 @@ class Launch(Command):
             stack.callback(os.close, held)
             stack.callback(os.close, pipe)
             processes: list[Process] = []
-            for i in range(count):
-                ours = [sys.executable, "-m", "hyena_jax.launched", str(pipe), *command, str(i)]
+            for i in range(self.num_processes):
+                ours = [sys.executable, "-m", "hyena_jax.cli.launch", str(pipe), *command, str(i)]
                 processes.append(_start(ours, pipe))
-                stack.callback(_end, processes[-1])
+                stack.callback(processes[-1].wait)
+                stack.callback(processes[-1].kill)
             return _watch(processes, self.grace, note, asked)
 
 
@@ -80,12 +85,6 @@ def _start(command: Sequence[str], pipe: int) -> Process:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[pipe], process_group=0)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, usual)
-
-
-def _end(process: Process) -> None:
-    if process.poll() is None:
-        process.kill()
-    process.wait()
 
 
 def _watch(
@@ -125,7 +124,16 @@ def _first_failed(processes: Sequence[Process]) -> int | None:
     return min(failed, key=lambda i: processes[i].returncode > 0, default=None)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def launched() -> int:
+    """Runs the command of one process that was started; it stops and saves once its launcher has ended.
+
+    The first argument is the pipe that the launcher holds open. While the process has nothing to save, a
+    signal ends it at once and without a message: the launcher prints one for all.
+    """
+    take_signals()
+    end_with(int(sys.argv.pop(1)))
+    return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(launched())
