@@ -190,7 +190,7 @@ def require_equal(values: Mapping[str, Any]) -> None:
     for i, other in enumerate(others, 1):
         for name in first | other:
             if name not in first or name not in other or first[name] != other[name]:
-                raise UserError(must_be_same(name, first.get(name), i, other.get(name)))
+                raise UserError(must_be_same(first.get(name), i, other.get(name)), name)
 
 
 def first_request(name: str | None) -> str | None:

@@ -30,8 +30,8 @@ ANYWHERE = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 Card = dict[str, Any]
 """How a process identifies itself: `process_id`, `num_processes`, and `versions` of packages."""
-Fault = tuple[bool, str]
-"""(True for wrong input, False for a failed machine; the message)."""
+Fault = tuple[str, str | None]
+"""(The message, the argument that it is about: wrong input; or None: a failed machine)."""
 
 
 class Address(NamedTuple):
@@ -70,8 +70,8 @@ def call_roll(coordinator: str, card: Card, timeout: float) -> str | None:
         with closing(listener):
             fault = asyncio.run(_hear(listener, coordinator, card, timeout))
     if fault is not None:
-        is_user_error, text = fault
-        raise (UserError if is_user_error else OSError)(text)
+        text, argument = fault
+        raise OSError(text) if argument is None else UserError(text, argument)
     return None if address is None else str(address)
 
 
@@ -149,7 +149,7 @@ async def _hear(listener: socket.socket, coordinator: str, ours: Card, timeout: 
         missing = (str(i) for i in range(count) if i not in present)
         first = ", ".join(itertools.islice(missing, 8)) + (", ..." if count - len(present) > 8 else "")
         answer.set_result(
-            (False, f"process {first} of {count} did not connect to {coordinator} in {timeout:g} s")
+            (f"process {first} of {count} did not connect to {coordinator} in {timeout:g} s", None)
         )
     server.close()
     if handlers:
@@ -174,15 +174,15 @@ def _misfit(card: Card, ours: Card, present: set[int]) -> Fault | None:
     same |= {name: (version, card["versions"].get(name)) for name, version in ours["versions"].items()}
     for name, (here, there) in same.items():
         if here != there:
-            return True, must_be_same(name, here, number, there)
+            return must_be_same(here, number, there), name
     if number in present:
-        return True, f"process_id must differ between processes, got {number} in two of {count}"
+        return f"must differ between processes, got {number} in two of {count}", "process_id"
     return None
 
 
-def must_be_same(name: str, first: object, number: int, other: object) -> str:
+def must_be_same(first: object, number: int, other: object) -> str:
     """The message about a value that is `first` in process 0 and `other` in process `number`."""
-    return f"{name} must be the same in all processes, got {first!r} in process 0 and {other!r} in {number}"
+    return f"must be the same in all processes, got {first!r} in process 0 and {other!r} in {number}"
 
 
 async def _report(coordinator: str, card: Card, timeout: float) -> Fault | None:
@@ -193,15 +193,15 @@ async def _report(coordinator: str, card: Card, timeout: float) -> Fault | None:
         async with asyncio.timeout(timeout):
             reader, writer, greeting = await _greeted(host, port)
     except TimeoutError:
-        return False, f"process 0 did not connect to {coordinator} in {timeout:g} s"
+        return f"process 0 did not connect to {coordinator} in {timeout:g} s", None
     with closing(writer):
         if greeting != GREETING:
-            return False, f"another program, or another training, listens on coordinator {coordinator}"
+            return f"another program, or another training, listens on coordinator {coordinator}", None
         with suppress(OSError, ValueError):
             writer.write(json.dumps(card).encode() + b"\n")
             async with asyncio.timeout(timeout + LINE_WITHIN):  # process 0 gives up earlier
                 return json.loads(await reader.readline())
-    return False, f"process 0 at {coordinator} ended before all processes had connected"
+    return f"process 0 at {coordinator} ended before all processes had connected", None
 
 
 async def _greeted(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:

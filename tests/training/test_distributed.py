@@ -331,8 +331,9 @@ def test_what_differs_between_processes_is_named(other, message, monkeypatch):
     if message is None:
         require_equal({"a": 1, "b": None})
         return
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as raised:
         require_equal({"a": 1, "b": None})
+    assert raised.value.argument == message[0]  # which commands replace by its flag
 
 
 class Joined(Exception):
