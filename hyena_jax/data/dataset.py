@@ -28,7 +28,7 @@ Encoding = Any
 value. A run keeps the encoding that it was trained with."""
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-AT_LEAST = frozenset({"vocab_size", "n_classes"})
+MAY_BE_MORE = frozenset({"vocab_size", "n_classes"})
 """Sizes of which a model may have more than its data."""
 PROMPT_TOKENS = 32
 """Tokens of held-out data that a sample continues by default."""
@@ -261,7 +261,7 @@ def fill_in(experiment: Experiment, sizes: Mapping[str, Any]) -> Experiment:
         ours = getattr(model, name)
         if ours is None:
             found[name] = value
-        elif name in AT_LEAST:
+        elif name in MAY_BE_MORE:
             require(ours >= value, f"model.{name}", ours, f"at least the data's {value}")
         else:
             require(ours == value, f"model.{name}", ours, f"the data's {value}")

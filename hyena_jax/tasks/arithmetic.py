@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from hyena_jax.config.checks import AtLeast, AtMost, Between
 from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.config.tasks import TaskConfig
-from hyena_jax.tasks.task import Preset, Row, Task, letter, register_task, row
+from hyena_jax.tasks.task import Preset, Row, letter, register_task, row
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,41 +154,35 @@ def _symbol(config: CountingConfig, i: int) -> str:
 register_task(
     "majority",
     MajorityConfig,
-    Task(
-        draw=majority,
-        chance=_majority_chance,
-        symbol=_bit,
-        shows_positions=False,
-        presets={"small": Preset(MajorityConfig(), "HazyResearch/zoology, at a size for two CPU cores")},
-    ),
+    draw=majority,
+    chance=_majority_chance,
+    symbol=_bit,
+    shows_positions=False,
+    presets={"small": Preset(MajorityConfig(), "HazyResearch/zoology, at a size for two CPU cores")},
 )
 register_task(
     "counting",
     CountingConfig,
-    Task(
-        draw=counting,
-        chance=_counting_chance,
-        symbol=_symbol,
-        answer=lambda config, i: str(i),
-        presets={"small": Preset(CountingConfig(), "ours; a smoke test without published numbers")},
-    ),
+    draw=counting,
+    chance=_counting_chance,
+    symbol=_symbol,
+    answer=lambda config, i: str(i),
+    presets={"small": Preset(CountingConfig(), "ours; a smoke test without published numbers")},
 )
 register_task(
     "addition",
     AdditionConfig,
-    Task(
-        draw=addition,
-        chance=_addition_chance,
-        presets={
-            "small": Preset(AdditionConfig(), "Poli et al. 2023, 2302.10866, appendix C.1"),
-            **{
-                f"d{n}": Preset(
-                    AdditionConfig(n_digits=n),
-                    "Poli et al. 2023, 2302.10866, appendix C.1",
-                    "one layer learns up to 4 digits; longer numbers need two or three",
-                )
-                for n in (2, 4, 8)
-            },
+    draw=addition,
+    chance=_addition_chance,
+    presets={
+        "small": Preset(AdditionConfig(), "Poli et al. 2023, 2302.10866, appendix C.1"),
+        **{
+            f"d{n}": Preset(
+                AdditionConfig(n_digits=n),
+                "Poli et al. 2023, 2302.10866, appendix C.1",
+                "one layer learns up to 4 digits; longer numbers need two or three",
+            )
+            for n in (2, 4, 8)
         },
-    ),
+    },
 )

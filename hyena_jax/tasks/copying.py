@@ -7,7 +7,7 @@ from hyena_jax.config.checks import AtLeast
 from hyena_jax.config.models import MAX_POSITIONS
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import require
-from hyena_jax.tasks.task import Preset, Row, Task, register_task, row
+from hyena_jax.tasks.task import Preset, Row, register_task, row
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,40 +105,36 @@ def _memorisation_symbol(config: MemorisationConfig, i: int) -> str:
 register_task(
     "selective_copying",
     SelectiveCopyingConfig,
-    Task(
-        draw=selective_copying,
-        chance=lambda config: 1 / (config.vocab_size - 2),
-        symbol=_selective_symbol,
-        presets={
-            "small": Preset(SelectiveCopyingConfig(), "the published task at a size for two CPU cores"),
-            "mamba": Preset(
-                SelectiveCopyingConfig(vocab_size=16, seq_len=4096, n_data=16),
-                "Gu & Dao 2023, 2312.00752, table 1; 400,000 steps of 64 rows",
-                "S4 without gate 18.3, in H3 57.0, in Mamba's block 56.4; Hyena in H3 30.1, in Mamba's block"
-                " 28.4; S6 97.0, 99.7, 99.8",
-            ),
-            "griffin": Preset(
-                SelectiveCopyingConfig(vocab_size=16, seq_len=1024, n_data=16),
-                "De et al. 2024, 2402.19427; 5 blocks, width 64, window 512",
-                "all mixers solve it at the training length, Hawk and Griffin beyond",
-            ),
-        },
-    ),
+    draw=selective_copying,
+    chance=lambda config: 1 / (config.vocab_size - 2),
+    symbol=_selective_symbol,
+    presets={
+        "small": Preset(SelectiveCopyingConfig(), "the published task at a size for two CPU cores"),
+        "mamba": Preset(
+            SelectiveCopyingConfig(vocab_size=16, seq_len=4096, n_data=16),
+            "Gu & Dao 2023, 2312.00752, table 1; 400,000 steps of 64 rows",
+            "S4 without gate 18.3, in H3 57.0, in Mamba's block 56.4; Hyena in H3 30.1, in Mamba's block"
+            " 28.4; S6 97.0, 99.7, 99.8",
+        ),
+        "griffin": Preset(
+            SelectiveCopyingConfig(vocab_size=16, seq_len=1024, n_data=16),
+            "De et al. 2024, 2402.19427; 5 blocks, width 64, window 512",
+            "all mixers solve it at the training length, Hawk and Griffin beyond",
+        ),
+    },
 )
 register_task(
     "memorisation",
     MemorisationConfig,
-    Task(
-        draw=memorisation,
-        chance=lambda config: 1 / (config.vocab_size - 2),
-        symbol=_memorisation_symbol,
-        presets={
-            "small": Preset(MemorisationConfig(), "the published task at a size for two CPU cores"),
-            "rtf": Preset(
-                MemorisationConfig(vocab_size=64, n_data=1024, batch_size=8),
-                "Parnichkun et al. 2024, 2405.06147; 4 layers, width 64, state 64 (RTF) or 128 (S4), learning"
-                " rate 1e-3, no decay, 10,000 new rows an epoch, 50 epochs",
-            ),
-        },
-    ),
+    draw=memorisation,
+    chance=lambda config: 1 / (config.vocab_size - 2),
+    symbol=_memorisation_symbol,
+    presets={
+        "small": Preset(MemorisationConfig(), "the published task at a size for two CPU cores"),
+        "rtf": Preset(
+            MemorisationConfig(vocab_size=64, n_data=1024, batch_size=8),
+            "Parnichkun et al. 2024, 2405.06147; 4 layers, width 64, state 64 (RTF) or 128 (S4), learning"
+            " rate 1e-3, no decay, 10,000 new rows an epoch, 50 epochs",
+        ),
+    },
 )

@@ -1,8 +1,7 @@
 """The six tasks of MAD (2403.17844; athms/mad-lab, mad/data/instances.py)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from hyena_jax.config.checks import AtLeast, Between
@@ -12,7 +11,6 @@ from hyena_jax.tasks.task import (
     NextTokenTaskConfig,
     Preset,
     Row,
-    Task,
     next_tokens,
     register_task,
     require_even,
@@ -331,30 +329,6 @@ def mad_memorisation(rng: "np.random.Generator", config: MadMemorisationConfig) 
     return row(inputs, values[keys], 1 + 2 * np.arange(len(keys)))
 
 
-def _with_signs(signs: Callable[[Any], dict[int, str]], config: TaskConfig, i: int) -> str:
-    return signs(config).get(i, str(i))
-
-
-def _blanks(config: MadSelectiveCopyingConfig) -> dict[int, str]:
-    return {config.vocab_size - 2: "_", config.vocab_size - 1: "?"}
-
-
-def _marker(config: MadMemorisationConfig) -> dict[int, str]:
-    return {config.vocab_size - 1: "?"}
-
-
-def _end(config: MadCompressionConfig) -> dict[int, str]:
-    return {config.vocab_size - 1: "="}
-
-
-def _padding(config: MadFuzzyRecallConfig) -> dict[int, str]:
-    return {config.vocab_size - 1: "*"}
-
-
-def _noise(config: MadNoisyRecallConfig) -> dict[int, str]:
-    return {i: f"~{i}" for i in range(config.n_plain, config.vocab_size)}
-
-
 def _recall_chance(config: MadRecallConfig) -> float:
     """Any of the values."""
     return 1 / (config.n_plain - config.n_plain // 2)
@@ -414,97 +388,85 @@ _MAP = MadMemorisationConfig(vocab_size=256, seq_len=32, train_rows=256, test_ro
 register_task(
     "mad_recall",
     MadRecallConfig,
-    Task(
-        draw=mad_recall,
-        draw_train=mad_recall_train,
-        chance=_recall_chance,
-        metric="macro_accuracy",
-        shows_positions=False,
-        presets=_grid(
-            MadRecallConfig(vocab_size=16, seq_len=128, **BASE), _numbers(94.1, 81.7, 99.0, 90.4, 80.8, 100)
-        ),
+    draw=mad_recall,
+    draw_train=mad_recall_train,
+    chance=_recall_chance,
+    metric="macro_accuracy",
+    shows_positions=False,
+    presets=_grid(
+        MadRecallConfig(vocab_size=16, seq_len=128, **BASE), _numbers(94.1, 81.7, 99.0, 90.4, 80.8, 100)
     ),
 )
 register_task(
     "mad_noisy_recall",
     MadNoisyRecallConfig,
-    Task(
-        draw=mad_noisy_recall,
-        draw_train=mad_recall_train,
-        chance=_recall_chance,
-        symbol=partial(_with_signs, _noise),
-        metric="macro_accuracy",
-        shows_positions=False,
-        presets=_grid(
-            _NOISY,
-            _numbers(86.8, 78.8, 98.6, 90.1, 81.6, 100),
-            others=tuple((f"noise{int(100 * f)}", replace(_NOISY, noise_fraction=f)) for f in NOISE),
-        ),
+    draw=mad_noisy_recall,
+    draw_train=mad_recall_train,
+    chance=_recall_chance,
+    symbol=lambda config, i: f"~{i}" if i >= config.n_plain else str(i),
+    metric="macro_accuracy",
+    shows_positions=False,
+    presets=_grid(
+        _NOISY,
+        _numbers(86.8, 78.8, 98.6, 90.1, 81.6, 100),
+        others=tuple((f"noise{int(100 * f)}", replace(_NOISY, noise_fraction=f)) for f in NOISE),
     ),
 )
 register_task(
     "mad_fuzzy_recall",
     MadFuzzyRecallConfig,
-    Task(
-        draw=mad_fuzzy_recall,
-        draw_train=mad_fuzzy_recall_train,
-        chance=_fuzzy_chance,
-        symbol=partial(_with_signs, _padding),
-        metric="macro_accuracy",
-        shows_positions=False,
-        presets=_grid(
-            MadFuzzyRecallConfig(vocab_size=16, seq_len=128, **BASE),
-            _numbers(29.8, 7.9, 14.4, 6.7, 6.9, 35.7),
-        ),
+    draw=mad_fuzzy_recall,
+    draw_train=mad_fuzzy_recall_train,
+    chance=_fuzzy_chance,
+    symbol=lambda config, i: {config.vocab_size - 1: "*"}.get(i, str(i)),
+    metric="macro_accuracy",
+    shows_positions=False,
+    presets=_grid(
+        MadFuzzyRecallConfig(vocab_size=16, seq_len=128, **BASE),
+        _numbers(29.8, 7.9, 14.4, 6.7, 6.9, 35.7),
     ),
 )
 register_task(
     "mad_selective_copying",
     MadSelectiveCopyingConfig,
-    Task(
-        draw=mad_selective_copying,
-        chance=lambda config: 1 / (config.vocab_size - 2),
-        symbol=partial(_with_signs, _blanks),
-        metric="macro_accuracy",
-        presets=_grid(
-            _SELECTIVE,
-            _numbers(99.6, 93.1, 93.0, 86.3, 88.6, 100),
-            lengths=(2, 4),
-            others=tuple((f"data{n}", replace(_SELECTIVE, n_data=n)) for n in (32, 64, 96)),
-        ),
+    draw=mad_selective_copying,
+    chance=lambda config: 1 / (config.vocab_size - 2),
+    symbol=lambda config, i: {config.vocab_size - 2: "_", config.vocab_size - 1: "?"}.get(i, str(i)),
+    metric="macro_accuracy",
+    presets=_grid(
+        _SELECTIVE,
+        _numbers(99.6, 93.1, 93.0, 86.3, 88.6, 100),
+        lengths=(2, 4),
+        others=tuple((f"data{n}", replace(_SELECTIVE, n_data=n)) for n in (32, 64, 96)),
     ),
 )
 register_task(
     "mad_compression",
     MadCompressionConfig,
-    Task(
-        draw=mad_compression,
-        chance=_compression_chance,
-        symbol=partial(_with_signs, _end),
-        metric="macro_accuracy",
-        presets=_grid(
-            MadCompressionConfig(vocab_size=16, seq_len=32, **BASE),
-            _numbers(51.6, 45.2, 44.8, 52.7, 38.8, 42.2),
-        ),
+    draw=mad_compression,
+    chance=_compression_chance,
+    symbol=lambda config, i: {config.vocab_size - 1: "="}.get(i, str(i)),
+    metric="macro_accuracy",
+    presets=_grid(
+        MadCompressionConfig(vocab_size=16, seq_len=32, **BASE),
+        _numbers(51.6, 45.2, 44.8, 52.7, 38.8, 42.2),
     ),
 )
 register_task(
     "mad_memorisation",
     MadMemorisationConfig,
-    Task(
-        draw=mad_memorisation,
-        chance=_memorisation_chance,
-        symbol=partial(_with_signs, _marker),
-        metric="macro_accuracy",
-        shows_positions=False,
-        presets={
-            **_grid(_MAP, _numbers(85.2, 89.5, 89.4, 89.5, 63.3, 52.8), lengths=()),
-            **{
-                f"v{size}": Preset(
-                    replace(_MAP, vocab_size=size), SOURCE, _numbers(85.2, 89.5, 89.4, 89.5, 63.3, 52.8)
-                )
-                for size in (512, 1024, 2048, 4096, 8192)
-            },
+    draw=mad_memorisation,
+    chance=_memorisation_chance,
+    symbol=lambda config, i: {config.vocab_size - 1: "?"}.get(i, str(i)),
+    metric="macro_accuracy",
+    shows_positions=False,
+    presets={
+        **_grid(_MAP, _numbers(85.2, 89.5, 89.4, 89.5, 63.3, 52.8), lengths=()),
+        **{
+            f"v{size}": Preset(
+                replace(_MAP, vocab_size=size), SOURCE, _numbers(85.2, 89.5, 89.4, 89.5, 63.3, 52.8)
+            )
+            for size in (512, 1024, 2048, 4096, 8192)
         },
-    ),
+    },
 )

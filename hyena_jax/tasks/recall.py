@@ -10,7 +10,6 @@ from hyena_jax.tasks.task import (
     NextTokenTaskConfig,
     Preset,
     Row,
-    Task,
     letter,
     next_tokens,
     register_task,
@@ -215,26 +214,24 @@ SHORT = {
 register_task(
     "recall",
     RecallConfig,
-    Task(
-        draw=recall,
-        draw_train=recall_train,
-        chance=lambda config: 1 / config.n_keys,
-        symbol=_recall_symbol,
-        shows_positions=False,
-        presets={
-            "small": Preset(RecallConfig(), "the published task at a size for two CPU cores"),
-            **{
-                f"v{size}_l2048": Preset(
-                    replace(SAFARI, vocab_size=size, seq_len=2048), f"{HYENA}; {HYENA_RECIPE}", numbers
-                )
-                for size, numbers in SHORT.items()
-            },
-            **{
-                name: Preset(replace(SAFARI, seq_len=length), f"{HYENA}; {HYENA_RECIPE}", numbers)
-                for name, (length, numbers) in LONG.items()
-            },
+    draw=recall,
+    draw_train=recall_train,
+    chance=lambda config: 1 / config.n_keys,
+    symbol=_recall_symbol,
+    shows_positions=False,
+    presets={
+        "small": Preset(RecallConfig(), "the published task at a size for two CPU cores"),
+        **{
+            f"v{size}_l2048": Preset(
+                replace(SAFARI, vocab_size=size, seq_len=2048), f"{HYENA}; {HYENA_RECIPE}", numbers
+            )
+            for size, numbers in SHORT.items()
         },
-    ),
+        **{
+            name: Preset(replace(SAFARI, seq_len=length), f"{HYENA}; {HYENA_RECIPE}", numbers)
+            for name, (length, numbers) in LONG.items()
+        },
+    },
 )
 ZOOLOGY = (
     "Arora et al. 2023, 2312.04927, figure 2; 2 layers without MLP, width 64, 128, 256, 512, AdamW, decay"
@@ -243,49 +240,45 @@ ZOOLOGY = (
 register_task(
     "mqar",
     MQARConfig,
-    Task(
-        draw=mqar,
-        chance=lambda config: 2 / config.vocab_size,
-        presets={
-            "small": Preset(MQARConfig(), "the published task at a size for two CPU cores"),
-            **{
-                f"l{length}": Preset(
-                    MQARConfig(
-                        vocab_size=8192,
-                        seq_len=length,
-                        n_pairs=pairs,
-                        train_rows=100_000,
-                        test_rows=3_000,
-                        batch_size=rows,
-                    ),
-                    ZOOLOGY,
-                )
-                for length, pairs, rows in ((64, 4, 512), (128, 8, 512), (256, 16, 256))
-            },
+    draw=mqar,
+    chance=lambda config: 2 / config.vocab_size,
+    presets={
+        "small": Preset(MQARConfig(), "the published task at a size for two CPU cores"),
+        **{
+            f"l{length}": Preset(
+                MQARConfig(
+                    vocab_size=8192,
+                    seq_len=length,
+                    n_pairs=pairs,
+                    train_rows=100_000,
+                    test_rows=3_000,
+                    batch_size=rows,
+                ),
+                ZOOLOGY,
+            )
+            for length, pairs, rows in ((64, 4, 512), (128, 8, 512), (256, 16, 256))
         },
-    ),
+    },
 )
 register_task(
     "induction",
     InductionConfig,
-    Task(
-        draw=induction,
-        draw_train=induction_train,
-        chance=lambda config: 1 / (config.vocab_size - 2),
-        symbol=_induction_symbol,
-        shows_positions=False,
-        presets={
-            "small": Preset(InductionConfig(), "the published task at a size for two CPU cores"),
-            "safari": Preset(
-                InductionConfig(vocab_size=10, seq_len=10, train_rows=5000, test_rows=500, predict_all=True),
-                "HazyResearch/safari; width 32, cosine, 400 epochs; V and L of its example",
-            ),
-            "mamba": Preset(
-                InductionConfig(vocab_size=16, seq_len=256),
-                "Gu & Dao 2023, 2312.00752; also De et al. 2024, 2402.19427: 5 blocks, width 64, window 128;"
-                " --data.test-seq-len tests other lengths",
-                "trained at 256, tested at 64 .. 1,048,576: Mamba 100 at all lengths",
-            ),
-        },
-    ),
+    draw=induction,
+    draw_train=induction_train,
+    chance=lambda config: 1 / (config.vocab_size - 2),
+    symbol=_induction_symbol,
+    shows_positions=False,
+    presets={
+        "small": Preset(InductionConfig(), "the published task at a size for two CPU cores"),
+        "safari": Preset(
+            InductionConfig(vocab_size=10, seq_len=10, train_rows=5000, test_rows=500, predict_all=True),
+            "HazyResearch/safari; width 32, cosine, 400 epochs; V and L of its example",
+        ),
+        "mamba": Preset(
+            InductionConfig(vocab_size=16, seq_len=256),
+            "Gu & Dao 2023, 2312.00752; also De et al. 2024, 2402.19427: 5 blocks, width 64, window 128;"
+            " --data.test-seq-len tests other lengths",
+            "trained at 256, tested at 64 .. 1,048,576: Mamba 100 at all lengths",
+        ),
+    },
 )

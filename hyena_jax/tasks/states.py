@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import require
-from hyena_jax.tasks.task import Preset, Row, Task, register_task, row
+from hyena_jax.tasks.task import Preset, Row, register_task, row
 
 if TYPE_CHECKING:
     import numpy as np
@@ -258,67 +258,57 @@ SMALL = "the published task at a size for two CPU cores"
 register_task(
     "parity",
     ParityConfig,
-    Task(
-        draw=parity,
-        chance=lambda config: 1 / 2,
-        symbol=_bit,
-        answer=_parity_answer,
-        metric="scaled_accuracy",
-        presets={
-            "small": Preset(ParityConfig(), f"{SMALL}; every position scored, which is ours"),
-            "published": Preset(
-                ParityConfig(every_position=False, **PUBLISHED, **TESTED),
-                SOURCE,
-                "scaled accuracy: Mamba (0,1) 29 / 2, Mamba (-1,1) 100 / 100, DeltaNet beta<1 99 / 6, beta<2"
-                " 100 / 100, mLSTM 98 / 8, sLSTM 100 / 100",
-            ),
-        },
-    ),
+    draw=parity,
+    chance=lambda config: 1 / 2,
+    symbol=_bit,
+    answer=_parity_answer,
+    metric="scaled_accuracy",
+    presets={
+        "small": Preset(ParityConfig(), f"{SMALL}; every position scored, which is ours"),
+        "published": Preset(
+            ParityConfig(every_position=False, **PUBLISHED, **TESTED),
+            SOURCE,
+            "scaled accuracy: Mamba (0,1) 29 / 2, Mamba (-1,1) 100 / 100, DeltaNet beta<1 99 / 6, beta<2"
+            " 100 / 100, mLSTM 98 / 8, sLSTM 100 / 100",
+        ),
+    },
 )
 register_task(
     "modular_arithmetic",
     ModularArithmeticConfig,
-    Task(
-        draw=modular_arithmetic,
-        chance=_arithmetic_chance,
-        symbol=_arithmetic_symbol,
-        metric="scaled_accuracy",
-        presets={
-            "small": Preset(ModularArithmeticConfig(), SMALL),
-            "published": Preset(
-                ModularArithmeticConfig(**PUBLISHED, **TESTED),
-                SOURCE,
-                "scaled accuracy: Mamba (0,1) 34 / 1, Mamba (-1,1) 99 / 7, DeltaNet beta<1 100 / 15, beta<2"
-                " 100 / 61, mLSTM 99 / 12, sLSTM 100 / 13",
-            ),
-        },
-    ),
+    draw=modular_arithmetic,
+    chance=_arithmetic_chance,
+    symbol=_arithmetic_symbol,
+    metric="scaled_accuracy",
+    presets={
+        "small": Preset(ModularArithmeticConfig(), SMALL),
+        "published": Preset(
+            ModularArithmeticConfig(**PUBLISHED, **TESTED),
+            SOURCE,
+            "scaled accuracy: Mamba (0,1) 34 / 1, Mamba (-1,1) 99 / 7, DeltaNet beta<1 100 / 15, beta<2"
+            " 100 / 61, mLSTM 99 / 12, sLSTM 100 / 13",
+        ),
+    },
 )
 register_task(
     "modular_addition",
     ModularAdditionConfig,
-    Task(
-        draw=modular_addition,
-        chance=lambda config: 1 / config.modulus,
-        presets={
-            "small": Preset(
-                ModularAdditionConfig(), "ours: the simplest word problem, without published numbers"
-            )
-        },
-    ),
+    draw=modular_addition,
+    chance=lambda config: 1 / config.modulus,
+    presets={
+        "small": Preset(ModularAdditionConfig(), "ours: the simplest word problem, without published numbers")
+    },
 )
 _S5 = PermutationWordsConfig(group="s5", seq_len=32, test_seq_len=None, batch_size=32)
 register_task(
     "permutation_words",
     PermutationWordsConfig,
-    Task(
-        draw=permutation_words,
-        chance=lambda config: 1 / config.n_symbols,
-        symbol=_permutation,
-        presets={
-            "small": Preset(PermutationWordsConfig(), SMALL),
-            "s5": Preset(_S5, f"{WORDS}; the length is ours"),
-            "a5": Preset(replace(_S5, group="a5"), f"{WORDS}; the length is ours"),
-        },
-    ),
+    draw=permutation_words,
+    chance=lambda config: 1 / config.n_symbols,
+    symbol=_permutation,
+    presets={
+        "small": Preset(PermutationWordsConfig(), SMALL),
+        "s5": Preset(_S5, f"{WORDS}; the length is ours"),
+        "a5": Preset(replace(_S5, group="a5"), f"{WORDS}; the length is ours"),
+    },
 )

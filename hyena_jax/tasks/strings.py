@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import UserError, require
-from hyena_jax.tasks.task import Preset, Row, Task, register_task, row
+from hyena_jax.tasks.task import Preset, Row, register_task, row
 
 if TYPE_CHECKING:
     import numpy as np
@@ -263,35 +263,31 @@ SOURCE = (
 register_task(
     "copying",
     CopyingConfig,
-    Task(
-        draw=copying,
-        draw_train=copying_train,
-        chance=_copying_chance,
-        symbol=_symbol,
-        metric="sequence_accuracy",
-        presets={
-            "small": Preset(CopyingConfig(), "the published task at a size for two CPU cores"),
-            "published": Preset(
-                CopyingConfig(n_letters=26, min_len=5, max_len=20, row_len=220, batch_size=8), SOURCE
-            ),
-        },
-    ),
+    draw=copying,
+    draw_train=copying_train,
+    chance=_copying_chance,
+    symbol=_symbol,
+    metric="sequence_accuracy",
+    presets={
+        "small": Preset(CopyingConfig(), "the published task at a size for two CPU cores"),
+        "published": Preset(
+            CopyingConfig(n_letters=26, min_len=5, max_len=20, row_len=220, batch_size=8), SOURCE
+        ),
+    },
 )
 register_task(
     "prefix_ngram",
     PrefixNgramConfig,
-    Task(
-        draw=prefix_ngram,
-        draw_train=prefix_ngram_train,
-        chance=_ngram_chance,
-        symbol=_symbol,
-        metric="sequence_accuracy",
-        presets={
-            "small": Preset(PrefixNgramConfig(), "the published task at a size for two CPU cores"),
-            "published": Preset(
-                PrefixNgramConfig(n_letters=26, min_len=6, max_len=20, row_len=220, batch_size=8, n_gram=3),
-                f"{SOURCE}; lengths from 6, since 5 letters are too few for a 3-gram",
-            ),
-        },
-    ),
+    draw=prefix_ngram,
+    draw_train=prefix_ngram_train,
+    chance=_ngram_chance,
+    symbol=_symbol,
+    metric="sequence_accuracy",
+    presets={
+        "small": Preset(PrefixNgramConfig(), "the published task at a size for two CPU cores"),
+        "published": Preset(
+            PrefixNgramConfig(n_letters=26, min_len=6, max_len=20, row_len=220, batch_size=8, n_gram=3),
+            f"{SOURCE}; lengths from 6, since 5 letters are too few for a 3-gram",
+        ),
+    },
 )

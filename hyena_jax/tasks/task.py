@@ -80,14 +80,23 @@ TASKS: dict[type[TaskConfig], Task] = {}
 """The tasks by the class of their config."""
 
 
-def register_task(name: str, config_class: type[TaskConfig], task: Task) -> None:
+def register_task(
+    name: str, config_class: type[TaskConfig], draw: Draw, chance: Callable[[Any], float], **options: Any
+) -> None:
     """Registers a task for `hyena-jax task NAME`, `hyena-jax train tasks:NAME` and `--data NAME`.
+
+    Args:
+      name: lower-case letters, digits and underscores.
+      config_class: a frozen dataclass derived from `TaskConfig`.
+      draw: draws a row; its docstring draws the layout.
+      chance: the accuracy of the best guess, for a config.
+      options: the other fields of `Task`.
 
     Raises:
       UserError: see `hyena_jax.register`.
     """
     register(name, config_class, "hyena_jax.data.tasks:load_task")
-    TASKS[config_class] = task
+    TASKS[config_class] = Task(draw, chance, **options)
 
 
 @dataclass(frozen=True)

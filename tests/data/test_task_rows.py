@@ -189,7 +189,7 @@ def test_a_task_of_ones_own_is_a_config_and_a_function(own_parts):
     task = Task(reverse, lambda config: 1 / config.vocab_size)
     fingerprints = []
     for _ in range(2):
-        register_task("reverse", ReverseConfig, task)
+        register_task("reverse", ReverseConfig, task.draw, task.chance)
         assert TASK_CONFIGS["reverse"] is DATA_CONFIGS["reverse"] is ReverseConfig
         data = load(ReverseConfig(batch_size=3))
         batch = data.train_batches(3, 0)[0]

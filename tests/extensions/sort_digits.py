@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 
 from hyena_jax.config import Between
-from hyena_jax.tasks import Preset, Task, TaskConfig, register_task, row
+from hyena_jax.tasks import Preset, TaskConfig, register_task, row
 
 
 @dataclass(frozen=True)
@@ -46,4 +46,4 @@ def symbol(config: SortDigitsConfig, i: int) -> str:
 
 
 LONG = Preset(SortDigitsConfig(seq_len=32), "this file")
-register_task("sort_digits", SortDigitsConfig, Task(draw, chance, {"long": LONG}, symbol=symbol))
+register_task("sort_digits", SortDigitsConfig, draw, chance, presets={"long": LONG}, symbol=symbol)
