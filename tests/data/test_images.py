@@ -170,9 +170,9 @@ READ = """
 import numpy as np
 from hyena_jax.config import ImagesConfig
 from hyena_jax.data.images import load_image_set
-train, test, source = load_image_set(ImagesConfig(name="mnist", tfds_dir="{folder}/tfds"))
-np.savez("{folder}/read.npz", *train, *test)
-print(source)
+images = load_image_set(ImagesConfig(name="mnist", tfds_dir="{folder}/tfds"))
+np.savez("{folder}/read.npz", *images.train, *images.held_out)
+print(images.source)
 """
 
 
