@@ -76,11 +76,11 @@ class Dataset:
           `inputs` [B, ...] and `targets` [B, ...], int32 or float32; and optionally `weights`, float32 in the
           shape of `targets`, and `positions`, int32 [B, n], the inputs at which targets [B, n] are predicted.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define train_rows(indices)")
+        raise NotImplementedError
 
     def held_out_rows(self, indices: np.ndarray) -> Batch:
         """The rows to evaluate on with these indices, int [B], in the form of `train_rows`."""
-        raise NotImplementedError(f"{type(self).__name__} must define held_out_rows(indices)")
+        raise NotImplementedError
 
     def train_batches(
         self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
@@ -228,9 +228,19 @@ def load(config: DataConfig, encoding: Encoding | None = None) -> Dataset:
     Raises UserError if the function that a user registered returns something else.
     """
     data = DATA_CONFIGS.target(type(config))(config, encoding)
-    is_dataset = isinstance(data, Dataset) and "fingerprint" in {*dir(data)}
-    what, must = f"what {type(config).__name__} loads", "a hyena_jax.data.dataset.Dataset with a fingerprint"
-    require(is_dataset, what, type(data).__name__, must)
+    kind, what = type(data), f"what {type(config).__name__} loads"
+    require(isinstance(data, Dataset), what, kind.__name__, "a hyena_jax.data.dataset.Dataset")
+    needed = ["fingerprint"]
+    for batches, rows in (("train_batches", "train_rows"), ("eval_batches", "held_out_rows")):
+        if getattr(kind, batches) is getattr(Dataset, batches):
+            needed += [rows, f"n_{rows}"]
+    missing = [
+        name
+        for name in needed
+        if name not in dir(data) or vars(Dataset).get(name, 0) is getattr(kind, name, 1)
+    ]
+    found = f"{kind.__name__} without {', '.join(missing)}"
+    require(not missing, what, found, f"a Dataset with {', '.join(needed)}")
     return data
 
 

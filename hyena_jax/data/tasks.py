@@ -41,7 +41,7 @@ LABELS = {
 
 
 def load_task(config: TaskConfig, encoding: None = None) -> "TaskRows":
-    """The rows of a task of this package."""
+    """The rows of a registered task: see `register_task`."""
     return task_rows(TASKS[type(config)], config)
 
 

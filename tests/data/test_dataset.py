@@ -208,13 +208,37 @@ def test_what_is_not_a_data_set_is_refused_in_one_line(own_parts):
     class ByHand:
         kind, fingerprint = "rows", "by hand"
 
-    class Unnamed(Dataset):
+    class Unread(Dataset):
         n_train_rows = n_held_out_rows = 3
+        fingerprint = "unread"
 
-    for made in (ByHand(), Unnamed(), None):
-        register("squares", SquaresConfig, lambda config, encoding, made=made: made)
-        found = f"a hyena_jax.data.dataset.Dataset with a fingerprint, got '{type(made).__name__}'"
-        with pytest.raises(UserError, match=f"what SquaresConfig loads must be {found}"):
-            load(SquaresConfig())
-    with pytest.raises(NotImplementedError, match="Unnamed must define train_rows"):
-        Unnamed().train_rows(np.arange(2))
+    class Endless(Squares):
+        def __init__(self):
+            self.n_train_rows = None
+
+    class Whole(Dataset):
+        """Data that only make batches need neither rows nor their numbers."""
+
+        fingerprint, train_batches, eval_batches = "whole", None, None
+
+    class Nameless(Whole):
+        def __dir__(self):
+            return [name for name in super().__dir__() if name != "fingerprint"]
+
+    def loaded(made):
+        register("squares", SquaresConfig, lambda config, encoding: made)
+        return load(SquaresConfig())
+
+    for made in (Endless(), Whole()):
+        assert loaded(made) is made
+    for made, message in (
+        (ByHand(), "must be a hyena_jax.data.dataset.Dataset, got 'ByHand'"),
+        (None, "must be a hyena_jax.data.dataset.Dataset, got 'NoneType'"),
+        (
+            Unread(),
+            "must be a Dataset with fingerprint, train_rows, .*'Unread without train_rows, held_out_rows'",
+        ),
+        (Nameless(), "must be a Dataset with fingerprint, got 'Nameless without fingerprint'"),
+    ):
+        with pytest.raises(UserError, match=f"what SquaresConfig loads {message}"):
+            loaded(made)
