@@ -115,11 +115,31 @@ def write(folder: Path, model: LanguageModelConfig, params: Any, encoding: Any, 
             raise OSError(f"{folder} could not be written: {error}") from error
         _write_json(draft / "config.json", values)
         if isinstance(encoding, BpeTokenizer):
-            (draft / "tokenizer.json").write_text(encoding.definition, encoding="utf-8")
-            _write_json(draft / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+            _write_tokenizer(draft, encoding, ends["eos_token_id"])
         elif isinstance(encoding, SentencePieceTokenizer):
             (draft / "tokenizer.model").write_bytes(encoding.definition)
         (draft / "README.md").write_text(card, encoding="utf-8")
+
+
+def _write_tokenizer(folder: Path, encoding: BpeTokenizer, eos: int | None) -> None:
+    """The tokenizer, which begins every text with `bos`, as the model reads it, and its special tokens."""
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    definition = Tokenizer.from_str(encoding.definition)
+    names = {
+        f"{name}_token": definition.id_to_token(token)
+        for name, token in (("bos", encoding.bos), ("eos", eos))
+        if token is not None and definition.id_to_token(token) is not None
+    }
+    text = encoding.definition
+    if encoding.bos is not None and definition.encode("").ids != [encoding.bos]:
+        bos = names["bos_token"]
+        definition.post_processor = TemplateProcessing(f"{bos} $A", None, [(bos, encoding.bos)])
+        text = definition.to_str(pretty=True)
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    _write_json(folder / "tokenizer_config.json", about)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
