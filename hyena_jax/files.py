@@ -9,7 +9,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from hyena_jax.errors import UserError, printable, require
 
 if TYPE_CHECKING:
+    import numpy as np
     from safetensors import safe_open
 
 LOCK = ".lock"
@@ -254,6 +255,30 @@ def open_safetensors(argument: str, path: str | Path, most: int | None = None) -
             yield file
     except SafetensorError as error:
         raise UserError(f"{str(path)!r} cannot be read: {printable(error)[:200]}", argument) from error
+
+
+def write_safetensors(path: Path, arrays: Mapping[str, "np.ndarray"], metadata: Mapping[str, str]) -> None:
+    """Writes a safetensors file: the same arrays and metadata give the same bytes.
+
+    Raises:
+      OSError: if the file cannot be written.
+    """
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:  # the library writes the memory of an array as it lies
+        save_file(
+            {name: np.asarray(array, order="C") for name, array in arrays.items()}, path, dict(metadata)
+        )
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
+    with open(path, "r+b") as file:  # the library writes the metadata in the order of a hash map
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        file.seek(8)
+        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
 def memory_size() -> int:

@@ -1,7 +1,7 @@
 """Saves a model's state after prompts to a file, so that prompts are read once and continued often.
 
 The file is a safetensors file. Its arrays are the leaves of a `Prefilled`, named by their paths: `logits`,
-`read/0`, `state/shared/position`. Its metadata are one text of JSON, as the format keeps no order of several.
+`read/0`, `state/shared/position`. Its metadata are one text of JSON.
 """
 
 import hashlib
@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import safe_open
 
 from hyena_jax import config, files, models
 from hyena_jax.config import ModelConfig, UserError, require
@@ -50,15 +49,10 @@ def save(path: Path, prefilled: Prefilled, origin: str) -> None:
     room, rows = prefilled.room, prefilled.read
     context = None if room is None else room + max(map(len, rows))
     about = {"format": FORMAT, "origin": origin, "rows": len(rows), "context": context}
-    leaves = named_leaves(jax.device_get(prefilled._replace(room=None)))
-    # The library writes the memory of an array as it lies.
-    arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
+    arrays = named_leaves(jax.device_get(prefilled._replace(room=None)))
     about["sha256"] = _digest(about, arrays)
-    try:
-        with files.replacing(path) as draft:
-            save_file(arrays, draft, {"saved_state": json.dumps(about)})
-    except SafetensorError as error:
-        raise OSError(f"{path} could not be written: {error}") from error
+    with files.replacing(path) as draft:
+        files.write_safetensors(draft, arrays, {"saved_state": json.dumps(about)})
 
 
 def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prefilled:

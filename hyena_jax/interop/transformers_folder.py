@@ -97,9 +97,6 @@ def write(folder: Path, model: LanguageModelConfig, params: Any, encoding: Any, 
       UserError: if transformers cannot say the model.
       OSError: if writing fails; then there is no folder.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
     family, values = settings_of(model)
     bos = getattr(encoding, "bos", None)
     ends = family.ENDS if bos == family.BOS else dict.fromkeys(family.ENDS)
@@ -107,12 +104,10 @@ def write(folder: Path, model: LanguageModelConfig, params: Any, encoding: Any, 
     leaves, tensors = named_leaves(params), {}
     for path, transform in family.transformers_table(model).transforms.items():
         arrays = transform.write(leaves[path])
-        tensors |= dict(zip(transform.names, (np.asarray(array, order="C") for array in arrays), strict=True))
+        tensors |= dict(zip(transform.names, arrays, strict=True))
     with files.new_folder(folder) as draft:
-        try:
-            save_file(tensors, draft / "model.safetensors", {"format": "pt", **family.metadata(model)})
-        except SafetensorError as error:
-            raise OSError(f"{folder} could not be written: {error}") from error
+        metadata = {"format": "pt", **family.metadata(model)}
+        files.write_safetensors(draft / "model.safetensors", tensors, metadata)
         _write_json(draft / "config.json", values)
         if isinstance(encoding, BpeTokenizer):
             _write_tokenizer(draft, encoding, ends["eos_token_id"])

@@ -41,7 +41,7 @@ def config_beside(path: Path) -> Path:
 
 
 def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> None:
-    """Writes `path`, and next to it the config in readable form (with the suffix `.json`).
+    """Writes `path`, the same bytes for the same run, and the config beside it, in readable form (`.json`).
 
     Args:
       params: arrays of any dtype that safetensors knows.
@@ -50,18 +50,10 @@ def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> Non
     Raises:
       OSError: if writing fails; then `path` is as it was.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
-    # The library writes the memory of an array as it lies.
-    tensors = {name: np.asarray(leaf, order="C") for name, leaf in named_leaves(params).items()}
     metadata = {"config": json.dumps(config), "step": str(step)}
-    try:
-        with files.replacing(path) as draft:
-            save_file(tensors, draft, metadata)
-            files.write_text(config_beside(path), json.dumps(config, indent=2) + "\n")
-    except SafetensorError as error:
-        raise OSError(f"{path} could not be written: {error}") from error
+    with files.replacing(path) as draft:
+        files.write_safetensors(draft, named_leaves(params), metadata)
+        files.write_text(config_beside(path), json.dumps(config, indent=2) + "\n")
 
 
 def read(path: Path, shapes: Tree, report: Callable[[str], None], argument: str = "init_from") -> Tree:

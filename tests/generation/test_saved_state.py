@@ -218,7 +218,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(saved, monkeypatch):
 
     prompted, path, origin = saved
     before = path.read_bytes()
-    monkeypatch.setattr(saved_state, "save_file", full)
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
     with pytest.raises(OSError, match="state could not be written: No space left"):
         saved_state.save(path, prompted, origin)
     assert path.read_bytes() == before

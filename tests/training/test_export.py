@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from hyena_jax import config, models
@@ -47,6 +47,16 @@ def test_what_is_written_is_read_back_with_its_config(file):
         metadata = opened.metadata()
     assert json.loads(metadata["config"]) == json.loads(file.with_suffix(".json").read_text()) == {"seed": 1}
     assert metadata["step"] == "7"
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path):
+    params = {"kernel": np.arange(6.0).reshape(2, 3)}
+    for i in range(8):  # the library alone would order the metadata anew each time
+        export.write(tmp_path / f"{i}.safetensors", params, {"a": "ü"}, 3)
+    assert len({(tmp_path / f"{i}.safetensors").read_bytes() for i in range(8)}) == 1
+    with safe_open(tmp_path / "0.safetensors", "numpy") as file:
+        assert file.metadata() == {"config": json.dumps({"a": "ü"}), "step": "3"}
+        np.testing.assert_array_equal(file.get_tensor("kernel"), params["kernel"])
 
 
 def test_a_parameter_without_axes_is_read_back(tmp_path):
