@@ -267,12 +267,12 @@ def write_safetensors(path: Path, arrays: Mapping[str, "np.ndarray"], metadata: 
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    try:  # the library writes the memory of an array as it lies
-        save_file(
-            {name: np.asarray(array, order="C") for name, array in arrays.items()}, path, dict(metadata)
-        )
-    except SafetensorError as error:
-        raise OSError(f"{path} could not be written: {error}") from error
+    # The library writes the memory of an array as it lies.
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    try:
+        save_file(arrays, path, dict(metadata))
+    except SafetensorError as error:  # without the path, which may be a draft's
+        raise OSError(f"a safetensors file could not be written: {error}") from error
     with open(path, "r+b") as file:  # the library writes the metadata in the order of a hash map
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

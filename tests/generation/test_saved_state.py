@@ -219,7 +219,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(saved, monkeypatch):
     prompted, path, origin = saved
     before = path.read_bytes()
     monkeypatch.setattr("safetensors.numpy.save_file", full)
-    with pytest.raises(OSError, match="state could not be written: No space left"):
+    with pytest.raises(OSError, match="could not be written: No space left"):
         saved_state.save(path, prompted, origin)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
