@@ -16,7 +16,7 @@ Validation loss: mamba2 1.588, signed_hawk 1.611, gated_hyena 1.616, gated_delta
 striped_hyena2 1.650, lfm2 1.660, griffin 1.672, annotated_hyena 1.677, hyena 1.678, local_attention
 1.692, h3 1.703, stu 1.717, s4d 1.721, aft_conv 1.729, fir 1.732, aft_full 1.734, aft_local 1.737,
 attention 1.802, aft_simple 1.836, fastmax 1.901; experiments/shakespeare_cpu has their spread over seeds,
-names the machines, and explains fastmax's loss.
+names the machines, and explains fastmax's loss. kda, gated_delta2 and mamba3 have not been trained in it yet.
 """
 
 from typing import NamedTuple
@@ -36,15 +36,18 @@ from hyena_jax.config import (
     Experiment,
     FastmaxConfig,
     FIRConfig,
+    GatedDelta2Config,
     GatedDeltaConfig,
     GatedHyenaConfig,
     H3Config,
     HawkConfig,
     HyenaConfig,
+    KDAConfig,
     LanguageModelConfig,
     LocalAttentionConfig,
     LoggingConfig,
     Mamba2Config,
+    Mamba3Config,
     MixerConfig,
     ParameterGroup,
     RealModalFilterConfig,
@@ -89,7 +92,10 @@ VARIANTS = {
     "signed_hawk": Variant((HawkConfig(sign="gate"),), (RATE, NO_DECAY), d_ff=448),
     "griffin": Variant((HAWK, HAWK, LOCAL_ATTENTION), (RATE, NO_DECAY)),
     "gated_delta": Variant((GatedDeltaConfig(n_heads=4),), (DECAY, NO_DECAY)),
+    "kda": Variant((KDAConfig(n_heads=4),), (DECAY, NO_DECAY)),
+    "gated_delta2": Variant((GatedDelta2Config(n_heads=4),), (DECAY, NO_DECAY), d_ff=384),
     "mamba2": Variant((Mamba2Config(n_heads=4, d_state=64),), (DECAY, NO_DECAY), d_ff=384),
+    "mamba3": Variant((Mamba3Config(n_heads=4, d_state=64),), (DECAY, NO_DECAY), d_ff=384),
     "attention": Variant((AttentionConfig(n_heads=4),), (NO_DECAY,), learned_positions=True),
     "local_attention": Variant((LOCAL_ATTENTION,), (NO_DECAY,), d_ff=608),
     # 64 tokens are fewer than the 561 features of the factorized form.
