@@ -289,6 +289,18 @@ WRONG = {
     "long workdir": (f"train quickstart --workdir {{tmp}}/{'a/' * 2000}", "workdir must be a path"),
     "long name": (f"train quickstart --workdir {{tmp}}/{'a' * 256}", "workdir must be a path"),
     "long workdir of a run": (f"eval {{tmp}}/{'a/' * 2000}", "workdir must be a path"),
+    "bucket": (
+        "train quickstart --workdir gs://mine/run",
+        "--workdir must be on this machine: files of other schemes are not read or written, got 'gs://mine/run'",
+    ),
+    "several token files": (
+        "train quickstart --workdir {tmp}/new --data tokens --data.path {tmp}/*.bin",
+        "join several .bin files to one first: cat shards/*.bin > all.bin",
+    ),
+    "folder of token files": (
+        "train quickstart --workdir {tmp}/new --data tokens --data.path {tmp}/folder",
+        "join several .bin files to one first",
+    ),
     "temperature": ("generate {tmp} --prompt a --temperature 0", "--temperature must be above 0"),
 }
 
@@ -356,7 +368,9 @@ def test_prompts_outside_the_vocabulary(tmp_path, text, capsys):
 def test_a_different_experiment_names_the_fields(workdir, text, capsys):
     before = json.loads((workdir / "config.json").read_text())
     assert run("train", "quickstart", "--workdir", workdir, "--data.path", text, *SMALL, "--seed", 3) == 2
-    assert "holds a different experiment: seed: 0 -> 3" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "holds a different experiment: seed: 0 -> 3" in error
+    assert f"hyena-jax train {workdir}/config.json --workdir NEW --init-from {workdir}" in error
     assert json.loads((workdir / "config.json").read_text()) == before
 
 

@@ -13,6 +13,7 @@ import difflib
 import errno
 import math
 import os
+import re
 import reprlib
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 
 from hyena_jax.config.checks import describe, field_types
 from hyena_jax.config.registry import is_kind
-from hyena_jax.errors import UserError, choose
+from hyena_jax.errors import UserError, choose, require
 
 T = TypeVar("T")
 
@@ -217,6 +218,9 @@ def _converted(flag: Flag, given: Sequence[str]) -> Any:
 def _convert(flag: Flag, hint: Any, text: str) -> Any:
     if get_origin(hint) is Literal:
         return choose(flag.name, text, dict(zip(get_args(hint), get_args(hint), strict=True)))
+    is_path = Path in (hint, *get_args(hint))
+    must = "on this machine: files of other schemes are not read or written"
+    require(not (is_path and re.match(r"[a-z][a-z0-9+.-]*://", text)), flag.name, text, must)
     try:
         return _value(hint, text)
     except (TypeError, ValueError):

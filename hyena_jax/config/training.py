@@ -463,7 +463,7 @@ class Experiment(Checked):
                 "data",
             )
         if not self.data.input_kind.is_tokens:
-            prompt = self.logging.sample_prompt
+            prompt = self.logging.sample_prompt if self.logging.sample_tokens > 0 else None
             require(prompt is None, "logging.sample_prompt", prompt, "None with data that are not tokens")
         elif hasattr(self.data, "seq_len") and hasattr(self.model, "max_len"):
             most = f"at most model.max_len={self.model.max_len} (or raise model.max_len)"

@@ -161,12 +161,14 @@ class Dataset:
         if reads_ids and hasattr(model, "max_len"):
             must, shape = f"at most model.max_len={model.max_len} tokens (or raise that)", self.row_shape
             require(len(shape) == 1 and shape[0] <= model.max_len, "inputs of a row", shape, must)
-        sizes, prompt = self.sizes, experiment.logging.sample_prompt
+        sizes, logging = self.sizes, experiment.logging
+        prompt = logging.sample_prompt if logging.sample_tokens > 0 else None
         if self.tokenizer is not None:
             self.prompt(prompt)
             sizes = {"vocab_size": self.tokenizer.vocab_size, **sizes}
         else:
-            require(prompt is None, "logging.sample_prompt", prompt, "None with data without a tokenizer")
+            must = "None with data without a tokenizer (or logging.sample_tokens 0)"
+            require(prompt is None, "logging.sample_prompt", prompt, must)
         return fill_in(experiment, sizes)
 
     def prompt(self, text: str | None) -> np.ndarray:

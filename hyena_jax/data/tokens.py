@@ -77,7 +77,10 @@ def token_corpus(
 def _mapped(argument: str, path: str, dtype: str) -> np.ndarray:
     """The tokens [n] of a file, memory-mapped."""
     file, where = Path(path), f"{argument} {path!r}"
-    require(file.suffix in (".npy", ".bin"), argument, path, "a .npy or .bin file of tokens")
+    is_several = file.is_dir() or any(character in path for character in "*?[")
+    must = "a .npy or .bin file of tokens"
+    must += "; join several .bin files to one first: cat shards/*.bin > all.bin" if is_several else ""
+    require(file.suffix in (".npy", ".bin") and not is_several, argument, path, must)
     with open_input(argument, file) as opened:
         size = os.fstat(opened.fileno()).st_size
         if file.suffix == ".bin":

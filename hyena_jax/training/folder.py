@@ -57,7 +57,9 @@ def check_run(
       UserError: if workdir is not a folder, or holds other files, another experiment, or a run on other data;
         if a link in it leads outside.
     """
-    is_run = config.is_run(workdir)
+    is_run, (first, *_) = config.is_run(workdir), workdir.parts or (".",)
+    is_local = not (len(first) > 2 and first.endswith(":"))  # as pathlib begins gs://bucket/run
+    require(is_local or workdir.exists(), "workdir", str(workdir), "a folder on this machine")
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"must be a folder, got the file {str(workdir)!r}", "workdir")
     _refuse_links(workdir)
@@ -71,8 +73,16 @@ def check_run(
     run = read_run(workdir)
     differences, faults = config.identity_differences(experiment, run.experiment), []
     if differences:
-        faults.append(f"workdir {str(workdir)!r} holds a different experiment: {'; '.join(differences)}")
-    if run.fingerprint != data.fingerprint and not accept_changed_data:
+        quoted = shlex.quote(str(workdir))
+        new = (
+            f"hyena-jax train {shlex.quote(str(workdir / 'config.json'))} --workdir NEW --init-from {quoted}"
+        )
+        faults.append(
+            f"workdir {str(workdir)!r} holds a different experiment: {'; '.join(differences)}"
+            f" (a new run may start from its parameters: {new}, with your flags)"
+        )
+    is_other_data = run.fingerprint != data.fingerprint and not accept_changed_data
+    if is_other_data and not any(line.startswith("data.") for line in differences):
         changes = config.runtime_differences(experiment, run.experiment)
         named = "; ".join(line for line in changes if line.startswith("data."))
         resume = f"hyena-jax train --resume {shlex.quote(str(workdir))}{config.plugin_flags(experiment)}"
