@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from hyena_jax.cli.base import OfConfig, fail, table_console
+from hyena_jax.cli.base import OfConfig, fail, note, table_console
 from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import Above, AtLeast, Experiment, PluginFlags, memory_size, require
 
@@ -85,7 +85,7 @@ class Plan(OfConfig):
                     )
         else:
             with bar("compiling", sum(map(len, rows)), console) as advance:
-                plans, summary["refused"] = search(rows, target, limits, whole, advance)
+                plans, summary["refused"] = search(rows, target, limits, whole, advance, note)
             presentation.print_best(plans, summary["refused"], self.most, console)
             shown = presentation.best(plans)[: self.most]
         if self.output is not None and plans:

@@ -90,7 +90,7 @@ def compile_step(experiment: Experiment, target: Target, limits: Limits) -> Comp
             child = subprocess.Popen(
                 [*command, folder / "config.json", target.name, folder, *config.plugins_in(experiment)],
                 env={**os.environ, **ENVIRONMENT, "XLA_FLAGS": flags},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # never written: its end tells the child that its parent is gone
                 stdout=log,
                 stderr=log,
                 process_group=0,
@@ -101,6 +101,7 @@ def compile_step(experiment: Experiment, target: Target, limits: Limits) -> Comp
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+            child.stdin.close()
         return _read(folder, time.monotonic() - start)
 
 

@@ -1,10 +1,11 @@
 """A search over remat, batch and layout: the experiments to compare, and their plans."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from hyena_jax.config import Experiment, ParallelConfig, UserError, choose, require
-from hyena_jax.plan.compiling import DoesNotCompile, Limits
+from hyena_jax.plan.compiling import GIB, DoesNotCompile, Limits
 from hyena_jax.plan.planning import StepPlan, describe, make_plan
 from hyena_jax.plan.targets import Target
 
@@ -21,25 +22,31 @@ def search(
     limits: Limits,
     whole: bool,
     advance: Callable[[int], None],
+    report: Callable[[str], None],
 ) -> tuple[list[StepPlan], list[str]]:
     """The plans of `candidates`, and a line for each that is refused.
 
     Args:
       whole: see `make_plan`.
       advance: told how many candidates are done.
+      report: told in a line what each candidate came to, and the time left.
     """
-    plans, refused = [], []
+    plans, refused, n_done, n_all, begun = [], [], 0, sum(map(len, rows)), time.monotonic()
     for row in rows:
         for i, experiment in enumerate(row):
             try:
                 plans.append(make_plan(experiment, target, limits, whole))
                 fits = plans[-1].fits
+                came_to = f"{'fits' if fits else 'does not fit'} in {plans[-1].memory / GIB:.1f} GiB"
             except (DoesNotCompile, UserError) as error:
                 refused.append(f"{describe(experiment, target)}: {error}")
-                fits = False
-            advance(1)
-            if not fits:  # nor do larger batches
-                advance(len(row) - i - 1)
+                fits, came_to = False, "refused"
+            done = 1 if fits else len(row) - i  # nor do larger batches
+            advance(done)
+            n_done += done
+            left = (n_all - n_done) / n_done * (time.monotonic() - begun)
+            report(f"{n_done} of {n_all}: {describe(experiment, target)}: {came_to}; {left:.0f} s left")
+            if not fits:
                 break
     return plans, refused
 

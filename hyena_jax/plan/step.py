@@ -7,7 +7,10 @@ which takes most of the time: the process that started this one may end it then.
 
 import json
 import math
+import os
+import shutil
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -132,5 +135,17 @@ def main(config_file: str, target: str, folder: str, *plugins: str) -> int:
     return 0
 
 
+def _end_with_parent(folder: str) -> None:
+    """Ends with the parent, which keeps the standard input open; nobody else removes the folder then."""
+
+    def wait() -> None:
+        os.read(sys.stdin.fileno(), 1)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 if __name__ == "__main__":
+    _end_with_parent(sys.argv[3])
     sys.exit(main(*sys.argv[1:]))

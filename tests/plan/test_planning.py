@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -121,6 +122,22 @@ def test_lines_and_files(compiled, tmp_path):
     assert kept["fits"] is False
     assert kept["units_per_second"]["pessimistic"] == plan.units_per_second.pessimistic
     assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
+def test_a_search_reports_each_candidate_with_the_time_left(monkeypatch):
+    """A batch that does not fit ends its row: larger ones would not either."""
+
+    def make_plan(experiment, *_):
+        fits = experiment.data.batch_size < 300
+        return SimpleNamespace(fits=fits, memory=GIB if fits else 40 * GIB)
+
+    monkeypatch.setattr(search, "make_plan", make_plan)
+    rows, done, lines = list(search.candidates(experiment(), TARGET, ("batch",))), [], []
+    plans, refused = search.search(rows, TARGET, None, False, done.append, lines.append)
+    assert ([plan.fits for plan in plans], refused, done) == ([True, True, False], [], [1, 1, 2])
+    first, _, last = lines
+    assert first == "1 of 4: pmap over 16, remat none, batch 128: fits in 1.0 GiB; 0 s left"
+    assert last == "4 of 4: pmap over 16, remat none, batch 512: does not fit in 40.0 GiB; 0 s left"
 
 
 def test_a_search_over_batch_remat_and_layout():
