@@ -45,7 +45,7 @@ class Embed(OfRun):
 
         from hyena_jax.api import load_run
         from hyena_jax.config import require
-        from hyena_jax.data.records import read_records
+        from hyena_jax.data.records import read_records, same_names
         from hyena_jax.output import bar
 
         index = self.output.with_suffix(".jsonl")
@@ -53,6 +53,8 @@ class Embed(OfRun):
         for file in (self.output, index):
             require_new_file("output", file)
         records = read_records(self.path, self.format)
+        if (shared := same_names(records)) is not None:
+            note(shared)
         run = load_run(self.workdir, self.step)
         texts = [record.text for record in records]
         called = [f"record {record.name} of {self.path}" for record in records]

@@ -43,12 +43,14 @@ class Score(OfRun):
         start_jax(note)
 
         from hyena_jax.api import load_run
-        from hyena_jax.data.records import read_records
+        from hyena_jax.data.records import read_records, same_names
         from hyena_jax.generation.saved_state import origin
         from hyena_jax.output import bar
         from hyena_jax.scoring import score_file
 
         records = read_records(self.path, self.format)
+        if (shared := same_names(records)) is not None:
+            note(shared)
         run = load_run(self.workdir, self.step)
         names, texts = [record.name for record in records], [record.text for record in records]
         called = [f"record {name} of {self.path}" for name in names]

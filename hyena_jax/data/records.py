@@ -1,9 +1,12 @@
 """The records of a file: the lines of a text, or the sequences of a FASTA file."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hyena_jax.config import UserError, memory_size, read_bytes, require
+from hyena_jax.errors import printable
 
 FASTA = (".fa", ".fasta", ".fna", ".ffn", ".faa")
 """Suffixes of files that are read as FASTA by default."""
@@ -43,10 +46,21 @@ def read_records(path: Path, file_format: Format = "auto") -> list[Record]:
             "path",
         ) from error
     require(text != "", "path", str(path), "a file with some text")
-    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
-    if file_format == "fasta" or (file_format == "auto" and path.suffix.lower() in FASTA):
-        return _fasta(path, lines)
+    text, is_fasta = text.replace("\r\n", "\n"), file_format == "fasta"
+    if is_fasta or (file_format == "auto" and path.suffix.lower() in FASTA):
+        return _fasta(path, text.replace("\r", "\n").removesuffix("\n").split("\n"))
+    lines = text.removesuffix("\n").split("\n")
     return [Record(str(number), line) for number, line in enumerate(lines, 1)]
+
+
+def same_names(records: Sequence[Record]) -> str | None:
+    """A sentence about records that share a name; None if none do."""
+    counts = Counter(record.name for record in records)
+    name, count = counts.most_common(1)[0]
+    if count == 1:
+        return None
+    n_shared = sum(count > 1 for count in counts.values())
+    return f"{n_shared:,} names are shared by several records: {printable(name)[:80]!r} by {count:,}"
 
 
 def _fasta(path: Path, lines: list[str]) -> list[Record]:

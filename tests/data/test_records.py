@@ -3,7 +3,7 @@
 import pytest
 
 from hyena_jax.config import UserError
-from hyena_jax.data.records import Record, read_records
+from hyena_jax.data.records import Record, read_records, same_names
 
 
 def test_lines_keep_their_numbers(tmp_path):
@@ -23,6 +23,18 @@ def test_fasta_records_keep_their_case(tmp_path):
     assert read_records(path, "lines")[0] == Record("1", ">chr1 the first")
     other = path.rename(tmp_path / "genome.txt")
     assert read_records(other, "fasta") == found
+
+
+def test_lines_of_fasta_may_end_in_a_bare_carriage_return(tmp_path):
+    path = tmp_path / "genome.fa"
+    path.write_bytes(b">a\rAC\rGT\r>b x\rT")
+    assert read_records(path) == [Record("a", "ACGT"), Record("b", "T")]
+
+
+def test_shared_names_are_told():
+    records = [Record(name, "A") for name in ("a", "b", "a", "c", "c", "a")]
+    assert same_names(records) == "2 names are shared by several records: 'a' by 3"
+    assert same_names(records[:2]) is None
 
 
 @pytest.mark.parametrize(
