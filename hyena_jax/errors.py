@@ -42,6 +42,11 @@ def _nearest(name: str, allowed: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
+def is_unicode(text: object) -> bool:
+    """Whether the text can be written as UTF-8: arguments and names of files may hold other bytes."""
+    return not any("\ud800" <= character <= "\udfff" for character in str(text))
+
+
 def printable(text: object) -> str:
     """The text without control characters that a terminal would obey."""
     return "".join(character for character in str(text) if character.isprintable())

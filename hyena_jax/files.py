@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from hyena_jax.errors import UserError, printable, require
+from hyena_jax.errors import UserError, is_unicode, printable, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,6 +136,7 @@ def locked(workdir: Path) -> Iterator[int]:
 
 def require_free(argument: str, folder: Path) -> None:
     """Refuses a folder in which something would be overwritten, and a link, which could not be replaced."""
+    require(is_unicode(folder), argument, str(folder), "a path in UTF-8")
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(is_free and not folder.is_symlink(), argument, str(folder), "a new or an empty folder")
     parent = next(parent for parent in folder.absolute().parents if parent.exists())
@@ -145,6 +146,7 @@ def require_free(argument: str, folder: Path) -> None:
 
 def require_new_file(argument: str, path: Path) -> None:
     """Refuses a file that exists, and a folder in which it cannot be made."""
+    require(is_unicode(path), argument, str(path), "a path in UTF-8")
     is_new = not path.exists() and not path.is_symlink()
     require(is_new, argument, str(path), "a file that does not exist yet")
     can_write = path.parent.is_dir() and os.access(path.parent, os.W_OK)

@@ -289,6 +289,14 @@ WRONG = {
     "long workdir": (f"train quickstart --workdir {{tmp}}/{'a/' * 2000}", "workdir must be a path"),
     "long name": (f"train quickstart --workdir {{tmp}}/{'a' * 256}", "workdir must be a path"),
     "long workdir of a run": (f"eval {{tmp}}/{'a/' * 2000}", "workdir must be a path"),
+    "prefix of other bytes": (
+        "score {tmp} --path {tmp}/text.txt --prefix \udcff",
+        r"--prefix must be text in UTF-8, got '\udcff'",
+    ),
+    "output of other bytes": (
+        "distill {tmp} --output {tmp}/\udcff",
+        "--output must be a path in UTF-8",
+    ),
     "bucket": (
         "train quickstart --workdir gs://mine/run",
         "--workdir must be on this machine: files of other schemes are not read or written, got 'gs://mine/run'",

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 
 from hyena_jax.config.checks import describe, field_types
 from hyena_jax.config.registry import is_kind
-from hyena_jax.errors import UserError, choose, require
+from hyena_jax.errors import UserError, choose, is_unicode, require
 
 T = TypeVar("T")
 
@@ -218,7 +218,8 @@ def _converted(flag: Flag, given: Sequence[str]) -> Any:
 def _convert(flag: Flag, hint: Any, text: str) -> Any:
     if get_origin(hint) is Literal:
         return choose(flag.name, text, dict(zip(get_args(hint), get_args(hint), strict=True)))
-    is_path = Path in (hint, *get_args(hint))
+    is_text, is_path = (kind in (hint, *get_args(hint)) for kind in (str, Path))
+    require(not is_text or is_unicode(text), flag.name, text, "text in UTF-8")
     must = "on this machine: files of other schemes are not read or written"
     require(not (is_path and re.match(r"[a-z][a-z0-9+.-]*://", text)), flag.name, text, must)
     try:
