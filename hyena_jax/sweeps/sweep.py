@@ -208,9 +208,23 @@ def _continued(run: Outcome, kept: Mapping[str, Any]) -> Outcome:
         ended["step"], values = _last_evaluation(workdir)
     except UserError:
         values = None
-    if ended["status"] == DONE and values is None:  # its rows were deleted, or are damaged
+    if ended["status"] == DONE and (values is None or not _holds(workdir, run.experiment)):
         ended["status"] = WAITING
     return replace(run, **ended, values=values)
+
+
+def _holds(workdir: Path, experiment: Experiment) -> bool:
+    """Whether a folder still holds a run of this experiment, with a checkpoint."""
+    from hyena_jax.training.checkpoint import saved_steps
+    from hyena_jax.training.folder import CHECKPOINTS
+
+    try:
+        found = config.read_run(workdir)
+    except UserError:
+        return False
+    # Sizes that the model takes from its data are None in the experiment of a sweep.
+    differences = config.identity_differences(experiment, found)
+    return all(line.endswith(" -> None") for line in differences) and bool(saved_steps(workdir / CHECKPOINTS))
 
 
 def _write(root: Path, outcomes: Mapping[str, Outcome]) -> None:

@@ -118,23 +118,36 @@ def test_a_sweep_that_is_done_starts_nothing(swept, monkeypatch):
     assert hyena_jax.sweep(runs, root, quiet=True) == outcomes
 
 
-def test_a_run_whose_folder_was_deleted_is_trained_again(swept, tmp_path, monkeypatch):
+def without_folder(root):
+    shutil.rmtree(root / "seed=1")
+
+
+def without_checkpoints(root):
+    shutil.rmtree(root / "seed=1" / "checkpoints")
+
+
+def with_damaged_rows(root):
+    (root / "seed=1" / "metrics.jsonl").write_text("damaged")
+
+
+def with_another_config(root):
+    shutil.copy(root / "seed=0" / "config.json", root / "seed=1" / "config.json")
+
+
+def with_swapped_folders(root):
+    (root / "seed=1").rename(root / "other")
+    (root / "seed=0").rename(root / "seed=1")
+    (root / "other").rename(root / "seed=0")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [without_folder, without_checkpoints, with_damaged_rows, with_another_config, with_swapped_folders],
+)
+def test_a_run_whose_folder_was_harmed_is_not_done(swept, tmp_path, monkeypatch, harm):
     root, runs, _ = swept
     copied = shutil.copytree(root, tmp_path / "sweep")
-    shutil.rmtree(copied / "seed=1")
-
-    def start(*_, **__):
-        raise RuntimeError("started")
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(RuntimeError, match="started"):
-        hyena_jax.sweep(runs, copied, quiet=True)
-
-
-def test_a_run_whose_values_cannot_be_read_is_trained_again(swept, tmp_path, monkeypatch):
-    root, runs, _ = swept
-    copied = shutil.copytree(root, tmp_path / "sweep")
-    (copied / "seed=1" / "metrics.jsonl").write_text("damaged")
+    harm(copied)
 
     def start(*_, **__):
         raise RuntimeError("started")
