@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, with a darker yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9A8B00", "#7F3C8D")
+MAX_SHOWN = 1e30
+"""Larger values are left out, as those that are not finite are: the library can scale no axis to them."""
+MAX_POINTS = 2000
+"""About the most points of a curve: of more evaluations, evenly spaced ones are drawn."""
 MAX_DRAWN = 64
 """Groups in a figure, where each has a panel."""
 Points = Mapping[float, Sequence[float]]
@@ -77,7 +82,10 @@ def draw(path: Path, groups: Sequence[Group], metric: str, x: Axis) -> None:
 
 def _points(group: Group, metric: str, x: Axis) -> Points:
     """The runs of a group at the steps that they evaluated; a run that stopped early keeps its last value."""
-    curves = [run.held_out(metric) for run in group.runs]
+    curves = [
+        {step: value if abs(value) <= MAX_SHOWN else math.nan for step, value in run.held_out(metric).items()}
+        for run in group.runs
+    ]
     match x:
         case "step":
             per_step = 1.0
@@ -88,11 +96,16 @@ def _points(group: Group, metric: str, x: Axis) -> Points:
                 run.seconds.get(max(curve), math.nan) / max(curve)
                 for run, curve in zip(group.runs, curves, strict=True)
             )
+    steps = sorted({step for curve in curves for step in curve})
+    steps = steps[:: -1 - len(steps) // MAX_POINTS][::-1]  # with the last
+    evaluated = [sorted(curve) for curve in curves]
     return {
         step * per_step: [
-            curve[max(at for at in curve if at <= step)] for curve in curves if min(curve) <= step
+            curve[at[bisect_right(at, step) - 1]]
+            for curve, at in zip(curves, evaluated, strict=True)
+            if at[0] <= step
         ]
-        for step in sorted({step for curve in curves for step in curve})
+        for step in steps
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from hyena_jax import config
 from hyena_jax.config import Experiment, choose, require
+from hyena_jax.errors import is_unicode
 from hyena_jax.training.evaluate import LOWER_IS_BETTER
 from hyena_jax.training.metrics import FILE, read_rows
 
@@ -96,7 +97,9 @@ def read_runs(folders: str | Path | Sequence[str | Path]) -> tuple[list[Run], li
     left_out: list[str] = []
     for folder in map(Path, folders):
         require(folder.is_dir(), "DIR", str(folder), "a folder")
-        within = sorted(path for path in folder.iterdir() if path.is_dir() and config.is_run(path))
+        within = sorted(path for path in folder.iterdir() if path.is_dir())
+        left_out += [f"{path.name!r} (a name that is not UTF-8)" for path in within if not is_unicode(path)]
+        within = [path for path in within if is_unicode(path) and config.is_run(path)]
         inside = [folder] if config.is_run(folder) else within
         require(len(inside) > 0, "DIR", str(folder), "the folder of a run, or one with such folders in it")
         runs = [Run(workdir, config.read_run(workdir), read_rows(workdir / FILE)) for workdir in inside]
@@ -154,7 +157,9 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> str:
     if metric is not None:
         choose("metric", metric, common)
         return metric
-    return next((name for name in common if name.endswith("accuracy")), "loss")
+    require(len(common) > 0, "DIR", ", ".join(run.name for run in runs[:2]), "of runs with a value in common")
+    loss = "loss" if "loss" in common else next(iter(common))
+    return next((name for name in common if name.endswith("accuracy")), loss)
 
 
 def is_better(metric: str, a: float, b: float) -> bool:

@@ -193,6 +193,29 @@ def test_runs_without_an_evaluation_are_left_out_of_a_sweep(sweep, capsys):
     assert "0.4000-0.8000" in captured.out
 
 
+def test_a_name_that_is_not_utf_8_leaves_the_others(sweep, capsys):
+    (sweep / "\udcff").mkdir()
+    assert cli.main(["compare", str(sweep)]) == 0
+    assert r"'\udcff' (a name that is not UTF-8)" in capsys.readouterr().err
+
+
+def test_rows_without_a_loss(tmp_path):
+    """The first value that all runs have is compared."""
+    folder = write_run(tmp_path / "run", experiment(HawkConfig()), ())
+    (folder / "metrics.jsonl").write_text('{"step": 1, "time": 1.0, "validation/other": 2.5}\n')
+    (row,) = hyena_jax.compare(folder)
+    assert (row.metric, row.last) == ("other", (2.5,))
+
+
+def test_many_evaluations_and_the_largest_numbers_are_drawn(tmp_path):
+    folder = write_run(tmp_path / "run", experiment(HawkConfig()), ())
+    losses = [1e308, -1e308, *range(50_000)]
+    rows = [{"step": i + 1, "time": 1.0 + i, "validation/loss": loss} for i, loss in enumerate(losses)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    hyena_jax.compare(folder, output=tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
 def test_rows_without_a_time_have_no_seconds(tmp_path):
     run = write_run(tmp_path / "run", experiment(AttentionConfig(2)), ())
     (run / "metrics.jsonl").write_text('{"step": 1, "validation/loss": 1.0}\n')
