@@ -297,6 +297,7 @@ WRONG = {
         "distill {tmp} --output {tmp}/\udcff",
         "--output must be a path in UTF-8",
     ),
+    "control characters": ("eval {tmp}/\x1b[31mred", r"\x1b[31mred' holds no run"),
     "bucket": (
         "train quickstart --workdir gs://mine/run",
         "--workdir must be on this machine: files of other schemes are not read or written, got 'gs://mine/run'",
@@ -326,6 +327,7 @@ def test_wrong_input_is_one_line_and_code_2(arguments, message, tmp_path, capsys
     output = " ".join((captured.out + captured.err).split())
     assert message in output
     assert "Traceback" not in output
+    assert "\x1b" not in output
     assert not (tmp_path / "new").exists()
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hyena_jax import config
 from hyena_jax.cli.flags import FLAT, positional
 from hyena_jax.config import Checked, PluginFlags
-from hyena_jax.errors import UserError
+from hyena_jax.errors import UserError, printable
 
 if TYPE_CHECKING:
     from hyena_jax.output import Output
@@ -101,7 +101,8 @@ def require_config_first(called: str, arguments: Sequence[str]) -> None:
 
 def note(text: str) -> None:
     """Prints a line to the standard error."""
-    print(f"hyena-jax: {text}", file=sys.stderr)
+    lines = (printable(line) for line in text.splitlines())  # it may name what a stranger named
+    print(f"hyena-jax: {chr(10).join(lines)}", file=sys.stderr)
 
 
 def fail(reason: object, code: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hyena_jax.cli.base import OfRun, note
 from hyena_jax.config.checks import AtLeast
-from hyena_jax.errors import require
+from hyena_jax.errors import printable, require
 from hyena_jax.files import require_new_file
 from hyena_jax.startup import start_jax
 
@@ -73,7 +73,7 @@ class Evaluate(OfRun):
             about = {"workdir": str(run.workdir), "step": run.step}
             text = json.dumps({**about, **without_infinities(values)}, indent=2, allow_nan=False)
             files.write_text(self.output, text + "\n")
-        table = Table("metric", "value", title=Text(f"{run.workdir}, step {run.step}"), box=None)
+        table = Table("metric", "value", title=Text(printable(f"{run.workdir}, step {run.step}")), box=None)
         for name, value in values.items():
             if not name.startswith(ERROR):
                 table.add_row(name, f"{value:,.6g}")
@@ -101,7 +101,7 @@ class Evaluate(OfRun):
         if self.output is not None:
             about = {"workdir": str(run.workdir), "step": run.step}
             files.write_text(self.output, json.dumps({**about, **found}, indent=2, default=str) + "\n")
-        title = Text(f"{run.workdir}, step {run.step}")
+        title = Text(printable(f"{run.workdir}, step {run.step}"))
         table = Table("task", "metric", "value", "error", title=title, box=None)
         for task, values in found["results"].items():
             for name, value in values.items():

@@ -9,6 +9,7 @@ from typing import Any
 from hyena_jax.cli.base import Command, fail, note, require_config_first, unread
 from hyena_jax.cli.flags import FLAT, OTHERS, positional
 from hyena_jax.config import PluginFlags, plugin_flags
+from hyena_jax.errors import printable
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ class Sweep(Command):
         except BrokenPipeError:
             return unread()
         plugins = plugin_flags(tuple(runs.values()))
-        print(f"\nto compare the runs: hyena-jax compare {shlex.quote(str(self.workdir))}{plugins}")
+        print(
+            f"\nto compare the runs: hyena-jax compare {printable(shlex.quote(str(self.workdir)))}{plugins}"
+        )
         bad = [name for name, outcome in outcomes.items() if outcome.status != DONE]
         if bad:
             return fail(f"{len(bad)} of {len(outcomes)} runs failed or diverged: {', '.join(bad)}", 1)

@@ -9,6 +9,7 @@ from typing import Any
 from hyena_jax.cli.base import OfConfig, fail, note, unread
 from hyena_jax.cli.flags import FLAT, positional, take_flag
 from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError, plugin_flags
+from hyena_jax.errors import printable
 from hyena_jax.startup import import_jax, keep_compiled_programs, keep_freed_memory, start_devices
 
 
@@ -101,8 +102,8 @@ class Train(OfConfig):
             n_images = logging.sample_images
             n_right, n_drawn = draw_predictions(result.model, result.params, result.data, n_images, path)
             print(f"predictions: {n_right} of {n_drawn} right, drawn in {path}")
-        print(f"\nrun folder: {workdir}   curves: {workdir / 'learning_curves.png'}")
+        print("\n" + printable(f"run folder: {workdir}   curves: {workdir / 'learning_curves.png'}"))
         folder = f"{shlex.quote(str(workdir))}{plugin_flags(experiment)}"
         more = f"   hyena-jax generate {folder} --prompt TEXT" if has_text else ""
-        print(f"next: hyena-jax show {folder}{more}")
+        print(printable(f"next: hyena-jax show {folder}{more}"))
         return 0

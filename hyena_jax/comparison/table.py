@@ -13,6 +13,7 @@ from rich.table import Table
 from hyena_jax import models
 from hyena_jax.comparison.runs import Group, is_better
 from hyena_jax.config import ModelConfig
+from hyena_jax.errors import printable
 from hyena_jax.training.step import init_params
 
 KIB = 2**10
@@ -124,7 +125,7 @@ def text_table(rows: Sequence[GroupSummary]) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
-        table.add_row(row.label, *row.cells.values())
+        table.add_row(printable(row.label), *row.cells.values())
     return table
 
 
