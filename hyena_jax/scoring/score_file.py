@@ -9,6 +9,7 @@ import fcntl
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ ABOUT = "scores"
 """Key of the first line's object."""
 Row = Mapping[str, Any]
 """The JSON object of a text."""
+CHECKSUM = "crc32"
 COUNTED = ("tokens", "scored", "bytes", "log_likelihood")
 """What the total needs of a row."""
 
@@ -47,7 +49,13 @@ def row(name: str, found: Likelihood, per_token: bool) -> Row:
         unscored = [None] * (len(found.tokens) - len(found.log_probs))
         values["ids"] = found.tokens.tolist()
         values["log_probs"] = unscored + [_finite(float(f"{x:.9g}")) for x in found.log_probs.tolist()]
-    return values
+    return with_checksum(values)
+
+
+def with_checksum(values: Row) -> Row:
+    """The row with a checksum of its other values, by which a file that is continued knows its lines."""
+    values = {name: value for name, value in values.items() if name != CHECKSUM}
+    return {**values, CHECKSUM: f"{zlib.crc32(text_of(values).encode()):08x}"}
 
 
 def _finite(x: float) -> float | None:
@@ -138,6 +146,8 @@ def _read(path: Path, number: int, line: bytes) -> Row:
     """The COUNTED values of a row; raises UserError if they cannot be those of a text."""
     try:
         read = json.loads(line)
+        if with_checksum(read) != read:
+            raise ValueError(f"its {CHECKSUM} is another")
         row = {name: read[name] for name in COUNTED}
         n_tokens, n_scored, n_bytes, likelihood = row.values()
         is_count = all(type(n) is int and n >= 0 for n in (n_tokens, n_scored, n_bytes or 0))

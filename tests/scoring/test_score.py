@@ -206,6 +206,7 @@ def test_wrong_input_is_refused_in_one_line(run, tmp_path, monkeypatch, capsys):
 
 
 ROW = {"tokens": 3, "scored": 2, "bytes": 3, "log_likelihood": -1.5}
+CHECKED = score_file.with_checksum(ROW)
 
 
 @pytest.mark.parametrize(
@@ -230,20 +231,22 @@ def test_damaged_rows_are_refused_and_torn_ones_are_written_again(tmp_path):
     path = tmp_path / "out.jsonl"
     with score_file.continued(path, {}, 2) as (rows, append):
         assert rows == []
-        append([ROW])
+        append([CHECKED])
     whole = path.read_text()
     path.write_text(whole + '{"tokens": 3, "sco')
     with score_file.continued(path, {}, 2) as (rows, append):
         assert rows == [ROW]
-        append([ROW])
-    assert path.read_text() == whole + score_file.text_of(ROW)
+        append([CHECKED])
+    assert path.read_text() == whole + score_file.text_of(CHECKED)
     with (
         pytest.raises(UserError, match="must be at most 1 rows, got '2 rows'"),
         score_file.continued(path, {}, 1),
     ):
         pass
     wrong = ({"tokens": "x"}, {"log_likelihood": "a"}, {"bytes": 0}, {"tokens": 1e400}, {"scored": 4})
-    for line in ('{"tokens": 3}\n', *(score_file.text_of({**ROW, **values}) for values in wrong)):
+    rows = (score_file.with_checksum({**ROW, **values}) for values in wrong)
+    flipped = score_file.text_of(CHECKED).replace("-1.5", "-1.4")
+    for line in ('{"tokens": 3}\n', flipped, score_file.text_of(ROW), *map(score_file.text_of, rows)):
         path.write_text(whole + line)
         with (
             pytest.raises(UserError, match="line 3 of output .* is damaged"),
