@@ -34,6 +34,10 @@ class Convert(Command):
     """Only hyenadna: the constant added to the filters' window. None is 0.05, as in its standalone file; its
     training code has 0, and no config says which."""
 
+    window_of: Literal["deepmind", "transformers"] | None = None
+    """Only recurrentgemma: the code that it was trained with. A token sees attention_window_size earlier ones
+    in DeepMind's, which None takes, and one less in transformers."""
+
     def run(self, arguments: Sequence[str]) -> int:
         """Writes the run folder, and says what is in it."""
         start_jax(note)
@@ -41,9 +45,11 @@ class Convert(Command):
         from hyena_jax.interop.convert import convert
         from hyena_jax.interop.family import Options
 
-        options = Options(self.config, self.max_len, self.dtype, self.window_shift)
+        options = Options(self.config, self.max_len, self.dtype, self.window_shift, self.window_of)
         found = convert(self.format, self.source, self.output, options, self.tokenizer)
         tokenizer = f"tokenizer {found.tokenizer.kind}, {found.tokenizer.vocab_size:,} symbols"
         print(f"{found.n_tensors:,} tensors, {found.n_parameters:,} parameters; {tokenizer}")
+        if found.note is not None:
+            print(found.note)
         print(f"run folder: {self.output}")
         return 0

@@ -58,6 +58,8 @@ class Converted(NamedTuple):
     n_tensors: int
     n_parameters: int
     tokenizer: Tokenizer
+    note: str | None
+    """See `Source`."""
 
 
 def convert(
@@ -103,7 +105,7 @@ def convert(
         record = {"format": family, "source": str(source), "tensors": len(found.tensors)}
         record["parameters"] = n_parameters
         files.write_text(draft / RECORD, json.dumps(record, indent=2) + "\n")
-    return Converted(experiment, len(found.tensors), n_parameters, tokenizer)
+    return Converted(experiment, len(found.tensors), n_parameters, tokenizer, found.note)
 
 
 def _tokenizer(found: Source, source: Path, given: Path | None) -> tuple[Tokenizer, Path | None]:

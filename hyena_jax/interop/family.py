@@ -22,6 +22,7 @@ class Options(NamedTuple):
     max_len: int | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     window_shift: float | None = None
+    window_of: Literal["deepmind", "transformers"] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Source:
     """The tokenizer that the family always has; None where the folder brings one."""
     bos: int | None = None
     """The id that every text begins with."""
+    note: str | None = None
+    """What the files do not say and was assumed, and how to say otherwise."""
 
 
 def settings_of(source: Path, options: Options, names: tuple[str, ...] = ("config.json",)) -> Settings:
@@ -74,10 +77,11 @@ def refuse_max_len(options: Options, fixed: int) -> None:
     require(options.max_len in (None, fixed), "max_len", options.max_len, allowed)
 
 
-def refuse_window_shift(options: Options) -> None:
-    """Refuses `--window-shift` where filters have no such window."""
-    allowed = "None: only hyenadna has such a window"
-    require(options.window_shift is None, "window_shift", options.window_shift, allowed)
+def refuse_windows(options: Options, but: str = "") -> None:
+    """Refuses the options about a window that another family has; `but` is the family's own."""
+    for name, family in (("window_shift", "hyenadna"), ("window_of", "recurrentgemma")):
+        value = getattr(options, name)
+        require(name == but or value is None, name, value, f"None: only {family} has such a window")
 
 
 def without_prefix(tensors: Tensors, prefix: str) -> Tensors:

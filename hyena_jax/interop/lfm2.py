@@ -13,7 +13,7 @@ from hyena_jax.config import (
     require,
 )
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
-from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_window_shift, settings_of
+from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_windows, settings_of
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import Transform, columns, filter_taps, less_one, same, transposed
@@ -25,7 +25,7 @@ ENDS = {"eos_token_id": 7, "pad_token_id": 0}
 
 def read(source: Path, tensors: Tensors, options: Options) -> Source:
     """The model in a folder of `transformers`."""
-    refuse_window_shift(options)
+    refuse_windows(options)
     settings = settings_of(source, options)
     model = from_settings(settings)
     max_len = max_len_of(options, settings.size("max_position_embeddings", 128_000))

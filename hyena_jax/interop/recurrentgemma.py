@@ -17,7 +17,7 @@ from hyena_jax.interop.family import (
     Source,
     Table,
     max_len_of,
-    refuse_window_shift,
+    refuse_windows,
     settings_of,
     without_prefix,
 )
@@ -39,11 +39,14 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
     """The model in a folder of `transformers`, or in an Orbax folder of DeepMind's Flax code.
 
     The released weights were trained with DeepMind's code, where a token sees `attention_window_size` earlier
-    ones, as with our `window`; transformers 5 shows it one less.
+    ones, as with our `window`; transformers 5 shows it one less, which no file says: see `Options.window_of`.
     """
-    refuse_window_shift(options)
+    refuse_windows(options, but="window_of")
+    note = None
     if source.is_dir() and is_orbax(source):
         require(options.config is None, "config", str(options.config), "None: an Orbax folder has its shapes")
+        is_theirs = options.window_of in (None, "deepmind")
+        require(is_theirs, "window_of", options.window_of, "'deepmind', whose folder it is")
         tensors = without_prefix(tensors, "params.")
         model = _from_shapes(tensors)
         table = flax_table
@@ -51,10 +54,10 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
     else:
         settings = settings_of(source, options)
         model, bos = from_settings(settings), settings.values.get("bos_token_id", BOS)
-        model = _with_own_window(source, model)
+        model, note = _with_window(source, model, options.window_of)
         table = transformers_table
     model = replace(model, max_len=max_len_of(options, TRAINED_LEN), dtype=options.dtype)
-    return Source(model, table(model), tensors, bos=bos)
+    return Source(model, table(model), tensors, bos=bos, note=note)
 
 
 def _model(
@@ -134,21 +137,26 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
     )
 
 
-def _with_own_window(source: Path, model: LanguageModelConfig) -> LanguageModelConfig:
-    """The model with the window of the run, if `source` is a run's export."""
+def _with_window(
+    source: Path, model: LanguageModelConfig, window_of: str | None
+) -> tuple[LanguageModelConfig, str | None]:
+    """The model with the window of a run's export, or of the code that it was trained with; and a note."""
     file = source / "model.safetensors" if source.is_dir() else source
     own = metadata_of(file).get(OWN_WINDOW) if file.suffix == ".safetensors" and file.exists() else None
-    if own is None:
-        return model
-
-    def window(mixer: HawkConfig | LocalAttentionConfig) -> HawkConfig | LocalAttentionConfig:
-        if isinstance(mixer, HawkConfig):
-            return mixer
-        allowed = f"attention_window_size - 1, {mixer.window - 1}"
-        require(own == str(mixer.window - 1), f"{OWN_WINDOW} of {file.name}", own, allowed)
-        return replace(mixer, window=mixer.window - 1)
-
-    return replace(model, pattern=tuple(map(window, model.pattern)))
+    stated = next((mixer.window for mixer in model.pattern if isinstance(mixer, LocalAttentionConfig)), None)
+    if own is None and (window_of == "deepmind" or stated is None):
+        return model, None
+    if own is None and window_of is None:
+        other = f"transformers shows it {stated - 1}, for a model trained there: --window-of transformers"
+        return model, f"a token sees {stated} earlier ones, as in DeepMind's code; {other}"
+    allowed = f"attention_window_size - 1, {stated - 1}"
+    require(own in (None, str(stated - 1)), f"{OWN_WINDOW} of {file.name}", own, allowed)
+    require(own is None or window_of is None, "window_of", window_of, "None: the export says its window")
+    pattern = tuple(
+        replace(mixer, window=stated - 1) if isinstance(mixer, LocalAttentionConfig) else mixer
+        for mixer in model.pattern
+    )
+    return replace(model, pattern=pattern), None
 
 
 def to_settings(model: LanguageModelConfig) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from hyena_jax.interop.family import (
     Source,
     Table,
     refuse_max_len,
-    refuse_window_shift,
+    refuse_windows,
     settings_of,
     without_prefix,
 )
@@ -44,7 +44,7 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
 
     The config is that of the model, or a file that has it under `model` or `model_config`.
     """
-    refuse_window_shift(options)
+    refuse_windows(options)
     settings = settings_of(source, options)
     for name in ("model", "model_config"):
         if isinstance(settings.values.get(name), dict):

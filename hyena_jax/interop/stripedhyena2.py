@@ -17,7 +17,7 @@ from hyena_jax.config import (
 )
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.data.tokenizers import BytesTokenizer
-from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_window_shift, settings_of
+from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_windows, settings_of
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import (
@@ -36,7 +36,7 @@ CONVOLVED_FROM = 128
 
 def read(source: Path, tensors: Tensors, options: Options) -> Source:
     """The model in a PyTorch file of vortex; its config is YAML. The tokens are bytes."""
-    refuse_window_shift(options)
+    refuse_windows(options)
     settings = settings_of(source, options, ("config.yml", "config.yaml", "config.json"))
     model = _from_settings(settings, options)
     return Source(model, _table(model), tensors, tokenizer=BytesTokenizer())

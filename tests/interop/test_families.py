@@ -13,7 +13,7 @@ from references import STORED, expected, logits_of
 from safetensors.numpy import load_file
 
 import hyena_jax
-from hyena_jax import models
+from hyena_jax import cli, models
 from hyena_jax.config import AttentionConfig, HawkConfig, UserError
 from hyena_jax.interop import lfm2, recurrentgemma
 from hyena_jax.interop.convert import FORMATS, convert
@@ -187,3 +187,15 @@ def test_the_2b_has_its_tensors():
     preset = hyena_jax.load_config("griffin:recurrentgemma_2b").model
     same = {name: getattr(preset, name) for name in ("max_len", "dtype", "remat", "round_embedding_scale")}
     assert dataclasses.replace(model, **same) == preset
+
+
+@pytest.mark.parametrize(("flags", "window"), [((), 6), (("--window-of", "transformers"), 5)])
+def test_recurrentgemma_s_window_is_that_of_the_code_it_was_trained_with(
+    stored, tmp_path, capsys, flags, window
+):
+    folder = str(stored("recurrentgemma"))
+    assert cli.main(["convert", "recurrentgemma", folder, "--output", str(tmp_path / "run"), *flags]) == 0
+    said = "a token sees 6 earlier ones, as in DeepMind's code; transformers shows it 5"
+    assert (said in capsys.readouterr().out) == (not flags)
+    model = hyena_jax.config.read_run(tmp_path / "run").model
+    assert {mixer.window for mixer in model.pattern if hasattr(mixer, "window")} == {window}
