@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.metadata
+import importlib.util
 import logging
 import os
 import re
@@ -67,8 +68,17 @@ def start_jax(note: Callable[[str], None]) -> None:
     start_devices()
 
 
+def has_library_without_tpu() -> bool:
+    """Whether libtpu is installed without a TPU or a GPU: it would print errors of its own."""
+    has_tpu = any(Path("/dev").glob("accel*")) or any(Path("/dev").glob("vfio/*"))
+    has_gpu = any(importlib.util.find_spec(f"jax_cuda{n}_plugin") is not None for n in (12, 13))
+    return importlib.util.find_spec("libtpu") is not None and not has_tpu and not has_gpu
+
+
 def import_jax() -> None:
     """Imports JAX; raises UserError if an environment variable prevents that, or breaks commands."""
+    if "JAX_PLATFORMS" not in os.environ and has_library_without_tpu():
+        os.environ["JAX_PLATFORMS"] = "cpu"
     if "XLA_FLAGS" in os.environ and "jax" not in sys.modules:
         _try_xla_flags(os.environ["XLA_FLAGS"])
     try:

@@ -64,8 +64,11 @@ def draw(path: Path, groups: Sequence[Group], metric: str, x: Axis) -> None:
                 axes.plot([*points], means, color="#d0d0d0", linewidth=0.8)
         for label, colour in zip(labels, COLOURS, strict=False):
             means = [statistics.fmean(values) for values in curves[label].values()]
-            style = {"color": colour, "marker": "o", "markersize": 2.5}
+            style = {"color": colour, "marker": "o", "markersize": 2.5 if len(means) > 1 else 7}
             axes.plot([*curves[label]], means, label=label.replace("$", r"\$"), **style)
+            if len(means) == 1:  # no line shows it
+                place = next(iter(curves[label])), means[0]
+                axes.annotate(f"{means[0]:.4g}", place, (6, 4), textcoords="offset points", fontsize="small")
             fill_range(axes, curves[label], color=colour, alpha=0.2, linewidth=0)
         axes.grid(alpha=0.25)
         if alone:

@@ -180,6 +180,7 @@ def _draw_curves(axes: "Axes", rows: list[dict], name: str) -> None:
         points = [(step, value) for step, value in values if value is not None]
         if points:
             steps, values = zip(*points, strict=True)
+            style = style if len(steps) > 1 else {**style, "marker": "o", "markersize": 7}
             axes.plot(steps, values, label=f"{label}, last {values[-1]:.3f}", **style)
     axes.grid(alpha=0.25)
     if axes.lines:
