@@ -93,6 +93,51 @@ def test_the_task_in_the_documentation_is_a_whole_one(capsys, own_parts, tmp_pat
     assert config.load("tasks:reverse").model.max_len == 16
 
 
+TASK = """
+import itertools
+from dataclasses import dataclass
+from hyena_jax.tasks.task import TaskConfig, register_task, row
+
+CALLS = itertools.count()
+
+@dataclass(frozen=True)
+class WrongConfig(TaskConfig):
+    vocab_size: int = 4
+    seq_len: int = 6
+
+def draw(rng, config):
+    ids = rng.integers(0, 4, config.seq_len)
+    return {row}
+
+register_task("wrong", WrongConfig, draw, {chance})
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("row(ids, ids[1:])", "what draw draws must be a row of as many targets as inputs"),
+        ("(ids, ids)", "what draw draws must be a row: return hyena_jax.tasks.task.row(...), got 'tuple'"),
+        ("None", "got 'NoneType'"),
+        ("row(ids, 1, [5])", "what draw draws must be a row of inputs [L] and targets [n]"),
+        ("row(ids, [1], [6])", "positions of the task's rows must be in 0..5, got '0 to 6'"),
+        ("row(ids + 1, ids)", "inputs of the task's rows must be in 0..3"),
+        ("row(ids / 2, ids)", "inputs of a task's row must be integers"),
+        ("row((ids + next(CALLS)) % 4, ids)", "take all random numbers from rng"),
+    ],
+)
+def test_wrong_rows_are_told_in_a_line(row, message, tmp_path, capsys, own_parts):
+    (tmp_path / "wrong.py").write_text(TASK.replace("{row}", row).replace("{chance}", "lambda config: 0.25"))
+    assert run(f"wrong --index 1 --plugin {tmp_path / 'wrong.py'}") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_chance_level_is_a_function(tmp_path, capsys, own_parts):
+    (tmp_path / "wrong.py").write_text(TASK.replace("{row}", "row(ids, ids)").replace("{chance}", "0.25"))
+    assert run(f"wrong --plugin {tmp_path / 'wrong.py'}") == 2
+    assert "chance of task 'wrong' must be a function, got 0.25" in capsys.readouterr().err
+
+
 def test_rows_differ_by_index_seed_part_and_preset(capsys):
     lines = ["mqar", "mqar --index 1", "mqar --seed 1", "mqar --part train", "mqar --preset l64"]
     shown = []

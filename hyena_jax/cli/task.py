@@ -45,7 +45,7 @@ class DrawTask(Command):
     def run(self, arguments: Sequence[str]) -> int:
         """Prints the example."""
         from hyena_jax.data.dataset import load
-        from hyena_jax.data.tasks import draw_row
+        from hyena_jax.data.tasks import example_row
 
         config_class = choose("task", self.name, TASK_CONFIGS)
         require(self.index >= 0, "index", self.index, "at least 0")
@@ -53,7 +53,7 @@ class DrawTask(Command):
         task = load(config_class()).task
         presets = task.all_presets(config_class)
         data = load(choose("preset", self.preset, presets).config)
-        row = draw_row(task, data.config, self.part, self.seed, self.index)
+        row = example_row(task, data.config, self.part, self.seed, self.index)
         settings = data.config.for_evaluation() if self.part == "test" else data.config
         print(f"{self.name}, preset {self.preset}, {self.part} row {self.index}, seed {self.seed}\n")
         print("\n".join(example(task, settings, row)))

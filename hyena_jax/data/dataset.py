@@ -243,6 +243,15 @@ def load(config: DataConfig, encoding: Encoding | None = None) -> Dataset:
     ]
     found = f"{kind.__name__} without {', '.join(missing)}"
     require(not missing, what, found, f"a Dataset with {', '.join(needed)}")
+    kept = data.encoding if data.tokenizer is None else data.tokenizer
+    if kept is not None and not type(kept).__module__.startswith(
+        "hyena_jax."
+    ):  # a user's own: a run must be able to open it again
+        try:
+            encoding_from_json(json.loads(json.dumps(data.to_json())))
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            must = "a tokenizer of hyena_jax.data.tokenizers, or JSON values as the encoding"
+            raise UserError(f"{what} must have {must}, got {type(kept).__name__}: {error}") from error
     return data
 
 

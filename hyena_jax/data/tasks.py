@@ -65,6 +65,7 @@ def draw_row(task: Task, config: TaskConfig, part: Part, seed: int, index: int) 
     settings = config.for_evaluation() if is_test else config
     for _ in range(MAX_TRIES):
         row = draw(rng, settings)
+        _check_row(row, draw)
         if not config.disjoint or _is_held_out(row) == is_test:
             return row
     raise UserError(
@@ -72,6 +73,27 @@ def draw_row(task: Task, config: TaskConfig, part: Part, seed: int, index: int) 
         f" {part} part",
         "disjoint",
     )
+
+
+def example_row(task: Task, config: TaskConfig, part: Part, seed: int, index: int) -> Row:
+    """As `draw_row`, checked as a batch is, and drawn twice: it must depend on its arguments alone."""
+    row, again = (draw_row(task, config, part, seed, index) for _ in range(2))
+    same = all(np.array_equal(a, b) for a, b in zip(row, again, strict=True) if a is not None)
+    require(same, "a row that is drawn twice", "another one", "the same: take all random numbers from rng")
+    _batch([row], config.n_symbols)
+    return row
+
+
+def _check_row(row: Any, draw: Draw) -> None:
+    """Raises UserError unless a task drew a row whose arrays fit together."""
+    what = f"what {getattr(draw, '__name__', 'the task')} draws"
+    require(isinstance(row, Row), what, type(row).__name__, "a row: return hyena_jax.tasks.task.row(...)")
+    shapes = {name: array.shape for name, array in row._asdict().items() if array is not None}
+    is_flat = len(row.inputs.shape) == len(row.targets.shape) == 1 and len(row.inputs) > 0
+    require(is_flat, what, shapes, "a row of inputs [L] and targets [n]")
+    fits = row.positions is not None or len(row.targets) == len(row.inputs)
+    fits &= all(shapes.get(name, row.targets.shape) == row.targets.shape for name in ("positions", "weights"))
+    require(fits, what, shapes, "a row of as many targets as inputs, or as its positions (and its weights)")
 
 
 def _is_held_out(row: Row) -> bool:

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import MixerConfig
+from hyena_jax.config import MixerConfig, UserError
 from hyena_jax.filters import has_constant_state
 from hyena_jax.mixers.inputs import (
     check_causal,
@@ -53,7 +53,7 @@ class Mixer(nn.Module):
 
     def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
         """y [B, T, D] of x [B, T, D]; `seq` has the operators along T, and all else is token by token."""
-        raise NotImplementedError
+        raise UserError(f"{type(self).__name__} must define mix(self, x, seq, deterministic)")
 
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True

@@ -95,6 +95,8 @@ def register_task(
     Raises:
       UserError: see `hyena_jax.register`.
     """
+    for argument, function in (("draw", draw), ("chance", chance)):
+        require(callable(function), f"{argument} of task {name!r}", function, "a function")
     register(name, config_class, "hyena_jax.data.tasks:load_task")
     TASKS[config_class] = Task(draw, chance, **options)
 
@@ -115,13 +117,24 @@ def require_even(config: TaskConfig, *names: str) -> None:
 
 
 def row(inputs: Any, targets: Any, positions: Any = None, weights: Any = None) -> Row:
-    """A row with the dtypes of `Row`."""
+    """A row with the dtypes of `Row`. Raises UserError if ids or positions are not integers."""
     import numpy as np
 
+    def ids(name: str, values: Any) -> "np.ndarray":
+        values = np.asarray(values)
+        found = values.astype(np.int32)
+        require(
+            np.array_equal(values, found),
+            f"{name} of a task's row",
+            np.ravel(values)[:8].tolist(),
+            "integers",
+        )
+        return found
+
     return Row(
-        np.asarray(inputs, np.int32),
-        np.asarray(targets, np.int32),
-        None if positions is None else np.asarray(positions, np.int32),
+        ids("inputs", inputs),
+        ids("targets", targets),
+        None if positions is None else ids("positions", positions),
         None if weights is None else np.asarray(weights, np.float32),
     )
 
