@@ -191,9 +191,9 @@ print("the four bytes before have {:.0%} of a row in layer 1, {:.0%} in layer 2"
 # %%
 for name in ("recall", "mqar"):
     data = hyena_jax.load_config(f"tasks:{name}").data
-    example = load_task(data).row("test", 0, 0)
-    print(f"{name}, inputs:", *example.inputs)
-    print(" " * len(name), "answers:", *example.targets)
+    example = load_task(data).held_out_rows(np.arange(1))
+    print(f"{name}, inputs:", *example["inputs"][0])
+    print(" " * len(name), "answers:", *example["targets"][0])
 
 
 # %%

@@ -25,7 +25,8 @@ def offers(name):
     """Whether a mixer has matrices: `gated_hyena` adds two convolutions of its input."""
     config = (CASES | OPTIONS)[name].config
     mixes_heads = getattr(config, "post_order_ffn", False)
-    return not (name.startswith("gated_hyena") or mixes_heads or getattr(config, "factors", 1) > 1)
+    several = max(getattr(config, "factors", 1), getattr(config, "n_inputs", 1)) > 1
+    return not (name.startswith("gated_hyena") or mixes_heads or several)
 
 
 NAMES = [
@@ -66,7 +67,10 @@ def test_the_matrix_times_the_values_is_the_output(name):
         assert not np.triu(found.matrices, 1).any()
 
 
-@pytest.mark.parametrize("name", ["hyena_heads", "gated_hyena", "gated_delta_two_factors"])
+NONE = ["hyena_heads", "gated_hyena", "gated_delta_two_factors", "mamba3_three_inputs"]
+
+
+@pytest.mark.parametrize("name", NONE)
 def test_mixers_that_mix_no_values_by_a_matrix_each_have_none(name):
     assert mixing(*build(name)) is None
 

@@ -367,7 +367,9 @@ def test_bfloat16_is_close_and_has_finite_gradients(name):
     promotion = "standard" if EVERY[name].through_library else "strict"
     with jax.numpy_dtype_promotion(promotion):
         grads, y = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, half)
-    assert_close(y, jitted(name)(params, x), "bfloat16")
+    if not EVERY[name].is_sensitive:
+        assert_close(y, jitted(name)(params, x), "bfloat16")
+    assert np.isfinite(np.float32(y)).all()
     assert all(np.isfinite(np.float32(leaf)).all() for leaf in jax.tree.leaves(grads))
 
 
