@@ -54,7 +54,8 @@ class Run:
         times = {row["step"]: row["time"] for row in self.rows if row.get("time") is not None}
         steps = sorted(times)
         pairs = [(a, b, times[b] - times[a]) for a, b in itertools.pairwise(steps)]
-        usual = statistics.median(seconds / (b - a) for a, b, seconds in pairs) if pairs else math.nan
+        # The lower of two middle ones: of two pairs of rows, a pause is one.
+        usual = statistics.median_low(seconds / (b - a) for a, b, seconds in pairs) if pairs else math.nan
         total = {steps[0]: usual * steps[0]} if steps else {}
         for a, b, seconds in pairs:
             most = usual * (b - a)

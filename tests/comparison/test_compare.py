@@ -216,6 +216,15 @@ def test_many_evaluations_and_the_largest_numbers_are_drawn(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
+def test_a_pause_between_few_rows_does_not_count(tmp_path):
+    folder = write_run(tmp_path / "run", experiment(HawkConfig()), ())
+    times = {5: 100.0, 10: 105.0, 14: 430.0}
+    rows = [{"step": step, "time": time, "validation/loss": 1.0} for step, time in times.items()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (row,) = hyena_jax.compare(folder)
+    assert row.seconds == pytest.approx(14)
+
+
 def test_rows_without_a_time_have_no_seconds(tmp_path):
     run = write_run(tmp_path / "run", experiment(AttentionConfig(2)), ())
     (run / "metrics.jsonl").write_text('{"step": 1, "validation/loss": 1.0}\n')
