@@ -100,8 +100,7 @@ def _refuse(argument: str, path: Path, problems: Sequence[str], report: Callable
     for problem in problems[:MAX_LINES]:
         report(f"{path}: {problem}")
     if problems:
-        count = f"{len(problems)} parameters, listed above"
-        count += f" (the first {MAX_LINES})" if len(problems) > MAX_LINES else ""
+        count = f"{len(problems)} parameters, first {problems[0]}"  # a sweep shows this line alone
         raise UserError(f"{argument} {str(path)!r} does not fit the model: {count}")
 
 
