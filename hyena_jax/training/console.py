@@ -81,7 +81,7 @@ class Progress:
             self.note("   ".join(filter(None, shown)))
 
     def validation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """Shows the validation loss after `step`, also as a row of text, with the data's own metrics."""
+        """Shows the validation loss after `step`, also as a row of text, with the experiment's metrics."""
         self._validation_loss = f"validation {loss:.4f}"
         self._show()
         more = "".join(f"   {name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())

@@ -264,7 +264,8 @@ class Trainer:
         if not math.isfinite(values["loss"]):
             raise _diverged(f"the validation loss at step {step} is {values['loss']}")
         self.log.write(step, {f"validation/{name}": value for name, value in values.items()})
-        shown = {name: values[name] for name in data.curves if name != "loss" and name in values}
+        names = dict.fromkeys((*data.curves, *self.setup.metrics))
+        shown = {name: values[name] for name in names if name != "loss" and name in values}
         self.progress.validation(step, values["loss"], shown)
         return values
 
