@@ -256,17 +256,15 @@ class GatedDeltaConfig(DeltaRuleConfig):
 
 
 @dataclass(frozen=True)
-class KDAConfig(DeltaRuleConfig):
-    """Kimi Delta Attention (2510.26692): a gated delta rule with a decay for each channel of a key."""
+class ChannelDecayConfig(DeltaRuleConfig):
+    """Base class of the configs of delta rules with a decay for each channel of a key."""
 
     gate_rank: Annotated[int | None, Between(1, MAX_CHANNELS)] = None
     """Inner width of the projections to the decays and to the output's gate; None takes value_dim."""
     gate_bias: bool = True
     """A bias of the output's gate, as in flash-linear-attention; Kimi Linear has none."""
-    decay_bound: Annotated[float | None, Between(-20, 0, "[)")] = None
-    """Least log of a decay: the decays are exp(decay_bound * sigmoid(...)); None bounds nothing."""
     negative_eigenvalues: bool = False
-    """Update with strengths in (0, 2) instead of (0, 1), to track states such as parity (2411.12537)."""
+    """Erase with strengths in (0, 2) instead of (0, 1), to track states such as parity (2411.12537)."""
     short_filter_len: Annotated[int, Between(1, MAX_TAPS)] = 4
     """Taps of the depthwise causal FIR filter on queries, keys and values."""
     norm_eps: Annotated[float, Between(MIN_EPS, 1, "[]")] = 1e-5
@@ -276,23 +274,19 @@ class KDAConfig(DeltaRuleConfig):
 
 
 @dataclass(frozen=True)
-class GatedDelta2Config(DeltaRuleConfig):
+class KDAConfig(ChannelDecayConfig):
+    """Kimi Delta Attention (2510.26692): a gated delta rule with a decay for each channel of a key."""
+
+    decay_bound: Annotated[float | None, Between(-20, 0, "[)")] = None
+    """Least log of a decay: the decays are exp(decay_bound * sigmoid(...)); None bounds nothing."""
+
+
+@dataclass(frozen=True)
+class GatedDelta2Config(ChannelDecayConfig):
     """Gated DeltaNet-2 (2605.22791): what is erased and what is written have strengths for each channel."""
 
     gate: Literal["silu", "sigmoid"] = "silu"
     """Activation of the output's gate; flash-linear-attention has sigmoid."""
-    gate_rank: Annotated[int | None, Between(1, MAX_CHANNELS)] = None
-    """Inner width of the projections to the decays and to the output's gate; None takes value_dim."""
-    gate_bias: bool = True
-    """A bias of the output's gate."""
-    negative_eigenvalues: bool = False
-    """Erase with strengths in (0, 2) instead of (0, 1), to track states such as parity (2411.12537)."""
-    short_filter_len: Annotated[int, Between(1, MAX_TAPS)] = 4
-    """Taps of the depthwise causal FIR filter on queries, keys and values."""
-    norm_eps: Annotated[float, Between(MIN_EPS, 1, "[]")] = 1e-5
-    """Added to the mean square of a head's outputs in their norm."""
-    chunk: Annotated[int, Between(1, MAX_CHUNK)] = field(default=64, metadata=RUNTIME)
-    """Tokens that are computed at once, by matrix products; results differ only by rounding."""
 
 
 @dataclass(frozen=True)
