@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Self
 from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import UserError, require
-from hyena_jax.tasks.task import Preset, Row, register_task, row
+from hyena_jax.tasks.task import (
+    Preset,
+    Row,
+    evaluated_lengths,
+    register_task,
+    row,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,9 +71,7 @@ class StringTaskConfig(TaskConfig):
         """The settings of the rows to evaluate on."""
         if self.test_min_len is None and self.test_max_len is None:
             return self
-        low = self.min_len if self.test_min_len is None else self.test_min_len
-        high = self.max_len if self.test_max_len is None else self.test_max_len
-        require(high >= low, "test_max_len", high, f"at least test_min_len={low}")
+        low, high = evaluated_lengths(self)
         row_len = max(self.row_len, self.example_len(high))
         return replace(self, test_min_len=None, test_max_len=None, min_len=low, max_len=high, row_len=row_len)
 

@@ -109,6 +109,14 @@ class NextTokenTaskConfig(TaskConfig):
     """Training predicts every next token, as published; False trains on the scored answers alone."""
 
 
+def evaluated_lengths(config: TaskConfig) -> tuple[int, int]:
+    """The least and the largest length to evaluate on: those of `test_...`, or those to train on."""
+    low = config.min_len if config.test_min_len is None else config.test_min_len
+    high = config.max_len if config.test_max_len is None else config.test_max_len
+    require(high >= low, "test_max_len", high, f"at least test_min_len={low}")
+    return low, high
+
+
 def require_even(config: TaskConfig, *names: str) -> None:
     """Refuses odd values of these fields."""
     for name in names:
