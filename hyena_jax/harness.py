@@ -6,9 +6,10 @@ run and its export get the same figures.
 Shapes: B rows of a batch, L tokens of a row.
 """
 
+import logging
 import math
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,7 +23,8 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from hyena_jax import parallel
-from hyena_jax.config import ParallelConfig, UserError, choose, require
+from hyena_jax.config import ParallelConfig, UserError, choose, describe_fault, require
+from hyena_jax.config.registry import OF_PATHS
 from hyena_jax.data.tokenizers import decode_after
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.output import bar
@@ -52,25 +54,35 @@ def evaluate(
       batch_size: rows at once.
 
     Raises:
-      UserError: if there is no such task, or the run has no tokenizer.
+      UserError: if there is no such task, the harness cannot read or run it, or the run has no tokenizer.
     """
-    folders = [name for name in tasks if Path(name).is_dir()]
-    manager = TaskManager(include_path=folders or None)
-    own = TaskManager(include_path=folders, include_defaults=False).all_subtasks if folders else []
+    folders = [name for name in tasks if name and os.path.isdir(name)]
     names = [name for name in tasks if name not in folders]
-    for name in names:
-        if "*" not in name:
+    model = HarnessModel(run, batch_size)
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings repeat defaults of each metric
+    try:
+        # The index of the harness's own tasks, thousands of files, is read only where one is named.
+        manager = TaskManager(include_path=folders or None, include_defaults=bool(names))
+        own = TaskManager(include_path=folders, include_defaults=False).all_subtasks if folders else []
+        for name in names:
             choose("tasks", name, dict.fromkeys(manager.all_tasks))
-    require(len(own) > 0 or not folders, "tasks", folders, "folders with tasks in YAML")
-    found = simple_evaluate(
-        HarnessModel(run, batch_size),
-        tasks=[*names, *own],
-        task_manager=manager,
-        limit=limit,
-        num_fewshot=num_fewshot,
-        log_samples=False,
-        bootstrap_iters=1000,
-    )
+        require(len(own) > 0 or not folders, "tasks", folders, "folders with tasks in YAML")
+        found = simple_evaluate(
+            model,
+            tasks=[*names, *own],
+            task_manager=manager,
+            limit=limit,
+            num_fewshot=num_fewshot,
+            log_samples=False,
+            bootstrap_iters=1000,
+        )
+    except (UserError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:  # a task is YAML, templates and functions, which raise anything
+        is_machines = isinstance(error, OSError) and not isinstance(error, OF_PATHS)
+        if is_machines or (isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)):
+            raise
+        raise UserError(f"cannot be run by the harness: {describe_fault(error)}", "tasks") from error
     return {key: found[key] for key in ("results", "versions", "n-samples", "n-shot", "higher_is_better")}
 
 

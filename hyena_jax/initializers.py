@@ -19,6 +19,8 @@ class Initializers(NamedTuple):
     bias: Initializer
     out_bias: Initializer
     embedding: Initializer
+    head: Initializer
+    """For the kernel of a head."""
 
 
 def initializers(name: Init, n_layers: int, fan_in: int, out_fan_in: int) -> Initializers:
@@ -27,7 +29,9 @@ def initializers(name: Init, n_layers: int, fan_in: int, out_fan_in: int) -> Ini
     - `gpt2`: N(0, 0.02^2); residual outputs N(0, 0.02^2 / (2 n_layers)); biases 0 (the published Hyena's);
     - `griffin`: variance 1 / fan_in; residual outputs 2 / (n_layers fan_in); biases 0; embeddings 1 / D;
     - `torch`: U(±1/sqrt(fan_in)), biases too; embeddings N(0, 1);
-    - `xavier`: Xavier-uniform kernels; biases 0; embeddings N(0, 0.02^2).
+    - `xavier`: Xavier-uniform kernels; biases 0; embeddings N(0, 0.02^2);
+    - `rwkv7`: orthogonal kernels times sqrt(max(1, outputs / inputs)), half of that in the head; residual
+      outputs and biases 0; embeddings U(±1e-4).
 
     Args:
       n_layers: depth of the residual stack.
@@ -38,25 +42,48 @@ def initializers(name: Init, n_layers: int, fan_in: int, out_fan_in: int) -> Ini
     match name:
         case "gpt2":
             return Initializers(
-                normal(0.02), normal(0.02 / (2 * n_layers) ** 0.5), zeros, zeros, normal(0.02)
+                normal(0.02),
+                normal(0.02 / (2 * n_layers) ** 0.5),
+                zeros,
+                zeros,
+                normal(0.02),
+                normal(0.02),
             )
         case "griffin":
             inner = normal(fan_in**-0.5)
-            return Initializers(inner, normal((2 / (n_layers * out_fan_in)) ** 0.5), zeros, zeros, inner)
+            outer = normal((2 / (n_layers * out_fan_in)) ** 0.5)
+            return Initializers(inner, outer, zeros, zeros, inner, inner)
         case "torch":
             inner, outer = uniform_fan_in(fan_in), uniform_fan_in(out_fan_in)
-            return Initializers(inner, outer, inner, outer, normal(1.0))
+            return Initializers(inner, outer, inner, outer, normal(1.0), inner)
         case "xavier":
             xavier = nn.initializers.xavier_uniform()
-            return Initializers(xavier, xavier, zeros, zeros, normal(0.02))
+            return Initializers(xavier, xavier, zeros, zeros, normal(0.02), xavier)
+        case "rwkv7":
+            small = uniform_within(1e-4)
+            return Initializers(scaled_orthogonal(1), zeros, zeros, zeros, small, scaled_orthogonal(0.5))
 
 
 def uniform_fan_in(fan_in: int) -> Initializer:
     """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default for dense and convolution layers."""
-    bound = fan_in**-0.5
+    return uniform_within(fan_in**-0.5)
+
+
+def uniform_within(bound: float) -> Initializer:
+    """U(-bound, bound)."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+def scaled_orthogonal(gain: float) -> Initializer:
+    """Orthogonal kernels [inputs, outputs] times gain sqrt(max(1, outputs / inputs)), as in RWKV's code."""
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
+        scale = gain * max(1, shape[1] / shape[0]) ** 0.5
+        return nn.initializers.orthogonal(scale)(key, shape, dtype)
 
     return init
 

@@ -28,6 +28,14 @@ class Layout:
         """Whether parameters are sharded, so that `gather` has something to do."""
         return False
 
+    @property
+    def random_bits(self) -> str | None:
+        """JAX's generator of dropout's random bits: on TPUs the chip's own, nearly free; elsewhere Threefry.
+
+        Their masks then differ from those of other platforms.
+        """
+        return "rbg" if self.platform == "tpu" else None
+
     def pin(self, x: jax.Array) -> jax.Array:
         """Activations [B, L, D], with rows and length kept on the devices that hold the batch's."""
         return x

@@ -22,6 +22,7 @@ from hyena_jax.config import (
     ModelConfig,
     ParameterGroup,
     UserError,
+    name_of,
     require,
 )
 from hyena_jax.distillation import modal_fit
@@ -47,10 +48,10 @@ class LongFilters(NamedTuple):
 
 def check_distillable(config: ModelConfig) -> None:
     """Raises UserError unless some mixer has a long filter, and every one of these uses it in one block."""
-    kind = type(config).__name__
-    require(isinstance(config, LanguageModelConfig), "workdir", kind, "a run of a LanguageModelConfig")
+    kind = name_of(config)
+    require(isinstance(config, LanguageModelConfig), "workdir", kind, "a run of a language_model")
     with_filters = [mixer for mixer in config.pattern if _has_filter(mixer)]
-    names = ", ".join(dict.fromkeys(type(mixer).__name__ for mixer in config.pattern))
+    names = ", ".join(dict.fromkeys(map(name_of, config.pattern)))
     require(bool(with_filters), "workdir", names, "a run with a mixer that has a long filter")
     for mixer in with_filters:
         n_blocks = getattr(mixer, "n_blocks", 1)

@@ -13,6 +13,7 @@ from hyena_jax.config.checks import require_sizes
 from hyena_jax.filters.explicit import ExplicitFilter, ShortFilter, WindowedFilter
 from hyena_jax.filters.implicit import CKConvFilter, ImplicitFilter
 from hyena_jax.filters.lookup import LookupFilter
+from hyena_jax.filters.siren import SirenFilter
 from hyena_jax.filters.spectral import FNOFilter, TransferFunctionFilter
 from hyena_jax.filters.state_space import ModalFilter, RealModalFilter, S4DFilter
 from hyena_jax.filters.stu import STUFilter
@@ -34,6 +35,7 @@ __all__ = [
     "S4DFilter",
     "STUFilter",
     "ShortFilter",
+    "SirenFilter",
     "TransferFunctionFilter",
     "WindowedFilter",
     "build_filter",

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import ImplicitFilterConfig, WindowedFilterConfig, require
+from hyena_jax.config import ImplicitFilterConfig, SirenFilterConfig, WindowedFilterConfig, require
 
 # Least norm to divide by, as a window may leave a filter all zeros; the gradient divides by its square.
 LEAST_NORM = 1e-18
@@ -20,7 +20,9 @@ def relative_time(taps: int, max_len: int, dtype: jnp.dtype) -> jax.Array:
     return jnp.arange(taps, dtype=dtype) / max(max_len - 1, 1)
 
 
-def decay_rates(config: ImplicitFilterConfig | WindowedFilterConfig, channels: int) -> np.ndarray:
+def decay_rates(
+    config: ImplicitFilterConfig | SirenFilterConfig | WindowedFilterConfig, channels: int
+) -> np.ndarray:
     """Window exponents, evenly spaced from the slowest channel to the fastest: float64 [channels], < 0."""
     log_target = np.log(config.decay_target)
     return np.linspace(log_target / config.slow_decay, log_target / config.fast_decay, channels)

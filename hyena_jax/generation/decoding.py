@@ -80,7 +80,7 @@ class Continuation(NamedTuple):
 def generate(
     model: nn.Module, params: optax.Params, prompts: Sequence[np.ndarray], request: Request
 ) -> Iterator[Chunk]:
-    """Continues prompts: `prefill` with as much room as the request needs, then `proceed`, with their errors.
+    """Continues prompts, ids [n] each: `prefill` with as much room as the request needs, then `proceed`.
 
     Only the last max_len tokens of a prompt are read, unless `request.on_full` is `error`.
     """

@@ -33,7 +33,7 @@ class SamplingRule(Checked):
 
 
 def sample(logits: jax.Array, keys: jax.Array, rule: SamplingRule) -> jax.Array:
-    """Token ids int32 [R] drawn from logits [R, V] with one key per row, so that rows are independent."""
+    """Token ids int32 [R] drawn from logits [R, V] with keys [R], so that rows are independent."""
     if rule.greedy:
         return logits.argmax(-1).astype(jnp.int32)
     # Shifted so that the largest logit is 0 and stays finite at any temperature.

@@ -3,7 +3,7 @@
     run = hyena_jax.load_run("runs/mine")
     seen = trace(run.model, run.params, tokens)
     layer = seen.layers[0]
-    own = mixing(layer.mixer, layer.own(run.params), layer.inputs)
+    own = mixing(layer.mixer, layer.own(run.params), layer.inputs, layer.handed)
 
 `hyena-jax show` writes the page.
 """

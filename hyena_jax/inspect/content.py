@@ -10,7 +10,15 @@ import jax
 import optax
 
 from hyena_jax import models
-from hyena_jax.config import MIXER_CONFIGS, Experiment, UserError, encode, require
+from hyena_jax.config import (
+    MIXER_CONFIGS,
+    Experiment,
+    UserError,
+    encode,
+    read_stages,
+    require,
+    stage_changes,
+)
 from hyena_jax.data.dataset import Encoding
 from hyena_jax.data.tokenizers import is_tokenizer
 from hyena_jax.inspect import json_values, page
@@ -54,6 +62,8 @@ def content(
         gates = json_values.recurrences(before, after)
         advance()
     rows = metrics.read_rows(workdir / metrics.FILE)
+    stages = read_stages(workdir, experiment)
+    changes = [(f"from step {step} on", "; ".join(lines)) for step, lines in stage_changes(stages).items()]
     unit = "" if not experiment.loss.in_nats else " (nats per token)" if shown.labels else " (nats)"
     titles = {"loss": f"loss{unit}", "accuracy": "accuracy (share guessed right)"}
     charts = {f"curve-{name}": json_values.curves(rows, name, title) for name, title in titles.items()}
@@ -71,7 +81,7 @@ def content(
         body = page.probabilities(classes[0], int(shown.targets[0]))
     return page.Content(
         title=f"{workdir.resolve().name}, step {number}",
-        facts=_facts(experiment, rows, params, shown, unit),
+        facts=_facts(experiment, rows, params, shown, unit) + changes,
         config=json.dumps(encode(experiment), indent=2),
         body=body,
         thumbnails=[(layer["name"], matrix) for layer, matrix in mixing],

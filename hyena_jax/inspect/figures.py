@@ -74,7 +74,7 @@ def draw_filters(
 
 
 def draw_hankel(before: np.ndarray, after: np.ndarray) -> "Figure":
-    """Hankel singular values [..., k] relative to the largest: the median over filters, and quartiles."""
+    """Hankel singular values [..., k] before and after, relative to the largest: median and quartiles."""
     figure = _figure(5, 3.4)
     axes = figure.subplots()
     for values, colour, label in ((before, BEFORE, "before training"), (after, AFTER, "after")):
@@ -106,7 +106,7 @@ def draw_gates(gates: Mapping[str, np.ndarray], memory: np.ndarray) -> "Figure":
 
 
 def draw_losses(losses: np.ndarray, labels: Sequence[str]) -> "Figure":
-    """The loss of each token [L] in nats; NaN where there is none."""
+    """The losses of tokens [L] in nats; NaN where there is none."""
     require(len(losses) == len(labels), "labels", len(labels), f"as many as losses, {len(losses)}")
     figure = _figure(max(4, 0.14 * len(labels)), 3)
     axes = figure.subplots()
@@ -118,7 +118,7 @@ def draw_losses(losses: np.ndarray, labels: Sequence[str]) -> "Figure":
 
 
 def draw_activations(stream: np.ndarray, mixer: np.ndarray, mlp: np.ndarray) -> "Figure":
-    """Root mean squares by layer: the stream before each and after the last [n + 1], what parts add [n]."""
+    """Root mean squares by layer: the stream before each and at the end [n + 1], what mixer, mlp add [n]."""
     figure = _figure(5, 3.4)
     axes = figure.subplots()
     axes.plot(np.arange(len(stream)), stream, marker="o", color="#333333", label="residual stream")

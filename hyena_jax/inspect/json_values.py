@@ -58,11 +58,13 @@ def mixed(layer: Layer, params: optax.Params, n_heads: int) -> Mixed:
       params: the layer's own parameters.
     """
     is_causal = bool(getattr(layer.mixer.config, "causal", True))
-    found, name = mixing(layer.mixer, params, layer.inputs), mixer_name(layer.mixer)
+    found = mixing(layer.mixer, params, layer.inputs, layer.handed)
+    name = mixer_name(layer.mixer)
     if found is None:
         n_outputs = layer.inputs.shape[1] * layer.inputs.shape[2]
         probes = None if n_outputs <= MAX_GRADIENTS else PROBES
-        apply = partial(layer.mixer.apply, {"params": params})
+        options = {"handed": layer.handed} if layer.handed else {}
+        apply = partial(layer.mixer.apply, {"params": params}, **options)
         norms = np.asarray(jacobian_norms(apply, layer.inputs, probes))
         if is_causal:  # an FFT leaves rounding errors there
             norms = np.tril(norms)

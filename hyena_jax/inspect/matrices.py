@@ -13,13 +13,16 @@ import optax
 
 from hyena_jax.config import require
 from hyena_jax.mixers.mixing import Mixing, mixing_matrices
+from hyena_jax.mixers.sequence import Handed
 
 # Gradients that are computed at a time.
 GRADIENTS = 16
 
 
 @partial(jax.jit, static_argnames="mixer")
-def mixing(mixer: nn.Module, params: optax.Params, x: jax.Array) -> Mixing | None:
+def mixing(
+    mixer: nn.Module, params: optax.Params, x: jax.Array, handed: Handed | None = None
+) -> Mixing | None:
     """The matrices M [B, N, L, L] of a mixer for its input x [B, L, D], and the values that they mix.
 
     M v is what enters the mixer's output projection, gates included: see `hyena_jax.mixers.mixing`. None for
@@ -29,8 +32,9 @@ def mixing(mixer: nn.Module, params: optax.Params, x: jax.Array) -> Mixing | Non
     Args:
       mixer: an unbound module, such as `trace` returns.
       params: the mixer's own parameters.
+      handed: what earlier layers hand on to it; None for a first layer.
     """
-    return mixing_matrices(mixer, params, x)
+    return mixing_matrices(mixer, params, x, handed)
 
 
 def strength(matrices: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ import optax
 
 from hyena_jax import models
 from hyena_jax.config import MIXER_CONFIGS
+from hyena_jax.mixers.sequence import Handed
 from hyena_jax.models.blocks import Block
 
 
@@ -24,11 +25,13 @@ class Layer(NamedTuple):
       path: of the mixer in the model's parameters, such as ("blocks_0", "mixer").
       mixer: the mixer's module, unbound.
       inputs: x [B, L, D], after the norm in front of the mixer.
+      handed: what earlier layers handed on to it: see `mixers.sequence.Sequence.of_first_layer`.
     """
 
     path: tuple[str, ...]
     mixer: nn.Module
     inputs: jax.Array
+    handed: Handed = {}  # noqa: RUF012 - a pytree is never changed in place
 
     def own(self, params: optax.Params) -> optax.Params:
         """The mixer's own parameters among a model's; {} for a mixer without parameters."""
@@ -78,16 +81,17 @@ def trace(model: nn.Module, params: optax.Params, inputs: jax.Array) -> Trace:
 
     @jax.jit
     def run(params: optax.Params, inputs: jax.Array) -> tuple:
-        """The outputs, the inputs of the mixers, and the input and output of each half of a block."""
+        """The outputs, what each mixer gets, and the input and output of each half of a block."""
         mixed, halves = [], []
 
         def watch(
             method: Callable, args: tuple, kwargs: dict[str, Any], context: nn.module.InterceptorContext
         ) -> Any:
-            y, module = method(*args, **kwargs), context.module
+            handed, module = dict(kwargs.get("handed") or {}), context.module  # before the mixer adds to it
+            y = method(*args, **kwargs)
             if isinstance(module, mixers) and context.method_name == "__call__":
                 modules.append((module.path, module.clone(parent=None, name=None)))
-                mixed.append(args[0])
+                mixed.append((args[0], handed))
             if isinstance(module, Block) and context.method_name in ("mix", "feed_forward"):
                 halves.append((args[0], y))
             return y
@@ -97,7 +101,7 @@ def trace(model: nn.Module, params: optax.Params, inputs: jax.Array) -> Trace:
         return outputs, mixed, halves
 
     outputs, mixed, halves = run(params, inputs)  # which is traced once, so that every mixer is listed once
-    layers = tuple(Layer(*module, x) for module, x in zip(modules, mixed, strict=True))
+    layers = tuple(Layer(*module, *given) for module, given in zip(modules, mixed, strict=True))
     adds = getattr(model.config, "residual", True)
     blocks = []
     for (x, middle), (_, y) in zip(halves[::2], halves[1::2], strict=True):

@@ -22,7 +22,7 @@ from hyena_jax.data.text import fingerprint_of_no_text
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe, read_sentencepiece
 from hyena_jax.errors import printable
 from hyena_jax.files import require_free
-from hyena_jax.interop import lfm2, recurrentgemma, safari, stripedhyena2
+from hyena_jax.interop import lfm2, olmo_hybrid, recurrentgemma, rwkv7, safari, stripedhyena2
 from hyena_jax.interop.family import Options, Source
 from hyena_jax.interop.tensors import DTYPES, Tensors, read_tensors
 from hyena_jax.training.checkpoint import Streamed, save_streamed
@@ -34,9 +34,11 @@ from hyena_jax.trees import named_leaves
 FORMATS: Mapping[str, Callable[[Path, Tensors, Options], Source]] = {
     "recurrentgemma": recurrentgemma.read,
     "lfm2": lfm2.read,
+    "olmo_hybrid": olmo_hybrid.read,
     "safari": safari.read,
     "hyenadna": safari.read_hyenadna,
     "stripedhyena2": stripedhyena2.read,
+    "rwkv7": rwkv7.read,
 }
 """The families by the name that `convert` knows them by."""
 OBJECTS = {"stripedhyena2": (io.BytesIO,)}

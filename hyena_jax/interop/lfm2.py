@@ -119,6 +119,11 @@ def exported_settings(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def ends(model: LanguageModelConfig, bos: int | None) -> dict[str, int | None]:
+    """The other special tokens, known if texts begin as those of the released models."""
+    return ENDS if bos == BOS else dict.fromkeys(ENDS)
+
+
 def _ffn_width(settings: Settings) -> int:
     """F; older files say a width that is still to be adjusted, as in `Lfm2MLP`."""
     name = "intermediate_size" if settings.get("block_ff_dim", None) is None else "block_ff_dim"

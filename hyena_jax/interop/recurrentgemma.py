@@ -205,6 +205,11 @@ def exported_settings(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "attention_window_size": values["attention_window_size"] + 1}
 
 
+def ends(model: LanguageModelConfig, bos: int | None) -> dict[str, int | None]:
+    """The other special tokens, known if texts begin as those of the released models."""
+    return ENDS if bos == BOS else dict.fromkeys(ENDS)
+
+
 def _from_shapes(tensors: Tensors) -> LanguageModelConfig:
     """The sizes by the shapes of a Flax checkpoint, as in `GriffinConfig.from_flax_params_or_variables`."""
 

@@ -1,4 +1,4 @@
-"""A run as a folder that huggingface/transformers loads, where its model is a RecurrentGemma or an LFM2."""
+"""A run as a folder that huggingface/transformers loads, where its model is of one of FAMILIES."""
 
 import json
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ import numpy as np
 from hyena_jax import config, files
 from hyena_jax.config import (
     Experiment,
+    GatedDeltaConfig,
     HawkConfig,
     HyenaConfig,
     LanguageModelConfig,
@@ -18,13 +19,15 @@ from hyena_jax.config import (
     ModelConfig,
     TextConfig,
     UserError,
+    name_of,
 )
 from hyena_jax.data.tokenizers import BpeTokenizer, SentencePieceTokenizer
-from hyena_jax.interop import lfm2, recurrentgemma
+from hyena_jax.interop import lfm2, olmo_hybrid, recurrentgemma
 from hyena_jax.interop.settings import Settings
 from hyena_jax.trees import named_leaves
 
-FAMILIES = (recurrentgemma, lfm2)
+FAMILIES = {HawkConfig: recurrentgemma, HyenaConfig: lfm2, GatedDeltaConfig: olmo_hybrid}
+"""The families by the mixer that they have in addition to attention."""
 # Options that a trained model's values do not depend on.
 FREE = ("init", "dropout", "max_len", "dtype", "remat", "loss_chunk")
 FREE_OF_MIXERS = ("init", "ring", "min_radius", "max_radius")
@@ -34,25 +37,30 @@ def settings_of(model: ModelConfig) -> tuple[Any, dict[str, Any]]:
     """The family of a model, one of FAMILIES, and the values of its `config.json`.
 
     Raises:
-      UserError: if neither family can say this model; it names the options in which it differs.
+      UserError: if no family can say this model; it names the options in which it differs.
     """
     if not isinstance(model, LanguageModelConfig):
         raise UserError("format transformers needs a language model")
-    is_hawk = any(isinstance(mixer, HawkConfig) for mixer in model.pattern)
-    is_lfm = any(isinstance(mixer, HyenaConfig) for mixer in model.pattern)
-    if is_hawk == is_lfm:
+    families = [
+        family for kind, family in FAMILIES.items() if any(isinstance(mixer, kind) for mixer in model.pattern)
+    ]
+    if len(families) != 1:
         raise UserError(
-            "format transformers knows RecurrentGemma (hawk, local_attention) and LFM2 (hyena, attention);"
-            f" got a pattern of {', '.join(sorted({type(mixer).__name__ for mixer in model.pattern}))}"
+            "format transformers can write patterns of RecurrentGemma (hawk, local_attention), LFM2 (hyena,"
+            " attention) and Olmo Hybrid (gated_delta, attention); got a pattern of"
+            f" {', '.join(sorted(set(map(name_of, model.pattern))))}; --format safetensors writes any model"
         )
-    family = recurrentgemma if is_hawk else lfm2
+    family = families[0]
     values = family.to_settings(model)
     theirs = _comparable(family.from_settings(Settings("config.json", values)), model)
     ours, data = _comparable(model, model), TextConfig(seq_len=1)  # which fits every model
     differences = config.identity_differences(Experiment(ours, data), Experiment(theirs, data))
     if differences:
         name = values["architectures"][0]
-        raise UserError(f"{name} of transformers cannot say this model; {'; '.join(differences[:5])}")
+        raise UserError(
+            f"{name} of transformers cannot say this model, which differs from one that it can by"
+            f" {'; '.join(differences[:5])}; --format safetensors writes any model"
+        )
     return family, values
 
 
@@ -66,6 +74,7 @@ def _comparable(model: LanguageModelConfig, free: LanguageModelConfig) -> Langua
     return replace(
         model,
         pattern=mixers,
+        norm_places=tuple(model.norm_places[i % len(model.norm_places)] for i in range(model.n_layers)),
         norm_eps=1e-6 if model.norm_eps is None and model.norm == "rms" else model.norm_eps,
         first_ffn=None if model.first_ffn == model.ffn else model.first_ffn,
         vocab_multiple=1 if model.vocab_size % model.vocab_multiple == 0 else model.vocab_multiple,
@@ -78,6 +87,9 @@ def _filled(mixer: MixerConfig, other: MixerConfig, model: LanguageModelConfig) 
     found = {}
     if isinstance(mixer, HawkConfig):
         found["width"] = mixer.width or model.d_model
+    if isinstance(mixer, GatedDeltaConfig):
+        sizes = mixer.sizes(model.d_model)
+        found |= {"n_value_heads": sizes.values, "key_dim": sizes.key_dim, "value_dim": sizes.value_dim}
     if hasattr(mixer, "n_kv_heads"):
         found["n_kv_heads"] = mixer.n_kv_heads or mixer.n_heads
     if type(mixer) is type(other):
@@ -99,7 +111,7 @@ def write(folder: Path, model: LanguageModelConfig, params: Any, encoding: Any, 
     """
     family, values = settings_of(model)
     bos = getattr(encoding, "bos", None)
-    ends = family.ENDS if bos == family.BOS else dict.fromkeys(family.ENDS)
+    ends = family.ends(model, bos)
     values = {**family.exported_settings(values), "bos_token_id": bos, **ends}
     leaves, tensors = named_leaves(params), {}
     for path, transform in family.transformers_table(model).transforms.items():

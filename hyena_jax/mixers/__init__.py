@@ -29,8 +29,16 @@ sharded, and with `platform: str | None = None` it is told what it is compiled f
 
 A decoding loop reduces the cost of a long convolution's steps to O(log(L)^2) by calling
 `ops.online_conv.open_tiles` once and `absorb` after every `TILE` steps, both through `online.map_histories`.
+
+>>> from hyena_jax.config import HyenaConfig
+>>> mixer = Hyena(d_model=8, max_len=16, config=HyenaConfig(order=3))
+>>> x = jax.random.normal(jax.random.key(0), (2, 11, 8))  # [B, L, D]
+>>> params = mixer.init(jax.random.key(1), x)
+>>> mixer.apply(params, x).shape
+(2, 11, 8)
 """
 
+import inspect
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -53,6 +61,7 @@ from hyena_jax.mixers.mamba2 import Mamba2
 from hyena_jax.mixers.mamba3 import Mamba3
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.plain_convolution import FIR, S4D
+from hyena_jax.mixers.rwkv7 import RWKV7
 from hyena_jax.mixers.sequence import Sequence
 
 MIXERS = Targets(MIXER_CONFIGS)
@@ -63,6 +72,7 @@ __all__ = [
     "H3",
     "KDA",
     "MIXERS",
+    "RWKV7",
     "S4D",
     "AFTConv",
     "AFTFull",
@@ -118,7 +128,11 @@ def is_unbounded(config: MixerConfig) -> bool:
 
 
 def mixer_oracle(config: MixerConfig) -> Callable[..., np.ndarray] | None:
-    """The mixer's float64 oracle (params, x, max_len, segment_ids=None) -> y; None if a part has none."""
+    """The mixer's float64 oracle (params, x, max_len, segment_ids=None, handed=None) -> y.
+
+    `handed` is a dict, shared by the layers of a model, for what the first hands on to the others: see
+    `Sequence.of_first_layer`. None if a part of the mixer has no oracle.
+    """
     oracle = MIXER_CONFIGS.oracle(type(config))
     if oracle is None:
         return None
@@ -128,8 +142,16 @@ def mixer_oracle(config: MixerConfig) -> Callable[..., np.ndarray] | None:
         if options["long_filter"] is None:
             return None
 
-    def y(params: dict, x: np.ndarray, max_len: int, segment_ids: np.ndarray | None = None) -> np.ndarray:
+    def y(
+        params: dict,
+        x: np.ndarray,
+        max_len: int,
+        segment_ids: np.ndarray | None = None,
+        handed: dict[str, np.ndarray] | None = None,
+    ) -> np.ndarray:
         ids = np.zeros(x.shape[:2]) if segment_ids is None else segment_ids
+        if "handed" in inspect.signature(oracle).parameters:
+            options["handed"] = {} if handed is None else handed
         params, x = jax.tree.map(np.float64, (params, x))
         return oracle(config, params, x, max_len, ids, **options)
 

@@ -1,6 +1,7 @@
 """Softmax multi-head attention: to all keys, or to the keys in a window.
 
-Axes: B batch, T tokens, D channels, H heads, G heads of keys and values, d = D / H channels of a head.
+Axes: B batch, T tokens, D channels, H heads, G heads of keys and values, d = D / H channels of a head, Q and
+N channels over which queries and keys are normalised: d, or with qk_norm "all" H*d and G*d.
 """
 
 import flax.linen as nn
@@ -22,6 +23,9 @@ class Attention(Mixer):
 
         o_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s,  with q, k, v = W x.
 
+    Of the first hard_alibi_heads, head h = 0, 1, ... sees the keys t - h <= s <= t alone (Hard-ALiBi, Jelassi
+    et al. 2024, arXiv 2402.01032, with the windows of the released code).
+
     Groups of heads can share keys and values (Ainslie et al. 2023, arXiv 2305.13245), or all heads can
     (Shazeer 2019, arXiv 1911.02150). Positions are rotary, or absent.
 
@@ -33,8 +37,8 @@ class Attention(Mixer):
     Parameters:
       qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
       qkv_proj/bias [(H + 2*G)*d]: with qkv_bias.
-      q_norm/scale [d]: with qk_norm_eps, the factor of the queries' norm less 1.
-      k_norm/scale [d]: with qk_norm_eps, likewise of the keys.
+      q_norm/scale [Q]: with qk_norm_eps, the factor of the queries' norm less 1.
+      k_norm/scale [N]: with qk_norm_eps, likewise of the keys.
       out_proj/kernel [D, D]
       out_proj/bias [D]: with out_bias.
     """
@@ -79,14 +83,27 @@ class Attention(Mixer):
         qkv = self.qkv_proj(x).reshape(*x.shape[:2], n_heads + 2 * self.n_kv_heads, -1)
         q, k, v = jnp.split(qkv, [n_heads, n_heads + self.n_kv_heads], axis=2)
         if config.qk_norm_eps is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = (self._normalised(*both) for both in ((self.q_norm, q), (self.k_norm, k)))
         n_rotated = round(config.rotary_fraction * q.shape[-1])
         if n_rotated:  # padding and earlier documents count as positions: only differences matter
             q, k = (
                 rotary(z, seq.index, n_rotated, config.rotary_base, config.rotary_scaling) for z in (q, k)
             )
-        o = seq.attend(q, k, seq.values(v, "BTGd"), self.window, config.causal)
+        v, few, shared = seq.values(v, "BTGd"), config.hard_alibi_heads, n_heads // self.n_kv_heads
+        heads = [v[:, :, :1]] if few else []  # head 0 sees its own key alone
+        for h in range(1, few):
+            one = slice(h // shared, h // shared + 1)
+            heads.append(seq.attend(q[:, :, h : h + 1], k[:, :, one], v[:, :, one], h))
+        k, v = k[:, :, few // shared :], v[:, :, few // shared :]
+        heads.append(seq.attend(q[:, :, few:], k, v, self.window, config.causal))
+        o = jnp.concatenate(heads, axis=2)
         return self.out_proj(seq.mixed(o, "BTHd").reshape(x.shape))
+
+    def _normalised(self, norm: RMSNorm, z: jax.Array) -> jax.Array:
+        """Queries or keys z [B, T, H, d], over the channels of a head or of all heads."""
+        if self.config.qk_norm == "head":
+            return norm(z)
+        return norm(z.reshape(*z.shape[:2], -1)).reshape(z.shape)
 
 
 class LocalAttention(Attention):
@@ -102,8 +119,8 @@ class LocalAttention(Attention):
     Parameters:
       qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
       qkv_proj/bias [(H + 2*G)*d]: with qkv_bias.
-      q_norm/scale [d]: with qk_norm_eps, the factor of the queries' norm less 1.
-      k_norm/scale [d]: with qk_norm_eps, likewise of the keys.
+      q_norm/scale [Q]: with qk_norm_eps, the factor of the queries' norm less 1.
+      k_norm/scale [N]: with qk_norm_eps, likewise of the keys.
       out_proj/kernel [D, D]
       out_proj/bias [D]: with out_bias.
     """

@@ -88,10 +88,14 @@ class Hyena(LongConvolutionMixer):
             self.width, n_parts, self.dtype, init.kernel, init.bias, config.in_bias
         )
         if taps:
-            self.short_taps = self.param("short_taps", uniform_fan_in(taps), (channels, taps))
+            taps_init = bias_init = uniform_fan_in(taps)
+            if config.short_init == "lecun_normal":
+                taps_init = nn.initializers.lecun_normal(in_axis=1, out_axis=0)
+                bias_init = nn.initializers.zeros
+            self.short_taps = self.param("short_taps", taps_init, (channels, taps))
             self.short_bias = jnp.zeros(channels)
             if config.short_bias:
-                self.short_bias = self.param("short_bias", uniform_fan_in(taps), (channels,))
+                self.short_bias = self.param("short_bias", bias_init, (channels,))
         directions = 2 if config.bidirectional else 1
         head_dim = self.width // config.n_heads
         groups = config.filter_groups or head_dim
@@ -107,6 +111,7 @@ class Hyena(LongConvolutionMixer):
                 "order_mix", nn.initializers.normal(head_dim**-0.5), shape, jnp.float32
             )
         self.dropout = nn.Dropout(config.dropout)
+        self.out_dropout = nn.Dropout(config.out_dropout)
         self.out_proj = FromChannelsFirst(
             self.d_model, self.dtype, init.out_kernel, init.out_bias, config.out_bias
         )
@@ -139,7 +144,8 @@ class Hyena(LongConvolutionMixer):
                 v = v * self._over_head(gates[self.n_filters - o])
                 v = self._mix_heads(seq.conv(self.dropout(v, deterministic), filters, o), o)
             v = v * gates[0]
-        return self.out_proj(ACTIVATIONS[config.activation](seq.mixed(v, "WBT")))
+        v = ACTIVATIONS[config.activation](seq.mixed(v, "WBT"))
+        return self.out_proj(self.out_dropout(v, deterministic))
 
     def _by_channel(self, x: jax.Array) -> jax.Array:
         """x [F, groups, ...] of filters as [F, w, ...] of the channels that they serve."""

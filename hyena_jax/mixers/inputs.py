@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import MixerConfig, require
+from hyena_jax.config import MixerConfig, name_of, require
 
 
 class Shared(NamedTuple):
@@ -72,7 +72,7 @@ def masked(x: jax.Array, lengths: jax.Array | None) -> jax.Array:
 
 def check_causal(config: MixerConfig) -> None:
     """Raises ValueError for a mixer whose outputs depend on later inputs: it has no decoding state."""
-    require(config.causal, "mixer", type(config).__name__, "causal to decode")
+    require(config.causal, "mixer", name_of(config), "causal to decode")
 
 
 def refuse_segments(segment_ids: jax.Array | None) -> None:

@@ -18,7 +18,7 @@ from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.norms import GroupRMSNorm
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops import shards
-from hyena_jax.ops.delta_rule import delta_rule, no_memory
+from hyena_jax.ops.delta_rule import no_memory
 from hyena_jax.ops.fast.dense import dense_dot_general
 
 # Least decay rate, as in the published code.
@@ -185,11 +185,11 @@ def trapezoid(
         h, last_k, last_v = memory
         h = h + jnp.einsum("bh,brhn,brhp->bhnp", before[:, 0], last_k, last_v)
         first = jnp.einsum("brhn,bhnp->brhp", asked[:, 0], h)
-        o, h = delta_rule(*inputs, h, chunk=chunk)
+        o, h = seq.forms.delta_rule(*inputs, h, chunk=chunk)
         return with_own(first, o), (h, k[:, -1], v[:, -1])
 
     def whole() -> jax.Array:
-        o = shards.delta_rule(*inputs, starts, chunk, seq.sequence_axis)
+        o = shards.delta_rule(*inputs, starts, chunk, seq.sequence_axis, seq.forms.delta_rule)
         return with_own(jnp.zeros_like(v[:, 0]), o)
 
     def empty() -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -19,7 +19,7 @@ from hyena_jax.mixers.inputs import (
 )
 from hyena_jax.mixers.online import MixerState, Online, map_histories
 from hyena_jax.mixers.parallel import Parallel
-from hyena_jax.mixers.sequence import Sequence
+from hyena_jax.mixers.sequence import Handed, Sequence
 from hyena_jax.ops import online_conv
 from hyena_jax.ops.forms import Forms
 
@@ -36,6 +36,10 @@ class Mixer(nn.Module):
       sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
       forms: which form each operator takes, where it has several; None: those of JAX's default backend,
         without kernels.
+      layer: which of the n_layers this is, from 0, on which some initialisations depend.
+
+    In the methods, `handed` is what earlier layers hand on to later ones (`Sequence.of_first_layer`): a dict
+    that the first layer fills. None: this mixer is the first layer.
     """
 
     d_model: int
@@ -45,6 +49,7 @@ class Mixer(nn.Module):
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
     forms: Forms | None = None
+    layer: int = 0
 
     @staticmethod
     def is_unbounded(config: MixerConfig) -> bool:
@@ -56,7 +61,11 @@ class Mixer(nn.Module):
         raise UserError(f"{type(self).__name__} must define mix(self, x, seq, deterministic)")
 
     def __call__(
-        self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
+        self,
+        x: jax.Array,
+        segment_ids: jax.Array | None = None,
+        deterministic: bool = True,
+        handed: Handed | None = None,
     ) -> jax.Array:
         """y [B, L, D] of x [B, L, D]; each run of equal segment_ids [B, L] is a document.
 
@@ -65,7 +74,7 @@ class Mixer(nn.Module):
             documents apart.
         """
         check_input(x, self.d_model, self.max_len, segment_ids)
-        seq = Parallel(x.shape[:2], segment_ids, self.sequence_axis, self.forms)
+        seq = Parallel(x.shape[:2], segment_ids, self.sequence_axis, self.forms, handed)
         return self.mix(x, seq, deterministic)
 
     def init_state(self, batch_size: int, max_len: int) -> MixerState:
@@ -86,7 +95,11 @@ class Mixer(nn.Module):
         return seq.initial()
 
     def prefill(
-        self, state: MixerState, x: jax.Array, lengths: jax.Array | None = None
+        self,
+        state: MixerState,
+        x: jax.Array,
+        lengths: jax.Array | None = None,
+        handed: Handed | None = None,
     ) -> tuple[MixerState, jax.Array]:
         """The next T tokens x [B, T, D] at once; open tiles are closed.
 
@@ -99,14 +112,16 @@ class Mixer(nn.Module):
         """
         lengths = check_next(x, self.d_model, self.max_len, len(state.first), lengths)
         state = map_histories(online_conv.close_tiles, state)
-        seq = Online(state, x.shape[1], lengths, self.forms)
+        seq = Online(state, x.shape[1], lengths, self.forms, handed=handed)
         y = self.mix(x, seq, True)
         return seq.state(), y if lengths is None else within(y, state.shared.position, 0)
 
-    def step(self, state: MixerState, x: jax.Array) -> tuple[MixerState, jax.Array]:
+    def step(
+        self, state: MixerState, x: jax.Array, handed: Handed | None = None
+    ) -> tuple[MixerState, jax.Array]:
         """The next token x [B, D]."""
         check_token(x, self.d_model, len(state.first))
-        seq = Online(state, 1, None, self.forms, is_step=True)
+        seq = Online(state, 1, None, self.forms, is_step=True, handed=handed)
         y = self.mix(x[:, None], seq, True)
         return seq.state(), y[:, 0]
 

@@ -21,6 +21,7 @@ import optax
 
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.parallel import Parallel
+from hyena_jax.mixers.sequence import Handed
 
 AT_ONCE = 8
 """Impulses that a mixer answers at a time."""
@@ -52,9 +53,11 @@ class Probe(Parallel):
     With an impulse s, the values are 1 at position s and 0 elsewhere.
     """
 
-    def __init__(self, shape: tuple[int, int], impulse: jax.Array | None = None):
+    def __init__(
+        self, shape: tuple[int, int], impulse: jax.Array | None = None, handed: Handed | None = None
+    ):
         """Rows of `shape`, B and L."""
-        super().__init__(shape)
+        super().__init__(shape, handed=None if handed is None else dict(handed))
         self.impulse, self.v, self.o = impulse, None, None
 
     def values(self, v: jax.Array, axes: str) -> jax.Array:
@@ -69,7 +72,9 @@ class Probe(Parallel):
         return o
 
 
-def mixing_matrices(mixer: nn.Module, params: optax.Params, x: jax.Array) -> Mixing | None:
+def mixing_matrices(
+    mixer: nn.Module, params: optax.Params, x: jax.Array, handed: Handed | None = None
+) -> Mixing | None:
     """The matrices of a mixer for its input x [B, L, D]; None for one that marks no values.
 
     Column s of all matrices is the mixer's answer to an impulse at position s, since no matrix sees the
@@ -78,12 +83,13 @@ def mixing_matrices(mixer: nn.Module, params: optax.Params, x: jax.Array) -> Mix
     Args:
       mixer: unbound.
       params: the mixer's own parameters.
+      handed: what earlier layers hand on to it; None for a first layer.
     """
     if not isinstance(mixer, Mixer):
         return None
 
     def probe(x: jax.Array, impulse: jax.Array | None = None) -> tuple[jax.Array | None, jax.Array | None]:
-        seq = Probe(x.shape[:2], impulse)
+        seq = Probe(x.shape[:2], impulse, handed)
         mixer.apply({"params": params}, x, seq, True, method="mix")
         return seq.v, seq.o
 

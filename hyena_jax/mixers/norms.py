@@ -1,8 +1,9 @@
-"""Root-mean-square norms over channels. Axes: C or D channels."""
+"""Norms over channels. Axes: C or D channels, H heads of K channels."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.typing import Initializer
 
 from hyena_jax.mixers.inputs import sums_dtype
 
@@ -38,6 +39,27 @@ class RMSNorm(nn.Module):
             inverse = jax.lax.rsqrt(mean_square + self.epsilon)
         y = wide * inverse * (1 + scale.astype(wide.dtype))
         return y.astype(self.dtype or x.dtype)
+
+
+class HeadLayerNorm(nn.Module):
+    """LayerNorm over the K channels of each head of x [..., H, K], with a factor and a bias [H K].
+
+    Computed in the dtype of x.
+    """
+
+    epsilon: float
+    scale_init: Initializer = nn.initializers.ones
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """y [..., H, K] of x [..., H, K]."""
+        heads, n_channels = x.shape[-2:], x.shape[-2] * x.shape[-1]
+        scale = self.param("scale", self.scale_init, (n_channels,), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (n_channels,), jnp.float32)
+        centred = x - x.mean(axis=-1, keepdims=True)
+        variance = jnp.square(centred).mean(axis=-1, keepdims=True)
+        y = centred * jax.lax.rsqrt(variance + self.epsilon)
+        return y * scale.astype(x.dtype).reshape(heads) + bias.astype(x.dtype).reshape(heads)
 
 
 class GroupRMSNorm(nn.Module):

@@ -10,7 +10,7 @@ from jax.extend.core import get_opaque_trace_state
 
 from hyena_jax.config import UserError, require
 from hyena_jax.mixers.inputs import Shared, is_real
-from hyena_jax.mixers.sequence import Inputs, Sequence
+from hyena_jax.mixers.sequence import Handed, Inputs, Sequence
 from hyena_jax.ops.forms import Forms, forms_for
 from hyena_jax.ops.online_conv import FilterTaps, History
 
@@ -43,12 +43,14 @@ class Online(Sequence):
         forms: Forms | None = None,
         is_step: bool = False,
         capacity: int | None = None,
+        handed: Handed | None = None,
     ):
         """The next T = n_tokens tokens, of which the last lengths [B] are real.
 
         With a `capacity` a sequence begins: each operator makes its memory when it is first called.
         """
         self.state_before, self.is_step, self.capacity = state, is_step, capacity
+        self.handed = {} if handed is None else handed
         self.forms = forms or forms_for()
         self.first = state.first if lengths is None else n_tokens - lengths
         self.shape, self.real = (len(state.first), n_tokens), is_real(lengths, n_tokens)

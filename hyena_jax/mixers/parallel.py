@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.mixers.inputs import refuse_segments
-from hyena_jax.mixers.sequence import Sequence
+from hyena_jax.mixers.sequence import Handed, Sequence
 from hyena_jax.ops.documents import documents
 from hyena_jax.ops.forms import Forms, forms_for
 
@@ -22,8 +22,10 @@ class Parallel(Sequence):
         segment_ids: jax.Array | None = None,
         sequence_axis: str | None = None,
         forms: Forms | None = None,
+        handed: Handed | None = None,
     ):
         """Rows of `shape`, B and L; each run of equal segment_ids [B, L] is a document."""
+        self.handed = {} if handed is None else handed
         self.shape, self.segment_ids = shape, segment_ids
         self.sequence_axis, self.forms = sequence_axis, forms or forms_for()
         self.capacity = shape[1]

@@ -9,6 +9,7 @@ A mixer computes everything else token by token. Its operators along the sequenc
     filters, conv                long convolutions
     scan                         any function of a carry and a token
     carry, once                  what these are built from, and what you build your own from
+    of_first_layer               what the first layer of this kind had for the same tokens
 
 Each operator is one call of `carry`, with two forms of the same function: `whole`, over whole sequences, and
 `run`, from a memory to the memory after these tokens. `Parallel` calls the first and has no memory; `Online`
@@ -21,6 +22,7 @@ and W = G w channels of a long convolution. For attention and the matrix memory 
 `ops.delta_rule`.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,7 +34,7 @@ from jax.ad_checkpoint import checkpoint_name
 from hyena_jax.config import require
 from hyena_jax.mixers.inputs import sums_dtype, within
 from hyena_jax.ops import attention, few_taps, linear_recurrence, modal_conv, online_conv, shards
-from hyena_jax.ops.delta_rule import delta_rule, no_memory
+from hyena_jax.ops.delta_rule import no_memory
 from hyena_jax.ops.documents import Documents
 from hyena_jax.ops.fast.derivatives import tied
 from hyena_jax.ops.few_taps import FewTaps
@@ -40,6 +42,9 @@ from hyena_jax.ops.forms import Forms
 from hyena_jax.ops.modal_conv import Modes
 from hyena_jax.ops.online_conv import FilterTaps, History
 from hyena_jax.ops.short_conv import advance_history, short_conv
+
+Handed = dict[str, jax.Array]
+"""What layers hand on to later ones [B, T, ...], by name."""
 
 FILTER = "filter"
 """The name by which `jax.checkpoint` policies know the filters of the parallel form."""
@@ -91,6 +96,7 @@ class Sequence:
       is_step: T is 1, and operators may take a shorter form for one token.
       sequence_axis: mesh axis over which whole sequences are sharded, or None.
       forms: of the operators that have several.
+      handed: what earlier layers hand on, by name, for the same tokens: see `of_first_layer`.
     """
 
     shape: tuple[int, int]
@@ -105,6 +111,7 @@ class Sequence:
     is_online = False
     is_step = False
     sequence_axis: str | None = None
+    handed: Handed
 
     def carry(
         self,
@@ -164,6 +171,14 @@ class Sequence:
         """Returns o, and marks it as the result of mixing these values, linear in them."""
         return o
 
+    def of_first_layer(self, name: str, x: jax.Array) -> jax.Array:
+        """x [B, T, ...] of the first layer that calls this by `name`, in that layer and in all later ones.
+
+        It belongs to the same tokens, so that decoding keeps no memory of it. A mixer by itself is its own
+        first layer.
+        """
+        return self.handed.setdefault(name, x)
+
     # The operators.
 
     def fir(
@@ -180,12 +195,25 @@ class Sequence:
             such parts of equal shapes, whose channels follow each other; y is then a list too.
           taps: [C, K], tap 0 meets the current input.
           bias: [C].
+
+        Raises:
+          UserError: if the shapes do not fit.
         """
         parts = x if isinstance(x, list) else [x]
-        shape, dtype, n_taps = parts[0].shape, parts[0].dtype, taps.shape[1]
+        shape, dtype = parts[0].shape, parts[0].dtype
         axis = axis - len(shape) if axis >= 0 else axis
         batch = len(shape) + axis - 1
+        must = f"[..., B, T, ...], with T at axis={axis} and B={self.shape[0]}"
+        require(batch >= 0 and shape[batch] == self.shape[0], "the shape of x in seq.fir", shape, must)
         own = (*shape[:batch], 1, 1, *shape[batch + 2 :])
+        n_channels = len(parts) * math.prod(own)
+        fits = jnp.shape(taps) == (n_channels, jnp.size(taps) // n_channels) and jnp.size(taps) > 0
+        must = f"[C, K], K taps for each of the C={n_channels} channels of x"
+        require(fits, "the shape of taps in seq.fir", jnp.shape(taps), must)
+        of_bias = (n_channels,) if bias is None else jnp.shape(bias)
+        must = f"[C], with C={n_channels}"
+        require(of_bias == (n_channels,), "the shape of bias in seq.fir", of_bias, must)
+        n_taps = taps.shape[1]
         kernels = [some.T.reshape(n_taps, *own) for some in jnp.split(taps, len(parts))]
         biases = [jnp.zeros(own, dtype)] * len(parts)
         if bias is not None:
@@ -266,7 +294,15 @@ class Sequence:
         Args:
           a: [], [C], or with the axes of x; float32, as bfloat16 near 1 has steps of 0.004.
           x: [..., B, T, C].
+
+        Both are real: complex factors are rotations of pairs, for `scan`.
         """
+        dtypes, must = (
+            f"{jnp.result_type(a)}, {x.dtype}",
+            "real (write a complex factor as a rotation of pairs, with seq.scan)",
+        )
+        is_real = not (jnp.iscomplexobj(a) or jnp.iscomplexobj(x))
+        require(is_real, "the dtypes of a and x in seq.recur", dtypes, must)
         allowed = f"[], [C] or of the {x.ndim} axes of x {x.shape}"
         require(jnp.ndim(a) in (0, 1, x.ndim), "the shape of a in seq.recur", jnp.shape(a), allowed)
         a, method = jnp.broadcast_to(a, x.shape), self.forms.recurrence
@@ -299,16 +335,17 @@ class Sequence:
         chunk: int = 64,
     ) -> jax.Array:
         """o [B, m T, G, V] of the delta rule, float32 at least; arguments as of `ops.delta_rule`."""
+        method = self.forms.delta_rule
 
         def run(memory: jax.Array) -> tuple[jax.Array, jax.Array]:
             n_updates = v.shape[1] // log_a.shape[1]
             real = None if self.real is None else jnp.repeat(self.real, n_updates, axis=1)
             values = v if real is None else jnp.where(real[..., None, None], v, 0)
-            return delta_rule(q, k, values, log_a, read, write, memory, chunk=chunk)
+            return method(q, k, values, log_a, read, write, memory, chunk=chunk)
 
         def whole() -> jax.Array:
             starts = self.starts(of_rows=False)
-            return shards.delta_rule(q, k, v, log_a, read, write, starts, chunk, self.sequence_axis)
+            return shards.delta_rule(q, k, v, log_a, read, write, starts, chunk, self.sequence_axis, method)
 
         return self.carry("update", lambda: no_memory(k, v), run, whole)
 

@@ -3,21 +3,27 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import cycle
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig, require
+from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig, name_of, require
+from hyena_jax.config.models import NormPlace
 from hyena_jax.initializers import initializers
 from hyena_jax.layout import Layout
-from hyena_jax.mixers import mixer_class
-from hyena_jax.mixers.sequence import FILTER
+from hyena_jax.mixers import Mixer, mixer_class
+from hyena_jax.mixers.sequence import FILTER, Handed
+from hyena_jax.mixers.token_shift import TokenShift, TokenShiftConfig
 from hyena_jax.models.norms import make_norm
 from hyena_jax.ops.fast.dense import dense_dot_general
 from hyena_jax.ops.forms import forms_for
+
+Arrays = Any
+"""A tree of arrays."""
 
 # The name by which `jax.checkpoint` policies know gathered parameters.
 WHOLE = "whole_parameters"
@@ -45,6 +51,13 @@ GATES = {
 }
 
 
+class BlockState(NamedTuple):
+    """The state of a block with token shift in its feed-forward part: the mixer's, and the shift's."""
+
+    mixer: Any
+    shift: Any
+
+
 class MLP(nn.Module):
     """The feed-forward part: dense -> activation -> dense, or a gated form of it.
 
@@ -63,47 +76,45 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """y [..., D] of x [..., D]."""
-        hidden = self._dense("in_proj", self.config.d_ff)(x)
-        match self.config.ffn:
+        config = self.config
+        init = initializers(config.init, config.n_layers, config.d_model, config.d_ff)
+        dense = partial(nn.Dense, use_bias=config.ffn_bias, dtype=self.dtype)
+        inner = partial(
+            dense, config.d_ff, kernel_init=init.kernel, bias_init=init.bias, dot_general=dense_dot_general
+        )
+        hidden = inner(name="in_proj")(x)
+        match config.ffn:
             case "gelu":
                 hidden = nn.gelu(hidden, approximate=False)
             case "gelu_tanh":
                 hidden = nn.gelu(hidden, approximate=True)
             case "relu":
                 hidden = nn.relu(hidden)
+            case "squared_relu":
+                hidden = jnp.square(nn.relu(hidden))
             case gated:
-                gate = self._dense("gate_proj", self.config.d_ff)(x)
-                hidden = GATES[gated](gate) * hidden
-        return self._dense("out_proj", x.shape[-1], is_last=True)(hidden)
-
-    def _dense(self, name: str, width: int, is_last: bool = False) -> nn.Dense:
-        config = self.config
-        init = initializers(config.init, config.n_layers, config.d_model, config.d_ff)
-        kernel, bias = (init.out_kernel, init.out_bias) if is_last else (init.kernel, init.bias)
-        # The product of all layers but the last is followed by an activation: see `ops.fast.dense`.
-        product = None if is_last else dense_dot_general
-        return nn.Dense(
-            width,
-            use_bias=config.ffn_bias,
-            dtype=self.dtype,
-            kernel_init=kernel,
-            bias_init=bias,
-            dot_general=product,
-            name=name,
-        )
+                hidden = GATES[gated](inner(name="gate_proj")(x)) * hidden
+        out_proj = dense(x.shape[-1], kernel_init=init.out_kernel, bias_init=init.out_bias, name="out_proj")
+        return out_proj(hidden)
 
 
 class Block(nn.Module):
     """x <- x + mixer(norm(x)), then x <- x + mlp(norm(x)); or the bare mixer, x <- mixer(x).
 
-    Decoding follows the mixer contract: the block's state is its mixer's.
+    With `norm_place` "after", x <- x + norm(mixer(x)), then x <- x + norm(mlp(x)). With `ffn_shift`, mlp
+    reads u + mu ⊙ (u' - u) of its input u, where u' is that of the token before.
+
+    Decoding follows the mixer contract: the block's state is its mixer's, or a `BlockState`. `handed` is what
+    mixers hand on to those of later blocks, a dict that they read and fill.
 
     Attributes:
       mixer_config: which mixer.
       model: the config of the model that the block is part of.
+      layer: which of the model's blocks this is, from 0.
       dtype: of the activations; None follows the input.
       sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
       layout: the devices that the model is compiled for.
+      norm_place: where its norms are.
 
     Parameters:
       mixer_norm/scale [D]: the factor of LayerNorm, or the factor less 1 of RMSNorm.
@@ -111,6 +122,7 @@ class Block(nn.Module):
       mixer/*: see the mixer.
       mlp_norm/scale [D]: as mixer_norm/scale.
       mlp_norm/bias [D]: only of LayerNorm.
+      mlp_shift/mu [D]: with ffn_shift.
       mlp/in_proj/kernel [D, d_ff]: the layer before the activation, or in gated forms the gated one.
       mlp/in_proj/bias [d_ff]: with ffn_bias, as the other two biases.
       mlp/gate_proj/kernel [D, d_ff]: only of gated forms, the layer before the activation.
@@ -124,6 +136,8 @@ class Block(nn.Module):
     dtype: jnp.dtype | None = None
     sequence_axis: str | None = None
     layout: Layout = Layout()
+    norm_place: NormPlace = "before"
+    layer: int = 0
 
     def setup(self) -> None:
         model = self.model
@@ -135,25 +149,57 @@ class Block(nn.Module):
             options["forms"] = forms_for(self.layout.platform, self.layout.kernels)
         if "platform" in mixer.__dataclass_fields__:
             options["platform"] = self.layout.platform
+        self.hands_on = issubclass(mixer, Mixer)
+        if self.hands_on:
+            options["layer"] = self.layer
         self.mixer = mixer(
             model.d_model, model.max_len, self.mixer_config, model.n_layers, self.dtype, **options
         )
         if model.ffn != "none":
             self.mlp_norm = make_norm(model.norm, self.dtype, model.norm_eps)
             self.mlp = MLP(model, self.dtype)
+        if model.ffn_shift:
+            axis = None if self.is_initializing() else self.sequence_axis
+            self.mlp_shift = TokenShift(
+                model.d_model,
+                model.max_len,
+                TokenShiftConfig(),
+                model.n_layers,
+                self.dtype,
+                axis,
+                layer=self.layer,
+            )
         self.dropout = nn.Dropout(model.dropout)
 
     def __call__(
         self, x: jax.Array, segment_ids: jax.Array | None = None, deterministic: bool = True
     ) -> jax.Array:
-        """y [B, L, D] of x [B, L, D]."""
-        return self.feed_forward(self.mix(x, segment_ids, deterministic), deterministic)
+        """y [B, L, D] of x [B, L, D], as the first block."""
+        return self.feed_forward(self.mix(x, segment_ids, deterministic, {}), segment_ids, deterministic)
 
-    def mix(self, x: jax.Array, segment_ids: jax.Array | None, deterministic: bool) -> jax.Array:
-        """The first half: x + mixer(norm(x)), or mixer(x)."""
-        y = self.mixer(self.mixer_norm(x), segment_ids, deterministic)
+    def mix(
+        self, x: jax.Array, segment_ids: jax.Array | None, deterministic: bool, handed: Handed
+    ) -> jax.Array:
+        """The first half: x + mixer(norm(x)), x + norm(mixer(x)), or mixer(x)."""
+        u = self._before(self.mixer_norm, x)
+        y = self.mixer(u, segment_ids, deterministic, **self._options(handed))
         self._check_output(x, y)
+        return self._after(self.mixer_norm, x, y, deterministic)
+
+    def _before(self, norm: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+        """What a half of the block reads."""
+        return norm(x) if self.norm_place == "before" else x
+
+    def _after(
+        self, norm: Callable[[jax.Array], jax.Array], x: jax.Array, y: jax.Array, deterministic: bool
+    ) -> jax.Array:
+        """What a half of the block returns, given its input x and the output y of its mixer or MLP."""
+        y = norm(y) if self.norm_place == "after" else y
         return x + self.dropout(y, deterministic) if self.model.residual else y
+
+    def _options(self, handed: Handed) -> dict[str, Handed]:
+        """Keyword arguments of the mixer's methods; a module that is not a `Mixer` knows no `handed`."""
+        return {"handed": handed} if self.hands_on else {}
 
     def _check_output(self, x: jax.Array, y: Any) -> None:
         """Refuses what a mixer may not make of x [B, L, D] or [B, D]: the mixer may be the user's."""
@@ -162,32 +208,53 @@ class Block(nn.Module):
         require(y.shape == x.shape, what, y.shape, f"of the shape of its input, {x.shape}")
         require(jnp.issubdtype(y.dtype, jnp.floating), what, y.dtype.name, "real floating point")
 
-    def feed_forward(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        """The second half: x + mlp(norm(x)), or x."""
+    def feed_forward(self, x: jax.Array, segment_ids: jax.Array | None, deterministic: bool) -> jax.Array:
+        """The second half: x + mlp(norm(x)), x + norm(mlp(x)), or x."""
         if self.model.ffn == "none":
             return x
-        y = self.mlp(self.mlp_norm(x))
-        return x + self.dropout(y, deterministic) if self.model.residual else y
+        u = self._before(self.mlp_norm, x)
+        if self.model.ffn_shift:
+            u = self.mlp_shift(u, segment_ids)
+        return self._after(self.mlp_norm, x, self.mlp(u), deterministic)
 
     def init_state(self, batch_size: int, max_len: int) -> Any:
-        """The mixer's state before the first token."""
-        return self.mixer.init_state(batch_size, max_len)
+        """The state before the first token."""
+        state = self.mixer.init_state(batch_size, max_len)
+        if self.model.ffn_shift:
+            return BlockState(state, self.mlp_shift.init_state(batch_size, max_len))
+        return state
 
-    def prefill(self, state: Any, x: jax.Array, lengths: jax.Array | None = None) -> tuple[Any, jax.Array]:
+    def prefill(
+        self, state: Any, x: jax.Array, lengths: jax.Array | None, handed: Handed
+    ) -> tuple[Any, jax.Array]:
         """The next T tokens x [B, T, D]."""
-        state, y = self.mixer.prefill(state, self.mixer_norm(x), lengths)
-        self._check_output(x, y)
-        return state, self._after_mixer(x, y)
+        return self._decode(
+            lambda mixer, state, x, **options: mixer.prefill(state, x, lengths, **options), state, x, handed
+        )
 
-    def step(self, state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+    def step(self, state: Any, x: jax.Array, handed: Handed) -> tuple[Any, jax.Array]:
         """The next token x [B, D]."""
-        state, y = self.mixer.step(state, self.mixer_norm(x))
-        self._check_output(x, y)
-        return state, self._after_mixer(x, y)
+        return self._decode(
+            lambda mixer, state, x, **options: mixer.step(state, x, **options), state, x, handed
+        )
 
-    def _after_mixer(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """The block's output, given its input x and the mixer's output y."""
-        return self.feed_forward(x + y if self.model.residual else y, True)
+    def _decode(
+        self, advance: Callable[..., tuple[Any, jax.Array]], state: Any, x: jax.Array, handed: Handed
+    ) -> tuple[Any, jax.Array]:
+        """The next tokens x; `advance` is `prefill` or `step` of a mixer."""
+        has_shift = self.model.ffn_shift
+        of_mixer, of_shift = state if has_shift else (state, None)
+        u = self._before(self.mixer_norm, x)
+        of_mixer, y = advance(self.mixer, of_mixer, u, **self._options(handed))
+        self._check_output(x, y)
+        x = self._after(self.mixer_norm, x, y, True)
+        if self.model.ffn == "none":
+            return of_mixer, x
+        u = self._before(self.mlp_norm, x)
+        if has_shift:
+            of_shift, u = advance(self.mlp_shift, of_shift, u)
+        x = self._after(self.mlp_norm, x, self.mlp(u), True)
+        return BlockState(of_mixer, of_shift) if has_shift else of_mixer, x
 
 
 def sequence_layout(config: MixerConfig, sequence_axis: str | None) -> dict[str, str]:
@@ -200,7 +267,7 @@ def sequence_layout(config: MixerConfig, sequence_axis: str | None) -> dict[str,
         return {}
     module = mixer_class(config)
     can = "sequence_axis" in module.__dataclass_fields__
-    require(can, "pattern", type(config).__name__, "of mixers that can shard a sequence over devices")
+    require(can, "pattern", name_of(config), "of mixers that can shard a sequence over devices")
     return {"sequence_axis": sequence_axis}
 
 
@@ -209,9 +276,10 @@ def make_blocks(
 ) -> list[Block]:
     """The n_layers blocks of a model; the pattern of mixers repeats, and the first block has `first_ffn`."""
     first = config if config.first_ffn is None else replace(config, ffn=config.first_ffn)
-    mixers = (config.pattern[i % len(config.pattern)] for i in range(config.n_layers))
+    repeated = zip(cycle(config.pattern), cycle(config.norm_places), range(config.n_layers), strict=False)
     return [
-        Block(mixer, config if i else first, dtype, sequence_axis, layout) for i, mixer in enumerate(mixers)
+        Block(mixer, config if i else first, dtype, sequence_axis, layout, place, layer=i)
+        for mixer, place, i in repeated
     ]
 
 
@@ -224,21 +292,29 @@ def apply_blocks(
     Where parameters are sharded, each half gathers its own, and the backward pass gathers them again.
     """
 
-    halves = (
-        lambda block, x: block.mix(x, segment_ids, deterministic),
-        lambda block, x: block.feed_forward(x, deterministic),
-    )
+    def mix(block: Block, inputs: tuple[jax.Array, Handed]) -> tuple[jax.Array, Handed]:
+        x, handed = inputs[0], dict(inputs[1])  # a copy, which the mixer may add to
+        return block.mix(x, segment_ids, deterministic, handed), handed
+
+    def feed_forward(block: Block, x: jax.Array) -> jax.Array:
+        return block.feed_forward(x, segment_ids, deterministic)
+
+    handed: Handed = {}
     for block in blocks:
-        for half in halves:
-            x = _apply(half, block, x)
+        x, handed = _apply(mix, block, (x, handed))
+        x = _apply(feed_forward, block, x)
     return x
 
 
-def _apply(half: Callable[[Block, jax.Array], jax.Array], block: Block, x: jax.Array) -> jax.Array:
+def _apply(half: Callable[[Block, Arrays], Arrays], block: Block, x: Arrays) -> Arrays:
+    """half(block, x), pinned, gathered and recomputed as the block's layout and model ask for.
+
+    x is the residual stream [B, L, D], or a tuple that begins with it, of arrays [B, L, ...].
+    """
     layout = block.layout
     if block.is_initializing():
         return half(block, x)
-    x = layout.pin(x)
+    x = jax.tree.map(layout.pin, x)
     if layout.gathers:  # XLA drops the parameters of the other half
         half = nn.map_variables(half, "params", lambda params: checkpoint_name(layout.gather(params), WHOLE))
     if block.model.remat != "none":
@@ -247,10 +323,10 @@ def _apply(half: Callable[[Block, jax.Array], jax.Array], block: Block, x: jax.A
         y = _remat(half, block)(block, x)
     else:
         y = half(block, x)
-    return layout.pin(y)
+    return jax.tree.map(layout.pin, y)
 
 
-def _remat(half: Callable[[Block, jax.Array], jax.Array], block: Block) -> Callable:
+def _remat(half: Callable[[Block, Arrays], Arrays], block: Block) -> Callable:
     """`half`, of which the policy of the model's `remat` decides what is stored; complex arrays never are.
 
     `jax.checkpoint` rounds what it stores by `reduce_precision`, which refuses complex numbers.
@@ -267,7 +343,7 @@ def _remat(half: Callable[[Block, jax.Array], jax.Array], block: Block) -> Calla
     return nn.remat(half, policy=saves)
 
 
-def _recomputed(half: Callable[[Block, jax.Array], jax.Array], block: Block, x: jax.Array) -> jax.Array:
+def _recomputed(half: Callable[[Block, Arrays], Arrays], block: Block, x: Arrays) -> Arrays:
     """half(block, x), which the backward pass recomputes once its output gradient is available.
 
     At most one half's activations are then live. `nn.remat` alone decides what is stored, not when the rest
@@ -276,12 +352,13 @@ def _recomputed(half: Callable[[Block, jax.Array], jax.Array], block: Block, x: 
     `remat="none"`.
     """
 
-    def forward(block: Block, x: jax.Array) -> tuple[jax.Array, Callable]:
+    def forward(block: Block, x: Arrays) -> tuple[Arrays, Callable]:
         return nn.vjp(_remat(half, block), block, x)
 
-    def backward(pull_back: Callable, y_bar: jax.Array) -> tuple[Any, jax.Array]:
+    def backward(pull_back: Callable, y_bar: Arrays) -> tuple[Any, Arrays]:
         # The leaves of `pull_back` are the stored arrays, from which it recomputes the half.
-        return jax.tree.map(lambda stored: wait_for(y_bar, stored), pull_back)(y_bar)
+        of_stream = jax.tree.leaves(y_bar)[0]
+        return jax.tree.map(lambda stored: wait_for(of_stream, stored), pull_back)(y_bar)
 
     return nn.custom_vjp(half, forward, backward)(block, x)
 

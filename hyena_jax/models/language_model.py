@@ -39,6 +39,8 @@ class LanguageModel(nn.Module):
       embedding/embedding [P, D]: row i is token i; also the head, transposed, with tied_head. P is V rounded
         up to a multiple of vocab_multiple; rows from V on have no effect.
       positions [Lmax, D]: row t is added at position t; only with learned_positions.
+      embedding_norm/scale [D]: with embedding_norm; of LayerNorm the factor, of RMSNorm the factor less 1.
+      embedding_norm/bias [D]: only of LayerNorm.
       blocks_0/*: and so on for n_layers blocks.
       final_norm/scale [D]: of LayerNorm the factor, of RMSNorm the factor less 1.
       final_norm/bias [D]: only of LayerNorm.
@@ -65,6 +67,8 @@ class LanguageModel(nn.Module):
             self.positions = self.param(
                 "positions", init.embedding, (config.max_len, config.d_model), jnp.float32
             )
+        if config.embedding_norm != "none":
+            self.embedding_norm = make_norm(config.embedding_norm, dtype, config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, dtype, self.sequence_axis, self.layout)
         self.final_norm = make_norm(config.final_norm, dtype, config.norm_eps)
@@ -73,7 +77,7 @@ class LanguageModel(nn.Module):
                 n_rows,
                 use_bias=config.head_bias,
                 dtype=dtype,
-                kernel_init=init.kernel,
+                kernel_init=init.head,
                 bias_init=init.bias,
             )
 
@@ -146,9 +150,9 @@ class LanguageModel(nn.Module):
         first = state.first if lengths is None else n_tokens - jnp.asarray(lengths, jnp.int32)
         position = state.shared.position
         x = self._embed(tokens, jnp.maximum(position + jnp.arange(n_tokens) - first[:, None], 0))
-        blocks = []
+        blocks, handed = [], {}
         for block, block_state in zip(self.blocks, state.blocks, strict=True):
-            block_state, x = block.prefill(block_state, x, lengths)
+            block_state, x = block.prefill(block_state, x, lengths, handed)
             blocks.append(block_state)
         logits = self.logits(x[:, -1:] if last_only else x)
         return LanguageModelState(Shared(position + n_tokens), first, tuple(blocks)), logits
@@ -158,9 +162,9 @@ class LanguageModel(nn.Module):
         self._check(token, rank=1)
         position = state.shared.position
         x = self._embed(token, position - state.first)
-        blocks = []
+        blocks, handed = [], {}
         for block, block_state in zip(self.blocks, state.blocks, strict=True):
-            block_state, x = block.step(block_state, x)
+            block_state, x = block.step(block_state, x, handed)
             blocks.append(block_state)
         return LanguageModelState(Shared(position + 1), state.first, tuple(blocks)), self.logits(x)
 
@@ -177,7 +181,7 @@ class LanguageModel(nn.Module):
             x = x * (float(np.asarray(scale, jnp.bfloat16)) if self.config.round_embedding_scale else scale)
         if self.config.learned_positions:
             x = x + self.positions[positions].astype(x.dtype)
-        return x
+        return x if self.config.embedding_norm == "none" else self.embedding_norm(x)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Logits float32 [..., V] of the last block's output x [..., D]."""
@@ -185,5 +189,7 @@ class LanguageModel(nn.Module):
         logits = self.embedding.attend(x) if self.config.tied_head else self.head(x)
         logits = logits[..., : self.config.vocab_size]
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        if self.config.logit_scale != 1:
+            logits = logits * self.config.logit_scale
         cap = self.config.soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -52,7 +52,7 @@ def mean(sums: Sums) -> jax.Array:
 
 
 def weighted_sums(keys: jax.Array, values: jax.Array, w: jax.Array) -> Sums:
-    """Sums of each query over all keys; w [B or 1, T, S, H or 1] is EMPTY where a key is unseen."""
+    """Sums of each query over keys and values; w [B or 1, T, S, H or 1] is EMPTY where a key is unseen."""
     exponents = keys[:, None] + w[..., None]
     largest = jax.lax.stop_gradient(exponents.max(axis=2, initial=EMPTY))
     weights = jnp.where(exponents > EMPTY / 2, jnp.exp(exponents - largest[:, :, None]), 0)
@@ -96,7 +96,7 @@ def join(a: DocumentSums, b: DocumentSums) -> DocumentSums:
 
 
 def running_sums(keys: jax.Array, values: jax.Array, before: Sums, documents: jax.Array) -> Sums:
-    """Running sums with w = 0 over the keys of each key's document: [B, S, ...], in O(S) work and memory.
+    """Running sums of keys and values with w = 0, in each document: [B, S, ...], in O(S) work and memory.
 
     About sqrt(S) blocks of about sqrt(S) keys: one scan runs inside all blocks at once, one over the blocks.
 

@@ -56,10 +56,14 @@ def softmax_attention(
       segment_ids: integers of the queries [B or 1, T] and of the keys [B or 1, S]; a query sees only keys of
         its own id. None is one segment.
       method: `plain_attention`, `fast.blocked_attention.blocked_attention`, or another function of this kind;
-        None is `forms_for().attention`.
+        None is the `attention` of `ops.forms.forms_for()`.
 
     The softmax is computed in float32 (float64 stays float64). A query without a visible key gets some finite
     value.
+
+    >>> q, k, v = jnp.zeros((1, 3, 2, 4)), jnp.zeros((1, 3, 1, 4)), jnp.arange(12.0).reshape(1, 3, 1, 4)
+    >>> softmax_attention(q, k, v, is_causal=True)[0, :, 0, 0].tolist()  # equal weights: running means
+    [0.0, 2.0, 4.0]
     """
     visible = Visible(is_causal, None, offset, real, segment_ids)
     return (method or _default())(q, k, v, visible)
@@ -72,7 +76,7 @@ def _default() -> Attention:
 
 
 def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible) -> jax.Array:
-    """Attention by all weights [B, H, T, S] at once, with `jax.nn.dot_product_attention`."""
+    """q [B, T, H, d] attends over k, v [B, S, G, d] by all weights [B, H, T, S], with JAX's own function."""
     n_queries, n_keys = q.shape[1], k.shape[1]
     starts_level = isinstance(visible.offset, int) and visible.offset == 0
     is_triangle = visible.is_causal and starts_level and n_queries == n_keys  # as the library means is_causal

@@ -20,6 +20,8 @@ of which R = G / H read the same keys, K channels of a key, V channels of a valu
 chunks. Everything is computed in float32 (float64 stays).
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -27,6 +29,9 @@ from hyena_jax.ops.fast.derivatives import linear_solve
 
 SMALL = 8
 """Matrices of up to this size are multiplied elementwise, which is faster than a product for each."""
+
+# A form of `delta_rule`, with its arguments and results.
+DeltaRule = Callable[..., tuple[jax.Array | None, jax.Array]]
 
 
 def delta_rule(
@@ -65,6 +70,12 @@ def delta_rule(
         largest output at C = 16 and by 1e-4 at 64.
 
     In log_a, read and write, G may also be H: they then belong to the keys.
+
+    >>> k = jnp.eye(2)[jnp.array([0, 1, 0])].reshape(1, 3, 1, 2)  # writes 5 at key 0, 6 at key 1, 7 at key 0
+    >>> v = jnp.array([5.0, 6, 7]).reshape(1, 3, 1, 1)
+    >>> o, memory = delta_rule(k, k, v, jnp.zeros((1, 3, 1)), k, None, no_memory(k, v))
+    >>> memory[0, 0, :, 0].tolist()  # 7 has replaced 5
+    [7.0, 6.0]
     """
     arrays = (q, k, v, log_a, read, write, state)
     is_double = any(x is not None and x.dtype == jnp.float64 for x in arrays)
@@ -129,7 +140,8 @@ def transfer(
 ) -> tuple[jax.Array, jax.Array]:
     """A [B, G, K, K] and S [B, G, K, V]: the tokens turn any memory M before them into A M + S.
 
-    A is what the rule makes of the identity without values. The arguments are those of `delta_rule`.
+    A is what the rule makes of the identity without values. The arguments k, v, log_a, read, write, starts
+    and chunk are those of `delta_rule`.
     """
     memory, width = no_memory(k, v), v.shape[3]
     identity = jnp.broadcast_to(jnp.eye(k.shape[3], dtype=memory.dtype), (*memory.shape[:3], k.shape[3]))

@@ -40,7 +40,7 @@ def standardize(x: jax.Array) -> jax.Array:
 
 
 def kernel(x: jax.Array, p: int) -> jax.Array:
-    """f(x), by Horner's rule."""
+    """f(x) of x [...], by Horner's rule."""
     f = jnp.ones_like(x)
     for degree in range(p, 0, -1):
         f = 1 + f * x / degree
@@ -84,7 +84,7 @@ def _coefficients(indices: np.ndarray) -> np.ndarray:
 
 
 def guarded(weights: jax.Array) -> jax.Array:
-    """The sums of weights, raised to magnitude LEAST_WEIGHT with their sign kept; 0 counts as positive.
+    """The sums of weights [...], raised to magnitude LEAST_WEIGHT with their sign kept; 0 counts as positive.
 
     Where a sum is raised, its gradient is 0.
     """
@@ -95,7 +95,7 @@ def guarded(weights: jax.Array) -> jax.Array:
 def fastmax_quadratic(
     q: jax.Array, k: jax.Array, v: jax.Array, p: int, mask: jax.Array | None = None
 ) -> jax.Array:
-    """o [B, T, H, d] by all weights [B, H, T, S]; `mask` broadcasts to them, True where a key is seen."""
+    """o [B, T, H, d] of q, k, v by all weights [B, H, T, S]; `mask`, True at seen keys, broadcasts."""
     f = kernel(jnp.einsum("bthd,bshd->bhts", q, k), p)
     if mask is not None:
         f = jnp.where(mask, f, 0)
@@ -104,12 +104,12 @@ def fastmax_quadratic(
 
 
 def fastmax_bidirectional(q: jax.Array, k: jax.Array, v: jax.Array, p: int) -> jax.Array:
-    """o [B, T, H, d] over all keys, by their sums."""
+    """o [B, T, H, d] of q, k, v over all keys, by their sums."""
     return attend_to_sums(q, key_sums(k, v, p), p)
 
 
 def key_sums(k: jax.Array, v: jax.Array, p: int) -> jax.Array:
-    """Sums over all keys of features ⊗ (values, 1): [B, H, M, d+1]."""
+    """Sums over all keys of (features of k) ⊗ (v, 1): [B, H, M, d+1] of k, v [B, S, H, d]."""
 
     @jax.checkpoint
     def add_keys(sums: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -122,7 +122,7 @@ def key_sums(k: jax.Array, v: jax.Array, p: int) -> jax.Array:
 
 
 def attend_to_sums(q: jax.Array, sums: jax.Array, p: int) -> jax.Array:
-    """o [B, T, H, d] over the keys in the sums [B, H, M, d+1], in time independent of the number of keys."""
+    """o [B, T, H, d] of q over the keys in the sums [B, H, M, d+1], in time that does not grow with them."""
     rows = sums.reshape(-1, *sums.shape[2:])
     o = jax.lax.map(jax.checkpoint(lambda q: features(q, p) @ rows), _chunks(q))
     return _divide(_join_chunks(o, q.shape))
@@ -131,7 +131,7 @@ def attend_to_sums(q: jax.Array, sums: jax.Array, p: int) -> jax.Array:
 def fastmax_causal(
     q: jax.Array, k: jax.Array, v: jax.Array, p: int, before: jax.Array, real: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """o [B, L, H, d] over the keys up to each query, and the sums after the last key.
+    """o [B, L, H, d] of q, k, v over the keys up to each query, and the sums after the last key.
 
     Inside a chunk the weights are computed directly; all earlier keys enter by their sums. The backward pass
     runs over the chunks in reverse, with sums over later queries; it keeps only the sums before each chunk,

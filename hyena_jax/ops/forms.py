@@ -6,6 +6,7 @@ import jax
 
 from hyena_jax.ops import attention, linear_recurrence, long_conv
 from hyena_jax.ops.attention import Attention
+from hyena_jax.ops.delta_rule import DeltaRule, delta_rule
 from hyena_jax.ops.fast.blocked_attention import cpu_attention
 from hyena_jax.ops.fast.matmul_fft import matmul_fft_conv
 from hyena_jax.ops.linear_recurrence import Recurrence
@@ -23,6 +24,7 @@ class Forms(NamedTuple):
     convolution: Convolution
     recurrence: Recurrence
     attention: Attention
+    delta_rule: DeltaRule
 
 
 def forms_for(platform: str | None = None, kernels: bool = False) -> Forms:
@@ -37,11 +39,11 @@ def forms_for(platform: str | None = None, kernels: bool = False) -> Forms:
 
     Args:
       kernels: take the Pallas kernels of the platform (see `kernels.check`). The recurrence's have only
-        reverse mode, and are not taken under x64.
+        reverse mode; they and the delta rule's are not taken under x64.
     """
     platform = platform or jax.default_backend()
     if platform == "cpu":
-        return Forms(long_conv.fft_conv, linear_recurrence.loop_recurrence, cpu_attention)
+        return Forms(long_conv.fft_conv, linear_recurrence.loop_recurrence, cpu_attention, delta_rule)
     convolution = long_conv.fft_conv
     if platform == "tpu":
         convolution = tpu_conv if kernels else tpu_products
@@ -50,7 +52,12 @@ def forms_for(platform: str | None = None, kernels: bool = False) -> Forms:
         from hyena_jax.ops.kernels.recurrence import gpu_recurrence, tpu_recurrence  # Pallas imports slowly
 
         recurrence = gpu_recurrence if platform == "gpu" else tpu_recurrence
-    return Forms(convolution, recurrence, attention.plain_attention)
+    rule = delta_rule
+    if kernels and platform == "tpu" and not jax.config.jax_enable_x64:
+        from hyena_jax.ops.kernels.delta_rule import fused_delta_rule
+
+        rule = fused_delta_rule
+    return Forms(convolution, recurrence, attention.plain_attention, rule)
 
 
 def tpu_products(u: jax.Array, h: jax.Array) -> jax.Array:

@@ -42,6 +42,10 @@ def long_conv(
 
     Raises:
       ValueError: if u and h differ in length, or one is not real floating point.
+
+    >>> u, h = jnp.ones((2, 3, 5)), jnp.ones((3, 5))
+    >>> long_conv(u, h)[0, 0].round().astype(int).tolist()
+    [1, 2, 3, 4, 5]
     """
     length = u.shape[-1]
     if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (u, h)):
@@ -98,7 +102,7 @@ def blockwise_conv(
 
 
 def direct_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """y = h * u by its definition: one shifted product per lag, O(L^2)."""
+    """y = h * u [..., L] by its definition: one shifted product per lag, O(L^2)."""
     length = u.shape[-1]
     padded = jnp.pad(u, [(0, 0)] * (u.ndim - 1) + [(length - 1, 0)])
 
@@ -111,14 +115,14 @@ def direct_conv(u: jax.Array, h: jax.Array) -> jax.Array:
 
 
 def toeplitz_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """y = S_h u, the product with the filter's Toeplitz matrix: for short sequences."""
+    """y = h * u [..., L] as the product with the Toeplitz matrix of h: for short sequences."""
     if u.ndim > 1 and h.ndim > 1 and h.shape[-2] == 1:  # one matrix for all rows of u
         return jnp.matmul(u, jnp.swapaxes(toeplitz(h[..., 0, :]), -1, -2), precision="highest")
     return jnp.einsum("...ts,...s->...t", toeplitz(h), u, precision="highest")
 
 
 def toeplitz(h: jax.Array) -> jax.Array:
-    """S_h [..., L, L] with S_h[t, s] = h_{t-s} for s <= t and 0 above the diagonal."""
+    """S_h [..., L, L] of h [..., L], with S_h[t, s] = h_{t-s} for s <= t and 0 above the diagonal."""
     *lead, length = h.shape
     # Column s of S_h is h moved down by s. Writing (h, 0) of 2L entries L times and reading that back in
     # rows of 2L - 1 moves row s right by s: no gather, whose derivative would be a slow scatter.
@@ -136,12 +140,12 @@ class Transform(NamedTuple):
 
 
 def fft_conv(u: jax.Array, h: jax.Array) -> jax.Array:
-    """y = h * u by FFTs, O(L log L): three transforms in the forward pass, three in the backward pass."""
+    """y = h * u [..., L] by FFTs, O(L log L): three transforms in the forward pass, three in the backward."""
     return spectral_conv(u, h, FFT, fft_len(u.shape[-1]))
 
 
 def spectral_conv(u: jax.Array, h: jax.Array, transform: Transform, n: int) -> jax.Array:
-    """y = h * u by `transform` with n points."""
+    """y = h * u [..., L] by `transform` with n points."""
     return _signal(_spectrum(u, transform, n) * _spectrum(h, transform, n), transform, u.shape[-1])
 
 

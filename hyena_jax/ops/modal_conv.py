@@ -38,7 +38,7 @@ def modal_taps(modes: Modes, length: int) -> jax.Array:
 
 
 def modal_response(log_modes: jax.Array, weights: jax.Array, length: int) -> jax.Array:
-    """Re sum_n weights_n modes_n^t for t = 0 .. length-1: [..., length] of complex or real [..., n].
+    """Re sum_n weights exp(log_modes t) for t < length: [..., length] of weights and log_modes [..., n].
 
     With t = K q + r, modes^t is modes^(K q) modes^r: 2 sqrt(L) exponentials per mode instead of L, and the
     sum over n is a matrix product.

@@ -92,7 +92,7 @@ def reversed_taps(h: jax.Array) -> jax.Array:
 
 
 def forward_taps(taps: jax.Array) -> jax.Array:
-    """h [..., w, S] of `reversed_taps`."""
+    """h [..., w, S] of the taps [..., 2 S - 1, w] that `reversed_taps` gives."""
     length = (taps.shape[-2] + 1) // 2
     return taps[..., length - 1 :: -1, :].swapaxes(-1, -2)
 

@@ -24,10 +24,17 @@ def factors(
     its inputs.
 
     Args:
-      r: recurrence gate, in [0, 1]: 0 keeps the state.
-      rate: the paper's a is exp(-softplus(rate)), the factor a_t at r_t = 1/8.
-      s: sign gate, in [-1, 1], by which a_t is multiplied; None is 1.
+      r: recurrence gate [B, L, D], in [0, 1]: 0 keeps the state.
+      rate: [D]; the paper's a is exp(-softplus(rate)), the factor a_t at r_t = 1/8.
+      s: sign gate [B, L, D], in [-1, 1], by which a_t is multiplied; None is 1.
       shifted: the factors are 2 a_t - 1, in (-1, 1).
+
+    >>> from hyena_jax.ops.linear_recurrence import linear_recurrence
+    >>> x, r, i = jnp.ones((1, 5, 8)), jnp.full((1, 5, 8), 0.5), jnp.ones((1, 5, 8))  # [B, L, D]
+    >>> a, rest = factors(r, jnp.zeros(8))
+    >>> h, state = linear_recurrence(a, bounded_sqrt(rest) * i * x)
+    >>> h.shape, state.shape
+    ((1, 5, 8), (1, 8))
     """
     log_a = -RATE_SCALE * r * jax.nn.softplus(rate)
     if shifted:  # 1 - (2 a - 1)^2 = 4 a (1 - a), written so that it cancels neither at a = 0 nor at a = 1

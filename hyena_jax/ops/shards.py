@@ -39,6 +39,7 @@ from hyena_jax.ops import linear_recurrence as recurrence_ops
 from hyena_jax.ops import long_conv as long_conv_ops
 from hyena_jax.ops import short_conv as short_conv_ops
 from hyena_jax.ops.attention import Attention
+from hyena_jax.ops.delta_rule import DeltaRule
 from hyena_jax.ops.fast import dense
 from hyena_jax.ops.fast.derivatives import linear_solve
 from hyena_jax.ops.forms import forms_for
@@ -349,8 +350,9 @@ def delta_rule(
     starts: jax.Array | None = None,
     chunk: int = 64,
     sequence_axis: str | None = None,
+    method: DeltaRule = delta_rule_ops.delta_rule,
 ) -> jax.Array:
-    """o of `ops.delta_rule.delta_rule` from an empty memory.
+    """o of `ops.delta_rule.delta_rule` from an empty memory, by the form `method`.
 
     Each device learns what its shard makes of any memory; these maps, composed, give the memory before each
     shard, from which each device runs its shard.
@@ -376,7 +378,7 @@ def delta_rule(
 
             memories = jax.lax.scan(advance, memory, parts)[1]
             memory = jax.lax.dynamic_index_in_dim(memories, jax.lax.axis_index(axis_name), keepdims=False)
-        return delta_rule_ops.delta_rule(q, k, v, log_a, read, write, memory, starts, chunk)[0]
+        return method(q, k, v, log_a, read, write, memory, starts, chunk)[0]
 
     in_axes = ("BLHK", "BLHK", "BLGV", "BLGK"[: log_a.ndim], "BLGK", "BLGK", "BL")
     return sharded(local, sequence_axis, in_axes, "BLGV")(q, k, v, log_a, read, write, starts)

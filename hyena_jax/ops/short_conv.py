@@ -40,6 +40,10 @@ def short_conv(
 
     Raises:
       ValueError: with both history and segment_ids, as the history's segment is unknown.
+
+    >>> x = jnp.array([1.0, 2, 3, 4]).reshape(1, 4, 1)  # [B, L, D]
+    >>> short_conv(x, jnp.array([[1.0], [10.0]]), jnp.zeros(1), axis=1)[0, :, 0].tolist()
+    [1.0, 12.0, 23.0, 34.0]
     """
     taps, bias = taps.astype(x.dtype), bias.astype(x.dtype)
     if history is None:
@@ -57,7 +61,7 @@ def short_conv(
 
 
 def advance_history(history: jax.Array, x: jax.Array, axis: int) -> jax.Array:
-    """The history after the inputs x."""
+    """The history [..., K - 1, ...] after the inputs x [..., L, ...]: the last K - 1 along `axis`."""
     kept, seen = history.shape[axis], jnp.concatenate([history, x.astype(history.dtype)], axis)
     return jax.lax.slice_in_dim(seen, seen.shape[axis] - kept, None, axis=axis)
 

@@ -10,6 +10,7 @@ The oracle of a mixer, which `hyena_jax.config.mixers` names, is a function
     max_len      Lmax, the length that long filters are defined for
     segment_ids  [B, L], the id of each token's document; no token reads another document
 
-The oracle of a mixer with a long filter has a sixth argument, `long_filter`: the function of
+The oracle of a mixer whose layers hand values on has the argument `handed`, a dict that all layers of a model
+share. The oracle of a mixer with a long filter has a sixth argument, `long_filter`: the function of
 `hyena_jax.reference.filters` for the filter in `config`.
 """

@@ -16,11 +16,13 @@ def softmax_attention(
     segment_ids: np.ndarray,
     causal: bool = True,
     window: int | None = None,
+    hard_alibi_heads: int = 0,
 ) -> np.ndarray:
     """o_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s over visible keys s; q [B, L, H, d], k, v [B, L, G, d].
 
     A key is visible if it is in t's segment, if s <= t (causal) and if t - s <= window (with a window). Query
-    head h attends with key head h // (H/G).
+    head h attends with key head h // (H/G). To the logits of head h = 0, 1, ..., hard_alibi_heads - 1 a bias
+    is added, 0 for t - s <= h and -inf beyond (Jelassi et al. 2024).
     """
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     batch, length, n_heads, head_dim = q.shape
@@ -35,6 +37,8 @@ def softmax_attention(
                 if window is not None:
                     keys = [s for s in keys if t - s <= window]
                 logits = k[b, keys, g] @ q[b, t, h] / np.sqrt(head_dim)
+                if h < hard_alibi_heads:
+                    logits = logits + np.where(t - np.array(keys) <= h, 0, -np.inf)
                 weights = np.exp(logits - logits.max())
                 o[b, t, h] = weights @ v[b, keys, g] / weights.sum()
     return o
@@ -63,9 +67,14 @@ def attention(config, params, x, max_len, segment_ids) -> np.ndarray:
     z = z.reshape(*x.shape[:2], n_heads + 2 * n_kv_heads, x.shape[2] // n_heads)
     q, k, v = np.split(z, [n_heads, n_heads + n_kv_heads], axis=2)
     if config.qk_norm_eps is not None:
-        q, k = (
-            norm(params[f"{name}_norm"], z, "rms", config.qk_norm_eps) for name, z in (("q", q), ("k", k))
-        )
+        q, k = (normalised(config, params[f"{name}_norm"], z) for name, z in (("q", q), ("k", k)))
     q, k = (rotary(z, config.rotary_fraction, config.rotary_base, config.rotary_scaling) for z in (q, k))
-    o = softmax_attention(q, k, v, segment_ids, config.causal, getattr(config, "window", None))
+    window = getattr(config, "window", None)
+    o = softmax_attention(q, k, v, segment_ids, config.causal, window, config.hard_alibi_heads)
     return dense(params["out_proj"], o.reshape(x.shape))
+
+
+def normalised(config, params: dict, z: np.ndarray) -> np.ndarray:
+    """RMSNorm of queries or keys z [B, L, H, d], over the channels of a head or of all heads."""
+    rows = z if config.qk_norm == "head" else z.reshape(*z.shape[:2], -1)
+    return norm(params, rows, "rms", config.qk_norm_eps).reshape(z.shape)

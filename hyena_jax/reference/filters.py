@@ -28,6 +28,16 @@ def implicit(params: dict, n_filters: int, length: int, max_len: int, config) ->
     return _by_filter(h[:length], n_filters)
 
 
+def siren(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
+    """A sine network of time in -1..1, under a window that the filters of a channel share."""
+    hidden = np.linspace(-1, 1, max_len)[:length, None] if max_len > 1 else np.full((1, 1), -1.0)
+    for i in range(config.n_hidden + 1):
+        hidden = np.sin((config.frequency if i == 0 else 1) * dense(params[f"dense_{i}"], hidden))
+    h = _by_filter(dense(params[f"dense_{config.n_hidden + 1}"], hidden), n_filters)
+    time = np.linspace(0, 1, max_len)[:length]
+    return h * np.exp(-np.abs(decay_rates(config, h.shape[1]))[:, None] * time)
+
+
 def windowed(params: dict, n_filters: int, length: int, max_len: int, config) -> np.ndarray:
     """h_n = g_n ⊙ (e^{alpha t} + b), divided by an L1 norm, t = linspace(0, 1, Lmax)."""
     taps = np.float64(params["taps"])

@@ -59,6 +59,7 @@ ACTIVATIONS = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "relu": lambda x: np.maximum(x, 0),
+    "squared_relu": lambda x: np.maximum(x, 0) ** 2,
     "silu": silu,
     "tanh": np.tanh,
     "sigmoid": sigmoid,

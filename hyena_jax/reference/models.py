@@ -24,10 +24,11 @@ def language_model(params: dict, tokens: np.ndarray, config, mixers: list) -> np
         x = x * (rounded_to_bfloat16(scale) if config.round_embedding_scale else scale)
     if config.learned_positions:
         x = x + np.float64(params["positions"])[: tokens.shape[1]]
+    x = norm(params.get("embedding_norm"), x, config.embedding_norm, config.norm_eps)
     x = backbone(params, x, config, mixers)
     x = norm(params.get("final_norm"), x, config.final_norm, config.norm_eps)
     logits = x @ table.T if config.tied_head else dense(params["head"], x)
-    logits = logits[..., : config.vocab_size]
+    logits = config.logit_scale * logits[..., : config.vocab_size]
     if config.soft_cap is not None:
         logits = config.soft_cap * np.tanh(logits / config.soft_cap)
     return logits
@@ -80,19 +81,39 @@ def backbone(params: dict, x: np.ndarray, config, mixers: list) -> np.ndarray:
     """All blocks in order; the pattern of mixers repeats."""
     for i in range(config.n_layers):
         ffn = config.first_ffn if i == 0 and config.first_ffn else config.ffn
-        x = block(params[f"blocks_{i}"], x, config, ffn, mixers[i % len(mixers)])
+        place = config.norm_places[i % len(config.norm_places)]
+        x = block(params[f"blocks_{i}"], x, config, ffn, mixers[i % len(mixers)], place)
     return x
 
 
-def block(params: dict, x: np.ndarray, config, ffn: str, mixer) -> np.ndarray:
-    """x <- x + mixer(norm(x)), x <- x + ffn(norm(x)); or only the mixer if not residual."""
+def block(params: dict, x: np.ndarray, config, ffn: str, mixer, norm_place: str = "before") -> np.ndarray:
+    """x <- x + mixer(norm(x)), x <- x + ffn(norm(x)); or only the mixer if not residual.
+
+    With norm_place "after", x <- x + norm(mixer(x)), x <- x + norm(ffn(x)).
+    """
+    if norm_place == "after":
+        y = norm(params["mixer_norm"], mixer(params["mixer"], x), config.norm, config.norm_eps)
+        x = x + y
+        if ffn == "none":
+            return x
+        y = feed_forward(params["mlp"], shifted(params, x, config), ffn)
+        return x + norm(params["mlp_norm"], y, config.norm, config.norm_eps)
     y = mixer(params["mixer"], norm(params.get("mixer_norm"), x, config.norm, config.norm_eps))
     if not config.residual:
         return y
     x = x + y
     if ffn == "none":
         return x
-    return x + feed_forward(params["mlp"], norm(params.get("mlp_norm"), x, config.norm, config.norm_eps), ffn)
+    u = norm(params.get("mlp_norm"), x, config.norm, config.norm_eps)
+    return x + feed_forward(params["mlp"], shifted(params, u, config), ffn)
+
+
+def shifted(params: dict, u: np.ndarray, config) -> np.ndarray:
+    """With ffn_shift, u mixed with the token before, channel by channel."""
+    if not config.ffn_shift:
+        return u
+    before = np.concatenate([np.zeros_like(u[:, :1]), u[:, :-1]], axis=1)
+    return u + np.float64(params["mlp_shift"]["mu"]) * (before - u)
 
 
 def feed_forward(params: dict, x: np.ndarray, kind: str) -> np.ndarray:

@@ -124,7 +124,7 @@ def test_auto_takes_the_smallest_size_within_the_bound(workdir, tmp_path, capsys
         ("{run} --output {new} --path {new}", "--path must be an existing"),
         ("{tmp} --output {new}", "holds no run"),
         ("{others}/images --output {new}", "a run on text"),
-        ("{others}/hawk --output {new}", "a run with a mixer that has a long filter, got 'HawkConfig'"),
+        ("{others}/hawk --output {new}", "a run with a mixer that has a long filter, got 'hawk'"),
         ("{run}", "--output"),
     ],
 )

@@ -142,6 +142,7 @@ class Hidden(Long):
         return x + self.long_filter(x.shape[1])[0].T
 
 
+@pytest.mark.grid
 def test_a_mixer_of_ones_own_is_distilled_by_its_filter(own_parts):
     register("long", LongConfig, Long)
     config = model_config(LongConfig())
@@ -200,10 +201,10 @@ def test_kl_against_its_definition():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (model_config(HawkConfig()), "got 'HawkConfig'"),
+        (model_config(HawkConfig()), "got 'hawk'"),
         # Few taps decode in constant time as they are.
-        (model_config(HyenaConfig(filter=ShortFilterConfig(3))), "got 'HyenaConfig'"),
-        (OwnModelConfig(), "workdir must be a run of a LanguageModelConfig, got 'OwnModelConfig'"),
+        (model_config(HyenaConfig(filter=ShortFilterConfig(3))), "got 'hyena'"),
+        (OwnModelConfig(), "workdir must be a run of a language_model, got 'OwnModelConfig'"),
         (model_config(HyenaConfig(n_blocks=2)), "n_blocks must be 1 to be distilled, got 2"),
         (replace(model_config(FIRConfig()), max_len=3), "max_len must be at least 4, got 3"),
     ],

@@ -20,6 +20,7 @@ from hyena_jax.config import (
     RealModalFilterConfig,
     S4DFilterConfig,
     ShortFilterConfig,
+    SirenFilterConfig,
     STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
@@ -41,6 +42,7 @@ CONFIGS = {
     "implicit_annotated": ImplicitFilterConfig(
         features="harmonics", train_sine_frequency=False, sine_frequency=12.0, train_decay=True
     ),
+    "siren": SirenFilterConfig(width=8, n_hidden=2, frequency=20.0),
     "windowed": WindowedFilterConfig(),
     "windowed_length_norm": WindowedFilterConfig(norm_axis="length"),
     "windowed_plain": WindowedFilterConfig(
@@ -297,6 +299,9 @@ def test_a_modal_filter_is_stable_however_far_its_parameters_go():
 @pytest.mark.parametrize(
     ("config", "path", "mean", "deviation"),
     [
+        (SirenFilterConfig(), "dense_0/kernel", 0, 3**-0.5),
+        (SirenFilterConfig(), "dense_4/kernel", 0, (2 / 64) ** 0.5),
+        (SirenFilterConfig(), "dense_5/kernel", 0, (0.04 / 64) ** 0.5),
         (WindowedFilterConfig(), "taps", 0, 1),
         (ExplicitFilterConfig(), "taps", 0, 256**-0.5),
         (ShortFilterConfig(), "taps", 0, 7**-0.5 / 3**0.5),

@@ -17,13 +17,17 @@ def stored(tmp_path):
 
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory):
-    """run(family): the run folder of the stored model, not to be changed."""
+    """run(family): the run folder of the stored model, not to be changed.
+
+    Of a family with two forms, `NAME_transformers` is the one of transformers.
+    """
     made = {}
 
     def run(family: str) -> Path:
         if family not in made:
             made[family] = tmp_path_factory.mktemp("converted") / family
-            convert(family, STORED / family, made[family], Options())
+            format = family.removesuffix("_transformers")
+            convert(format, STORED / family, made[family], Options())
         return made[family]
 
     return run

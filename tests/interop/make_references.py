@@ -2,16 +2,19 @@
 
     python tests/interop/make_references.py FAMILY [CHECKOUT]
 
-FAMILY and the CHECKOUT of its repository: `recurrentgemma` and `lfm2` (package transformers, no checkout),
-`recurrentgemma_flax` (google-deepmind/recurrentgemma), `safari` (HazyResearch/safari), `hyenadna`
-(HazyResearch/hyena-dna), `stripedhyena2` (package vtx, no checkout). Needs the extra `interop`, jaxtyping and
-typeguard 2.13. What a reference imports but this does not need is replaced by empty modules.
+FAMILY and the CHECKOUT of its repository: `recurrentgemma`, `lfm2` and `olmo_hybrid` (package transformers,
+no checkout), `recurrentgemma_flax` (google-deepmind/recurrentgemma), `safari` (HazyResearch/safari),
+`hyenadna` (HazyResearch/hyena-dna), `stripedhyena2` (package vtx, no checkout), `rwkv7` (package rwkv, no
+checkout), `rwkv7_transformers` (package flash-linear-attention, no checkout). Needs the extra `interop`,
+jaxtyping and typeguard 2.13. What a reference imports but this does not need is replaced by empty modules.
 """
 
 import contextlib
 import json
+import os
 import runpy
 import sys
+import tempfile
 import types
 from functools import partial
 from pathlib import Path
@@ -75,6 +78,28 @@ def lfm2() -> None:
     write_transformers("lfm2", Lfm2ForCausalLM(config))
 
 
+def olmo_hybrid() -> None:
+    from transformers import OlmoHybridConfig, OlmoHybridForCausalLM
+
+    config = OlmoHybridConfig(
+        vocab_size=24,
+        hidden_size=16,
+        num_hidden_layers=4,
+        intermediate_size=20,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=6,
+        linear_value_head_dim=10,
+        rope_parameters={"rope_type": "default", "rope_theta": None},
+        pad_token_id=None,
+        eos_token_id=None,
+    )
+    write_transformers("olmo_hybrid", OlmoHybridForCausalLM(config))
+
+
 def write_transformers(family: str, model: Any) -> None:
     model = model.eval()
     randomize(model)
@@ -95,14 +120,15 @@ def write_expected(family: str, tokens: np.ndarray, logits: Any, lengths: tuple[
 
 
 def write(
-    family: str, model: Any, config: dict, logits: Any, vocab_size: int, lengths: Any = LENGTHS
+    family: str, model: Any, config: dict | None, logits: Any, vocab_size: int, lengths: Any = LENGTHS
 ) -> None:
     """A model that is not of transformers: its state and config."""
     folder = STORED / family
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: value.contiguous().clone() for name, value in model.state_dict().items()}
     save_file(state, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     write_expected(family, tokens_of(vocab_size, lengths[1]), logits, lengths)
 
 
@@ -271,6 +297,96 @@ def stripedhyena2() -> None:
         256,
         (9, 140),
     )
+
+
+def random_rwkv7(n_layers: int, width: int, head_dim: int, hidden: int, size: int) -> dict[str, torch.Tensor]:
+    """Random tensors by the names and shapes of RWKV-LM's `model.py`."""
+    ranks, shapes = (
+        {"w": 3, "a": 5, "v": 2, "g": 6},
+        {"emb.weight": (size, width), "head.weight": (size, width)},
+    )
+    norms = ["ln_out", "blocks.0.ln0"]
+    for i in range(n_layers):
+        block, att = f"blocks.{i}", f"blocks.{i}.att"
+        norms += [f"{block}.ln1", f"{block}.ln2", f"{att}.ln_x"]
+        vectors = [f"x_{name}" for name in "rwkvag"] + ["w0", "a0", "v0", "k_k", "k_a"]
+        shapes |= {f"{att}.{name}": (1, 1, width) for name in vectors}
+        shapes |= {f"{att}.{name}1": (width, rank) for name, rank in ranks.items()}
+        shapes |= {f"{att}.{name}2": (rank, width) for name, rank in ranks.items()}
+        dense = ("receptance", "key", "value", "output")
+        shapes |= {f"{att}.{name}.weight": (width, width) for name in dense}
+        shapes[f"{att}.r_k"] = (width // head_dim, head_dim)
+        shapes |= {f"{block}.ffn.x_k": (1, 1, width), f"{block}.ffn.key.weight": (hidden, width)}
+        shapes[f"{block}.ffn.value.weight"] = (width, hidden)
+    generator = torch.Generator().manual_seed(0)
+    state = {name: 0.3 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    for name in norms:
+        state[f"{name}.weight"] = 1 + 0.3 * torch.randn(width, generator=generator)
+        state[f"{name}.bias"] = 0.3 * torch.randn(width, generator=generator)
+    return state
+
+
+def rwkv7() -> None:
+    os.environ |= {"RWKV_V7_ON": "1", "RWKV_JIT_ON": "0", "RWKV_CUDA_ON": "0"}
+    from rwkv.model import RWKV
+
+    state, tokens = random_rwkv7(3, 12, 4, 20, 24), tokens_of(24, LENGTHS[1])
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(state, f"{folder}/model.pth")
+        model = RWKV(f"{folder}/model", "cpu fp32")
+    kept = types.SimpleNamespace(state_dict=lambda: state)
+
+    def logits(length: int) -> torch.Tensor:
+        return model.forward(tokens[0, :length].tolist(), None, full_output=True)[0][None]
+
+    write("rwkv7", kept, None, logits, 24)
+
+
+def rwkv7_transformers() -> None:
+    write_transformers("rwkv7_transformers", rwkv7_without_kernels())
+
+
+def rwkv7_without_kernels() -> torch.nn.Module:
+    """flash-linear-attention's model, whose Triton kernels need a GPU: its own loop takes the place of the
+    rule's, and the elementwise ones are written out."""
+    from fla.layers import rwkv7 as layers
+    from fla.models.rwkv7 import RWKV7Config, RWKV7ForCausalLM, modeling_rwkv7
+    from fla.ops.generalized_delta_rule.dplr.naive import dplr_recurrence
+
+    def token_shift(x: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+        return torch.nn.functional.pad(x, (0, 0, 1, -1)) - x, None
+
+    def rule(r: Any, w: Any, k: Any, v: Any, a: Any, b: Any, **_: Any) -> tuple[torch.Tensor, None]:
+        of_heads = [x.transpose(1, 2) for x in (r * r.shape[-1] ** 0.5, k, v, a, b, w)]
+        return dplr_recurrence(*of_heads)[0].transpose(1, 2), None
+
+    def corrected(o: Any, r: Any, k: Any, r_k: Any, v: Any, g: Any) -> torch.Tensor:
+        return (o + ((r * k * r_k).sum(-1, keepdim=True) * v).flatten(-2)) * g
+
+    def mixed(x: Any, delta: Any, *shares: Any) -> list[torch.Tensor]:
+        return [x + delta * share for share in shares]
+
+    def key(k: Any, a: Any, k_a: Any) -> torch.Tensor:
+        return k.addcmul(k * (a - 1), k_a)
+
+    modeling_rwkv7.token_shift = layers.token_shift = token_shift
+    layers.fused_addcmul_rwkv7, layers.fused_k_rwkv7 = mixed, key
+    layers.chunk_rwkv7, layers.gate_output_correction = rule, corrected
+    layers.fused_mul_recurrent_rwkv7 = lambda r, w, k, v, kk, a, **_: rule(r, w, k, v, -kk, kk * a)
+    ranks = {"decay_low_rank_dim": 3, "a_low_rank_dim": 5, "v_low_rank_dim": 2, "gate_low_rank_dim": 6}
+    config = RWKV7Config(
+        hidden_size=12,
+        num_hidden_layers=3,
+        head_dim=4,
+        intermediate_size=20,
+        vocab_size=24,
+        fuse_norm=False,
+        fuse_cross_entropy=False,
+        use_l2warp=False,
+        hidden_act="sqrelu",
+        **ranks,
+    )
+    return RWKV7ForCausalLM(config)
 
 
 def recurrentgemma_flax(checkout: Path) -> None:

@@ -95,6 +95,43 @@ def test_configs_that_contradict_the_tensors(stored, refused, values, message):
     assert message in refused("lfm2", folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: t.pop("blocks.1.att.v1"),
+            "the tensor blocks.1.att.v1 is missing, whose",
+        ),
+        (lambda t: t.pop("blocks.2.att.x_g"), r"the tensor blocks.2.att.x_g \(1, 1, 12\) is missing"),
+        (
+            lambda t: t.update({"ln_out.bias": np.zeros(3, np.float32)}),
+            r"ln_out.bias must be \(12,\) by",
+        ),
+        (lambda t: t.update(more=np.zeros(3, np.float32)), r"the tensor more \(3,\) is unexpected"),
+        (lambda t: t.update({"blocks.0.att.r_k": np.zeros((5, 2), np.float32)}), "n_heads .*5"),
+        (
+            lambda t: t.update({"blocks.0.att.g1": np.zeros(12, np.float32)}),
+            "att.g1 must be of 2 axes",
+        ),
+    ],
+)
+def test_names_and_shapes_of_rwkv7(stored, refused, change, message):
+    assert re.search(message, refused("rwkv7", changed(stored("rwkv7"), change)))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"head_dim": 5}, "config.json: head_dim must be a divisor of hidden_size=12, got 5"),
+        ({"value_dim": [24, 12, 12]}, "config.json: value_dim must be hidden_size=12 in all layers"),
+        ({"decay_low_rank_dim": 4}, "w_lora.lora.0.weight must be (4, 12) by the config, got (3, 12)"),
+        ({"hidden_act": "silu"}, "config.json: hidden_act must be 'sqrelu'"),
+    ],
+)
+def test_configs_of_rwkv7_that_contradict_the_tensors(stored, refused, values, message):
+    assert message in refused("rwkv7", settings(stored("rwkv7_transformers"), **values))
+
+
 def test_many_more_layers_than_the_file_has(stored, refused):
     """Their names are compared before a model of that size is traced."""
     folder = settings(stored("lfm2"), num_hidden_layers=1024, layer_types=["conv"] * 1024)

@@ -8,14 +8,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from grid import grid_but
+from grid import grid_but, in_grid
 from references import STORED, expected, logits_of
 from safetensors.numpy import load_file
 
 import hyena_jax
 from hyena_jax import cli, models
 from hyena_jax.config import AttentionConfig, HawkConfig, UserError
-from hyena_jax.interop import lfm2, recurrentgemma
+from hyena_jax.interop import lfm2, recurrentgemma, rwkv7
 from hyena_jax.interop.convert import FORMATS, convert
 from hyena_jax.interop.family import Options
 from hyena_jax.interop.settings import Settings
@@ -39,7 +39,10 @@ BOTH_LENGTHS = pytest.mark.parametrize("which", [pytest.param(0, marks=pytest.ma
 
 
 @BOTH_LENGTHS
-@pytest.mark.parametrize("family", ["lfm2", "safari", "hyenadna", "stripedhyena2"])
+@pytest.mark.parametrize(
+    "family",
+    ["lfm2", "olmo_hybrid", "rwkv7", *in_grid("safari", "stripedhyena2", "hyenadna", "rwkv7_transformers")],
+)
 def test_logits_are_the_reference_s(converted, family, which):
     run = hyena_jax.load_run(converted(family))
     tokens, logits = expected(family)[which]
@@ -100,14 +103,14 @@ def test_every_tensor_is_used_and_read_back(converted, family):
     """What the table writes is what it read; poles and factors of norms are computed and may be rounded."""
     run = hyena_jax.load_run(converted(family))
     found = FORMATS[family](STORED / family, read_tensors(STORED / family), Options())
-    stored, leaves = load_file(STORED / family / "model.safetensors"), named_leaves(run.params)
+    leaves = named_leaves(run.params)
     for path, transform in found.table.transforms.items():
         for name, tensor in zip(transform.names, transform.write(leaves[path]), strict=True):
-            theirs = stored[name]
+            theirs = found.tensors[name].read()
             np.testing.assert_allclose(tensor, theirs, rtol=2e-6, atol=1e-7, err_msg=name)
 
 
-@pytest.mark.parametrize("family", [pytest.param("recurrentgemma", marks=pytest.mark.grid), "lfm2"])
+@pytest.mark.parametrize("family", ["rwkv7", *in_grid("lfm2", "recurrentgemma", "olmo_hybrid")])
 def test_a_step_is_the_prefill(converted, family):
     run = hyena_jax.load_run(converted(family))
     tokens = expected(family)[0][0]
@@ -165,6 +168,33 @@ def test_striped_hyena_2_scales_its_rotary_positions(converted):
     pattern = hyena_jax.load_run(converted("stripedhyena2")).experiment.model.pattern
     attention = next(mixer for mixer in pattern if isinstance(mixer, AttentionConfig))
     assert attention.rotary_scaling == 4
+
+
+def test_rwkv7_s_tensors_of_transformers_are_used_and_read_back(converted):
+    run = hyena_jax.load_run(converted("rwkv7_transformers"))
+    stored, leaves = load_file(STORED / "rwkv7_transformers" / "model.safetensors"), named_leaves(run.params)
+    transforms = rwkv7.transformers_table(run.experiment.model).transforms
+    for path, transform in transforms.items():
+        for name, tensor in zip(transform.names, transform.write(leaves[path]), strict=True):
+            np.testing.assert_array_equal(tensor, stored[name], err_msg=name)
+    assert {name for transform in transforms.values() for name in transform.names} == stored.keys()
+
+
+def test_the_0b1_has_the_shapes_of_its_preset():
+    """By the sizes of the released files, of which `configs/rwkv7_190m.py` has the same model."""
+    preset = hyena_jax.load_config("rwkv7_190m").model
+    low_ranks = {"w": 64, "a": 64, "v": 32, "g": 128}
+    shapes = {
+        "emb.weight": (65_536, 768),
+        "blocks.0.ffn.key.weight": (3072, 768),
+        "blocks.11.ln1.bias": (768,),
+    }
+    shapes |= {f"blocks.{i}.att.{name}1": (768, rank) for i in (0, 1) for name, rank in low_ranks.items()}
+    model = rwkv7.from_shapes(shapes | {"blocks.0.att.r_k": (12, 64)})
+    (mixer,) = model.pattern
+    assert mixer.ranks(768) == preset.pattern[0].ranks(768)
+    same = {name: getattr(preset, name) for name in ("pattern", "max_len", "dtype", "remat")}
+    assert dataclasses.replace(model, **same) == preset
 
 
 def test_the_2b_has_its_tensors():

@@ -13,6 +13,7 @@ from hyena_jax.data.tokenizers import BpeTokenizer
 
 pytestmark = pytest.mark.interop
 pytest.importorskip("lm_eval", reason="the extra eval is not installed")
+pytest.importorskip("accelerate", reason="the extra interop is not installed")
 harness = pytest.importorskip("hyena_jax.harness")
 STORED = Path(__file__).parent / "stored"
 
@@ -143,3 +144,21 @@ def test_the_command(run_and_export, tasks, tmp_path, capsys, monkeypatch):
     assert json.loads(output.read_text())["n-samples"]["local_choice"]["effective"] == 4
     assert cli.main(["eval", run, "--tasks", "no_such_task"]) == 2
     assert "--tasks 'no_such_task' is unknown" in capsys.readouterr().err
+
+
+def test_tasks_that_the_harness_cannot_run_are_one_line(run_and_export, tasks, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    run = str(run_and_export[0].workdir)
+    for name, text in {
+        "template": (tasks / "local_choice.yaml").read_text().replace("{{question}}", "{{"),
+        "yaml": "task: [",
+        "exit": (tasks / "local_choice.yaml").read_text() + "process_docs: !function own.leave\n",
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own.py").write_text("def leave(documents): raise SystemExit(0)")
+        (tmp_path / name / "a.yaml").write_text(text)
+        assert cli.main(["eval", run, "--tasks", str(tmp_path / name)]) == 2
+        assert capsys.readouterr().err.count("hyena-jax: error: --tasks") == 1
+    for name in ("*", "", "x" * 300):
+        assert cli.main(["eval", run, "--tasks", name]) == 2
+        assert "is unknown" in capsys.readouterr().err

@@ -7,8 +7,9 @@ import pytest
 from references import STORED
 from safetensors.numpy import load_file
 
+import hyena_jax
 from hyena_jax.config import UserError
-from hyena_jax.interop import lfm2, recurrentgemma, safari
+from hyena_jax.interop import lfm2, olmo_hybrid, recurrentgemma, safari
 from hyena_jax.interop.family import Options
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensor, read_tensors
@@ -80,3 +81,131 @@ def test_the_width_of_lfm2_350m():
     assert lfm2.from_settings(Settings("x", values)).d_ff == 4608
     adjusted = values | {"intermediate_size": 4608, "block_auto_adjust_ff_dim": False}
     assert lfm2.from_settings(Settings("x", adjusted)).d_ff == 4608
+
+
+def olmo_hybrid_of(tensors: dict) -> dict:
+    """The tensors as `convert` reads them, by the names of its table."""
+    folder = STORED / "olmo_hybrid"
+    found = olmo_hybrid.read(folder, tensors, Options())
+    return {name: tensor.read() for name, tensor in found.tensors.items()}
+
+
+def test_olmo_hybrid_s_files_have_several_sets_of_names():
+    """Those that transformers writes, those of its modules, and those of OLMo-core."""
+    written = read_tensors(STORED / "olmo_hybrid")
+    expected = olmo_hybrid_of(written)
+    model = olmo_hybrid.from_settings(Settings("config.json", values_of("olmo_hybrid")))
+    table = olmo_hybrid.transformers_table(model).transforms
+    modules = {name for transform in table.values() for name in transform.names}
+    assert expected.keys() == modules
+    assert not any(name in written for name in modules if "input_layernorm" in name or ".conv1d." in name)
+    own = {name: Tensor(x.shape, "F32", lambda x=x: x) for name, x in expected.items()}
+    core = {
+        name.replace("linear_attn.o_proj", "linear_attn.out_proj").replace(".o_norm.", ".norm."): tensor
+        for name, tensor in own.items()
+    }
+    assert core.keys() != own.keys()
+    for tensors in (own, core):
+        again = olmo_hybrid_of(tensors)
+        assert again.keys() == modules
+        for name, x in expected.items():
+            np.testing.assert_array_equal(again[name], x)
+
+
+def renamed(old: str, new: str, keeps: bool = False):
+    """A change of tensors: one name for another, or both."""
+    return lambda tensors: {**tensors, new: tensors[old] if keeps else tensors.pop(old)}
+
+
+DELTA, ATTENTION = "model.layers.0", "model.layers.3"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            renamed(f"{DELTA}.attention_layer_norm.weight", f"{DELTA}.input_layernorm.weight", keeps=True),
+            f"must have one tensor {DELTA}.input_layernorm.weight, got two by different names",
+        ),
+        (
+            renamed(f"{DELTA}.linear_attn.q_conv1d.weight", f"{DELTA}.linear_attn.conv1d.weight", keeps=True),
+            f"must have one tensor {DELTA}.linear_attn.conv1d.weight, got",
+        ),
+        (
+            renamed(f"{DELTA}.attention_layer_norm.weight", f"{DELTA}.post_feedforward_layernorm.weight"),
+            f"norms before gated delta layers and their MLPs, .*, got {DELTA} with linear_attn and post_feed",
+        ),
+        (
+            renamed(
+                f"{ATTENTION}.post_feedforward_layernorm.weight", f"{ATTENTION}.attention_layer_norm.weight"
+            ),
+            f"norms after attention and their MLPs, .*, got {ATTENTION} with self_attn and input_layernorm",
+        ),
+        (
+            lambda tensors: {
+                **tensors,
+                f"{DELTA}.linear_attn.q_conv1d.weight": Tensor((15, 1, 3), "F32", lambda: None),
+            },
+            "of one width and dtype, got",
+        ),
+    ],
+)
+def test_olmo_hybrid_s_names_that_are_unclear(change, message):
+    tensors = change(dict(read_tensors(STORED / "olmo_hybrid")))
+    with pytest.raises(UserError, match=message) as error:
+        olmo_hybrid_of(tensors)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rope_parameters": None}, "rope_parameters must be an object with rope_theta: null without rotary"),
+        ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters must be an object with rope_theta"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_parameters: rope_theta must be a number above 0"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type must be 'default'"),
+        ({"linear_num_value_heads": 4}, "linear_num_value_heads must be 2: no other is supported, got 4"),
+        ({"layer_types": ["linear_attention"]}, "layer_types must be 4 layers, got 1"),
+        ({"attention_bias": True}, "attention_bias must be False"),
+        ({"num_attention_heads": 3}, "num_attention_heads must be a divisor of 16, got 3"),
+    ],
+)
+def test_olmo_hybrid_s_settings_that_are_unclear_or_not_supported(values, message):
+    with pytest.raises(UserError, match=message):
+        olmo_hybrid.from_settings(Settings("config.json", values_of("olmo_hybrid") | values))
+
+
+def test_olmo_hybrid_may_have_rotary_positions_and_other_defaults():
+    values = values_of("olmo_hybrid") | {"rope_parameters": {"rope_theta": 5e5}, "layer_types": None}
+    defaults = (
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+    )
+    model = olmo_hybrid.from_settings(Settings("config.json", values | dict.fromkeys(defaults)))
+    delta, attention = model.pattern[0], model.pattern[3]
+    assert (attention.rotary_fraction, attention.rotary_base) == (1.0, 5e5)
+    assert (delta.n_heads, delta.key_dim, delta.value_dim) == (4, 3, 6)
+    assert model.norm_places == ("before", "before", "before", "after")
+
+
+def test_the_7b_of_olmo_hybrid_is_the_preset():
+    model = olmo_hybrid.from_settings(
+        Settings(
+            "config.json",
+            {
+                "model_type": "olmo_hybrid",
+                "vocab_size": 100_352,
+                "hidden_size": 3840,
+                "intermediate_size": 11_008,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 30,
+                "rope_parameters": {"rope_theta": None},
+            },
+        )
+    )
+    preset = hyena_jax.load_config("olmo_hybrid").model
+    assert olmo_hybrid.to_settings(model) | {"max_position_embeddings": 4096} == olmo_hybrid.to_settings(
+        preset
+    )

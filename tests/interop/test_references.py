@@ -27,7 +27,7 @@ def logits_of_transformers(folder, tokens):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", ["recurrentgemma", "lfm2"])
+@pytest.mark.parametrize("family", ["recurrentgemma", "lfm2", "olmo_hybrid"])
 def test_transformers_loads_an_export(converted, tmp_path, family):
     """At a length beyond the window: the export says one more, so that transformers sees the same keys."""
     run = hyena_jax.load_run(converted(family))

@@ -15,7 +15,7 @@ from hyena_jax.config import AttentionConfig, LanguageModelConfig, UserError
 from hyena_jax.interop import transformers_folder
 
 
-@pytest.mark.parametrize("family", ["recurrentgemma", *in_grid("lfm2")])
+@pytest.mark.parametrize("family", ["recurrentgemma", *in_grid("olmo_hybrid", "lfm2")])
 def test_an_export_is_converted_to_the_same_bits(converted, tmp_path, family, capsys):
     """The window, of which transformers is told one more, comes back too."""
     run, folder = converted(family), tmp_path / "export"
@@ -69,6 +69,9 @@ def with_mixers(model, **values):
         ("lfm2", {"ffn_bias": True}, "model.ffn_bias: False -> True"),
         ("lfm2", NO_FFN, "model.ffn must be 'swiglu' for transformers, got 'none'"),
         ("recurrentgemma", NO_FFN, "model.ffn must be 'geglu' for transformers, got 'none'"),
+        ("olmo_hybrid", NO_FFN, "model.ffn must be 'swiglu' for transformers, got 'none'"),
+        ("olmo_hybrid", {"norm_places": ("before",)}, r"model.norm_places\.3: 'after' -> 'before'"),
+        ("olmo_hybrid", {"n_layers": 3}, "needs layers of gated_delta and of attention"),
     ],
 )
 def test_models_that_transformers_cannot_say(converted, family, change, message):
@@ -86,6 +89,9 @@ def test_models_that_transformers_cannot_say(converted, family, change, message)
         ("recurrentgemma", {"gelu": "erf"}, "gelu: 'tanh' -> 'erf'"),
         ("lfm2", {"qk_norm_eps": None}, "qk_norm_eps: 1e-05 -> None"),
         ("lfm2", {"out_bias": True}, "out_bias: False -> True"),
+        ("olmo_hybrid", {"factors": 2}, "factors: 1 -> 2"),
+        ("olmo_hybrid", {"n_value_heads": 4}, "n_value_heads: 2 -> 4"),
+        ("olmo_hybrid", {"qk_norm": "head"}, "qk_norm: 'all' -> 'head'"),
     ],
 )
 def test_mixers_that_transformers_cannot_say(converted, family, change, message):
@@ -104,7 +110,7 @@ def test_an_unrounded_scale_is_said_where_it_is_exact(converted):
 
 def test_other_patterns_are_refused():
     model = LanguageModelConfig(pattern=(AttentionConfig(),), vocab_size=24)
-    with pytest.raises(UserError, match="got a pattern of AttentionConfig"):
+    with pytest.raises(UserError, match="got a pattern of attention; --format safetensors writes any model"):
         transformers_folder.settings_of(model)
 
 

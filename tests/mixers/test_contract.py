@@ -36,6 +36,7 @@ EXTREMES = {
     *("annotated_hyena_3", "hyena_conv_first_1", "hyena_conv_first_heads", "hyena_bidirectional_blocks"),
     *("aft_conv_1_tap", "aft_conv_more_taps_than_tokens", "aft_local_window_1"),
     *("aft_local_window_beyond_the_end", "hawk_gate_blocks", "fastmax_p4"),
+    "local_attention_hard_alibi",
 }
 # The mixer of another case with other options: its slow tests run under the marker `grid` alone.
 ALIKE = {"hyena_short", "hawk_griffin", "aft_full"}
@@ -80,7 +81,8 @@ def at_lengths(lengths):
 
 
 def build(case: Case, dtype=None):
-    return mixers.mixer_class(case.config)(D, case.max_len, case.config, n_layers=1, dtype=dtype)
+    module = case.module or mixers.mixer_class(case.config)
+    return module(D, case.max_len, case.config, n_layers=1, dtype=dtype)
 
 
 def inputs(length: int, seed: int = 0, batch: int = 2) -> np.ndarray:
@@ -233,7 +235,11 @@ def test_what_reads_ahead_has_no_state(name):
 
 
 @over_cases(
-    DECODED, outside_grid=[*(CASES.keys() - ALIKE), "hyena_modal_filter", "hyena_medium", "attention_rotary"]
+    DECODED,
+    outside_grid=[
+        *(CASES.keys() - ALIKE),
+        *("hyena_modal_filter", "hyena_medium", "attention_rotary", "attention_hard_alibi"),
+    ],
 )
 def test_prefill_and_steps_equal_the_parallel_form(name):
     check_decoding(name, OPTION_LENGTH if name in CASES else 7, (0, 3))

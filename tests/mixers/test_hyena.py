@@ -23,6 +23,7 @@ pytestmark = pytest.mark.xdist_group("initial_hyena")  # its tests share compile
 D, LENGTH = 128, 64
 MIXERS = {
     "hyena": Hyena(D, LENGTH, HyenaConfig(order=3, n_heads=8, post_order_ffn=True), n_layers=8),
+    "hyena_lecun": Hyena(D, LENGTH, HyenaConfig(short_init="lecun_normal")),
     "annotated": AnnotatedHyena(D, LENGTH, AnnotatedHyenaConfig()),
     "gated": GatedHyena(D, LENGTH, GatedHyenaConfig()),
     "h3": H3(D, LENGTH, H3Config(), n_layers=8),
@@ -51,6 +52,7 @@ def init(name: str) -> dict:
         ("hyena/filter/dense_3/kernel", 0.02),
         ("hyena/short_taps", 3**-0.5 * UNIFORM),
         ("hyena/short_bias", 3**-0.5 * UNIFORM),
+        ("hyena_lecun/short_taps", 3**-0.5),
         ("annotated/in_proj/kernel", D**-0.5 * UNIFORM),
         ("annotated/in_proj/bias", D**-0.5 * UNIFORM),
         ("annotated/out_proj/kernel", D**-0.5 * UNIFORM),
@@ -83,6 +85,7 @@ def test_initial_constants():
     params = init("hyena")
     for module in ("in_proj", "out_proj"):
         assert np.all(params[module]["bias"] == 0)
+    assert not init("hyena_lecun")["short_bias"].any()
     assert np.all(params["filter"]["sine_frequency"] == 14.0)
     assert np.abs(params["short_taps"]).max() <= 1 / np.sqrt(3)
     assert set(params["filter"]["dense_3"]) == {"kernel"}
@@ -116,6 +119,22 @@ def test_dropout_is_on_the_inputs_of_the_convolutions_alone():
     np.testing.assert_array_equal(dropped(0), dropped(0))
     assert not np.array_equal(dropped(0), dropped(1))
     assert not np.array_equal(dropped(0), sure)
+
+
+def test_out_dropout_is_on_the_input_of_the_last_projection_alone():
+    """Each of the projection's two inputs is 0 or doubled, and nothing else changes."""
+    mixer = Hyena(2, 1, HyenaConfig(out_dropout=0.5))
+    x = np.ones((1, 1, 2), np.float32)
+    variables = jax.jit(mixer.init)(jax.random.key(1), x)
+    variables["params"]["out_proj"]["kernel"] = np.eye(2, dtype=np.float32)
+
+    def dropped(seed):
+        return mixer.apply(variables, x, None, False, rngs={"dropout": jax.random.key(seed)})
+
+    sure = jax.jit(mixer.apply)(variables, x)
+    ratios = np.asarray(jax.jit(jax.vmap(dropped))(np.arange(40)) / sure).round(5).reshape(-1, 2)
+    found = set(map(tuple, ratios.tolist()))
+    assert found == {(0, 0), (0, 2), (2, 0), (2, 2)}
 
 
 @pytest.mark.parametrize(

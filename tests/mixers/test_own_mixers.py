@@ -70,13 +70,13 @@ def scanned(self, x, seq):
 
 
 @pytest.mark.parametrize(
-    "mix", [recur, behind_a_projection_of_zeros(recur), lambda self, x, seq: weight(self) * x]
+    "mix", [recur, *in_grid(behind_a_projection_of_zeros(recur), lambda self, x, seq: weight(self) * x)]
 )
 def test_right_mixers_pass(mix):
     check_consistency(own(mix))
 
 
-@pytest.mark.parametrize("config", [HyenaConfig(), HyenaConfig(bidirectional=True)])
+@pytest.mark.parametrize("config", [HyenaConfig(), *in_grid(HyenaConfig(bidirectional=True))])
 def test_mixers_that_refuse_documents_or_decoding_pass(config):
     check_consistency(Hyena(8, 16, config))
 
@@ -151,6 +151,19 @@ def test_a_state_that_grows_must_not_be_declared_unbounded():
         (
             lambda self, x, seq: seq.recur(jnp.ones((2, D)), x),
             r"the shape of a in seq.recur must be \[\], \[C\] or of",
+        ),
+        (
+            lambda self, x, seq: seq.fir(x, jnp.ones((3, D))),
+            rf"the shape of taps in seq.fir must be \[C, K\], K taps for each of the C={D} channels .* \(3,",
+        ),
+        (lambda self, x, seq: seq.fir(x, jnp.ones(D)), rf"the shape of taps in seq.fir .*got \({D},\)"),
+        (
+            lambda self, x, seq: seq.fir(x, jnp.ones((D, 3)), jnp.ones((D, 1))),
+            rf"the shape of bias in seq.fir must be \[C\], with C={D}, got \({D}, 1\)",
+        ),
+        (
+            lambda self, x, seq: seq.fir(x, jnp.ones((D, 3)), axis=2),
+            r"the shape of x in seq.fir must be \[..., B, T, ...\], with T at axis=-1 and B=2, got",
         ),
     ],
 )

@@ -17,11 +17,22 @@ def random_params(config: ModelConfig, inputs: jax.Array) -> dict:
 
 
 def mixers_of(config: ModelConfig) -> list:
-    """The mixers of the pattern as functions for the oracles of models."""
+    """The mixers of the pattern as functions for the oracles of models, for one pass through the model."""
+    handed = {}
 
     def mixer(mixer_config):
         module = mixer_class(mixer_config)(config.d_model, config.max_len, mixer_config)
-        apply = jax.jit(lambda params, x: module.apply({"params": params}, x))
-        return lambda params, x: np.float64(apply(params, np.float32(x)))
+
+        @jax.jit
+        def apply(params, x, before):
+            after = dict(before)
+            return module.apply({"params": params}, x, handed=after), after
+
+        def run(params, x):
+            y, after = apply(params, np.float32(x), handed)
+            handed.update(after)
+            return np.float64(y)
+
+        return run
 
     return [mixer(mixer_config) for mixer_config in config.pattern]

@@ -1,6 +1,7 @@
 import dataclasses
 from functools import cache, partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,8 +17,12 @@ from hyena_jax.config import (
     HyenaConfig,
     ImplicitFilterConfig,
     LanguageModelConfig,
+    MixerConfig,
+    RWKV7Config,
     UserError,
+    register,
 )
+from hyena_jax.mixers import Mixer
 from hyena_jax.models.blocks import REMAT_POLICIES
 from hyena_jax.reference import models as reference
 
@@ -42,6 +47,7 @@ VARIANTS = {
         ffn="geglu",
         learned_positions=False,
         scale_embedding=True,
+        logit_scale=0.7,
         soft_cap=3.0,
         init="griffin",
     ),
@@ -69,6 +75,15 @@ VARIANTS = {
         vocab_multiple=4,
         learned_positions=False,
     ),
+    "olmo_hybrid": dataclasses.replace(
+        CONFIG,
+        norm="rms",
+        norm_places=("before", "after"),
+        norm_eps=0.1,
+        ffn="swiglu",
+        tied_head=False,
+        learned_positions=False,
+    ),
     "lfm2": dataclasses.replace(
         CONFIG,
         norm="rms",
@@ -81,8 +96,21 @@ VARIANTS = {
         round_embedding_scale=True,
         learned_positions=False,
     ),
+    "rwkv7": dataclasses.replace(
+        CONFIG,
+        pattern=(RWKV7Config(2, decay_rank=2, rate_rank=3, value_rank=2, gate_rank=3, chunk=4),),
+        ffn="squared_relu",
+        ffn_shift=True,
+        ffn_bias=False,
+        embedding_norm="layer",
+        tied_head=False,
+        learned_positions=False,
+        init="rwkv7",
+    ),
 }
-BY_DEFAULT = ("pre_norm", "griffin", "striped_hyena_2")  # all others under the marker `grid`
+BY_DEFAULT = (  # all others under the marker `grid`
+    *("pre_norm", "griffin", "striped_hyena_2", "olmo_hybrid", "rwkv7"),
+)
 over_variants = pytest.mark.parametrize(
     "config",
     [
@@ -130,7 +158,9 @@ def test_equals_its_oracle(config):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.grid) for n in VARIANTS])
 def test_derivatives_in_both_modes(name):
     """With one mixer, since each mixer has its own test."""
-    config = dataclasses.replace(VARIANTS[name], pattern=CONFIG.pattern[1:], n_layers=1)
+    whole = VARIANTS[name]
+    last = whole.norm_places[-1:]
+    config = dataclasses.replace(whole, pattern=CONFIG.pattern[1:], n_layers=1, norm_places=last)
     with jax.enable_x64(True):
         model, tokens = models.build(config), TOKENS[:, :7]
         check_modes(lambda params: model.apply({"params": params}, tokens), init(config), name != "griffin")
@@ -150,7 +180,7 @@ def test_decoding_equals_the_parallel_form(config):
     assert_close(np.concatenate([*parts, last], axis=1), logits_of(params, TOKENS, config))
 
 
-@pytest.mark.parametrize("name", ["pre_norm", *in_grid("bare_mixers")])
+@pytest.mark.parametrize("name", ["pre_norm", "rwkv7", *in_grid("bare_mixers")])
 def test_rows_of_different_lengths_equal_separate_runs(name):
     config = VARIANTS[name]
     params = init(config)
@@ -218,6 +248,115 @@ def test_initial_deviations(name, embedding, hidden, out):
     }
     for what, (leaf, deviation) in expected.items():
         assert leaf.std() == pytest.approx(deviation, rel=0.15), what
+
+
+def test_the_first_layer_s_values_reach_all_others_of_its_kind():
+    """Through other mixers too; and in decoding, documents and the backward pass, recomputed or not."""
+    config = VARIANTS["rwkv7"]
+    mixed = dataclasses.replace(config, pattern=(AttentionConfig(2), *2 * config.pattern), n_layers=3)
+    params = init(mixed)
+    assert ["value" in params[f"blocks_{i}"]["mixer"] for i in range(3)] == [False, False, True]
+    logits = logits_of(params, TOKENS, mixed)
+    assert_close(logits, reference.language_model(params, TOKENS, mixed, mixers_of(mixed)))
+    other = jax.tree.map(lambda x: x, params)
+    other["blocks_1"]["mixer"]["v_proj"]["kernel"] = 2 * params["blocks_1"]["mixer"]["v_proj"]["kernel"]
+    other["blocks_1"]["mixer"]["out_proj"]["kernel"] = 0 * params["blocks_1"]["mixer"]["out_proj"]["kernel"]
+    params["blocks_1"]["mixer"]["out_proj"]["kernel"] = other["blocks_1"]["mixer"]["out_proj"]["kernel"]
+    change = logits_of(other, TOKENS, mixed) - logits_of(params, TOKENS, mixed)
+    assert np.abs(change).max() > 1e-3
+    state, first = jitted(mixed, "prefill")(params, initial_state(mixed, params), TOKENS[:, :12])
+    last = jitted(mixed, "step")(params, state, TOKENS[:, 12])[1]
+    whole = logits_of(params, TOKENS, mixed)
+    assert_close(np.concatenate([first, last[:, None]], axis=1), whole)
+    ids = np.repeat([[0, 1], [2, 3]], [5, 8], axis=1)
+    packed = jitted(mixed)(params, TOKENS, ids)
+    assert_close(packed[:, 5:], jitted(mixed)(params, TOKENS[:, 5:]))
+    assert_close(packed[:, :5], whole[:, :5])
+
+
+def test_a_mixer_of_one_s_own_may_hand_values_on(own_parts):
+    @dataclasses.dataclass(frozen=True)
+    class SumConfig(MixerConfig):
+        pass
+
+    class Sum(Mixer):
+        config: SumConfig = SumConfig()
+
+        @nn.compact
+        def mix(self, x, seq, deterministic):
+            return seq.of_first_layer("sum_x", x) + self.param("c", nn.initializers.ones, (self.d_model,))
+
+    register("sum", SumConfig, Sum)
+    config = dataclasses.replace(CONFIG, pattern=(SumConfig(),), n_layers=3, ffn="none", d_ff=None)
+    config = dataclasses.replace(config, norm="none", final_norm="none", learned_positions=False)
+    params = init(config)
+    x = params["embedding"]["embedding"][TOKENS]
+    total = 4 * x + sum(params[f"blocks_{i}"]["mixer"]["c"] for i in range(3))
+    assert_close(logits_of(params, TOKENS, config), total @ params["embedding"]["embedding"].T)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("policy", ["block", *in_grid("filters", "dots", "dots_no_batch")])
+def test_values_of_the_first_layer_and_recomputed_blocks(policy):
+    config = dataclasses.replace(VARIANTS["rwkv7"], n_layers=3)
+    params = init(config)
+
+    @partial(jax.jit, static_argnums=1)
+    def gradients(params, config):
+        model = models.build(config)
+        return jax.grad(lambda params: (model.apply({"params": params}, TOKENS) ** 2).mean())(params)
+
+    expected = gradients(params, config)
+    actual = gradients(params, dataclasses.replace(config, remat=policy))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert_close(a, b)
+
+
+def test_initial_values_of_rwkv7():
+    """The published code's: orthogonal kernels by the ratio of widths, residual outputs of 0, tiny
+    embeddings; token shifts, decays and norms by the depth."""
+    config = LanguageModelConfig(
+        pattern=(RWKV7Config(2),),
+        n_layers=4,
+        d_model=16,
+        ffn="squared_relu",
+        ffn_shift=True,
+        ffn_bias=False,
+        d_ff=64,
+        vocab_size=50,
+        tied_head=False,
+        init="rwkv7",
+    )
+    params = jax.jit(models.build(config).init)(jax.random.key(0), TOKENS)["params"]
+
+    def assert_orthogonal(kernel, gain):
+        rows, columns = kernel.shape
+        product = kernel @ kernel.T if rows <= columns else kernel.T @ kernel
+        assert_close(product, gain**2 * np.eye(min(rows, columns)))
+
+    block = params["blocks_2"]
+    mixer, t, channel = block["mixer"], np.arange(16) / 16, np.arange(16)
+    assert np.abs(params["embedding"]["embedding"]).max() == pytest.approx(1e-4, rel=0.05)
+    assert_orthogonal(params["head"]["kernel"], 0.5 * (50 / 16) ** 0.5)
+    assert_orthogonal(block["mlp"]["in_proj"]["kernel"], 2)
+    assert_orthogonal(mixer["r_proj"]["kernel"], 1)
+    assert_orthogonal(mixer["k_proj"]["kernel"], 0.1)
+    assert_orthogonal(mixer["gate"]["up"]["kernel"], 0.1 * 2**0.5)  # rank 32, width 16
+    for leaf in (mixer["out_proj"], block["mlp"]["out_proj"], mixer["decay"]["down"]):
+        assert not np.any(leaf["kernel"])
+    assert_close(block["mlp_shift"]["mu"], 1 - t ** (0.5**4))
+    powers = np.array([0.2, 0.9, 0.7, 0.7, 0.9, 0.2])[:, None]
+    assert_close(mixer["shift_mix"], 1 - t ** (0.5 * powers))
+    z, line = 2 * (channel % 8) / 7 - 1, channel / 15
+    assert_close(mixer["decay"]["bias"], -5.5 + 6 * line ** (1 + (2 / 3) ** 0.3) + 2.5 * z * np.abs(z))
+    assert_close(mixer["rate"]["bias"], -0.19 + 0.3 * z * np.abs(z) + 0.4 * (line - 0.5))
+    assert_close(mixer["value"]["bias"], 0.73 - 0.4 * (line - 0.5))
+    assert_close(mixer["removal"], 0.71 - 0.1 * (line - 0.5))
+    assert_close(mixer["norm"]["scale"], np.full(16, (3 / 4) ** 0.7))
+    assert {float(x) for x in (mixer["booster"][3], mixer["bonus"][1, 2])} == {
+        np.float32(1.02),
+        np.float32(-0.04),
+    }
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ MiB that `temporary_bytes` gives with 2, 4 and 8 layers: 7.7, 14.2, 27.2 with re
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from hyena_jax import models
 from hyena_jax.config import AttentionConfig, LanguageModelConfig
@@ -30,6 +31,7 @@ def temporary_bytes(n_layers: int, remat: str) -> int:
     return jax.jit(jax.grad(loss)).lower(params, tokens).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.grid
 def test_memory_of_a_layer_is_a_fraction_of_its_activations():
     stored, recomputed = (
         temporary_bytes(2, remat) - temporary_bytes(1, remat) for remat in ("none", "block")

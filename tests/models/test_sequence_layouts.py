@@ -41,6 +41,7 @@ from hyena_jax.config import (
     Mamba2Config,
     Mamba3Config,
     RealModalFilterConfig,
+    RWKV7Config,
     ShortFilterConfig,
     load_plugin,
 )
@@ -80,6 +81,7 @@ OTHERS = {
     "gated_delta": GatedDeltaConfig(2, factors=2, chunk=3),
     "kda": KDAConfig(2, chunk=3),
     "gated_delta2": GatedDelta2Config(2, chunk=3),
+    "rwkv7": RWKV7Config(2, 2, 2, 2, 2, chunk=3),
     "mamba2": Mamba2Config(2, d_state=5, chunk=3),
     "mamba3": Mamba3Config(2, d_state=6, n_inputs=2, chunk=3),
     "aft_full": AFTFullConfig(rank=3),
@@ -132,6 +134,13 @@ def test_the_other_mixers(mixer):
 
 
 @pytest.mark.sequence
+@pytest.mark.parametrize("remat", ["none", "block"])
+def test_values_that_layers_hand_on_and_token_shift_in_the_feed_forward_layers(remat):
+    config = dataclasses.replace(CONFIG, pattern=(OTHERS["rwkv7"],), n_layers=2, ffn_shift=True, remat=remat)
+    assert_layouts_agree(config, mesh_of(2, 1, 2), rows=2)
+
+
+@pytest.mark.sequence
 @pytest.mark.parametrize("name", ["ema", "gru_cell", "token_shift", "running_maximum"])
 def test_mixers_of_ones_own(name, own_parts):
     """On a mesh of two by two devices; an operator of one's own is computed on the whole sequence."""
@@ -177,10 +186,11 @@ def test_mixers_that_cannot_shard_a_sequence_are_refused_by_name(own_parts):
     """A module that is not a `Mixer`, without the field."""
     load_plugin(str(EXTENSIONS / "ema_by_hand.py"))
     config = dataclasses.replace(CONFIG, pattern=(MIXER_CONFIGS["ema_by_hand"](),))
-    with pytest.raises(ValueError, match=r"pattern must be of mixers.*EMAConfig"):
+    with pytest.raises(ValueError, match=r"pattern must be of mixers.*'ema_by_hand'"):
         models.build(config, "sequence")
 
 
+@pytest.mark.grid
 def test_what_else_cannot_be_shared_out_is_refused():
     images = ImageClassifierConfig(pattern=(AttentionConfig(),), image_size=(8, 8), channels=1, n_classes=2)
     with pytest.raises(ValueError, match="sequence_axis must be None for a model of ImageClassifierConfig"):

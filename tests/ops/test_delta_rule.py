@@ -104,9 +104,7 @@ def test_equals_the_loop(length, chunk, rule, has_starts):
     check(arrays(rule, length), some_starts(length) if has_starts else None, chunk)
 
 
-@pytest.mark.parametrize(
-    "rule", [PRODUCT, ALL, *[pytest.param(rule, marks=pytest.mark.grid) for rule in (MAMBA2, KDA, MAMBA3)]]
-)
+@pytest.mark.parametrize("rule", [ALL, *in_grid(PRODUCT, MAMBA2, KDA, MAMBA3)])
 def test_gradients_equal_central_differences_of_the_loop(rule):
     length, rng = 13, np.random.default_rng(0)
     inputs, starts = arrays(rule, length), some_starts(length)
@@ -187,7 +185,7 @@ def gradients_of(chunk, inputs):
 
 
 @pytest.mark.parametrize("by_channel", [False, True])
-@pytest.mark.parametrize("log_a", [0.0, -1e-30, -20.0, -1e3, -1e30])
+@pytest.mark.parametrize("log_a", [0.0, -20.0, *in_grid(-1e-30, -1e3, -1e30)])
 def test_gradients_are_finite_at_any_decay(log_a, by_channel):
     """The exponential of a difference above the diagonal overflows from log a = -1.4 on."""
     inputs = in_float32(arrays(Rule(by_channel=by_channel), 64))
@@ -232,9 +230,7 @@ def test_one_decay_or_read_for_all_values_of_a_key(by_channel):
         assert_close(actual, np.asarray(expected, np.float64))
 
 
-@pytest.mark.parametrize(
-    "rule", [PRODUCT, ALL, *[pytest.param(rule, marks=pytest.mark.grid) for rule in (MAMBA2, KDA, MAMBA3)]]
-)
+@pytest.mark.parametrize("rule", [ALL, *in_grid(PRODUCT, MAMBA2, KDA, MAMBA3)])
 def test_transfers_compose(rule):
     """Of three parts, of which the last starts a document: the memory after them, and the last outputs."""
     length, part = 21, 7

@@ -9,7 +9,6 @@ from tolerances import assert_close
 
 from hyena_jax.ops.fast.dense import (
     block_dense,
-    dense,
     dense_dot_general,
     from_channels_first,
     split_dense,
@@ -18,7 +17,6 @@ from hyena_jax.ops.fast.dense import (
 
 # Each function with the equivalent einsum and the shapes of its arguments.
 PRODUCTS = {
-    "dense": (dense, "bld,dc->blc", (2, 7, 3), (3, 5)),
     "block_dense": (block_dense, "hni,hij->hnj", (2, 7, 3), (2, 3, 5)),
     "block_dense_of_a_row": (block_dense, "hni,hij->hnj", (1, 1, 3), (1, 3, 5)),
     "dense_dot_general": (dense_dot_general, "bld,dc->blc", (2, 7, 3), (3, 5)),

@@ -64,6 +64,7 @@ def test_inside_shard_map_with_constants_and_an_argument_that_all_devices_share(
             np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.grid
 def test_a_linear_map_of_a_tree_has_all_modes_also_by_what_it_is_made_of():
     def f(args):
         x, kernel = args

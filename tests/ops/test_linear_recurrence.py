@@ -200,3 +200,10 @@ def test_future_inputs_have_exactly_no_gradient(method):
 def test_wrong_shapes_are_refused(a, x, h0, message):
     with pytest.raises(ValueError, match=message):
         linear_recurrence(jnp.zeros(a), jnp.zeros(x), jnp.zeros(h0))
+
+
+def test_complex_factors_are_refused():
+    """Their imaginary part would be lost."""
+    x = jnp.zeros((1, 3, 2))
+    with pytest.raises(ValueError, match="a and x must be real: a is complex64, x is float32"):
+        linear_recurrence(jax.lax.complex(x, x), x)

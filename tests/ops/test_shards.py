@@ -173,7 +173,7 @@ def test_softmax_attention_in_blocks():
     check(whole, over, q, k, v)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("is_causal", [pytest.param(False, marks=pytest.mark.sequence), True])
 def test_fastmax(is_causal):
     def whole(q, k, v):
         if is_causal:
@@ -188,8 +188,8 @@ def test_fastmax(is_causal):
 @pytest.mark.parametrize(
     ("n", "erases", "by_channel", "ids"),
     [
-        (2, True, False, IDS),
         (1, True, True, IDS),
+        pytest.param(2, True, False, IDS, marks=pytest.mark.sequence),
         pytest.param(1, False, False, IDS, marks=pytest.mark.sequence),
         pytest.param(2, False, True, IDS, marks=pytest.mark.sequence),
         *[pytest.param(1, erases, False, None, marks=pytest.mark.sequence) for erases in (False, True)],

@@ -19,17 +19,15 @@ from hyena_jax.ops.fast.derivatives import own_derivative
 Factors = tuple[jax.Array, jax.Array]
 
 
-def dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def dense_dot_general(x: jax.Array, kernel: jax.Array, *_: object, **__: object) -> jax.Array:
     """x [..., D] kernel [D, C] -> [..., C], for an output whose gradient is expensive to compute.
 
     The gradient with respect to the kernel transposes the input; JAX's own rule, right before a residual
     sum, transposes the gradient with respect to the output.
+
+    It is a `dot_general` of `nn.Dense`, whose further arguments name these axes.
     """
-    return own_derivative(_dense, _dense_pull_back)(x, kernel)
-
-
-def _dense(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Factors]:
-    return x @ kernel, (x, kernel)
+    return own_derivative(lambda x, kernel: (x @ kernel, (x, kernel)), _dense_pull_back)(x, kernel)
 
 
 def _dense_pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -39,7 +37,9 @@ def _dense_pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Array, jax
 
 
 def split_dense(x: jax.Array, kernel: jax.Array, n_parts: int) -> tuple[jax.Array, ...]:
-    """`dense` in n_parts equal column blocks, each its own product: n_parts arrays [..., C / n_parts].
+    """x [..., D] kernel [D, C] -> n_parts arrays [..., C / n_parts], each from its own product.
+
+    Gradients as in `dense_dot_general`.
 
     Splitting one large product costs a copy, and its gradient more; concatenating the parts' gradients for
     one product costs little. For a single row, such as a token that is decoded, splitting costs nothing,
@@ -59,7 +59,9 @@ def _split_pull_back(factors: Factors, y_bars: tuple[jax.Array, ...]) -> tuple[j
 
 
 def block_dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x [H, N, I] kernel [H, I, J] -> [H, N, J], a product for each of H blocks; gradients as in `dense`.
+    """x [H, N, I] kernel [H, I, J] -> [H, N, J], a product for each of H blocks.
+
+    Gradients as in `dense_dot_general`.
 
     A single row of a single block is multiplied twice: XLA for CPUs would fuse the kernel's reshape into the
     product of one row, which then reads it out of order.
@@ -112,8 +114,3 @@ def _from_pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Array, jax.
     x, kernel = factors
     x_bar = jnp.einsum("dc,cbl->dbl", kernel, y_bar.transpose(2, 0, 1))
     return x_bar, jnp.einsum("dbl,blc->dc", x, y_bar)
-
-
-def dense_dot_general(x: jax.Array, kernel: jax.Array, *_: object, **__: object) -> jax.Array:
-    """`dense` as the `dot_general` of `nn.Dense`, which contracts the same axes."""
-    return dense(x, kernel)

@@ -24,6 +24,8 @@ def fault(platform: str) -> str | None:
 
     Values and gradients of small cases, on the first device of the platform, once a process.
     """
+    from hyena_jax.ops.delta_rule import delta_rule
+    from hyena_jax.ops.kernels.delta_rule import fused_delta_rule
     from hyena_jax.ops.kernels.long_conv import fused_conv
     from hyena_jax.ops.kernels.recurrence import gpu_recurrence, tpu_recurrence
     from hyena_jax.ops.linear_recurrence import linear_recurrence, scan_recurrence
@@ -39,7 +41,23 @@ def fault(platform: str) -> str | None:
     cases = [(kernel.__name__, recurrence(kernel), recurrence(scan_recurrence), rows)]
     if platform == "tpu":
         cases.append(("fused_conv", fused_conv, direct_conv, _normal(rng, (8, 2, 300), (8, 1, 300))))
+        for by_channel in (False, True):
+            arrays = _delta_rule_arrays(rng, by_channel)
+            kind = "of each channel" if by_channel else "of each head"
+            forms = (
+                lambda *arrays, f=f: f(*arrays[:5], None, *arrays[5:]) for f in (fused_delta_rule, delta_rule)
+            )
+            cases.append((f"fused_delta_rule with decays {kind}", *forms, arrays))
     return next(filter(None, (_difference(platform, *case) for case in cases)), None)
+
+
+def _delta_rule_arrays(rng: np.random.Generator, by_channel: bool) -> list[np.ndarray]:
+    """Of two chunks, the last not full, and two heads of values for each of keys: q, k, v, log_a, r, S."""
+    q, k, v, state = _normal(rng, (2, 100, 2, 96), (2, 100, 2, 96), (2, 100, 4, 128), (2, 4, 96, 128))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    log_a = -rng.exponential(0.3, (2, 100, 4, *[96] * by_channel))
+    read = rng.uniform(0, 1, (2, 100, 4, 1)) * np.repeat(k, 2, axis=2)
+    return [q, k, v, np.float32(log_a), np.float32(read), state]
 
 
 def _normal(rng: np.random.Generator, *shapes: tuple[int, ...]) -> list[np.ndarray]:

@@ -5,7 +5,9 @@ from hyena_jax.config import AttentionConfig, LocalAttentionConfig
 
 
 def attention_case(config: AttentionConfig | LocalAttentionConfig) -> Case:
-    letters = {"H": config.n_heads, "G": config.n_kv_heads or config.n_heads, "d": D // config.n_heads}
+    heads, shared, d = config.n_heads, config.n_kv_heads or config.n_heads, D // config.n_heads
+    normalised = (heads * d, shared * d) if config.qk_norm == "all" else (d, d)
+    letters = {"H": heads, "G": shared, "d": d, **dict(zip("QN", normalised, strict=True))}
     return make_case(config, letters, through_library=True)
 
 
@@ -25,6 +27,16 @@ OPTIONS = {
     "attention_qk_norm": attention_case(
         # Eps large enough to be seen.
         AttentionConfig(2, n_kv_heads=1, qk_norm_eps=0.1, rotary_fraction=0.5, rotary_scaling=3.0)
+    ),
+    "attention_qk_norm_of_all_heads": attention_case(
+        AttentionConfig(4, n_kv_heads=2, qk_norm_eps=0.1, qk_norm="all", rotary_fraction=1.0)
+    ),
+    "attention_hard_alibi": attention_case(AttentionConfig(4, hard_alibi_heads=3)),
+    "attention_hard_alibi_grouped": attention_case(
+        AttentionConfig(4, n_kv_heads=2, hard_alibi_heads=2, rotary_fraction=1.0)
+    ),
+    "local_attention_hard_alibi": attention_case(
+        LocalAttentionConfig(4, n_kv_heads=4, hard_alibi_heads=2, rotary_fraction=0.0, window=5)
     ),
     "attention_bidirectional": attention_case(AttentionConfig(2, rotary_fraction=0.5, causal=False)),
     "local_attention_grouped": attention_case(

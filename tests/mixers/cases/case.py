@@ -1,7 +1,7 @@
 """A case of the contract test."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -31,20 +31,31 @@ class Case(NamedTuple):
     resets: Callable[[dict, np.ndarray, np.ndarray], np.ndarray] | None = None
     """The oracle with document boundaries: (params, x, segment_ids [B, L]) -> y; None where it has none."""
     max_len: int = MAX_LEN
+    module: type | None = None
+    """Another module than that of the config: a test's way to run one of its forms."""
 
 
-def make_case(config: MixerConfig, letters: dict[str, int], max_len: int = MAX_LEN, **special: bool) -> Case:
-    """The case of a config, with its oracle; `special` are fields of `Case` about its arithmetic."""
+def make_case(
+    config: MixerConfig,
+    letters: dict[str, int],
+    max_len: int = MAX_LEN,
+    handed: Callable[[np.ndarray], dict[str, np.ndarray]] = lambda x: {},
+    **special: Any,
+) -> Case:
+    """The case of a config, with its oracle; `special` are fields of `Case` about its arithmetic.
+
+    `handed` is what earlier layers hand on, a function of x token by token.
+    """
 
     def found():
         oracle = mixer_oracle(config)
         return pytest.skip(f"{type(config).__name__} has no oracle") if oracle is None else oracle
 
     def oracle(params, x):
-        return found()(params, x, max_len)
+        return found()(params, x, max_len, None, handed(x))
 
     def resets(params, x, segment_ids):
-        return found()(params, x, max_len, segment_ids)
+        return found()(params, x, max_len, segment_ids, handed(x))
 
     has_few_taps = hasattr(config, "filter") and config.filter.reach and getattr(config, "n_blocks", 1) == 1
     knows_documents = not hasattr(config, "filter") or has_few_taps

@@ -18,6 +18,7 @@ from hyena_jax.config import (
     S4DConfig,
     S4DFilterConfig,
     ShortFilterConfig,
+    SirenFilterConfig,
     STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
@@ -25,6 +26,7 @@ from hyena_jax.config import (
 
 IMPLICIT = ImplicitFilterConfig(emb_dim=5, width=8)
 FILTERS = {
+    "siren": SirenFilterConfig(width=8, n_hidden=1, frequency=20.0),
     "windowed": WindowedFilterConfig(),
     "explicit": ExplicitFilterConfig(n_taps=9),
     "short": ShortFilterConfig(n_taps=3),

@@ -1,5 +1,8 @@
 """Gated linear recurrences."""
 
+import jax.numpy as jnp
+import numpy as np
+
 from cases.case import Case, D, make_case
 from hyena_jax.config import (
     GatedDelta2Config,
@@ -8,7 +11,29 @@ from hyena_jax.config import (
     KDAConfig,
     Mamba2Config,
     Mamba3Config,
+    RWKV7Config,
 )
+from hyena_jax.mixers import RWKV7
+
+
+class LaterRWKV7(RWKV7):
+    """A layer after the first, whose values are a function of the token here."""
+
+    def mix(self, x, seq, deterministic):
+        seq.handed |= {"rwkv7_v": jnp.tanh(x[..., ::-1])}
+        return super().mix(x, seq, deterministic)
+
+
+def rwkv7_case(**options) -> Case:
+    config = RWKV7Config(chunk=8, **options)
+    ranks = {f"R{name}": rank for name, rank in zip("wavg", config.ranks(D), strict=True)}
+    return make_case(config, {"H": config.n_heads, "K": D // config.n_heads, **ranks})
+
+
+def later_rwkv7_case() -> Case:
+    config = RWKV7Config(n_heads=4, chunk=8, decay_rank=2, rate_rank=3, value_rank=4, gate_rank=5)
+    letters = {"H": 4, "K": 2, "Rw": 2, "Ra": 3, "Rv": 4, "Rg": 5}
+    return make_case(config, letters, handed=lambda x: {"rwkv7_v": np.tanh(x[..., ::-1])}, module=LaterRWKV7)
 
 
 def hawk_case(**options) -> Case:
@@ -39,6 +64,7 @@ def mamba3_case(n_heads=4, **options) -> Case:
 
 
 CASES = {
+    "rwkv7": rwkv7_case(n_heads=2),
     "mamba3": mamba3_case(n_groups=2),
     "mamba2": mamba2_case(n_groups=2),
     "gated_delta": delta_case(n_value_heads=4, value_dim=3),
@@ -56,6 +82,7 @@ CASES = {
     ),
 }
 OPTIONS = {
+    "rwkv7_later_layer": later_rwkv7_case(),
     "mamba2_dt_limit": mamba2_case(inner_factor=1, dt_limit=(0.01, 0.1), short_filter_len=1),
     "mamba3_three_inputs": mamba3_case(
         n_heads=2, n_inputs=3, rotary_fraction=1.0, rate="heavy_tail", out_norm=True
