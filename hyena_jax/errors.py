@@ -1,10 +1,14 @@
 """The error of wrong input, and the two checks that everything uses: one form of message."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
+
+COPY = re.compile(r"[^\s'\"]*/hyena_jax_copy_\w+/gs:/")
+"""How the path of a local copy of a folder in a bucket begins: see `storage/location.py`."""
 
 
 class UserError(ValueError):
@@ -17,6 +21,7 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str, argument: str | None = None):
+        message = as_urls(message)
         super().__init__(message, argument)
         self.message, self.argument = message, argument
 
@@ -30,16 +35,23 @@ def require(condition: bool, argument: str, value: object, allowed: str) -> None
         raise UserError(f"must be {allowed}, got {value!r}", argument)
 
 
-def choose(what: str, name: str, allowed: Mapping[str, T]) -> T:
-    """Returns `allowed[name]`; refuses an unknown name and suggests the nearest valid one."""
+def choose(what: str, name: str, allowed: Mapping[str, T], hint: str = "") -> T:
+    """Returns `allowed[name]`; refuses an unknown name and suggests the nearest valid one.
+
+    Args:
+      hint: what else the name may be; then only a very near one is suggested.
+    """
     if name in allowed:
         return allowed[name]
-    raise UserError(f"{name!r} is unknown{_nearest(name, allowed)}; allowed: {', '.join(allowed)}", what)
+    near = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.6 if hint else 0.4)
+    notes = " ".join(filter(None, (f"did you mean {near[0]!r}?" if near else "", hint)))
+    also = f" ({notes})" if notes else ""
+    raise UserError(f"{name!r} is unknown{also}; allowed: {', '.join(allowed)}", what)
 
 
-def _nearest(name: str, allowed: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.4)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+def as_urls(text: object) -> str:
+    """The text with URLs in the place of paths in local copies, which the user never saw."""
+    return COPY.sub("gs://", str(text))
 
 
 def is_unicode(text: object) -> bool:
@@ -48,5 +60,12 @@ def is_unicode(text: object) -> bool:
 
 
 def printable(text: object) -> str:
-    """The text without control characters that a terminal would obey."""
-    return "".join(character for character in str(text) if character.isprintable())
+    """The text on one line, where control characters, which a terminal would obey, are escaped."""
+    return "".join(
+        one if one.isprintable() else " " if one.isspace() else ascii(one)[1:-1] for one in str(text)
+    )
+
+
+def as_printed(text: object) -> str:
+    """The lines of a text as commands print them: it may name what a stranger named."""
+    return "\n".join(map(printable, as_urls(text).split("\n")))

@@ -144,6 +144,15 @@ def require_free(argument: str, folder: Path) -> None:
     require(can_write, argument, str(folder), f"in a folder that can be written, but {str(parent)!r} is none")
 
 
+def require_own_folder(argument: str, folder: Path, of: str, file: str) -> None:
+    """Refuses a folder with files, unless `file` is among them: then they are those of an earlier `of`."""
+    if folder.exists():
+        require(folder.is_dir(), argument, str(folder), "a folder")
+        names = {path.name for path in folder.iterdir()}
+        allowed = f"new, empty, or of an earlier {of}"
+        require(not names or file in names, argument, str(folder), allowed)
+
+
 def require_new_file(argument: str, path: Path) -> None:
     """Refuses a file that exists, and a folder in which it cannot be made."""
     require(is_unicode(path), argument, str(path), "a path in UTF-8")
@@ -281,6 +290,12 @@ def write_safetensors(path: Path, arrays: Mapping[str, "np.ndarray"], metadata: 
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         file.seek(8)
         file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
+
+
+def n_cpus() -> int:
+    """CPUs that this process may use."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # of Linux
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def memory_size() -> int:

@@ -3,11 +3,14 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from hyena_jax.errors import as_printed
 
 T = TypeVar("T")
 
@@ -17,6 +20,10 @@ class Output(Console):
 
     def __init__(self, **options):
         super().__init__(highlight=False, markup=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Called by rich for all text, also that of a table's cells."""
+        return super().render_str(as_printed(text), **options)
 
     def on_broken_pipe(self) -> None:
         """Called by rich while it handles the error."""

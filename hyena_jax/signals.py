@@ -2,15 +2,18 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to stop: Ctrl-C, a scheduler that needs the machine, a terminal that closes."""
+STOPPED_CODE = 75
+"""Exit code after such a signal if nothing was lost: the same command continues, as EX_TEMPFAIL says."""
 PATIENCE = 30.0
 """Seconds that a process has to stop and save once the process that started it is gone."""
 
@@ -131,6 +134,23 @@ def _usual_handlers() -> Iterator[dict[int, Any]]:
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
+
+
+def start_process(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a process that is asked to stop by this one alone; signals wait until it calls `take_signals`.
+
+    It has its own group, or Ctrl-C would reach it twice: from the terminal and from this process.
+    """
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        return subprocess.Popen(command, process_group=0, **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+
+
+def how_ended(code: int) -> str:
+    """How a process ended, after its name, from the exit code that `subprocess` gives."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def take_signals() -> None:

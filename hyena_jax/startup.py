@@ -15,6 +15,9 @@ from pathlib import Path
 
 from hyena_jax.config.registry import describe_fault
 from hyena_jax.errors import UserError
+from hyena_jax.files import n_cpus
+from hyena_jax.storage.bucket import Bucket
+from hyena_jax.storage.location import Location, is_url
 
 # The fault is in XLA, so in jaxlib: jax 0.10.2 with jaxlib 0.10.1 is right.
 MISCOMPILES_ON_CPUS = "0.10.2"
@@ -39,12 +42,12 @@ CHOOSE_DEVICES = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "CUDA_VIS
 def quiet_libraries() -> None:
     """Silences the start-up messages of libraries, which would bury ours; the user's own setting wins.
 
-    Orbax and asyncio also log, with a traceback, the errors that Orbax raises.
+    Orbax, asyncio and gcsfs also log, with a traceback, the errors that Orbax raises.
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # what a program that imports JAX passes on
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["MPLBACKEND"] = "agg"  # figures are only written to files
-    for name in ("absl", "asyncio"):
+    for name in ("absl", "asyncio", "gcsfs"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
@@ -138,8 +141,9 @@ def refuse_wrong_jaxlib() -> None:
 def keep_compiled_programs(note: Callable[[str], None]) -> None:
     """Sets JAX's persistent compilation cache, unless the user did; notes a folder that cannot be used.
 
-    The folder is `hyena_jax` in XDG_CACHE_HOME or ~/.cache, or the value of CACHE_VARIABLE. If a later read
-    or write fails, on a full disk for instance, JAX compiles as it would without the cache.
+    The folder is `hyena_jax` in XDG_CACHE_HOME or ~/.cache, or the value of CACHE_VARIABLE, which may be
+    gs://BUCKET/NAME: there nothing is removed, which a rule of the bucket can do. If a later read or write
+    fails, on a full disk for instance, JAX compiles as it would without the cache.
     """
     import jax
 
@@ -147,15 +151,22 @@ def keep_compiled_programs(note: Callable[[str], None]) -> None:
     chosen_in_jax = jax.config.jax_compilation_cache_dir is not None
     if chosen == "off" or chosen_in_jax or not jax.config.jax_enable_compilation_cache:
         return
+    settings = dict(CACHE_SETTINGS)
     try:
-        folder = _own_folder(Path(chosen).expanduser() if chosen else _user_cache())
+        if is_url(chosen):
+            folder = Bucket(Location.parse(chosen, CACHE_VARIABLE)).location / _for_these_cpus()
+            settings[
+                "jax_compilation_cache_max_size"
+            ] = -1  # a bound needs a lock, which JAX makes on the disk
+        else:
+            folder = _own_folder(Path(chosen).expanduser() if chosen else _user_cache())
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         note(f"compiled programs are not kept: {error}; {CACHE_VARIABLE} names another folder, or is off")
         return
     for failure in ("Error (reading|writing) persistent compilation cache", "Cache value for key"):
         warnings.filterwarnings("ignore", failure)
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    for name, value in CACHE_SETTINGS.items():
+    for name, value in settings.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
 
@@ -165,13 +176,17 @@ def _user_cache() -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "hyena_jax"
 
 
-def _own_folder(parent: Path) -> Path:
-    """The folder of programs compiled for as many CPUs as this process may use, created if missing.
+def _for_these_cpus() -> str:
+    """The name of the folder of programs compiled for as many CPUs as this process may use.
 
     XLA splits loops by the number of CPUs, which is not part of JAX's cache keys.
     """
-    n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    folder = parent.resolve() / f"{n_cpus}_cpus"
+    return f"{n_cpus()}_cpus"
+
+
+def _own_folder(parent: Path) -> Path:
+    """The folder of these programs, created if missing."""
+    folder = parent.resolve() / _for_these_cpus()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if os.name == "posix" and (status.st_uid != os.getuid() or status.st_mode & 0o022):

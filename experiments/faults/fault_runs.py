@@ -186,7 +186,12 @@ def newest(workdir: Path) -> int:
 def rows_without_times(workdir: Path) -> list[dict]:
     """The metrics without the values that depend on the clock."""
     rows = read_rows(workdir / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if k != "time" and not k.endswith("_per_second")} for row in rows]
+    return [{k: v for k, v in row.items() if k != "time" and not by_clock(k)} for row in rows]
+
+
+def by_clock(name: str) -> bool:
+    """Whether a metric depends on the clock."""
+    return name.startswith("goodput/") or name.endswith(("_per_second", "data_wait"))
 
 
 def state_digest(workdir: Path, step: int) -> str:

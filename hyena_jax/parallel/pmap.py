@@ -28,7 +28,7 @@ class Pmap(Strategy):
         self.axis_name, self.sequence_axis = AXIS, None
         self.layout = Layout(devices[0].platform, kernels=kernels)
         self.row_shards = len(devices)
-        self.row_shard = RowShard(jax.process_index(), n_processes(devices))
+        self.row_shard = RowShard((jax.process_index(),), n_processes(devices))
         ours = [device for device in devices if device.process_index == jax.process_index()]
         self._n_ours = len(ours)
         # As the mapped step returns its state; otherwise the step compiles twice.

@@ -48,7 +48,7 @@ def join(cluster: Cluster, heartbeat_timeout: int) -> None:
     }
     bind_address = call_roll(found.coordinator, card, cluster.join_timeout)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # JAX's handler of SIGTERM would replace ours; the training loop agrees on stopping without it.
+    # Its handler of SIGTERM would replace ours: see `watch_preemption`.
     jax.config.update("jax_enable_preemption_service", False)
     # gRPC would look for the other processes through a proxy, even on this machine, and wait in vain.
     os.environ.setdefault("no_grpc_proxy", found.coordinator.rpartition(":")[0].strip("[]"))
@@ -113,12 +113,16 @@ def lost_another(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def leaving_on_failure(report: Callable[[object, int], int]) -> Iterator[None]:
-    """Reports an error after which several processes cannot continue, and exits at once with code 3."""
+def leaving_on_failure(report: Callable[[object, int], int], is_remote: bool) -> Iterator[None]:
+    """Reports an error after which several processes cannot continue, and exits at once with code 3.
+
+    Args:
+      is_remote: whether the run writes to a bucket: threads may wait for it long after it failed.
+    """
     try:
         yield
     except Exception as error:
-        if not lost_another(error):
+        if not lost_another(error) and not (is_remote and isinstance(error, OSError)):
             raise
         is_ours = isinstance(error, OSError)
         with suppress(OSError):  # whoever read our output may be gone
@@ -191,6 +195,33 @@ def require_equal(values: Mapping[str, Any]) -> None:
         for name in first | other:
             if name not in first or name not in other or first[name] != other[name]:
                 raise UserError(must_be_same(first.get(name), i, other.get(name)), name)
+
+
+def watch_preemption() -> None:
+    """From now on, SIGTERM to any of several processes makes `is_preempted` true in all of them.
+
+    It replaces this process's handler of SIGTERM. Nothing changes with a single process.
+    """
+    if jax.process_count() == 1:
+        return
+    from jax._src.distributed import global_state  # publicly, only `initialize` starts it: too early for us
+
+    if global_state.preemption_sync_manager is None:
+        jax.config.update("jax_enable_preemption_service", True)
+        global_state.initialize_preemption_sync_manager()
+
+
+def is_preempted(step: int) -> bool:
+    """Whether all processes stop after this step, since one of them got SIGTERM: the same in all of them.
+
+    All processes must call this after every step. After SIGTERM, they agree on the step after the latest that
+    any of them has reached.
+    """
+    if jax.process_count() == 1:
+        return False
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.reached_preemption_sync_point(step)
 
 
 def first_request(name: str | None) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -39,6 +40,65 @@ def batch_spec(n_dims: int) -> PartitionSpec:
     return PartitionSpec((DATA, FSDP), *[SEQUENCE][: n_dims - 1])
 
 
+def arrange(config: ParallelConfig, devices: Sequence[jax.Device]) -> np.ndarray:
+    """The devices of all processes as a mesh [data, fsdp, sequence].
+
+    On one slice, whose links are fast, they keep their order: a process's devices are neighbours. A slower
+    network connects several slices of TPUs. Only `data` spans them, slice after slice; within a slice the
+    devices lie as its links connect them, so that a process's devices need not be neighbours.
+
+    Raises:
+      UserError: if they are not as many as the mesh has, fsdp x sequence is larger than a slice, data is not
+        a multiple of the slices, or a process's devices are not whole rows of the mesh.
+    """
+    inner = config.fsdp * config.sequence
+    data = config.data or max(1, len(devices) // inner)
+    shape = data, config.fsdp, config.sequence
+    if data * inner != len(devices):
+        sizes = f"parallel.data x fsdp x sequence = {data} x {config.fsdp} x {config.sequence}"
+        axes = [f"--parallel.{name} 1" for name, size in zip(AXES, shape, strict=True) if size > 1]
+        how = f"; for one device give {' '.join(axes)}" if len(devices) == 1 else ""
+        raise UserError(f"{sizes} must be the {len(devices)} devices{how}")
+    local = len(devices) // n_processes(devices)
+    whole = local % config.sequence == 0 or config.sequence % local == 0
+    must = f"a divisor or a multiple of the {local} devices of a process"
+    require(whole, "parallel.sequence", config.sequence, must)
+    n_slices = len({slice_of(device) for device in devices})
+    if n_slices == 1:
+        return np.array(devices).reshape(shape)
+    of_slice = len(devices) // n_slices
+    if inner > of_slice:
+        sizes = f"parallel.fsdp x sequence = {config.fsdp} x {config.sequence}"
+        raise UserError(f"{sizes} must be at most the {of_slice} devices of each of the {n_slices} slices")
+    require(data % n_slices == 0, "parallel.data", data, f"a multiple of the {n_slices} slices")
+    within = data // n_slices, config.fsdp, config.sequence
+    try:
+        arranged = mesh_utils.create_hybrid_device_mesh(
+            within, (n_slices, 1, 1), devices, allow_split_physical_axes=True
+        )
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(f"the devices of a slice cannot be arranged as {within}: {error}") from error
+    sizes = {len(rows_of_process(arranged, device.process_index).parts) for device in devices}
+    must = "such that every process has the same number of rows on these slices"
+    require(len(sizes) == 1, "parallel.sequence", config.sequence, must)
+    return arranged
+
+
+def slice_of(device: jax.Device) -> int:
+    """The number of a TPU's slice; 0 elsewhere, where JAX numbers hosts so, whatever connects them."""
+    return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
+
+
+def rows_of_process(mesh: np.ndarray, process: int) -> RowShard:
+    """The rows of a batch that the devices of a process in a mesh [data, fsdp, sequence] hold.
+
+    Processes whose devices shard the length of the same rows read the same rows.
+    """
+    by_rows = mesh.reshape(-1, mesh.shape[-1])  # as `batch_spec` shards them
+    parts = [i for i, row in enumerate(by_rows) if any(d.process_index == process for d in row)]
+    return RowShard(tuple(parts), len(by_rows))
+
+
 @dataclass(frozen=True)
 class MeshLayout(Layout):
     """Activations stay with the rows and the length of the batch; sharded parameters are gathered where used.
@@ -52,6 +112,10 @@ class MeshLayout(Layout):
     @property
     def gathers(self) -> bool:
         return self.fsdp > 1
+
+    @property
+    def random_bits(self) -> None:
+        """Threefry: of a chip's own generator XLA would draw the bits of the whole batch on every device."""
 
     def pin(self, x: jax.Array) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, batch_spec(x.ndim))
@@ -77,35 +141,23 @@ class Sharded(Strategy):
     """The state is sharded over fsdp, a batch over the whole mesh."""
 
     def __init__(self, config: ParallelConfig, devices: Sequence[jax.Device], kernels: bool = False):
-        """A process's devices are neighbours in the mesh, and sequence is its innermost axis.
+        """See `arrange` for the order of the devices in the mesh.
 
         Args:
           devices: those of all processes.
           kernels: see `Layout`.
 
         Raises:
-          UserError: if the size of the mesh is not the number of devices, or a process's devices are not
-            whole rows of it.
+          UserError: if the devices do not fit the mesh.
         """
-        inner = config.fsdp * config.sequence
-        data = config.data or max(1, len(devices) // inner)
-        sizes = f"parallel.data x fsdp x sequence = {data} x {config.fsdp} x {config.sequence}"
-        if data * inner != len(devices):
-            raise UserError(f"{sizes} must be the {len(devices)} devices")
-        local = len(devices) // n_processes(devices)
-        whole = local % config.sequence == 0 or config.sequence % local == 0
-        must = f"a divisor or a multiple of the {local} devices of a process"
-        require(whole, "parallel.sequence", config.sequence, must)
         self.devices = tuple(devices)
-        self._mesh = Mesh(np.array(devices).reshape(data, config.fsdp, config.sequence), AXES)
+        arranged = arrange(config, devices)
+        self._mesh = Mesh(arranged, AXES)
         self.axis_name, self.sequence_axis = None, SEQUENCE if config.sequence > 1 else None
-        self.row_shards = data * config.fsdp
+        self.row_shards = arranged.shape[0] * config.fsdp
         layout = devices[0].platform, self.row_shards, kernels
         self.layout = MeshLayout(*layout, config.fsdp) if len(devices) > 1 else Layout(*layout)
-        # Processes whose devices shard the length of the same rows read the same rows.
-        per_process = max(1, local // config.sequence)
-        first = jax.process_index() * local // config.sequence
-        self.row_shard = RowShard(first // per_process, self.row_shards // per_process)
+        self.row_shard = rows_of_process(arranged, jax.process_index())
 
     def check(self, eval_step: Callable, shapes: Tree, batch: Tree) -> None:
         n_parts = self._mesh.shape[SEQUENCE]
@@ -136,12 +188,12 @@ class Sharded(Strategy):
 
     def place_batch(self, batch: Tree) -> Tree:
         def place(ours: np.ndarray) -> jax.Array:
-            first = self.row_shard.index * len(ours)
-            total = self.row_shard.count * len(ours)
+            parts, total = self.row_shard.parts, self.row_shard.times * len(ours)
+            size = len(ours) // len(parts)
 
             def shard(index: tuple[slice, ...]) -> np.ndarray:
-                start, stop, _ = index[0].indices(total)
-                return ours[(slice(start - first, stop - first), *index[1:])]
+                first = parts.index(index[0].indices(total)[0] // size) * size
+                return ours[(slice(first, first + size), *index[1:])]
 
             sharding = self._sharding(batch_spec(ours.ndim))
             return jax.make_array_from_callback((total, *ours.shape[1:]), sharding, shard)

@@ -19,14 +19,19 @@ Tree = Any
 
 
 class RowShard(NamedTuple):
-    """The rows of every global batch that a process reads: shard `index` of `count` equal shards."""
+    """The rows of every global batch that a process reads: some of `count` equal parts, ascending."""
 
-    index: int
+    parts: tuple[int, ...]
     count: int
 
+    @property
+    def times(self) -> int:
+        """How many times as many rows as it reads a batch has."""
+        return self.count // len(self.parts)
+
     def of(self, batch: Tree) -> Tree:
-        """This shard of arrays [B, ...]."""
-        return jax.tree.map(lambda x: np.split(x, self.count)[self.index], batch)
+        """These rows of arrays [B, ...]."""
+        return jax.tree.map(lambda x: np.concatenate([np.split(x, self.count)[i] for i in self.parts]), batch)
 
 
 class Strategy(ABC):

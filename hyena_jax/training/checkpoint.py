@@ -1,24 +1,20 @@
-"""Checkpoints: written by Orbax, verified by a SHA-256 manifest. Knows pytrees, not models.
+"""Checkpoints: written by Orbax, verified by a manifest. Knows pytrees, not models.
 
     checkpoints/<step>/{params,train_state,meta}/   one committed checkpoint
-    checkpoints/<step>/manifest.json                SHA-256 digests, written after the commit
-    checkpoints/<step>.damaged/                     set aside by a restore
-    checkpoints/<step>.unverified/                  the same, if an earlier verified one was used instead
+    checkpoints/<step>/manifest.json                written last; says what the others must be
 
-Orbax renames a checkpoint into place once it is whole, but does not notice a bit that flips later. A
-checkpoint without a manifest is unverified: its process was killed between commit and manifest. It is used
-only if no other checkpoint can be.
+Orbax commits a checkpoint once it is whole, but does not notice a bit that flips later. Where they lie, and
+what a kill or damage leaves there, is known to `local_steps.py` and `bucket_steps.py`.
 """
 
-import itertools
 import math
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -28,24 +24,20 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from hyena_jax.config import UserError, read_json
-from hyena_jax.parallel.processes import from_first, is_first, lost_another
-from hyena_jax.training.checkpoint_files import (
-    Blocks,
-    as_os_error,
-    damage_in,
-    is_verified,
-    misfit,
-    replace_arrays,
-    write_manifest,
-)
+from hyena_jax.config import UserError
+from hyena_jax.parallel.processes import from_first, is_first, lost_another, on_first
+from hyena_jax.storage.bucket import Bucket
+from hyena_jax.storage.lease import SHORT, Lease
+from hyena_jax.storage.location import location_of
+from hyena_jax.training.bucket_steps import BucketSteps
+from hyena_jax.training.checkpoint_files import Blocks, as_os_error, misfit, replace_arrays, write_manifest
+from hyena_jax.training.local_steps import UNVERIFIED, LocalSteps
 
 Tree = Any
+Steps = LocalSteps | BucketSteps
 
-STEP = re.compile("0|[1-9][0-9]*")
-"""Names of committed checkpoints."""
-TEMPORARY = ".orbax-checkpoint-tmp"
-"""Part of the names of folders that Orbax has not committed."""
+TIMED = "timed"
+"""In the meta of a checkpoint: whether only the clock asked for it, so that a later one replaces it."""
 
 
 class Restored(NamedTuple):
@@ -60,11 +52,25 @@ class Checkpoints:
     """The checkpoints of one run, for writing; all processes make the same calls.
 
     A context manager; leaving it waits for the pending save. Keeps the latest `keep` checkpoints, the newest
-    verified one before them, and the one whose meta has the lowest `loss`.
+    verified one before them, and the one whose meta has the lowest `loss`. Those whose meta has TIMED do not
+    count: each is kept until a later one is verified.
     """
 
-    def __init__(self, folder: Path, keep: int, report: Callable[[str], None]):
-        self._folder = folder.resolve()  # it may be a link to a larger disk
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        report: Callable[[str], None],
+        lease: Lease | None = None,
+    ):
+        """Opens them.
+
+        Args:
+          report: called with a line about each checkpoint that cannot be used.
+          lease: the lock of a folder in a bucket, which is checked before each commit.
+        """
+        self._lease = lease
+        self._steps = steps_in(folder.resolve(), lease)  # it may be a link to a larger disk
         self._keep = keep
         self._report = report
         self._manager: ocp.CheckpointManager | None = None
@@ -77,19 +83,20 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if lost_another(error):  # a pending save waits for that process and cannot end
-            self._committer.shutdown(wait=False)
-            return
+        is_stuck = lost_another(error)  # a pending save waits for that process and cannot end
         try:
-            self._finish()
+            if not is_stuck:
+                self._finish(SHORT if isinstance(error, OSError) else None)
         finally:
-            self._committer.shutdown()
+            is_stuck |= self._pending is not None
+            self._committer.shutdown(wait=not is_stuck)
             try:
-                if self._manager is not None:
-                    with as_os_error("the last checkpoint could not be written"):
+                if self._manager is not None and not is_stuck:
+                    with self._writing("the last checkpoint"):
                         self._manager.close()
             finally:
-                self._quiet.__exit__(kind, error, trace)
+                if not is_stuck:
+                    self._quiet.__exit__(kind, error, trace)
 
     def restore(self, targets: dict[str, Tree]) -> Restored | None:
         """The newest checkpoint that is verified and whole, or None if there are no checkpoints.
@@ -98,30 +105,30 @@ class Checkpoints:
         it, however it was sharded when saved, and each process reads only what its devices hold.
 
         If none is verified, the newest readable one is used and reported. Checkpoints newer than that are
-        renamed `<step>.damaged` or `<step>.unverified` and reported: left in place, they would make Orbax
-        skip the later save of the same step. Links are renamed too, since Orbax cannot delete them.
+        set aside and reported: left in place, they would make Orbax skip the later save of the same step.
 
         Raises:
           UserError: if there are checkpoints but none can be used; they stay where they are, so that the next
             start is refused too. If one is whole but does not fit the model.
         """
-        steps = from_first(lambda: _by_trust(self._folder))
+        on_first(self._steps.begin)
+        steps = from_first(lambda: _by_trust(self._steps))
         faults: dict[int, str] = {}
         for step, verified in steps:
-            restored = _try_restore(self._folder, step, verified, targets)
+            restored = _try_restore(self._steps, step, verified, targets)
             if isinstance(restored, Restored):
                 if not verified:
-                    self._report(f"checkpoint {step} is unverified ({_UNVERIFIED}) and used: no other can be")
-                for line in from_first(lambda step=step: _set_aside(self._folder, step, faults)):
+                    self._report(f"checkpoint {step} is unverified ({UNVERIFIED}) and used: no other can be")
+                for line in from_first(lambda step=step: self._steps.set_aside(step, faults)):
                     self._report(line)
-                for line in from_first(lambda step=step: _set_aside_best(self._folder, step)):
+                for line in from_first(lambda step=step: _set_aside_best(self._steps, step)):
                     self._report(line)
                 return restored
             faults[step] = restored
         if steps:
             newest = max(faults)
             raise UserError(
-                f"every checkpoint in {self._folder} is damaged ({newest}: {faults[newest]}); start over in"
+                f"every checkpoint in {self._steps} is damaged ({newest}: {faults[newest]}); start over in"
                 " a new folder"
             )
         return None
@@ -141,39 +148,62 @@ class Checkpoints:
         self._finish()
         arguments = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         arguments["meta"] = ocp.args.JsonSave(meta)
-        with as_os_error(f"checkpoint {step} could not be written"):
+        with self._writing(f"checkpoint {step}"):
             if self._manager is None:
                 options = ocp.CheckpointManagerOptions(
-                    preservation_policy=_LatestAndBest(self._folder, self._keep),
+                    preservation_policy=_LatestAndBest(self._steps, self._keep),
                     cleanup_tmp_directories=True,
                 )
-                self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
+                self._manager = ocp.CheckpointManager(self._steps.path(), options=options)
             if is_replacing:
+                on_first(lambda: self._steps.uncommit(step))
                 self._manager.delete(step)
             if not self._manager.save(step, args=ocp.args.Composite(**arguments), force=True):
-                raise OSError(f"Orbax refused to save in {self._folder}")
+                raise OSError(f"Orbax refused to save in {self._steps}")
         self._pending = self._committer.submit(self._commit, self._manager, step)
 
     def best_loss(self, measured_on: str) -> float:
         """The lowest validation loss of the saved steps on these held-out rows; infinity if there is none."""
-        found = Best(*from_first(lambda: best(self._folder)))
+        found = Best(*from_first(lambda: _best(self._steps)))
         return found.loss if found.measured_on == measured_on else math.inf
 
     def raise_if_failed(self) -> None:
-        """Raises the error of the pending save, if it has failed by now."""
+        """Raises the error of the pending save, if it has failed by now, or Lost, if that is known."""
+        if self._lease is not None:
+            self._lease.raise_if_lost()
         if self._pending is not None and self._pending.done():
             self._finish()
 
     def _commit(self, manager: ocp.CheckpointManager, step: int) -> None:
-        with as_os_error(f"checkpoint {step} could not be written"):
+        with self._writing(f"checkpoint {step}"):
             manager.wait_until_finished()
             if is_first():
-                write_manifest(self._folder / str(step))
+                self._steps.commit(step)
+                if self._steps.deletes:
+                    saved = self._steps.saved()
+                    self._steps.delete(set(saved) - _kept(self._steps, saved, self._keep))
 
-    def _finish(self) -> None:
-        """Waits for the pending save, and raises its error."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Raises any error as an OSError; as Lost, if another process deleted what was being written."""
+        with as_os_error(f"{what} could not be written"):
+            try:
+                yield
+            except Exception:
+                if self._lease is not None:
+                    self._lease.check(SHORT)
+                raise
+
+    def _finish(self, patience: float | None = None) -> None:
+        """Waits for the pending save, and raises its error.
+
+        A bucket that does not answer for `patience` seconds, or the usual ones, is an error too. The save
+        is then left pending, since the libraries that write it give up much later.
+        """
+        if self._pending is not None:
+            while self._lease is not None and not wait([self._pending], SHORT).done:
+                self._lease.check(patience)
+            pending, self._pending = self._pending, None
             pending.result()
 
 
@@ -205,22 +235,29 @@ def _quiet() -> Iterator[None]:
 
 
 class _LatestAndBest:
-    """Orbax's preservation policy; its own BestN forgets the losses of earlier processes.
+    """Orbax's preservation policy; its own BestN forgets the losses of earlier processes."""
 
-    The newest verified checkpoint stays too, since the one being saved gets its manifest only afterwards.
-    """
-
-    def __init__(self, folder: Path, keep: int):
-        self._folder = folder
+    def __init__(self, steps: Steps, keep: int):
+        self._steps = steps
         self._keep = keep
 
     def should_preserve(
         self, checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo], *, context: object
     ) -> list[bool]:
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        verified = (step for step in steps if is_verified(self._folder / str(step)))
-        kept = {*sorted(steps)[-self._keep :], max(verified, default=None), best(self._folder).step}
-        return [step in kept for step in steps]
+        found = [checkpoint.step for checkpoint in checkpoints]
+        kept = found if self._steps.deletes else _kept(self._steps, found, self._keep)
+        return [step in kept for step in found]
+
+
+def _kept(steps: Steps, found: Sequence[int], keep: int) -> set[int | None]:
+    """The steps that stay: see `Checkpoints`.
+
+    The newest verified one is among them, since the one being saved gets its manifest only afterwards.
+    """
+    verified = (step for step in found if steps.is_verified(step))
+    newest = max(found, default=None)  # which is being saved, so that its meta cannot be read yet
+    lasting = [step for step in sorted(found) if not steps.meta(step).get(TIMED)]
+    return {newest, *lasting[-keep:], max(verified, default=None), _best(steps).step}
 
 
 def restore_readonly(
@@ -231,26 +268,25 @@ def restore_readonly(
     Raises:
       UserError: if there is none, or the requested one is missing or damaged.
     """
-    steps = from_first(lambda: _by_trust(folder))
+    place = steps_in(folder)
+    steps = from_first(lambda: _by_trust(place))
     if step is not None:
         steps = [(saved, verified) for saved, verified in steps if saved == step]
         if not steps:
-            raise UserError(f"must be one of the saved {saved_steps(folder)}, got {step}", "step")
+            raise UserError(f"must be one of the saved {place.saved()}, got {step}", "step")
     for candidate, verified in steps:
-        restored = _try_restore(folder, candidate, verified, targets)
+        restored = _try_restore(place, candidate, verified, targets)
         if isinstance(restored, Restored):
             if not verified:
-                report(f"checkpoint {candidate} is unverified ({_UNVERIFIED})")
+                report(f"checkpoint {candidate} is unverified ({UNVERIFIED})")
             for newer, is_other_verified in steps:
                 if newer > candidate and verified and not is_other_verified:
-                    report(f"checkpoint {newer} is unverified ({_UNVERIFIED}) and not used")
+                    report(f"checkpoint {newer} is unverified ({UNVERIFIED}) and not used")
             return restored
         report(f"checkpoint {candidate} is damaged ({restored})")
     if step is not None:
-        raise UserError(
-            f"must be one of the undamaged of {saved_steps(folder)}, got {step}: {restored}", "step"
-        )
-    raise UserError(f"{folder} holds no usable checkpoint")
+        raise UserError(f"must be one of the undamaged of {place.saved()}, got {step}: {restored}", "step")
+    raise UserError(f"{place} holds no usable checkpoint")
 
 
 class Best(NamedTuple):
@@ -264,7 +300,26 @@ class Best(NamedTuple):
 
 def best(folder: Path) -> Best:
     """The best of the committed checkpoints whose loss was measured on the same rows as the newest loss."""
-    metas = [(step, _meta(folder / str(step))) for step in saved_steps(folder)]
+    return _best(steps_in(folder))
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Committed steps, newest first."""
+    return steps_in(folder).saved()
+
+
+def steps_in(folder: Path, lease: Lease | None = None) -> Steps:
+    """The checkpoints in a folder, or in the bucket whose local copy it belongs to.
+
+    Args:
+      lease: see `Checkpoints`.
+    """
+    location = location_of(folder)
+    return LocalSteps(folder) if location is None else BucketSteps(Bucket(location), lease)
+
+
+def _best(steps: Steps) -> Best:
+    metas = [(step, steps.meta(step)) for step in steps.saved()]
     known = [
         Best(step, meta["loss"], meta.get("measured_on"))
         for step, meta in metas
@@ -274,40 +329,28 @@ def best(folder: Path) -> Best:
     return min(comparable, key=lambda found: found.loss, default=Best(None, math.inf))
 
 
-def saved_steps(folder: Path) -> list[int]:
-    """Committed steps, newest first."""
-    if not folder.is_dir():
-        return []
-    steps = (int(path.name) for path in folder.iterdir() if STEP.fullmatch(path.name))
-    return sorted(steps, reverse=True)
+def _by_trust(steps: Steps) -> list[tuple[int, bool]]:
+    """(step, whether it is verified) of saved steps: verified ones first, newest first."""
+    found = [(step, steps.is_verified(step)) for step in steps.saved()]
+    return sorted(found, key=lambda one: one[1], reverse=True)
 
 
-_UNVERIFIED = "the run was stopped before its digests were written"
-
-
-def _by_trust(folder: Path) -> list[tuple[int, bool]]:
-    """(step, whether it has a manifest) of saved steps: those with a manifest first, newest first."""
-    steps = [(step, is_verified(folder / str(step))) for step in saved_steps(folder)]
-    return sorted(steps, key=lambda found: found[1], reverse=True)
-
-
-def _try_restore(folder: Path, step: int, verified: bool, targets: dict[str, Tree]) -> Restored | str:
+def _try_restore(steps: Steps, step: int, verified: bool, targets: dict[str, Tree]) -> Restored | str:
     """The items of a checkpoint, or why it cannot be used.
 
     Raises:
       UserError: if the files are as they were saved but do not fit: the model changed.
     """
-    checkpoint = folder / str(step)
-    fault = from_first(lambda: _fault(checkpoint))
+    fault = from_first(lambda: steps.fault(step))
     if fault is not None:
         return fault
-    unfit = from_first(lambda: misfit(checkpoint, targets))
+    unfit = from_first(lambda: misfit(partial(steps.store, step), targets))
     if unfit is None:
         arguments = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
         try:
             with _quiet(), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
                 restored = checkpointer.restore(
-                    checkpoint.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonRestore())
+                    steps.path(step), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonRestore())
                 )
             items = {name: restored[name] for name in targets}
             if list(map(np.shape, jax.tree.leaves(items))) == list(map(np.shape, jax.tree.leaves(targets))):
@@ -315,63 +358,23 @@ def _try_restore(folder: Path, step: int, verified: bool, targets: dict[str, Tre
             unfit = "the tree of its arrays differs"
         except Exception as error:  # Orbax and its storage layer raise many kinds for unusable files
             unfit = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
-    fault = _fault(checkpoint)  # once more: a run that goes on may have deleted it meanwhile
+    fault = steps.fault(step)  # once more: a run that goes on may have deleted it meanwhile
     if fault is not None:
         return fault
     if verified:
-        raise UserError(f"{checkpoint} is whole, but does not fit this model: {unfit}")
+        raise UserError(f"{steps.path(step)} is whole, but does not fit this model: {unfit}")
     return unfit
 
 
-def _fault(checkpoint: Path) -> str | None:
-    """Why a checkpoint cannot be used, judging by its files; None if it can."""
-    if checkpoint.is_symlink():
-        return "it is a symbolic link"
-    if not checkpoint.is_dir():
-        return "it is not a folder"
-    found = damage_in(checkpoint)
-    if found is None and _meta(checkpoint).get("step") != int(checkpoint.name):
-        return f"it is a checkpoint of step {_meta(checkpoint).get('step')!r}"
-    return found
-
-
-def _set_aside(folder: Path, step: int, faults: dict[int, str]) -> list[str]:
-    """Renames checkpoints newer than `step`, and links; returns a line about each."""
+def _set_aside_best(steps: Steps, step: int) -> list[str]:
+    """Sets aside best checkpoints that are damaged, until the best is `step` or whole; a line about each."""
     lines = []
-    for path in sorted(folder.iterdir()):
-        if path.is_symlink() and TEMPORARY in path.name:
-            path.unlink()  # Orbax would delete this name, which fails for links
-        elif STEP.fullmatch(path.name) and (int(path.name) > step or path.is_symlink()):
-            why = faults.get(int(path.name), "it is a symbolic link" if path.is_symlink() else None)
-            lines.append(_rename(path, "unverified" if why is None else "damaged", why or _UNVERIFIED))
-    return lines
-
-
-def _set_aside_best(folder: Path, step: int) -> list[str]:
-    """Renames best checkpoints that are damaged, until the best is `step` or whole; a line about each."""
-    lines = []
-    while (found := best(folder).step) not in (None, step):
-        fault = _fault(folder / str(found))
+    while (found := _best(steps).step) not in (None, step):
+        fault = steps.fault(found)
         if fault is None:
             break
-        lines.append(_rename(folder / str(found), "damaged", fault))
+        lines.append(steps.drop(found, fault))
     return lines
-
-
-def _rename(path: Path, kind: str, why: str) -> str:
-    """Sets a checkpoint aside under a free name; returns a line about it."""
-    names = (f"{path.name}.{kind}" + (f".{i}" if i else "") for i in itertools.count())
-    free = next(name for name in names if not os.path.lexists(path.with_name(name)))
-    path.rename(path.with_name(free))
-    return f"checkpoint {path.name} is {kind}: set aside as {free} ({why})"
-
-
-def _meta(checkpoint: Path) -> dict[str, Any]:
-    try:
-        meta = read_json("metadata", checkpoint / "meta" / "metadata")
-        return meta if isinstance(meta, dict) else {}
-    except UserError:
-        return {}
 
 
 class Streamed(NamedTuple):

@@ -85,21 +85,21 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def misfit(folder: Path, targets: dict[str, Tree]) -> str | None:
-    """The first difference between the arrays in a checkpoint's folder and `targets`; None if there is none.
+def misfit(store: Callable[[str], dict[str, Any]], targets: dict[str, Tree]) -> str | None:
+    """The first difference between the arrays in a checkpoint and `targets`; None if there is none.
 
     Args:
+      store: TensorStore's specification of the key-value store of an item.
       targets: for each item, a tree of arrays or of `jax.ShapeDtypeStruct`.
     """
     try:
-        found = (text for item, target in targets.items() for text in _misfits(folder, item, target))
+        found = (text for item, target in targets.items() for text in _misfits(store(item), item, target))
         return next(found, None)
     except (OSError, ValueError, AttributeError) as error:  # TensorStore's are ValueErrors
         return f"its arrays cannot be read: {error}"
 
 
-def _misfits(folder: Path, item: str, target: Tree) -> Iterator[str]:
-    base = {"driver": "file", "path": f"{(folder / item).absolute()}/"}
+def _misfits(base: dict[str, Any], item: str, target: Tree) -> Iterator[str]:
     store = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
     keys = [key.decode(errors="replace") for key in store.list().result()]
     stored = {key.removesuffix(ARRAY) for key in keys if key.endswith(ARRAY)}

@@ -17,7 +17,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from hyena_jax import models
-from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig
+from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig, WarmupScheduleConfig
 from hyena_jax.training import lora
 from hyena_jax.training.optimizer import complete_groups, label_parameters
 from hyena_jax.trees import named_leaves
@@ -162,9 +162,13 @@ def announce(console: Console, setup: "Setup", is_new: bool, changes: Sequence[s
     console.print(f"data      {setup.data.source}")
     among = f" in {processes} processes" if processes > 1 else ""
     console.print(f"devices   {len(devices)} x {devices[0].device_kind}{among}")
+    schedule, steps = experiment.optimizer.schedule, experiment.training.steps
+    if isinstance(schedule, WarmupScheduleConfig) and schedule.warmup_steps >= steps:
+        rises = f"optimizer.schedule.warmup_steps={schedule.warmup_steps} of training.steps={steps}"
+        console.print(f"the learning rate only rises, in {rises}", soft_wrap=True)
     for change in changes:
         console.print(f"changed since the last start: {change}", soft_wrap=True)
-        decay_steps = getattr(experiment.optimizer.schedule, "decay_steps", 0)
+        decay_steps = getattr(schedule, "decay_steps", 0)
         if change.startswith("training.steps") and decay_steps is None:
             console.print(
                 "the learning rate now decays until the new last step (optimizer.schedule.decay_steps)",

@@ -17,6 +17,7 @@ from hyena_jax.config import (
     TokensConfig,
     UserError,
     choose,
+    name_of,
     require,
 )
 from hyena_jax.config.checks import MAX_COUNT
@@ -121,8 +122,8 @@ def load_other_data(run: RunFolder, data_config: DataConfig) -> Dataset:
     Raises:
       UserError: if they cannot be read, are of another kind, or do not fit the model.
     """
-    kind, theirs = type(run.experiment.data), type(data_config)
-    require(theirs is kind, "data", theirs.__name__, f"a {kind.__name__}, as the run's")
+    ours = run.experiment.data
+    require(type(data_config) is type(ours), "data", name_of(data_config), f"{name_of(ours)!r}, as the run's")
     experiment = replace(run.experiment, data=data_config)  # which checks the length
     data = load(data_config, run.encoding)
     data.complete(experiment)
@@ -138,12 +139,13 @@ def load_data(run: RunFolder, path: str | None = None) -> Dataset:
     config = run.experiment.data
     if path is not None:
         names = {field.name for field in fields(config)}
-        kind = type(config).__name__
+        kind = name_of(config)
         require(
             {"path", "validation_path"} <= names,
             "path",
             path,
-            f"absent: {kind} has no path and validation_path",
+            f"left out: {kind!r} has no options path and validation_path that could name it; without --path,"
+            " what these data hold out is evaluated",
         )
         config = replace(config, path=path, validation_path=path)
     elif isinstance(config, TextConfig | TokensConfig):

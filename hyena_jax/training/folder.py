@@ -1,34 +1,43 @@
 """A run's folder: it describes itself, and one experiment cannot overwrite another.
 
 config.json          the experiment, with the fields filled in that the model takes from the data
+optimizers.json      only if values of the optimizer were changed on purpose: from which step on which values
 data.json            tokenizer and fingerprint of the text, or normalization and fingerprint of the images;
                      both files carry their own digest, see `config/files.py`
-metrics.jsonl, tensorboard/, learning_curves.png; sample.txt (text) or predictions.png (images)
+metrics.jsonl, learning_curves.png; sample.txt (text) or predictions.png (images)
+tensorboard/; wandb/ and wandb_id.txt: see `trackers.py` and `wandb.py`
 checkpoints/         see `checkpoint.py`
 base.safetensors, base.json: of a run that started from given parameters, see `start.py`
 """
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hyena_jax import config, files
-from hyena_jax.config import Experiment, UserError, require
-from hyena_jax.config.files import RUN_CONFIG, with_digest, without_digest
+from hyena_jax.config import Experiment, OptimizerConfig, UserError, require
+from hyena_jax.config.files import RUN_CONFIG, STAGES, with_digest, without_digest
 from hyena_jax.data.dataset import Dataset, Encoding, encoding_from_json
 from hyena_jax.files import LOCK, locked
 from hyena_jax.parallel.processes import on_first
-from hyena_jax.training.checkpoint import STEP
-from hyena_jax.training.metrics import EVENTS, FILE, read_rows
+from hyena_jax.storage.lease import Lease
+from hyena_jax.storage.location import location_of
+from hyena_jax.training.local_steps import STEP
+from hyena_jax.training.metrics import FILE, read_rows
+from hyena_jax.training.mirror import Mirror
+from hyena_jax.training.trackers import EVENTS, WANDB
 
 CHECKPOINTS = "checkpoints"
 BASE, DESCRIPTION = "base.safetensors", "base.json"
 # Besides drafts, the files that a kill can leave in a new run folder; config.json is written last.
 UNFINISHED = {LOCK, "data.json", BASE, DESCRIPTION}
+
+
+KeepsState = Callable[[OptimizerConfig], bool]
 
 
 class RunFolder(NamedTuple):
@@ -42,13 +51,32 @@ class RunFolder(NamedTuple):
     """The plugins whose parts the run uses: see `config.plugins_in`."""
 
 
+class Held(NamedTuple):
+    """A run folder that this process may write to."""
+
+    run: RunFolder | None = None
+    """The run in it, as `check_run` finds it."""
+    put: Callable[[], None] = lambda: None
+    """Brings what was written into the bucket; nothing to do on a disk."""
+    lease: Lease | None = None
+    """The lock of a folder in a bucket; None on a disk, and in all processes but the first."""
+
+
 def check_run(
-    workdir: Path, experiment: Experiment, data: Dataset, accept_changed_data: bool = False
+    workdir: Path,
+    experiment: Experiment,
+    data: Dataset,
+    accept_changed_data: bool = False,
+    accept_changed_optimizer: bool = False,
+    keeps_state: KeepsState = lambda _: False,
 ) -> RunFolder | None:
     """Checks that `workdir` can be the folder of this experiment; changes nothing.
 
     Args:
       accept_changed_data: allow an existing run to continue with changed data.
+      accept_changed_optimizer: allow it to continue with other values of its optimizer, such as the learning
+        rate, if its state stays as it is.
+      keeps_state: whether the experiment's optimizer can continue the state of another one.
 
     Returns:
       The run in the folder, or None if there is none yet.
@@ -71,7 +99,15 @@ def check_run(
             )
         return None
     run = read_run(workdir)
-    differences, faults = config.identity_differences(experiment, run.experiment), []
+    differences, faults, offer = config.identity_differences(experiment, run.experiment), [], ""
+    if differences and all(line.startswith("optimizer.") for line in differences):
+        flag, can_continue = "--accept-changed-optimizer", keeps_state(run.experiment.optimizer)
+        if accept_changed_optimizer and can_continue:
+            differences = []
+        elif accept_changed_optimizer:
+            offer = f"{flag} does not continue it, since the optimizer's state would differ; "
+        elif can_continue:
+            offer = f"{flag} continues it with the new values; "
     if differences:
         quoted = shlex.quote(str(workdir))
         new = (
@@ -79,7 +115,7 @@ def check_run(
         )
         faults.append(
             f"workdir {str(workdir)!r} holds a different experiment: {'; '.join(differences)}"
-            f" (a new run may start from its parameters: {new}, with your flags)"
+            f" ({offer}a new run may start from its parameters: {new}, with your flags)"
         )
     is_other_data = run.fingerprint != data.fingerprint and not accept_changed_data
     if is_other_data and not any(line.startswith("data.") for line in differences):
@@ -98,36 +134,63 @@ def check_run(
 
 @contextmanager
 def hold(
-    workdir: Path, experiment: Experiment, data: Dataset, accept_changed_data: bool
-) -> Iterator[RunFolder | None]:
-    """Checks and locks `workdir`; yields the run in it, as `check_run` does. All processes must call this.
+    workdir: Path,
+    experiment: Experiment,
+    data: Dataset,
+    accept_changed_data: bool,
+    accept_changed_optimizer: bool,
+    keeps_state: KeepsState,
+    report: Callable[[str], None],
+) -> Iterator[Held]:
+    """Checks and locks `workdir`. All processes must call this.
 
     Process 0 alone checks and locks; its errors are raised in all processes.
+
+    Args:
+      report: prints a line.
     """
-    check = partial(check_run, workdir, experiment, data, accept_changed_data)
+    accepted = accept_changed_data, accept_changed_optimizer
+    check = partial(check_run, workdir, experiment, data, *accepted, keeps_state)
     on_first(check)  # before the folder is created
     with ExitStack() as stack:
-        on_first(lambda: stack.enter_context(locked(workdir)))
+        held = Held()
+        if location_of(workdir) is None:
+            on_first(lambda: stack.enter_context(locked(workdir)))
+        elif (mirror := on_first(lambda: stack.enter_context(Mirror(workdir, report)))) is not None:
+            held = Held(put=mirror.put, lease=mirror.lease)
         run = on_first(check)  # once more: from here on nobody else changes the folder
         on_first(lambda: read_rows(workdir / FILE))  # refuses a file that the log could not continue
-        yield run
+        yield held._replace(run=run)
 
 
-def open_run(workdir: Path, run: RunFolder | None, experiment: Experiment, data: Dataset) -> list[str]:
+def open_run(
+    workdir: Path, run: RunFolder | None, experiment: Experiment, data: Dataset, step: int
+) -> list[str]:
     """Makes `workdir`, which is locked, the folder of this experiment.
 
     Args:
       run: the run that `check_run` found in it.
+      step: the step after which it continues.
 
     Returns:
       The differences from the last start, as readable lines.
     """
+    if run is not None:
+        stages = config.stages_after(config.read_stages(workdir, run.experiment), experiment, step)
+        if len(stages) > 1 or (workdir / STAGES).exists():  # before config.json: see `read_stages`
+            _write_json(workdir / STAGES, {"stages": [stage._asdict() for stage in stages]})
     write_description(workdir, experiment, data.to_json())
     if run is None:
         return []
-    changes = config.runtime_differences(experiment, run.experiment)
+    changes = config.identity_differences(experiment, run.experiment)
+    changes += config.runtime_differences(experiment, run.experiment)
     if run.fingerprint != data.fingerprint:
         changes.insert(0, f"{data.kind}: fingerprint {run.fingerprint[:12]} -> {data.fingerprint[:12]}")
+    changes += [
+        f"{part} is left out; its plugin is not imported"
+        for parts in config.missing_parts(run.plugins).values()
+        for part in parts
+    ]
     return changes + config.changed_plugins(experiment, run.plugins)
 
 
@@ -142,9 +205,10 @@ def _refuse_links(workdir: Path) -> None:
 
     `checkpoints` may be a link to a folder on a larger disk that holds nothing else.
     """
-    events, checkpoints = workdir / EVENTS, workdir / CHECKPOINTS
-    if events.is_symlink() or (events.exists() and not events.is_dir()):
-        raise UserError(f"{events} must be a folder, but is a symbolic link or a file: remove it")
+    for folder in (workdir / EVENTS, workdir / WANDB):
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise UserError(f"{folder} must be a folder, but is a symbolic link or a file: remove it")
+    checkpoints = workdir / CHECKPOINTS
     target = checkpoints.resolve()
     allowed = "a folder, or a link to a folder that holds only this run's checkpoints"
     if checkpoints.exists() or checkpoints.is_symlink():

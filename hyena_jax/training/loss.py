@@ -8,7 +8,7 @@ a batch names them.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import flax.linen as nn
 import jax
@@ -23,6 +23,7 @@ from hyena_jax.config import (
     TopKAccuracyConfig,
     UserError,
     own_code,
+    require,
 )
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.layout import Layout
@@ -59,7 +60,8 @@ def scored(
     """`score(logits, targets)` for a model's logits at the `inputs` of a batch, and its `targets`.
 
     A batch may hold `positions`, int [B, n]: target i of a row belongs to the logits at its position i, and
-    a model with `hidden` and `logits` computes no others.
+    a model with `hidden` and `logits` computes no others. It may hold `segment_ids`, int [B, L]: each run of
+    equal ids is a document, which the model keeps apart from the others.
 
     Args:
       params: the model's, or `lora.Adapted` ones.
@@ -73,12 +75,16 @@ def scored(
     if layout.gathers:
         params = gather_outside_blocks(layout, params)  # once, not in every chunk
     variables, inputs, targets = {"params": params}, batch["inputs"], batch["targets"]
-    n_tokens, has_positions = chunk_tokens(model, targets.shape), "positions" in batch
-    if n_tokens is None and not (has_positions and has_hidden(model)):
-        logits = model.apply(variables, inputs, None, deterministic, rngs=rngs)
-        return score(at_positions(logits, batch) if has_positions else logits, targets)
-    hidden = model.apply(variables, inputs, None, deterministic, rngs=rngs, method="hidden")
-    hidden = at_positions(hidden, batch) if has_positions else hidden
+    segment_ids = batch.get("segment_ids")
+    if not has_hidden(model):
+        return score(
+            at_positions(model.apply(variables, inputs, segment_ids, deterministic, rngs=rngs), batch),
+            targets,
+        )
+    hidden = at_positions(
+        model.apply(variables, inputs, segment_ids, deterministic, rngs=rngs, method="hidden"), batch
+    )
+    n_tokens = chunk_tokens(model, targets.shape)
     if n_tokens is None:
         return score(model.apply(variables, hidden, method="logits"), targets)
     leaves, structure = jax.tree.flatten(without_blocks(params))
@@ -141,14 +147,12 @@ def _over_chunks(
 
 
 def loss_function(config: LossConfig) -> Score:
-    """The loss that `config` describes, float; raises UserError when traced with arrays that do not fit."""
-    registry = type(config).registry
-    name, function = registry.part_of(type(config)).name, registry.target(type(config))
-    return partial(_checked, f"the loss {name!r}", (jnp.floating,), partial(function, config))
+    """The loss that `config` describes; its values are checked where they are computed, in `train_values`."""
+    return partial(type(config).registry.target(type(config)), config)
 
 
 def metric_functions(experiment: Experiment, data: Dataset) -> dict[str, Score]:
-    """The metrics of an experiment and of its data, by label; like `loss_function`, of any real dtype.
+    """The metrics of an experiment and of its data, by label.
 
     Raises:
       UserError: if two have the same label, or one has a label that training uses itself.
@@ -163,25 +167,7 @@ def metric_functions(experiment: Experiment, data: Dataset) -> dict[str, Score]:
             raise UserError(
                 f"the name {label!r} of a metric is taken; name it other than {', '.join(sorted(TAKEN))}"
             )
-    real = (jnp.floating, jnp.integer, jnp.bool_)
-    return {label: partial(_checked, f"the metric {label!r}", real, f) for label, f in functions.items()}
-
-
-def _checked(
-    what: str, dtypes: tuple[Any, ...], function: Score, logits: jax.Array, targets: jax.Array
-) -> jax.Array:
-    """`function(logits, targets)`; UserError unless its values have the shape of `targets`."""
-    given = f"logits {logits.dtype}{[*logits.shape]} and targets {targets.dtype}{[*targets.shape]}"
-    with own_code(f"{what} cannot be computed from {given}"):
-        values = jnp.asarray(function(logits, targets))
-    if values.shape != targets.shape:
-        raise UserError(
-            f"{what} must be of the shape {targets.shape} of the targets, one value each, got"
-            f" {values.dtype}{[*values.shape]} of {given}"
-        )
-    if not any(jnp.issubdtype(values.dtype, dtype) for dtype in dtypes):
-        raise UserError(f"{what} must be {' or '.join(d.__name__ for d in dtypes)}, got {values.dtype}")
-    return values
+    return functions
 
 
 def weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
@@ -192,12 +178,27 @@ def weighted(values: jax.Array, weights: jax.Array) -> jax.Array:
 def train_values(
     loss: Score, metrics: Mapping[str, Score], logits: jax.Array, targets: jax.Array
 ) -> dict[str, jax.Array]:
-    """At each target the values of `loss`, and of each metric in float32, without a gradient."""
-    values = {"loss": loss(logits, targets)}
-    logits = jax.lax.stop_gradient(logits)
-    for label, metric in metrics.items():
-        values[label] = metric(logits, targets).astype(jnp.float32)
-    return values
+    """At each target the values of `loss`, floating, and of each metric in float32, without a gradient.
+
+    Raises:
+      UserError: if one of them, which may be the user's, fails or returns other values than one a target.
+    """
+    given = f"logits {logits.dtype}{[*logits.shape]} and targets {targets.dtype}{[*targets.shape]}"
+    found = {}
+    for label, score in {"loss": loss, **metrics}.items():
+        is_loss = label == "loss"
+        what = "the loss" if is_loss else f"the metric {label!r}"
+        with own_code(f"{what} cannot be computed from {given}"):
+            values = jnp.asarray(score(logits if is_loss else jax.lax.stop_gradient(logits), targets))
+        if values.shape != targets.shape:
+            raise UserError(
+                f"{what} must be of the shape {targets.shape} of the targets, one value each, got"
+                f" {values.dtype}{[*values.shape]} of {given}"
+            )
+        is_real = jnp.issubdtype(values.dtype, jnp.floating) or (not is_loss and not jnp.iscomplexobj(values))
+        require(is_real, what, values.dtype.name, "floating" if is_loss else "of a real dtype")
+        found[label] = values if is_loss else values.astype(jnp.float32)
+    return found
 
 
 def eval_values(

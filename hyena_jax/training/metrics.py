@@ -1,17 +1,18 @@
-"""The metrics of a run: `metrics.jsonl`, TensorBoard event files, `learning_curves.png`."""
+"""The metrics of a run: `metrics.jsonl`, which trackers are given too, and `learning_curves.png`."""
 
 import json
 import math
 import operator
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hyena_jax import files
 from hyena_jax.config import UserError, memory_size, parse_json, read_bytes
+from hyena_jax.training.trackers import Tracker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 Values = dict[str, float]
 
 FILE = "metrics.jsonl"
-EVENTS = "tensorboard"
-FLUSH_EVERY = 30.0
-"""Seconds after which a row also flushes the file."""
 
 
 class MetricsLog:
@@ -30,77 +28,48 @@ class MetricsLog:
     `time` is when the row was written, in seconds since 1970 (UTC). Values that are not finite are written as
     null, since JSON has no infinity.
 
-    On resume, rows beyond `step` belong to steps that were lost and will be repeated: they are dropped, and
-    TensorBoard is told to drop them too. The checkpoint of a step is saved after its rows.
+    On resume, rows beyond `step` belong to steps that were lost and will be repeated: they are dropped. The
+    checkpoint of a step is saved after its rows.
     """
 
-    def __init__(self, workdir: Path, step: int, tensorboard: bool):
+    def __init__(
+        self,
+        workdir: Path,
+        step: int,
+        tracker: Tracker | None = None,
+        put: Callable[[], None] = lambda: None,
+    ):
+        """Opens the file.
+
+        Args:
+          tracker: is given each row too, and flushed with the file; whoever made it closes it.
+          put: called once they are flushed.
+        """
         path = workdir / FILE
         kept = [_line(row) for row in read_rows(path) if row["step"] <= step]
         files.write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
-        self._events = EventFile(workdir / EVENTS, step + 1) if tensorboard else None
+        self._tracker, self._put = tracker, put
 
     def __enter__(self) -> "MetricsLog":
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            self._file.close()
-        finally:
-            if self._events is not None:
-                self._events.close()
+        self._file.close()
 
     def write(self, step: int, values: Values) -> None:
         """Adds a row; floats keep all their digits."""
         self._file.write(_line({"step": step, "time": round(time.time(), 3), **values}))
         self._file.flush()
-        if self._events is not None:
-            self._events.write(step, values)
+        if self._tracker is not None:
+            self._tracker.write(step, values)
 
     def sync(self) -> None:
         """Flushes, so that written rows survive a crash of the machine."""
         os.fsync(self._file.fileno())
-        if self._events is not None:
-            self._events.sync()
-
-
-class EventFile:
-    """A TensorBoard event file; each start of a run writes its own.
-
-    Rows are written by the thread that logs them. The SummaryWriter of tensorboardX has a thread for this,
-    which dies unnoticed on a full disk, and then its queue blocks the training forever.
-    """
-
-    def __init__(self, folder: Path, first_step: int):
-        """Makes the folder; TensorBoard then drops rows of earlier files from `first_step` on."""
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-
-        folder.mkdir(exist_ok=True)
-        # The usual name holds seconds only, which two starts may share.
-        self._file = EventsWriter(str(folder / "events"), f".{time.time_ns() % 10**9:09d}")
-        self._event, self._flushed = Event, time.monotonic()
-        self._write(step=first_step, session_log={"status": SessionLog.START})
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds a row of scalars."""
-        scalars = [{"tag": name, "simple_value": value} for name, value in values.items()]
-        self._write(step=step, summary={"value": scalars})
-        if time.monotonic() - self._flushed > FLUSH_EVERY:
-            self.sync()
-
-    def sync(self) -> None:
-        """Flushes, so that written rows survive a crash of the machine."""
-        self._file.flush()
-        self._flushed = time.monotonic()
-
-    def close(self) -> None:
-        """Flushes and closes the file."""
-        self._file.close()
-
-    def _write(self, **content: object) -> None:
-        self._file.write_event(self._event(wall_time=time.time(), **content))
+        if self._tracker is not None:
+            self._tracker.sync()
+        self._put()
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -61,9 +61,6 @@ def make_optimizer(
 def _check_update(what: str, optimizer: optax.GradientTransformation, params: optax.Params) -> None:
     """Refuses an optimizer whose update changes the structure of the parameters or of its state."""
 
-    def form(tree: tuple) -> tuple:
-        return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
-
     def update() -> tuple:
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
         state = optimizer.init(zeros)
@@ -77,10 +74,22 @@ def _check_update(what: str, optimizer: optax.GradientTransformation, params: op
                 f"{what} must keep a state of numbers, which can be saved, got {leaf.dtype}; keep"
                 " jax.random.key_data(key) instead"
             )
-    if form(before) != form(after):
+    if _form(before) != _form(after):
         raise UserError(
             f"{what} must give updates of the parameters' shapes, and a state like the one before"
         )
+
+
+def _form(tree: optax.Params) -> tuple:
+    """What two trees have in common whose leaves differ in their values alone."""
+    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+def have_equal_states(
+    a: optax.GradientTransformation, b: optax.GradientTransformation, params: optax.Params
+) -> bool:
+    """Whether one can continue from the other's state; `params` may be shapes."""
+    return _form(jax.eval_shape(a.init, params)) == _form(jax.eval_shape(b.init, params))
 
 
 def adamw(
@@ -294,8 +303,8 @@ def _decay(config: DecayScheduleConfig, peak: float, total_steps: int) -> tuple[
 
 
 def _warmed_up(config: WarmupScheduleConfig, peak: float, after: optax.Schedule) -> optax.Schedule:
-    """From 0 to the peak in `warmup_steps`, then `after`, which starts counting there."""
+    """From its initial fraction to the peak in `warmup_steps`, then `after`, which starts counting there."""
     if config.warmup_steps == 0:
         return after
-    rise = optax.linear_schedule(0.0, peak, config.warmup_steps)
+    rise = optax.linear_schedule(config.initial_fraction * peak, peak, config.warmup_steps)
     return optax.join_schedules([rise, after], [config.warmup_steps])

@@ -2,11 +2,11 @@
 
 import math
 import shlex
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -15,32 +15,46 @@ import optax
 from rich.console import Console
 
 from hyena_jax import config, models, parallel
-from hyena_jax.config import DataConfig, Experiment, UserError, memory_size, require
+from hyena_jax.config import (
+    DataConfig,
+    Experiment,
+    OptimizerConfig,
+    TrackerConfig,
+    UserError,
+    memory_size,
+    require,
+)
 from hyena_jax.data import dataset
 from hyena_jax.data.dataset import Dataset, Encoding
+from hyena_jax.errors import as_urls
 from hyena_jax.parallel.processes import (
     first_request,
     from_first,
     is_first,
+    on_first,
     require_equal,
     require_equal_devices,
     together,
 )
 from hyena_jax.parallel.strategy import Strategy, check_batch
-from hyena_jax.signals import Interrupted, stop_requests
+from hyena_jax.signals import Interrupted, StopRequest, stop_requests
 from hyena_jax.training import lora
 from hyena_jax.training.checkpoint import Checkpoints, saved_steps
 from hyena_jax.training.console import Progress, announce
 from hyena_jax.training.evaluate import check_target, measured_on
 from hyena_jax.training.folder import CHECKPOINTS, hold, kept_encoding, leads_outside, open_run
-from hyena_jax.training.loop import Profile, Setup, Trainer, already_done
+from hyena_jax.training.loop import Profile, Setup, Step, Trainer, already_done, mapped_train_step
+from hyena_jax.training.lora import Adapted
 from hyena_jax.training.loss import loss_function, metric_functions
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
-from hyena_jax.training.optimizer import make_optimizer
+from hyena_jax.training.mirror import share
+from hyena_jax.training.optimizer import have_equal_states, make_optimizer
 from hyena_jax.training.start import read_start, restore_or_start
-from hyena_jax.training.step import init_params, init_state, make_eval_step
+from hyena_jax.training.step import Metrics, TrainState, init_params, init_state, make_eval_step
+from hyena_jax.training.trackers import Start, Trackers
 from hyena_jax.trees import named_leaves, path_name
 
+T = TypeVar("T")
 GIB = 2**30
 LoadData = Callable[[DataConfig, Encoding | None], Dataset]
 
@@ -61,8 +75,11 @@ def train(
     profile: Path | None = None,
     init_from: Path | None = None,
     accept_changed_data: bool = False,
+    accept_changed_optimizer: bool = False,
     load_data: LoadData = dataset.load,
     make_progress: Callable[[Console, int, int, str], Progress] = Progress,
+    profile_at: tuple[int, ...] = (),
+    profile_every: int | None = None,
 ) -> Result:
     """Trains to `experiment.training.steps`, from the newest checkpoint in `workdir` if there is one.
 
@@ -70,11 +87,14 @@ def train(
     each reads its own rows of every batch, and only the first prints and writes.
 
     Args:
-      profile: folder for a `jax.profiler` trace of a few steps.
+      profile: folder for `jax.profiler` traces of a few steps: early ones, by default.
+      profile_at, profile_every: after these steps, and after every so many, each in a subfolder `step_N`.
       init_from: file of parameters (see `export`), or folder of a run, that a new run starts from; of a
         folder, the tokenizer or normalization too. With LoRA they are the base.
       accept_changed_data: continue although the data changed since the run was started; the new data are
         read with the run's own tokenizer or normalization.
+      accept_changed_optimizer: continue although values of the optimizer changed, such as the learning rate;
+        what its state holds must not change. The folder keeps from which step on which values held.
       load_data: as `dataset.load`; may return data that were read before.
       make_progress: as `Progress`; the result may show the progress in another way.
 
@@ -85,43 +105,112 @@ def train(
         usual.
     """
     require(profile is None or not profile.is_file(), "profile", str(profile), "a folder, not a file")
-    leads_out = profile is not None and leads_outside(workdir, profile / "plugins" / "profile")
+    require(profile is not None or not profile_at, "profile_at", profile_at, "absent without profile")
+    require(
+        profile is not None or not profile_every, "profile_every", profile_every, "absent without profile"
+    )
+    traces = () if profile is None else (profile, *profile.glob("step_*"))
+    leads_out = any(leads_outside(workdir, trace / "plugins" / "profile") for trace in traces)
     require(not leads_out, "profile", str(profile), "no link that leads out of the run folder")
     with stop_requests() as stop:
         console = console if is_first() else Console(quiet=True)
-        given = {"init_from": str(init_from), "accept_changed_data": accept_changed_data}
-        agree(experiment, workdir=str(workdir.absolute()), **given)
-        experiment, data = load(experiment, load_data, workdir, init_from, accept_changed_data)
-        setup = prepare(experiment, data, console, workdir, init_from)
-        training = experiment.training
-        with (
-            hold(workdir, experiment, data, accept_changed_data) as run,
-            Checkpoints(workdir / CHECKPOINTS, training.keep_checkpoints, console.print) as checkpoints,
-        ):
-            state, meta = restore_or_start(setup, workdir, run, str(init_from), checkpoints)
-            changes = from_first(lambda: open_run(workdir, run, experiment, data))
-            announce(console, setup, run is None, changes)
-            start = int(state.step)
-            if (done := already_done(setup, meta, start)) is not None:
-                console.print(done)
-                params = setup.strategy.host_copy(state.model_params)
-            else:
-                if start:
-                    console.print(f"continuing after step {start}")
-                tensorboard = experiment.logging.tensorboard
-                with (
-                    MetricsLog(workdir, start, tensorboard) if is_first() else nullcontext(NoLog()) as log,
-                    make_progress(console, start, training.steps, data.unit) as progress,
-                    Profile(profile if is_first() else None, start, training.steps) as trace,
-                ):
-                    params = Trainer(setup, checkpoints, log, progress, stop, trace).run(state, meta)
+        accepted = {
+            "accept_changed_data": accept_changed_data,
+            "accept_changed_optimizer": accept_changed_optimizer,
+        }
+        named = {"workdir": as_urls(workdir.absolute()), "init_from": as_urls(init_from)}
+        agree(experiment, **named, **accepted)
+        loaded = load(experiment, load_data, workdir, init_from, accept_changed_data)
+        setup = prepare(*loaded, console, workdir, init_from)
+
+        def profiled(start: int) -> Profile:
+            folder, last = profile if is_first() else None, experiment.training.steps
+            return Profile(folder, start, last, profile_at, profile_every)
+
+        run = steps(setup, workdir, console, stop, init_from, make_progress, profiled, **accepted)
+        params = _driven(run)
         asked = first_request(stop.name)  # a signal after the last step counts too
+    return ended(setup, workdir, params, asked)
+
+
+def steps(
+    setup: Setup,
+    workdir: Path,
+    console: Console,
+    stop: StopRequest,
+    init_from: Path | None = None,
+    make_progress: Callable[[Console, int, int, str], Progress] = Progress,
+    make_profile: Callable[[int], Profile] = lambda start: Profile(None, start, 0),
+    accept_changed_data: bool = False,
+    accept_changed_optimizer: bool = False,
+) -> Generator[Step, tuple[TrainState, Metrics], optax.Params | Adapted]:
+    """The steps of a run, from the newest checkpoint in `workdir` if there is one; returns the parameters.
+
+    Yields each step that is due, and is sent what it gives. The folder is held until the generator ends.
+
+    Args:
+      make_profile: the profile of a run that starts after this step; the rest is as in `train`.
+    """
+    experiment, data, training = setup.experiment, setup.data, setup.experiment.training
+    accepted = accept_changed_data, accept_changed_optimizer
+    keeps, report = partial(keeps_state, setup), partial(console.print, soft_wrap=True)
+    with (
+        hold(workdir, experiment, data, *accepted, keeps_state=keeps, report=report) as held,
+        ExitStack() as at_end,  # trackers may wait for a network: they are closed after the checkpoints
+        Checkpoints(workdir / CHECKPOINTS, training.keep_checkpoints, report, held.lease) as checkpoints,
+    ):
+        run = held.run
+        state, meta = restore_or_start(setup, workdir, run, as_urls(init_from), checkpoints)
+        start = int(state.step)
+        changes = from_first(lambda: open_run(workdir, run, experiment, data, start))
+        on_first(held.put)  # it is a run's folder before anything else is put there
+        announce(console, setup, run is None, changes)
+        if (done := already_done(setup, meta, start)) is not None:
+            console.print(done)
+            return setup.strategy.host_copy(state.model_params)
+        if start:
+            console.print(f"continuing after step {start}")
+        begin = partial(Trackers, Start(workdir, experiment, start + 1), report)
+        trackers = on_first(lambda: at_end.enter_context(begin()))
+        with (
+            MetricsLog(workdir, start, trackers, held.put) if is_first() else nullcontext(NoLog()) as log,
+            make_progress(console, start, training.steps, data.unit) as progress,
+            make_profile(start) as trace,
+        ):
+            trainer = Trainer(setup, checkpoints, log, progress, stop, trace)
+            return (yield from trainer.steps(state, meta))
+
+
+def _driven(run: Generator[Step, tuple[TrainState, Metrics], T]) -> T:
+    """What a run returns whose steps are computed as they are due."""
+    answer = train_step = None
+    while True:
+        try:
+            due = run.send(answer)
+        except StopIteration as end:
+            return end.value
+        try:
+            train_step = train_step or mapped_train_step(due.setup, due.state)
+            answer = train_step(due.state, due.batch)
+        except BaseException as error:
+            run.throw(error)  # which raises it again, once the run has closed its files
+
+
+def ended(setup: Setup, workdir: Path, params: optax.Params | Adapted, asked: str | None) -> Result:
+    """The result of a run whose steps have ended.
+
+    Raises:
+      Interrupted: if it was asked to stop by the signal `asked`.
+    """
+    experiment, data = setup.experiment, setup.data
     if is_first():
         curves = {**data.curves, **{label: label for label in setup.metrics}}
-        draw_learning_curves(workdir, curves if experiment.loss.in_nats else {**curves, "loss": "loss"})
+        share(
+            draw_learning_curves(workdir, curves if experiment.loss.in_nats else {**curves, "loss": "loss"})
+        )
     if asked is not None:
         saved = from_first(lambda: saved_steps(workdir / CHECKPOINTS)[0])
-        again = f"hyena-jax train --resume {shlex.quote(str(workdir))}{config.plugin_flags(experiment)}"
+        again = f"hyena-jax train --resume {shlex.quote(as_urls(workdir))}{config.plugin_flags(experiment)}"
         raise Interrupted(
             f"stopped by {asked}; saved at step {saved}. Rerun the command to continue, or run: {again}"
         )
@@ -160,16 +249,17 @@ def load(
         if not is_run:
             name, kind = getattr(experiment.data, "tokenizer", None), getattr(encoding, "kind", None)
             require(name is None or kind in (None, name), "data.tokenizer", name, f"{kind!r}, as in {source}")
-        try:
-            return load_data(experiment.data, encoding)
-        except UserError:
-            if encoding is None or not is_run or accept_changed_data:
-                raise
-            # With other symbols; `folder.check_run` then reports that the data changed.
-            return load_data(experiment.data, None)
+        with config.own_code("your plugin failed", experiment):
+            try:
+                return load_data(experiment.data, encoding)
+            except UserError:
+                if encoding is None or not is_run or accept_changed_data:
+                    raise
+                # With other symbols; `folder.check_run` then reports that the data changed.
+                return load_data(experiment.data, None)
 
+    data = together(read)
     with config.own_code("your plugin failed", experiment):
-        data = together(read)
         experiment = data.complete(experiment)
     agree(experiment, **{"the data's fingerprint": data.fingerprint})
     return experiment, data
@@ -203,6 +293,8 @@ def prepare(
         model = models.build(experiment.model, strategy.sequence_axis, strategy.layout)
         shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
         loss, metrics = loss_function(experiment.loss), metric_functions(experiment, data)
+        for tracker in experiment.logging.all_trackers:
+            TrackerConfig.registry.target(type(tracker))  # refuses one whose package is missing
         for name, leaf in named_leaves(shapes).items():
             is_real = jnp.issubdtype(leaf.dtype, jnp.floating)
             must = "real floating point (keep a complex one as two)"
@@ -212,6 +304,17 @@ def prepare(
             must = "1 with data that score single positions"
             require(strategy.sequence_axis is None, "parallel.sequence", experiment.parallel.sequence, must)
         bare = make_eval_step(models.build(experiment.model), loss, metrics, data.tallies)
+        if "segment_ids" in batch:  # some mixers cannot keep documents apart
+            try:
+                jax.eval_shape(bare, shapes, batch)
+            except ValueError as error:
+                pattern = ", ".join(
+                    dict.fromkeys(map(config.name_of, getattr(experiment.model, "pattern", ())))
+                )
+                raise UserError(
+                    f"data.documents must be False with model.pattern {pattern} (or of mixers that keep"
+                    f" documents apart, such as hawk): {error}"
+                ) from error
         if config.plugins_in(experiment):  # parts that do not fit fail when they are traced
             jax.eval_shape(bare, shapes, batch)
             pattern = getattr(experiment.model, "pattern", ())
@@ -232,6 +335,17 @@ def prepare(
     initial, sha256 = together(lambda: read_start(experiment, shapes, workdir, init_from, report))
     rows = measured_on(data, experiment.training.eval_windows)
     return Setup(experiment, data, strategy, model, trained, optimizer, loss, metrics, initial, sha256, rows)
+
+
+def keeps_state(setup: Setup, earlier: OptimizerConfig) -> bool:
+    """Whether a run can continue from the optimizer state of an earlier start."""
+    experiment = setup.experiment
+    if type(earlier) is not type(experiment.optimizer):
+        return False
+    if lora.lora_of(experiment.model) is not None:
+        earlier = lora.for_factors(earlier)
+    before = make_optimizer(earlier, setup.shapes, experiment.training.steps)
+    return have_equal_states(before, setup.optimizer, setup.shapes)
 
 
 def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batch: Any) -> None:
@@ -259,7 +373,7 @@ def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batc
     numbers = math.prod(row)
     if experiment.model.input_kind.is_tokens and hasattr(experiment.model, "d_model"):
         numbers = max(numbers, row[0] * experiment.model.d_model)  # the residual stream
-    parts = strategy.row_shard.count * experiment.optimizer.accumulation_steps
+    parts = strategy.row_shard.times * experiment.optimizer.accumulation_steps
     most = int(memory / (2 * numbers)) * parts  # in bfloat16
     must = f"at most {most}, so that the activations of a layer fit {memory / GIB:.1f} GiB of memory"
     require(experiment.data.batch_size <= most, "data.batch_size", experiment.data.batch_size, must)

@@ -51,7 +51,9 @@ def read_start(
     """
     adapts = lora.lora_of(experiment.model) is not None
     if workdir is not None and config.is_run(workdir):
-        is_refused = config.identity_differences(experiment, config.read_run(workdir))  # by `check_run`
+        differences = config.identity_differences(experiment, config.read_run(workdir))
+        # By `check_run`, which may accept another optimizer.
+        is_refused = any(not line.startswith("optimizer.") for line in differences)
         if is_refused or (not adapts and saved_steps(workdir / CHECKPOINTS)):
             return None, None
         if adapts or (workdir / BASE).exists():

@@ -3,7 +3,7 @@
 Axes: B batch, L length.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from hyena_jax.layout import Layout
 from hyena_jax.models import example_inputs
 from hyena_jax.training.lora import Adapted
 from hyena_jax.training.loss import Score, cross_entropy, eval_values, scored, train_values, weighted
@@ -20,6 +21,8 @@ from hyena_jax.training.optimizer import global_norm
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
+Gradients = Callable[[optax.Params, optax.Params | None, Batch, jax.Array], tuple[optax.Params, Metrics]]
+"""See `make_gradients`."""
 Tally = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """tally(correct, targets, weights) -> [B] or [B, m], to be summed over rows."""
 
@@ -98,13 +101,73 @@ def make_train_step(
       and parts, and 0 if all weights are 0. The step's metrics are float32 scalars: the means of `loss` and
       of each metric, `grad_norm` (before clipping), and int32 `bad_step`.
     """
+    gradients = make_gradients(model, axis_name, accumulation_steps, loss, metrics)
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = _dropout_key(model, seed, state)
+        return _updated(optimizer, state, *gradients(state.params, state.base, batch, key))
+
+    return train_step
+
+
+def make_joint_step(
+    model: nn.Module,
+    optimizers: Sequence[optax.GradientTransformation],
+    seeds: Sequence[int],
+    gradients: Gradients,
+) -> Callable[
+    [tuple[TrainState, ...], tuple[Batch, ...]], tuple[tuple[TrainState, ...], tuple[Metrics, ...]]
+]:
+    """`step(states, batches) -> (states, metrics)`: the training steps of several runs of one model.
+
+    Gradients are computed for all runs at once, by `vmap`; updates, which cost little, one after the other,
+    so that optimizers may differ in all their settings. Each run's values are those of its `make_train_step`,
+    but for rounding, and on TPUs for the masks of dropout. The runs may be at different steps.
+
+    Args:
+      optimizers, seeds: of each run.
+      gradients: of `make_gradients`.
+    """
+
+    def joint_step(
+        states: tuple[TrainState, ...], batches: tuple[Batch, ...]
+    ) -> tuple[tuple[TrainState, ...], tuple[Metrics, ...]]:
+        inputs = [
+            (state.params, state.base, batch, _dropout_key(model, seed, state))
+            for state, batch, seed in zip(states, batches, seeds, strict=True)
+        ]
+        stacked = jax.vmap(gradients)(*jax.tree.map(lambda *leaves: jnp.stack(leaves), *inputs))
+        done = []
+        for i, (optimizer, state) in enumerate(zip(optimizers, states, strict=True)):
+            grads, means = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
+            done.append(_updated(optimizer, state, grads, means))
+        return tuple(zip(*done, strict=True))
+
+    return joint_step
+
+
+def make_gradients(
+    model: nn.Module,
+    axis_name: str | None = None,
+    accumulation_steps: int = 1,
+    loss: Score = cross_entropy,
+    metrics: Mapping[str, Score] = NO_METRICS,
+) -> Gradients:
+    """`gradients(params, base, batch, key)`: the gradient, and the means of the loss and the metrics.
+
+    Arguments as in `make_train_step`; `key` is the step's dropout key.
+    """
     score = partial(train_values, loss, metrics)
 
     def loss_fn(
-        params: optax.Params, state: TrainState, batch: Batch, key: jax.Array, total: jax.Array | None
+        params: optax.Params,
+        base: optax.Params | None,
+        batch: Batch,
+        key: jax.Array,
+        total: jax.Array | None,
     ) -> tuple[jax.Array, Metrics]:
         """Means over the targets of `batch`; given `total`, the sum of all weights, its part of the means."""
-        read = params if state.base is None else Adapted(state.base, params)
+        read = params if base is None else Adapted(base, params)
         values = scored(score, model, read, batch, False, {"dropout": key})
         if total is None:
             means = {name: x.mean() for name, x in values.items()}
@@ -114,20 +177,20 @@ def make_train_step(
 
     gradient = jax.grad(loss_fn, has_aux=True)
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        params = state.params
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
+    def gradients(
+        params: optax.Params, base: optax.Params | None, batch: Batch, key: jax.Array
+    ) -> tuple[optax.Params, Metrics]:
         total = batch["weights"].sum() if "weights" in batch else None
         if axis_name is not None:
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
             total = None if total is None else jax.lax.psum(total, axis_name)
         total = None if total is None else jnp.where(total > 0, total, 1)
         if accumulation_steps == 1:
-            grads, means = gradient(params, state, batch, key, total)
+            grads, means = gradient(params, base, batch, key, total)
         else:
 
             def add_part(sums: tuple, part: tuple[Batch, jax.Array]) -> tuple[tuple, None]:
-                return jax.tree.map(jnp.add, sums, gradient(params, state, *part, total)), None
+                return jax.tree.map(jnp.add, sums, gradient(params, base, *part, total)), None
 
             # Part i holds the rows i, i + parts, ..., so that rows on different devices stay there.
             parts = jax.tree.map(
@@ -141,16 +204,28 @@ def make_train_step(
         if axis_name is not None:
             reduce = jax.lax.pmean if total is None else jax.lax.psum
             means, grads = reduce((means, grads), axis_name)
-        grad_norm = global_norm(grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, params)
-        params = optax.apply_updates(params, updates)
-        step = state.step + 1
-        is_bad = ~(jnp.isfinite(means["loss"]) & jnp.isfinite(grad_norm))
-        bad_step = jnp.where((state.bad_step == FINITE) & is_bad, step, state.bad_step)
-        measured = {**means, "grad_norm": grad_norm, "bad_step": bad_step}
-        return TrainState(step, params, opt_state, bad_step, state.base), measured
+        return grads, means
 
-    return train_step
+    return gradients
+
+
+def _dropout_key(model: nn.Module, seed: int, state: TrainState) -> jax.Array:
+    random_bits = getattr(model, "layout", Layout()).random_bits
+    return jax.random.fold_in(jax.random.key(seed, impl=random_bits), state.step)
+
+
+def _updated(
+    optimizer: optax.GradientTransformation, state: TrainState, grads: optax.Params, means: Metrics
+) -> tuple[TrainState, Metrics]:
+    """The state after an update, and the metrics of the step."""
+    grad_norm = global_norm(grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    step = state.step + 1
+    is_bad = ~(jnp.isfinite(means["loss"]) & jnp.isfinite(grad_norm))
+    bad_step = jnp.where((state.bad_step == FINITE) & is_bad, step, state.bad_step)
+    measured = {**means, "grad_norm": grad_norm, "bad_step": bad_step}
+    return TrainState(step, params, opt_state, bad_step, state.base), measured
 
 
 def make_eval_step(

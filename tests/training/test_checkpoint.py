@@ -8,7 +8,7 @@ import pytest
 import tensorstore
 
 from hyena_jax.config import UserError
-from hyena_jax.training import checkpoint
+from hyena_jax.training import checkpoint, local_steps
 from hyena_jax.training.checkpoint import Best, Checkpoints, best, restore_readonly, saved_steps
 from hyena_jax.training.checkpoint_files import damage_in, write_manifest
 
@@ -296,7 +296,7 @@ def test_a_damaged_best_checkpoint_is_set_aside(folder):
 def test_a_kill_before_the_manifest_costs_one_checkpoint_even_if_one_is_kept(tmp_path, monkeypatch):
     save_all(tmp_path, {1: 1.0, 2: 2.0, 3: 3.0}, keep=1)
     assert saved_steps(tmp_path) == [3, 2, 1]  # 2 had its manifest when 3 was saved
-    monkeypatch.setattr(checkpoint, "write_manifest", lambda folder: None)  # killed there
+    monkeypatch.setattr(local_steps, "write_manifest", lambda folder: None)  # killed there
     save_all(tmp_path, {4: 4.0}, keep=1)
     assert restore(tmp_path)[0].step == 3
 
@@ -305,11 +305,11 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_said_to_be_unfit(f
     """As by a run that goes on and keeps newer ones."""
     usual = checkpoint.misfit
 
-    def misfit(path, targets):
-        if path.name == "5":
-            shutil.rmtree(path)
+    def misfit(store, targets):
+        if store("params")["path"] == f"{folder / '5'}/params/":
+            shutil.rmtree(folder / "5")
             return "params/w is missing"
-        return usual(path, targets)
+        return usual(store, targets)
 
     monkeypatch.setattr(checkpoint, "misfit", misfit)
     assert restore_readonly(folder, {"params": items(0)["params"]}, print).step == 4

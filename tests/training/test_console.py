@@ -4,10 +4,12 @@ import dataclasses
 import io
 import re
 
+import jax
 import pytest
 from rich.console import Console
 
 from hyena_jax import output
+from hyena_jax.config import MetricConfig, register
 from hyena_jax.training.console import Progress
 from hyena_jax.training.run import train
 
@@ -59,6 +61,14 @@ def test_a_continued_run_lists_no_parameters_and_no_more_rows_than_a_person_read
     assert [line.split()[1] for line in printed.splitlines() if " left" in line] == ["15", "21"]
 
 
+def test_a_warm_up_as_long_as_the_run_is_said(experiment, tmp_path, console):
+    train(longer(experiment, 2), tmp_path / "run", console)
+    rises = "the learning rate only rises, in optimizer.schedule.warmup_steps=2 of training.steps=2\n"
+    assert rises in console.file.getvalue()
+    train(longer(experiment, 3), tmp_path / "run", console)
+    assert console.file.getvalue().count("only rises") == 1
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_watched_loop_has_a_bar_on_a_terminal_alone(is_terminal, capsys, monkeypatch):
     usual = Console
@@ -67,3 +77,15 @@ def test_a_watched_loop_has_a_bar_on_a_terminal_alone(is_terminal, capsys, monke
     captured = capsys.readouterr()
     assert captured.out == ""
     assert ("evaluating" in captured.err) == is_terminal
+
+
+@pytest.mark.grid
+def test_a_metric_of_one_s_own_is_in_the_rows(experiment, tmp_path, console, own_parts):
+    @dataclasses.dataclass(frozen=True)
+    class SureConfig(MetricConfig):
+        """The largest probability."""
+
+    register("how_sure", SureConfig, lambda config, logits, targets: jax.nn.softmax(logits).max(-1))
+    once = dataclasses.replace(experiment.training, steps=1)
+    train(dataclasses.replace(experiment, training=once, metrics=(SureConfig(),)), tmp_path / "run", console)
+    assert re.search(r"step +1   validation loss [\d.]+.*   how sure 0\.\d{4}\n", console.file.getvalue())

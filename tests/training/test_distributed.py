@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,6 +98,7 @@ def assert_like_one_process(text, tmp_path, workdir, steps, model=HYENA):
     assert found == pytest.approx(losses(tmp_path / "one", "validation"), abs=1e-5)
 
 
+@pytest.mark.scale
 def test_two_processes_train_as_one_and_a_killed_one_ends_both(text, tmp_path):
     workdir = tmp_path / "two"
     with launched(2, arguments(text, workdir, 100_000, model=ATTENTION), grace=1) as launcher:
@@ -165,11 +167,43 @@ def test_a_signal_to_one_stops_all_at_one_step(text, tmp_path):
     workdir = tmp_path / "two"
     with launched(2, arguments(text, workdir, 100_000)) as launcher:
         until(launcher, "step      4   validation loss")
-        os.kill(pid_of(launcher, 1), signal.SIGTERM)
+        os.kill(pid_of(launcher, 1), signal.SIGHUP)
         output = launcher.stdout.read()
         assert launcher.wait() == 75
-    assert output.count("stopped by SIGTERM; saved at step") == 1
+    assert output.count("stopped by SIGHUP; saved at step") == 1
     assert saved_steps(workdir / "checkpoints")[0] % 10 == 0
+
+
+@pytest.mark.scale
+def test_sigterm_to_one_host_saves_on_all_at_one_step_and_the_run_continues_on_any_number(text, tmp_path):
+    """At the step after SIGTERM, not at the next multiple of `stop_every`: there is little time."""
+    flags = ["--parallel.strategy", "sharded", "--parallel.fsdp", 4, "--parallel.stop-every", 10**9]
+    stopped, n_steps = tmp_path / "stopped", 100_000
+    with launched(2, arguments(text, stopped, n_steps, *flags)) as launcher:
+        until(launcher, "step      4   validation loss")
+        os.kill(pid_of(launcher, 1), signal.SIGTERM)
+        output = launcher.stdout.read()
+        assert launcher.wait() == 75, output
+    step = saved_steps(stopped / "checkpoints")[0]
+    assert output.count(f"stopped by SIGTERM; saved at step {step}") == 1
+    assert not damage_in(stopped / "checkpoints" / str(step))
+    last = step + 4
+    for n_processes in (1, 2, 4):
+        continued = shutil.copytree(stopped, tmp_path / f"{n_processes}_processes")
+        layout = flags[:4] if n_processes > 1 else []
+        with launched(n_processes, arguments(text, continued, last, *layout)) as launcher:
+            output = launcher.stdout.read()
+            assert launcher.wait() == 0, output
+        assert f"continuing after step {step}" in output
+    whole = tmp_path / "whole"
+    with launched(2, arguments(text, whole, last, *flags)) as launcher:
+        launcher.stdout.read()
+        assert launcher.wait() == 0
+    assert len(losses(whole, most=last)) == last
+    assert losses(tmp_path / "2_processes", most=last) == losses(whole)  # to the bit
+    for other in ("1_processes", "4_processes"):
+        assert losses(tmp_path / other, most=step) == losses(whole, most=step)
+        assert losses(tmp_path / other, most=last) == pytest.approx(losses(whole), abs=1e-5)
 
 
 @pytest.mark.scale
@@ -191,6 +225,11 @@ def test_a_process_that_does_not_answer_is_given_up(text, tmp_path):
         (["--workdir", "/nowhere/else"], 2, "--workdir must be the same in all processes"),
         (["--optimizer.learning-rate", "0.5"], 2, "--optimizer.learning-rate must be the same .* 0.5 in 1"),
         (["--init-from", "x"], 2, "--init-from must be the same in all processes, got 'None' in process 0"),
+        (
+            ["--accept-changed-optimizer"],
+            2,
+            "--accept-changed-optimizer must be the same .* False in process 0",
+        ),
         ([], 3, "every process must have the same number of devices, got {0: 2, 1: 3}"),
         (["--num-processes", 3], 2, "--num-processes must be the same in all processes"),
         (["--plugin", "changed.py"], 2, "the plugins' SHA-256 must be the same in all processes"),
@@ -257,8 +296,8 @@ def test_processes_stop_and_save_when_their_launcher_is_killed(text, tmp_path):
         until(launcher, "step      4   validation loss")
         launcher.kill()
         rest = launcher.stdout.read()  # to the end of the last process that writes to it
-    assert "stopped by SIGTERM; saved at step" in rest
-    assert saved_steps(workdir / "checkpoints")[0] % 10 == 0
+    step = saved_steps(workdir / "checkpoints")[0]
+    assert f"stopped by SIGTERM; saved at step {step}" in rest
 
 
 @pytest.mark.scale

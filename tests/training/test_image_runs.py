@@ -91,7 +91,9 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
     assert [row["step"] for row in found if "train/loss" in row] == [3, 6, 9, 12]
     assert {*found[0]} == {
         "step", "time", "train/loss", "train/grad_norm", "train/param_norm", "train/learning_rate",
-        "train/images_per_second",
+        "train/images_per_second", "train/data_wait",
+        "goodput/device_images_per_second", "goodput/data_wait",
+        "goodput/evaluating", "goodput/saving",
     }  # fmt: skip
     judged = [row for row in found if "validation/loss" in row]
     assert [{*row} for row in judged] == 3 * [{"step", "time", "validation/loss", "validation/accuracy"}]
@@ -109,7 +111,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(
 ):
     workdir, usual = tmp_path / "stopped", loop.iterate
 
-    def iterate(dataset, start):
+    def iterate(dataset, start, *_):
         for t, batch in usual(dataset, start):
             if t == stop_after - 1:
                 signal.raise_signal(signal.SIGTERM)

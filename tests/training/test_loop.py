@@ -15,7 +15,18 @@ import pytest
 from grid import in_grid
 
 from hyena_jax import models
-from hyena_jax.config import ConstantConfig, HawkConfig, HyenaConfig, ParallelConfig, UserError
+from hyena_jax.chips import peak_flops
+from hyena_jax.config import (
+    AFTSimpleConfig,
+    ConstantConfig,
+    Experiment,
+    HawkConfig,
+    HyenaConfig,
+    LanguageModelConfig,
+    ParallelConfig,
+    TextConfig,
+    UserError,
+)
 from hyena_jax.inspect import content
 from hyena_jax.output import Output
 from hyena_jax.signals import Interrupted, stop_requests
@@ -23,10 +34,13 @@ from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.console import Progress
 from hyena_jax.training.folder import BASE, read_run
+from hyena_jax.training.goodput import flops_per_unit
 from hyena_jax.training.loop import Diverged
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.run import train
 from hyena_jax.training.start import load_params, write_base
+from hyena_jax.training.step import init_params
+from hyena_jax.trees import named_leaves
 
 pytestmark = pytest.mark.xdist_group("trained")  # its tests share a run
 
@@ -38,7 +52,13 @@ def with_training(experiment, **changes):
 def rows(workdir):
     """Metrics without fields that depend on the clock."""
     return [
-        {k: v for k, v in row.items() if k != "time" and not k.endswith("_per_second")}
+        {
+            name: value
+            for name, value in row.items()
+            if name != "time"
+            and not name.endswith(("_per_second", "data_wait"))
+            and not name.startswith("goodput/")
+        }
         for row in read_rows(workdir / "metrics.jsonl")
     ]
 
@@ -87,7 +107,7 @@ def train_stopped_once(experiment, workdir, console, monkeypatch, stop_after):
     """A run that SIGTERM stops after that step, and that is then continued."""
     usual = loop.iterate
 
-    def iterate(dataset, start):
+    def iterate(dataset, start, *_):
         for t, batch in usual(dataset, start):
             if t == stop_after - 1:
                 signal.raise_signal(signal.SIGTERM)
@@ -108,6 +128,42 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(
 ):
     train_stopped_once(experiment, tmp_path / "stopped", console, monkeypatch, stop_after)
     assert_same_run(whole, tmp_path / "stopped")
+
+
+def by_the_clock(experiment):
+    """The experiment with a save after every step, of which only the usual ones last."""
+    timed = with_training(experiment, checkpoint_minutes=1e-9)
+    return dataclasses.replace(timed, parallel=dataclasses.replace(experiment.parallel, stop_every=1))
+
+
+def test_checkpoints_by_the_clock_are_replaced_and_change_nothing_else(whole, experiment, tmp_path, console):
+    timed = tmp_path / "timed"
+    train(by_the_clock(experiment), timed, console)
+    assert_same_run(whole, timed)
+    lasting = saved_steps(whole / "checkpoints")
+    assert saved_steps(timed / "checkpoints") == sorted({*lasting, 11}, reverse=True)  # 11: before the last
+
+
+def test_a_run_that_fails_continues_after_its_last_checkpoint_by_the_clock(
+    whole, experiment, tmp_path, console, monkeypatch
+):
+    usual, died = loop.iterate, tmp_path / "died"
+
+    def iterate(dataset, start, *_):
+        for t, batch in usual(dataset, start):
+            if t == 7:
+                raise OSError("the machine is gone")
+            yield t, batch
+
+    monkeypatch.setattr(loop, "iterate", iterate)
+    with pytest.raises(OSError, match="gone"):
+        train(by_the_clock(experiment), died, console)
+    assert saved_steps(died / "checkpoints") == [7, 6, 5, 4]  # 4 is the best, 5 lasts, 6 waited for 7
+    monkeypatch.setattr(loop, "iterate", usual)
+    train(experiment, died, console)
+    assert "continuing after step 7" in console.file.getvalue()
+    assert_same_run(whole, died)
+    assert saved_steps(died / "checkpoints") == saved_steps(whole / "checkpoints")
 
 
 @pytest.mark.grid
@@ -145,7 +201,7 @@ def test_a_signal_after_the_save_of_a_step_stops_after_the_next(
 def failing_at(step, usual, error):
     """`iterate`, whose data raise an error instead of the batch after `step`."""
 
-    def iterate(dataset, start):
+    def iterate(dataset, start, *_):
         for t, batch in usual(dataset, start):
             if t == step:
                 raise error
@@ -285,7 +341,7 @@ from rich.console import Console
 from hyena_jax import config
 from hyena_jax.training import loop, run
 usual = loop.iterate
-def iterate(dataset, start):
+def iterate(dataset, start, *_):
     for t, batch in usual(dataset, start):
         if t == {step}:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -335,8 +391,25 @@ def test_the_first_step_of_a_start_has_no_speed(experiment, tmp_path, console, s
     rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "train/loss" in row]
     assert [row["step"] for row in rows] == [*range(1, steps + 1)]
     assert "train/tokens_per_second" not in rows[0]
+    assert "train/data_wait" not in rows[0]
     assert all(row["train/tokens_per_second"] > 0 for row in rows[1:])
+    assert all(0 <= row["train/data_wait"] < 1 for row in rows[1:])
     assert " 0 tokens/s" not in console.file.getvalue()
+
+
+def test_what_rows_compute_is_compiled_before_speed_is_measured(experiment, tmp_path, console, monkeypatch):
+    compiled = []
+    loop.param_norm.clear_cache()
+
+    class Watched(loop.Clock):
+        def begin(self, step):
+            compiled.append(loop.param_norm._cache_size())
+            super().begin(step)
+
+    monkeypatch.setattr(loop, "Clock", Watched)
+    train(experiment, tmp_path / "run", console)
+    assert compiled == [1]
+    assert loop.param_norm._cache_size() == 1
 
 
 @pytest.mark.scale
@@ -423,6 +496,57 @@ def test_wrong_input_is_refused_before_the_folder_exists(experiment, tmp_path, c
     with pytest.raises(UserError, match=message):
         train(change(experiment), tmp_path / "run", console)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_says_what_its_time_went_into(experiment, tmp_path, console, monkeypatch):
+    monkeypatch.setattr(loop, "COUNT_AFTER", 0.0)
+    monkeypatch.setattr(loop, "peak_flops", lambda kind: 1e12)
+    train(with_training(experiment, steps=4, log_every=1, eval_every=2), tmp_path / "run", console)
+    found = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "train/loss" in row]
+    assert not any(name in found[0] for name in ("goodput/mfu", "goodput/model_flops_per_second"))
+    for row in found[1:]:
+        speed = row["goodput/device_tokens_per_second"] * len(jax.devices()[: experiment.parallel.devices])
+        assert speed == pytest.approx(row["train/tokens_per_second"])
+        assert row["goodput/model_flops_per_second"] > speed * 6 * 1000
+        assert row["goodput/mfu"] > 0
+        assert 0 <= sum(row[f"goodput/{part}"] for part in ("data_wait", "evaluating", "saving")) <= 1
+    assert found[-1]["goodput/evaluating"] > 0
+    line = next(line for line in console.file.getvalue().splitlines() if line.startswith("time "))
+    assert all(
+        part in line for part in ("% training", "% evaluating", "% saving", "tokens/s a device", "MFU")
+    )
+
+
+def test_model_flops_are_six_for_each_entry_of_a_kernel_and_token():
+    """Of a model without products along the sequence; the tied head is the embedding's table."""
+    model = LanguageModelConfig(
+        pattern=(AFTSimpleConfig(),), n_layers=2, d_model=8, d_ff=16, max_len=32, vocab_size=11
+    )
+    experiment = Experiment(model=model, data=TextConfig(seq_len=16, batch_size=2))
+    params = jax.eval_shape(lambda: init_params(models.build(model), 0))
+    sizes = {path: leaf.size for path, leaf in named_leaves(params).items()}
+    entries = sum(size for path, size in sizes.items() if path.endswith(("kernel", "embedding")))
+    assert flops_per_unit(experiment, 16) == pytest.approx(6 * entries, rel=0.01)
+    lora = dataclasses.replace(model, lora=dataclasses.replace(model.lora, rank=2))
+    assert flops_per_unit(dataclasses.replace(experiment, model=lora), 16) == 0
+
+
+def test_the_peak_of_a_device_is_known_by_its_kind():
+    assert peak_flops("TPU v5 lite") == 197e12
+    assert peak_flops("cpu") is None
+
+
+@pytest.mark.grid
+def test_profiles_are_written_at_steps_and_periodically(experiment, tmp_path, console):
+    folders = tmp_path / "at", tmp_path / "every"
+    experiment = with_training(experiment, steps=26)
+    train(experiment, tmp_path / "a", console, folders[0], profile_at=(2, 5, 13))
+    assert {path.name for path in folders[0].iterdir()} == {"step_2", "step_13"}  # 5 is within the first
+    train(experiment, tmp_path / "b", console, folders[1], profile_every=11)
+    assert {path.name for path in folders[1].iterdir()} == {"step_11", "step_22"}
+    assert all(list(path.rglob("*.xplane.pb")) for folder in folders for path in folder.iterdir())
+    with pytest.raises(UserError, match="profile_every must be absent without profile, got 11"):
+        train(experiment, tmp_path / "c", console, profile_every=11)
 
 
 @pytest.mark.grid

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,14 @@ from hyena_jax.config import (
     identity_differences,
     register,
 )
-from hyena_jax.training.loss import are_classes, cross_entropy, loss_function, metric_functions, scored
+from hyena_jax.training.loss import (
+    are_classes,
+    cross_entropy,
+    loss_function,
+    metric_functions,
+    scored,
+    train_values,
+)
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
 
 pytestmark = pytest.mark.xdist_group("scores")  # its tests share a training
@@ -216,16 +224,17 @@ def test_targets_that_are_not_classes_have_no_nats():
     [
         (
             "shape",
-            r"the loss 'test_squared' must be of the shape \(8, 11\) of the targets, one value each, got"
+            r"the loss must be of the shape \(8, 11\) of the targets, one value each, got"
             r" float32\[\] of logits float32\[8, 11, 13\] and targets int32\[8, 11\]",
         ),
-        ("dtype", "the loss 'test_squared' must be floating, got bool"),
-        ("raises", r"the loss 'test_squared' cannot be computed from logits .*: TypeError"),
+        ("dtype", "the loss must be floating, got 'bool'"),
+        ("raises", r"the loss cannot be computed from logits .*: TypeError"),
     ],
 )
 def test_a_wrong_loss_is_refused_when_it_is_traced(wrong, message):
     def trace(params):
-        return scored(loss_function(SquaredConfig(wrong)), MODEL, params, batch(0))
+        score = partial(train_values, loss_function(SquaredConfig(wrong)), {})
+        return scored(score, MODEL, params, batch(0))
 
     with pytest.raises(UserError, match=message):
         jax.eval_shape(trace, PARAMS)

@@ -35,8 +35,7 @@ def value_and_gradients(config):
     ("chunk", "tied_head"),
     [
         (4, True),
-        (1, False),
-        *(pytest.param(*case, marks=pytest.mark.grid) for case in [(1, True), (4, False)]),
+        *(pytest.param(*case, marks=pytest.mark.grid) for case in [(1, False), (1, True), (4, False)]),
     ],
 )
 def test_in_parts_equals_at_once(chunk, tied_head, monkeypatch):
@@ -70,6 +69,7 @@ class Split(Plain):
         return self.embedding.attend(x)
 
 
+@pytest.mark.grid
 def test_a_model_of_ones_own_is_scored_in_parts_where_it_has_hidden_and_logits(monkeypatch):
     monkeypatch.setattr(loss, "MAX_LOGITS", 3 * 13 * 5)
     monkeypatch.setattr(loss, "LEAST_TOKENS", 1)

@@ -62,7 +62,7 @@ def adamw(value, grad, rates, decay, config):
     return value
 
 
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize("clip_norm", [pytest.param(None, marks=pytest.mark.grid), 1.0])
 def test_equals_adamw_with_the_rate_and_decay_of_each_group(clip_norm):
     config = AdamWConfig(
         learning_rate=0.1,
@@ -136,6 +136,8 @@ def rates(schedule: ScheduleConfig, *steps: int, total_steps: int = 110) -> list
         (CosineConfig(10), {0: 0.0, 5: 1.0, 10: 2.0, 60: 1.1, 110: 0.2, 500: 0.2}),
         (CosineConfig(0), {0: 2.0, 55: 1.1, 110: 0.2}),
         (CosineConfig(10, decay_steps=30, final_learning_rate=1.0), {10: 2.0, 20: 1.5, 30: 1.0, 110: 1.0}),
+        (CosineConfig(10, initial_fraction=0.1), {0: 0.2, 5: 1.1, 10: 2.0, 60: 1.1, 110: 0.2}),
+        (ConstantConfig(10, initial_fraction=1.0), {0: 2.0, 5: 2.0, 500: 2.0}),
         (LinearConfig(10), {0: 0.0, 5: 1.0, 10: 2.0, 60: 1.1, 85: 0.65, 110: 0.2, 500: 0.2}),
         (LinearConfig(0, final_fraction=0.0), {0: 2.0, 55: 1.0, 110: 0.0}),
         (ConstantConfig(10), {0: 0.0, 5: 1.0, 10: 2.0, 500: 2.0}),

@@ -97,7 +97,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(make, form, tmp_path, con
     train(experiment, tmp_path / "whole", console)
     usual = loop.iterate
 
-    def iterate(dataset, start):
+    def iterate(dataset, start, *_):
         for t, batch in usual(dataset, start):
             if t == 6:
                 signal.raise_signal(signal.SIGTERM)
@@ -122,7 +122,9 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(make, form, tmp_path, con
     assert values["tokens"] == 24
     for name in ("loss", "perplexity", "top_2_accuracy"):
         assert values[name] == pytest.approx(last[f"validation/{name}"], rel=1e-6)
-    with pytest.raises(UserError, match="path must be absent: OwnConfig has no path and validation_path"):
+    with pytest.raises(
+        UserError, match="path must be left out: 'test_own' has no options path and validation_path"
+    ):
         evaluate_run(run, build(run.experiment.model), params, "somewhere", 5)
 
 
@@ -137,7 +139,7 @@ def test_an_iterator_that_ends_loses_nothing(make, tmp_path, console):
 
 
 def test_a_loss_of_the_wrong_shape_is_refused_before_anything_is_written(experiment, tmp_path, console):
-    message = r"the loss 'test_mean' must be of the shape \(1, 16\) of the targets, .* got float32\[\]"
+    message = r"the loss must be of the shape \(1, 16\) of the targets, .* got float32\[\]"
     with pytest.raises(UserError, match=message):
         train(dataclasses.replace(experiment, loss=MeanConfig()), tmp_path / "run", console)
     assert not (tmp_path / "run").exists()

@@ -5,6 +5,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 import hyena_jax
 from hyena_jax.training.run import train
 
@@ -48,6 +50,7 @@ def called(experiment, workdir, console) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.grid
 def test_the_page_lists_what_runs(experiment, tmp_path, console):
     found = called(experiment, tmp_path / "run", console)
     for part, rows in (("start", START), ("traced", TRACED), ("every", EVERY)):
@@ -57,5 +60,5 @@ def test_the_page_lists_what_runs(experiment, tmp_path, console):
 
 def test_the_page_counts_the_functions_from_a_file_to_the_loss():
     _, of_load, *_ = START
-    count = len(of_load) - 1 + len(("Trainer.run", "Dataset.train_batches")) + 3 + sum(map(len, TRACED))
+    count = len(of_load) - 1 + len(("Trainer.steps", "Dataset.train_batches")) + 3 + sum(map(len, TRACED))
     assert f"a batch of text passes {count} functions" in PAGE

@@ -258,6 +258,10 @@ def test_copies_that_differ_in_a_bit_are_found():
         ({"data": 2}, "data must be None unless strategy is 'sharded', got 2"),
         ({"strategy": "shraded"}, "did you mean 'sharded'"),
         ({"strategy": "sharded", "fsdp": 3}, "= 1 x 3 x 1 must be the 4 devices"),
+        (
+            {"strategy": "sharded", "fsdp": 2, "devices": 1},
+            "for one device give --parallel.fsdp 1$",
+        ),
         ({"strategy": "sharded", "data": 1, "fsdp": 2}, "= 1 x 2 x 1 must be the 4 devices"),
         ({"strategy": "sharded", "devices": 5}, "parallel.devices must be at most 4"),
     ],

@@ -16,6 +16,7 @@ from hyena_jax.config import (
     CosineConfig,
     LanguageModelConfig,
     ParallelConfig,
+    SGDConfig,
     UserError,
 )
 from hyena_jax.data.text import Corpus
@@ -29,6 +30,8 @@ from hyena_jax.training.step import (
     init_params,
     init_state,
     make_eval_step,
+    make_gradients,
+    make_joint_step,
     make_train_step,
 )
 
@@ -197,3 +200,27 @@ def test_too_many_devices_and_indivisible_batches_are_refused():
         on(5)
     with pytest.raises(UserError, match="data.batch_size must be a multiple of .* = 2 x 3, got 8"):
         check_batch(8, 2, 3)
+
+
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.grid), 2])
+def test_joint_steps_are_those_of_the_runs_alone(parts):
+    """100 steps of runs with other seeds, rates and optimizers, the last of which begins at another step."""
+    model = models.build(dataclasses.replace(CONFIG, dropout=0.1))
+    configs = (AdamWConfig(1e-2), AdamWConfig(1e-3, weight_decay=0.5), SGDConfig(0.1))
+    optimizers = [make_optimizer(config, PARAMS, 100) for config in configs]
+    alone = [
+        jax.jit(make_train_step(model, optimizer, seed, accumulation_steps=parts))
+        for seed, optimizer in enumerate(optimizers)
+    ]
+    gradients = make_gradients(model, accumulation_steps=parts)
+    joint = jax.jit(make_joint_step(model, optimizers, range(3), gradients))
+    expected = [init_state(init_params(model, seed), optimizer) for seed, optimizer in enumerate(optimizers)]
+    expected[2], _ = alone[2](expected[2], batch(7))
+    states = tuple(expected)
+    for t in range(100):
+        batches = tuple(batch(1000 * seed + t) for seed in range(3))
+        states, metrics = joint(states, batches)
+        for i in range(3):
+            expected[i], wanted = alone[i](expected[i], batches[i])
+            chex.assert_trees_all_close(metrics[i], wanted, atol=1e-5)
+    chex.assert_trees_all_close(list(states), expected, atol=1e-5)

@@ -25,6 +25,7 @@ def test_losses_reach_a_target_from_above_and_all_else_from_below(until, reached
     assert is_reached(until, {"loss": 2.0, "perplexity": 7.39, "accuracy": 0.5}) is reached
 
 
+@pytest.mark.grid
 def test_a_run_stops_at_the_first_evaluation_that_reaches_its_target(whole, experiment, tmp_path, console):
     losses = {row["step"]: row["validation/loss"] for row in rows(whole) if "validation/loss" in row}
     assert [*losses] == [4, 8, 12]

@@ -1,0 +1,1 @@
+"""Buckets of Google Cloud Storage: names in them, and their objects."""

@@ -1,0 +1,143 @@
+"""Runs on shards: continued as if they had not been stopped, and documents kept apart."""
+
+import dataclasses
+import io
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from test_loop import assert_same_run, rows
+
+from hyena_jax import models
+from hyena_jax.config import HyenaConfig, ShardsConfig, UserError
+from hyena_jax.data import prepare
+from hyena_jax.data.dataset import load
+from hyena_jax.data.tokenizers import BytesTokenizer
+from hyena_jax.signals import Interrupted
+from hyena_jax.training import loop
+from hyena_jax.training.evaluate import evaluate_run
+from hyena_jax.training.folder import read_run
+from hyena_jax.training.loss import cross_entropy, scored
+from hyena_jax.training.run import train
+from hyena_jax.training.start import load_params
+from hyena_jax.training.step import init_params
+
+pytestmark = pytest.mark.xdist_group("shards")  # its tests share a run
+
+SENTENCES = [f"{i} bottles of beer on the wall, {i} bottles of beer. " * 3 for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    for name, texts in (("a", SENTENCES[:40]), ("b", SENTENCES[40:])):
+        (folder / f"{name}.txt").mkdir()
+        for i, text in enumerate(texts):
+            (folder / f"{name}.txt" / f"{i:03d}.txt").write_text(text)
+        plan = prepare.make_plan([str(folder / f"{name}.txt")], BytesTokenizer(), 0, 0.2, part_size=1000)
+        prepare.prepare(plan, str(folder / name), 1, lambda *_: None)
+    return folder
+
+
+@pytest.fixture
+def on_shards(experiment, sources):
+    data = ShardsConfig(
+        sources=(f"a={sources / 'a'}", f"b={sources / 'b'}"),
+        weights=(0.75, 0.25),
+        documents=True,
+        seq_len=16,
+        batch_size=4,
+    )
+    return dataclasses.replace(experiment, data=data)
+
+
+@pytest.fixture
+def console():
+    return Console(file=io.StringIO())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs") / "trained"
+
+
+@pytest.fixture
+def whole(trained, on_shards, console):
+    if not trained.exists():
+        train(on_shards, trained, console)
+    return trained
+
+
+def test_a_stopped_run_on_moved_shards_continues_as_if_it_had_not_been(
+    whole, on_shards, sources, tmp_path, console, monkeypatch
+):
+    usual = loop.iterate
+
+    def iterate(dataset, start, *readers):
+        for t, batch in usual(dataset, start, *readers):
+            if t == 6:
+                signal.raise_signal(signal.SIGTERM)
+            yield t, batch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "iterate", iterate)
+        with pytest.raises(Interrupted):
+            train(on_shards, tmp_path / "stopped", console)
+    moved = shutil.copytree(sources, tmp_path / "moved")
+    data = dataclasses.replace(on_shards.data, sources=(f"a={moved / 'a'}", f"b={moved / 'b'}"))
+    train(dataclasses.replace(on_shards, data=data), tmp_path / "stopped", console)
+    assert "changed since the last start: data.sources" in console.file.getvalue().replace("\n", " ")
+    assert_same_run(whole, tmp_path / "stopped")
+
+
+def test_what_a_run_measures_is_what_eval_measures(whole):
+    run = read_run(whole)
+    step, params = load_params(run, model := models.build(run.experiment.model), "latest", print)
+    values = evaluate_run(run, model, params, None, 8)
+    last = rows(whole)[-1]
+    assert step == 12
+    assert values["loss"] == pytest.approx(last["validation/loss"], rel=1e-6)
+    assert values["bits_per_byte"] == pytest.approx(last["validation/bits_per_byte"], rel=1e-6)
+    nats = values["loss"] * values["tokens"]
+    data = load(run.experiment.data, run.encoding)
+    n_tokens = int(data.held_out.tokens.sum())
+    bits = nats / values["tokens"] * n_tokens / data.held_out_bytes / np.log(2)
+    assert values["bits_per_byte"] == pytest.approx(bits)
+
+
+def test_other_weights_are_another_experiment(whole, on_shards, console):
+    data = dataclasses.replace(on_shards.data, weights=(0.5, 0.5))
+    with pytest.raises(UserError, match="holds a different experiment: data.weights"):
+        train(dataclasses.replace(on_shards, data=data), whole, console)
+
+
+def test_a_document_does_not_see_the_one_before(on_shards):
+    data = load(on_shards.data)
+    experiment = data.complete(on_shards)
+    model = models.build(experiment.model)
+    params = init_params(model, 0)
+    batch = jax.tree.map(np.array, data.rows(0, np.arange(64)))
+    segments = batch["segment_ids"]
+    row = int(np.argmax((segments.max(1) > 0) & (segments[:, 4] == 0)))
+    n_first = int((segments[row] == 0).sum())
+    assert 0 < n_first < segments.shape[1]
+    ours = {name: x[row : row + 1] for name, x in batch.items()}
+    whole = scored(cross_entropy, model, params, ours)
+    alone = {name: x[:, n_first:] for name, x in ours.items() if name != "segment_ids"}
+    np.testing.assert_allclose(whole[:, n_first:], scored(cross_entropy, model, params, alone), rtol=2e-5)
+    seen = {name: x for name, x in ours.items() if name != "segment_ids"}
+    assert not np.allclose(whole[:, n_first:], scored(cross_entropy, model, params, seen)[:, n_first:])
+
+
+def test_a_mixer_that_cannot_keep_documents_apart_is_refused(on_shards, tmp_path, console):
+    """Before the folder is made: a long filter reaches over all documents."""
+    model = dataclasses.replace(on_shards.model, pattern=(HyenaConfig(),))
+    with pytest.raises(
+        UserError,
+        match=r"data.documents must be False with model.pattern hyena .*: segment_ids must be None",
+    ):
+        train(dataclasses.replace(on_shards, model=model), tmp_path / "run", console)
+    assert not (tmp_path / "run").exists()
