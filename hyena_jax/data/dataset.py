@@ -17,7 +17,7 @@ import numpy as np
 from hyena_jax.config import DATA_CONFIGS, DataConfig, Experiment, UserError, require
 from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.config.data import input_kind
-from hyena_jax.data.tokenizers import Tokenizer, encode_start, tokenizer_from_json
+from hyena_jax.data.tokenizers import Tokenizer, encode_start, require_ours, tokenizer_from_json
 
 if TYPE_CHECKING:
     import grain
@@ -66,6 +66,8 @@ class Dataset:
     """What the data are, to be printed: `text`, `images`."""
     unit: str = "token"
     """What is predicted and counted, in the singular: `token`, `image`."""
+    n_readers: int = 1
+    """Batches to train on that are read at the same time, ahead of the steps: more where reads take long."""
     source: str = "own data"
     """Where the data came from, to be printed."""
 
@@ -74,7 +76,8 @@ class Dataset:
 
         Returns:
           `inputs` [B, ...] and `targets` [B, ...], int32 or float32; and optionally `weights`, float32 in the
-          shape of `targets`, and `positions`, int32 [B, n], the inputs at which targets [B, n] are predicted.
+          shape of `targets`, `positions`, int32 [B, n], the inputs at which targets [B, n] are predicted, and
+          `segment_ids`, int32 in the shape of `inputs`: each run of equal ids is a document.
         """
         raise NotImplementedError
 
@@ -83,7 +86,7 @@ class Dataset:
         raise NotImplementedError
 
     def train_batches(
-        self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
+        self, batch_size: int, seed: int, part: int | Sequence[int] = 0, n_parts: int = 1
     ) -> "grain.MapDataset[Batch] | Stream":
         """Endless batches to train on; element t is a pure function of (seed, t).
 
@@ -94,14 +97,14 @@ class Dataset:
         Args:
           batch_size: B, over all parts.
           seed: in [0, 2**32).
-          part: p.
+          part: p, or several of them, whose rows follow one another.
           n_parts: P.
 
         Raises UserError if P does not divide B.
         """
         import grain
 
-        ours = _rows_of(part, n_parts, batch_size)
+        ours = rows_of(part, n_parts, batch_size)
         if self.n_train_rows is None:
             first = np.arange(batch_size)[ours]
             return grain.MapDataset.range(MAX_COUNT).map(lambda t: self.train_rows(t * batch_size + first))
@@ -243,15 +246,14 @@ def load(config: DataConfig, encoding: Encoding | None = None) -> Dataset:
     ]
     found = f"{kind.__name__} without {', '.join(missing)}"
     require(not missing, what, found, f"a Dataset with {', '.join(needed)}")
-    kept = data.encoding if data.tokenizer is None else data.tokenizer
-    if kept is not None and not type(kept).__module__.startswith(
-        "hyena_jax."
-    ):  # a user's own: a run must be able to open it again
-        try:
+    if data.tokenizer is not None:
+        require_ours(data.tokenizer)
+    elif data.encoding is not None and not type(data.encoding).__module__.startswith("hyena_jax."):
+        try:  # a user's own: a run must be able to open it again
             encoding_from_json(json.loads(json.dumps(data.to_json())))
         except (TypeError, ValueError, AttributeError, KeyError) as error:
-            must = "a tokenizer of hyena_jax.data.tokenizers, or JSON values as the encoding"
-            raise UserError(f"{what} must have {must}, got {type(kept).__name__}: {error}") from error
+            found = f"{type(data.encoding).__name__}: {error}"
+            raise UserError(f"{what} must have JSON values as the encoding, got {found}") from error
     return data
 
 
@@ -310,12 +312,12 @@ class Stream:
         rows: Any,
         make_batch: Callable[[Sequence[Mapping[str, Any]]], Batch],
         batch_size: int,
-        part: int = 0,
+        part: int | Sequence[int] = 0,
         n_parts: int = 1,
     ):
         """`rows` is an iterator with `get_state` and `set_state`; `batch_size` counts all parts' rows."""
         self._rows, self._make_batch, self._batch_size = rows, make_batch, batch_size
-        self._ours = _rows_of(part, n_parts, batch_size)
+        self._ours = rows_of(part, n_parts, batch_size)
         self._state: str | None = None
 
     def state(self) -> Any:
@@ -340,31 +342,49 @@ class Stream:
             state = json.dumps(self._rows.get_state())
         except (TypeError, ValueError) as error:
             raise UserError(f"get_state() of the training data must return JSON values: {error}") from error
-        batch = self._make_batch(rows[self._ours])
+        batch = self._make_batch([rows[i] for i in self._ours])
         self._state = state
         return batch
 
 
-def iterate(batches: "grain.MapDataset[Batch] | Stream", start: int = 0) -> Iterator[tuple[int, Batch]]:
+def batches(data: Dataset, batch_size: int, seed: int = 0, start: int = 0) -> Iterator[tuple[int, Batch]]:
+    """Yields (t, batch t) to train on, endlessly, for t = start, start + 1, ...
+
+    Batch t depends on `seed` and t alone: to continue after t steps, start at t. See `Dataset.train_batches`.
+
+    Args:
+      batch_size: B; arrays are `inputs` [B, ...] and `targets` [B, ...], see `Dataset.train_rows`.
+
+    Raises:
+      UserError: if `start` is not 0 with data that can only be read in their own order.
+    """
+    found = data.train_batches(batch_size, seed)
+    must = "0 with data that are read in their own order (restore the `Stream` of train_batches instead)"
+    require(start == 0 or not isinstance(found, Stream), "start", start, must)
+    return iterate(found, start, data.n_readers)
+
+
+def iterate(
+    batches: "grain.MapDataset[Batch] | Stream", start: int = 0, n_readers: int = 1
+) -> Iterator[tuple[int, Batch]]:
     """Yields (t, element t) for t = start, start + 1, ...
 
-    A thread reads ahead until the iterator is closed. A `Stream`, at batch `start`, is not read ahead.
+    Threads read ahead until the iterator is closed. A `Stream`, at batch `start`, is not read ahead.
     """
     if isinstance(batches, Stream):
         yield from ((t, batches.batch(t)) for t in itertools.count(start))
         return
     import grain
 
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+    options = grain.ReadOptions(num_threads=n_readers, prefetch_buffer_size=max(4, n_readers))
     with closing(iter(batches[start:].to_iter_dataset(options))) as found:
         yield from enumerate(found, start)
 
 
-def _rows_of(part: int, n_parts: int, batch_size: int) -> slice:
-    """The rows of a batch that belong to a part."""
+def rows_of(part: int | Sequence[int], n_parts: int, batch_size: int) -> np.ndarray:
+    """The rows of a batch that belong to a part, or to several parts one after the other."""
     require(batch_size % n_parts == 0, "batch_size", batch_size, f"a multiple of process_count={n_parts}")
-    size = batch_size // n_parts
-    return slice(part * size, (part + 1) * size)
+    return np.arange(batch_size).reshape(n_parts, -1)[np.atleast_1d(part)].ravel()
 
 
 def evenly_spaced(n_rows: int, most: int | None) -> np.ndarray:

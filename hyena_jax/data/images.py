@@ -9,7 +9,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,7 @@ import numpy as np
 
 from hyena_jax.config import ImagesConfig, UserError, memory_size, open_input, require
 from hyena_jax.data.dataset import Batch, Dataset
-from hyena_jax.data.tfds import open_builder, prepare, quiet
+from hyena_jax.data.tfds import ensure_prepared, open_builder, quiet
 
 GZIP = b"\x1f\x8b"
 MAX_GZIP_RATIO = 1032
@@ -158,35 +158,24 @@ def image_set(
     """The two parts as a data set; normalization None fits one to the training part."""
     if normalization is None:
         normalization = fit_normalization(train.images)
-    fingerprint = _fingerprint(normalization, train, held_out)
-    return ImageSet(train, held_out, normalization, fingerprint, source)
-
-
-def _fingerprint(normalization: Normalization, *parts: Labelled) -> str:
     # The shapes put the border between the two parts into the digest.
-    header = [normalization.to_json(), *(part.images.shape for part in parts)]
+    header = [normalization.to_json(), train.images.shape, held_out.images.shape]
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-    for part in parts:
-        digest.update(np.ascontiguousarray(part.images))
-        digest.update(np.ascontiguousarray(part.labels))
-    return digest.hexdigest()
+    for array in (*train, *held_out):
+        digest.update(np.ascontiguousarray(array))
+    return ImageSet(train, held_out, normalization, digest.hexdigest(), source)
 
 
 def _from_path(config: ImagesConfig) -> tuple[Labelled, Labelled, str]:
-    every = _read_folder("path", config.path)
+    every = read_pair("path", config.path)
     if config.validation_path is not None:
-        held_out = _read_folder("validation_path", config.validation_path)
+        held_out = read_pair("validation_path", config.validation_path)
         return every, held_out, f"{config.path}, held out: {config.validation_path}"
     cut = len(every.images) * 9 // 10
     if cut == 0:
         raise UserError(f"must hold at least 2 images, to hold one out, got {config.path!r} with 1", "path")
     train, held_out = (Labelled(*(part[rows] for part in every)) for rows in (slice(cut), slice(cut, None)))
     return train, held_out, f"{config.path}, held out: its last 10%"
-
-
-def _read_folder(argument: str, path: str) -> Labelled:
-    images, labels = read_pair(argument, path)
-    return Labelled(images[..., None], labels)
 
 
 def _from_scikit_learn() -> tuple[Labelled, Labelled, str]:
@@ -206,24 +195,19 @@ def _from_tfds(config: ImagesConfig) -> tuple[Labelled, Labelled, str]:
     """The data set's own train and test splits."""
     with quiet():
         builder = open_builder(config.name, config.tfds_dir, bundled="digits")
-        if not builder.is_prepared():
-            prepare(builder, config.manual_dir, instead="a folder of IDX files with --data.path FOLDER")
-        shape = builder.info.features["image"].shape
-        train, held_out = (
-            _read_examples(builder.as_data_source(split=split), shape) for split in ("train", "test")
-        )
-    return train, held_out, f"{builder.info.full_name} of TensorFlow Datasets"
+        ensure_prepared(builder, config.manual_dir, instead="a folder of IDX files with --data.path FOLDER")
+        parts = []
+        for split in ("train", "test"):
+            examples, shape = builder.as_data_source(split=split), builder.info.features["image"].shape
+            images, labels = np.empty((len(examples), *shape), np.uint8), np.empty(len(examples), np.uint8)
+            for i, example in enumerate(examples):
+                images[i], labels[i] = example["image"], example["label"]
+            parts.append(Labelled(images, labels))
+    return *parts, f"{builder.info.full_name} of TensorFlow Datasets"
 
 
-def _read_examples(examples: Sequence[Mapping[str, Any]], shape: tuple[int, ...]) -> Labelled:
-    images, labels = np.empty((len(examples), *shape), np.uint8), np.empty(len(examples), np.uint8)
-    for i, example in enumerate(examples):
-        images[i], labels[i] = example["image"], example["label"]
-    return Labelled(images, labels)
-
-
-def read_pair(argument: str, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, H, W] and labels uint8 [n] of the only pair of IDX files in a folder.
+def read_pair(argument: str, path: str) -> Labelled:
+    """Images uint8 [n, H, W, 1] and labels uint8 [n] of the only pair of IDX files in a folder.
 
     Files are recognised by their magic numbers, not by their names, and may be compressed with gzip; other
     files in the folder do no harm, unless they begin with gzip's magic number and are not gzip files.
@@ -242,7 +226,7 @@ def read_pair(argument: str, path: str) -> tuple[np.ndarray, np.ndarray]:
             f" {str(files['images'])!r} and {len(labels)} labels in {str(files['labels'])!r}",
             argument,
         )
-    return images, labels
+    return Labelled(images[..., None], labels)
 
 
 def _find_pair(argument: str, path: str) -> dict[str, Path]:

@@ -30,7 +30,7 @@ from hyena_jax.config.data import input_kind
 from hyena_jax.data.dataset import NOTHING, Batch, Dataset, Stream, evenly_spaced
 from hyena_jax.data.images import ImageSet, Labelled, Normalization, image_set
 from hyena_jax.data.text import Corpus
-from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, is_tokenizer, tokenizer_from_json
+from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, is_tokenizer, require_ours, tokenizer_from_json
 from hyena_jax.data.tokens import as_tokens, token_corpus
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def from_tokens(
     held_out = as_tokens("held_out", held_out)
 
     def make_tokenizer(least_size: int) -> Tokenizer:
-        return IdsTokenizer(least_size) if tokenizer is None else _readable(tokenizer)
+        return IdsTokenizer(least_size) if tokenizer is None else _as_kept(tokenizer)
 
     return token_corpus(train, held_out, seq_len, make_tokenizer, source)
 
@@ -186,7 +186,7 @@ def from_rows(
     form = _form_of(held_out[0], inputs)
     if is_random_access:
         _check_form(_form_of(train[0], inputs), form)
-    tokenizer = _readable(encoding) if is_tokenizer(encoding) else None
+    tokenizer = _as_kept(encoding) if is_tokenizer(encoding) else None
     encoding = None if tokenizer is not None else encoding
     return Rows(
         train=train,
@@ -338,13 +338,14 @@ def _fingerprint(train: Any, held_out: Any, tokenizer: Tokenizer | None, encodin
     return digest.hexdigest()
 
 
-def _readable(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer as read from a run folder. Raises UserError unless it is one of this package."""
-    return tokenizer_from_json(tokenizer.to_json())
-
-
 def _described(x: np.ndarray) -> str:
     return f"{x.dtype}[{', '.join(map(str, x.shape))}]"
+
+
+def _as_kept(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer as read from a run folder."""
+    require_ours(tokenizer)
+    return tokenizer_from_json(tokenizer.to_json())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -379,7 +380,7 @@ class Rows(Dataset):
         return math.prod(self.form["targets"][0])
 
     def train_batches(
-        self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
+        self, batch_size: int, seed: int, part: int | Sequence[int] = 0, n_parts: int = 1
     ) -> "grain.MapDataset[Batch] | Stream":
         """As of all data; the rows of an iterator are a `Stream` in its order."""
         if hasattr(self.train, "__len__"):

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hyena_jax.config import UserError, memory_size, read_bytes, require
+from hyena_jax.config import memory_size, read_bytes, require
+from hyena_jax.data.text import BYTE_ORDER_MARK, MEMORY_PER_BYTE, decoded
 from hyena_jax.errors import printable
 
 FASTA = (".fa", ".fasta", ".fna", ".ffn", ".faa")
 """Suffixes of files that are read as FASTA by default."""
-MEMORY_PER_BYTE = 6
-"""Least bytes of memory per byte of the file: the bytes, the text, and its tokens as int32."""
 
 Format = Literal["auto", "lines", "fasta"]
 
@@ -37,14 +36,7 @@ def read_records(path: Path, file_format: Format = "auto") -> list[Record]:
       UserError: if the file cannot be read, is not UTF-8, is empty, or is not FASTA but should be.
     """
     data = read_bytes("path", path, memory_size() // MEMORY_PER_BYTE)
-    try:
-        text = data.decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"must hold UTF-8 text, but {str(path)!r} has byte {data[error.start]:#04x} at offset"
-            f" {error.start}",
-            "path",
-        ) from error
+    text = decoded("path", data, repr(str(path))).removeprefix(BYTE_ORDER_MARK)
     require(text != "", "path", str(path), "a file with some text")
     text, is_fasta = text.replace("\r\n", "\n"), file_format == "fasta"
     if is_fasta or (file_format == "auto" and path.suffix.lower() in FASTA):
@@ -56,11 +48,12 @@ def read_records(path: Path, file_format: Format = "auto") -> list[Record]:
 def same_names(records: Sequence[Record]) -> str | None:
     """A sentence about records that share a name; None if none do."""
     counts = Counter(record.name for record in records)
-    name, count = counts.most_common(1)[0]
-    if count == 1:
+    shared = [(name, count) for name, count in counts.most_common() if count > 1]
+    if not shared:
         return None
-    n_shared = sum(count > 1 for count in counts.values())
-    return f"{n_shared:,} names are shared by several records: {printable(name)[:80]!r} by {count:,}"
+    name, count = shared[0]
+    others = f", and {len(shared) - 1:,} more" if len(shared) > 1 else ""
+    return f"several records have the same name: {printable(name)[:80]!r} ({count:,} of them){others}"
 
 
 def _fasta(path: Path, lines: list[str]) -> list[Record]:
@@ -74,4 +67,5 @@ def _fasta(path: Path, lines: list[str]) -> list[Record]:
             at = f"line {number} of {str(path)!r}"
             require(parts != [], at, line[:40], "a header such as >chr1, to begin a FASTA file")
             parts[-1][1].append("".join(line.split()))
+    require(parts != [], "path", str(path), "a FASTA file with at least one record")
     return [Record(name, "".join(pieces)) for name, pieces in parts]

@@ -8,15 +8,16 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from hyena_jax.config import TaskConfig, UserError, choose, require
+from hyena_jax.config.checks import summary
 from hyena_jax.data.dataset import Batch, Dataset
-from hyena_jax.tasks.task import TASKS, Draw, Row, Task
+from hyena_jax.tasks.task import TASKS, Draw, NextTokenTaskConfig, Row, Task, next_tokens
 
 if TYPE_CHECKING:
     import grain
@@ -67,7 +68,8 @@ def draw_row(task: Task, config: TaskConfig, part: Part, seed: int, index: int) 
         row = draw(rng, settings)
         _check_row(row, draw)
         if not config.disjoint or _is_held_out(row) == is_test:
-            return row
+            every = not is_test and isinstance(config, NextTokenTaskConfig) and config.predict_all
+            return next_tokens(np.append(row.inputs, row.targets[-1])) if every else row
     raise UserError(
         f"must be False with so few different rows, got True: {MAX_TRIES} draws gave no row of the"
         f" {part} part",
@@ -134,7 +136,7 @@ class TaskRows(Dataset):
         return {"vocab_size": self.config.n_symbols}
 
     def train_batches(
-        self, batch_size: int, seed: int, part: int = 0, n_parts: int = 1
+        self, batch_size: int, seed: int, part: int | Sequence[int] = 0, n_parts: int = 1
     ) -> "grain.MapDataset[Batch]":
         """As of all data, of rows drawn with `seed`."""
         return Dataset.train_batches(dataclasses.replace(self, seed=seed), batch_size, seed, part, n_parts)
@@ -160,8 +162,8 @@ class TaskRows(Dataset):
     @property
     def source(self) -> str:
         """The first sentence about the task, to be printed."""
-        about = (type(self.config).__doc__ or "").partition("\n")[0].rstrip(".")
-        return f"{about}; chance {self.chance:.3g}"
+        about = summary(type(self.config)).rstrip(".")
+        return "; ".join(filter(None, [about, f"chance {self.chance:.3g}"]))
 
     @cached_property
     def chance(self) -> float:
@@ -182,13 +184,29 @@ class TaskRows(Dataset):
 
     @cached_property
     def tallies(self) -> Mapping[str, Callable]:
-        """Rows, rows without an error, answers by position, and answers by class if a metric needs them."""
-        found: dict[str, Callable] = {"rows": _rows, "whole_rows": _whole_rows}
+        """Rows, rows without an error, answers by position, and answers by class if a metric needs them.
+
+        `correct` is bool, `targets` int and `weights` float32, all [B, n], of NumPy or JAX.
+        """
+
+        def is_asked(weights: Any) -> Any:
+            return (weights > 0).any(-1)
+
+        def by_class(targets: Any, values: Any) -> Any:
+            return ((targets[..., None] == np.arange(self.config.n_symbols)) * values[..., None]).sum(-2)
+
+        found: dict[str, Callable] = {
+            "rows": lambda correct, targets, weights: is_asked(weights).astype(np.float32),
+            "whole_rows": lambda correct, targets, weights: (
+                (correct | (weights == 0)).all(-1) & is_asked(weights)
+            ).astype(np.float32),
+        }
         if self.task.shows_positions:
-            found |= {"correct_at": _correct_at, "count_at": _count_at}
+            found["correct_at"] = lambda correct, targets, weights: correct * weights
+            found["count_at"] = lambda correct, targets, weights: weights
         if self.task.metric == "macro_accuracy":
-            n = self.config.n_symbols
-            found |= {"correct_of": partial(_correct_of, n), "count_of": partial(_count_of, n)}
+            found["correct_of"] = lambda correct, targets, weights: by_class(targets, weights * correct)
+            found["count_of"] = lambda correct, targets, weights: by_class(targets, weights)
         return found
 
     @cached_property
@@ -245,36 +263,3 @@ def _batch(rows: Sequence[Row], n_symbols: int) -> Batch:
             allowed = f"in 0..{below - 1}"
             require(least >= 0 and most < below, f"{name} of the task's rows", f"{least} to {most}", allowed)
     return batch
-
-
-# The tallies: `correct` is bool, `targets` int and `weights` float32, all [B, n], of NumPy or JAX.
-
-
-def _rows(correct: Any, targets: Any, weights: Any) -> Any:
-    """1.0 for each row with something to score [B]."""
-    return (weights > 0).any(-1).astype(np.float32)
-
-
-def _whole_rows(correct: Any, targets: Any, weights: Any) -> Any:
-    """1.0 for each such row without an error [B]."""
-    return ((correct | (weights == 0)).all(-1) & (weights > 0).any(-1)).astype(np.float32)
-
-
-def _correct_at(correct: Any, targets: Any, weights: Any) -> Any:
-    """Right answers at each position [B, n]."""
-    return correct * weights
-
-
-def _count_at(correct: Any, targets: Any, weights: Any) -> Any:
-    """Answers at each position [B, n]."""
-    return weights
-
-
-def _correct_of(n_classes: int, correct: Any, targets: Any, weights: Any) -> Any:
-    """Right answers of each class [B, V]."""
-    return _count_of(n_classes, correct, targets, weights * correct)
-
-
-def _count_of(n_classes: int, correct: Any, targets: Any, weights: Any) -> Any:
-    """Answers of each class [B, V]."""
-    return ((targets[..., None] == np.arange(n_classes)) * weights[..., None]).sum(-2)

@@ -12,22 +12,20 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hyena_jax.config import TextConfig, UserError, memory_size, read_bytes, require
 from hyena_jax.data.dataset import PROMPT_TOKENS, Batch, Dataset
-from hyena_jax.data.tfds import open_builder, prepare, quiet
+from hyena_jax.data.tfds import ensure_prepared, open_builder, quiet
 from hyena_jax.data.tokenizers import Tokenizer, build_tokenizer, encode_start
-
-if TYPE_CHECKING:
-    import tensorflow_datasets as tfds
 
 HASHED_AT_ONCE = 2**24
 """Tokens that are read into memory at a time, if they are in a file."""
 STDLIB_BYTES = 8_000_000
 """Size of `python_stdlib`; the whole library is some 12 MB."""
+BYTE_ORDER_MARK = "\ufeff"
 MEMORY_PER_BYTE = 6
 """Least bytes of memory per byte of text: the text, its two parts, and its symbols as int32."""
 STDLIB_SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
@@ -179,27 +177,32 @@ def read_text(argument: str, path: str) -> str:
     try:
         if not root.is_file() and not root.is_dir():
             raise UserError(f"must be an existing text file or folder, got {path!r}", argument)
-        files = _files_below(root) if root.is_dir() else [root]
+        files = files_below(root) if root.is_dir() else [root]
         size = sum(file.stat().st_size for file in files)
         most = memory_size() // MEMORY_PER_BYTE
-        require(size <= most, argument, path, f"at most {most} bytes, to fit this machine's memory")
+        larger = "larger ones are prepared once: hyena-jax prepare, then --data shards"
+        must = f"at most {most} bytes, to fit this machine's memory ({larger})"
+        require(size <= most, argument, path, must)
         for file in files:
             data = read_bytes(argument, file, most)
-            texts.append(data.decode().removeprefix("\ufeff"))
+            texts.append(decoded(argument, data, repr(str(file))).removeprefix(BYTE_ORDER_MARK))
     except OSError as error:
         raise UserError(f"{path!r} cannot be read: {error}", argument) from error
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"must hold UTF-8 text, but {str(file)!r} has byte {data[error.start]:#04x}"
-            f" at offset {error.start}",
-            argument,
-        ) from error
     text = "".join(texts)
     require(text != "", argument, path, "a file or folder with some text")
     return text
 
 
-def _files_below(folder: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
+def decoded(argument: str, data: bytes, place: str) -> str:
+    """The text of UTF-8 bytes. Raises UserError, which names `argument` and the place, for other bytes."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        byte = f"byte {data[error.start]:#04x} at offset {error.start}"
+        raise UserError(f"must hold UTF-8 text, but {place} has {byte}", argument) from error
+
+
+def files_below(folder: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
     """Regular files below `folder`, by relative path; none hidden, none in linked or `skipped` folders."""
 
     def refuse(error: OSError) -> None:
@@ -213,23 +216,18 @@ def _files_below(folder: Path, skipped: frozenset[str] = frozenset()) -> list[Pa
 
 
 def _from_python_stdlib() -> Text:
-    """The standard library, every tenth file held out so that both parts are alike; no separators."""
-    files = _stdlib_files(Path(sysconfig.get_path("stdlib")))
-    train = "".join(text for index, text in enumerate(files) if index % 10 != 9)
-    source = f"standard library of Python {platform.python_version()}, held out: every tenth file"
-    return Text(train, "".join(files[9::10]), source)
+    """The library's files by path, up to `STDLIB_BYTES`, without separators.
 
-
-def _stdlib_files(root: Path) -> list[str]:
-    """The library's files in the order of their paths, up to `STDLIB_BYTES` in all."""
-    texts, size = [], 0
-    for file in _files_below(root, STDLIB_SKIPPED):
+    Every tenth file is held out, so that both parts are alike.
+    """
+    root, texts, size = Path(sysconfig.get_path("stdlib")), [], 0
+    for file in files_below(root, STDLIB_SKIPPED):
         # The build writes _sysconfigdata: paths and flags of one machine.
         if file.suffix != ".py" or file.name.startswith("_sysconfigdata"):
             continue
         try:
             data = file.read_bytes()
-            text = data.decode().removeprefix("\ufeff")
+            text = data.decode().removeprefix(BYTE_ORDER_MARK)
         except UnicodeDecodeError:
             continue
         size += len(data)
@@ -240,17 +238,24 @@ def _stdlib_files(root: Path) -> list[str]:
         raise UserError(
             f"name 'python_stdlib' needs Python's own source files, but {str(root)!r} has only {len(texts)}"
         )
-    return texts
+    train = "".join(text for index, text in enumerate(texts) if index % 10 != 9)
+    source = f"standard library of Python {platform.python_version()}, held out: every tenth file"
+    return Text(train, "".join(texts[9::10]), source)
 
 
 def _from_tfds(config: TextConfig) -> Text:
     """The train split; the validation and test splits, in that order, are held out."""
+    import tensorflow_datasets as tfds
+
     with quiet():
         builder = open_builder(config.name, config.tfds_dir, bundled="python_stdlib")
-        _require_text(config.name, builder)
-        if not builder.is_prepared():
-            prepare(builder, config.manual_dir, instead="any text with --data.path FILE")
-        (feature,) = builder.info.features
+        features = dict(builder.info.features)
+        if len(features) != 1 or not all(isinstance(one, tfds.features.Text) for one in features.values()):
+            found = ", ".join(f"{key} ({type(value).__name__})" for key, value in features.items())
+            must = f"must be a data set with one feature, a Text, got {config.name!r} with: {found}"
+            raise UserError(must, "name")
+        ensure_prepared(builder, config.manual_dir, instead="any text with --data.path FILE")
+        (feature,) = features
         splits = {
             split: "\n".join(example[feature].decode() for example in builder.as_data_source(split=split))
             for split in ("train", "validation", "test")
@@ -261,12 +266,3 @@ def _from_tfds(config: TextConfig) -> Text:
         found = ", ".join(builder.info.splits)
         raise UserError(f"name {config.name!r} must have train and validation or test splits, got {found}")
     return Text(splits["train"], held_out, f"{builder.info.full_name} of TensorFlow Datasets")
-
-
-def _require_text(name: str, builder: "tfds.core.DatasetBuilder") -> None:
-    import tensorflow_datasets as tfds
-
-    features = dict(builder.info.features)
-    if len(features) != 1 or not all(isinstance(value, tfds.features.Text) for value in features.values()):
-        found = ", ".join(f"{key} ({type(value).__name__})" for key, value in features.items())
-        raise UserError(f"must be a data set with one feature, a Text, got {name!r} with: {found}", "name")

@@ -42,13 +42,15 @@ def open_builder(name: str, tfds_dir: str | None, bundled: str) -> "tfds.core.Da
         ) from error
 
 
-def prepare(builder: "tfds.core.DatasetBuilder", manual_dir: str | None, instead: str) -> None:
-    """Downloads the source files, or takes them from `manual_dir`, and writes ArrayRecord files.
+def ensure_prepared(builder: "tfds.core.DatasetBuilder", manual_dir: str | None, instead: str) -> None:
+    """Writes ArrayRecord files, unless that was done, of source files in `manual_dir` or downloaded ones.
 
     Raises UserError if that fails; `instead` says what a user without network can give instead.
     """
     import tensorflow_datasets as tfds
 
+    if builder.is_prepared():
+        return
     if manual_dir is not None:
         require(Path(manual_dir).is_dir(), "manual_dir", manual_dir, "an existing folder")
     try:

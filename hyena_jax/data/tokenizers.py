@@ -12,7 +12,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -52,6 +52,10 @@ class Tokenizer:
         """Returns the ids of `text`, int32 [n]; UserError if a symbol is outside the vocabulary."""
         raise NotImplementedError
 
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text, which may be faster together."""
+        return [self.encode(text) for text in texts]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The inverse of `encode`, without any `bos`; UserError if an id is outside [0, vocab_size)."""
         raise NotImplementedError
@@ -61,8 +65,10 @@ class Tokenizer:
         return lambda ids, final=False: self.decode(ids)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values from which `tokenizer_from_json` makes an equal tokenizer."""
-        return {"kind": self.kind}
+        """JSON values from which `tokenizer_from_json` makes an equal tokenizer: its kind and its fields."""
+        names = [field.name for field in fields(self)] if is_dataclass(self) else []
+        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {"kind": self.kind} | {k: list(x) if isinstance(x, tuple) else x for k, x in values.items()}
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ class BytesTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         """Returns UTF-8 bytes, int32 [n]; a lone surrogate has none and raises UserError."""
-        return np.frombuffer(_utf8(text, self.kind), np.uint8).astype(np.int32)
+        _require_utf8(text, self.kind)
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of the bytes; U+FFFD stands for bytes that are not UTF-8."""
@@ -90,8 +97,23 @@ class BytesTokenizer(Tokenizer):
         return decode
 
 
+class _SymbolsTokenizer(Tokenizer):
+    """What tokenizers share whose ids are places in a list of symbols."""
+
+    symbols: Sequence[str]
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of symbols."""
+        return len(self.symbols)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the symbols of `ids`."""
+        return "".join(map(self.symbols.__getitem__, _checked(ids, self.vocab_size)))
+
+
 @dataclass(frozen=True)
-class CharactersTokenizer(Tokenizer):
+class CharactersTokenizer(_SymbolsTokenizer):
     """The code points of a corpus, in ascending order."""
 
     kind: ClassVar[str] = "characters"
@@ -100,11 +122,6 @@ class CharactersTokenizer(Tokenizer):
     def __post_init__(self) -> None:
         fits = isinstance(self.symbols, str) and list(self.symbols) == sorted(set(self.symbols))
         require(fits, "symbols", str(self.symbols)[:80], "code points in ascending order, each once")
-
-    @property
-    def vocab_size(self) -> int:
-        """Distinct code points."""
-        return len(self.symbols)
 
     @cached_property
     def _code_points(self) -> np.ndarray:
@@ -119,17 +136,9 @@ class CharactersTokenizer(Tokenizer):
             _refuse(map(chr, points[~known]), self.kind)
         return ids.astype(np.int32)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the code points of `ids`."""
-        return "".join(map(self.symbols.__getitem__, _checked(ids, self.vocab_size)))
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values of this tokenizer."""
-        return {"kind": self.kind, "symbols": self.symbols}
-
 
 @dataclass(frozen=True)
-class GraphemesTokenizer(Tokenizer):
+class GraphemesTokenizer(_SymbolsTokenizer):
     """The extended grapheme clusters of a corpus (what a reader calls a character), in ascending order.
 
     Decoded clusters may fuse: `encode(decode(ids))` can differ from ids, `decode(encode(text))` is text.
@@ -143,11 +152,6 @@ class GraphemesTokenizer(Tokenizer):
         fits = fits and len(set(self.symbols)) == len(self.symbols)
         require(fits, "symbols", str(self.symbols)[:80], "grapheme clusters, each once")
 
-    @property
-    def vocab_size(self) -> int:
-        """Distinct clusters."""
-        return len(self.symbols)
-
     @cached_property
     def _ids(self) -> dict[str, int]:
         return {symbol: index for index, symbol in enumerate(self.symbols)}
@@ -159,14 +163,6 @@ class GraphemesTokenizer(Tokenizer):
         if unknown:
             _refuse(unknown, self.kind)
         return np.fromiter(map(self._ids.__getitem__, clusters), np.int32, len(clusters))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the clusters of `ids`."""
-        return "".join(map(self.symbols.__getitem__, _checked(ids, self.vocab_size)))
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values of this tokenizer."""
-        return {"kind": self.kind, "symbols": list(self.symbols)}
 
 
 @dataclass(frozen=True)
@@ -201,12 +197,32 @@ class BpeTokenizer(Tokenizer):
 
         The text is encoded as a whole: line by line, some tokenizers would give other pieces.
         """
-        _utf8(text, self.kind)
+        _require_utf8(text, self.kind)
         with _faults_refused():
             unknown = [s for s in dict.fromkeys(text) if not s.isspace() and self._lacks(s)]
             if unknown:
                 _refuse(unknown, self.kind)
             return np.array(self._model.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text; by as many threads as TOKENIZERS_PARALLELISM and RAYON_NUM_THREADS allow."""
+        if not self._has_all_bytes:
+            return super().encode_all(texts)
+        for text in texts:
+            _require_utf8(text, self.kind)
+        with _faults_refused():
+            found = self._model.encode_batch_fast(texts, add_special_tokens=False)
+            return [np.array(encoding.ids, np.int32) for encoding in found]
+
+    @cached_property
+    def _has_all_bytes(self) -> bool:
+        """Whether every text is a sequence of pieces: they are made of bytes, and each byte is a piece."""
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        rules = parse_json(self.definition).get("pre_tokenizer")
+        rules = rules.get("pretokenizers", [rules]) if isinstance(rules, dict) else []
+        last = rules[-1].get("type") if rules and isinstance(rules[-1], dict) else None
+        return last == "ByteLevel" and all(symbol in self._vocabulary for symbol in ByteLevel.alphabet())
 
     def _lacks(self, symbol: str) -> bool:
         """Whether no piece covers a symbol: the library would drop it silently or give its unknown piece."""
@@ -222,10 +238,6 @@ class BpeTokenizer(Tokenizer):
     def stream(self) -> StreamDecoder:
         """Holds back the pieces of an incomplete character."""
         return _PieceStream(self.decode)
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values of this tokenizer."""
-        return {"kind": self.kind, "definition": self.definition, **_bos_json(self)}
 
 
 @dataclass(frozen=True)
@@ -252,7 +264,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the pieces of `text`, int32 [n]; UserError if the model has none for a symbol."""
-        _utf8(text, self.kind)
+        _require_utf8(text, self.kind)
         ids = np.array(self._model.encode(text), np.int32)
         if self._model.unk_id() in ids:
             unknown = [s for s in dict.fromkeys(text) if self._model.unk_id() in self._model.encode(s)]
@@ -268,34 +280,8 @@ class SentencePieceTokenizer(Tokenizer):
         return _PieceStream(self.decode)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values of this tokenizer."""
-        definition = base64.b64encode(self.definition).decode()
-        return {"kind": self.kind, "definition": definition, **_bos_json(self)}
-
-
-@dataclass(frozen=True)
-class DnaTokenizer(Tokenizer):
-    """The bases of DNA with the fixed ids of HyenaDNA: seven special tokens, then A, C, G, T, N.
-
-    Lower case, which marks repeats in genomes, reads as upper case; other letters, such as the codes of
-    ambiguous bases, are [UNK]. Decoding gives the names of special tokens.
-    """
-
-    kind: ClassVar[str] = "dna"
-    vocab_size: ClassVar[int] = 12
-
-    def encode(self, text: str) -> np.ndarray:
-        """Returns an id for each letter, int32 [n]; UserError for what is not a letter, such as a newline."""
-        points = _code_points(text)
-        points = np.where((points >= ord("a")) & (points <= ord("z")), points - 32, points)  # to upper case
-        letters = (points >= ord("A")) & (points <= ord("Z"))
-        if not letters.all():
-            _refuse(map(chr, points[~letters]), self.kind)
-        return DNA_IDS[points - ord("A")]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the letters of `ids`."""
-        return "".join(map(DNA_SYMBOLS.__getitem__, _checked(ids, self.vocab_size)))
+        """As of all tokenizers, with the file in base64."""
+        return super().to_json() | {"definition": base64.b64encode(self.definition).decode()}
 
 
 DNA_SYMBOLS = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]", *"ACGTN")
@@ -307,6 +293,27 @@ DNA_IDS = np.array(
     np.int32,
 )
 """By the letter, from A to Z."""
+
+
+@dataclass(frozen=True)
+class DnaTokenizer(_SymbolsTokenizer):
+    """The bases of DNA with the fixed ids of HyenaDNA: seven special tokens, then A, C, G, T, N.
+
+    Lower case, which marks repeats in genomes, reads as upper case; other letters, such as the codes of
+    ambiguous bases, are [UNK]. Decoding gives the names of special tokens.
+    """
+
+    kind: ClassVar[str] = "dna"
+    symbols: ClassVar[Sequence[str]] = DNA_SYMBOLS
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns an id for each letter, int32 [n]; UserError for what is not a letter, such as a newline."""
+        points = _code_points(text)
+        points = np.where((points >= ord("a")) & (points <= ord("z")), points - 32, points)  # to upper case
+        letters = (points >= ord("A")) & (points <= ord("Z"))
+        if not letters.all():
+            _refuse(map(chr, points[~letters]), self.kind)
+        return DNA_IDS[points - ord("A")]
 
 
 class _PieceStream:
@@ -370,10 +377,6 @@ class IdsTokenizer(Tokenizer):
             return text
 
         return decode
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values of this tokenizer."""
-        return {"kind": self.kind, "vocab_size": self.vocab_size}
 
 
 def is_tokenizer(encoding: Any) -> bool:
@@ -456,6 +459,12 @@ def tokenizer_from_json(values: dict[str, Any]) -> Tokenizer:
         ) from error
 
 
+def require_ours(tokenizer: Tokenizer) -> None:
+    """Raises UserError for a class of the user's own: a run keeps a tokenizer by its kind and fields."""
+    name, must = type(tokenizer).__name__, "one of hyena_jax.data.tokenizers, not of a class of your own"
+    require(type(tokenizer).__module__ == __name__, "the tokenizer of your data", name, must)
+
+
 def _code_points(text: str) -> np.ndarray:
     """Code points, uint32 [n]; lone surrogates pass, so that a vocabulary can name them in its error."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
@@ -505,11 +514,6 @@ def _check_bos(tokenizer: BpeTokenizer | SentencePieceTokenizer) -> None:
     bos, most = tokenizer.bos, f"None or an id below vocab_size={tokenizer.vocab_size}"
     is_id = type(bos) is int and 0 <= bos < tokenizer.vocab_size
     require(bos is None or is_id, "bos", bos, most)
-
-
-def _bos_json(tokenizer: BpeTokenizer | SentencePieceTokenizer) -> dict[str, int]:
-    """Nothing without `bos`, as before there was one."""
-    return {} if tokenizer.bos is None else {"bos": tokenizer.bos}
 
 
 def _growth(rules: Any) -> int:
@@ -562,9 +566,9 @@ def _faults_refused() -> Iterator[None]:
         raise UserError(f"not a working Hugging Face tokenizer.json: {error}") from error
 
 
-def _utf8(text: str, kind: str) -> bytes:
+def _require_utf8(text: str, kind: str) -> None:
     try:
-        return text.encode()
+        text.encode()
     except UnicodeEncodeError:
         _refuse((symbol for symbol in text if "\ud800" <= symbol <= "\udfff"), kind)
 

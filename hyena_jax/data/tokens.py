@@ -3,21 +3,28 @@
 Shapes: n tokens.
 """
 
+import hashlib
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hyena_jax.config import TokensConfig, UserError, open_input, require
+from hyena_jax.config import TokensConfig, UserError, open_input, read_bytes, require
 from hyena_jax.config.models import MAX_SYMBOLS
+from hyena_jax.data.shard_index import BIN, DTYPES, INDEX, Shard, read_index
 from hyena_jax.data.text import HASHED_AT_ONCE, Corpus, check_lengths, fingerprint
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe
+from hyena_jax.files import MAX_JSON
 
 
 def load_tokens(config: TokensConfig, tokenizer: Tokenizer | None = None) -> Corpus:
     """The tokens of `config`; `tokenizer` is the tokenizer of a run that is opened again, or None.
+
+    Beside an index that lists the files they are not read at a start: the index says their largest ids and
+    digests.
 
     Raises:
       UserError: if a file cannot be read or does not hold tokens, an id is not in the vocabulary, or a part
@@ -25,12 +32,15 @@ def load_tokens(config: TokensConfig, tokenizer: Tokenizer | None = None) -> Cor
     """
     require(config.path is not None, "data.path", None, "a .npy or .bin file of tokens")
     train, source = _mapped("path", config.path, config.dtype), f"{config.path}"
+    listed = [_listed(config.path, train)]
     if config.validation_path is None:
         cut = int(len(train) * 0.9)
         train, held_out, source = train[:cut], train[cut:], f"{source}, held out: its last 10%"
     else:
         held_out = _mapped("validation_path", config.validation_path, config.dtype)
+        listed.append(_listed(config.validation_path, held_out))
         source = f"{source}, held out: {config.validation_path}"
+    known = None if None in listed else listed
 
     def make_tokenizer(least_size: int) -> Tokenizer:
         if tokenizer is not None:
@@ -39,7 +49,7 @@ def load_tokens(config: TokensConfig, tokenizer: Tokenizer | None = None) -> Cor
             return read_bpe(config.tokenizer_path)
         return IdsTokenizer(config.vocab_size or least_size)
 
-    return token_corpus(train, held_out, config.seq_len, make_tokenizer, source)
+    return token_corpus(train, held_out, config.seq_len, make_tokenizer, source, known)
 
 
 def token_corpus(
@@ -48,26 +58,36 @@ def token_corpus(
     seq_len: int,
     make_tokenizer: Callable[[int], Tokenizer],
     source: str,
+    known: Sequence[Shard] | None = None,
 ) -> Corpus:
     """Tokens to train on [n] and to evaluate on [m] as a data set; neither is copied.
 
     Args:
       make_tokenizer: makes the tokenizer, given the least vocabulary size that holds all ids.
+      known: the shards that the tokens are, as an index describes them; None reads all tokens.
 
     Raises:
       UserError: if an id is negative or not in the vocabulary, or a part is too short.
     """
-    largest = max(_largest_id("tokens to train on", train), _largest_id("held-out tokens", held_out))
+    if known is not None:
+        largest = max(shard.largest for shard in known)
+    else:
+        largest = max(_largest_id("tokens to train on", train), _largest_id("held-out tokens", held_out))
     require(largest < MAX_SYMBOLS, "tokens", largest, f"ids below {MAX_SYMBOLS}")
     tokenizer = make_tokenizer(max(2, largest + 1))
     size = tokenizer.vocab_size
     require(largest < size, "tokens", largest, f"ids below the vocabulary's size {size}")
     check_lengths("stream of tokens", train, held_out, seq_len)
+    if known is None:
+        digest = fingerprint(tokenizer, train, held_out)
+    else:  # with the tokens' digests in their place
+        about = [tokenizer.to_json(), len(train), *(shard.sha256 for shard in known)]
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     return Corpus(
         tokenizer=tokenizer,
         train=train,
         held_out=held_out,
-        fingerprint=fingerprint(tokenizer, train, held_out),
+        fingerprint=digest,
         source=source,
         seq_len=seq_len,
         kind="tokens",
@@ -79,7 +99,7 @@ def _mapped(argument: str, path: str, dtype: str) -> np.ndarray:
     file, where = Path(path), f"{argument} {path!r}"
     is_several = file.is_dir() or any(character in path for character in "*?[")
     must = "a .npy or .bin file of tokens"
-    must += "; join several .bin files to one first: cat shards/*.bin > all.bin" if is_several else ""
+    must += "; --data shards reads several .bin files, and what hyena-jax prepare wrote" if is_several else ""
     require(file.suffix in (".npy", ".bin") and not is_several, argument, path, must)
     with open_input(argument, file) as opened:
         size = os.fstat(opened.fileno()).st_size
@@ -96,6 +116,18 @@ def _mapped(argument: str, path: str, dtype: str) -> np.ndarray:
     declared = tokens.offset + tokens.nbytes
     require(declared == size, where, f"{size} bytes", f"{declared} bytes long, as its header says")
     return as_tokens(where, tokens)
+
+
+def _listed(path: str, tokens: np.ndarray) -> Shard | None:
+    """The shard that a `.bin` file is, if an index beside it lists it in its dtype and size."""
+    file = Path(path)
+    if file.suffix != BIN or not (file.parent / INDEX).is_file():
+        return None
+    index = read_index(str(file.parent / INDEX), read_bytes("path", file.parent / INDEX, MAX_JSON), "path")
+    for shard in index.shards + index.held_out:
+        if shard.name == file.stem and (DTYPES[index.dtype], shard.tokens) == (tokens.dtype, len(tokens)):
+            return shard
+    return None
 
 
 def as_tokens(argument: str, tokens: Any) -> np.ndarray:

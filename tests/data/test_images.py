@@ -27,7 +27,7 @@ def test_a_pair_is_found_by_its_magic_numbers(tmp_path, compressed):
     images, labels = read_pair("path", str(folder))
     expected = random_images(7)
     assert images.dtype == labels.dtype == np.uint8
-    np.testing.assert_array_equal(images, expected[0])
+    np.testing.assert_array_equal(images, expected[0][..., None])
     np.testing.assert_array_equal(labels, expected[1])
 
 

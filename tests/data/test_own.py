@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
+from hyena_jax import data
 from hyena_jax.config import (
     DataConfig,
     Experiment,
@@ -130,6 +131,19 @@ def test_an_iterator_continues_where_its_state_says():
     assert_same(whole[0], {name: np.concatenate([part[name] for part in parts]) for name in whole[0]})
 
 
+def test_batches_start_where_a_loop_of_one_s_own_says():
+    rows = own.from_rows(ARRAYS)
+    whole = list(itertools.islice(data.batches(rows, 4, seed=3), 9))
+    rest = list(itertools.islice(data.batches(rows, 4, seed=3, start=7), 2))
+    assert [t for t, _ in whole + rest] == [*range(9), 7, 8]
+    for (_, ours), (_, expected) in zip(rest, whole[7:], strict=True):
+        assert_same(ours, expected)
+    in_order = own.from_rows(Endless(), ARRAYS)
+    assert next(data.batches(in_order, 4))[0] == 0
+    with pytest.raises(UserError, match="start must be 0 with data that are read in their own order"):
+        next(data.batches(in_order, 4, start=7))
+
+
 def test_an_iterator_without_a_state_is_refused():
     message = (
         r"an iterator with get_state\(\) and set_state\(state\), so that a run resumes exactly; got generator"
@@ -241,6 +255,18 @@ def test_fingerprints_tell_data_apart():
 @pytest.mark.parametrize("encoding", [None, IdsTokenizer(9), {"mean": 0.5}, [1, 2]])
 def test_a_run_keeps_the_encoding(encoding):
     assert encoding_from_json(own.from_rows(ARRAYS, encoding=encoding).to_json()) == encoding
+
+
+class Words(IdsTokenizer):
+    """Neither it nor its words would be there when a run is opened again."""
+
+
+def test_a_tokenizer_of_a_class_of_ones_own_is_refused():
+    message = r"must be one of hyena_jax.data.tokenizers, .*, got 'Words'"
+    with pytest.raises(UserError, match=message):
+        own.from_rows(ARRAYS, encoding=Words(9))
+    with pytest.raises(UserError, match=message):
+        own.from_tokens(np.arange(90) % 9, 8, tokenizer=Words(9))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_lines_of_fasta_may_end_in_a_bare_carriage_return(tmp_path):
 
 def test_shared_names_are_told():
     records = [Record(name, "A") for name in ("a", "b", "a", "c", "c", "a")]
-    assert same_names(records) == "2 names are shared by several records: 'a' by 3"
+    assert same_names(records) == "several records have the same name: 'a' (3 of them), and 1 more"
     assert same_names(records[:2]) is None
 
 
@@ -42,6 +42,7 @@ def test_shared_names_are_told():
     [
         (b"", "path must be a file with some text"),
         (b"AC\xff", "path must hold UTF-8 text, but .* has byte 0xff at offset 2"),
+        (b"\r\n\r", "path must be a FASTA file with at least one record, got"),
         (b"ACGT\n>a\n", "line 1 of .* must be a header such as >chr1, to begin a FASTA file, got 'ACGT'"),
         (b">a\nA\n> \nC", "line 3 of .* must be a header with a name, as >chr1"),
     ],

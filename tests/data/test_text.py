@@ -381,3 +381,13 @@ def test_importing_is_quick():
     code = f"import sys, hyena_jax.data.dataset;print(sorted({slow} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_text_that_does_not_fit_into_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.txt", "a" * 200)
+    monkeypatch.setattr(source, "memory_size", lambda: 1000)
+    monkeypatch.setattr(source, "read_bytes", None)
+    with pytest.raises(
+        UserError, match="at most 166 bytes, to fit this machine's memory .*hyena-jax prepare"
+    ):
+        load_text(TextConfig(path=path))

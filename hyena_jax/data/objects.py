@@ -1,0 +1,113 @@
+"""Files of a folder, or objects below a name in a bucket, alike: read in ranges, and written whole.
+
+TensorStore reads and writes both. A file or an object appears whole or not at all.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyena_jax.errors import UserError
+from hyena_jax.storage.bucket import RETRIES, Bucket
+from hyena_jax.storage.location import Location, is_url
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+IN_FLIGHT = 256
+"""Most ranges that are read from a bucket at the same time: a range takes tens of milliseconds to arrive."""
+
+
+class Objects:
+    """What lies in one folder or bucket; names are below it."""
+
+    def __init__(self, where: str, argument: str):
+        """Opens `where`, a folder, which need not exist, or gs://BUCKET/NAME.
+
+        Raises:
+          UserError: if a URL is wrongly spelled, or packages are missing; it names `argument`.
+          OSError: if there are no credentials for a bucket.
+        """
+        import tensorstore as ts
+
+        self.argument = argument
+        if is_url(where):
+            location = Location.parse(where, argument)
+            self.where, self._bucket = str(location), Bucket(location, argument)
+            path = f"{location.name}/" if location.name else ""
+            spec = {"driver": "gcs", "bucket": location.bucket, "path": path}
+            context = {
+                "gcs_request_concurrency": {"limit": IN_FLIGHT},
+                "gcs_request_retries": {"max_retries": RETRIES},
+            }
+        else:
+            self.where = where
+            spec, context = {"driver": "file", "path": f"{os.path.abspath(where)}/"}, {}
+        with self._explained(""):
+            self._store = ts.KvStore.open(spec, context=ts.Context(context)).result()
+
+    def __truediv__(self, name: str) -> str:
+        return f"{self.where.rstrip('/')}/{name}"
+
+    def read(self, name: str) -> bytes | None:
+        """The content of an object; None if there is none."""
+        with self._explained(name):
+            found = self._store.read(name).result()
+        return None if found.state == "missing" else found.value
+
+    def read_all(self, names: Iterable[str]) -> list[bytes]:
+        """The contents of objects. Raises UserError if one does not exist."""
+        begun = [(name, self._store.read(name)) for name in names]
+        return [self.finish(name, future) for name, future in begun]
+
+    def begin(self, name: str, start: int, stop: int) -> "ts.Future[Any]":
+        """Begins to read bytes start to stop; `finish` waits for them."""
+        return self._store.read(name, byte_range=slice(start, stop))
+
+    def finish(self, name: str, future: "ts.Future[Any]") -> bytes:
+        """The bytes that `begin` reads. Raises UserError if there are fewer, or none."""
+        try:
+            found = future.result()
+        except ValueError as error:
+            if str(error).startswith("OUT_OF_RANGE"):
+                raise UserError(
+                    f"{self / name} is shorter than expected: it was changed", self.argument
+                ) from error
+            raise OSError(f"{self / name} cannot be read: {error}") from error
+        if found.state == "missing":
+            raise UserError(f"{self / name} does not exist", self.argument)
+        return found.value
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes an object whole; it replaces an earlier one."""
+        with self._explained(name):
+            self._store.write(name, data).result()
+
+    def sizes(self) -> dict[str, int]:
+        """The size of every object in bytes, by name, of a folder only those directly in it."""
+        if is_url(self.where):
+            return {found.name: found.size for found in self._bucket.below()}
+        try:
+            with os.scandir(self.where) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise UserError(f"{self.where!r} cannot be read: {error}", self.argument) from error
+
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:  # of every cause: permissions, a bucket that does not exist, the network
+            raise OSError(f"{self / name} cannot be read or written: {error}") from error
+
+
+def split(path: str) -> tuple[str, str]:
+    """The folder of a path or URL, and its last part."""
+    if is_url(path):
+        folder, _, name = path.rpartition("/")
+        return folder, name
+    return str(Path(path).parent), Path(path).name

@@ -1,0 +1,437 @@
+"""Documents to shards of token ids, by several processes: the same bytes for any number of them.
+
+A part of the input becomes at most two shards, of what is trained on and of what is held out. Its
+description, part-00000.json, is written last; parts that have one are left alone, so that the same call
+continues. plan.json says what is written here, and index.json, see `shard_index.py`, that all of it is.
+"""
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from hyena_jax.config import UserError, parse_json, require
+from hyena_jax.data.documents import Document, Span, parts_of, read_documents, spans_of
+from hyena_jax.data.objects import Objects
+from hyena_jax.data.shard_index import (
+    BIN,
+    DTYPES,
+    ENCODING,
+    ENDS,
+    INDEX,
+    Index,
+    Shard,
+    digest_of,
+    read_index,
+)
+from hyena_jax.data.tokenizers import BytesTokenizer, Tokenizer
+
+PLAN = "plan.json"
+KEYS = ("shards", "held_out")
+"""The shards of a part, as in the index."""
+AT_ONCE = 2**20
+"""Characters that are encoded together, at least."""
+LOOK_EVERY = 0.5
+"""Seconds between two calls of `progress`."""
+
+Progress = Callable[[int, int], None]
+"""progress(bytes of the input read by this call, tokens written by it)."""
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """All that the bytes of the shards depend on."""
+
+    tokenizer: Tokenizer
+    eos: int | None
+    """The id that ends every document."""
+    held_out: float
+    """The part of all documents that is held out."""
+    field: str
+    """See `read_documents`."""
+    tfds_dir: str | None
+    parts: tuple[tuple[Span, ...], ...]
+
+    @property
+    def dtype(self) -> str:
+        """Of the ids."""
+        return "uint16" if self.tokenizer.vocab_size <= 2**16 else "uint32"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the input."""
+        return sum(map(size_of, self.parts))
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of plan.json."""
+        names = ("eos", "held_out", "field")
+        settings = {name: getattr(self, name) for name in names}
+        return {"tokenizer_sha256": digest_of(self.tokenizer), **settings, "parts": self.parts}
+
+
+def size_of(part: Sequence[Span]) -> int:
+    """Bytes of a part of the input."""
+    return sum(span.size for span in part)
+
+
+def make_plan(
+    inputs: Sequence[str],
+    tokenizer: Tokenizer,
+    eos: int | str | None = None,
+    held_out: float = 0.001,
+    field: str = "text",
+    part_size: int = 2**27,
+    tfds_dir: str | None = None,
+    manual_dir: str | None = None,
+) -> ShardPlan:
+    """The parts of the inputs, and how they are encoded.
+
+    Args:
+      eos: the id that ends every document, or the text of its token; None: documents follow without a border.
+      part_size: bytes of the input in a part, at least, unless a part is the last one.
+
+    Raises:
+      UserError: if an input cannot be read, or `eos` is not one token.
+    """
+    if isinstance(eos, str):
+        ids = tokenizer.encode(eos).tolist()
+        must = f"an id below {tokenizer.vocab_size}, or the text of one token (this is {len(ids)}: {ids[:8]})"
+        if isinstance(tokenizer, BytesTokenizer):
+            must += "; bytes have no special tokens: take one that the text lacks, such as 0"
+        require(len(ids) == 1, "eos", eos, must)
+        (eos,) = ids
+    size = tokenizer.vocab_size
+    require(eos is None or 0 <= eos < size, "eos", eos, f"an id of the vocabulary, below {size}")
+    require(0 <= held_out <= 0.5, "held_out", held_out, "in [0, 0.5]")
+    parts = parts_of(spans_of(inputs, part_size, tfds_dir, manual_dir), part_size)
+    require(parts != [], "INPUT", list(inputs), "files with some text")
+    return ShardPlan(tokenizer, eos, held_out, field, tfds_dir, tuple(map(tuple, parts)))
+
+
+def prepare(plan: ShardPlan, output: str, workers: int, progress: Progress) -> Index:
+    """Writes the shards that are not there yet, and the index. All processes end with this one.
+
+    Args:
+      output: a new folder or one of the same plan, or gs://BUCKET/NAME.
+
+    Raises:
+      UserError: if `output` holds other shards or other files, or a document cannot be read or encoded.
+      OSError: if something cannot be written, or a process dies.
+    """
+    objects = Objects(output, "output")
+    there = objects.sizes()
+    text = json.dumps(plan.to_json()).encode()
+    if PLAN in there:
+        _require_same(output, objects.read(PLAN), text)
+    else:
+        require(not there, "output", output, "a new or empty folder, or one that this command began")
+        objects.write(PLAN, text)
+    objects.write(ENCODING, json.dumps(plan.tokenizer.to_json()).encode())
+    todo = [i for i in range(len(plan.parts)) if _part_name(i) not in there]
+    progress(sum(size_of(part) for i, part in enumerate(plan.parts) if _part_name(i) in there), 0)
+    _share(todo, workers, _writer, (plan, output), progress)
+    names = list(map(_part_name, range(len(plan.parts))))
+    found = zip(names, objects.read_all(names), strict=True)
+    parts = [_read_part(objects / name, data) for name, data in found]
+    shards = {key: tuple(part[key] for part in parts if part[key] is not None) for key in KEYS}
+    tokenizer = plan.tokenizer
+    index = Index(plan.dtype, tokenizer.vocab_size, plan.eos, digest_of(tokenizer), **shards)
+    objects.write(INDEX, index.to_json())
+    return index
+
+
+def _read_part(where: str, data: bytes) -> dict[str, Shard | None]:
+    """What a part's description says."""
+    try:
+        values = parse_json(data)
+        return {key: None if values[key] is None else Shard.read(values[key]) for key in KEYS}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{where} is damaged: {error!r:.200}; remove it and prepare again") from error
+
+
+def _part_name(number: int) -> str:
+    return f"part-{number:05d}.json"
+
+
+def _require_same(output: str, theirs: bytes | None, ours: bytes) -> None:
+    if theirs == ours:
+        return
+    try:
+        before, now = dict(parse_json(theirs or b"")), json.loads(ours)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"output {output!r} has a damaged {PLAN}: {error}; remove the folder") from error
+    names = ["inputs or their sizes" if n == "parts" else n for n in now if before.get(n) != now[n]]
+    raise UserError(
+        f"output {output!r} holds shards of other settings: {', '.join(names)}; give a new folder"
+    )
+
+
+def write_part(plan: ShardPlan, number: int, objects: Objects, progress: Progress) -> None:
+    """Writes the shards of a part of the input, and last their description."""
+    names = dict(zip(KEYS, (f"shard-{number:05d}", f"held-out-{number:05d}"), strict=True))
+    drafts = {key: _Draft(plan) for key in names}
+    for documents in _together(
+        document
+        for span in plan.parts[number]
+        for document in read_documents(span, plan.field, plan.tfds_dir)
+    ):
+        texts = [document.text for document in documents]
+        try:
+            encoded = plan.tokenizer.encode_all(texts)
+        except UserError:
+            for document in documents:  # which of them
+                try:
+                    plan.tokenizer.encode(document.text)
+                except UserError as error:
+                    raise UserError(f"{document.place}: {error}") from error
+            raise
+        n_tokens = 0
+        for document, ids in zip(documents, encoded, strict=True):
+            key = "held_out" if _is_held_out(document.text, plan.held_out) else "shards"
+            n_tokens += drafts[key].add(document, ids)
+        progress(sum(document.size for document in documents), n_tokens)
+    found = {key: draft.write(objects, names[key]) for key, draft in drafts.items()}
+    objects.write(_part_name(number), json.dumps(found).encode())
+
+
+def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Documents with text in groups that are worth a call of the tokenizer."""
+    group, size = [], 0
+    for document in documents:
+        group.append(document)
+        size += len(document.text)
+        if size >= AT_ONCE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _is_held_out(text: str, share: float) -> bool:
+    """Equal documents are on the same side, wherever they are."""
+    number = int.from_bytes(
+        hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little"
+    )
+    return number < share * 2**64
+
+
+class _Draft:
+    """A shard that is being made."""
+
+    def __init__(self, plan: ShardPlan):
+        self._plan, self._dtype = plan, DTYPES[plan.dtype]
+        self._rows: list[np.ndarray] = []
+        self._ends: list[int] = []
+        self._n_tokens = self._n_bytes = 0
+
+    def add(self, document: Document, ids: np.ndarray) -> int:
+        """Adds a document or a piece of it; returns the number of tokens."""
+        if document.text == "":
+            return 0
+        if document.is_end and self._plan.eos is not None:
+            ids = np.append(ids, self._plan.eos)
+        self._rows.append(ids.astype(self._dtype))
+        self._n_tokens += len(ids)
+        self._n_bytes += len(document.text.encode())
+        if document.is_end:
+            self._ends.append(self._n_tokens)
+        return len(ids)
+
+    def write(self, objects: Objects, name: str) -> dict[str, Any] | None:
+        """Writes the shard, unless it is empty; returns its description."""
+        if self._n_tokens == 0:
+            return None
+        tokens = np.concatenate(self._rows)
+        data, ends = tokens.tobytes(), np.array(self._ends, "<u8").tobytes()
+        objects.write(name + BIN, data)
+        objects.write(name + ENDS, ends)
+        digests = (hashlib.sha256(x).hexdigest() for x in (data, ends))
+        shard = Shard(name, len(tokens), len(self._ends), self._n_bytes, int(tokens.max()), *digests)
+        return dataclasses.asdict(shard)
+
+
+def verify(output: str, workers: int, progress: Progress) -> Index:
+    """Compares every shard with the index: size, SHA-256, largest id, and the ends of documents.
+
+    Raises:
+      UserError: if a shard differs; it says which, and how.
+    """
+    objects = Objects(output, "output")
+    data = objects.read(INDEX)
+    if data is None:
+        raise UserError(
+            f"{objects / INDEX} does not exist: the command that wrote the shards has not ended", "output"
+        )
+    index = read_index(objects / INDEX, data, "output")
+    shards = index.shards + index.held_out
+    _share(range(len(shards)), workers, _verifier, (index, output), progress)
+    return index
+
+
+def verify_shard(index: Index, number: int, objects: Objects, progress: Progress) -> None:
+    """Raises UserError unless a shard is as its index says."""
+    shard = (index.shards + index.held_out)[number]
+    dtype = DTYPES[index.dtype]
+    for suffix, sha256 in ((BIN, shard.sha256), (ENDS, shard.ends_sha256)):
+        data, what = objects.read(shard.name + suffix), objects / (shard.name + suffix)
+        found = None if data is None else hashlib.sha256(data).hexdigest()
+        if found != sha256:
+            found = "is missing" if data is None else f"has the SHA-256 {found[:12]} and {len(data):,} bytes"
+            again = f"remove {_part_name(int(shard.name[-5:]))} beside it and prepare again"
+            raise UserError(f"{what} {found}, but its index says {sha256[:12]}: {again}")
+        if suffix == BIN:
+            tokens = np.frombuffer(data, dtype)
+            agrees = (len(tokens), int(tokens.max())) == (shard.tokens, shard.largest)
+        else:
+            ends = np.frombuffer(data, "<u8")
+            agrees = len(ends) == shard.documents and (np.diff(ends.astype(np.int64)) >= 0).all()
+            agrees &= len(ends) == 0 or ends[-1] <= shard.tokens
+        require(bool(agrees), what, "other numbers", "as its index says")
+    progress(shard.tokens * dtype.itemsize, shard.tokens)
+
+
+Work = Callable[[int, Progress], None]
+
+
+def _writer(plan: ShardPlan, output: str) -> Work:
+    objects = Objects(output, "output")
+    return lambda number, progress: write_part(plan, number, objects, progress)
+
+
+def _verifier(index: Index, output: str) -> Work:
+    objects = Objects(output, "output")
+    return lambda number, progress: verify_shard(index, number, objects, progress)
+
+
+def _share(
+    numbers: Sequence[int],
+    workers: int,
+    make: Callable[..., Work],
+    arguments: tuple[Any, ...],
+    progress: Progress,
+) -> None:
+    """Does the work of all numbers, in several processes: each takes the next number when it is done with
+    one.
+
+    Args:
+      make: make(*arguments) returns what does the work of a number; called once in each process.
+
+    Raises:
+      OSError: if a process dies.
+      UserError, OSError: the first that the work raises.
+    """
+    workers = min(workers, len(numbers))
+    if workers <= 1:
+        with _one_thread():
+            work = make(*arguments)
+            for number in numbers:
+                work(number, progress)
+        return
+    context = multiprocessing.get_context("spawn")
+    following, counts = context.Value("q", 0), context.Array("q", 2)
+    readers, processes = [], []
+    try:
+        for _ in range(workers):
+            reader, writer = context.Pipe(duplex=False)
+            given = list(numbers), following, counts, writer, make, arguments
+            process = context.Process(target=_work, args=given, daemon=True)
+            process.start()
+            writer.close()  # the process has the other end alone, so that reading ends with it
+            readers.append(reader)
+            processes.append(process)
+        waiting, seen = dict(zip(readers, processes, strict=True)), (0, 0)
+        while waiting:
+            for reader in multiprocessing.connection.wait(list(waiting), LOOK_EVERY):
+                process = waiting.pop(reader)
+                _raise_its_error(reader, process)
+            with counts.get_lock():
+                now = counts[0], counts[1]
+            progress(now[0] - seen[0], now[1] - seen[1])
+            seen = now
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _raise_its_error(reader: Connection, process: Any) -> None:
+    try:
+        kind, message, argument = reader.recv()
+    except EOFError:
+        process.join()
+        raise OSError(
+            f"a worker process died with exit code {process.exitcode}; if it had too little memory, lower"
+            " --workers"
+        ) from None
+    if kind == "UserError":
+        raise UserError(message, argument)
+    if kind is not None:
+        raise OSError(message)
+
+
+def _work(
+    numbers: Sequence[int],
+    following: Any,
+    counts: Any,
+    writer: Connection,
+    make: Callable[..., Work],
+    arguments: tuple[Any, ...],
+) -> None:
+    """A process that works until no number is left, and says at the end which error there was."""
+    from hyena_jax.signals import take_signals
+
+    take_signals()
+    parent = multiprocessing.parent_process()
+
+    def end_with_parent() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+    def progress(n_bytes: int, n_tokens: int) -> None:
+        with counts.get_lock():
+            counts[0] += n_bytes
+            counts[1] += n_tokens
+
+    said = (None, "", None)
+    try:
+        with _one_thread():
+            work = make(*arguments)
+            while True:
+                with following.get_lock():
+                    i = following.value
+                    following.value += 1
+                if i >= len(numbers):
+                    break
+                work(numbers[i], progress)
+    except UserError as error:
+        said = ("UserError", error.message, error.argument)
+    except OSError as error:
+        said = ("OSError", str(error), None)
+    writer.send(said)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The tokenizers library uses one thread in this process: there is a process for each core."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

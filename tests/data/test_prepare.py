@@ -1,0 +1,388 @@
+"""Shards are the encoded documents, in the same bytes however they are made; wrong input is one line."""
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hyena_jax.cli.commands import run
+from hyena_jax.config import UserError
+from hyena_jax.data import documents, prepare
+from hyena_jax.data.shard_index import read_index
+from hyena_jax.data.tokenizers import BpeTokenizer, BytesTokenizer
+
+WORDS = (
+    "the quick brown fox jumps over one lazy dog and naps\nthen  two\n\nmore \u00e9t\u00e9 days go by".split(
+        " "
+    )
+)
+TEXTS = [" ".join(random.Random(i).choices(WORDS, k=5 + i % 40)) for i in range(300)]
+BYTES = BytesTokenizer()
+
+
+def no_progress(n_bytes, n_tokens):
+    pass
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    options = {"special_tokens": ["<eos>"], "show_progress": False, "initial_alphabet": alphabet}
+    tokenizer.train_from_iterator(TEXTS, tokenizers.trainers.BpeTrainer(vocab_size=400, **options))
+    return BpeTokenizer(tokenizer.to_str())
+
+
+@pytest.fixture
+def lines(tmp_path):
+    path = tmp_path / "docs.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(TEXTS)))
+    return str(path)
+
+
+def made(inputs, output, tokenizer=BYTES, workers=1, progress=no_progress, **options):
+    options = {"eos": 0, "part_size": 5000, "held_out": 0.1, **options}
+    inputs = [inputs] if isinstance(inputs, str) else inputs
+    return prepare.prepare(prepare.make_plan(inputs, tokenizer, **options), str(output), workers, progress)
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def tokens_of(folder, shards):
+    dtype = json.loads((folder / "index.json").read_bytes())["dtype"]
+    parts = [np.fromfile(folder / f"{shard.name}.bin", dtype) for shard in shards]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def documents_of(folder, shards):
+    """The documents in shards, by the ends that are beside them."""
+    found = []
+    for shard in shards:
+        ends = np.fromfile(folder / f"{shard.name}.ends", "<u8").astype(int)
+        found += np.split(tokens_of(folder, [shard]), ends)[: len(ends)]
+    return found
+
+
+def test_shards_are_the_encoded_documents(lines, tmp_path, bpe):
+    index = made(lines, tmp_path / "out", bpe, eos="<eos>")
+    assert read_index("x", (tmp_path / "out" / "index.json").read_bytes(), "x") == index
+    assert (index.dtype, index.vocab_size) == ("uint16", bpe.vocab_size)
+    assert len(index.shards) > 3
+    ours, held_out = (documents_of(tmp_path / "out", shards) for shards in (index.shards, index.held_out))
+    assert 10 < len(held_out) < 60  # of 300, a tenth
+    eos = bpe.encode("<eos>").tolist()
+    expected = {tuple(bpe.encode(text).tolist() + eos) for text in TEXTS}
+    assert {tuple(ids.tolist()) for ids in ours + held_out} == expected
+    assert len(ours + held_out) == len(TEXTS)
+    # In the order of the input.
+    rest = [text for text in TEXTS if not prepare._is_held_out(text, 0.1)]
+    assert [bpe.decode(ids[:-1]) for ids in ours] == rest
+    assert sum(s.text_bytes for s in index.shards) == sum(len(text.encode()) for text in rest)
+
+
+def test_a_large_vocabulary_is_uint32(lines, tmp_path):
+    class Many(BytesTokenizer):
+        vocab_size = 2**16 + 1
+
+    index = made(lines, tmp_path / "out", Many(), eos=2**16)
+    assert index.dtype == "uint32"
+    assert tokens_of(tmp_path / "out", index.shards).max() == 2**16
+
+
+def test_the_bytes_do_not_depend_on_the_workers(lines, tmp_path, bpe):
+    for workers in (1, 2, 3):
+        made(lines, tmp_path / str(workers), bpe, workers)
+    assert content(tmp_path / "1") == content(tmp_path / "2") == content(tmp_path / "3")
+
+
+def test_a_call_that_stops_is_continued(lines, tmp_path):
+    made(lines, tmp_path / "whole")
+    calls = len([name for name in content(tmp_path / "whole") if name.startswith("part-")])
+
+    for _ in range(5):
+
+        def stop_at_the_second(n_bytes, n_tokens, seen=[]):  # noqa: B006
+            seen += [1] if n_tokens else []
+            if len(seen) == 3:
+                raise KeyboardInterrupt
+
+        try:
+            made(lines, tmp_path / "stopped", progress=stop_at_the_second)
+        except KeyboardInterrupt:
+            continue
+    assert calls > 5
+    made(lines, tmp_path / "stopped")
+    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "stopped").glob("shard-*")}
+    made(lines, tmp_path / "stopped")  # nothing is written again
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+@pytest.mark.faults
+def test_killed_five_times(tmp_path):
+    """SIGKILL to the command, whose workers end with it; then the same bytes as without."""
+    path = tmp_path / "docs.jsonl"
+    path.write_text("".join(json.dumps({"text": text * 40}) + "\n" for text in TEXTS * 8))
+    common = f"prepare {path} --tokenizer bytes --eos 0 --shard-bytes 200000 --workers 2 --output".split()
+    command = [sys.executable, "-m", "hyena_jax", *common]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    n_kills = 0
+    for kill in range(5):
+        process = subprocess.Popen([*command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
+        while len(list(tmp_path.glob("killed/part-*"))) < 2 + 2 * kill and process.poll() is None:
+            time.sleep(0.01)
+        n_kills += process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert n_kills == 5
+    subprocess.run([*command, str(tmp_path / "killed")], check=True, capture_output=True)
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+@pytest.mark.cloud
+def test_a_bucket_holds_the_same_bytes(lines, tmp_path, bucket):
+    from hyena_jax.data.objects import Objects
+
+    made(lines, tmp_path / "out")
+    index = made(lines, bucket)
+    objects = Objects(bucket, "output")
+    assert {name: objects.read(name) for name in objects.sizes()} == content(tmp_path / "out")
+    prepare.verify(bucket, 1, no_progress)
+    objects.write("shard-00000.bin", b"ab")
+    with pytest.raises(UserError, match="shard-00000.bin has the SHA-256 .* and 2 bytes"):
+        prepare.verify(bucket, 1, no_progress)
+    assert len(index.shards) > 3
+
+
+def test_every_kind_of_input_holds_the_same_documents(lines, tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+    whole = Path(lines).read_bytes()
+    half = whole.index(b"\n", len(whole) // 2) + 1
+    (tmp_path / "docs.jsonl.gz").write_bytes(gzip.compress(whole[:half]) + gzip.compress(whole[half:]))
+    codec = pyarrow.Codec("zstd")
+    frames = b"".join(codec.compress(part).to_pybytes() for part in (whole[:half], whole[half:]))
+    (tmp_path / "docs.jsonl.zst").write_bytes(frames)
+    table = pyarrow.table({"text": TEXTS})
+    parquet.write_table(table, tmp_path / "docs.parquet", row_group_size=70)
+    index = made(lines, tmp_path / "out")
+    expected = tokens_of(tmp_path / "out", index.shards)
+    for suffix in ("jsonl.gz", "jsonl.zst", "parquet"):
+        index = made(str(tmp_path / f"docs.{suffix}"), tmp_path / suffix)
+        np.testing.assert_array_equal(tokens_of(tmp_path / suffix, index.shards), expected)
+    assert len(index.shards) == 5  # one for each group of rows
+
+
+class FakeSplit(list):
+    @property
+    def num_examples(self):
+        return len(self)
+
+    @property
+    def num_bytes(self):
+        return sum(map(len, self))
+
+
+class FakeBuilder:
+    """A prepared data set of TensorFlow Datasets."""
+
+    def __init__(self):
+        self.info = type("Info", (), {"splits": {"train": FakeSplit(TEXTS), "test": FakeSplit(["a", "b"])}})()
+
+    def is_prepared(self):
+        return True
+
+    def as_data_source(self, split):
+        return [{"text": text.encode(), "label": 3} for text in self.info.splits[split]]
+
+
+def test_a_split_of_tensorflow_datasets_holds_the_same_documents(lines, tmp_path, monkeypatch):
+    monkeypatch.setattr("tensorflow_datasets.builder", lambda name, **options: FakeBuilder())
+    monkeypatch.setattr(documents, "TFDS_SPAN", 77)
+    index = made(lines, tmp_path / "out")
+    expected = tokens_of(tmp_path / "out", index.shards)
+    index = made("tfds:fake", tmp_path / "tfds")
+    np.testing.assert_array_equal(tokens_of(tmp_path / "tfds", index.shards), expected)
+    assert len(index.shards) == 4
+    index = made("tfds:fake:test", tmp_path / "test", held_out=0.0)
+    np.testing.assert_array_equal(tokens_of(tmp_path / "test", index.shards), [*b"a\0b\0"])
+    with pytest.raises(
+        UserError, match="INPUT must be tfds:fake:SPLIT with one of train, test, got 'tfds:fake:dev"
+    ):
+        made("tfds:fake:dev", tmp_path / "dev")
+    with pytest.raises(UserError, match="field must be a feature of tfds:fake:train, example 0: text, label"):
+        made("tfds:fake", tmp_path / "field", field="body")
+
+
+def test_a_long_text_is_encoded_as_if_it_were_not_cut(tmp_path, bpe, monkeypatch):
+    monkeypatch.setattr(documents, "PIECE", 300)
+    text = "\n".join(TEXTS)
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    index = made(str(tmp_path / "a.txt"), tmp_path / "out", bpe, held_out=0.0, eos="<eos>", part_size=4000)
+    assert len(index.shards) > 3
+    assert [s.documents for s in index.shards] == [0] * (len(index.shards) - 1) + [1]
+    np.testing.assert_array_equal(
+        tokens_of(tmp_path / "out", index.shards), [*bpe.encode(text), *bpe.encode("<eos>")]
+    )
+
+
+@pytest.mark.parametrize("text", ["\u00e9" * 5000, "\u3042\u3044\n" * 2000, "a\n\n b" * 3000, "\n" * 9000])
+def test_any_text_can_be_cut(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(documents, "PIECE", 301)
+    monkeypatch.setattr(documents, "SEARCHED", 100)
+    (tmp_path / "a.txt").write_text(text)
+    index = made(str(tmp_path / "a.txt"), tmp_path / "out", held_out=0.0, eos=None, part_size=1001)
+    assert tokens_of(tmp_path / "out", index.shards).astype(np.uint8).tobytes().decode() == text
+
+
+def test_a_folder_is_its_files_in_order(tmp_path):
+    for name in ("b.txt", "a/c.md", ".hidden"):
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "in" / name).write_text(name)
+    index = made(str(tmp_path / "in"), tmp_path / "out", held_out=0.0, part_size=100)
+    assert tokens_of(tmp_path / "out", index.shards).astype(np.uint8).tobytes() == b"a/c.md\0b.txt\0"
+    assert len(index.shards) == 1
+
+
+def test_verify_finds_what_was_changed(lines, tmp_path, capsys):
+    made(lines, tmp_path / "out")
+    assert run(["prepare", "--verify", "--output", str(tmp_path / "out"), "--workers", "1"]) == 0
+    assert "shards are as their index says" in capsys.readouterr().out
+    path = tmp_path / "out" / "shard-00001.ends"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match="shard-00001.ends has the SHA-256 .* remove part-00001.json"):
+        prepare.verify(str(tmp_path / "out"), 1, no_progress)
+    path.unlink()
+    with pytest.raises(UserError, match="shard-00001.ends is missing"):
+        prepare.verify(str(tmp_path / "out"), 1, no_progress)
+    (tmp_path / "out" / "part-00001.json").unlink()
+    made(lines, tmp_path / "out")
+    prepare.verify(str(tmp_path / "out"), 1, no_progress)
+
+
+def test_the_command(lines, tmp_path, capsys):
+    flags = ["--tokenizer", "bytes", "--eos", "0", "--output", str(tmp_path / "out"), "--workers", "1"]
+    assert run(["prepare", lines, *flags]) == 0
+    out = capsys.readouterr().out
+    assert f"--data shards --data.sources {tmp_path / 'out'}" in out
+    few = tmp_path / "few.txt"
+    few.write_text("a text")
+    assert run(["prepare", str(few), *flags[:-3], str(tmp_path / "two"), *flags[-2:]]) == 0
+    assert "so few documents that none is held out by --held-out 0.001: raise it" in capsys.readouterr().out
+
+
+def test_texts_without_text_and_no_output_are_refused(tmp_path):
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n' * 3)
+    for output, message in ((str(tmp_path / "out"), "all documents are empty"), ("", "--output must be")):
+        given = ["prepare", str(tmp_path / "empty.jsonl"), "--tokenizer", "bytes", "--output", output]
+        with pytest.raises(UserError, match=message):
+            run([*given, "--workers", "1"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eos": 256}, "eos must be an id of the vocabulary, below 256, got 256"),
+        (
+            {"eos": "ab"},
+            r"eos must be an id below 256, or the text of one token \(this is 2: \[97, 98\]\); bytes have no",
+        ),
+        ({"held_out": 0.7}, r"held_out must be in \[0, 0.5\]"),
+        (
+            {"field": "body"},
+            "field must be a key of every document, but .*docs.jsonl, byte 0 is an object with text",
+        ),
+        ({"field": "id"}, "field must be a text, but in .* it is int"),
+        ({"inputs": ["nowhere.txt"]}, "INPUT must be a file, a folder, or tfds:NAME, got 'nowhere.txt'"),
+    ],
+)
+def test_wrong_settings_are_one_line(lines, tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        made(**{"inputs": lines, "output": tmp_path / "out", **options})
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt", b"abc\xff", "must hold UTF-8 text, but .*a.txt, byte 0 has byte 0xff at offset 3"),
+        ("a.jsonl", b'{"text": "a"}\n{"text"', "a.jsonl, byte 14: not JSON"),
+        ("a.jsonl", b"[1]\n", "field must be a key of every document, but .* is list"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl, byte 0: text must hold only symbols of the bytes"),
+        ("a.jsonl.gz", b"abc", "a.jsonl.gz' cannot be read: Not a gzipped file"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "abc"}\n', mtime=0)[:-9], "a.jsonl.gz' cannot be read"),
+        ("a.txt.gz", b"abc", "INPUT must be a text, .parquet, or one of .jsonl"),
+        ("a.parquet", b"abc", "a.parquet' is not a Parquet file"),
+        ("a.bin", b"abc", "is a file of tokens, not of text"),
+        ("a.txt", b"", "INPUT must be files with some text"),
+    ],
+)
+def test_wrong_files_are_one_line(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=message):
+        made(str(tmp_path / name), tmp_path / "out")
+
+
+def test_an_error_of_a_worker_is_that_of_the_command(lines, tmp_path):
+    with Path(lines).open("a") as file:
+        file.write('{"other": 1}\n')
+    with pytest.raises(UserError, match="field must be a key of every document") as caught:
+        made(lines, tmp_path / "out", workers=2)
+    assert caught.value.argument == "field"
+
+
+def test_other_shards_and_other_files_are_left_alone(lines, tmp_path):
+    made(lines, tmp_path / "out")
+    before = content(tmp_path / "out")
+    with pytest.raises(UserError, match="holds shards of other settings: eos, held_out; give a new folder"):
+        made(lines, tmp_path / "out", eos=1, held_out=0.2)
+    with Path(lines).open("a") as file:
+        file.write('{"text": "more"}\n')
+    with pytest.raises(UserError, match="other settings: inputs or their sizes"):
+        made(lines, tmp_path / "out")
+    assert content(tmp_path / "out") == before
+    (tmp_path / "out" / "part-00001.json").write_text("{}")
+    with Path(lines).open("r+") as file:
+        file.truncate(Path(lines).stat().st_size - len('{"text": "more"}\n'))
+    with pytest.raises(UserError, match="part-00001.json is damaged: .*; remove it and prepare again"):
+        made(lines, tmp_path / "out")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="output must be a new or empty folder"):
+        made(lines, tmp_path / "other")
+    assert content(tmp_path / "other") == {"mine.txt": b"mine"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["a.txt", "--tokenizer", "bytes"], "--output must be given"),
+        (["--output", "o", "--tokenizer", "bytes"], "INPUT must be files, folders"),
+        (["a.txt", "--output", "o"], "tokenizer_path must be given exactly when tokenizer is"),
+        (
+            [".", "--output", "o", "--tokenizer", "bytes"],
+            "--output must be outside of INPUT '.', which would be",
+        ),
+        (["a.txt", "--output", "o", "--verify"], "INPUT must be left out with --verify"),
+        (["--output", "nowhere", "--verify"], "index.json does not exist: the command that wrote"),
+        (["a.txt", "--output", "o", "--tokenizer", "gpt"], "--tokenizer 'gpt' is unknown"),
+    ],
+)
+def test_wrong_command_lines(flags, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        run(["prepare", *flags])
+    assert message.replace("tokenizer_path", "--tokenizer-path") in str(caught.value)
+    assert list(tmp_path.iterdir()) == []

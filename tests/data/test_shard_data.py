@@ -1,0 +1,414 @@
+"""Batches from shards: a function of (seed, step) wherever the shards lie; a wrong source is one line."""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from bucket_server import BUCKET
+
+from hyena_jax.config import ShardsConfig, TokensConfig, UserError
+from hyena_jax.data import objects, tokens
+from hyena_jax.data.dataset import encoding_from_json, load
+from hyena_jax.data.objects import Objects
+from hyena_jax.data.shard_index import DTYPES, Index, Shard, digest_of
+from hyena_jax.data.tokenizers import BytesTokenizer, DnaTokenizer
+
+L = 8
+EOS = 10
+
+
+def write_source(where, sizes, held_out=(40,), seed=0, tokenizer=None, dtype="uint16", vocab_size=None):
+    """Shards of random ids below the vocabulary's size, with their index; returns the ids by name."""
+    tokenizer = tokenizer or BytesTokenizer()
+    rng, objects, written = np.random.default_rng(seed), Objects(str(where), "output"), {}
+    size = vocab_size or tokenizer.vocab_size
+
+    def shards(kind, sizes):
+        for i, n in enumerate(sizes):
+            ids = rng.integers(0, size, n).astype(DTYPES[dtype])
+            ids[0] = size - 1
+            name = f"{kind}-{i:05d}"
+            objects.write(f"{name}.bin", ids.tobytes())
+            written[name] = ids
+            digest = hashlib.sha256(ids.tobytes()).hexdigest()
+            yield Shard(name, n, 1, n, int(ids.max()), digest, "")
+
+    parts = tuple(shards("shard", sizes)), tuple(shards("held-out", held_out))
+    eos = min(EOS, tokenizer.vocab_size - 1)
+    index = Index(dtype, tokenizer.vocab_size, eos, digest_of(tokenizer), *parts)
+    objects.write("encoding.json", json.dumps(tokenizer.to_json()).encode())
+    objects.write("index.json", index.to_json())
+    return written
+
+
+SIZES = {"web": [100, 57, 200], "code": [64, 33]}
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two sources, and their shards' ids."""
+    ids = {name: write_source(tmp_path / name, SIZES[name], seed=i) for i, name in enumerate(SIZES)}
+    return ids, tuple(f"{name}={tmp_path / name}" for name in SIZES)
+
+
+def config(sources, **options):
+    sources = tuple(map(str, sources)) if isinstance(sources, list | tuple) else (str(sources),)
+    return ShardsConfig(**{"sources": sources, "seq_len": L, "batch_size": 8, **options})
+
+
+def windows(ids):
+    """All runs of L + 1 ids in a shard."""
+    return {tuple(ids[i : i + L + 1].tolist()) for i in range(len(ids) - L)}
+
+
+def rows_of(batch):
+    assert {x.dtype for x in batch.values()} == {np.dtype(np.int32)}
+    np.testing.assert_array_equal(batch["inputs"][:, 1:], batch["targets"][:, :-1])
+    return [tuple(row) for row in np.concatenate([batch["inputs"], batch["targets"][:, -1:]], 1).tolist()]
+
+
+def test_rows_are_windows_of_the_sources_by_their_weights(two):
+    ids, sources = two
+    data = load(config(sources, weights=(0.75, 0.25)))
+    of = {
+        name: set().union(*(windows(x) for shard, x in ids[name].items() if "shard" in shard)) for name in ids
+    }
+    rows = rows_of(data.rows(3, np.arange(400)))
+    assert sum(row in of["web"] for row in rows) == 300
+    assert all(row in of["web"] or row in of["code"] for row in rows)
+
+
+def test_an_epoch_reads_side_by_side_and_nearly_everything(two):
+    data = load(config(two[1][0]))
+    n = len(data.train[0])
+    assert n == sum((size - 1) // L - 1 for size in SIZES["web"])
+    epochs = [rows_of(data.rows(3, np.arange(e * n, (e + 1) * n))) for e in range(3)]
+    for rows in epochs:
+        assert len(set(rows)) == n
+        firsts, lasts = ({row[i] for row in rows} for i in (0, -1))
+        assert len(firsts & lasts) >= n - 3 - 60  # ids repeat by chance
+    assert len({tuple(rows) for rows in epochs}) == 3
+    starts = [set(rows) for rows in epochs]
+    assert starts[0] != starts[1] or starts[1] != starts[2]  # other offsets, not only another order
+
+
+def test_a_shard_of_one_window(tmp_path):
+    write_source(tmp_path, [L + 1, 2 * L, L])
+    data = load(config(tmp_path))
+    assert len(data.train[0]) == 2
+    rows_of(data.rows(0, np.arange(50)))
+
+
+def batches(data, steps=range(10), n_parts=1, seed=7):
+    parts = [data.train_batches(8, seed, part, n_parts) for part in range(n_parts)]
+    found = [[part[t] for part in parts] for t in steps]
+    return [{name: np.concatenate([part[name] for part in of]) for name in of[0]} for of in found]
+
+
+def assert_equal_batches(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_batches_do_not_depend_on_the_processes_or_on_where_a_run_begins(two):
+    data = load(config(two[1], weights=(0.7, 0.3), documents=True))
+    whole = batches(data)
+    assert_equal_batches(whole, batches(data, n_parts=4))
+    assert_equal_batches(whole[5:7], batches(data, [5, 6]))
+    assert not np.array_equal(whole[0]["inputs"], batches(data, seed=8)[0]["inputs"])
+    assert not np.array_equal(whole[0]["inputs"], whole[1]["inputs"])
+
+
+def test_shards_that_moved_are_the_same_data(two, tmp_path):
+    data = load(config(two[1], weights=(0.7, 0.3)))
+    (tmp_path / "new").mkdir()
+    for name in SIZES:
+        shutil.move(tmp_path / name, tmp_path / "new" / name)
+    moved = tuple(f"{name}={tmp_path / 'new' / name / 'index.json'}" for name in SIZES)
+    again = load(config(moved, weights=(0.7, 0.3)), encoding_from_json(data.to_json()))
+    assert again.fingerprint == data.fingerprint
+    assert_equal_batches(batches(data.__class__(**vars(again))), batches(again))
+    for change in ({"weights": (0.6, 0.4)}, {"seq_len": L + 1}, {"weights": None}):
+        assert load(config(moved, **{"weights": (0.7, 0.3), **change})).fingerprint != data.fingerprint
+    write_source(tmp_path / "new" / "code", SIZES["code"], seed=9)
+    assert load(config(moved, weights=(0.7, 0.3))).fingerprint != data.fingerprint
+
+
+@pytest.mark.cloud
+def test_a_bucket_gives_the_batches_of_a_folder(two, bucket, tmp_path):
+    for i, name in enumerate(SIZES):
+        write_source(f"{bucket}/{name}", SIZES[name], seed=i)
+    options = {"weights": (0.7, 0.3), "documents": True}
+    ours = load(config(two[1], **options))
+    theirs = load(config([f"{name}={bucket}/{name}" for name in SIZES], **options))
+    assert theirs.fingerprint == ours.fingerprint
+    assert_equal_batches(batches(theirs), batches(ours, n_parts=4))  # of ten steps
+    assert_equal_batches(list(ours.eval_batches(4)), list(theirs.eval_batches(4)))
+    listed = load(config(f"{bucket}/web/shard-*.bin", validation_sources=(f"{bucket}/code",)))
+    assert_equal_batches(batches(listed), batches(load(config(two[1][0]))))
+    with pytest.raises(UserError, match="sources must be a pattern that some .* match, got 'gs://"):
+        load(config(f"{bucket}/nothing/*.bin"))
+    with pytest.raises(UserError, match="gs://.*/nothing/index.json does not exist"):
+        load(config(f"{bucket}/nothing"))
+
+
+@pytest.mark.cloud
+def test_a_bucket_that_does_not_answer_is_one_line(proxy, tmp_path, monkeypatch):
+    monkeypatch.setattr(objects, "RETRIES", 1)
+    source = f"gs://{BUCKET}/{tmp_path.name}"
+    write_source(source, [100])
+    data = load(config(source))
+    proxy.fault = lambda method, path: 503
+    with pytest.raises(OSError, match=f"^{source}/shard-00000.bin cannot be read: .*answered 503"):
+        batches(data)
+    with pytest.raises(OSError, match=f"^{source}/index.json cannot be read .*answered 503"):
+        load(config(source))
+
+
+def test_every_held_out_token_is_predicted_once(tmp_path):
+    ids = write_source(tmp_path, [100], held_out=(40, 2, 17, 1))
+    data = load(config(tmp_path))
+    found = list(data.eval_batches(3))
+    targets = np.concatenate([batch["targets"][batch["weights"] > 0] for batch in found])
+    expected = [x[1:] for name, x in ids.items() if name.startswith("held-out")]
+    np.testing.assert_array_equal(targets, np.concatenate(expected))
+    assert data.n_held_out == len(targets)
+    assert data.held_out_bytes == 59  # of the shards with a token to predict
+    assert data.n_eval_rows(3) == 3
+
+
+def test_validation_sources_are_held_out(two):
+    ids, sources = two
+    data = load(config(sources[0], validation_sources=(sources[1],)))
+    assert data.n_held_out == sum(len(x) - 1 for x in ids["code"].values())
+
+
+def test_documents_are_kept_apart_by_the_eos_between_them(two):
+    data = load(config(two[1], documents=True))
+    for batch in (data.rows(0, np.arange(64)), data.held_out_rows(np.arange(3))):
+        inputs, segments = batch["inputs"], batch["segment_ids"]
+        assert segments.dtype == np.int32
+        for row, ids in zip(inputs, segments, strict=True):
+            assert ids.tolist() == [int(np.sum(row[:t] == EOS)) for t in range(L)]
+    assert "segment_ids" not in load(config(two[1])).rows(0, np.arange(2))
+
+
+def test_files_without_an_index(tmp_path):
+    ids = write_source(tmp_path / "web", SIZES["web"])
+    indexed = load(config(tmp_path / "web"))
+    (tmp_path / "web" / "index.json").unlink()
+    options = {
+        "dtype": "uint16",
+        "vocab_size": 300,
+        "validation_sources": (f"{tmp_path}/web/held-out-00000.bin",),
+    }
+    data = load(config(f"{tmp_path}/web/shard-*.bin", **options))
+    assert data.tokenizer.vocab_size == 300
+    assert_equal_batches(batches(data), batches(indexed))
+    files = [f"web={tmp_path / 'web' / f'{name}.bin'}" for name in ids if name.startswith("shard")]
+    assert_equal_batches(batches(load(config(files, **options))), batches(data))
+    with pytest.raises(UserError, match="dtype must be uint16 or uint32, for .bin files without an index"):
+        load(config(files))
+    with pytest.raises(UserError, match="vocab_size must be given for .bin files"):
+        load(config(files, dtype="uint16"))
+    with pytest.raises(UserError, match="documents must be False, since no id ends documents"):
+        load(config(files, **options, documents=True))
+    assert load(config(files, **options, documents=True, eos=3)).eos == 3
+    small = load(config(files, **{**options, "vocab_size": 200}))
+    with pytest.raises(
+        UserError, match="shard-0000.*.bin must be ids below the vocabulary's size 200, got 2"
+    ):
+        batches(small)
+    (tmp_path / "odd.bin").write_bytes(b"abc")
+    with pytest.raises(
+        UserError, match="odd.bin must be uint16 numbers, a multiple of 2 bytes, got '3 bytes'"
+    ):
+        load(config(tmp_path / "odd.bin", **options))
+
+
+def test_files_of_an_indexed_folder_are_as_the_index_says(tmp_path):
+    write_source(tmp_path / "web", SIZES["web"], dtype="uint32")
+    whole = load(config(tmp_path / "web"))
+    data = load(config(f"{tmp_path}/web/shard-*.bin", validation_sources=(str(tmp_path / "web"),)))
+    assert_equal_batches(batches(data), batches(whole))
+
+
+def damaged(path, **changes):
+    values = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**values, **changes}))
+
+
+def without_the_index(folder):
+    (folder / "index.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("harm", "options", "message"),
+    [
+        (
+            lambda f: (f / "shard-00001.bin").unlink(),
+            {},
+            "shard-00001.bin is missing, but its index lists it",
+        ),
+        (
+            lambda f: (f / "shard-00001.bin").write_bytes(b"ab"),
+            {},
+            "shard-00001.bin has 2 bytes, but its index says 114",
+        ),
+        (
+            lambda f: None,
+            {"dtype": "uint32"},
+            "dtype must be 'uint16', as the index of .* says, got 'uint32'",
+        ),
+        (lambda f: None, {"vocab_size": 100}, "vocab_size must be 256, as the index of"),
+        (lambda f: None, {"eos": 3}, "eos must be 10, as the index of"),
+        (lambda f: None, {"weights": (0.5, 0.5)}, "weights must be 1 numbers, one for each source: web, got"),
+        (
+            lambda f: None,
+            {"seq_len": 200},
+            "source 'web' is too short: its longest shard has 200 tokens, and seq_l",
+        ),
+        (
+            without_the_index,
+            {},
+            "index.json does not exist: write it with hyena-jax prepare, or name .bin files",
+        ),
+        (lambda f: (f / "encoding.json").unlink(), {}, "encoding.json is missing: the tokenizer"),
+        (
+            lambda f: (f / "encoding.json").write_text(json.dumps(DnaTokenizer().to_json())),
+            {},
+            "encoding.json must be of SHA-256",
+        ),
+        (lambda f: (f / "index.json").write_text("{"), {}, "index.json is not an index of shards: not JSON"),
+        (lambda f: (f / "index.json").write_text("[]"), {}, "index.json is not an index of shards"),
+        (lambda f: damaged(f / "index.json", version=2), {}, "version must be 1, got 2"),
+        (lambda f: damaged(f / "index.json", dtype="int8"), {}, "dtype must be one of uint16, uint32"),
+        (
+            lambda f: damaged(f / "index.json", vocab_size=200),
+            {},
+            "the largest id must be below the .* size 200",
+        ),
+        (lambda f: damaged(f / "index.json", shards=[{"name": "a"}]), {}, "'tokens' is missing"),
+        (
+            lambda f: damaged(f / "index.json", held_out=[]),
+            {},
+            "hold no tokens to evaluate on: give --data.valid",
+        ),
+    ],
+)
+def test_wrong_sources_are_one_line(tmp_path, harm, options, message):
+    write_source(tmp_path, SIZES["web"])
+    harm(tmp_path)
+    with pytest.raises(UserError, match=message) as caught:
+        load(config(f"web={tmp_path}", **options))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ((), "data.sources must be folders of shards"),
+        (("nowhere/*.bin",), "sources must be a pattern that some .bin files, .* got 'nowhere/"),
+        (("nowhere",), "nowhere/index.json does not exist"),
+        (("nowhere/a.bin",), "dtype must be uint16 or uint32"),
+        (("gs://b",), "sources must be gs://BUCKET/NAME"),
+    ],
+)
+def test_sources_that_are_not_there(sources, message):
+    with pytest.raises(UserError, match=message):
+        load(config(sources))
+
+
+def test_sources_of_two_tokenizers(two, tmp_path):
+    write_source(tmp_path / "dna", [90], tokenizer=DnaTokenizer())
+    with pytest.raises(
+        UserError,
+        match="sources must be of one tokenizer, but the index of .* is of .* and that of .* of .*SHA-256",
+    ):
+        load(config([*two[1], tmp_path / "dna"]))
+    with pytest.raises(UserError, match="must be of the run's tokenizer"):
+        load(config(tmp_path / "dna"), BytesTokenizer())
+
+
+def test_a_shard_that_changes_while_it_is_read(two, tmp_path):
+    data = load(config(two[1]))
+    for path in (tmp_path / "web").glob("*.bin"):
+        path.write_bytes(b"ab")
+    with pytest.raises(UserError, match=r"shard-.*.bin is shorter than expected: it was changed"):
+        batches(data)
+    shutil.rmtree(tmp_path / "web")
+    with pytest.raises(UserError, match=r"shard-.*.bin does not exist"):
+        batches(data)
+
+
+START = """
+import resource, sys, time
+import numpy, tensorstore, grain, hyena_jax.data.shards, hyena_jax.data.tokenizers
+from hyena_jax.config import ShardsConfig
+from hyena_jax.data.dataset import load
+import hyena_jax.storage.location
+config = ShardsConfig(sources=tuple(sys.argv[1:]), weights=(0.7, 0.3), seq_len=2048)
+before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+data = load(config)
+seconds = time.process_time() - begun
+data.train_batches(32, 0)[1000]
+print(seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_a_start_takes_the_time_and_memory_of_the_index(tmp_path):
+    """Two sources of 300 shards, 43 billion tokens in all: less than a second, less than 100 MB."""
+    n, sources = 2**27 // 2 * 3 // 2, []
+    for name in ("web", "code"):
+        folder = tmp_path / name
+        write_source(folder, [9], held_out=(5000,))
+        shards = tuple(Shard(f"shard-{i:05d}", n, 1, n, 9, "0" * 64, "0" * 64) for i in range(300))
+        index = json.loads((folder / "index.json").read_bytes())
+        held_out = tuple(Shard(**shard) for shard in index["held_out"])
+        for shard in shards:
+            with (folder / f"{shard.name}.bin").open("wb") as file:
+                file.truncate(2 * n)  # sparse: they take no space
+        whole = Index("uint16", 256, None, index["tokenizer_sha256"], shards, held_out)
+        (folder / "index.json").write_bytes(whole.to_json())
+        sources.append(f"{name}={folder}")
+    command = [sys.executable, "-c", START, *sources]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds, megabytes = map(float, done.stdout.split())
+    assert seconds < 1
+    assert megabytes < 100
+
+
+def test_fields_survive_a_change_of_the_kind_of_data():
+    from hyena_jax.config import Experiment, decode, encode
+
+    experiment = Experiment(data=config(("web=a", "code=b/*.bin"), weights=(0.7, 0.3), dtype="uint32"))
+    assert decode(json.loads(json.dumps(encode(experiment)))) == experiment
+    with pytest.raises(UserError, match="weights must be a weight for each source"):
+        dataclasses.replace(experiment.data, weights=())
+
+
+def test_one_file_beside_an_index_is_not_read_at_a_start(tmp_path, monkeypatch):
+    ids = write_source(tmp_path, [300], held_out=(40,))
+    path, held_out = (str(tmp_path / f"{name}.bin") for name in ids)
+    options = {"seq_len": L, "vocab_size": 256}
+    index = (tmp_path / "index.json").read_bytes()
+    (tmp_path / "index.json").unlink()
+    slow = load(TokensConfig(path, held_out, **options))
+    (tmp_path / "index.json").write_bytes(index)
+    monkeypatch.setattr(tokens, "_largest_id", None)
+    monkeypatch.setattr(tokens, "fingerprint", None)
+    data = load(TokensConfig(path, held_out, **options))
+    np.testing.assert_array_equal(data.train, slow.train)
+    assert load(TokensConfig(path, **options)).fingerprint != data.fingerprint
+    with pytest.raises(UserError, match="ids below the vocabulary's size 100, got|tokens must be ids below"):
+        load(TokensConfig(path, held_out, seq_len=L, vocab_size=100))
+    monkeypatch.undo()
+    (tmp_path / "index.json").unlink()
+    assert load(TokensConfig(path, held_out, **options)).fingerprint == slow.fingerprint != data.fingerprint
