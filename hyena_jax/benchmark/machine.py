@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.benchmark.timing import interleave
+from hyena_jax.files import n_cpus
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "optax")
 
@@ -40,7 +41,7 @@ def describe_machine() -> dict[str, Any]:
         "platform": device.platform,
         "device": processor() if device.platform == "cpu" else device.device_kind,
         "devices": len(jax.local_devices()),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": n_cpus(),
         "system": platform.platform(),
         "glibc_tunables": os.environ.get("GLIBC_TUNABLES"),
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),

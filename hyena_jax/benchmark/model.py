@@ -1,8 +1,7 @@
 """`hyena-jax bench model`: a config's whole model, forward, with gradients, and the whole training step."""
 
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,25 +11,12 @@ import jax.numpy as jnp
 
 from hyena_jax import models
 from hyena_jax.benchmark import verify
-from hyena_jax.benchmark.memory import fits
-from hyena_jax.benchmark.results import (
-    MIB,
-    Cells,
-    Panel,
-    Picture,
-    Report,
-    Results,
-    curves,
-    describe_device,
-    memory_of,
-    milliseconds,
-    number,
-)
+from hyena_jax.benchmark.results import Cells, Picture, Results, describe_device, milliseconds, number, panels
+from hyena_jax.benchmark.runner import Benchmark, Case, Measurement, Size, cost_cells
 from hyena_jax.benchmark.settings import Model
-from hyena_jax.benchmark.timing import Measured, Program, describe, jit_program, measure
-from hyena_jax.config import Experiment, ImagesConfig, TextConfig, require
+from hyena_jax.benchmark.timing import Program, compiled, jit_program
+from hyena_jax.config import Experiment, ImagesConfig, TextConfig, name_of, require
 from hyena_jax.data.dataset import fill_in, load
-from hyena_jax.output import bar
 from hyena_jax.parallel import Pmap, all_devices
 from hyena_jax.parallel.strategy import check_batch
 from hyena_jax.training.loss import at_positions, cross_entropy
@@ -44,19 +30,6 @@ IMAGES = {"digits": ((8, 8), 1, 10), "mnist": ((28, 28), 1, 10), "cifar10": ((32
 Batch = dict[str, jax.Array]
 
 
-@dataclass(frozen=True)
-class ModelRow:
-    """The measurements of a model at one length: tokens, or patches of an image."""
-
-    length: int
-    batch: int
-    units: int
-    """Tokens, or images, in a batch."""
-    n_params: int
-    passes: dict[str, Measured]
-    """By pass: `forward`, `loss_and_gradient`, `train_step`."""
-
-
 class Subject(NamedTuple):
     """The model to measure, at one or several lengths."""
 
@@ -68,20 +41,20 @@ class Subject(NamedTuple):
     """`inputs` and `targets` by length."""
 
 
-def run(settings: Model, report: Report) -> None:
-    """Checks the model and measures it at every length."""
+def make(settings: Model) -> Benchmark:
+    """The model at every length: tokens, or patches of an image."""
     subject = make_subject(settings)
-    with bar("measuring", 1 + len(subject.batches), report.console) as advance:
-        if not verify.verify_model(settings.config, subject.experiment.model):
-            report.notes.append(
-                f"values not checked: {settings.config} has no oracle, or a part of it has none"
-            )
-        advance()
-        for row in bench_model(subject, settings, advance, report.notes.append):
-            report.add(row, cells(subject.unit, row))
-            report.write()
-    first = report.rows[:1]
-    report.finish([f"{row['n_params']:,} parameters, batch {row['batch']}" for row in first], picture)
+    return Benchmark(
+        methods=[settings.config],
+        sizes=[{"length": length} for length in subject.batches],
+        check=lambda name: verify.verify_model(name, subject.experiment.model),
+        build=lambda _, size: build(subject, size),
+        cells=partial(cells, subject.unit),
+        picture=picture,
+        lines=lambda results: [
+            f"{row['n_params']:,} parameters, batch {row['batch']}" for row in results["rows"][:1]
+        ],
+    )
 
 
 def make_subject(settings: Model) -> Subject:
@@ -134,7 +107,7 @@ def subject_of(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: int
             batches = {model.max_len: pixels}
             found = Subject(experiment, "image", batches)
         case _:
-            without = f"absent with {type(data).__name__}, which is read as it is"
+            without = f"absent with {name_of(data)}, which is read as it is"
             dataset = load(data)
             experiment = dataset.complete(experiment)
             batch = dict(dataset.train_batches(data.batch_size, experiment.seed)[0])
@@ -163,32 +136,19 @@ def _text(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: int) -> 
     return Subject(replace(experiment, model=model), "token", batches)
 
 
-def bench_model(
-    subject: Subject, settings: Model, advance: Callable[[], None], note: Callable[[str], None]
-) -> Iterator[ModelRow]:
-    """One row per length; the three programs take turns.
+def build(subject: Subject, size: Size) -> Case:
+    """Compiles the three programs.
 
     The training step runs on all devices, as in training; the two other programs run on the first alone.
     """
     experiment = subject.experiment
     model = models.build(experiment.model)
-    for length, make_batch in subject.batches.items():
-        params, batch = init_params(model, experiment.seed), make_batch()
-        programs = {
-            **_plain_programs(model, params, batch),
-            STEP: _train_step(model, params, batch, experiment),
-        }
-        needed = max(program.memory.total for program in programs.values() if program.memory is not None)
-        if not fits(needed):
-            note(f"{needed / 2**30:,.1f} GiB at length {length} are more than is available; no longer")
-            return
-        n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-        measured = measure(programs, settings)
-        yield ModelRow(length, len(batch["inputs"]), batch["targets"].size, n_params, measured)
-        advance()
-        if max(m.seconds.median for m in measured.values()) > settings.max_seconds:
-            note(f"a run at length {length} took over {settings.max_seconds:g} s; no longer")
-            return
+    params, batch = init_params(model, experiment.seed), subject.batches[size["length"]]()
+    step = _train_step(model, params, batch, experiment)
+    n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+    # Units: tokens, or images.
+    facts = {"batch": len(batch["inputs"]), "units": batch["targets"].size, "n_params": n_params}
+    return Case({**_plain_programs(model, params, batch), STEP: step}, facts)
 
 
 def _plain_programs(model: nn.Module, params: dict, batch: Batch) -> dict:
@@ -220,39 +180,29 @@ def _train_step(model: nn.Module, params: dict, batch: dict, experiment: Experim
     # A copy: the state is donated, and the other programs still need the parameters.
     latest = [strategy.place(strategy.host_copy(state))]
     batch = strategy.place_batch(batch)
-    start = time.perf_counter()
-    executable = step.lower(latest[0], batch).compile()
-    seconds = time.perf_counter() - start
+    program = compiled(step, latest[0], batch)
 
     def run() -> Any:
-        latest[0], metrics = executable(latest[0], batch)
+        latest[0], metrics = program.run(latest[0], batch)
         return latest[0], metrics
 
-    return describe(executable, seconds, run)
+    return program._replace(run=run)
 
 
-def cells(unit: str, row: ModelRow) -> Iterator[Cells]:
+def cells(unit: str, row: Measurement) -> Iterator[Cells]:
     """A line for each pass at one length."""
     for name, measured in row.passes.items():
         yield {
             "pass": name.replace("_", " "),
-            "length": f"{row.length:,}",
+            "length": f"{row.size['length']:,}",
             "ms": milliseconds(measured.seconds),
-            f"{unit}s/s": f"{row.units / measured.seconds.median:,.0f}",
-            "compile s": number(measured.compile_seconds, ".1f"),
-            "MiB planned": number(measured.compiled_bytes, ",.1f", MIB),
-            "MiB live": number(measured.live_bytes, ",.1f", MIB),
+            f"{unit}s/s": f"{row.facts['units'] / measured.seconds.median:,.0f}",
+            **cost_cells(measured),
             "GFLOP by XLA": number(measured.xla_flops, ",.3g", 1e9),
         }
 
 
 def picture(results: Results) -> Picture:
     """Time and memory of each pass by length."""
-    passes = [(name, row["length"], each) for row in results["rows"] for name, each in row["passes"].items()]
-    seconds = ((name, length, each["seconds"]["median"]) for name, length, each in passes)
-    memory = ((name, length, memory_of(each)) for name, length, each in passes)
-    panels = (
-        Panel("time of a batch", "ms", curves(seconds, 1e-3)),
-        Panel("memory", "MiB", curves(memory, MIB)),
-    )
-    return Picture(f"{results['settings']['config']}; {describe_device(results)}", "length", panels)
+    points = [(name, row["length"], each) for row in results["rows"] for name, each in row["passes"].items()]
+    return Picture(f"{results['settings']['config']}; {describe_device(results)}", "length", panels(points))

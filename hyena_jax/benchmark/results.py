@@ -1,6 +1,5 @@
 """The output of a benchmark: lines of a table, results.json, plot.png."""
 
-import dataclasses
 import json
 import math
 import re
@@ -63,7 +62,7 @@ class Report:
 
     def __init__(self, settings: Settings, console: Console, command: Sequence[str]):
         """Raises UserError or OSError, before anything is measured, if the folder cannot be written."""
-        self.console, self.rows, self.notes = console, [], []
+        self.console, self.rows, self.notes = Output(quiet=True) if settings.json else console, [], []
         self._settings, self._command = settings, command
         if settings.output is not None:
             is_lost = settings.output.is_symlink() and not settings.output.exists()
@@ -72,13 +71,13 @@ class Report:
             with tempfile.TemporaryFile(dir=next(path for path in places if path.exists())):
                 pass
 
-    def add(self, row: Any, lines: Iterable[Cells]) -> None:
-        """Prints the lines of a row, a dataclass, and keeps it."""
+    def add(self, row: dict[str, Any], lines: Iterable[Cells]) -> None:
+        """Prints the lines of a row, and keeps it as in results.json."""
         lines = list(lines)
         texts = [format_line(cells.values(), cells) for cells in lines]
         if not self.rows:
             texts.insert(0, format_line(lines[0], lines[0]))
-        self.rows.append(dataclasses.asdict(row))
+        self.rows.append(row)
         self._print(texts)
 
     def _print(self, texts: Iterable[str]) -> None:
@@ -108,18 +107,23 @@ class Report:
             kept = f"{n} rows measured so far are" if n > 1 else "row measured so far is"
             end_at_once(signal.SIGINT, 130, f"interrupted; the {kept} in {folder}")
 
-    def finish(self, lines: Sequence[str], picture: Callable[[Results], Picture], **summary: Any) -> None:
+    def finish(
+        self, lines: Callable[[Results], list[str]], picture: Callable[[Results], Picture], **summary: Any
+    ) -> None:
         """Prints the notes and `lines`, and writes results.json with all notes, and the picture of it."""
-        folder = self._settings.output
-        self._print((*self.notes, *lines))
+        folder, results = self._settings.output, self._results(summary)
+        self._print((*self.notes, *lines(results)))
         if folder is not None:
             self.write(**summary)
-            draw(folder / PLOT, picture(self._results(summary)))
+            draw(folder / PLOT, picture(results))
             self._print([f"results: {folder}"])
+        if self._settings.json:
+            print(json.dumps(results, indent=1))
 
     def _results(self, summary: Mapping[str, Any]) -> Results:
         others = ("torch",) if "torch" in getattr(self._settings, "baseline", ()) else ()
         return {
+            "benchmark": self._settings.benchmark,
             "command": " ".join(self._command),
             "settings": flags(self._settings),
             "machine": describe_machine(),
@@ -157,7 +161,7 @@ def number(value: float | None, form: str, unit: float = 1.0) -> str:
     return "" if value is None else format(value / unit, form)
 
 
-def curves(points: Iterable[tuple[str, int, float | None]], unit: float) -> dict[str, dict[int, float]]:
+def curves(points: Iterable[tuple[str, int, float | None]], unit: float = 1.0) -> dict[str, dict[int, float]]:
     """Values in units, by method and length, without those that were not measured."""
     by_method: dict[str, dict[int, float]] = {}
     for method, length, value in points:
@@ -166,10 +170,15 @@ def curves(points: Iterable[tuple[str, int, float | None]], unit: float) -> dict
     return by_method
 
 
-def memory_of(measured: Mapping[str, Any]) -> float | None:
-    """Planned bytes of a pass in `rows`; observed bytes where nothing was planned."""
-    planned = measured["compiled_bytes"]
-    return measured["live_bytes"] if planned is None else planned
+def panels(points: Iterable[tuple[str, int, Mapping[str, Any]]], of_what: str = "") -> list[Panel]:
+    """Time and memory of passes as in `rows`, by method and length; observed bytes without planned ones."""
+    seconds, sizes = [], []
+    for method, length, measured in points:
+        planned = measured["compiled_bytes"]
+        seconds.append((method, length, measured["seconds"]["median"]))
+        sizes.append((method, length, measured["live_bytes"] if planned is None else planned))
+    time, memory = curves(seconds, 1e-3), curves(sizes, MIB)
+    return [Panel(f"time{of_what}", "ms", time), Panel(f"memory{of_what}", "MiB", memory)]
 
 
 def describe_device(results: Results) -> str:

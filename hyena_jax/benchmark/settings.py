@@ -3,9 +3,12 @@
 import importlib.util
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import ClassVar
 
-from hyena_jax.cli.flags import FLAT, positional
-from hyena_jax.config import MIXER_CONFIGS, Experiment, PluginFlags, UserError, choose, encode, require
+from hyena_jax.cli.flags import FLAT, PluginFlags, positional
+from hyena_jax.config import MIXER_CONFIGS, Experiment, UserError, choose, encode, require
+from hyena_jax.errors import is_unicode
+from hyena_jax.files import require_own_folder
 
 RESULTS, PLOT = "results.json", "plot.png"
 
@@ -26,8 +29,15 @@ class Effort:
 class Common(Effort):
     """The flags of every benchmark."""
 
+    benchmark: ClassVar[str]
+    """Its name: the command's second word, and its module in this folder."""
+
     output: Path | None = None
     """Folder for results.json and plot.png: new, empty, or an earlier benchmark's. Without it, no files."""
+    json: bool = False
+    """Print results.json instead of the table, once everything is measured."""
+    profile: Path | None = None
+    """Folder for a trace of one run of every program, to be opened with XProf or TensorBoard."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
     def check(self) -> None:
@@ -35,11 +45,12 @@ class Common(Effort):
         require(0 < self.seconds <= 600, "seconds", self.seconds, "in (0, 600]")
         require(self.least_runs >= 1, "least_runs", self.least_runs, "at least 1")
         require(self.max_seconds > 0, "max_seconds", self.max_seconds, "above 0")
-        if self.output is not None and self.output.exists():
-            require(self.output.is_dir(), "output", str(self.output), "a folder")
-            names = {path.name for path in self.output.iterdir()}
-            allowed = "new, empty, or of an earlier benchmark"
-            require(not names or RESULTS in names, "output", str(self.output), allowed)
+        for name, folder in (("output", self.output), ("profile", self.profile)):
+            require(folder is None or is_unicode(folder), name, str(folder), "a path in UTF-8")
+        if self.output is not None:
+            require_own_folder("output", self.output, "benchmark", RESULTS)
+        if self.profile is not None and self.profile.exists():
+            require(self.profile.is_dir(), "profile", str(self.profile), "a folder")
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,7 @@ class OfMixers(Common):
         require(len(self.chosen) >= 1, "mixers", self.chosen, "at least one name")
         require(self.d_model >= 1, "d_model", self.d_model, "at least 1")
         for name in self.chosen:
-            choose("mixer", name, MIXER_CONFIGS)().check(self.d_model, max([*lengths, 1]))
+            MIXER_CONFIGS.choose("mixer", name)().check(self.d_model, max([*lengths, 1]))
         choose("dtype", self.dtype, dict.fromkeys(("float32", "bfloat16")))
         _check_counts(argument, lengths)
 
@@ -72,6 +83,8 @@ class OfMixers(Common):
 @dataclass(frozen=True)
 class Operators(OfMixers):
     """Time mixers, forward and with their gradients, over lengths."""
+
+    benchmark = "operators"
 
     lengths: tuple[int, ...] = tuple(2**i for i in range(8, 18))
     """Sequence lengths to measure, in tokens."""
@@ -97,6 +110,8 @@ class Model(Common):
     The first two run on one device. The step runs with pmap on all, whatever the config's strategy is.
     """
 
+    benchmark = "model"
+
     config: str = field(kw_only=True, metadata=positional("CONFIG[:VARIANT]"))
     """Name of a config, or a Python file with get_config()."""
     batch_size: int | None = None
@@ -121,6 +136,8 @@ class Model(Common):
 class Decode(OfMixers):
     """Time the prefill of a prompt and then the decoding loop, in language models of one mixer each."""
 
+    benchmark = "decode"
+
     contexts: tuple[int, ...] = (1024, 4096)
     """Context lengths to measure, in tokens: the prompt and the new tokens."""
     batch: tuple[int, ...] = (1, 8)
@@ -139,7 +156,33 @@ class Decode(OfMixers):
         require(2 <= self.n_new <= most, "n_new", self.n_new, f"in 2..{most}, below every context")
 
 
-Settings = Operators | Model | Decode
+@dataclass(frozen=True)
+class Function(Common):
+    """Time functions of your own file, forward and with the gradients of their inputs, over sizes.
+
+    The file has `make_inputs(size)`, which returns the arguments as a tuple of arrays; and, if the values are
+    to be checked first, `oracle(*arguments)`, which returns them as NumPy computes them in float64.
+    """
+
+    benchmark = "function"
+
+    target: str = field(kw_only=True, metadata=positional("FILE.py:NAME"))
+    """A Python file, and the names of one or several functions in it, separated by commas."""
+    sizes: tuple[int, ...] = (1024,)
+    """The sizes with which `make_inputs` is called."""
+    gradients: bool = True
+    """Also time y with the gradients of all inputs in floating point."""
+
+    def check(self) -> None:
+        """Raises UserError for values that cannot be run."""
+        super().check()
+        file, _, names = self.target.rpartition(":")
+        is_named = file.endswith(".py") and all(name.isidentifier() for name in names.split(","))
+        require(is_named, "target", self.target, "FILE.py:NAME, or FILE.py:NAME,NAME")
+        _check_counts("sizes", self.sizes)
+
+
+Settings = Operators | Model | Decode | Function
 
 
 def flags(settings: Settings) -> dict[str, object]:

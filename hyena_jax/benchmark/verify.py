@@ -108,7 +108,8 @@ def verify_model(name: str, config: ModelConfig) -> bool:
     found = [mixer_oracle(mixer) for mixer in getattr(small, "pattern", ())]
     if oracle is None or None in found:
         return False
-    mixers = [lambda params, x, of=of: of(params, x, small.max_len) for of in found]
+    handed = {}
+    mixers = [lambda params, x, of=of: of(params, x, small.max_len, None, handed) for of in found]
     model = models.build(small)
     inputs = example_inputs(small, BATCH, min(LENGTH, getattr(small, "max_len", LENGTH)))
     params = random_params(model, inputs)
@@ -177,10 +178,10 @@ def _width(config: MixerConfig, d_model: int) -> int:
 
 
 def _small(config: ModelConfig) -> ModelConfig:
-    """The same kind of model with each mixer once, narrow and short where its parts allow it."""
+    """The same kind of model with each mixer, narrow and short where its parts allow it."""
     largest = {
         "dropout": 0.0,
-        "n_layers": len(getattr(config, "pattern", ())) or 1,
+        "n_layers": max(2, len(getattr(config, "pattern", ()))),  # layers may hand values on
         "max_len": MAX_LEN,
         "vocab_size": LARGEST_VOCABULARY,
         "d_model": LARGEST_WIDTH,

@@ -1,4 +1,4 @@
-"""What the devices of a compiled program exchange."""
+"""What the devices of a compiled program exchange: over the links of a slice, and between slices."""
 
 import re
 from collections.abc import Iterable
@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from hyena_jax.plan.hlo import Array, Instruction, Program
 
+BETWEEN_SLICES = "xla_megascale_runtime"
+"""What handles transfers between slices, as XLA names it."""
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
@@ -64,6 +66,22 @@ def collectives(program: Program) -> list[Collective]:
             if key not in found or found[key].rounds > rounds:
                 found[key] = Collective(kind, size, rounds, shapes, _group_size(one), one.op_name)
     return list(found.values())
+
+
+def received_between_slices(program: Program, n_slices: int) -> float:
+    """Bytes that a chip receives in a step through the network between slices.
+
+    XLA first reduces within a slice, whose links are fast; then each chip sends its part to its host, whose
+    runtime reduces it with those of the other slices. If rings are used, a chip of S slices receives
+    2 (1 - 1/S) times the array, as in `Collective.received`; other transfers count as what arrives.
+    """
+    total = 0.0
+    for _, instruction, rounds in program.running():
+        if instruction.opcode == "recv" and BETWEEN_SLICES in instruction.attributes:
+            size = instruction.results[0].bytes
+            is_reduced = 'transfer_type="ALL_REDUCE"' in instruction.attributes
+            total += rounds * (2 * (1 - 1 / n_slices) * size if is_reduced else size)
+    return total
 
 
 def bytes_by_kind(found: Iterable[Collective]) -> dict[str, int]:

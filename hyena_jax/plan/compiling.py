@@ -88,7 +88,10 @@ def compile_step(experiment: Experiment, target: Target, limits: Limits) -> Comp
         start = time.monotonic()
         with (folder / "log").open("wb") as log:
             child = subprocess.Popen(
-                [*command, folder / "config.json", target.name, folder, *config.plugins_in(experiment)],
+                [
+                    *[*command, folder / "config.json", target.name, str(target.n_slices), folder],
+                    *config.plugins_in(experiment),
+                ],
                 env={**os.environ, **ENVIRONMENT, "XLA_FLAGS": flags},
                 stdin=subprocess.PIPE,  # never written: its end tells the child that its parent is gone
                 stdout=log,

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.extend import core
-from jax.interpreters.partial_eval import dce_jaxpr
 
-from hyena_jax.plan.targets import Chip
+from hyena_jax.chips import Chip
+from hyena_jax.counts import called, live
 
 # bfloat16 products for one product of float32 factors.
 PASSES = {jax.lax.Precision.DEFAULT: 1, jax.lax.Precision.HIGH: 3, jax.lax.Precision.HIGHEST: 6}
@@ -83,18 +83,16 @@ def kernels(jaxpr: core.ClosedJaxpr) -> list[Kernel]:
     Raises:
       ValueError: if a kernel's branches and loops do not follow from the position in its grid.
     """
-    live, _ = dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
-    return [_kernel([v.aval for v in eqn.outvars], **eqn.params) for eqn in _pallas_calls(live)]
+    calls = _pallas_calls(live(jaxpr.jaxpr))
+    return [_kernel([v.aval for v in eqn.outvars], **eqn.params) for eqn in calls]
 
 
 def _pallas_calls(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "pallas_call":
             yield eqn
-        elif eqn.primitive.name == "custom_linear_solve":  # only its solution runs, not its equation
-            yield from _pallas_calls(eqn.params["jaxprs"].solve.jaxpr)
         else:
-            for inner in core.jaxprs_in_params(eqn.params):
+            for inner in called(eqn):
                 yield from _pallas_calls(inner)
 
 
@@ -162,7 +160,7 @@ def _count(
             case "scan":
                 body = params["jaxpr"].jaxpr
                 work, _ = inner(body, [None] * len(body.invars), times * params["length"])
-            case "jit" | "pjit" | "closed_call":
+            case "jit" | "pjit" | "closed_call" | "custom_vjp_call":
                 closed = params.get("jaxpr") or params["call_jaxpr"]
                 work, results = inner(closed.jaxpr, inputs, times)
             case _:

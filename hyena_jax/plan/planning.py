@@ -11,15 +11,14 @@ from typing import Any
 from hyena_jax.config import Experiment
 from hyena_jax.parallel import wants_kernels
 from hyena_jax.plan.collectives import KINDS as EXCHANGES
-from hyena_jax.plan.collectives import collectives
+from hyena_jax.plan.collectives import collectives, received_between_slices
 from hyena_jax.plan.compiling import Compiled, Limits, compile_step
 from hyena_jax.plan.hlo import Program
 from hyena_jax.plan.roofline import KINDS, REACHED, KernelWork, costs, seconds_by_kind
 from hyena_jax.plan.step import n_params
 from hyena_jax.plan.targets import Target
+from hyena_jax.training.goodput import PASSES_OF_TRAINING
 
-# The backward pass takes two products for each of the forward pass; nothing that is recomputed counts.
-PASSES_OF_TRAINING = 3
 # Figures that are listed, of each kind of list.
 MAX_LISTED = 8
 
@@ -116,6 +115,9 @@ class StepPlan:
     """The largest of the deepest program that was compiled."""
     needed_exchange: float
     """Bytes that a chip must receive: weights twice and gradients once, or gradients to be averaged."""
+    between_slices: float
+    """Bytes that a chip receives from other slices, through the data-centre network; not in `exchanges`."""
+    between_slices_seconds: float
     kinds: tuple[KindRow, ...]
     exchange_seconds: Ends
     seconds: Ends
@@ -206,7 +208,8 @@ def _figures(compiled: Compiled, target: Target) -> Figures:
             figures[name, kind] = seconds
     figures |= {("received", kind): 0.0 for kind in EXCHANGES}
     for one in collectives(program):
-        figures["received", one.kind] += one.rounds * one.received(target.n_chips)
+        figures["received", one.kind] += one.rounds * one.received(target.chips_of_slice)
+    figures["between slices",] = received_between_slices(program, target.n_slices)
     return figures | dict(_numbers((), compiled.facts))
 
 
@@ -247,6 +250,7 @@ def _plan(
     )
     received = sum(row.received for row in exchanges)
     exchange = Ends(received / (chip.link_rate * chip.dims), received / chip.link_rate)
+    between = total["between slices",] / chip.between_slices if target.n_slices > 1 else 0.0
     busy = Ends(
         max(sum(row.seconds.roofline for row in kinds), total["hbm",]),
         max(sum(row.seconds.pessimistic for row in kinds), total["hbm",] / REACHED),
@@ -257,7 +261,7 @@ def _plan(
     program = Program(deepest.text)
     found = sorted(costs(program, chip, _kernels(deepest)), key=lambda cost: cost.pessimistic, reverse=True)
     return StepPlan(
-        target=target.name,
+        target=str(target),
         n_chips=target.n_chips,
         layout=describe_layout(experiment, target),
         remat=getattr(experiment.model, "remat", "none"),
@@ -275,12 +279,17 @@ def _plan(
         memory_parts={**parts, "rest": total["memory",] - sum(parts.values())},
         buffers=deepest.buffers[:MAX_LISTED],
         exchanges=exchanges,
-        largest_exchanges=tuple(_largest_exchanges(program, target.n_chips))[:MAX_LISTED],
+        largest_exchanges=tuple(_largest_exchanges(program, target.chips_of_slice))[:MAX_LISTED],
         needed_exchange=_needed(experiment, target, total),
+        between_slices=total["between slices",],
+        between_slices_seconds=between,
         kinds=kinds,
         exchange_seconds=exchange,
         # Exchanges hide behind the rest, or come after it.
-        seconds=Ends(max(busy.roofline, exchange.roofline), busy.pessimistic + exchange.pessimistic),
+        seconds=Ends(
+            max(busy.roofline, exchange.roofline, between),
+            busy.pessimistic + exchange.pessimistic + between,
+        ),
         largest=tuple(
             Listed(cost.name, cost.kind, cost.source, Ends(cost.roofline, cost.pessimistic), cost.bound)
             for cost in found[:MAX_LISTED]
@@ -316,12 +325,12 @@ def describe_layout(experiment: Experiment, target: Target) -> str:
 
 
 def _needed(experiment: Experiment, target: Target, total: Figures) -> float:
-    """Bytes that a chip must receive in a step, the shards of a sequence apart.
+    """Bytes that a chip must receive in a step from its slice, the shards of a sequence apart.
 
     Under fsdp the weights twice and the gradients once, in the activations' dtype. Then each gradient is
     averaged over the devices that hold the same shard of it, in float32.
     """
-    sizes, n = experiment.parallel, target.n_chips
+    sizes, n = experiment.parallel, target.chips_of_slice
     fsdp = sizes.fsdp if sizes.strategy == "sharded" else 1
     narrow = 0.5 if getattr(experiment.model, "dtype", None) == "bfloat16" else 1.0
     gathered = 3 * (1 - 1 / fsdp) * narrow * total["parameters", "sharded"]

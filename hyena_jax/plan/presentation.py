@@ -1,6 +1,7 @@
 """A plan as lines, as JSON and as a picture."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,10 +45,19 @@ def print_plan(plan: StepPlan, console: Console) -> None:
     console.print(
         f"\nmemory: {plan.memory / GIB:.2f} of {plan.usable_memory / GIB:.2f} GiB a chip, {verdict} ({parts})"
     )
-    for size, shapes in plan.buffers[:4]:
-        console.print(f"  {size / MIB:8,.0f} MiB  {shapes[:90]}")
+    if plan.buffers:
+        console.print("largest buffers of a chip, each with the arrays that it holds in turn")
+    for (size, shapes), count in list(Counter(plan.buffers).items())[:4]:
+        console.print(f"  {count:3} x {size / MIB:8,.0f} MiB  {shapes[:90]}")
     console.print("")
     console.print(_exchanges(plan))
+    if plan.between_slices:
+        console.print(
+            f"between slices, over the data-centre network: {plan.between_slices / 1e9:.3f} GB received by "
+            f"a chip, {1e3 * plan.between_slices_seconds:.1f} ms, not in the tables"
+        )
+    if plan.largest_exchanges:
+        console.print("largest exchanges of the deepest compiled program")
     for one in plan.largest_exchanges[:4]:
         what = f"{one.kind} x{one.rounds} {one.shapes[:40]}: {one.source}"
         console.print(f"  {one.received / 1e9:8.3f} GB  {what}")
@@ -69,15 +79,14 @@ def print_other(other: StepPlan, console: Console) -> None:
 
 
 def _exchanges(plan: StepPlan) -> Table:
-    table = Table("exchange", "GB received a chip", "GB a repeat", box=None, title_justify="left")
+    table = Table("exchange", "GB received by a chip", "GB a repeat of the layers", box=None)
     for row in plan.exchanges:
         each = "" if row.received_per_repeat is None else f"{row.received_per_repeat / 1e9:.3f}"
         table.add_row(row.kind, f"{row.received / 1e9:.3f}", each)
     total = sum(row.received for row in plan.exchanges)
-    ratio = f", {total / plan.needed_exchange:.2f} times" if plan.needed_exchange else ""
-    table.add_row(
-        "all", f"{total / 1e9:.3f}", f"(the layout must move {plan.needed_exchange / 1e9:.3f}{ratio})"
-    )
+    ratio = f"; {total / plan.needed_exchange:.2f} times that" if plan.needed_exchange else ""
+    least = f"(at least {plan.needed_exchange / 1e9:.3f} with this layout{ratio})"
+    table.add_row("all", f"{total / 1e9:.3f}", least)
     return table
 
 

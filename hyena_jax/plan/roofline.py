@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hyena_jax.chips import Chip
 from hyena_jax.plan.collectives import KINDS as EXCHANGES
 from hyena_jax.plan.hlo import Array, Frame, Instruction, Program
-from hyena_jax.plan.targets import Chip
 
 PRODUCTS, CONVOLUTION, RECURRENCE = "matrix products", "long convolution", "recurrence"
 ELEMENTWISE, COPIES, LOSS, OPTIMIZER = "elementwise", "copies and relayouts", "loss", "optimizer"
@@ -42,6 +42,7 @@ SOURCES = {
     "ops/modal_conv.py": CONVOLUTION,
     "ops/linear_recurrence.py": RECURRENCE,
     "ops/kernels/recurrence.py": RECURRENCE,
+    "ops/kernels/delta_rule.py": PRODUCTS,
     "ops/rg_lru.py": RECURRENCE,
     "training/loss.py": LOSS,
     "training/step.py": OPTIMIZER,
@@ -54,7 +55,7 @@ HELPERS = ("ops/fast/broadcasting.py", "ops/fast/dense.py", "ops/fast/derivative
 FREE = frozenset(
     """
     parameter constant tuple get-tuple-element bitcast copy-done async-done async-update after-all
-    partition-id replica-id opt-barrier while call conditional add-dependency
+    partition-id replica-id opt-barrier while call conditional add-dependency send recv
     """.split()
 )
 MOVES = FREE | frozenset(

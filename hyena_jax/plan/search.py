@@ -87,8 +87,8 @@ def candidates(experiment: Experiment, target: Target, axes: Sequence[str]) -> I
 
 
 def _layouts(experiment: Experiment, target: Target) -> Iterator[ParallelConfig]:
-    """pmap; and meshes whose fsdp is every chip, a fourth of them, or a fourth beside a sequence of 4."""
-    n, plain = target.n_chips, replace(experiment.parallel, devices=None, data=None)
+    """pmap; and meshes whose fsdp is a slice, a fourth of it, or a fourth beside a sequence of 4."""
+    n, plain = target.chips_of_slice, replace(experiment.parallel, devices=None, data=None)
     yield replace(plain, strategy="pmap", fsdp=1, sequence=1)
     for fsdp, sequence in ((n, 1), (n // 4, 1), (n // 4, 4)):
         if fsdp > 1 and n % (fsdp * sequence) == 0:

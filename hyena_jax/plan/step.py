@@ -1,8 +1,8 @@
 """The training step of an experiment, lowered for devices that need not be there.
 
-Also a program: `python -m hyena_jax.plan.step CONFIG.json TARGET FOLDER [PLUGIN ...]` writes to FOLDER what
-is known before compiling, compiles, and ends. XLA dumps the scheduled program before it makes machine code,
-which takes most of the time: the process that started this one may end it then.
+Also a program: `python -m hyena_jax.plan.step CONFIG.json TARGET SLICES FOLDER [PLUGIN ...]` writes to FOLDER
+what is known before compiling, compiles, and ends. XLA dumps the scheduled program before it makes machine
+code, which takes most of the time: the process that started this one may end it then.
 """
 
 import json
@@ -12,29 +12,36 @@ import shutil
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 from hyena_jax import config, models, parallel
-from hyena_jax.benchmark.counts import count
 from hyena_jax.benchmark.memory import compiled_memory
 from hyena_jax.benchmark.model import subject_of
 from hyena_jax.config import Experiment, UserError
-from hyena_jax.layout import Layout
 from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, MEMORY, PROGRAM, USER, VOCABULARY
 from hyena_jax.plan.kernels import Kernel, kernels
 from hyena_jax.plan.targets import compile_only_devices, parse_target
+from hyena_jax.training.goodput import forward_work
 from hyena_jax.training.loss import loss_function
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
 
-def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> tuple[jax.stages.Lowered, dict[str, Any]]:
-    """The step, ready to be compiled, and facts about it that do not depend on the compiler.
+class Lowered(NamedTuple):
+    """The step, ready to be compiled; and facts about it that do not depend on the compiler."""
+
+    jaxpr: ClosedJaxpr
+    lowered: jax.stages.Lowered
+    facts: dict[str, Any]
+
+
+def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> Lowered:
+    """The training step of an experiment on devices, which may be compile-only ones.
 
     Raises:
       UserError: if the batch or the model cannot be sharded over the devices so.
@@ -50,13 +57,13 @@ def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> tuple[jax.st
     shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
     optimizer = make_optimizer(experiment.optimizer, shapes, experiment.training.steps)
     state = jax.eval_shape(lambda: init_state(init_params(model, experiment.seed), optimizer))
-    forward = _forward(experiment, shapes, batch)
+    forward = forward_work(experiment.model, shapes, batch["inputs"])
     step = make_train_step(model, optimizer, experiment.seed, strategy.axis_name, parts, loss)
     try:
         traced, lowered = strategy.lower_train_step(step, state, batch)
     except ValueError as error:  # operators refuse what they cannot shard
         raise UserError(f"the step cannot be lowered for this layout: {error}") from error
-    return lowered, {
+    facts = {
         "unit": subject.unit,
         "units": batch["targets"].size,
         "n_params": _size(shapes),
@@ -66,8 +73,9 @@ def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> tuple[jax.st
             f"{one.name}({', '.join(one.results)})": {"products": one.work.matrix, "vector": one.work.vector}
             for one in _kernels(traced)
         },
-        "forward": forward,
+        "forward": {"products": forward.products, "transforms": forward.transforms},
     }
+    return Lowered(traced, lowered, facts)
 
 
 def n_params(experiment: Experiment) -> int:
@@ -99,18 +107,7 @@ def _bytes(tree: Any, strategy: Strategy) -> dict[str, int]:
     return {"device": here, "sharded": sharded}
 
 
-def _forward(experiment: Experiment, shapes: Any, batch: Any) -> dict[str, float]:
-    """FLOPs of the forward pass of a whole batch: transforms by n log n, as CPUs take them."""
-    model = models.build(replace(experiment.model, remat="none"), None, Layout("cpu"))
-
-    def forward(params: Any, inputs: jax.Array) -> jax.Array:
-        return model.apply({"params": params}, inputs, None, True)
-
-    work = count(forward, shapes, batch["inputs"])
-    return {"products": work.products, "transforms": work.transforms}
-
-
-def main(config_file: str, target: str, folder: str, *plugins: str) -> int:
+def main(config_file: str, target: str, n_slices: str, folder: str, *plugins: str) -> int:
     """Lowers and compiles; what goes wrong is written to FOLDER/fault.json."""
     out = Path(folder)
 
@@ -122,7 +119,7 @@ def main(config_file: str, target: str, folder: str, *plugins: str) -> int:
         for name in plugins:
             config.load_plugin(name)
         experiment = config.decode(json.loads(Path(config_file).read_text()))
-        lowered, facts = lower(experiment, compile_only_devices(parse_target(target)))
+        _, lowered, facts = lower(experiment, compile_only_devices(parse_target(target, int(n_slices))))
         (out / FACTS).write_text(json.dumps(facts))
     except UserError as error:
         return fail(USER, error.message, error.argument)
@@ -147,5 +144,5 @@ def _end_with_parent(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    _end_with_parent(sys.argv[3])
+    _end_with_parent(sys.argv[4])
     sys.exit(main(*sys.argv[1:]))

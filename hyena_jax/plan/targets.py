@@ -1,86 +1,14 @@
-"""The accelerators that a step can be compiled for without having them, and their public peaks."""
+"""The accelerators that a step can be compiled for without having them."""
 
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Mapping
-from math import inf, prod
+from math import prod
 from typing import NamedTuple
 
+from hyena_jax.chips import CHIPS, Chip
 from hyena_jax.config import UserError, choose, require
 
-TERA, GIGA, GIB = 1e12, 1e9, 2**30
-
-
-class Chip(NamedTuple):
-    """One chip: public peaks, none of them measured here.
-
-    Attributes:
-      platform: "tpu" or "cuda".
-      flops: of matrix products in bfloat16, per second.
-      passes: by the precision of a product in float32, how many times as long as in bfloat16 it takes.
-      vector_rate: elementwise operations per second.
-      register_rate: results of 8 x 128 elements per second that libtpu's compiler grants instructions without
-        products: see `roofline`. Infinite elsewhere.
-      memory_rate: bytes per second between the main memory (HBM) and the chip.
-      usable: bytes of the main memory that a program can use.
-      dims: axes of the torus that links the chips.
-      link_rate: bytes per second that a ring along one axis of the torus brings to a chip, in both directions
-        together.
-      most: chips of the largest target.
-    """
-
-    platform: str
-    flops: float
-    passes: Mapping[str, float]
-    vector_rate: float
-    register_rate: float
-    memory_rate: float
-    usable: float
-    dims: int
-    link_rate: float
-    most: int
-
-
-def _tpu(
-    flops: float, memory_rate: float, memory: float, clock: float, cores: int, dims: int, link_rate: float
-) -> Chip:
-    """A TPU of `cores` cores a JAX device, whose 8 x 128 lanes have four arithmetic slots each."""
-    return Chip(
-        platform="tpu",
-        flops=flops * TERA,
-        passes={"default": 1, "high": 3, "highest": 6},
-        vector_rate=cores * 8 * 128 * 4 * clock,
-        register_rate=cores * clock / 24,
-        memory_rate=memory_rate * GIGA,
-        usable=(memory - 0.25) * GIB,  # XLA keeps a quarter of a GiB for itself
-        dims=dims,
-        link_rate=link_rate * GIGA,
-        most=1024,  # larger topologies take minutes to describe
-    )
-
-
-# Peaks of TPUs: cloud.google.com/tpu/docs, pages of each version; link rates: Austin et al. 2025, How to
-# Scale Your Model, part 2. A clock follows from the peak and a core's 4 matrix units of 128 x 128 (v6e: 256).
-# H100 SXM: NVIDIA's data sheet (dense products; TF32 is a product's default precision in float32), NVLink 4.
-CHIPS = {
-    "v4": _tpu(275, 1228, 32, 1.05e9, 2, 3, 90),
-    "v5e": _tpu(197, 819, 16, 1.5e9, 1, 2, 90),
-    "v5p": _tpu(459, 2765, 95, 1.75e9, 2, 3, 180),
-    "v6e": _tpu(918, 1640, 32, 1.75e9, 1, 2, 180),
-    "h100": Chip(
-        platform="cuda",
-        flops=989 * TERA,
-        passes={"default": 2, "high": 2, "highest": 989 / 67},
-        vector_rate=33.5 * TERA,
-        register_rate=inf,
-        memory_rate=3350 * GIGA,
-        usable=79 * GIB,
-        dims=1,
-        link_rate=900 * GIGA,
-        most=8,
-    ),
-}
 # What XLA's compiler has to know of an H100, in the form that `jax.experimental.topologies` takes.
 H100 = """
 gpu_device_info {
@@ -100,23 +28,34 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 class Target(NamedTuple):
-    """Chips of one kind, linked to a torus of `shape`."""
+    """Chips of one kind, linked to a torus of `shape`; or several such slices, connected by a network."""
 
     name: str
+    """Of a slice."""
     chip: Chip
     shape: tuple[int, ...]
+    n_slices: int = 1
+
+    @property
+    def chips_of_slice(self) -> int:
+        """Number of chips of a slice."""
+        return prod(self.shape)
 
     @property
     def n_chips(self) -> int:
-        """Number of chips."""
-        return prod(self.shape)
+        """Number of chips of all slices."""
+        return self.n_slices * self.chips_of_slice
+
+    def __str__(self) -> str:
+        return self.name if self.n_slices == 1 else f"{self.n_slices} slices of {self.name}"
 
 
-def parse_target(name: str) -> Target:
-    """The target that a name such as `v5e:4x4`, `v5p:2x2x4`, `h100` or `h100:8` describes.
+def parse_target(name: str, n_slices: int = 1) -> Target:
+    """The target that a name such as `v5e:4x4`, `v5p:2x2x4`, `h100` or `h100:8` describes, as so many slices.
 
     Raises:
-      UserError: for an unknown kind of chip, with the nearest one; or a shape that does not fit the kind.
+      UserError: for an unknown kind of chip, with the nearest one; or a shape that does not fit the kind; or
+        for several slices of chips whose network is not known.
     """
     kind, _, shape = name.partition(":")
     chip = choose("target", kind, CHIPS)
@@ -131,10 +70,15 @@ def parse_target(name: str) -> Target:
     sizes = tuple(int(size) for size in shape.split("x"))
     require(len(sizes) == chip.dims and prod(sizes) >= 1, "target", name, must)
     require(prod(sizes) <= chip.most, "target", name, f"at most {chip.most} chips")
+    known = ", ".join(kind for kind, chip in CHIPS.items() if chip.between_slices is not None)
+    can_be_several = n_slices == 1 or chip.between_slices is not None
+    require(can_be_several, "num_slices", n_slices, f"1 for {kind}: the network is known for {known}")
+    most = chip.most // prod(sizes)
+    require(1 <= n_slices <= most, "num_slices", n_slices, f"in 1..{most}, for at most {chip.most} chips")
     # The chips of a TPU's host are a square of 2 x 2; a single chip is a host by itself.
     whole = chip.dims == 1 or prod(sizes) == 1 or all(size % 2 == 0 for size in sizes[:2])
     require(whole, "target", name, "of even numbers along its first two axes, or a single chip")
-    return Target(name, chip, sizes)
+    return Target(name, chip, sizes, n_slices)
 
 
 def require_compiler(target: Target) -> str:
@@ -166,7 +110,9 @@ def compile_only_devices(target: Target) -> list:
     if target.chip.platform == "cuda":
         options = {"target_config": H100, "topology": f"1x1x{target.n_chips}"}
         return list(topologies.get_topology_desc(platform="cuda", **options).devices)
-    options = {"chips_per_host_bounds": (1, 1, 1)} if target.n_chips == 1 else {}
+    options = {"chips_per_host_bounds": (1, 1, 1)} if target.chips_of_slice == 1 else {}
+    if target.n_slices > 1:
+        options["num_slices"] = target.n_slices
     if target.name.startswith(("v4", "v5p")):  # one device for both cores of a chip
         options["chip_config_name"] = "megacore"
     try:

@@ -10,9 +10,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hyena_jax.benchmark import decode, machine, memory, operators, results, verify
+from hyena_jax.benchmark import decode, machine, memory, operators, results, runner, verify
 from hyena_jax.benchmark.model import make_subject, subject_of
 from hyena_jax.benchmark.settings import Decode, Operators, flags
+from hyena_jax.benchmark.timing import Program
 from hyena_jax.cli import main
 from hyena_jax.config import (
     MIXER_CONFIGS,
@@ -166,7 +167,8 @@ def test_operators_write_a_table_numbers_and_a_plot(tmp_path, capsys):
             seconds = measured["seconds"]
             assert 0 < seconds["lower"] <= seconds["median"] <= seconds["upper"]
             assert seconds["runs"] >= 2
-            assert measured["compile_seconds"] > 0
+            assert all(measured[f"{part}_seconds"] > 0 for part in ("trace", "lower", "compile", "first"))
+            assert 0 < seconds["dispatch"] <= seconds["upper"]
             assert measured["compiled_bytes"] > 0
             assert measured["flops"] >= 0
             assert measured["roofline_share"] > 0
@@ -178,7 +180,7 @@ def test_operators_write_a_table_numbers_and_a_plot(tmp_path, capsys):
 @pytest.mark.grid
 def test_rows_are_kept_when_a_benchmark_is_interrupted(tmp_path, capsys, monkeypatch):
     folder, first, said = tmp_path / "new" / "er", [], []
-    usual, handler = operators.measure, signal.signal(signal.SIGINT, EndAtOnce(130, "interrupted"))
+    usual, handler = runner.measure, signal.signal(signal.SIGINT, EndAtOnce(130, "interrupted"))
 
     def interrupt(programs, effort):
         if first:
@@ -187,7 +189,7 @@ def test_rows_are_kept_when_a_benchmark_is_interrupted(tmp_path, capsys, monkeyp
         first.append(usual(programs, effort))
         return first[0]
 
-    monkeypatch.setattr(operators, "measure", interrupt)
+    monkeypatch.setattr(runner, "measure", interrupt)
     arguments = ["--mixers", "fir", "--lengths", 16, 32, "--d-model", 8, *QUICK, "--output", folder]
     try:
         assert run("operators", *arguments) == 130
@@ -222,22 +224,27 @@ def test_no_speed_of_what_is_wrong(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "new").exists()
 
 
-def test_what_memory_cannot_hold_and_what_takes_too_long_is_left_out(monkeypatch):
+def test_what_memory_cannot_hold_and_what_takes_too_long_is_left_out_at_all_larger_sizes(monkeypatch):
     notes, done = [], []
-    chosen = operators.methods({"aft_simple": MIXER_CONFIGS["aft_simple"]()}, ())
 
-    def bench(*lengths):
-        settings = Operators(0.0, 1, max_seconds=0.0, d_model=8, lengths=lengths)
-        limits = operators.Roofline(1e9, 1e9)
-        advance = partial(done.append, 1)
-        return list(operators.bench_lengths(chosen, settings, limits, advance, notes.append))
+    def bench(sizes, **limits):
+        def build(method, size):
+            needed = 2**60 if size["batch"] == 9 else 1
+            return runner.Case({"run": Program(lambda: None)}, {}, estimated_bytes=needed)
 
-    assert [row.length for row in bench(8, 16)] == [8]
-    assert notes == ["aft_simple: a run at length 8 took over 0 s; no longer"]
-    assert len(done) == 2
-    monkeypatch.setattr(operators, "fits", lambda n_bytes: False)
-    assert bench(8) == []
-    assert "at length 8 are more than is available" in notes[1]
+        parts = dict.fromkeys(("check", "cells", "picture"))
+        benchmark = runner.Benchmark(
+            ["a"], [{"length": x, "batch": y} for x, y in sizes], build=build, **parts
+        )
+        settings = Operators(0.0, 1, **limits)
+        rows = runner.measure_rows(benchmark, settings, None, partial(done.append, 1), notes.append)
+        return [tuple(row.size.values()) for row in rows]
+
+    assert bench([(8, 1), (8, 2), (16, 1)], max_seconds=-1.0) == [(8, 1)]
+    assert notes == ["a: a run at length 8, batch 1 took over -1 s; no longer"]
+    assert len(done) == 3
+    assert bench([(8, 9), (16, 1), (16, 9)]) == [(16, 1)]
+    assert notes[1:] == ["a: 1,073,741,824.0 GiB at length 8, batch 9 are more than is available"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -269,7 +276,7 @@ def test_a_model_of_text(config, tmp_path, capsys):
 
 def test_flags_change_the_model_that_is_timed(config, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("hyena_jax.benchmark.model.run", lambda settings, report: seen.append(settings))
+    monkeypatch.setattr(runner, "run", lambda benchmark, settings, report: seen.append(settings))
     assert run("model", config, "--model.pattern", "hawk,attention", "--model.d-model", 16) == 0
     model = seen[0].experiment.model
     assert [type(mixer).__name__ for mixer in model.pattern] == ["HawkConfig", "AttentionConfig"]
@@ -304,13 +311,18 @@ def test_images_have_the_sizes_that_the_config_says(tmp_path):
         subject_of(Experiment(model=IMAGES, data=absent), (), 256)
 
 
+@pytest.mark.grid
 def test_decoding(tmp_path, capsys):
     folder = tmp_path / "new"
     sizes = ["--contexts", 16, 24, "--batch", 2, "--n-new", 5, "--d-model", 8, "--n-layers", 1]
     assert run("decode", "--mixers", "aft_simple", *sizes, *QUICK, "--output", folder) == 0
     rows = results_of(folder)["rows"]
     assert [(row["context"], row["batch"]) for row in rows] == [(16, 2), (24, 2)]
-    assert all(row["step"]["runs"] >= 1 for row in rows)
+    for row in rows:
+        assert list(row["passes"]) == ["prefill", "step"]
+        prefill, step = row["passes"].values()
+        assert prefill["seconds"]["runs"] >= 2
+        assert step["first_seconds"] > step["seconds"]["median"]  # all new tokens against one
     assert rows[0]["state_bytes"] == rows[1]["state_bytes"] > 0
     assert "ms/token" in capsys.readouterr().out
 
@@ -337,7 +349,7 @@ def test_a_model_on_data_of_the_users_is_timed_on_its_first_batch(plugin, tmp_pa
     (row,) = results_of(folder)["rows"]
     assert (row["length"], row["batch"], row["units"], row["n_params"]) == (5, 4, 4, 10 * 3 + 3)
     assert run("model", plugin, "--seq-len", 3) == 2
-    assert "--seq-len must be absent with SlopesConfig" in capsys.readouterr().err
+    assert "--seq-len must be absent with slopes" in capsys.readouterr().err
 
 
 def test_a_mixer_without_state_cannot_be_timed_decoding(plugin, capsys):
@@ -350,8 +362,97 @@ def test_a_mixer_without_state_cannot_be_timed_decoding(plugin, capsys):
     assert notes == ["mean: not causal, or without init_state, prefill and step"]
 
 
+FUNCTIONS = """
+import jax.numpy as jnp
+import numpy as np
+
+
+def make_inputs(size):
+    return np.ones((size, 3), np.float32), np.arange(size)
+
+
+def right(x, i):
+    return jnp.sin(x) * i[:, None]
+
+
+def wrong(x, i):
+    return jnp.cos(x)
+
+
+def fails(x, i):
+    raise ValueError("mine")
+
+
+def counted(x, i):
+    return i
+
+
+def oracle(x, i):
+    assert x.dtype == np.float64
+    return np.sin(x) * i[:, None]
+"""
+
+
+@pytest.fixture
+def functions(tmp_path):
+    path = tmp_path / "functions.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+@pytest.mark.grid
+def test_functions_of_the_users(functions, tmp_path, capsys):
+    folder, traces = tmp_path / "new", tmp_path / "traces"
+    more = ["--sizes", 16, 8, "--output", folder, "--json", "--profile", traces]
+    assert run("function", f"{functions}:right", *more, *QUICK) == 0
+    found = results_of(folder)
+    assert json.loads(capsys.readouterr().out)["rows"] == found["rows"]
+    assert found["benchmark"] == "function"
+    assert [(row["method"], row["size"]) for row in found["rows"]] == [("right", 8), ("right", 16)]
+    assert found["rows"][0]["passes"]["forward"]["flops"] == 2 * 8 * 3
+    # The sine and the product; the cosine, and its product with the cotangent times i.
+    assert found["rows"][0]["passes"]["forward_backward"]["flops"] == 5 * 8 * 3
+    names = {path.name for path in traces.iterdir()}
+    assert names == {f"right_size_{n}_{part}" for n in (8, 16) for part in ("forward", "forward_backward")}
+    assert list(traces.rglob("*.xplane.pb"))
+
+
+def test_a_function_is_checked_before_it_is_timed(functions, capsys):
+    assert run("function", f"{functions}:right,wrong", "--sizes", 4, *QUICK) == 1
+    captured = capsys.readouterr()
+    assert "wrong differs from its oracle" in captured.err
+    assert captured.out == ""
+    functions.write_text(FUNCTIONS[: FUNCTIONS.index("def oracle")])
+    assert run("function", f"{functions}:wrong", "--no-gradients", "--sizes", 4, *QUICK) == 0
+    out = capsys.readouterr().out
+    assert "values not checked: wrong has no oracle" in out
+    assert "backward" not in out
+    assert run("function", f"{functions}:counted", "--sizes", 4, *QUICK) == 2
+    assert "--gradients must be off (--no-gradients): a result is int32" in capsys.readouterr().err
+    assert run("function", f"{functions}:fails", "--sizes", 4, *QUICK) == 2
+    assert "functions.py:19" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("definition", "said"),
+    [
+        ("def right(x, i): return 'text'", "your plugin failed: TypeError"),
+        ("def make_inputs(size): return 'text', None", "must be a tuple of arrays of numbers, got 'str'"),
+        ("def oracle(x, i): return x[:1]", "a result of oracle must be of the shape (4, 3), got (1, 3)"),
+    ],
+)
+def test_functions_of_other_values_are_refused(functions, capsys, definition, said):
+    functions.write_text(f"{FUNCTIONS}\n\n{definition}\n")
+    assert run("function", f"{functions}:right", "--sizes", 4, *QUICK) == 2
+    assert said in capsys.readouterr().err
+
+
 WRONG = {
-    "mixer": ("operators --mixers hynea", "mixer 'hynea' is unknown (did you mean 'hyena'?)"),
+    "function": ("function {tmp}/absent.py:f", "is not a file"),
+    "no name": ("function {tmp}/absent.py", "target must be FILE.py:NAME, or FILE.py:NAME,NAME, got"),
+    "size": ("function {tmp}/absent.py:f --sizes 0", "--sizes must be at least 1, got 0"),
+    "profile": ("operators --profile {tmp}/notes.txt", "--profile must be a folder, got"),
+    "mixer": ("operators --mixers hynea", "mixer 'hynea' is unknown (did you mean 'hyena'?"),
     "length": ("operators --lengths 0", "lengths must be at least 1, got 0"),
     "no length": ("operators --lengths", "--lengths must be followed by a value"),
     "batch": ("operators --batch-size -1", "--batch-size must be at least 1, got -1"),

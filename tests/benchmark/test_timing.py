@@ -58,6 +58,8 @@ def test_median_quartiles_and_mean():
     timing = summarize([5.0, 1.0, 3.0, 2.0, 40.0])
     assert timing == Timing(3.0, 2.0, 5.0, 10.2, 5)
     assert summarize([7.0]) == Timing(7.0, 7.0, 7.0, 7.0, 1)
+    assert summarize([7.0], [2.0]).dispatch == 2.0
+    assert timing.of_one(2) == Timing(1.5, 1.0, 2.5, 5.1, 5)
 
 
 def test_a_measured_program_says_what_its_compiler_said():
@@ -67,6 +69,9 @@ def test_a_measured_program_says_what_its_compiler_said():
     assert measured.compiled_bytes >= x.nbytes + 8 * 8 * 4
     assert measured.xla_flops == 2 * 8 * 8 * 16
     assert measured.live_bytes is None or measured.live_bytes >= 0
+    assert min(measured.trace_seconds, measured.lower_seconds, measured.compile_seconds) > 0
+    assert measured.first_seconds > 0
+    assert measured.seconds.dispatch <= measured.seconds.upper
 
 
 def test_what_takes_too_long_is_run_once():

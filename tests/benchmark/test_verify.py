@@ -76,5 +76,5 @@ def test_a_small_model_is_as_wide_as_its_mixers_allow():
         pattern=(AttentionConfig(5),), n_layers=3, d_model=70, max_len=300, vocab_size=1000, dropout=0.5
     )
     small = verify._small(config)
-    assert (small.n_layers, small.d_model, small.max_len) == (1, 70, verify.MAX_LEN)
+    assert (small.n_layers, small.d_model, small.max_len) == (2, 70, verify.MAX_LEN)
     assert (small.vocab_size, small.dropout) == (verify.LARGEST_VOCABULARY, 0.0)

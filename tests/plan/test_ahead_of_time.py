@@ -2,8 +2,11 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
 
+from hyena_jax.chips import GIB
 from hyena_jax.cli import main
 from hyena_jax.config import (
     MIXER_CONFIGS,
@@ -14,12 +17,14 @@ from hyena_jax.config import (
     TextConfig,
 )
 from hyena_jax.mixers import mixer_class
+from hyena_jax.parallel.sharded import AXES, arrange, batch_spec, rows_of_process
+from hyena_jax.parallel.strategy import all_devices
 from hyena_jax.plan.collectives import collectives
 from hyena_jax.plan.compiling import Limits, compile_step
 from hyena_jax.plan.hlo import Program
 from hyena_jax.plan.planning import make_plan
 from hyena_jax.plan.roofline import costs
-from hyena_jax.plan.targets import GIB, parse_target
+from hyena_jax.plan.targets import compile_only_devices, parse_target
 
 pytest.importorskip("libtpu", reason="needs the extra tpu")
 pytestmark = pytest.mark.aot
@@ -58,6 +63,40 @@ def test_two_layers_exchange_little_more_than_they_must(name):
     given = experiment(mixer, LAYOUTS["fsdp"], **sizes)
     plan = make_plan(given, TARGET, LIMITS, whole=True)
     assert sum(row.received for row in plan.exchanges) <= 1.5 * plan.needed_exchange
+
+
+@pytest.mark.parametrize("name", ["v5e:4x4", "v5p:2x2x2"])
+def test_a_mesh_of_slices_spans_them_by_data_alone_and_rows_follow_its_sharding(name):
+    devices = all_devices(None, compile_only_devices(parse_target(name, 2)))
+    n = len(devices)
+    for data, fsdp, sequence in ((2, n // 2, 1), (4, n // 8, 2), (n, 1, 1)):
+        layout = ParallelConfig(strategy="sharded", data=data, fsdp=fsdp, sequence=sequence)
+        mesh = arrange(layout, devices)
+        assert [{device.slice_index for device in half.flat} for half in np.split(mesh, 2)] == [{0}, {1}]
+        rows = NamedSharding(Mesh(mesh, AXES), batch_spec(1)).devices_indices_map((data * fsdp,))
+        for process in {device.process_index for device in devices}:
+            starts = {
+                index[0].start or 0 for device, index in rows.items() if device.process_index == process
+            }
+            assert {*rows_of_process(mesh, process).parts} == starts
+
+
+def test_two_slices_reduce_within_a_slice_and_then_between_them():
+    """By the compiled program: a chip receives from the other slice its part of the gradients, once."""
+    layout = ParallelConfig(strategy="sharded", data=2, fsdp=4)
+    given = experiment(MIXER_CONFIGS["attention"](), layout)
+    given = dataclasses.replace(given, data=dataclasses.replace(given.data, batch_size=16))
+    one, two = (
+        make_plan(given_, target, LIMITS, whole=True)
+        for given_, target in (
+            (experiment(MIXER_CONFIGS["attention"](), LAYOUTS["fsdp"]), TARGET),
+            (given, parse_target("v5e:2x2", 2)),
+        )
+    )
+    part = one.n_params / 4  # of the gradients, on a chip, in bfloat16 or float32; small ones are whole
+    assert 2 * part <= two.between_slices <= 6 * part
+    assert one.between_slices == 0
+    assert sum(row.received for row in two.exchanges) <= 1.2 * sum(row.received for row in one.exchanges)
 
 
 def test_no_exchange_of_one_chip():

@@ -2,7 +2,12 @@
 
 import pytest
 
-from hyena_jax.plan.collectives import Collective, bytes_by_kind, collectives
+from hyena_jax.plan.collectives import (
+    Collective,
+    bytes_by_kind,
+    collectives,
+    received_between_slices,
+)
 from hyena_jax.plan.hlo import Program
 
 # A loop of 12 rounds around a gather that XLA overlaps with a product, as it prints it for a TPU: the gather
@@ -83,3 +88,38 @@ def test_bytes_that_a_ring_of_four_devices_brings_to_each():
     assert received("all-to-all") == 750
     assert received("collective-permute") == 1000
     assert Collective("all-gather", 1000, 1, (), 0, "").received(8) == 875
+
+
+# A gradient reduced between two slices in a loop of 12 rounds, as XLA prints it: the host's runtime moves it.
+OF_SLICES = """\
+HloModule jit_train_step, is_scheduled=true
+
+%body (arg: (s32[], f32[32,8,128])) -> (s32[], f32[32,8,128]) {
+  %arg = (s32[], f32[32,8,128]{2,1,0}) parameter(0)
+  %send = (f32[32,8,128]{2,1,0:T(8,128)}, u32[], token[]) send(%part, %token), channel_id=10, \
+is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",\
+_xla_megascale_transfer_type="ALL_REDUCE"}
+  %recv = (f32[32,8,128]{2,1,0:T(8,128)}, u32[], token[]) recv(%token), channel_id=11, \
+is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",\
+_xla_megascale_transfer_type="ALL_REDUCE"}
+  %done = (f32[32,8,128]{2,1,0:T(8,128)}, token[]) recv-done(%recv), channel_id=11
+  ROOT %tuple = (s32[], f32[32,8,128]{2,1,0}) tuple(%arg, %done)
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %loop = (s32[], f32[32,8,128]{2,1,0}) while(%x), condition=%condition, body=%body, \
+backend_config={"known_trip_count":{"n":"12"}}
+  %read = (f32[7]{0}, u32[], token[]) recv(%token), channel_id=12, is_host_transfer=true
+  %rest = (f32[5]{0}, u32[], token[]) recv(%token), channel_id=13, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}
+  ROOT %out = f32[4]{0} copy(%x)
+}
+"""
+
+
+@pytest.mark.parametrize(("n_slices", "times"), [(2, 1), (4, 1.5)])
+def test_what_crosses_the_network_between_slices_is_counted_apart(n_slices, times):
+    program = Program(OF_SLICES)
+    assert collectives(program) == []
+    assert received_between_slices(program, n_slices) == times * 12 * 32 * 8 * 128 * 4 + 5 * 4

@@ -9,12 +9,13 @@ import pytest
 from rich.console import Console
 
 from hyena_jax import config
+from hyena_jax.chips import GIB
 from hyena_jax.cli import main
 from hyena_jax.comparison.table import n_params
 from hyena_jax.config import ParallelConfig, UserError
 from hyena_jax.plan import planning, presentation, search, targets
 from hyena_jax.plan.compiling import VOCABULARY, Compiled, Limits
-from hyena_jax.plan.targets import GIB, parse_target
+from hyena_jax.plan.targets import parse_target
 
 TARGET = parse_target("v5e:4x4")
 LIMITS = Limits(60, 2**30)
@@ -26,11 +27,18 @@ def experiment(n_layers=12, **parallel):
     return dataclasses.replace(found, model=model, parallel=ParallelConfig(**parallel))
 
 
-def text(n_layers: int) -> str:
-    """A program that negates an array once a layer and gathers another one."""
+TRANSFER = (
+    'is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}'
+)
+
+
+def text(n_layers: int, n_slices: int) -> str:
+    """A program that negates an array once a layer and gathers another one; slices receive 1 GB a layer."""
+    crossing = f"\n  %r = (s8[1000000000]{{0}}, u32[], token[]) recv(%t), {TRANSFER}" if n_slices > 1 else ""
     layers = [
         f"  %n{i} = f32[1024,1024]{{1,0:T(8,128)}} negate(%x)\n"
         f"  %g{i} = f32[4096,4]{{1,0}} all-gather(%x), channel_id={i + 1}, replica_groups=[1,16]<=[16]"
+        + crossing.replace("%r", f"%r{i}")
         for i in range(n_layers)
     ]
     head = "  %x = f32[1024,1024]{1,0:T(8,128)} parameter(0)\n"
@@ -54,7 +62,7 @@ def compiled(monkeypatch):
             "kernels": {},
             "forward": {"products": 1e15 * n, "transforms": 1e13 * n},
         }
-        return Compiled(facts, text(n), (3 + n) * GIB, ((5, "f32[5]"),), 1.5)
+        return Compiled(facts, text(n, target.n_slices), (3 + n) * GIB, ((5, "f32[5]"),), 1.5)
 
     monkeypatch.setattr(planning, "compile_step", compile_step)
     return depths
@@ -79,6 +87,26 @@ def test_depth_is_continued_from_one_and_two_repeats(compiled):
     flops = 3 * 12 * 1e15 / 16
     assert plan.mfu(False).roofline == pytest.approx(flops / 197e12 / plan.seconds.roofline)
     assert plan.mfu(True).roofline == pytest.approx(1.01 * plan.mfu(False).roofline)
+
+
+def test_slices_exchange_over_their_own_network(compiled):
+    """The same shape twice: exchanges are those of a slice, and what crosses between slices comes on top."""
+    one = planning.make_plan(experiment(), TARGET, LIMITS, whole=False)
+    two = planning.make_plan(experiment(), parse_target("v5e:4x4", 2), LIMITS, whole=False)
+    assert (two.target, two.n_chips) == ("2 slices of v5e:4x4", 32)
+    assert two.exchanges == one.exchanges
+    assert two.needed_exchange == one.needed_exchange
+    received = 1e9 * 12  # of the program below, 1 GB a layer
+    assert one.between_slices == 0
+    assert two.between_slices == pytest.approx(received)
+    assert two.between_slices_seconds == pytest.approx(received / 3.125e9)
+    assert two.seconds.pessimistic == pytest.approx(one.seconds.pessimistic + received / 3.125e9)
+    assert two.seconds.roofline == pytest.approx(received / 3.125e9)  # which hides the rest
+    console = Console(record=True, width=200)
+    presentation.print_plan(two, console)
+    said = console.export_text()
+    assert "2 slices of v5e:4x4, 32 chips, pmap over 32" in said
+    assert "between slices, over the data-centre network: 12.000 GB received by a chip, 3840.0 ms" in said
 
 
 def test_the_parameters_of_a_part_of_the_pattern_are_counted(compiled):
@@ -217,3 +245,16 @@ def test_peaks_are_those_of_the_matrix_units():
     for name in ("v4", "v5e", "v5p", "v6e"):
         chip, tile = targets.CHIPS[name], 256 if name == "v6e" else 128
         assert chip.flops == pytest.approx(chip.vector_rate * 2 * tile**2 / 1024, rel=0.01), name
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("v5e:4x4 --num-slices 65", "--num-slices must be in 1..64, for at most 1024 chips, got 65"),
+        ("v5e:4x4 --num-slices 0", "--num-slices must be at least 1, got 0"),
+        ("h100:8 --num-slices 2", "--num-slices must be 1 for h100: the network is known for v5e, v5p, v6e"),
+    ],
+)
+def test_slices_that_cannot_be_planned(flags, message, capsys):
+    assert main(["plan", "quickstart", "--target", *flags.split()]) == 2
+    assert message in capsys.readouterr().err

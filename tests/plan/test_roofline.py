@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hyena_jax.chips import CHIPS
 from hyena_jax.plan import roofline
 from hyena_jax.plan.hlo import Program
 from hyena_jax.plan.roofline import (
@@ -18,7 +19,6 @@ from hyena_jax.plan.roofline import (
     costs,
     seconds_by_kind,
 )
-from hyena_jax.plan.targets import CHIPS
 
 V5E = CHIPS["v5e"]
 TABLES = """\

@@ -16,13 +16,14 @@ loops return. That is the least traffic of the program as written, if every othe
 consumer and the arrays of one round of a loop stay in the cache.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from math import ceil, log2, prod
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
+from jax.interpreters.partial_eval import dce_jaxpr
 
 
 class Work(NamedTuple):
@@ -47,9 +48,25 @@ class Work(NamedTuple):
 
 def count(function: Callable, *args: Any) -> Work:
     """The work of `function(*args)`; the arguments are pytrees of arrays or `jax.ShapeDtypeStruct`s."""
-    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+    return count_jaxpr(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def count_jaxpr(jaxpr: Jaxpr) -> Work:
+    """The work of a function's jaxpr."""
     ends = sum(_bytes(variable) for variable in (*jaxpr.invars, *jaxpr.outvars))
-    return _add([Work(bytes=ends), _of_jaxpr(jaxpr)])
+    return _add([Work(bytes=ends), _of_jaxpr(live(jaxpr))])
+
+
+def live(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr without what its results do not depend on, which a derivative leaves and XLA removes."""
+    return dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
+
+
+def called(equation: JaxprEqn) -> list[Jaxpr]:
+    """The functions that an equation runs; of a linear solve defined by functions, the one that solves."""
+    if equation.primitive.name == "custom_linear_solve":
+        return [equation.params["jaxprs"].solve.jaxpr]
+    return list(jaxprs_in_params(equation.params))
 
 
 def _add(works: Iterable[Work]) -> Work:
@@ -67,17 +84,7 @@ def _times(work: Work, rounds: float) -> Work:
 
 
 def _of_jaxpr(jaxpr: Jaxpr) -> Work:
-    """The work that the results depend on; XLA removes the unused equations that a derivative leaves."""
-    works, needed = [], set(_variables(jaxpr.outvars))
-    for equation in reversed(jaxpr.eqns):
-        if equation.effects or not needed.isdisjoint(_variables(equation.outvars)):
-            needed.update(_variables(equation.invars))
-            works.append(_of_equation(equation))
-    return _add(works)
-
-
-def _variables(atoms: Iterable[Any]) -> Iterator[Any]:
-    return (atom for atom in atoms if not isinstance(atom, Literal))
+    return _add(map(_of_equation, jaxpr.eqns))
 
 
 def _of_equation(equation: Any) -> Work:
@@ -105,8 +112,6 @@ def _of_equation(equation: Any) -> Work:
         case "cond":
             branches = [_of_jaxpr(branch.jaxpr) for branch in params["branches"]]
             return max(branches, key=lambda work: work.flops)
-        case "custom_linear_solve":
-            return _of_jaxpr(params["jaxprs"].solve.jaxpr)
         case "pallas_call":
             programs = prod(n for n in params["grid_mapping"].grid if isinstance(n, int))
             return _times(_of_jaxpr(params["jaxpr"]), programs)._replace(bytes=written)
@@ -118,9 +123,8 @@ def _of_equation(equation: Any) -> Work:
     if name.startswith(SUMS):  # a scatter reads (operand, indices, updates)
         read = equation.invars[2 if name.startswith("scatter") else 0]
         return Work(other=_flops(read, 1, 2), bytes=written)
-    called = list(_jaxprs(params.values()))
-    if called:  # jit, remat, custom derivatives
-        return _add(map(_of_jaxpr, called))
+    if inner := called(equation):  # jit, remat, custom derivatives, linear solves
+        return _add(map(_of_jaxpr, inner))
     of_complex = 6 if name in ("mul", "div") else 2
     return Work(other=sum(_flops(result, 1, of_complex) for result in equation.outvars))
 
@@ -174,17 +178,6 @@ def _rounds(loop: Any) -> int | None:
             if counted is before and isinstance(step, Literal) and isinstance(start, Literal):
                 return max(0, ceil((stop.val - start.val) / step.val))
     return None
-
-
-def _jaxprs(values: Iterable[Any]) -> Iterator[Jaxpr]:
-    """The jaxprs among an equation's parameters."""
-    for value in values:
-        if isinstance(value, ClosedJaxpr):
-            yield value.jaxpr
-        elif isinstance(value, Jaxpr):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from _jaxprs(value)
 
 
 def _bytes(variable: Any) -> int:

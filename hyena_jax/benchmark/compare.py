@@ -1,0 +1,220 @@
+"""Two benchmarks compared row by row: ratios of times, their intervals, and what that shows."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hyena_jax.benchmark.settings import RESULTS
+from hyena_jax.config import UserError, memory_size, parse_json, read_bytes
+from hyena_jax.errors import printable
+
+FASTER, SLOWER, UNSEEN, TOO_FEW = "faster", "slower", "no difference seen", "too few runs"
+ERROR_RATE = 0.05
+"""The share of comparisons of equal programs in which any row of the table is faster or slower."""
+POWER = 0.8
+"""The share of comparisons in which the smallest difference that could be seen is seen."""
+LEAST_RUNS = 3
+LEAST, MOST = 1e-12, 1e12
+"""Seconds beyond which a file holds no times; and the most runs."""
+
+# Settings that say how it was measured or which rows there are, not what a row measures.
+NOT_OF_A_ROW = """
+    seconds least_runs max_seconds output json profile plugins mixers lengths baseline contexts batch seq_len
+    sizes target experiment.training experiment.logging experiment.parallel experiment.seed experiment.data
+""".split()
+RATES = ("flops_per_second", "bytes_per_second")
+SIZES = ("length", "context", "batch", "size")
+
+
+class Difference(NamedTuple):
+    """One program, in B against A. Times are medians, seconds; ratios are of B's time to A's."""
+
+    row: str
+    part: str
+    a: float
+    b: float
+    ratio: float
+    lower: float
+    upper: float
+    visible: float
+    """The ratio above 1 that would have been seen in POWER of all comparisons."""
+    verdict: str
+    processes: int
+    """Of each side; with one, a slower program and a slower moment of the machine look the same."""
+
+
+def read_all(folder: Path) -> list[dict[str, Any]]:
+    """The results in a folder, one for each process: its results.json, or those of its subfolders 1, 2, ...
+
+    Raises:
+      UserError: if there are none, or one cannot be read.
+    """
+    files = [folder / RESULTS]
+    if not files[0].exists():
+        numbered = (path for path in folder.iterdir() if path.name.isdecimal())
+        files = [path / RESULTS for path in sorted(numbered, key=lambda path: int(path.name))]
+    if not files:
+        raise UserError(f"{str(folder)!r} has no {RESULTS}; `hyena-jax bench ... --output` writes one")
+    found = []
+    for file in files:
+        try:
+            results = parse_json(read_bytes("results", file, memory_size()))
+            for key, value in programs(results).items():
+                is_order = LEAST <= value["lower"] <= value["median"] <= value["upper"] <= MOST
+                if not is_order or not 1 <= value["runs"] <= MOST:
+                    raise ValueError(f"the times of {key}")
+            parts = [kind_of(results), *(results[name] for name in ("settings", "machine", "versions"))]
+            if [type(part) for part in parts] != [str, dict, dict, dict]:
+                raise ValueError("what was measured, and where")
+            rates = results.get("roofline")
+            if rates is not None and not all(LEAST < rates[name] < MOST**2 for name in RATES):
+                raise ValueError(f"the roofline {rates}")
+            found.append(results)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            reason = error if isinstance(error, UserError) else repr(error)
+            raise UserError(f"{file} is not the results of a benchmark: {reason}") from error
+    return found
+
+
+def kind_of(results: Mapping[str, Any]) -> str:
+    """The benchmark that was run, such as `operators`."""
+    return results.get("benchmark") or results["command"].split()[2]
+
+
+def programs(results: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, float]]:
+    """The times of all programs, by what they measure: a method at its sizes, and a pass."""
+    found = {}
+    for row in results["rows"]:
+        passes = row.get("passes")
+        if passes is None:  # of `decode`, before it had passes
+            passes = {"prefill": row["prefill"], "step": {"seconds": row["step"]}}
+        sizes = [f"{name} {row[name]:,}" for name in SIZES if name in row]
+        name = printable(", ".join([row.get("method") or results["settings"]["config"], *sizes]))
+        found |= {(name, part): measured["seconds"] for part, measured in passes.items()}
+    return found
+
+
+def require_comparable(a: Mapping[str, Any], b: Mapping[str, Any], allow_different: bool) -> None:
+    """Raises UserError unless both measured the same, on the same kind of machine, with the same JAX.
+
+    Args:
+      allow_different: the machines and versions may differ.
+    """
+    kinds = [kind_of(results) for results in (a, b)]
+    if kinds[0] != kinds[1]:
+        listed = f"A is of `bench {kinds[0]}` and B of `bench {kinds[1]}`"
+        raise UserError(printable(f"{listed}; compare two of one kind"))
+    for path, (x, y) in _unequal(a["settings"], b["settings"]):
+        if not any(path == name or path.startswith(f"{name}.") for name in NOT_OF_A_ROW):
+            raise UserError(f"A and B do not measure the same: {path} is {x!r} in A and {y!r} in B")
+    parts = [
+        {
+            "machine": {name: value for name, value in results["machine"].items() if name != "system"},
+            "versions": {name: results["versions"].get(name) for name in ("jax", "jaxlib")},
+        }
+        for results in (a, b)
+    ]
+    for path, (x, y) in _unequal(*parts):
+        if not allow_different:
+            how = "measure both on one machine, or give --allow-different"
+            raise UserError(f"A and B cannot be compared: {path} is {x!r} in A and {y!r} in B; {how}")
+
+
+def drift(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
+    """How the machine's own speed differed, as a line; None unless both measured it."""
+    of_a, of_b = a.get("roofline"), b.get("roofline")
+    if of_a is None or of_b is None:
+        return None
+    product, copy = (f"{of_a[name] / of_b[name]:.3f}" for name in RATES)
+    return f"at B, the machine took {product} of A's time for a matrix product, and {copy} for a copy"
+
+
+def _unequal(a: Mapping, b: Mapping, before: str = "") -> Iterator[tuple[str, tuple]]:
+    """The paths that both have with different values."""
+    for name in a:
+        if name in b and a[name] != b[name]:
+            if isinstance(a[name], dict) and isinstance(b[name], dict):
+                yield from _unequal(a[name], b[name], f"{before}{name}.")
+            else:
+                yield f"{before}{name}", (a[name], b[name])
+
+
+def differences(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Difference]:
+    """All programs that both have, in the order of A.
+
+    With several processes each, which took turns: the t-test of the logarithms of the ratios of their
+    medians, pair by pair. With one process each, the spread of its runs, which knows nothing of differences
+    between processes. The interval covers all rows at once (Bonferroni).
+
+    Args:
+      a, b: results by process.
+
+    Raises:
+      UserError: if they have no program in common.
+    """
+    of_a, of_b = ([programs(results) for results in side] for side in (a, b))
+    pairs = min(len(of_a), len(of_b))
+    sides = of_a[:pairs] + of_b[:pairs]
+    common = [key for key in of_a[0] if all(key in found for found in sides)]
+    if not common:
+        raise UserError("A and B have no row in common: run the same benchmark for both")
+    found = []
+    for row, part in common:
+        x, y = ([times[row, part] for times in side[:pairs]] for side in (of_a, of_b))
+        ratios = [math.log(after["median"] / before["median"]) for before, after in zip(x, y, strict=True)]
+        if pairs > 1:
+            error, freedom = statistics.stdev(ratios) / math.sqrt(pairs), float(pairs - 1)
+        else:
+            error, freedom = _error_of_runs(x[0], y[0])
+        medians = (statistics.median(times["median"] for times in side) for side in (x, y))
+        verdict = _verdict(statistics.fmean(ratios), error, freedom, len(common))
+        found.append(Difference(row, part, *medians, *verdict, pairs))
+    return found
+
+
+def _verdict(log_ratio: float, error: float, freedom: float, n_rows: int) -> tuple:
+    """Ratio, interval, visible ratio and verdict, given the standard error of the ratio's logarithm."""
+    from scipy.stats import t
+
+    if math.isnan(error):
+        return math.exp(log_ratio), 0.0, math.inf, math.inf, TOO_FEW
+    critical = float(t.ppf(1 - ERROR_RATE / n_rows / 2, freedom))
+    ends = (_exp(log_ratio - critical * error), _exp(log_ratio + critical * error))
+    visible = _exp((critical + float(t.ppf(POWER, freedom))) * error)
+    verdict = SLOWER if ends[0] > 1 else FASTER if ends[1] < 1 else UNSEEN
+    return math.exp(log_ratio), *ends, visible, verdict
+
+
+def _exp(x: float) -> float:
+    return math.inf if x > 700 else math.exp(x)
+
+
+def _error_of_runs(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[float, float]:
+    """Standard error of the logarithm of a ratio of medians, from quartiles; and its degrees of freedom.
+
+    As if the logarithms of the times were normal: Blom's expected quartiles, and 0.37 as the efficiency of a
+    standard deviation from quartiles. NaN with fewer than LEAST_RUNS runs.
+    """
+    if min(a["runs"], b["runs"]) < LEAST_RUNS:
+        return math.nan, 1.0
+    variances, freedoms = [], []
+    for times in (a, b):
+        n = times["runs"]
+        upper = statistics.NormalDist().inv_cdf((1 + 0.75 * (n - 1) - 0.375) / (n + 0.25))
+        deviation = math.log(times["upper"] / times["lower"]) / (2 * upper)
+        variances.append(math.pi / 2 * deviation**2 / n)
+        freedoms.append(max(0.37 * (n - 1), 1.0))
+    total = sum(variances)
+    if total == 0:
+        return 0.0, min(freedoms)
+    freedom = total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))  # Welch
+    return math.sqrt(total), freedom
+
+
+def as_json(found: Sequence[Difference]) -> str:
+    """The differences as JSON; a bound that does not exist is null."""
+    rows = ({k: None if v in (math.inf, 0.0) else v for k, v in one._asdict().items()} for one in found)
+    return json.dumps(list(rows), indent=1)
