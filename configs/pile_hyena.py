@@ -1,12 +1,13 @@
 """Hyena on the Pile at 153M, 355M and 1.3B parameters (Poli et al. 2023, table 4.4).
 
-    hyena-jax train pile_hyena:153m --workdir runs/pile_153m --data.path pile/ \\
-        --data.tokenizer-path gpt2/tokenizer.json
+    hyena-jax prepare pile/ --output shards/pile --tokenizer-path gpt2/tokenizer.json --eos '<|endoftext|>'
+    hyena-jax train pile_hyena:153m --workdir runs/pile_153m --data shards --data.sources shards/pile
 
 Published perplexity after 5 / 10 / 15B tokens: `153m` 13.3 / 11.8 / 11.1, `355m` 11.3 / 9.8 / 9.2. Widths,
 depths and vocabulary (GPT-2 pieces) are the paper's; 15B tokens, sequences of 2048; learning rates are ours.
-The corpus is held in memory with two bytes per token, so train on a part of the Pile that fits. Made for
-accelerators; time and perplexity of this code: not measured yet.
+`prepare` reads the Pile's .jsonl.zst files; a part of it that fits into memory needs no shards: --data.path
+TEXT --data.tokenizer-path gpt2/tokenizer.json. Made for accelerators; time and perplexity of this code: not
+measured yet.
 """
 
 from hyena_jax.config import (

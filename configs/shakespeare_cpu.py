@@ -12,11 +12,11 @@ decay of biases and scales.
 
 The text comes from TensorFlow Datasets (`pip install 'hyena_jax[tfds]'`); if it cannot be downloaded, add
 `--data.path input.txt` or `--data.manual-dir FOLDER`. A run takes two to three minutes on two idle cores.
-Validation loss: mamba2 1.588, signed_hawk 1.611, gated_hyena 1.616, gated_delta 1.633, hawk 1.644,
-striped_hyena2 1.650, lfm2 1.660, griffin 1.672, annotated_hyena 1.677, hyena 1.678, local_attention
-1.692, h3 1.703, stu 1.717, s4d 1.721, aft_conv 1.729, fir 1.732, aft_full 1.734, aft_local 1.737,
-attention 1.802, aft_simple 1.836, fastmax 1.901; experiments/shakespeare_cpu has their spread over seeds,
-names the machines, and explains fastmax's loss. kda, gated_delta2 and mamba3 have not been trained in it yet.
+Validation loss: mamba2 1.588, signed_hawk 1.611, gated_hyena 1.616, gated_delta 1.633, hawk 1.644, kda
+1.649, striped_hyena2 1.650, lfm2 1.660, griffin 1.672, annotated_hyena 1.677, hyena 1.678, local_attention
+1.692, h3 1.703, stu 1.717, s4d 1.721, aft_conv 1.729, fir 1.732, aft_full 1.734, aft_local 1.737, attention
+1.802, aft_simple 1.836, fastmax 1.901; experiments/shakespeare_cpu has their spread over seeds, names the
+machines, and explains fastmax's loss. gated_delta2, rwkv7 and mamba3 have not been trained in it yet.
 """
 
 from typing import NamedTuple
@@ -51,6 +51,7 @@ from hyena_jax.config import (
     MixerConfig,
     ParameterGroup,
     RealModalFilterConfig,
+    RWKV7Config,
     S4DConfig,
     ShortFilterConfig,
     STUFilterConfig,
@@ -59,11 +60,13 @@ from hyena_jax.config import (
     UserError,
     choose,
 )
+from hyena_jax.config.registry import OWN_NAMES
 
 EMBEDDINGS = ParameterGroup(r"^(embedding/|positions$)", weight_decay=0.0)
 FILTER = ParameterGroup(r"/filter/", weight_decay=0.0, optional=True)
 RATE = ParameterGroup(r"/rate$", weight_decay=0.0, optional=True)
 DECAY = ParameterGroup(r"/(a_log|dt_bias)$", weight_decay=0.0, optional=True)
+RWKV7 = ParameterGroup(r"/(decay|rate|value|gate)/|/(shift_mix|removal|booster|bonus)$", weight_decay=0.0)
 POSITION_BIASES = ParameterGroup(r"/position_", weight_decay=0.0, optional=True)
 SHIFT = ParameterGroup(r"/shift_", weight_decay=0.0, optional=True)
 # The parameters that place the modes of a state space; its output weights c are trained like any others.
@@ -94,6 +97,7 @@ VARIANTS = {
     "gated_delta": Variant((GatedDeltaConfig(n_heads=4),), (DECAY, NO_DECAY)),
     "kda": Variant((KDAConfig(n_heads=4),), (DECAY, NO_DECAY)),
     "gated_delta2": Variant((GatedDelta2Config(n_heads=4),), (DECAY, NO_DECAY), d_ff=384),
+    "rwkv7": Variant((RWKV7Config(n_heads=4),), (RWKV7, NO_DECAY), d_ff=384),
     "mamba2": Variant((Mamba2Config(n_heads=4, d_state=64),), (DECAY, NO_DECAY), d_ff=384),
     "mamba3": Variant((Mamba3Config(n_heads=4, d_state=64),), (DECAY, NO_DECAY), d_ff=384),
     "attention": Variant((AttentionConfig(n_heads=4),), (NO_DECAY,), learned_positions=True),
@@ -136,7 +140,7 @@ def get_config(variant: str = "hyena") -> Experiment:
     is_own = variant in MIXER_CONFIGS and MIXER_CONFIGS.parts[variant].plugin is not None
     if is_own and variant in VARIANTS:
         raise UserError(f"variant {variant!r} is this config's own; register your mixer by another name")
-    pattern, groups, learned_positions, d_ff = choose("variant", variant, defaults | VARIANTS)
+    pattern, groups, learned_positions, d_ff = choose("variant", variant, defaults | VARIANTS, OWN_NAMES)
     return Experiment(
         model=LanguageModelConfig(
             pattern=pattern,

@@ -49,6 +49,7 @@ from hyena_jax.config import (
     TrainingConfig,
     choose,
 )
+from hyena_jax.config.registry import OWN_NAMES
 from hyena_jax.data.dataset import load
 
 EMBEDDINGS = ParameterGroup(r"^(embedding/|positions$)", weight_decay=0.0)
@@ -99,7 +100,7 @@ VARIANTS = {
 def get_config(variant: str = "recall") -> Experiment:
     """The experiment of a task at its small setting, or of `TASK/PRESET`; also of a task of your own."""
     name, _, preset = variant.partition("/")
-    kind = choose("variant", name, TASK_CONFIGS)
+    kind = choose("variant", name, TASK_CONFIGS, OWN_NAMES)
     chosen = VARIANTS.get(name, Variant(HYENA, 1000))
     if preset:
         data = choose("preset", preset, load(kind()).task.all_presets(kind)).config

@@ -1,12 +1,19 @@
 """Hyena of order 3 at 125M parameters on WikiText-103 (Poli et al. 2023, table 4.3).
 
+    hyena-jax prepare wiki.train.tokens --output shards/train --held-out 0 --tokenizer-path tokenizer.json
+    hyena-jax prepare wiki.valid.tokens --output shards/valid --held-out 0 --tokenizer-path tokenizer.json
+    hyena-jax train wikitext103_hyena_125m --workdir runs/wikitext103 --data shards \\
+        --data.sources shards/train --data.validation-sources shards/valid
+
+or, tokenised at every start and held in memory with two bytes per token:
+
     hyena-jax train wikitext103_hyena_125m --workdir runs/wikitext103 --data.path wiki.train.tokens \\
         --data.validation-path wiki.valid.tokens --data.tokenizer-path gpt2/tokenizer.json
 
 Published perplexity: 18.6, and 18.5 for the deeper model with narrow feed-forward layers (`:slim`). Widths,
 depths and vocabulary are the paper's (12 layers, 768, 3072; slim 18, 768, 1536; GPT-2 pieces); learning rate,
-batch and length of training are ours. The corpus is held in memory with two bytes per token. Made for
-accelerators; time and perplexity of this code: not measured yet.
+batch and length of training are ours. Made for accelerators; time and perplexity of this code: not measured
+yet.
 """
 
 from hyena_jax.config import (

@@ -19,10 +19,12 @@ from hyena_jax.config import (
     ImagesConfig,
     LanguageModelConfig,
     LocalAttentionConfig,
+    RWKV7Config,
     TaskConfig,
     UserError,
 )
 from hyena_jax.training.optimizer import label_parameters
+from hyena_jax.trees import named_leaves
 
 MIXED = Experiment(model=LanguageModelConfig(pattern=(HyenaConfig(order=3), AttentionConfig(2)), d_model=8))
 IMAGES = Experiment(model=ImageClassifierConfig(patch_size=(2, 2)), data=ImagesConfig())
@@ -49,13 +51,17 @@ COUNTS = {
     "images:mnist_softmax": 6_157,
     "images:mnist_hyena": 11_152,
     "images:mnist_gated": 14_197,
+    "kimi_linear_hybrid": 3_432_229_920,
     "lfm2_350m": 354_483_968,
     "mamba2_130m": 128_989_632,
+    "olmo_hybrid": 7_430_870_688,
     "pile_hyena:153m": 153_694_368,
     "pile_hyena:355m": 359_512_320,
     "pile_hyena:1p3b": 1_320_191_232,
     "quickstart": 701_760,
-    "shakespeare_1p5m": 1_523_456,
+    "rwkv7_190m": 191_034_624,
+    "shakespeare_1p5m:after": 1_523_456,
+    "shakespeare_1p5m:published": 1_510_016,
     "shakespeare_cpu:hyena": 891_776,
     "shakespeare_cpu:annotated_hyena": 875_392,
     "shakespeare_cpu:gated_hyena": 853_376,
@@ -65,6 +71,7 @@ COUNTS = {
     "shakespeare_cpu:gated_delta": 875_552,
     "shakespeare_cpu:kda": 874_512,
     "shakespeare_cpu:gated_delta2": 871_952,
+    "shakespeare_cpu:rwkv7": 830_720,
     "shakespeare_cpu:mamba2": 875_440,
     "shakespeare_cpu:mamba3": 881_568,
     "shakespeare_cpu:attention": 809_856,
@@ -141,6 +148,7 @@ BY_DEFAULT = {
     *("shakespeare_cpu:attention", "shakespeare_cpu:aft_local", "shakespeare_cpu:fastmax"),
 }
 IN_GRID = {spec for spec in COUNTS.keys() - BY_DEFAULT if ":" in spec}
+IN_GRID |= {"striped_hyena2", "kimi_linear_hybrid"}
 # Sizes that a config leaves to its data.
 SYMBOLS = {"bytes": 256, "characters": 65, "graphemes": 65}
 IMAGE_SIZES = {"digits": (8, 8), "mnist": (28, 28)}
@@ -214,6 +222,15 @@ def test_shakespeare_cpu_takes_a_mixer_that_it_does_not_list(tmp_path, own_parts
     label_parameters(experiment.optimizer.groups, params)
 
 
+def test_the_published_shakespeare_recipe_decays_kernels_and_taps_alone():
+    experiment = config.load("shakespeare_1p5m:published")
+    model, inputs = with_sizes_of_the_data(experiment)
+    params = jax.eval_shape(models.build(model).init, jax.random.key(0), inputs)["params"]
+    groups = named_leaves(label_parameters(experiment.optimizer.groups, params))
+    decayed = {name for name, group in groups.items() if group == 1}
+    assert decayed == {name for name in groups if name.endswith(("/kernel", "/short_taps"))}
+
+
 def test_pile_count_by_hand():
     d, f, width = 864, 1728, 64
     filter_size = 2048 * 33 + 33 * width + 2 * width**2 + width * d + 4 * width
@@ -243,6 +260,24 @@ def test_lfm2_count_by_hand():
     convolution, attention = 4 * d * d + 3 * d, 3 * d * d + 2 * head_dim
     layers = 10 * convolution + 6 * attention + 16 * (3 * d * f + 2 * d)
     assert layers + 65_536 * d + d == COUNTS["lfm2_350m"]
+
+
+def test_olmo_hybrid_count_by_hand():
+    d, f, keys, values, heads = 3840, 11_008, 30 * 96, 30 * 192, 30
+    delta = (2 * keys + values) * (d + 4) + 2 * heads * (d + 1) + 2 * d * values + 192
+    attention = 4 * d * d + 2 * d
+    assert (delta, attention, 3 * d * f) == (88_750_332, 58_990_080, 126_812_160)
+    layers = 24 * delta + 8 * attention + 32 * (3 * d * f + 2 * d)
+    assert layers + 2 * 100_352 * d + d == COUNTS["olmo_hybrid"]
+
+
+def test_kimi_linear_hybrid_count_by_hand():
+    d, f, heads, width, rank = 2304, 9216, 32, 32 * 128, 128
+    low_rank = d * rank + rank * width
+    kda = 3 * width * (d + 4) + 2 * low_rank + d * heads + heads + width + 128 + width * d
+    assert kda == 39_514_272
+    layers = 21 * kda + 6 * 4 * d * d + 27 * (3 * d * f + 2 * d)
+    assert layers + 2 * 163_840 * d + d == COUNTS["kimi_linear_hybrid"]
 
 
 def test_json_round_trip():
@@ -358,8 +393,8 @@ def test_identity_and_runtime_differences():
     ]
     other = dataclasses.replace(MIXED, model=dataclasses.replace(MIXED.model, pattern=(AttentionConfig(2),)))
     assert config.identity_differences(other, MIXED) == [  # no line for each field of the mixers
-        "model.pattern.0.type: 'HyenaConfig' -> 'AttentionConfig'",
-        "model.pattern.1.type: 'AttentionConfig' -> None",
+        "model.pattern.0.type: 'hyena' -> 'attention'",
+        "model.pattern.1.type: 'attention' -> None",
     ]
     assert config.identity_differences(MIXED, MIXED) == config.runtime_differences(MIXED, MIXED) == []
 
@@ -395,7 +430,7 @@ def get_config():
     ("text", "message"),
     [
         ("def get_config(:", "SyntaxError"),
-        ("x = 1", "AttributeError"),
+        ("x = 1", r"it has no get_config\(\)"),
         ("def get_config(): return 1", "must return an Experiment, got int"),
         ("import nothing_like_it", "ModuleNotFoundError"),
         ("import sys; sys.exit(7)", "SystemExit: 7"),
@@ -466,6 +501,10 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
             "decay_steps must be above warmup_steps=10",
         ),
         (lambda: config.LinearConfig(warmup_steps=-1), "warmup_steps must be at least 0"),
+        (
+            lambda: config.ConstantConfig(warmup_steps=0, initial_fraction=0.1),
+            "initial_fraction must be 0 without warmup_steps, got 0.1",
+        ),
         (lambda: config.LinearConfig(final_fraction=1.5), "final_fraction must be in 0..1, got 1.5"),
         (lambda: config.WarmupStableDecayConfig(final_fraction=-0.1), "final_fraction must be in 0..1"),
         (lambda: config.WarmupStableDecayConfig(decay_fraction=0.0), r"decay_fraction must be in \(0, 1\]"),
@@ -530,10 +569,33 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
         (lambda: language_model(first_ffn="none"), "first_ffn must be one of gelu, .* or None, got 'none'"),
         (lambda: without_ffn(first_ffn="relu"), "first_ffn must be None with ffn 'none', got 'relu'"),
         (lambda: without_ffn(ffn_bias=False), "ffn_bias must be True with ffn 'none', got False"),
+        (lambda: without_ffn(ffn_shift=True), "ffn_shift must be False with ffn 'none', got True"),
+        (lambda: language_model(embedding_norm="l2"), "embedding_norm 'l2' is unknown; allowed: none"),
         (lambda: language_model(norm_eps=0.0), "norm_eps must be in .1e-20, 1., got 0.0"),
         (
             lambda: without_ffn(norm="none", final_norm="none", norm_eps=1e-5),
             "norm_eps must be None without norms, got 1e-05",
+        ),
+        (
+            lambda: language_model(norm_places=("before", "after")),
+            "norm_places must be one place, got .'before', 'after'.",
+        ),
+        (
+            lambda: language_model(pattern=(HyenaConfig(), HyenaConfig()), norm_places=("after",) * 3),
+            "norm_places must be one place, or one for each of the pattern's 2 mixers, got",
+        ),
+        (lambda: language_model(norm_places=()), "norm_places must be one place, got .."),
+        (
+            lambda: language_model(norm_places=("behind",)),
+            "norm_places must be a tuple of any number of: one of before, after, got",
+        ),
+        (
+            lambda: language_model(norm="none", norm_places=("after",)),
+            "norm_places must be .'before',. with norm 'none', got .'after',.",
+        ),
+        (
+            lambda: AttentionConfig(qk_norm="all"),
+            "qk_norm must be 'head' without qk_norm_eps, got 'all'",
         ),
         (lambda: language_model(vocab_multiple=0), "vocab_multiple must be in 1..4096, got 0"),
         (
@@ -546,13 +608,14 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
         (lambda: language_model(ffn="none"), "d_ff must be None with ffn 'none', got 512"),
         (lambda: language_model(residual=False), "residual must be True unless norm and ffn are 'none'"),
         (lambda: language_model(head_bias=True), "head_bias must be False with tied_head"),
+        (lambda: language_model(logit_scale=0.0), "logit_scale must be above 0, got 0.0"),
         (lambda: language_model(soft_cap=0.0), "soft_cap must be above 0, got 0.0"),
         (lambda: language_model(vocab_size=1), "vocab_size must be at least 2, got 1"),
         (
             lambda: with_mixer(HyenaConfig(bidirectional=True)),
-            "pattern must be of causal mixers, to predict the next token, got 'HyenaConfig'",
+            "pattern must be of causal mixers, to predict the next token, got 'hyena'",
         ),
-        (lambda: with_mixer(config.FastmaxConfig(causal=False)), "of causal mixers.*got 'FastmaxConfig'"),
+        (lambda: with_mixer(config.FastmaxConfig(causal=False)), "of causal mixers.*got 'fastmax'"),
         (lambda: with_mixer(config.GatedHyenaConfig(causal=False)), "of causal mixers"),
         (lambda: with_mixer(HyenaConfig(n_heads=3)), "n_heads must be a divisor of .*d_model=8, got 3"),
         (lambda: with_mixer(HyenaConfig(n_blocks=3)), "n_blocks must be a divisor of max_len=64, got 3"),
@@ -601,6 +664,10 @@ def test_wrong_models_are_refused_by_name(make, message):
         (lambda: HyenaConfig(short_filter_len=-1), "short_filter_len must be in 0..1024, got -1"),
         (lambda: HawkConfig(short_filter_len=0), "short_filter_len must be in 1..1024, got 0"),
         (
+            lambda: HyenaConfig(short_filter_len=0, short_init="lecun_normal"),
+            "short_init must be 'uniform' with short_filter_len 0, got 'lecun_normal'",
+        ),
+        (
             lambda: HyenaConfig(short_filter_len=0, short_bias=False),
             "short_bias must be True with short_filter_len 0, got False",
         ),
@@ -625,6 +692,12 @@ def test_wrong_models_are_refused_by_name(make, message):
         ),
         (lambda: config.GatedDeltaConfig(factors=0), "factors must be in 1..64, got 0"),
         (lambda: config.GatedDeltaConfig(chunk=0), "chunk must be in 1..4096, got 0"),
+        (lambda: RWKV7Config(decay_rank=0), "decay_rank must be in 1..1048576"),
+        (lambda: RWKV7Config(n_heads=0), "n_heads must be in 1..1048576"),
+        (
+            lambda: language_model(pattern=(RWKV7Config(n_heads=5),)),
+            "n_heads must be a divisor of d_model=8, got 5|n_heads .*5",
+        ),
         (lambda: config.GatedDeltaConfig(norm_eps=0.0), "norm_eps must be in .1e-20, 1., got 0.0"),
         (lambda: with_mixer(config.GatedDeltaConfig(3)), "n_heads must be a divisor of d_model=8, got 3"),
         (lambda: config.Mamba2Config(n_groups=3), "n_groups must be a divisor of n_heads=4, got 3"),
@@ -645,6 +718,18 @@ def test_wrong_models_are_refused_by_name(make, message):
             "rotary_scaling must be in .1, 16777216., got 0.5",
         ),
         (lambda: AttentionConfig(qk_norm_eps=0.0), "qk_norm_eps must be in .1e-20, 1., got 0.0"),
+        (
+            lambda: AttentionConfig(hard_alibi_heads=4),
+            "hard_alibi_heads must be below n_heads=4, and a multiple of the 1 heads that share keys, got 4",
+        ),
+        (
+            lambda: AttentionConfig(hard_alibi_heads=1, n_kv_heads=2),
+            "hard_alibi_heads must be below n_heads=4, and a multiple of the 2 heads that share keys, got 1",
+        ),
+        (
+            lambda: AttentionConfig(hard_alibi_heads=1, causal=False),
+            "hard_alibi_heads must be 0 with causal False, got 1",
+        ),
         (lambda: LocalAttentionConfig(window=0), "window must be at least 1, got 0"),
         (lambda: config.FastmaxConfig(p=5), "p must be in 1..4, got 5"),
         (lambda: config.FastmaxConfig(scale=0.0), "scale must be in .0, 1000., got 0.0"),
@@ -672,6 +757,11 @@ def test_wrong_models_are_refused_by_name(make, message):
         (lambda: config.ModalFilterConfig(max_radius=1.0), "max_radius must be below 1, got 1.0"),
         (lambda: config.LookupFilterConfig(width=0), "width must be at least 1, got 0"),
         (lambda: config.WindowedFilterConfig(norm_axis="time"), "norm_axis 'time' is unknown"),
+        (lambda: config.SirenFilterConfig(frequency=0.0), "frequency must be above 0, got 0.0"),
+        (
+            lambda: config.SirenFilterConfig(fast_decay=2.0),
+            "fast_decay must be in .1e-6, slow_decay=1.5., got 2.0",
+        ),
         (
             lambda: config.ImplicitFilterConfig(fast_decay=2.0),
             "fast_decay must be in .1e-6, slow_decay=1.5., got 2.0",

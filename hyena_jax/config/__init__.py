@@ -5,7 +5,14 @@ every other field of an experiment is its identity.
 """
 
 from hyena_jax.config.checks import Above, AtLeast, AtMost, Below, Between, Checked
-from hyena_jax.config.data import DATA_CONFIGS, DataConfig, ImagesConfig, TextConfig, TokensConfig
+from hyena_jax.config.data import (
+    DATA_CONFIGS,
+    DataConfig,
+    ImagesConfig,
+    ShardsConfig,
+    TextConfig,
+    TokensConfig,
+)
 from hyena_jax.config.files import (
     config_files,
     decode,
@@ -15,7 +22,10 @@ from hyena_jax.config.files import (
     load,
     read,
     read_run,
+    read_stages,
     runtime_differences,
+    stage_changes,
+    stages_after,
 )
 from hyena_jax.config.filters import (
     FILTER_CONFIGS,
@@ -29,6 +39,7 @@ from hyena_jax.config.filters import (
     RealModalFilterConfig,
     S4DFilterConfig,
     ShortFilterConfig,
+    SirenFilterConfig,
     STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
@@ -55,6 +66,7 @@ from hyena_jax.config.mixers import (
     Mamba2Config,
     Mamba3Config,
     MixerConfig,
+    RWKV7Config,
     S4DConfig,
 )
 from hyena_jax.config.models import (
@@ -68,12 +80,13 @@ from hyena_jax.config.models import (
 )
 from hyena_jax.config.registry import (
     REGISTRIES,
-    PluginFlags,
     Targets,
     changed_plugins,
     describe_fault,
     is_of_own_code,
     load_plugin,
+    missing_parts,
+    name_of,
     own_code,
     plugin_flags,
     plugins_in,
@@ -106,8 +119,11 @@ from hyena_jax.config.training import (
     ParameterGroup,
     ScheduleConfig,
     SGDConfig,
+    TensorBoardConfig,
     TopKAccuracyConfig,
+    TrackerConfig,
     TrainingConfig,
+    WandbConfig,
     WarmupScheduleConfig,
     WarmupStableDecayConfig,
 )

@@ -145,6 +145,12 @@ def field_ranges(config_class: type) -> dict[str, tuple[Between, ...]]:
     return found
 
 
+def summary(config_class: type) -> str:
+    """The first line of its docstring; empty if it has only the signature that `dataclass` writes."""
+    line = (inspect.getdoc(config_class) or "").partition("\n")[0]
+    return "" if line.startswith(f"{config_class.__name__}(") else line
+
+
 def _ranges_in(hint: Any) -> list[Between]:
     if isinstance(hint, Between):
         return [hint]

@@ -93,7 +93,7 @@ class TextConfig(StreamConfig):
             has_file == (self.tokenizer_path is not None),
             "tokenizer_path",
             self.tokenizer_path,
-            "given exactly when tokenizer is 'bpe' or 'sentencepiece'",
+            "given exactly when tokenizer is 'bpe' or 'sentencepiece'; 'bytes' needs no file",
         )
         require(has_file or self.bos is None, "bos", self.bos, "None without tokenizer_path")
         _check_validation_path(self)
@@ -120,6 +120,35 @@ class TokensConfig(StreamConfig):
         is_told_once = self.vocab_size is None or self.tokenizer_path is None
         require(is_told_once, "vocab_size", self.vocab_size, "None with tokenizer_path, which sets it")
         _check_validation_path(self)
+
+
+@dataclass(frozen=True)
+class ShardsConfig(StreamConfig):
+    """Shards of token ids, of any size and number, in folders or buckets; read as they are needed."""
+
+    sources: tuple[str, ...] = field(default=(), metadata=RUNTIME)
+    """What `hyena-jax prepare` wrote: folders or `index.json` files; or `.bin` files. Wildcards are allowed,
+    and gs://BUCKET/NAME. `NAME=` before a path names its source; paths of one name are one source."""
+    weights: tuple[float, ...] | None = None
+    """The share of each source in the rows; None reads every window of all sources once an epoch."""
+    validation_sources: tuple[str, ...] = field(default=(), metadata=RUNTIME)
+    """Sources to hold out; without any, what `prepare` held out of `sources`."""
+    documents: bool = False
+    """Keep documents apart, which end with the id `eos`, in mixers that can."""
+    dtype: Literal["uint16", "uint32"] | None = None
+    """Dtype of the ids in `.bin` files without an `index.json`, little endian, no header."""
+    vocab_size: Annotated[int | None, AtLeast(2), AtMost(MAX_SYMBOLS)] = None
+    """Vocabulary size of `.bin` files without an `index.json`; None takes the tokenizer's."""
+    eos: Annotated[int | None, AtLeast(0)] = None
+    """Id that ends a document, in `.bin` files without an `index.json`."""
+    tokenizer_path: str | None = field(default=None, metadata=RUNTIME)
+    """The `tokenizer.json` of the byte-pair tokenizer that wrote `.bin` files without an `index.json`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_told_once = self.vocab_size is None or self.tokenizer_path is None
+        require(is_told_once, "vocab_size", self.vocab_size, "None with tokenizer_path, which sets it")
+        require(self.weights != (), "weights", (), "a weight for each source, or None")
 
 
 @dataclass(frozen=True)
@@ -156,4 +185,5 @@ def _check_validation_path(config: TextConfig | TokensConfig | ImagesConfig) -> 
 DATA_CONFIGS = DataConfig.registry
 register("text", TextConfig, "hyena_jax.data.text:load_corpus")
 register("tokens", TokensConfig, "hyena_jax.data.tokens:load_tokens")
+register("shards", ShardsConfig, "hyena_jax.data.shards:load_shards")
 register("images", ImagesConfig, "hyena_jax.data.images:load_image_set")

@@ -3,23 +3,27 @@
 import dataclasses
 import hashlib
 import inspect
+import itertools
 import json
+import operator
 import os
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
 
 from hyena_jax.config.registry import (
     REGISTRIES,
     MissingPlugin,
     Registry,
     import_parts,
+    missing_parts,
+    name_of,
     own_code,
     plugins_in,
     require_plugins,
 )
-from hyena_jax.config.training import Experiment
+from hyena_jax.config.training import Experiment, LoggingConfig
 from hyena_jax.errors import UserError, choose, require
 from hyena_jax.files import parse_json, read_json
 
@@ -27,27 +31,42 @@ if TYPE_CHECKING:
     import cattrs
 
 
-RUN_CONFIG = "config.json"
+RUN_CONFIG, SWEEP = "config.json", "sweep.json"
+"""What makes a folder that of a run, and of a sweep."""
+STAGES = "optimizers.json"
+"""The file of a run whose optimizer was changed on purpose: its stages, see `read_stages`."""
 DIGEST = "sha256"
 """The key under which a JSON file holds the digest of its other values, so that a flipped bit is noticed."""
 MAX_PATH, MAX_NAME = 3800, 255
 """Most bytes of a run folder's path (Linux allows 4,096 with the names in it), and of a file's name."""
 
 
-def load(spec: str) -> Experiment:
+def load(spec: str, keep_trackers: bool = True) -> Experiment:
     """The experiment of `CONFIG` or `CONFIG:VARIANT`, or of the `config.json` in a run folder.
 
     CONFIG is a name in `configs/` or a Python file.
+
+    Args:
+      keep_trackers: see `decode`.
     """
     if Path(spec).name == RUN_CONFIG:
-        return read_run(Path(spec).parent)
+        return read_run(Path(spec).parent, keep_trackers)
     name, _, variant = spec.partition(":")
+    if name not in config_files() and not name.endswith(".py"):
+        if os.path.isfile(os.path.join(name, RUN_CONFIG)):  # False for a name that no file can have
+            raise UserError(f"config {name!r} is the folder of a run: `train --resume {name}` continues it")
+        if os.path.isfile(name):
+            raise UserError(
+                f"config {name!r} is not a Python file with get_config() (a text to train on: --data.path)"
+            )
     path = Path(name) if name.endswith(".py") else choose("config", name, config_files())
     if not path.is_file():
         raise UserError(f"config {name!r} is not a file")
     with own_code(f"config {path} cannot be read"):
         try:
             module = import_parts(str(path))
+            if not hasattr(module, "get_config"):
+                raise UserError("it has no get_config() (a file that registers parts of your own: --plugin)")
             if variant and not inspect.signature(module.get_config).parameters:
                 raise UserError("it has no variants")
             experiment = module.get_config(variant) if variant else module.get_config()
@@ -70,6 +89,7 @@ def config_files() -> dict[str, Path]:
 
 def _converter() -> "cattrs.Converter":
     import cattrs
+    from cattrs.gen import make_dict_unstructure_fn, override
 
     converter = cattrs.Converter(forbid_extra_keys=True)
     for hint in (int, float, str, bool):  # unchanged, for the configs to check: cattrs would turn 2.7 into 2
@@ -77,6 +97,9 @@ def _converter() -> "cattrs.Converter":
     converter.register_structure_hook_func(_has_choices, lambda value, _: _as_tuples(value))
     for registry in REGISTRIES:
         _tag(converter, registry)
+    # Written only if there are any: config.json without trackers is what it was before there were trackers.
+    some = make_dict_unstructure_fn(LoggingConfig, converter, trackers=override(omit_if_default=True))
+    converter.register_unstructure_hook(LoggingConfig, some)
     return converter
 
 
@@ -99,7 +122,7 @@ def _tag(converter: "cattrs.Converter", registry: Registry) -> None:
     def read(value: Any, _: Any) -> Any:
         tagged = isinstance(value, Mapping) and isinstance(value.get("type"), str)
         require(tagged, registry.kind, value, f"an object with a `type`, one of {', '.join(registry)}")
-        config_class = choose(registry.kind, value["type"], registry)
+        config_class = registry.choose(registry.kind, value["type"])
         rest = {key: inner for key, inner in value.items() if key != "type"}
         return converter.structure(rest, config_class)
 
@@ -120,8 +143,12 @@ def encode(experiment: Experiment) -> dict[str, Any]:
     return values | {"plugins": plugins} if plugins else values
 
 
-def decode(values: Mapping[str, Any]) -> Experiment:
+def decode(values: Mapping[str, Any], keep_trackers: bool = True) -> Experiment:
     """The inverse of `encode`.
+
+    Args:
+      keep_trackers: whether the plugins of trackers are needed, as for training. Without it, trackers whose
+        plugin is missing are left out, since a run can be read without them.
 
     Raises:
       UserError: for unknown keys and wrong types; and if a plugin is missing, with the flag to add.
@@ -129,8 +156,17 @@ def decode(values: Mapping[str, Any]) -> Experiment:
     import cattrs
 
     require(isinstance(values, Mapping), "an experiment", values, "a JSON object")
-    require_plugins(values.get("plugins"))
+    plugins, logging = values.get("plugins"), values.get("logging")
+    require_plugins(plugins, but="" if keep_trackers else "tracker")
     values = {key: value for key, value in values.items() if key != "plugins"}
+    missing = [part for parts in missing_parts(plugins).values() for part in parts]
+    if missing and isinstance(logging, Mapping) and isinstance(logging.get("trackers"), list):
+        kept = [
+            one
+            for one in logging["trackers"]
+            if not (isinstance(one, Mapping) and f"tracker {one.get('type')}" in missing)
+        ]
+        values["logging"] = {**logging, "trackers": kept}
 
     def describe(error: BaseException, expected: type | None) -> str:
         return str(error) if isinstance(error, UserError) else cattrs.v.format_exception(error, expected)
@@ -141,10 +177,10 @@ def decode(values: Mapping[str, Any]) -> Experiment:
         raise UserError("; ".join(cattrs.transform_error(error, format_exception=describe))) from error
 
 
-def read(path: Path) -> Experiment:
-    """The experiment saved at `path`."""
+def read(path: Path, keep_trackers: bool = False) -> Experiment:
+    """The experiment saved at `path`; for `keep_trackers` see `decode`."""
     try:
-        return decode(without_digest(read_json("config", path)))
+        return decode(without_digest(read_json("config", path)), keep_trackers)
     except MissingPlugin as error:
         raise UserError(f"{path}: {error}") from error
     except UserError as error:
@@ -172,11 +208,71 @@ def is_run(workdir: Path) -> bool:
     return (workdir / RUN_CONFIG).is_file()
 
 
-def read_run(workdir: Path) -> Experiment:
-    """The experiment of a run folder. Raises UserError if there is none or it cannot be read."""
+def read_run(workdir: Path, keep_trackers: bool = False) -> Experiment:
+    """The experiment of a run folder; for `keep_trackers` see `decode`.
+
+    Raises:
+      UserError: if there is none or it cannot be read.
+    """
     if not is_run(workdir):
         raise UserError(f"workdir {str(workdir)!r} holds no run: there is no {RUN_CONFIG}")
-    return read(workdir / RUN_CONFIG)
+    return read(workdir / RUN_CONFIG, keep_trackers)
+
+
+class Stage(NamedTuple):
+    """Steps that a run trained with the same values of its optimizer."""
+
+    first_step: int
+    values: dict[str, Any]
+    """The identity fields of the optimizer as JSON values, by path, such as `optimizer.learning_rate`."""
+
+
+def read_stages(workdir: Path, experiment: Experiment) -> tuple[Stage, ...]:
+    """The stages of a run, in order; a single one unless its optimizer was changed on purpose.
+
+    Args:
+      experiment: that of config.json.
+
+    Raises:
+      UserError: if the file cannot be read.
+    """
+    path = workdir / STAGES
+    now = _values(experiment)
+    if not path.exists():
+        return (Stage(1, now),)
+    try:
+        listed = without_digest(read_json("workdir", path))["stages"]
+        stages = [Stage(operator.index(one["first_step"]), dict(one["values"])) for one in listed]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    while stages and stages[-1].values != now:  # a start was killed between this file and config.json
+        stages.pop()
+    return tuple(stages) or (Stage(1, now),)
+
+
+def stages_after(stages: Iterable[Stage], experiment: Experiment, step: int) -> tuple[Stage, ...]:
+    """The stages of a run that continues after `step` with the optimizer of `experiment`.
+
+    Later stages belong to steps that were lost, as when the newest checkpoint is damaged.
+    """
+    kept = [stage for stage in stages if stage.first_step <= step]
+    now = _values(experiment)
+    if not kept or kept[-1].values != now:
+        kept.append(Stage(step + 1, now))
+    return tuple(kept)
+
+
+def stage_changes(stages: Iterable[Stage]) -> dict[int, list[str]]:
+    """For the first step of each stage but the first, lines `field: before -> after`."""
+    return {
+        b.first_step: _differences(b.values.items(), a.values.items()) for a, b in itertools.pairwise(stages)
+    }
+
+
+def _values(experiment: Experiment) -> dict[str, Any]:
+    leaves = _leaves(experiment.optimizer, "optimizer", runtime=False)
+    is_json = (str, int, float, type(None))
+    return {path: value if isinstance(value, is_json) else str(value) for path, value in leaves}
 
 
 def identity_differences(ours: Experiment, theirs: Experiment) -> list[str]:
@@ -204,7 +300,7 @@ def _leaves(value: Any, path: str, runtime: bool, is_runtime: bool = False) -> I
     children = ()
     if dataclasses.is_dataclass(value):
         if path and runtime == is_runtime:
-            yield f"{path}.type", type(value).__name__
+            yield f"{path}.type", name_of(value)
         children = [
             (f.name, getattr(value, f.name), "runtime" in f.metadata) for f in dataclasses.fields(value)
         ]

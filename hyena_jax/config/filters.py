@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from hyena_jax.config.checks import AtLeast, AtMost, Below, Between, Checked
+from hyena_jax.config.checks import Above, AtLeast, AtMost, Below, Between, Checked
 from hyena_jax.config.registry import Registry, register
 from hyena_jax.errors import require
 
@@ -78,6 +78,28 @@ class ImplicitFilterConfig(CKConvFilterConfig):
     """Train the decay rates of the window."""
     norm_axis: NormAxis = "none"
     """Divide the filter by its L1 norm over all filter channels at each lag, or over the lags."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_window(self)
+
+
+@dataclass(frozen=True)
+class SirenFilterConfig(FilterConfig):
+    """A sine network of time alone (SIREN, 2006.09661) times a decaying window, as in irhum/hyena."""
+
+    width: Annotated[int, AtLeast(1), AtMost(MAX_FEATURES)] = 64
+    """Hidden width of the network."""
+    n_hidden: Annotated[int, AtLeast(0), AtMost(MAX_HIDDEN)] = 4
+    """Hidden layers after the first."""
+    frequency: Annotated[float, Above(0)] = 300.0
+    """Constant w of the first layer's sin(w x); the other layers have sin(x)."""
+    fast_decay: float = 0.3
+    """Fastest channel: fraction of max_len at which its window has decayed to `decay_target`."""
+    slow_decay: float = 1.5
+    """Slowest channel: fraction of max_len at which its window has decayed to `decay_target`."""
+    decay_target: Annotated[float, Between(1e-30, 1, "[)")] = 0.01
+    """Window value that defines the two fractions above."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -247,7 +269,7 @@ class STUFilterConfig(FilterConfig):
         require(self.n_vectors <= max_len, "n_vectors", self.n_vectors, f"at most max_len={max_len}")
 
 
-def _check_window(config: ImplicitFilterConfig | WindowedFilterConfig) -> None:
+def _check_window(config: ImplicitFilterConfig | SirenFilterConfig | WindowedFilterConfig) -> None:
     slow, fast = config.slow_decay, config.fast_decay
     # A window that underflows to 0 at lag 1 would give infinity times 0.
     require(1e-6 <= fast <= slow, "fast_decay", fast, f"in [1e-6, slow_decay={slow}]")
@@ -256,6 +278,7 @@ def _check_window(config: ImplicitFilterConfig | WindowedFilterConfig) -> None:
 FILTER_CONFIGS = FilterConfig.registry
 for _name, _config_class, _module in (
     ("implicit", ImplicitFilterConfig, "implicit:ImplicitFilter"),
+    ("siren", SirenFilterConfig, "siren:SirenFilter"),
     ("windowed", WindowedFilterConfig, "explicit:WindowedFilter"),
     ("explicit", ExplicitFilterConfig, "explicit:ExplicitFilter"),
     ("short", ShortFilterConfig, "explicit:ShortFilter"),

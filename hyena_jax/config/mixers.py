@@ -25,7 +25,7 @@ from hyena_jax.config.filters import (
 from hyena_jax.config.registry import Registry, register
 from hyena_jax.errors import require
 
-Init = Literal["gpt2", "griffin", "torch", "xavier"]
+Init = Literal["gpt2", "griffin", "torch", "xavier", "rwkv7"]
 # Programs are unrolled over the gates and the taps of a short filter: more would never compile.
 MAX_GATES = 64
 MAX_TAPS = 1024
@@ -65,6 +65,19 @@ class MixerConfig(Checked):
 
 
 @dataclass(frozen=True)
+class HeadsConfig(MixerConfig):
+    """Base class of the configs of mixers whose heads have equal parts of the width."""
+
+    n_heads: Annotated[int, Between(1, MAX_CHANNELS)] = 4
+    """Heads; must divide d_model."""
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """The heads must divide the width."""
+        super().check(d_model, max_len)
+        require_divisor("n_heads", self.n_heads, "d_model", d_model)
+
+
+@dataclass(frozen=True)
 class HyenaConfig(MixerConfig):
     """Gated long convolutions (Poli et al. 2023, arXiv 2302.10866); options as in the published code."""
 
@@ -94,12 +107,17 @@ class HyenaConfig(MixerConfig):
     """Bias of the input projection."""
     short_bias: bool = True
     """Bias of the FIR filter on the projections."""
+    short_init: Literal["uniform", "lecun_normal"] = "uniform"
+    """Initialisation of this filter: taps and biases uniform in ±1/sqrt(taps), PyTorch's default, or LeCun's
+    normal taps and biases 0, Flax's."""
     out_bias: bool = True
     """Bias of the output projection."""
     init: Init = "gpt2"
     """Initialisation of the two projections, named after the code that uses it."""
     dropout: Annotated[float, Between(0, 1, "[)")] = 0.0
     """Dropout rate on the input of each long convolution."""
+    out_dropout: Annotated[float, Between(0, 1, "[)")] = 0.0
+    """Dropout rate on the input of the output projection."""
     bidirectional: bool = False
     """Also convolve over the future, with separate filters: not causal."""
     filter: FilterConfig = ImplicitFilterConfig()
@@ -110,6 +128,8 @@ class HyenaConfig(MixerConfig):
         require(self.order >= least, "order", self.order, f"at least {least} with gating {self.gating!r}")
         has_fir = self.short_filter_len > 0
         require(has_fir or self.short_bias, "short_bias", self.short_bias, "True with short_filter_len 0")
+        allowed = "'uniform' with short_filter_len 0"
+        require(has_fir or self.short_init == "uniform", "short_init", self.short_init, allowed)
 
     @property
     def causal(self) -> bool:
@@ -289,18 +309,77 @@ class GatedDelta2Config(ChannelDecayConfig):
     """Activation of the output's gate; flash-linear-attention has sigmoid."""
 
 
-@dataclass(frozen=True)
-class Mamba2Config(MixerConfig):
-    """Mamba-2, or SSD: a state space with one decay for each head (Dao and Gu 2024, arXiv 2405.21060)."""
+class LowRanks(NamedTuple):
+    """Inner widths of the low-rank layers that make decays, rates, the share of first values, and gates."""
 
-    n_heads: Annotated[int, AtLeast(1), AtMost(MAX_CHANNELS)] = 4
+    decay: int
+    rate: int
+    value: int
+    gate: int
+
+
+@dataclass(frozen=True)
+class RWKV7Config(HeadsConfig):
+    """The time mixer of RWKV-7 (2503.14456): a delta rule with vectors of its own for what is erased."""
+
+    n_heads: int = 4
+    """Heads; must divide d_model. Published models have heads of 64 channels."""
+    decay_rank: Annotated[int | None, Between(1, MAX_CHANNELS)] = None
+    """Inner width of the projection to the decays; None takes 2.5 sqrt(d_model), rounded to a multiple of
+    32."""
+    rate_rank: Annotated[int | None, Between(1, MAX_CHANNELS)] = None
+    """Inner width of the projection to the rates, a, by which values are replaced; None as of decay_rank."""
+    value_rank: Annotated[int | None, Between(1, MAX_CHANNELS)] = None
+    """Inner width of the projection to the share of the first layer's values; None takes 1.7 sqrt(d_model),
+    likewise."""
+    gate_rank: Annotated[int | None, Between(1, MAX_CHANNELS)] = None
+    """Inner width of the projection to the output's gate; None takes 5 sqrt(d_model), likewise."""
+    norm_eps: Annotated[float, Between(MIN_EPS, 1, "[]")] = 64e-5
+    """Added to the variance of a head's outputs in their norm."""
+    chunk: Annotated[int, Between(1, MAX_CHUNK)] = field(default=64, metadata=RUNTIME)
+    """Tokens that are computed at once, by matrix products; results differ only by rounding."""
+
+    def ranks(self, d_model: int) -> LowRanks:
+        """The inner widths at a width of the model."""
+
+        def of(factor: float) -> int:
+            return max(32, 32 * round(factor * d_model**0.5 / 32))
+
+        return LowRanks(
+            self.decay_rank or of(2.5),
+            self.rate_rank or of(2.5),
+            self.value_rank or of(1.7),
+            self.gate_rank or of(5),
+        )
+
+
+@dataclass(frozen=True)
+class _StateSpaceConfig(MixerConfig):
+    """Options that the Mamba mixers share."""
+
+    n_heads: Annotated[int, Between(1, MAX_CHANNELS)] = 4
     """Heads; must divide the inner width, inner_factor * d_model."""
-    inner_factor: Annotated[int, AtLeast(1), AtMost(MAX_GATES)] = 2
+    inner_factor: Annotated[int, Between(1, MAX_GATES)] = 2
     """Inner width, as a multiple of d_model."""
-    d_state: Annotated[int, AtLeast(1), AtMost(MAX_CHANNELS)] = 128
+    d_state: Annotated[int, Between(1, MAX_CHANNELS)] = 128
     """Size of each channel's state."""
     n_groups: Annotated[int, AtLeast(1)] = 1
     """Groups of heads that share their B and C; must divide n_heads."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_divisor("n_groups", self.n_groups, "n_heads", self.n_heads)
+
+    def check(self, d_model: int, max_len: int) -> None:
+        """The heads must divide the inner width."""
+        super().check(d_model, max_len)
+        require_divisor("n_heads", self.n_heads, "inner_factor * d_model", self.inner_factor * d_model)
+
+
+@dataclass(frozen=True)
+class Mamba2Config(_StateSpaceConfig):
+    """Mamba-2, or SSD: a state space with one decay for each head (Dao and Gu 2024, arXiv 2405.21060)."""
+
     short_filter_len: Annotated[int, Between(1, MAX_TAPS)] = 4
     """Taps of the depthwise causal FIR filter on x, B and C."""
     dt_limit: tuple[float, float] | None = None
@@ -312,28 +391,16 @@ class Mamba2Config(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_divisor("n_groups", self.n_groups, "n_heads", self.n_heads)
         limit, allowed = self.dt_limit, "two ordered numbers of at least 0"
         require(limit is None or 0 <= limit[0] <= limit[1], "dt_limit", limit, allowed)
 
-    def check(self, d_model: int, max_len: int) -> None:
-        """The heads must divide the inner width."""
-        super().check(d_model, max_len)
-        require_divisor("n_heads", self.n_heads, "inner_factor * d_model", self.inner_factor * d_model)
-
 
 @dataclass(frozen=True)
-class Mamba3Config(MixerConfig):
+class Mamba3Config(_StateSpaceConfig):
     """Mamba-3 (2603.15569): Mamba-2 with the trapezoidal rule, keys that turn, several inputs of a token."""
 
-    n_heads: Annotated[int, Between(1, MAX_CHANNELS)] = 4
-    """Heads; must divide the inner width, inner_factor * d_model."""
-    inner_factor: Annotated[int, Between(1, MAX_GATES)] = 2
-    """Inner width, as a multiple of d_model."""
-    d_state: Annotated[int, Between(2, MAX_CHANNELS)] = 128
+    d_state: Annotated[int, AtLeast(2)] = 128
     """Size of each channel's state; even."""
-    n_groups: Annotated[int, AtLeast(1)] = 1
-    """Groups of heads that share their B and C; must divide n_heads."""
     n_inputs: Annotated[int, Between(1, MAX_GATES)] = 1
     """Inputs and outputs of a token that share a memory; above 1 it is the paper's MIMO."""
     rotary_fraction: Annotated[float, Between(0, 1, "(]")] = 0.5
@@ -350,7 +417,6 @@ class Mamba3Config(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_divisor("n_groups", self.n_groups, "n_heads", self.n_heads)
         require(self.d_state % 2 == 0, "d_state", self.d_state, "even")
         least = f"at least 2 / d_state = {2 / self.d_state:g}"
         require(self.n_planes >= 1, "rotary_fraction", self.rotary_fraction, least)
@@ -360,20 +426,18 @@ class Mamba3Config(MixerConfig):
         """S, the planes of two channels that turn."""
         return int(self.rotary_fraction * self.d_state) // 2
 
-    def check(self, d_model: int, max_len: int) -> None:
-        """The heads must divide the inner width."""
-        super().check(d_model, max_len)
-        require_divisor("n_heads", self.n_heads, "inner_factor * d_model", self.inner_factor * d_model)
-
 
 @dataclass(frozen=True)
-class _HeadsConfig(MixerConfig):
-    """Options that the attention mixers share."""
+class _SoftmaxConfig(HeadsConfig):
+    """Options that the two kinds of softmax attention share."""
 
-    n_heads: Annotated[int, AtLeast(1)] = 4
+    n_heads: int = 4
     """Query heads; must divide d_model."""
     n_kv_heads: Annotated[int | None, AtLeast(1)] = None
     """Heads of keys and values, a divisor of n_heads; 1 is multi-query, None takes n_heads."""
+    hard_alibi_heads: Annotated[int, AtLeast(0)] = 0
+    """First heads, fewer than n_heads, that see few keys: head h = 0, 1, ... the query's own and the h before
+    (Hard-ALiBi, 2402.01032)."""
     rotary_fraction: Annotated[float, Between(0, 1, "[]")] = 0.0
     """Fraction of each head's channels that rotary position embedding rotates; 0 is none."""
     rotary_base: Annotated[float, Above(1)] = 10_000.0
@@ -381,7 +445,10 @@ class _HeadsConfig(MixerConfig):
     rotary_scaling: Annotated[float, Between(1, MAX_STEPS, "[]")] = 1.0
     """Rotary positions are divided by this number, as in models whose context was extended."""
     qk_norm_eps: Annotated[float | None, Between(MIN_EPS, 1, "[]")] = None
-    """RMSNorm over the channels of each head's queries and keys, with this eps; None has no such norm."""
+    """RMSNorm of queries and keys, with this eps; None has no such norm."""
+    qk_norm: Literal["head", "all"] = "head"
+    """Channels over which queries and keys are normalised: those of each head, with the same factors for all
+    heads, or those of all heads at once."""
     qkv_bias: bool = True
     """Biases of queries, keys and values."""
     out_bias: bool = True
@@ -393,20 +460,26 @@ class _HeadsConfig(MixerConfig):
         super().__post_init__()
         if self.n_kv_heads is not None:
             require_divisor("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
+        few, shared = self.hard_alibi_heads, self.n_heads // (self.n_kv_heads or self.n_heads)
+        fits = few < self.n_heads and few % shared == 0
+        allowed = f"below n_heads={self.n_heads}, and a multiple of the {shared} heads that share keys"
+        require(fits, "hard_alibi_heads", few, allowed)
+        require(self.causal or few == 0, "hard_alibi_heads", few, "0 with causal False")
+        fits = self.qk_norm_eps is not None or self.qk_norm == "head"
+        require(fits, "qk_norm", self.qk_norm, "'head' without qk_norm_eps")
         fits = self.rotary_fraction > 0 or self.rotary_scaling == 1
         require(fits, "rotary_scaling", self.rotary_scaling, "1 with rotary_fraction 0")
 
     def check(self, d_model: int, max_len: int) -> None:
         """The heads must divide the width; the rotated channels of a head must be pairs."""
         super().check(d_model, max_len)
-        require_divisor("n_heads", self.n_heads, "d_model", d_model)
         turned = round(self.rotary_fraction * d_model / self.n_heads)
         allowed = f"such that an even number of the {d_model // self.n_heads} channels of a head is rotated"
         require(turned % 2 == 0, "rotary_fraction", self.rotary_fraction, allowed)
 
 
 @dataclass(frozen=True)
-class AttentionConfig(_HeadsConfig):
+class AttentionConfig(_SoftmaxConfig):
     """Softmax attention: multi-head, grouped or multi-query, with or without rotary positions."""
 
     causal: bool = True
@@ -414,7 +487,7 @@ class AttentionConfig(_HeadsConfig):
 
 
 @dataclass(frozen=True)
-class LocalAttentionConfig(_HeadsConfig):
+class LocalAttentionConfig(_SoftmaxConfig):
     """Softmax attention to the last `window` keys and the current one (Griffin, section 2.3)."""
 
     window: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 1024
@@ -427,11 +500,9 @@ class LocalAttentionConfig(_HeadsConfig):
 
 
 @dataclass(frozen=True)
-class FastmaxConfig(MixerConfig):
+class FastmaxConfig(HeadsConfig):
     """Attention with a Taylor polynomial in place of exp (Gerami et al. 2024, arXiv 2402.07901)."""
 
-    n_heads: Annotated[int, AtLeast(1)] = 4
-    """Heads; must divide d_model."""
     p: Annotated[int, Between(1, 4)] = 2
     """Degree of the polynomial, 1 to 4. With odd degrees a row's sum may vanish; it is kept away from 0."""
     standardize: bool = True
@@ -448,11 +519,6 @@ class FastmaxConfig(MixerConfig):
     """Bias of the output projection."""
     init: Init = "xavier"
     """Initialisation of the projections, named after the code that uses it."""
-
-    def check(self, d_model: int, max_len: int) -> None:
-        """The heads must divide the width."""
-        super().check(d_model, max_len)
-        require_divisor("n_heads", self.n_heads, "d_model", d_model)
 
 
 @dataclass(frozen=True)
@@ -483,20 +549,13 @@ class AFTSimpleConfig(MixerConfig):
 
 
 @dataclass(frozen=True)
-class AFTConvConfig(MixerConfig):
-    """AFT whose position biases depend only on the lag: a short filter for each head."""
+class AFTConvConfig(HeadsConfig):
+    """AFT whose position biases depend only on the lag: one key and one short filter for each head."""
 
-    n_heads: Annotated[int, AtLeast(1)] = 4
-    """Heads; must divide d_model. Each has one key and one filter."""
     n_taps: Annotated[int, AtLeast(1), AtMost(MAX_STEPS)] = 32
     """Taps s of each filter."""
     init: Init = "gpt2"
     """Initialisation of the projections, named after the code that uses it."""
-
-    def check(self, d_model: int, max_len: int) -> None:
-        """The heads must divide the width."""
-        super().check(d_model, max_len)
-        require_divisor("n_heads", self.n_heads, "d_model", d_model)
 
 
 @dataclass(frozen=True)
@@ -539,6 +598,7 @@ for _name, _config_class, _module, _oracle in (
     ("gated_delta", GatedDeltaConfig, "gated_delta:GatedDelta", "delta_rule:gated_delta"),
     ("kda", KDAConfig, "kda:KDA", "delta_rule:kda"),
     ("gated_delta2", GatedDelta2Config, "gated_delta2:GatedDelta2", "delta_rule:gated_delta2"),
+    ("rwkv7", RWKV7Config, "rwkv7:RWKV7", "rwkv7:rwkv7"),
     ("mamba2", Mamba2Config, "mamba2:Mamba2", "delta_rule:mamba2"),
     ("mamba3", Mamba3Config, "mamba3:Mamba3", "mamba3:mamba3"),
     ("attention", AttentionConfig, "attention:Attention", "attention:attention"),

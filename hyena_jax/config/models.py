@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from hyena_jax.config.checks import RUNTIME, Above, AtLeast, AtMost, Between, Checked
 from hyena_jax.config.data import MAX_SYMBOLS, InputKind, input_kind
 from hyena_jax.config.mixers import MAX_CHANNELS, MIN_EPS, HyenaConfig, Init, MixerConfig
-from hyena_jax.config.registry import Registry, register
+from hyena_jax.config.registry import Registry, name_of, register
 from hyena_jax.errors import UserError, require
 
 # Programs are unrolled over the layers, and windows of filters are stored for each channel.
@@ -17,7 +17,8 @@ MAX_POSITIONS = 2**23
 MAX_SIDE = 2**15
 
 Norm = Literal["none", "layer", "rms", "rms_eps_outside"]
-FeedForward = Literal["gelu", "gelu_tanh", "relu", "geglu", "geglu_erf", "swiglu", "bilinear"]
+NormPlace = Literal["before", "after"]
+FeedForward = Literal["gelu", "gelu_tanh", "relu", "squared_relu", "geglu", "geglu_erf", "swiglu", "bilinear"]
 
 
 class ModelConfig(Checked):
@@ -100,15 +101,21 @@ class BackboneConfig(ModelConfig):
     `geglu_erf`, `swiglu` (by SiLU) and `bilinear` (by a product without activation)."""
     first_ffn: FeedForward | None = None
     """Feed-forward layer of the first block; None takes ffn."""
+    ffn_shift: bool = False
+    """Token shift: the feed-forward layers mix each input with that of the token before, channel by channel.
+    With ffn `squared_relu` and without biases this is RWKV-7's channel mixer."""
     ffn_bias: bool = True
     """Biases in the feed-forward layers."""
     d_ff: Annotated[int | None, AtLeast(1), AtMost(MAX_CHANNELS)] = 512
     """Hidden width of the feed-forward layer; None if and only if ffn is `none`."""
     norm: Norm = "layer"
-    """Norm before each mixer and feed-forward layer: LayerNorm, RMSNorm with factor 1 + scale, or RMSNorm
+    """Norm at each mixer and feed-forward layer: LayerNorm, RMSNorm with factor 1 + scale, or RMSNorm
     whose eps is added to the root instead of the mean square."""
     final_norm: Norm = "layer"
     """Norm after the last block."""
+    norm_places: tuple[NormPlace, ...] = ("before",)
+    """Where the norms of a block are: `before`, x + f(norm(x)), or `after`, x + norm(f(x)). One place for all
+    blocks, or one for each mixer of the pattern."""
     norm_eps: Annotated[float | None, Between(MIN_EPS, 1, "[]")] = None
     """Eps of these norms; None is 1e-5 in LayerNorm and 1e-6 in RMSNorm."""
     residual: bool = True
@@ -136,9 +143,20 @@ class BackboneConfig(ModelConfig):
         require((self.d_ff is None) == (self.ffn == "none"), "d_ff", self.d_ff, allowed)
         has_ffn = self.ffn != "none"
         require(has_ffn or self.first_ffn is None, "first_ffn", self.first_ffn, "None with ffn 'none'")
+        require(has_ffn or not self.ffn_shift, "ffn_shift", self.ffn_shift, "False with ffn 'none'")
         require(has_ffn or self.ffn_bias, "ffn_bias", self.ffn_bias, "True with ffn 'none'")
-        has_norm = (self.norm, self.final_norm) != ("none", "none")
+        norms = {self.norm, self.final_norm, getattr(self, "embedding_norm", "none")}
+        has_norm = norms != {"none"}
         require(has_norm or self.norm_eps is None, "norm_eps", self.norm_eps, "None without norms")
+        n_mixers, n_places = len(self.pattern), len(self.norm_places)
+        fits = n_places in (1, n_mixers)
+        allowed = (
+            "one place" if n_mixers == 1 else f"one place, or one for each of the pattern's {n_mixers} mixers"
+        )
+        require(fits, "norm_places", self.norm_places, allowed)
+        is_default = self.norm_places == ("before",)
+        allowed = "('before',) with norm 'none'"
+        require(is_default or self.norm != "none", "norm_places", self.norm_places, allowed)
         bare = (self.norm, self.ffn) == ("none", "none")
         require(self.residual or bare, "residual", self.residual, "True unless norm and ffn are 'none'")
 
@@ -163,10 +181,14 @@ class LanguageModelConfig(BackboneConfig):
     """Multiply the token embedding by sqrt(d_model)."""
     round_embedding_scale: bool = False
     """Round sqrt(d_model) to bfloat16, as RecurrentGemma's released code does."""
+    embedding_norm: Norm = "none"
+    """Norm of the embedding, before the first block."""
     tied_head: bool = True
     """Use the transposed embedding as the head."""
     head_bias: bool = False
     """Bias of an untied head."""
+    logit_scale: Annotated[float, Above(0)] = 1.0
+    """Factor on the logits, before soft_cap."""
     soft_cap: Annotated[float | None, Above(0)] = None
     """Bound c of the logits: c tanh(logits / c)."""
     loss_chunk: Annotated[int | None, AtLeast(1)] = field(default=None, metadata=RUNTIME)
@@ -180,8 +202,7 @@ class LanguageModelConfig(BackboneConfig):
         require(is_scaled, "round_embedding_scale", self.round_embedding_scale, allowed)
         require(not (self.tied_head and self.head_bias), "head_bias", self.head_bias, "False with tied_head")
         for mixer in self.pattern:
-            name = type(mixer).__name__
-            require(mixer.causal, "pattern", name, "of causal mixers, to predict the next token")
+            require(mixer.causal, "pattern", name_of(mixer), "of causal mixers, to predict the next token")
         self.check_mixers(self.max_len)
 
 

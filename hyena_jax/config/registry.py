@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from hyena_jax.config.checks import check_annotations
-from hyena_jax.errors import UserError, printable, require
+from hyena_jax.errors import UserError, choose, printable, require
 from hyena_jax.files import MAX_CODE, open_input
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -44,6 +44,12 @@ class Plugin(NamedTuple):
 
 NOWHERE = Plugin("", "")
 """In place of a plugin, of a part that a notebook or an interactive session registered."""
+
+
+OWN_NAMES = "a name of your own needs --plugin FILE; in Python, import its module first"
+
+# Errors of a path, which the user's code gives; other OSErrors, such as a full disk, are the machine's.
+OF_PATHS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 class Part(NamedTuple):
@@ -128,6 +134,10 @@ class Registry(Mapping[str, type]):
             f" hyena_jax.register(name, {config_class.__name__}, {what}) first"
         )
 
+    def choose(self, what: str, name: str) -> type:
+        """The config class of that name; UserError, about `what`, if there is none."""
+        return choose(what, name, self, OWN_NAMES)
+
     def target(self, config_class: type) -> Any:
         """The target of configs of this class: a Linen module class, or a function of the config.
 
@@ -171,9 +181,9 @@ def register(name: str, config_class: type, target: Any, oracle: Any = None) -> 
     Args:
       name: lower-case letters, digits and underscores; unique within its kind.
       config_class: a frozen dataclass derived from the base class of its kind: `MixerConfig`, `FilterConfig`,
-        `ModelConfig`, `DataConfig`, `LossConfig`, `MetricConfig`, `OptimizerConfig` or `ScheduleConfig`,
-        whose docstring says what the target must be. Each field has a default and a type that `Checked`
-        checks, with a range if it is a number: `Annotated[int, AtLeast(1)]`.
+        `ModelConfig`, `DataConfig`, `LossConfig`, `MetricConfig`, `OptimizerConfig`, `ScheduleConfig` or
+        `TrackerConfig`, whose docstring says what the target must be. Each field has a default and a type
+        that `Checked` checks, with a range if it is a number: `Annotated[int, AtLeast(1)]`.
       target: the Linen module or function that is built from the config; or "module:name", to import it on
         first use.
       oracle: the same computation in NumPy float64, for kinds with oracles (mixers, filters and models), for
@@ -181,6 +191,19 @@ def register(name: str, config_class: type, target: Any, oracle: Any = None) -> 
 
     Raises:
       UserError: if an argument is of the wrong kind, or the name is taken.
+
+    >>> from dataclasses import dataclass
+    >>> import flax.linen as nn
+    >>> @dataclass(frozen=True)
+    ... class MeanConfig(hyena_jax.MixerConfig):
+    ...     bias: bool = True
+    >>> class Mean(hyena_jax.mixers.Mixer):
+    ...     config: MeanConfig = MeanConfig()
+    ...     @nn.compact
+    ...     def mix(self, x, seq, deterministic):
+    ...         return nn.Dense(self.d_model, self.config.bias)((x + seq.shift(x)) / 2)
+    >>> hyena_jax.register("mean", MeanConfig, Mean)
+    >>> model = hyena_jax.LanguageModelConfig(pattern=(MeanConfig(bias=False),))
     """
     require(isinstance(name, str) and NAME.fullmatch(name) is not None, "name", name, f"like {NAME.pattern}")
     registry = getattr(config_class, "registry", None) if inspect.isclass(config_class) else None
@@ -195,10 +218,26 @@ def register(name: str, config_class: type, target: Any, oracle: Any = None) -> 
     for field in dataclasses.fields(config_class):
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise UserError(f"{config_class.__name__}.{field.name} must have a default")
+    _refuse_lost_fields(config_class)
     check_annotations(config_class)
     if not isinstance(target, str):
         _check_target(registry, name, target)
     registry.add(Part(name, config_class, target, oracle, None))
+
+
+def _refuse_lost_fields(config_class: type) -> None:
+    """Refuses values in the body of a class that `dataclass` does not make fields, for lack of a type."""
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    annotated = inspect.get_annotations(config_class)
+    for name, value in vars(config_class).items():
+        is_inherited = any(name in vars(base) for base in config_class.__mro__[1:]) and name not in fields
+        is_value = not callable(value) and not hasattr(value, "__get__")
+        if is_value and not name.startswith("_") and name not in annotated and not is_inherited:
+            kind = type(value).__name__
+            raise UserError(
+                f"{config_class.__name__}.{name} must be annotated to be an option, as in `{name}: {kind} ="
+                f" {value!r}` (or `{name}: ClassVar[{kind}]` to be none)"
+            )
 
 
 def _check_target(registry: Registry, name: str, target: Any) -> None:
@@ -218,12 +257,20 @@ def _imported(target: Any) -> Any:
     module, _, name = target.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
+    except UserError:
+        raise
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"{target!r} cannot be imported: {error}") from error
 
 
 def _qualified(config_class: type) -> tuple[str, str]:
     return config_class.__module__, config_class.__qualname__
+
+
+def name_of(value: Any) -> str:
+    """The registered name of a config, for messages; its class's name if it is not registered."""
+    registry = getattr(type(value), "registry", {})
+    return next((name for name, kind in registry.items() if kind is type(value)), type(value).__name__)
 
 
 def parts_in(value: Any) -> Iterator[Part]:
@@ -245,15 +292,6 @@ def parts_in(value: Any) -> Iterator[Part]:
 
 class MissingPlugin(UserError):
     """A part of a saved experiment is not registered."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PluginFlags:
-    """Flags that every command takes and reads before its others."""
-
-    plugin: tuple[str, ...] = ()
-    """Python file, module or entry point (group hyena_jax.plugins) that registers your parts; may be
-    repeated. The environment variable HYENA_JAX_PLUGINS names more, separated by colons."""
 
 
 def load_plugin(name: str) -> None:
@@ -333,32 +371,52 @@ def plugins_in(experiment: Any) -> dict[str, Any]:
     }
 
 
-def require_plugins(saved: Any) -> None:
+def missing_parts(saved: Any) -> dict[str, list[str]]:
+    """The parts in a saved value of `plugins_in` that are not registered, such as `mixer ema`, by plugin."""
+    registered = {f"{registry.kind} {name}" for registry in REGISTRIES for name in registry}
+    missing = {}
+    for name, about in saved.items() if isinstance(saved, dict) else ():
+        parts = about.get("parts") if isinstance(about, dict) else None
+        is_list = isinstance(parts, list) and all(isinstance(part, str) for part in parts)
+        missing[name] = [part for part in parts if part not in registered] if is_list else []
+    return {name: parts for name, parts in missing.items() if parts}
+
+
+def require_plugins(saved: Any, but: str = "") -> None:
     """Refuses a saved value of `plugins_in` if one of its parts is not registered now.
 
     A run folder is not trusted: the plugins that it names are shown, never imported.
 
+    Args:
+      but: a kind whose parts may be missing, such as `tracker`.
+
     Raises:
       MissingPlugin: naming the missing parts and the flag to add.
     """
-    registered = {f"{registry.kind} {name}" for registry in REGISTRIES for name in registry}
-    for name, about in saved.items() if isinstance(saved, dict) else ():
-        parts = about.get("parts") if isinstance(about, dict) else None
-        is_list = isinstance(parts, list) and all(isinstance(part, str) for part in parts)
-        missing = [part for part in parts if part not in registered] if is_list else []
-        if missing:
-            how = f"add --plugin {_quoted(name)}" if name else "register it before the run is opened"
-            raise MissingPlugin(f"{', '.join(map(printable, missing))} must be registered: {how}")
+    for name, parts in missing_parts(saved).items():
+        needed = [part for part in parts if part.partition(" ")[0] != but]
+        if needed:
+            how = "register it before the run is opened"
+            if name:
+                how = f"add --plugin {_quoted(name)} (in Python, import it first)"
+            if all(part.startswith("tracker ") for part in needed):
+                how += ", or train without: --logging.trackers ''"
+            raise MissingPlugin(f"{', '.join(map(printable, needed))} must be registered: {how}")
 
 
 def changed_plugins(experiment: Any, saved: Any) -> list[str]:
     """A line for each plugin of the experiment whose code differs from `saved`; it may have been moved."""
     saved = saved if isinstance(saved, dict) else {}
-    digests = {name: about.get("sha256") for name, about in saved.items() if isinstance(about, dict)}
+    kept = {name: about for name, about in saved.items() if isinstance(about, dict)}
+    digests = {name: about.get("sha256") for name, about in kept.items()}
+    lists = (about.get("parts") for about in kept.values())
+    parts = {str(part) for found in lists if isinstance(found, list) for part in found}
     lines = []
     for name, about in plugins_in(experiment).items():
         was_moved = name not in digests and about["sha256"] != "" and about["sha256"] in digests.values()
-        if digests.get(name) != about["sha256"] and not was_moved:
+        if name not in digests and not was_moved and parts.isdisjoint(about["parts"]):
+            lines.append(f"plugin {_quoted(name)}, which it did not use before")
+        elif digests.get(name) != about["sha256"] and not was_moved:
             lines.append(f"the code of plugin {_quoted(name)} (its SHA-256 differs)")
     return lines
 
@@ -379,7 +437,7 @@ def own_code(what: str, experiment: Any = None) -> Iterator[None]:
 
     Args:
       experiment: given where code of this package runs in the block too. Then errors are the user's only if a
-        part of the experiment is, and an OSError is the machine's.
+        part of the experiment is; an OSError is the machine's, unless the user's code gave a wrong path.
     """
     try:
         yield
@@ -388,6 +446,7 @@ def own_code(what: str, experiment: Any = None) -> Iterator[None]:
     except BaseException as error:
         if experiment is not None:
             is_fault = isinstance(error, Exception) and not isinstance(error, OSError)
+            is_fault |= isinstance(error, OF_PATHS) and is_of_own_code(error)
             if not is_fault or not plugins_in(experiment):
                 raise
         raise UserError(f"{what}: {describe_fault(error)}") from error

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from hyena_jax.config.checks import MAX_COUNT, RUNTIME, Above, AtLeast, AtMost, Between, Checked
 from hyena_jax.config.data import DataConfig, TextConfig
 from hyena_jax.config.models import LanguageModelConfig, ModelConfig
-from hyena_jax.config.registry import Registry, register
+from hyena_jax.config.registry import Registry, name_of, register
 from hyena_jax.errors import UserError, require
 
 # A host name, an IPv4 address, or an IPv6 address in brackets; a label of a name has at most 63 characters.
@@ -105,10 +105,17 @@ class ScheduleConfig(Checked):
 
 @dataclass(frozen=True)
 class WarmupScheduleConfig(ScheduleConfig):
-    """Base class of schedules with a linear warm-up from 0 to the peak."""
+    """Base class of schedules with a linear warm-up to the peak."""
 
     warmup_steps: Annotated[int, AtLeast(0)] = 100
-    """Steps of linear warm-up from 0."""
+    """Steps of linear warm-up."""
+    initial_fraction: Annotated[float, Between(0, 1)] = 0.0
+    """Learning rate at the first step of the warm-up, as a fraction of the peak."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fits = self.warmup_steps > 0 or self.initial_fraction == 0
+        require(fits, "initial_fraction", self.initial_fraction, "0 without warmup_steps")
 
 
 @dataclass(frozen=True)
@@ -326,6 +333,9 @@ class TrainingConfig(Checked):
     """Evaluate on this many evenly spaced held-out windows or images; None takes all."""
     checkpoint_every: Annotated[int, AtLeast(1)] = 500
     """Steps between checkpoints."""
+    checkpoint_minutes: Annotated[float | None, Above(0)] = None
+    """Also save once the last save is this long ago, looked up every `parallel.stop_every` steps; the save
+    that follows replaces such a checkpoint. None saves by steps alone."""
     log_every: Annotated[int, AtLeast(1)] = 10
     """Steps between rows of training metrics."""
     keep_checkpoints: Annotated[int, AtLeast(1)] = 2
@@ -373,7 +383,8 @@ class ParallelConfig(Checked):
     heartbeat_timeout: Annotated[int, AtLeast(1)] = 100
     """Seconds without an answer after which the other processes give up on a process."""
     stop_every: Annotated[int, AtLeast(1)] = 10
-    """Steps between checks of several processes on whether any of them was asked to stop."""
+    """Steps between checks of several processes on whether any of them was asked to stop, and of
+    `training.checkpoint_minutes`."""
     check_replicas_every: Annotated[int | None, AtLeast(1)] = None
     """Steps between bitwise comparisons of the devices' copies of the state; None does not compare."""
 
@@ -384,18 +395,65 @@ class ParallelConfig(Checked):
             require(self.strategy == "sharded" or value == without, name, value, allowed)
 
 
+class TrackerConfig(Checked):
+    """Base class of the configs of trackers, which are given the rows of `metrics.jsonl` as they are written.
+
+    Register a subclass, a frozen dataclass, with a class of `hyena_jax.training.trackers.Tracker`:
+
+        make(config, start) -> Tracker
+    """
+
+    registry: ClassVar[Registry] = Registry("tracker", is_module=False)
+
+
+@dataclass(frozen=True)
+class TensorBoardConfig(TrackerConfig):
+    """Event files in the folder `tensorboard` of the run's folder."""
+
+
+@dataclass(frozen=True)
+class WandbConfig(TrackerConfig):
+    """Weights & Biases; needs the extra `wandb`: pip install 'hyena_jax[wandb]'.
+
+    It takes the account from `wandb login` or WANDB_API_KEY.
+    """
+
+    project: str = "hyena_jax"
+    """Project that the run belongs to."""
+    entity: str | None = None
+    """User or team that owns the project; None takes the account's default."""
+    group: str | None = None
+    """Group of runs within the project, such as a sweep."""
+    mode: Literal["online", "offline"] | None = None
+    """`offline` keeps the rows in the folder `wandb` of the run's folder, for `wandb sync`. None takes
+    WANDB_MODE, or `online`."""
+
+
 @dataclass(frozen=True)
 class LoggingConfig(Checked):
-    """TensorBoard events, and samples or pictures at the end of a run."""
+    """TensorBoard events, other trackers, and samples or pictures at the end of a run."""
 
     tensorboard: bool = True
-    """Write TensorBoard event files."""
+    """Write TensorBoard event files, as the tracker `tensorboard` does."""
+    trackers: tuple[TrackerConfig, ...] = ()
+    """More that is given the rows of metrics, such as `wandb` or trackers of your own; '' for none."""
     sample_tokens: Annotated[int, AtLeast(0)] = 256
     """Tokens to generate at the end of a run on text; 0 for none."""
     sample_prompt: str | None = None
     """Prompt of this sample; None takes the start of the held-out text."""
     sample_images: Annotated[int, AtLeast(0)] = 40
     """Held-out images to draw with their predictions at the end of a run on images; 0 for none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [TrackerConfig.registry.part_of(type(tracker)).name for tracker in self.trackers]
+        require(len({*names}) == len(names), "trackers", ", ".join(names), "different from each other")
+
+    @property
+    def all_trackers(self) -> tuple[TrackerConfig, ...]:
+        """The trackers, that of `tensorboard` among them."""
+        first = (TensorBoardConfig(),) if self.tensorboard else ()
+        return tuple(dict.fromkeys(first + self.trackers))
 
 
 @dataclass(frozen=True)
@@ -456,7 +514,7 @@ class Experiment(Checked):
         labels = [metric.label for metric in self.metrics]
         require(len({*labels}) == len(labels), "metrics", ", ".join(labels), "different from each other")
         if self.data.inputs != self.model.inputs:
-            names = type(self.model).__name__, type(self.data).__name__
+            names = name_of(self.model), name_of(self.data)
             raise UserError(
                 f"must be what the model reads ({self.model.inputs}), got {names[0]} and {names[1]}"
                 f" ({self.data.inputs})",
@@ -473,6 +531,8 @@ class Experiment(Checked):
 register("cross_entropy", CrossEntropyConfig, "hyena_jax.training.loss:cross_entropy_loss")
 register("accuracy", AccuracyConfig, "hyena_jax.training.loss:accuracy")
 register("top_k_accuracy", TopKAccuracyConfig, "hyena_jax.training.loss:top_k_accuracy")
+register("tensorboard", TensorBoardConfig, "hyena_jax.training.trackers:EventFile")
+register("wandb", WandbConfig, "hyena_jax.training.wandb:WandbTracker")
 SCHEDULE_CONFIGS = ScheduleConfig.registry
 register("cosine", CosineConfig, "hyena_jax.training.optimizer:cosine")
 register("linear", LinearConfig, "hyena_jax.training.optimizer:linear")

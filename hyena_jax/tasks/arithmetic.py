@@ -143,20 +143,12 @@ def _addition_chance(config: AdditionConfig) -> float:
     return (0.5 + 0.5 * 0.1**n + 0.1 * n) / (n + 1)
 
 
-def _bit(config: MajorityConfig, i: int) -> str:
-    return "01?"[i]
-
-
-def _symbol(config: CountingConfig, i: int) -> str:
-    return letter(i)
-
-
 register_task(
     "majority",
     MajorityConfig,
     draw=majority,
     chance=_majority_chance,
-    symbol=_bit,
+    symbol=lambda config, i: "01?"[i],
     shows_positions=False,
     presets={"small": Preset(MajorityConfig(), "HazyResearch/zoology, at a size for two CPU cores")},
 )
@@ -165,7 +157,7 @@ register_task(
     CountingConfig,
     draw=counting,
     chance=_counting_chance,
-    symbol=_symbol,
+    symbol=lambda config, i: letter(i),
     answer=lambda config, i: str(i),
     presets={"small": Preset(CountingConfig(), "ours; a smoke test without published numbers")},
 )

@@ -7,7 +7,7 @@ from hyena_jax.config.checks import AtLeast
 from hyena_jax.config.models import MAX_POSITIONS
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import require
-from hyena_jax.tasks.task import Preset, Row, register_task, row
+from hyena_jax.tasks.task import SMALL, Preset, Row, register_task, row
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,22 +94,14 @@ def memorisation(rng: "np.random.Generator", config: MemorisationConfig) -> Row:
     return row(inputs, data, n + noise + np.arange(n))
 
 
-def _selective_symbol(config: SelectiveCopyingConfig, i: int) -> str:
-    return {0: "_", 1: "?"}.get(i, str(i))
-
-
-def _memorisation_symbol(config: MemorisationConfig, i: int) -> str:
-    return {0: "_", config.vocab_size - 1: "?"}.get(i, str(i))
-
-
 register_task(
     "selective_copying",
     SelectiveCopyingConfig,
     draw=selective_copying,
     chance=lambda config: 1 / (config.vocab_size - 2),
-    symbol=_selective_symbol,
+    symbol=lambda config, i: {0: "_", 1: "?"}.get(i, str(i)),
     presets={
-        "small": Preset(SelectiveCopyingConfig(), "the published task at a size for two CPU cores"),
+        "small": Preset(SelectiveCopyingConfig(), SMALL),
         "mamba": Preset(
             SelectiveCopyingConfig(vocab_size=16, seq_len=4096, n_data=16),
             "Gu & Dao 2023, 2312.00752, table 1; 400,000 steps of 64 rows",
@@ -128,9 +120,9 @@ register_task(
     MemorisationConfig,
     draw=memorisation,
     chance=lambda config: 1 / (config.vocab_size - 2),
-    symbol=_memorisation_symbol,
+    symbol=lambda config, i: {0: "_", config.vocab_size - 1: "?"}.get(i, str(i)),
     presets={
-        "small": Preset(MemorisationConfig(), "the published task at a size for two CPU cores"),
+        "small": Preset(MemorisationConfig(), SMALL),
         "rtf": Preset(
             MemorisationConfig(vocab_size=64, n_data=1024, batch_size=8),
             "Parnichkun et al. 2024, 2405.06147; 4 layers, width 64, state 64 (RTF) or 128 (S4), learning"

@@ -8,10 +8,10 @@ from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import require
 from hyena_jax.tasks.task import (
+    SMALL,
     NextTokenTaskConfig,
     Preset,
     Row,
-    next_tokens,
     register_task,
     require_even,
     row,
@@ -76,8 +76,8 @@ class MadNoisyRecallConfig(MadRecallConfig):
         return self.noise_fraction
 
 
-def _recall_tokens(rng: "np.random.Generator", config: MadRecallConfig) -> "tuple[np.ndarray, np.ndarray]":
-    """The L tokens, and whether each is the value of a key seen before, bool [L]."""
+def _recall_row(rng: "np.random.Generator", config: MadRecallConfig) -> Row:
+    """Pairs of a key and its value, or of noise, of which the values of keys seen before are scored."""
     import numpy as np
 
     half, n_pairs = config.n_plain // 2, config.seq_len // 2
@@ -92,7 +92,7 @@ def _recall_tokens(rng: "np.random.Generator", config: MadRecallConfig) -> "tupl
     _, first = np.unique(np.where(is_noise, -1, keys), return_index=True)
     is_repeated = ~is_noise
     is_repeated[first] = False
-    return pairs.ravel(), np.stack([np.zeros(n_pairs, bool), is_repeated], axis=1).ravel()
+    return _scored(pairs.ravel(), np.stack([np.zeros(n_pairs, bool), is_repeated], axis=1).ravel())
 
 
 def _scored(tokens: "np.ndarray", is_answer: "np.ndarray") -> Row:
@@ -112,13 +112,7 @@ def mad_recall(rng: "np.random.Generator", config: MadRecallConfig) -> Row:
 
     Ids: keys 0..V/2-1, values V/2..V-1; a row's values are drawn for each key, with repetition.
     """
-    return _scored(*_recall_tokens(rng, config))
-
-
-def mad_recall_train(rng: "np.random.Generator", config: MadRecallConfig) -> Row:
-    """A training row: all next tokens, or the answers alone."""
-    tokens, is_answer = _recall_tokens(rng, config)
-    return next_tokens(tokens) if config.predict_all else _scored(tokens, is_answer)
+    return _recall_row(rng, config)
 
 
 def mad_noisy_recall(rng: "np.random.Generator", config: MadNoisyRecallConfig) -> Row:
@@ -129,7 +123,7 @@ def mad_noisy_recall(rng: "np.random.Generator", config: MadNoisyRecallConfig) -
 
     Ids: keys and values share the first V - n_noise ids, the last n_noise are noise.
     """
-    return _scored(*_recall_tokens(rng, config))
+    return _recall_row(rng, config)
 
 
 @dataclass(frozen=True)
@@ -152,10 +146,8 @@ class MadFuzzyRecallConfig(NextTokenTaskConfig):
         require(self.seq_len >= least, "seq_len", self.seq_len, f"at least 5 motif + 1 = {least}")
 
 
-def _fuzzy_tokens(
-    rng: "np.random.Generator", config: MadFuzzyRecallConfig, is_test: bool
-) -> "tuple[np.ndarray, np.ndarray]":
-    """The L + 1 tokens, and whether each belongs to the value of a key seen before, bool [L + 1]."""
+def _fuzzy_row(rng: "np.random.Generator", config: MadFuzzyRecallConfig, is_test: bool) -> Row:
+    """Keys and values, of which the values of keys seen before are scored."""
     import numpy as np
 
     most, n_plain = config.motif, config.vocab_size - 1
@@ -188,7 +180,7 @@ def _fuzzy_tokens(
     write(asked)
     n_pad = config.seq_len + 1 - len(tokens)
     padded = np.concatenate([np.full(n_pad, n_plain), tokens])
-    return padded, np.concatenate([np.zeros(n_pad, bool), is_answer])
+    return _scored(padded, np.concatenate([np.zeros(n_pad, bool), is_answer]))
 
 
 def mad_fuzzy_recall(rng: "np.random.Generator", config: MadFuzzyRecallConfig) -> Row:
@@ -202,13 +194,12 @@ def mad_fuzzy_recall(rng: "np.random.Generator", config: MadFuzzyRecallConfig) -
     Ids: keys 0..k-1, values k..V-2, k = (V - 1) / 2. The row's last question asks for a key that occurred (in
     the published code it is absent from rare rows).
     """
-    return _scored(*_fuzzy_tokens(rng, config, is_test=True))
+    return _fuzzy_row(rng, config, is_test=True)
 
 
 def mad_fuzzy_recall_train(rng: "np.random.Generator", config: MadFuzzyRecallConfig) -> Row:
-    """A training row, with keys of 1..motif ids: all next tokens, or the answers alone."""
-    tokens, is_answer = _fuzzy_tokens(rng, config, is_test=False)
-    return next_tokens(tokens) if config.predict_all else _scored(tokens, is_answer)
+    """A training row, with keys of 1..motif ids."""
+    return _fuzzy_row(rng, config, is_test=False)
 
 
 @dataclass(frozen=True)
@@ -377,7 +368,7 @@ def _grid(
         **({f"rows{n}": replace(base, train_rows=n) for n in ROWS} if base.train_rows == 12_800 else {}),
         **dict(others),
     }
-    small = Preset(type(base)(), "the published task at a size for two CPU cores")
+    small = Preset(type(base)(), SMALL)
     return {"small": small, **{name: Preset(config, SOURCE, published) for name, config in varied.items()}}
 
 
@@ -389,7 +380,6 @@ register_task(
     "mad_recall",
     MadRecallConfig,
     draw=mad_recall,
-    draw_train=mad_recall_train,
     chance=_recall_chance,
     metric="macro_accuracy",
     shows_positions=False,
@@ -401,7 +391,6 @@ register_task(
     "mad_noisy_recall",
     MadNoisyRecallConfig,
     draw=mad_noisy_recall,
-    draw_train=mad_recall_train,
     chance=_recall_chance,
     symbol=lambda config, i: f"~{i}" if i >= config.n_plain else str(i),
     metric="macro_accuracy",

@@ -7,11 +7,11 @@ from hyena_jax.config.checks import Above, AtLeast
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import require
 from hyena_jax.tasks.task import (
+    SMALL,
     NextTokenTaskConfig,
     Preset,
     Row,
     letter,
-    next_tokens,
     register_task,
     require_even,
     row,
@@ -42,17 +42,6 @@ class RecallConfig(NextTokenTaskConfig):
         return (self.vocab_size - 2) // 2
 
 
-def _recall_tokens(rng: "np.random.Generator", config: RecallConfig) -> "np.ndarray":
-    import numpy as np
-
-    n, n_pairs = config.n_keys, config.seq_len // 2
-    values = rng.integers(n + 1, 2 * n + 1, n)  # drawn for every key: two keys may share one
-    keys = rng.integers(n, size=n_pairs)
-    asked = rng.choice(np.unique(keys))
-    pairs = np.stack([keys + 1, values[keys]], axis=1).ravel()
-    return np.concatenate([pairs, [config.vocab_size - 1, asked + 1, values[asked]]])
-
-
 def recall(rng: "np.random.Generator", config: RecallConfig) -> Row:
     """Associative recall (HazyResearch/safari, src/dataloaders/synthetics.py; Poli et al. 2023, 2302.10866).
 
@@ -65,19 +54,15 @@ def recall(rng: "np.random.Generator", config: RecallConfig) -> Row:
     Ids: 0 is not used, keys 1..n, values n + 1..2n, `=>` V - 1, n = (V - 2) / 2. Training predicts every next
     token (`predict_all`). Published rows are unique within a part, and test rows may occur in training.
     """
-    tokens = _recall_tokens(rng, config)
-    return row(tokens[:-1], tokens[-1:], [len(tokens) - 2])
+    import numpy as np
 
-
-def recall_train(rng: "np.random.Generator", config: RecallConfig) -> Row:
-    """A training row: all next tokens, or the answer alone."""
-    return next_tokens(_recall_tokens(rng, config)) if config.predict_all else recall(rng, config)
-
-
-def _recall_symbol(config: RecallConfig, i: int) -> str:
-    if i in (0, config.vocab_size - 1):
-        return "." if i == 0 else "=>"
-    return letter(i - 1)
+    n, n_pairs = config.n_keys, config.seq_len // 2
+    values = rng.integers(n + 1, 2 * n + 1, n)  # drawn for every key: two keys may share one
+    keys = rng.integers(n, size=n_pairs)
+    asked = rng.choice(np.unique(keys))
+    pairs = np.stack([keys + 1, values[keys]], axis=1).ravel()
+    inputs = np.concatenate([pairs, [config.vocab_size - 1, asked + 1]])
+    return row(inputs, [values[asked]], [len(inputs) - 1])
 
 
 @dataclass(frozen=True)
@@ -153,15 +138,6 @@ class InductionConfig(NextTokenTaskConfig):
     """Training predicts every next token, as the published code does; False trains on the answer alone."""
 
 
-def _induction_tokens(rng: "np.random.Generator", config: InductionConfig) -> "np.ndarray":
-    marker, length = config.vocab_size - 1, config.seq_len
-    tokens = rng.integers(1, marker, length + 2)
-    place = rng.integers(length - 2)
-    tokens[[place, length]] = marker
-    tokens[length + 1] = tokens[place + 1]
-    return tokens
-
-
 def induction(rng: "np.random.Generator", config: InductionConfig) -> Row:
     """Induction head (HazyResearch/safari; also Gu & Dao 2023, 2312.00752, section 4.1.2).
 
@@ -172,17 +148,11 @@ def induction(rng: "np.random.Generator", config: InductionConfig) -> Row:
 
     Ids: 0 is not used, `=>` V - 1. The first `=>` is at 0..L-3.
     """
-    tokens = _induction_tokens(rng, config)
-    return row(tokens[:-1], tokens[-1:], [len(tokens) - 2])
-
-
-def induction_train(rng: "np.random.Generator", config: InductionConfig) -> Row:
-    """A training row: all next tokens, or the answer alone."""
-    return next_tokens(_induction_tokens(rng, config)) if config.predict_all else induction(rng, config)
-
-
-def _induction_symbol(config: InductionConfig, i: int) -> str:
-    return "=>" if i == config.vocab_size - 1 else str(i)
+    marker, length = config.vocab_size - 1, config.seq_len
+    inputs = rng.integers(1, marker, length + 2)[: length + 1]  # the drawn number of the answer is not used
+    place = rng.integers(length - 2)
+    inputs[[place, length]] = marker
+    return row(inputs, [inputs[place + 1]], [length])
 
 
 HYENA = "Poli et al. 2023, 2302.10866"
@@ -215,12 +185,11 @@ register_task(
     "recall",
     RecallConfig,
     draw=recall,
-    draw_train=recall_train,
     chance=lambda config: 1 / config.n_keys,
-    symbol=_recall_symbol,
+    symbol=lambda config, i: {0: ".", config.vocab_size - 1: "=>"}.get(i, letter(i - 1)),
     shows_positions=False,
     presets={
-        "small": Preset(RecallConfig(), "the published task at a size for two CPU cores"),
+        "small": Preset(RecallConfig(), SMALL),
         **{
             f"v{size}_l2048": Preset(
                 replace(SAFARI, vocab_size=size, seq_len=2048), f"{HYENA}; {HYENA_RECIPE}", numbers
@@ -243,7 +212,7 @@ register_task(
     draw=mqar,
     chance=lambda config: 2 / config.vocab_size,
     presets={
-        "small": Preset(MQARConfig(), "the published task at a size for two CPU cores"),
+        "small": Preset(MQARConfig(), SMALL),
         **{
             f"l{length}": Preset(
                 MQARConfig(
@@ -264,12 +233,11 @@ register_task(
     "induction",
     InductionConfig,
     draw=induction,
-    draw_train=induction_train,
     chance=lambda config: 1 / (config.vocab_size - 2),
-    symbol=_induction_symbol,
+    symbol=lambda config, i: {config.vocab_size - 1: "=>"}.get(i, str(i)),
     shows_positions=False,
     presets={
-        "small": Preset(InductionConfig(), "the published task at a size for two CPU cores"),
+        "small": Preset(InductionConfig(), SMALL),
         "safari": Preset(
             InductionConfig(vocab_size=10, seq_len=10, train_rows=5000, test_rows=500, predict_all=True),
             "HazyResearch/safari; width 32, cosine, 400 epochs; V and L of its example",

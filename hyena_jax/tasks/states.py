@@ -9,6 +9,7 @@ from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import require
 from hyena_jax.tasks.task import (
+    SMALL,
     Preset,
     Row,
     evaluated_lengths,
@@ -185,12 +186,11 @@ class PermutationWordsConfig(TaskConfig):
 @cache
 def elements(group: str) -> tuple[tuple[int, ...], ...]:
     """The permutations of a group in lexicographic order, the identity first: p[j] is where j goes."""
-    found = permutations(range(int(group[1:])))
-    return tuple(p for p in found if group[0] == "s" or _is_even(p))
 
+    def is_even(p: tuple[int, ...]) -> bool:
+        return sum(p[i] > p[j] for j in range(len(p)) for i in range(j)) % 2 == 0
 
-def _is_even(p: tuple[int, ...]) -> bool:
-    return sum(p[i] > p[j] for j in range(len(p)) for i in range(j)) % 2 == 0
+    return tuple(p for p in permutations(range(int(group[1:]))) if group[0] == "s" or is_even(p))
 
 
 @cache
@@ -228,22 +228,6 @@ def permutation_words(rng: "np.random.Generator", config: PermutationWordsConfig
     return row(inputs, targets)
 
 
-def _bit(config: ParityConfig, i: int) -> str:
-    return "*01"[i]
-
-
-def _parity_answer(config: ParityConfig, i: int) -> str:
-    return str(i if config.every_position else i - 1)
-
-
-def _arithmetic_symbol(config: ModularArithmeticConfig, i: int) -> str:
-    return ".+-*="[i] if i < FIRST_DIGIT else str(i - FIRST_DIGIT)
-
-
-def _permutation(config: PermutationWordsConfig, i: int) -> str:
-    return "".join(map(str, elements(config.group)[i]))
-
-
 def _arithmetic_chance(config: ModularArithmeticConfig) -> float:
     """Any result at random, as the published scaled accuracy takes it; 0 is a little likelier than others."""
     return 1 / config.modulus
@@ -257,15 +241,14 @@ SOURCE = (
 PUBLISHED = {"test_rows": 8_192, "batch_size": 256, "min_len": 3, "max_len": 40}
 TESTED = {"test_min_len": 40, "test_max_len": 256}
 WORDS = "jopetty/word-problem; width 512, 1-4 layers, 8 heads, AdamW 1e-4, batch 32, 500 epochs, stop at 0.99"
-SMALL = "the published task at a size for two CPU cores"
 
 register_task(
     "parity",
     ParityConfig,
     draw=parity,
     chance=lambda config: 1 / 2,
-    symbol=_bit,
-    answer=_parity_answer,
+    symbol=lambda config, i: "*01"[i],
+    answer=lambda config, i: str(i if config.every_position else i - 1),
     metric="scaled_accuracy",
     presets={
         "small": Preset(ParityConfig(), f"{SMALL}; every position scored, which is ours"),
@@ -282,7 +265,7 @@ register_task(
     ModularArithmeticConfig,
     draw=modular_arithmetic,
     chance=_arithmetic_chance,
-    symbol=_arithmetic_symbol,
+    symbol=lambda config, i: ".+-*="[i] if i < FIRST_DIGIT else str(i - FIRST_DIGIT),
     metric="scaled_accuracy",
     presets={
         "small": Preset(ModularArithmeticConfig(), SMALL),
@@ -309,7 +292,7 @@ register_task(
     PermutationWordsConfig,
     draw=permutation_words,
     chance=lambda config: 1 / config.n_symbols,
-    symbol=_permutation,
+    symbol=lambda config, i: "".join(map(str, elements(config.group)[i])),
     presets={
         "small": Preset(PermutationWordsConfig(), SMALL),
         "s5": Preset(_S5, f"{WORDS}; the length is ours"),

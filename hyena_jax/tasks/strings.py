@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Self
 
 from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.errors import UserError, require
 from hyena_jax.tasks.task import (
+    SMALL,
     Preset,
     Row,
     evaluated_lengths,
@@ -63,9 +65,13 @@ class StringTaskConfig(TaskConfig):
         """Letters of the shortest possible string, as a number and in words."""
         return 1, "1"
 
+    def answer_letters(self, n: int) -> int:
+        """Most letters of the answer, of a string of n letters."""
+        return n
+
     def example_len(self, n: int) -> int:
-        """Most tokens of an example with a string of n letters."""
-        return 2 * n + 3
+        """Most tokens of an example with a string of n letters: the string, the answer, `$`, `|` and `.`"""
+        return n + self.answer_letters(n) + 3
 
     def for_evaluation(self) -> Self:
         """The settings of the rows to evaluate on."""
@@ -98,9 +104,13 @@ class PrefixNgramConfig(StringTaskConfig):
         least = self.n_gram + (self.answer_len or 0) + 3
         return least, f"n_gram + answer_len + 3 = {least}"
 
+    def answer_letters(self, n: int) -> int:
+        """Most letters of what is to be named."""
+        return self.answer_len or n - self.n_gram
+
     def example_len(self, n: int) -> int:
-        """Most tokens of an example `$g|s|t.` with a string s of n letters."""
-        return self.n_gram + n + (self.answer_len or n - self.n_gram) + 4
+        """Most tokens of an example `$g|s|t.`: the n-gram and another `|` come in addition."""
+        return super().example_len(n) + self.n_gram + 1
 
 
 Example = Callable[["np.random.Generator", StringTaskConfig], "tuple[np.ndarray, int]"]
@@ -165,18 +175,11 @@ def _single(make: Example, rng: "np.random.Generator", config: StringTaskConfig)
     example, n_answer = make(rng, config)
     tokens = np.full(config.example_len(config.max_len), config.n_letters + 3)
     tokens[: len(example)] = example
-    slots = np.arange(_most_answers(config))
+    slots = np.arange(config.answer_letters(config.max_len) + 1)  # with the full stop
     is_answer = slots < n_answer
     positions = np.where(is_answer, len(example) - n_answer - 1 + slots, 0)
     targets = np.where(is_answer, tokens[positions + 1], 0)
     return row(tokens[:-1], targets, positions, is_answer)
-
-
-def _most_answers(config: StringTaskConfig) -> int:
-    """Scored positions of a test row: the longest answer and its `.`"""
-    if isinstance(config, PrefixNgramConfig):
-        return (config.answer_len or config.max_len - config.n_gram) + 1
-    return config.max_len + 1
 
 
 def copying(rng: "np.random.Generator", config: CopyingConfig) -> Row:
@@ -194,11 +197,6 @@ def copying(rng: "np.random.Generator", config: CopyingConfig) -> Row:
     return _single(_copy_example, rng, config)
 
 
-def copying_train(rng: "np.random.Generator", config: CopyingConfig) -> Row:
-    """A training row, packed with examples."""
-    return _packed(_copy_example, rng, config)
-
-
 def prefix_ngram(rng: "np.random.Generator", config: PrefixNgramConfig) -> Row:
     """Prefix n-gram lookup (Jelassi et al. 2024, 2402.01032; sjelassi/transformers_ssm_copy, data_utils.py).
 
@@ -211,11 +209,6 @@ def prefix_ngram(rng: "np.random.Generator", config: PrefixNgramConfig) -> Row:
     Training rows and ids as in `copying`.
     """
     return _single(_ngram_example, rng, config)
-
-
-def prefix_ngram_train(rng: "np.random.Generator", config: PrefixNgramConfig) -> Row:
-    """A training row, packed with examples."""
-    return _packed(_ngram_example, rng, config)
 
 
 def _symbol(config: StringTaskConfig, i: int) -> str:
@@ -268,12 +261,12 @@ register_task(
     "copying",
     CopyingConfig,
     draw=copying,
-    draw_train=copying_train,
+    draw_train=partial(_packed, _copy_example),
     chance=_copying_chance,
     symbol=_symbol,
     metric="sequence_accuracy",
     presets={
-        "small": Preset(CopyingConfig(), "the published task at a size for two CPU cores"),
+        "small": Preset(CopyingConfig(), SMALL),
         "published": Preset(
             CopyingConfig(n_letters=26, min_len=5, max_len=20, row_len=220, batch_size=8), SOURCE
         ),
@@ -283,12 +276,12 @@ register_task(
     "prefix_ngram",
     PrefixNgramConfig,
     draw=prefix_ngram,
-    draw_train=prefix_ngram_train,
+    draw_train=partial(_packed, _ngram_example),
     chance=_ngram_chance,
     symbol=_symbol,
     metric="sequence_accuracy",
     presets={
-        "small": Preset(PrefixNgramConfig(), "the published task at a size for two CPU cores"),
+        "small": Preset(PrefixNgramConfig(), SMALL),
         "published": Preset(
             PrefixNgramConfig(n_letters=26, min_len=6, max_len=20, row_len=220, batch_size=8, n_gram=3),
             f"{SOURCE}; lengths from 6, since 5 letters are too few for a 3-gram",

@@ -44,6 +44,10 @@ class Preset(NamedTuple):
     """Published accuracy in percent, from the source; empty if there are no numbers as text."""
 
 
+SMALL = "the published task at a size for two CPU cores"
+"""The source of a preset `small`."""
+
+
 def plain(config: Any, i: int) -> str:
     """The id itself as its symbol."""
     return str(i)
@@ -94,6 +98,18 @@ def register_task(
 
     Raises:
       UserError: see `hyena_jax.register`.
+
+    >>> from dataclasses import dataclass
+    >>> from hyena_jax.tasks import TaskConfig, register_task, row
+    >>> @dataclass(frozen=True)
+    ... class LastConfig(TaskConfig):
+    ...     seq_len: int = 16
+    ...     vocab_size: int = 8
+    >>> def last(rng, config):
+    ...     "The last of some ids."
+    ...     ids = rng.integers(config.vocab_size, size=config.seq_len)
+    ...     return row(ids, ids[-1:], [config.seq_len - 1])
+    >>> register_task("last", LastConfig, last, lambda config: 1 / config.vocab_size)
     """
     for argument, function in (("draw", draw), ("chance", chance)):
         require(callable(function), f"{argument} of task {name!r}", function, "a function")
@@ -103,7 +119,10 @@ def register_task(
 
 @dataclass(frozen=True)
 class NextTokenTaskConfig(TaskConfig):
-    """Base class of the configs of tasks whose published training predicts every next token."""
+    """Base class of the configs of tasks whose published training predicts every next token.
+
+    Their rows are drawn with the answers alone. The last input has an answer, which is the token behind it.
+    """
 
     predict_all: bool = field(default=True, kw_only=True)
     """Training predicts every next token, as published; False trains on the scored answers alone."""
