@@ -6,6 +6,8 @@ classes and constants of `hyena_jax.config`. Nothing is imported before it is us
 
 import importlib
 
+__version__ = "0.1.0"
+
 _PLACES = {
     "Likelihood": "hyena_jax.scoring.score:Likelihood",
     "LoadedRun": "hyena_jax.api:LoadedRun",

@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from hyena_jax.signals import end_at_once, watch_signals
+from hyena_jax.signals import STOPPED_CODE, end_at_once, watch_signals
 
 
 def main() -> int:
@@ -12,7 +12,7 @@ def main() -> int:
     end_at_once(signal.SIGINT, 130, "interrupted")
     if sys.argv[1:2] in (["train"], ["sweep"]):  # with this exit code, a scheduler requeues the run
         for number in (signal.SIGTERM, signal.SIGHUP):
-            end_at_once(number, 75, f"stopped by {number.name}; rerun the command to continue")
+            end_at_once(number, STOPPED_CODE, f"stopped by {number.name}; rerun the command to continue")
     from hyena_jax import cli
 
     code = cli.main()

@@ -16,6 +16,7 @@ from hyena_jax import config, models
 from hyena_jax.config import DataConfig, Experiment, require
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer, decode_after, is_tokenizer
+from hyena_jax.errors import as_printed
 from hyena_jax.generation import decoding
 from hyena_jax.generation.decoding import Continuation, Request
 from hyena_jax.generation.prompts import OnFull, encode_prompt
@@ -31,6 +32,7 @@ from hyena_jax.training import metrics
 from hyena_jax.training import run as training
 from hyena_jax.training.evaluate import evaluate_run, load_data
 from hyena_jax.training.folder import RunFolder, read_run
+from hyena_jax.training.mirror import opened
 from hyena_jax.training.start import load_params
 
 Prompt = str | Sequence[int] | np.ndarray
@@ -42,6 +44,7 @@ class LoadedRun:
     """A run: its experiment, and its model with the parameters of one checkpoint."""
 
     workdir: Path
+    """Of a run in a bucket, a local copy of its small files."""
     step: int
     """The step of the checkpoint."""
     model: nn.Module = field(repr=False)
@@ -255,7 +258,7 @@ class LoadedRun:
         given = [texts] if isinstance(texts, str) else texts
         names = [f"texts[{i}]" for i in range(len(given))]
         embedding = self.embedding(given, names, layer, pool, prefix, stride, batch_size)
-        n_windows = embedding.plan.n_windows(range(len(given)))
+        n_windows = embedding.scoring.plan.n_windows(range(len(given)))
         with bar("embedding", n_windows) if progress else nullcontext(lambda n: None) as advance:
             rows = list(embedding.vectors(advance))
         if pool == "none":
@@ -294,29 +297,46 @@ def train(
     profile: str | Path | None = None,
     init_from: str | Path | None = None,
     accept_changed_data: bool = False,
+    accept_changed_optimizer: bool = False,
+    profile_at: tuple[int, ...] = (),
+    profile_every: int | None = None,
 ) -> LoadedRun:
     """The trained run in `workdir`, at its newest checkpoint; starts or resumes it as `hyena-jax train` does.
 
     Args:
       experiment: None takes the experiment of the run in `workdir`, as `hyena-jax train --resume` does.
+      workdir: the run's folder, or gs://BUCKET/NAME.
       quiet: print neither progress nor notes.
-      profile: folder for a `jax.profiler` trace of a few steps.
+      profile: folder for `jax.profiler` traces of a few steps: early ones, by default.
+      profile_at, profile_every: after these steps, and after every so many, each in a subfolder `step_N`.
       init_from: file of parameters from `hyena-jax export`, or folder of a run, from which a new run starts.
       accept_changed_data: continue although the data have changed since the run started.
+      accept_changed_optimizer: continue with other values of the optimizer, such as the learning rate; the
+        folder keeps from which step on.
 
     Raises:
       UserError: if the experiment or the folder is wrong; nothing was written then.
       Diverged: if the loss or a gradient is not finite.
       Interrupted: on a KeyboardInterrupt, after saving the run; the same call continues it.
+
+    >>> from dataclasses import replace
+    >>> experiment = hyena_jax.load_config("tasks:recall")
+    >>> experiment = replace(experiment, training=hyena_jax.TrainingConfig(steps=2))
+    >>> run = hyena_jax.train(experiment, "runs/recall", quiet=True)
+    >>> run.step
+    2
     """
     refuse_wrong_jaxlib()
     if experiment is None:
-        experiment = config.read_run(Path(workdir))
+        experiment = config.read_run(opened(workdir), keep_trackers=True)
     kind = type(experiment).__name__
     require(isinstance(experiment, Experiment), "experiment", kind, "an Experiment; load_config gives one")
-    profile, init_from = (None if path is None else Path(path) for path in (profile, init_from))
+    profile = None if profile is None else Path(profile)
+    start = None if init_from is None else opened(init_from, "init_from")
     console = Output(quiet=quiet)
-    training.train(experiment, Path(workdir), console, profile, init_from, accept_changed_data)
+    accepted = accept_changed_data, accept_changed_optimizer
+    when = {"profile_at": profile_at, "profile_every": profile_every}
+    training.train(experiment, opened(workdir), console, profile, start, *accepted, **when)
     return load_run(workdir, quiet=quiet)
 
 
@@ -324,21 +344,31 @@ def load_run(workdir: str | Path, step: str | int = "latest", *, quiet: bool = F
     """The run in a folder, with the parameters of one of its checkpoints.
 
     Args:
+      workdir: the run's folder, or gs://BUCKET/NAME.
       step: `latest`, `best` (lowest validation loss), or the number of a saved step.
       quiet: do not print notes, for example on a damaged checkpoint, to the standard error.
 
     Raises:
       UserError: if workdir holds no run, one of its parts is not registered, or there is no such checkpoint.
+
+    >>> run = hyena_jax.load_run("runs/recall", step="best")
+    >>> run.evaluate()["accuracy"] <= 1
+    True
+    >>> inputs = run.data.held_out_rows(np.arange(4))["inputs"]
+    >>> logits = run.model.apply({"params": run.params}, inputs)
+    >>> logits.shape == (*inputs.shape, run.experiment.model.vocab_size)
+    True
     """
 
     def note(text: str) -> None:
         if not quiet:
-            print(f"hyena-jax: {text}", file=sys.stderr)
+            print(f"hyena-jax: {as_printed(text)}", file=sys.stderr)
 
     refuse_wrong_jaxlib()
-    folder = read_run(Path(workdir))
+    workdir = opened(workdir)
+    folder = read_run(workdir)
     for change in config.changed_plugins(folder.experiment, folder.plugins):
         note(f"changed since the run was trained: {change}")
     model = models.build(folder.experiment.model)
     number, params = load_params(folder, model, str(step), note)
-    return LoadedRun(Path(workdir), number, model, params, folder, note)
+    return LoadedRun(workdir, number, model, params, folder, note)

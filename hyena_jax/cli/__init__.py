@@ -1,10 +1,11 @@
 """The command line: reads the arguments, runs a command, and turns errors into exit codes.
 
-Exit codes: 0 done; 1 a benchmark found values that differ from their oracle, a distillation no state size
-within its bound, a plan that its step does not compile or fit, or some run of a sweep failed; 2 wrong input;
-3 the machine failed (disk full, no permission, another process lost); 4 the run diverged; 75 a training was
-asked to stop (SIGINT, SIGTERM, SIGHUP) and saved, or had nothing to save at SIGTERM or SIGHUP: the same
-command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT with nothing to save.
+Exit codes: 0 done; 1 a benchmark found values that differ from their oracle, or rows that are slower than in
+another, a distillation no state size within its bound, a plan that its step does not compile or fit, or some
+run of a sweep failed; 2 wrong input; 3 the machine failed (disk full, no permission, another process lost); 4
+the run diverged; 75 a training was asked to stop (SIGINT, SIGTERM, SIGHUP) and saved, or had nothing to save
+at SIGTERM or SIGHUP: the same command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT
+with nothing to save.
 """
 
 import io
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 
 from hyena_jax import config
 from hyena_jax.config import UserError
+from hyena_jax.config.registry import OF_PATHS
 from hyena_jax.startup import quiet_libraries
 
 
@@ -40,14 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output closed it, as `head` does
         sys.stdout = None
         return code
-    except OSError as error:
-        return fail(error, 3)
     except Exception as error:
         is_of_xla = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
         if isinstance(error, MemoryError) or is_of_xla:
             return fail(f"out of memory: {error}", 3)
-        if config.is_of_own_code(error):
+        is_of_machine = isinstance(error, OSError) and not isinstance(error, OF_PATHS)
+        if not is_of_machine and config.is_of_own_code(error):
             return fail(f"your plugin failed: {config.describe_fault(error)}", 2)
+        if isinstance(error, OSError):
+            return fail(error, 3)
         raise
     except KeyboardInterrupt:
         note("interrupted")

@@ -6,14 +6,15 @@ No module of a command imports JAX at module level, so that `--help` and wrong f
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hyena_jax import config
-from hyena_jax.cli.flags import FLAT, positional
-from hyena_jax.config import Checked, PluginFlags
-from hyena_jax.errors import UserError, printable
+from hyena_jax.cli.flags import FLAT, PluginFlags, positional
+from hyena_jax.config import Checked
+from hyena_jax.errors import UserError, as_printed
+from hyena_jax.storage.location import Location
 
 if TYPE_CHECKING:
     from hyena_jax.output import Output
@@ -66,12 +67,20 @@ class Command(Checked):
 class OfConfig(Command):
     """A command with the fields `config` and `experiment`: CONFIG comes first, with the flags' defaults."""
 
+    trains: ClassVar[bool] = False
+    """Whether it needs the trackers of a run whose config.json is CONFIG."""
+
     @classmethod
     def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
         """Reads CONFIG."""
         arguments, values = super().take(called, arguments)
         if arguments and not arguments[0].startswith("-"):
-            values["experiment"] = config.load(arguments[0])
+            given = {argument.partition("=")[0] for argument in arguments}
+            values["experiment"] = config.load(arguments[0], cls.trains and "--logging.trackers" not in given)
+            if "--data" in given:
+                # The prompt of the config's own data need not be one of these.
+                logging = replace(values["experiment"].logging, sample_prompt=None)
+                values["experiment"] = replace(values["experiment"], logging=logging)
         else:
             require_config_first(called, arguments)
         return arguments, values
@@ -81,8 +90,8 @@ class OfConfig(Command):
 class OfRun(Command):
     """A command on a run, and on one of its checkpoints."""
 
-    workdir: Path = field(metadata=positional("WORKDIR"))
-    """Folder of a run."""
+    workdir: Path | Location = field(metadata=positional("WORKDIR"))
+    """Folder of a run; or gs://BUCKET/NAME."""
     step: str = "latest"
     """Checkpoint: `latest`, `best` (lowest validation loss), or the number of a saved step."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
@@ -96,13 +105,18 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
 def require_config_first(called: str, arguments: Sequence[str]) -> None:
     """Raises UserError if a flag comes before CONFIG, unless help is asked for."""
     if arguments and arguments[0].startswith("-") and not asks_for_help(arguments):
-        raise UserError(f"CONFIG must come first after {called}, got {arguments[0]!r}")
+        resume = " (or --resume DIR, to continue a run)" if called == "train" else ""
+        raise UserError(f"CONFIG must come first after {called}{resume}, got {arguments[0]!r}")
 
 
 def note(text: str) -> None:
     """Prints a line to the standard error."""
-    lines = (printable(line) for line in text.splitlines())  # it may name what a stranger named
-    print(f"hyena-jax: {chr(10).join(lines)}", file=sys.stderr)
+    print(f"hyena-jax: {as_printed(text)}", file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """Prints lines to the standard output."""
+    print(as_printed(text))
 
 
 def fail(reason: object, code: int) -> int:

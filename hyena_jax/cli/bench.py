@@ -1,21 +1,25 @@
-"""`hyena-jax bench operators | model | decode`: checks against oracles, measures, prints and writes."""
+"""`hyena-jax bench operators | model | decode | function | compare`: checks, measures, prints, compares."""
 
 import importlib
 import os
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from hyena_jax.benchmark.settings import Decode, Model, Operators
-from hyena_jax.cli.base import Command, OfConfig, fail, table_console
+from hyena_jax.benchmark.settings import Decode, Function, Model, Operators
+from hyena_jax.cli.base import Command, OfConfig, fail, note, table_console
+from hyena_jax.cli.flags import positional
+from hyena_jax.config import AtLeast, AtMost, UserError, require
 from hyena_jax.startup import import_jax, keep_freed_memory, start_devices
+
+if TYPE_CHECKING:
+    from hyena_jax.benchmark.compare import Difference
 
 
 class _Bench(Command):
     """What the benchmarks share."""
-
-    module: ClassVar[str]
-    """The module of `hyena_jax.benchmark` that measures."""
 
     def run(self, arguments: Sequence[str]) -> int:
         """Measures; returns exit code 1 if a value differs from its oracle.
@@ -30,12 +34,14 @@ class _Bench(Command):
         # PyTorch's idle threads would otherwise spin for more work, and slow down whatever runs next.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+        from hyena_jax.benchmark import runner
         from hyena_jax.benchmark.results import Report
         from hyena_jax.benchmark.verify import Mismatch
 
         report = Report(self, table_console(), ["hyena-jax", *arguments])
+        module = importlib.import_module(f"hyena_jax.benchmark.{self.benchmark}")
         try:
-            importlib.import_module(f"hyena_jax.benchmark.{self.module}").run(self, report)
+            runner.run(module.make(self), self, report)
         except Mismatch as error:
             return fail(error, 1)
         return 0
@@ -45,8 +51,6 @@ class _Bench(Command):
 class BenchOperators(Operators, _Bench):
     """Time mixers, forward and with their gradients, over lengths."""
 
-    module = "operators"
-
 
 @dataclass(frozen=True)
 class BenchModel(Model, _Bench, OfConfig):
@@ -55,11 +59,127 @@ class BenchModel(Model, _Bench, OfConfig):
     The first two run on one device. The step runs with pmap on all, whatever the config's strategy is.
     """
 
-    module = "model"
-
 
 @dataclass(frozen=True)
 class BenchDecode(Decode, _Bench):
     """Time the prefill of a prompt and then the decoding loop, in language models of one mixer each."""
 
-    module = "decode"
+
+@dataclass(frozen=True)
+class BenchFunction(Function, _Bench):
+    """Time functions of your own file, forward and with the gradients of their inputs, over sizes.
+
+    The file has `make_inputs(size)`, which returns the arguments as a tuple of arrays; and, if the values are
+    to be checked first, `oracle(*arguments)`, which returns them as NumPy computes them in float64.
+    """
+
+
+@dataclass(frozen=True)
+class BenchCompare(Command):
+    """Compare two benchmarks row by row: B against A, which are both results folders, or both commits.
+
+    Commits are those of the repository around the working directory. Each is put into a git work tree, and
+    they measure in turns (A B B A ...), every time in a new process, from the work tree. Exit code 1: a row
+    is slower by more than the threshold.
+    """
+
+    a: str = field(metadata=positional("A"))
+    """A folder of `bench ... --output`, or a commit."""
+    b: str = field(metadata=positional("B"))
+    """The other one."""
+    bench: str = ""
+    """Of commits: what follows `hyena-jax bench`, such as `operators --mixers hyena --lengths 1024`."""
+    rounds: Annotated[int, AtLeast(2), AtMost(100)] = 5
+    """Of commits: processes that measure each of them."""
+    threshold: Annotated[float, AtLeast(0.0)] = 0.05
+    """The share of A's time by which B may be slower."""
+    allow_different: bool = False
+    """Compare results of different machines or versions of JAX all the same."""
+    output: Path | None = None
+    """Of commits: a new folder for what every process measured, `a/1`, `b/1`, `a/2`, ..."""
+    json: bool = False
+    """Print the comparison as JSON."""
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Prints a line for each program that both have; returns 1 if one is slower than allowed."""
+        from hyena_jax.benchmark import compare
+
+        if all(Path(side).is_dir() for side in (self.a, self.b)):
+            require(not self.bench, "bench", self.bench, "absent with folders, which were measured before")
+            require(self.output is None, "output", str(self.output), "absent with folders")
+            found = self._compare(Path(self.a), Path(self.b))
+        else:
+            found = self._measure()
+        slower = [one for one in found if one.verdict == compare.SLOWER and one.ratio > 1 + self.threshold]
+        if self.json:
+            print(compare.as_json(found))
+        else:
+            self._print(found)
+        if slower:
+            worst = max(slower, key=lambda one: one.ratio)
+            return fail(
+                f"{len(slower)} of {len(found)} programs slower by more than {self.threshold:g}:"
+                f" {worst.row}, {worst.part} takes {worst.ratio:.3f} of the time"
+                + (" (or the machine was slower: each side is one process)" if worst.processes == 1 else ""),
+                1,
+            )
+        return 0
+
+    def _measure(self) -> "list[Difference]":
+        from hyena_jax.benchmark.commits import commit, measure_commits
+
+        hashes = {name: commit(name) for name in (self.a, self.b)}
+        unknown = sorted(
+            (name for name, found in hashes.items() if found is None), key=lambda name: Path(name).is_dir()
+        )
+        if unknown:
+            allowed = "both must be results folders, or both commits of the repository here"
+            raise UserError(f"{unknown[0]!r} is neither a folder nor a commit; {allowed}")
+        require(bool(self.bench.strip()), "bench", self.bench, "the benchmark that both commits run")
+        if self.output is not None:
+            is_new = not self.output.exists() or (self.output.is_dir() and not any(self.output.iterdir()))
+            require(is_new, "output", str(self.output), "a new or an empty folder")
+            self.output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="hyena_jax_bench_") as scratch:
+            folder = self.output or Path(scratch)
+            measure_commits(hashes[self.a], hashes[self.b], self.bench, self.rounds, folder)
+            return self._compare(folder / "a", folder / "b")
+
+    def _compare(self, a: Path, b: Path) -> "list[Difference]":
+        from hyena_jax.benchmark import compare
+
+        of_a, of_b = compare.read_all(a), compare.read_all(b)
+        for results in (*of_a[1:], *of_b):
+            compare.require_comparable(of_a[0], results, self.allow_different)
+        found = compare.differences(of_a, of_b)
+        if found[0].processes == 1 and (drift := compare.drift(of_a[0], of_b[0])) is not None:
+            note(drift)
+        return found
+
+    def _print(self, found: "list[Difference]") -> None:
+        from rich.table import Table
+
+        from hyena_jax.benchmark import compare
+
+        table = Table("row", "pass", "A ms", "B ms", "B / A", "interval", "visible", "verdict", box=None)
+        for one in found:
+            interval = f"{one.lower:.3f}-{one.upper:.3f}"
+            times = (f"{1e3 * seconds:.4g}" for seconds in (one.a, one.b))
+            ratios = f"{one.ratio:.3f}", interval, f"{one.visible:.3f}"
+            may_drift = one.processes == 1 and one.verdict in (compare.SLOWER, compare.FASTER)
+            verdict = one.verdict + (", or the machine was" if may_drift else "")
+            table.add_row(one.row, one.part.replace("_", " "), *times, *ratios, verdict)
+        console = table_console()
+        console.print(table)
+        console.print(
+            "Intervals hold for all rows at once in 95% of comparisons. A difference as large as `visible`"
+            " would have been seen in 80%.",
+            soft_wrap=True,
+        )
+        if found[0].processes == 1:
+            console.print(
+                "Each side is one process, measured at another time: the intervals know the spread within a"
+                " process, not how much faster the machine was in one of them. Equal programs may differ by"
+                " more; for a claim, compare two commits, which take turns.",
+                soft_wrap=True,
+            )

@@ -3,10 +3,13 @@
 A new command is a file with a subclass of `Command`, and its name in GROUPS.
 """
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+from hyena_jax import __version__
 from hyena_jax.cli.base import HELP, Command, OfConfig, asks_for_help
-from hyena_jax.cli.bench import BenchDecode, BenchModel, BenchOperators
+from hyena_jax.cli.bench import BenchCompare, BenchDecode, BenchFunction, BenchModel, BenchOperators
 from hyena_jax.cli.compare import Compare
 from hyena_jax.cli.convert import Convert
 from hyena_jax.cli.distill import Distill
@@ -18,6 +21,7 @@ from hyena_jax.cli.generate import Generate
 from hyena_jax.cli.help import command_help, overview
 from hyena_jax.cli.launch import Launch
 from hyena_jax.cli.plan import Plan
+from hyena_jax.cli.prepare import Prepare
 from hyena_jax.cli.score import Score
 from hyena_jax.cli.show import Show
 from hyena_jax.cli.sweep import Sweep
@@ -26,6 +30,7 @@ from hyena_jax.cli.train import Train
 from hyena_jax.config import config_files
 from hyena_jax.errors import UserError, choose
 from hyena_jax.startup import refuse_wrong_jaxlib
+from hyena_jax.storage.location import Location
 
 # By what a person wants to do. For a command of two words, a table by the second word.
 GROUPS = {
@@ -35,30 +40,51 @@ GROUPS = {
     "Measure": {
         "eval": Evaluate,
         "score": Score,
-        "bench": {"operators": BenchOperators, "model": BenchModel, "decode": BenchDecode},
+        "bench": {
+            "operators": BenchOperators,
+            "model": BenchModel,
+            "decode": BenchDecode,
+            "function": BenchFunction,
+            "compare": BenchCompare,
+        },
     },
-    "Prepare": {"plan": Plan, "task": DrawTask},
+    "Prepare": {"prepare": Prepare, "plan": Plan, "task": DrawTask},
 }
 COMMANDS = {name: kind for group in GROUPS.values() for name, kind in group.items()}
 ABOUT = "Train, evaluate and sample sequence models: Hyena, Hawk, attention and others."
-BENCH = "Measure time and memory: of mixers, of a config's model, or of decoding. Each is checked first."
+BENCH = "Measure time and memory, after a check, of mixers, models, decoding or your functions; and compare."
 START = "To start: hyena-jax train quickstart --workdir runs/first, then hyena-jax show runs/first"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs the command that the arguments name, or prints help; returns the exit code."""
+    """Runs the command that the arguments name, or prints help or the version; returns the exit code."""
     command, flags = find(arguments)
     if command is None:
         return 0
     refuse_wrong_jaxlib()
     try:
-        return command.run(arguments)
+        return _with_copies(command).run(arguments)
     except UserError as error:  # names a field, which the user knows as a flag
         raise as_flag(error, flags) from error
 
 
+def _with_copies(command: Command) -> Command:
+    """The command with local copies in the place of runs in a bucket."""
+
+    def local(value: Any, argument: str) -> Any:
+        if isinstance(value, Location):
+            from hyena_jax.training.mirror import opened
+
+            return opened(value, argument)
+        return tuple(local(one, argument) for one in value) if type(value) is tuple else value
+
+    values = {field.name: getattr(command, field.name) for field in dataclasses.fields(command)}
+    copies = {name: local(value, name) for name, value in values.items()}
+    return command if copies == values else dataclasses.replace(command, **copies)
+
+
 def find(arguments: Sequence[str]) -> tuple[Command | None, list[str]]:
-    """The command that the arguments describe, and the names of its flags; None if it printed help."""
+    """The command that the arguments describe, and the names of its flags; None if all has been printed."""
     kind, words, rest = COMMANDS, [], list(arguments)
     while isinstance(kind, dict):
         start = " ".join(["hyena-jax", *words])
@@ -72,6 +98,9 @@ def find(arguments: Sequence[str]) -> tuple[Command | None, list[str]]:
             }
             notes = [f"`{start} COMMAND --help` describes a command.", *([] if words else [START])]
             print(overview(f"{start} COMMAND ...", BENCH if words else ABOUT, abouts, notes))
+            return None, []
+        if rest[0] == "--version" and not words:
+            print(f"hyena-jax {__version__}")
             return None, []
         kind = choose(" ".join([*words, "command"]), rest[0], kind)
         words.append(rest.pop(0))

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from hyena_jax.cli.base import Command, note, table_console
-from hyena_jax.cli.flags import FLAT, positional
-from hyena_jax.config import PluginFlags
+from hyena_jax.cli.flags import FLAT, PluginFlags, positional
 from hyena_jax.startup import import_jax
+from hyena_jax.storage.location import Location
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Compare(Command):
     state of a sequence of model.max_len tokens.
     """
 
-    dirs: tuple[Path, ...] = field(metadata=positional("DIR..."))
+    dirs: tuple[Path | Location, ...] = field(metadata=positional("DIR..."))
     """Folders of runs, or folders with runs in them."""
     by: str | None = None
     """Group runs by this setting instead, such as `variant` or `optimizer.learning-rate`."""

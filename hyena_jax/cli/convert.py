@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hyena_jax.cli.base import Command, note
+from hyena_jax.cli.base import Command, note, say
 from hyena_jax.cli.flags import positional
 from hyena_jax.startup import start_jax
 
@@ -14,10 +14,11 @@ from hyena_jax.startup import start_jax
 class Convert(Command):
     """Read weights of another project into a new run folder."""
 
-    format: Literal["recurrentgemma", "lfm2", "safari", "hyenadna", "stripedhyena2"] = field(
-        metadata=positional("FORMAT")
-    )
-    """The family of models: `recurrentgemma`, `lfm2`, `safari`, `hyenadna`, `stripedhyena2`."""
+    format: Literal[
+        "recurrentgemma", "lfm2", "olmo_hybrid", "safari", "hyenadna", "stripedhyena2", "rwkv7"
+    ] = field(metadata=positional("FORMAT"))
+    """The family of models: `recurrentgemma`, `lfm2`, `olmo_hybrid`, `safari`, `hyenadna`, `stripedhyena2` or
+    `rwkv7`."""
     source: Path = field(metadata=positional("SOURCE"))
     """A `.safetensors` or PyTorch file, or a folder of `transformers` or (RecurrentGemma) of Orbax."""
     output: Path
@@ -48,8 +49,8 @@ class Convert(Command):
         options = Options(self.config, self.max_len, self.dtype, self.window_shift, self.window_of)
         found = convert(self.format, self.source, self.output, options, self.tokenizer)
         tokenizer = f"tokenizer {found.tokenizer.kind}, {found.tokenizer.vocab_size:,} symbols"
-        print(f"{found.n_tensors:,} tensors, {found.n_parameters:,} parameters; {tokenizer}")
+        say(f"{found.n_tensors:,} tensors, {found.n_parameters:,} parameters; {tokenizer}")
         if found.note is not None:
-            print(found.note)
-        print(f"run folder: {self.output}")
+            say(found.note)
+        say(f"run folder: {self.output}")
         return 0

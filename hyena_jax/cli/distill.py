@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from hyena_jax.cli.base import OfRun, fail, note, table_console, unread
 from hyena_jax.config import AtLeast, plugin_flags, read_json, read_run, require
-from hyena_jax.errors import printable
+from hyena_jax.errors import as_urls
 from hyena_jax.files import require_free
 from hyena_jax.startup import keep_freed_memory, start_jax
 
@@ -65,7 +65,7 @@ class Distill(OfRun):
             source, last, increase = found.source, found.tried[-1], outcome.loss_increase(found)
             holds = self.state_size != "auto" or increase <= self.max_loss_increase
             if holds:  # before anything is printed, which may fail
-                results = {"command": " ".join(["hyena-jax", *arguments]), "workdir": str(self.workdir)}
+                results = {"command": " ".join(["hyena-jax", *arguments]), "workdir": as_urls(self.workdir)}
                 text = json.dumps(results | outcome.to_json(found), indent=2) + "\n"
                 with new_folder(self.output) as draft:
                     store.write_run(draft, source, last)
@@ -112,7 +112,7 @@ class Distill(OfRun):
         filters = long_filters(experiment.model, run.params)
         data, about_data = load_data(run.folder, self.path), read_json("workdir", self.workdir / "data.json")
         source = sizes.Source(experiment, run.step, run.params, data, about_data, filters)
-        console.print(printable(f"distilling {self.workdir}, step {run.step}"))
+        console.print(f"distilling {self.workdir}, step {run.step}")
         n_parts = 1 + len(filters) * (1 + len(state_sizes)) + len(state_sizes)
         with bar("distilling", n_parts, console) as advance:
             before = sizes.evaluate_source(source, self.batch_size)

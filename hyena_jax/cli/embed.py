@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hyena_jax.cli.base import OfRun, note
+from hyena_jax.cli.base import OfRun, note, say
 from hyena_jax.files import replacing, require_new_file, write_text
 from hyena_jax.startup import start_jax
 
@@ -65,7 +65,7 @@ class Embed(OfRun):
         shape = sum(sizes), run.model.config.d_model
         with replacing(self.output) as draft:
             array = np.lib.format.open_memmap(draft, "w+", np.float32, shape)
-            n_windows = embedding.plan.n_windows(range(len(texts)))
+            n_windows = embedding.scoring.plan.n_windows(range(len(texts)))
             with bar("embedding", n_windows) as advance:
                 vectors = embedding.vectors(advance)
                 for record, text, rows in zip(records, embedding.scoring.texts, vectors, strict=True):
@@ -75,5 +75,5 @@ class Embed(OfRun):
                     first += len(rows)
             array.flush()
             write_text(index, "".join(lines))
-        print(f"{len(records):,} records, {first:,} vectors of {shape[1]} numbers: {self.output}, {index}")
+        say(f"{len(records):,} records, {first:,} vectors of {shape[1]} numbers: {self.output}, {index}")
         return 0

@@ -6,8 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hyena_jax import config
-from hyena_jax.cli.base import OfRun, note
-from hyena_jax.config import Experiment, ImagesConfig, TaskConfig, TextConfig, TokensConfig, require
+from hyena_jax.cli.base import OfRun, note, say
+from hyena_jax.config import (
+    Experiment,
+    ImagesConfig,
+    ShardsConfig,
+    TaskConfig,
+    TextConfig,
+    TokensConfig,
+    require,
+)
 from hyena_jax.files import require_free
 from hyena_jax.startup import start_jax
 
@@ -25,7 +33,8 @@ class Export(OfRun):
     output: Path
     """File to write, such as model.safetensors, or with --format transformers a new folder."""
     format: Literal["safetensors", "transformers"] = "safetensors"
-    """`safetensors`: our names, to start runs from. `transformers`: theirs, of a RecurrentGemma or LFM2."""
+    """`safetensors`: our names, to start runs from. `transformers`: theirs, of a RecurrentGemma, LFM2 or Olmo
+    Hybrid."""
     license: str = "unknown"
     """Licence that the model card names, as Hugging Face abbreviates it."""
 
@@ -50,7 +59,7 @@ class Export(OfRun):
             run = load_run(self.workdir, self.step)
             model, encoding = without_lora(run.experiment).model, run.folder.encoding
             transformers_folder.write(output, model, run.params, encoding, _card(run, self.license))
-            print(f"step {run.step} written to {output}, with a model card in README.md")
+            say(f"step {run.step} written to {output}, with a model card in README.md")
             return 0
         export.check_target(output)
         card_file = output.with_suffix(".md")
@@ -61,9 +70,7 @@ class Export(OfRun):
         export.write(output, run.params, config.encode(without_lora(run.experiment)), run.step)
         files.write_text(card_file, _card(run, self.license))
         config_file = export.config_beside(output)
-        print(
-            f"step {run.step} written to {output}, its config to {config_file}, a model card to {card_file}"
-        )
+        say(f"step {run.step} written to {output}, its config to {config_file}, a model card to {card_file}")
         return 0
 
 
@@ -74,7 +81,7 @@ def _loss_unit(experiment: Experiment) -> str:
         return ""
     if isinstance(data, TaskConfig):
         return "nats an answer"
-    if isinstance(data, TextConfig | TokensConfig | ImagesConfig):
+    if isinstance(data, TextConfig | TokensConfig | ShardsConfig | ImagesConfig):
         return "nats an image" if data.input_kind.is_images else "nats a token"
     return "nats"
 

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 from hyena_jax.config.checks import describe, field_types
 from hyena_jax.config.registry import is_kind
 from hyena_jax.errors import UserError, choose, is_unicode, require
+from hyena_jax.storage.location import Location, is_url
 
 T = TypeVar("T")
 
@@ -39,6 +40,15 @@ _NEGATIVE = "--no-"
 def positional(metavar: str) -> dict[str, str]:
     """Metadata of a positional argument; `metavar` is its name in the help."""
     return {"positional": metavar}
+
+
+@dataclasses.dataclass(frozen=True)
+class PluginFlags:
+    """Flags that every command takes and reads before its others."""
+
+    plugin: tuple[str, ...] = ()
+    """Python file, module or entry point (group hyena_jax.plugins) that registers your parts; may be
+    repeated. The environment variable HYENA_JAX_PLUGINS names more, separated by colons."""
 
 
 class Flag(NamedTuple):
@@ -148,7 +158,7 @@ def _parse(
     places = [flag for flag in flags if flag.is_positional]
     values: dict[tuple[str, ...], Any] = {}
     for_others = [(field.name,) for field in dataclasses.fields(command) if field.metadata.get("others")]
-    rest = list(arguments)
+    rest, before = list(arguments), None
 
     def words(most: int) -> list[str]:
         """Takes at most this many arguments, up to the next flag."""
@@ -162,7 +172,8 @@ def _parse(
         name = name.replace("_", "-")
         if not _is_flag(argument):
             if not places:
-                raise UserError(f"{_shown(argument)} is one argument too many for {called}")
+                hint = f"; {before.name} takes {n_values(before.hint)}" if before else ""
+                raise UserError(f"{_shown(argument)} is one argument too many for {called}{hint}")
             takes_all = n_values(places[0].hint) is None
             flag = places[0] if takes_all else places.pop(0)
             value = _converted(flag, [argument])
@@ -187,6 +198,7 @@ def _parse(
                 raise UserError("is given twice", flag.name)
             value = (*values[flag.path], *value)
         values[flag.path] = value
+        before = None if flag.is_positional or flag.hint is bool else flag
     return values
 
 
@@ -220,7 +232,11 @@ def _convert(flag: Flag, hint: Any, text: str) -> Any:
         return choose(flag.name, text, dict(zip(get_args(hint), get_args(hint), strict=True)))
     is_text, is_path = (kind in (hint, *get_args(hint)) for kind in (str, Path))
     require(not is_text or is_unicode(text), flag.name, text, "text in UTF-8")
-    must = "on this machine: files of other schemes are not read or written"
+    if Location in get_args(hint):
+        if is_url(text):
+            return Location.parse(text, flag.name)
+        hint = Union[tuple(kind for kind in get_args(hint) if kind is not Location)]  # noqa: UP007
+    must = "on this machine or a disk that it mounts; gs:// names runs and shards of data alone"
     require(not (is_path and re.match(r"[a-z][a-z0-9+.-]*://", text)), flag.name, text, must)
     try:
         return _value(hint, text)
@@ -383,8 +399,8 @@ def _chosen(flag: Flag, arguments: list[str]) -> Any:
         return now
     if flag.hint is not flag.base:
         listed = [name.strip() for name in names.split(",")] if names.strip() else []
-        return tuple(choose(flag.name, name, registry)() for name in listed)
-    config_class = choose(flag.name, names, registry)
+        return tuple(registry.choose(flag.name, name)() for name in listed)
+    config_class = registry.choose(flag.name, names)
     if type(now) is config_class:
         return now
     old, new = (

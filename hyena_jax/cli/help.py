@@ -1,23 +1,25 @@
 """The text of `--help`, from the docstrings of a command's dataclasses and their fields."""
 
 import ast
-import inspect
+import itertools
 import shutil
 import sys
 import textwrap
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from hyena_jax.cli.flags import MISSING, Flag, n_values
-from hyena_jax.config.checks import field_ranges
+from hyena_jax.config.checks import field_ranges, summary
+from hyena_jax.storage.location import Location
 
 # Columns for the flags; a longer flag gets its own line.
 LEFT = 34
 MAX_COLUMNS = 110
-WORDS = {int: "INT", float: "FLOAT", bool: "true|false", str: "TEXT", Path: "PATH", type(None): "None"}
+WORDS = {int: "INT", float: "FLOAT", bool: "true|false", str: "TEXT", type(None): "None"}
+WORDS |= {Path: "PATH", Location: "URL"}
 
 
 def command_help(called: str, description: str, flags: Sequence[Flag], notes: Sequence[str] = ()) -> str:
@@ -46,7 +48,8 @@ def command_help(called: str, description: str, flags: Sequence[Flag], notes: Se
         if not flag.is_positional and flag.base is None:
             sections.setdefault(flag.name.rpartition(".")[0].removeprefix("--"), []).append(flag)
     for section, members in sections.items():
-        lines += ["", f"{section}: {_first_line(members[0].owner)}" if section else "options:"]
+        about = summary(members[0].owner) if section else ""
+        lines += ["", f"{section or 'options'}: {about}".rstrip()]
         for flag in members:
             lines += _row(_invocation(flag), _text(flag))
     return "\n".join(lines)
@@ -67,8 +70,7 @@ def overview(
 
 
 def _row(left: str, right: str, width: int = LEFT) -> list[str]:
-    columns = _columns() - width
-    lines = textwrap.wrap(right, columns, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(right, columns() - width, break_on_hyphens=False) or [""]
     if len(left) + 4 > width:
         return [f"  {left}", *(" " * width + line for line in lines if line)]
     return [f"  {left}".ljust(width) + lines[0], *(" " * width + line for line in lines[1:])]
@@ -79,11 +81,12 @@ def _wrap(paragraph: str, indent: str = "") -> list[str]:
     return [
         line
         for text in paragraph.splitlines()
-        for line in textwrap.wrap(text, _columns(), subsequent_indent=indent, break_on_hyphens=False)
+        for line in textwrap.wrap(text, columns(), subsequent_indent=indent, break_on_hyphens=False)
     ]
 
 
-def _columns() -> int:
+def columns() -> int:
+    """The width of the terminal, up to what can be read."""
     return min(shutil.get_terminal_size().columns, MAX_COLUMNS)
 
 
@@ -132,10 +135,6 @@ def _default(flag: Flag, about: str) -> str:
     return f"default: {shown}"
 
 
-def _first_line(owner: type) -> str:
-    return (inspect.getdoc(owner) or "").partition("\n")[0]
-
-
 def _field_docs(owner: type) -> dict[str, str]:
     """The docstring of each field of a dataclass, including inherited fields."""
     docs: dict[str, str] = {}
@@ -153,11 +152,13 @@ def _docs_in(file: str) -> dict[str, dict[str, str]]:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):  # the source may be missing
         return {}
-    return {node.name: dict(_documented(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    for field, below in zip(node.body, node.body[1:], strict=False):
-        is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-        if isinstance(field, ast.AnnAssign) and is_text and isinstance(below.value.value, str):
-            yield field.target.id, below.value.value
+    return {
+        node.name: {
+            field.target.id: below.value.value
+            for field, below in itertools.pairwise(node.body)
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
+            if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+        }
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }

@@ -15,12 +15,17 @@ from hyena_jax import cli
 from hyena_jax.cli.base import Command, note
 from hyena_jax.cli.flags import HIDDEN
 from hyena_jax.config import AtLeast, AtMost, require
-from hyena_jax.signals import STOPPING, end_with, noted_signals, take_signals
+from hyena_jax.signals import (
+    STOPPED_CODE,
+    end_with,
+    how_ended,
+    noted_signals,
+    start_process,
+    take_signals,
+)
 
 POLL_EVERY = 0.05
 """Seconds between two looks at the processes."""
-STOPPED = 75
-"""Exit code of a training that was asked to stop and saved."""
 
 Process = subprocess.Popen[bytes]
 
@@ -72,19 +77,10 @@ class Launch(Command):
             processes: list[Process] = []
             for i in range(self.num_processes):
                 ours = [sys.executable, "-m", "hyena_jax.cli.launch", str(pipe), *command, str(i)]
-                processes.append(_start(ours, pipe))
+                processes.append(start_process(ours, stdin=subprocess.DEVNULL, pass_fds=[pipe]))
                 stack.callback(processes[-1].wait)
                 stack.callback(processes[-1].kill)
             return _watch(processes, self.grace, note, asked)
-
-
-def _start(command: Sequence[str], pipe: int) -> Process:
-    usual = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until it has its own handlers
-    try:
-        # In its own group, or Ctrl-C would reach it twice: from the terminal and from the launcher.
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[pipe], process_group=0)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
 
 def _watch(
@@ -107,20 +103,19 @@ def _watch(
         name = signal.Signals(asked[0]).name
         is_interrupt = asked[0] == signal.SIGINT
         report("interrupted" if is_interrupt else f"stopped by {name}; rerun the command to continue")
-        return 130 if is_interrupt else STOPPED
+        return 130 if is_interrupt else STOPPED_CODE
     failed = _first_failed(processes) if failed is None else failed
     if failed is None:
-        return STOPPED if STOPPED in codes else 0
+        return STOPPED_CODE if STOPPED_CODE in codes else 0
     code = processes[failed].returncode
     if not asked:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        report(f"process {failed} of {len(processes)} {how}; the others were ended too")
+        report(f"process {failed} of {len(processes)} {how_ended(code)}; the others were ended too")
     return 128 - code if code < 0 else code
 
 
 def _first_failed(processes: Sequence[Process]) -> int | None:
     """A failed process, preferably one ended by a signal: that may have caused the others. None if none."""
-    failed = [i for i, process in enumerate(processes) if process.poll() not in (None, 0, STOPPED)]
+    failed = [i for i, process in enumerate(processes) if process.poll() not in (None, 0, STOPPED_CODE)]
     return min(failed, key=lambda i: processes[i].returncode > 0, default=None)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 from hyena_jax.cli.base import OfConfig, fail, note, table_console
-from hyena_jax.cli.flags import FLAT, positional
-from hyena_jax.config import Above, AtLeast, Experiment, PluginFlags, memory_size, require
+from hyena_jax.cli.flags import FLAT, PluginFlags, positional
+from hyena_jax.config import Above, AtLeast, Experiment, memory_size, require
+from hyena_jax.files import require_own_folder
 
 GIB = 2**30
 
@@ -24,6 +25,8 @@ class Plan(OfConfig):
     """Name of a config, or a Python file with get_config()."""
     target: str
     """Chips and their torus: v4:AxBxC, v5e:AxB, v5p:AxBxC or v6e:AxB, such as v5e:4x4; h100 or h100:8."""
+    num_slices: Annotated[int, AtLeast(1)] = 1
+    """Slices of that shape, connected by the data-centre network; only `parallel.data` and pmap span them."""
     search: tuple[str, ...] = ()
     """Compare values of `remat`, `batch`, `layout`, or several of them, and print the best."""
     whole: bool = False
@@ -44,11 +47,8 @@ class Plan(OfConfig):
         enough = f"in (0, {memory_size() / GIB:.1f}], the memory of this machine"
         most = self.max_memory
         require(most is None or 0 < most <= memory_size() / GIB, "max_memory", most, enough)
-        if self.output is not None and self.output.exists():
-            require(self.output.is_dir(), "output", str(self.output), "a folder")
-            names = {path.name for path in self.output.iterdir()}
-            allowed = "new, empty, or of an earlier plan"
-            require(not names or "plan.json" in names, "output", str(self.output), allowed)
+        if self.output is not None:
+            require_own_folder("output", self.output, "plan", "plan.json")
 
     def run(self, arguments: Sequence[str]) -> int:
         """Prints one plan, or the best of a search."""
@@ -61,7 +61,7 @@ class Plan(OfConfig):
         from hyena_jax.plan.targets import parse_target, require_compiler
 
         experiment, whole = self.experiment, self.whole
-        target = parse_target(self.target)
+        target = parse_target(self.target, self.num_slices)
         rows = list(candidates(experiment, target, self.search)) if self.search else []
         compiler = require_compiler(target)
         memory = 0.8 * memory_size() if self.max_memory is None else self.max_memory * GIB
@@ -72,7 +72,7 @@ class Plan(OfConfig):
             try:
                 plan = make_plan(experiment, target, limits, whole)
             except DoesNotCompile as error:
-                return fail(f"the step does not compile for {target.name}: {error}", 1)
+                return fail(f"the step does not compile for {target}: {error}", 1)
             presentation.print_plan(plan, console)
             plans = shown = [plan]
             if target.chip.platform == "tpu":
@@ -92,5 +92,5 @@ class Plan(OfConfig):
             presentation.write(self.output, shown or plans, summary)
             console.print(f"results: {self.output}", soft_wrap=True)
         if not any(plan.fits for plan in plans):
-            return fail(f"the step does not fit a chip of {target.name}", 1)
+            return fail(f"the step does not fit a chip of {target}", 1)
         return 0

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from hyena_jax.cli.base import OfRun, note
+from hyena_jax.cli.base import OfRun, note, say
 from hyena_jax.config import AtLeast, Between, require
 from hyena_jax.files import require_new_file
 from hyena_jax.startup import start_jax
+from hyena_jax.storage.location import Location
 
 if TYPE_CHECKING:
     from hyena_jax.inspect.subject import Subject
@@ -32,7 +33,7 @@ class Show(OfRun):
     """Number of the held-out row or image, without --text or --path; or of the image in --path."""
     max_tokens: Annotated[int, Between(1, MAX_TOKENS)] = MAX_TOKENS
     """Most tokens of a text, up to 512 and the model's longest sequence."""
-    beside: Path | None = None
+    beside: Path | Location | None = None
     """Folder of another run on the same kind of data, such as one of attention: its mixing matrices are shown
     next to this run's, in place of attention without parameters."""
     output: Path | None = None
@@ -51,11 +52,13 @@ class Show(OfRun):
         from hyena_jax import files
         from hyena_jax.inspect.content import content
         from hyena_jax.inspect.page import page
+        from hyena_jax.training.mirror import share
 
         text = page(content(self.workdir, self.step, self._subject(), self.beside, note))
         path = self.output or self.workdir / "show.html"
         files.write_text(path, text)
-        print(f"page: {path}   {len(text.encode()) / 1e6:.1f} MB, to be opened in a browser")
+        share(path)
+        say(f"page: {path}   {len(text.encode()) / 1e6:.1f} MB, to be opened in a browser")
         return 0
 
     def _subject(self) -> "Subject":

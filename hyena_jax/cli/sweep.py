@@ -4,12 +4,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from hyena_jax.cli.base import Command, fail, note, require_config_first, unread
-from hyena_jax.cli.flags import FLAT, OTHERS, positional
-from hyena_jax.config import PluginFlags, plugin_flags
-from hyena_jax.errors import printable
+from hyena_jax.cli.base import Command, fail, note, require_config_first, say, unread
+from hyena_jax.cli.flags import FLAT, OTHERS, PluginFlags, positional
+from hyena_jax.config import plugin_flags, require
+from hyena_jax.errors import as_urls
+from hyena_jax.storage.location import Location
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,33 @@ class Sweep(Command):
 
     config: str = field(metadata=positional("CONFIG[:VARIANT]"))
     """Name of a config, or a Python file with get_config()."""
-    workdir: Path
-    """Folder of the sweep; created if missing, continued if it holds these runs."""
+    workdir: Path | Location
+    """Folder of the sweep; created if missing, continued if it holds these runs; or gs://BUCKET/NAME."""
     grid: tuple[str, ...]
     """FIELD=VALUE,VALUE,...; FIELD is a flag of `train` without its dashes, or `variant`; may be repeated."""
     jobs: int = 1
-    """Runs that are trained at the same time, each on an equal part of the CPUs."""
-    init_from: Path | None = None
+    """Runs that are trained at the same time, each on an equal part of this machine's CPUs."""
+    engine: Literal["local", "ray"] = "local"
+    """`local`: on this machine. `ray`: on a running Ray cluster, whose machines all see DIR or its bucket."""
+    address: str | None = None
+    """Address of the Ray cluster; None takes the one of this machine."""
+    per_run: tuple[str, ...] = ()
+    """What Ray reserves for a run, such as `CPU=4`, `GPU=1` or `TPU=4`; without it, `CPU=1`."""
+    together: str | None = None
+    """Settings, such as `seed,optimizer.learning-rate`: runs that differ in these alone are trained in one
+    program, which computes their gradients at once; values are as for each alone, but for rounding."""
+    init_from: Path | Location | None = None
     """Initial parameters of every run: a file written by `export`, or the folder of a run, as in `train`."""
     until: str | None = None
     """The runs' `training.until`: stop at the first evaluation that reaches it, such as `accuracy=0.99`."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
     settings: tuple[str, ...] = field(default=(), metadata=OTHERS)
     """All other flags, which are settings of the runs: their configs depend on the grid."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("address", self.address), ("per_run", self.per_run)):
+            require(self.engine == "ray" or not value, name, value, "left out unless engine is 'ray'")
 
     @classmethod
     def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
@@ -48,7 +63,7 @@ class Sweep(Command):
 
     def run(self, arguments: Sequence[str]) -> int:
         """Trains the runs of the grid, and prints a line for each."""
-        from hyena_jax.signals import Interrupted
+        from hyena_jax.signals import STOPPED_CODE, Interrupted
         from hyena_jax.sweeps.grid import make_runs, parse_axis
         from hyena_jax.sweeps.sweep import sweep
         from hyena_jax.sweeps.worker import DONE
@@ -59,17 +74,22 @@ class Sweep(Command):
             axes[name] = (*axes.get(name, ()), *values)
         until = [] if self.until is None else [f"--training.until={self.until}"]
         runs = make_runs(self.config, axes, [*self.settings, *until])
+        engine, jobs = None, self.jobs
+        if self.engine == "ray":
+            from hyena_jax.sweeps.cluster import RayCluster, parse_resources
+
+            engine, jobs = RayCluster(self.address or "auto", jobs, parse_resources(self.per_run)), 1
         try:
-            outcomes = sweep(runs, self.workdir, jobs=self.jobs, init_from=self.init_from)
+            options = {"jobs": jobs, "engine": engine, "init_from": self.init_from}
+            fields = self.together.replace("-", "_").split(",") if self.together else ()
+            outcomes = sweep(runs, self.workdir, together=fields, **options)
         except Interrupted as error:
             note(str(error))
-            return 75
+            return STOPPED_CODE
         except BrokenPipeError:
             return unread()
-        plugins = plugin_flags(tuple(runs.values()))
-        print(
-            f"\nto compare the runs: hyena-jax compare {printable(shlex.quote(str(self.workdir)))}{plugins}"
-        )
+        root, plugins = shlex.quote(as_urls(self.workdir)), plugin_flags(tuple(runs.values()))
+        say(f"\nto compare the runs: hyena-jax compare {root}{plugins}")
         bad = [name for name, outcome in outcomes.items() if outcome.status != DONE]
         if bad:
             return fail(f"{len(bad)} of {len(outcomes)} runs failed or diverged: {', '.join(bad)}", 1)

@@ -1,21 +1,21 @@
 """`hyena-jax task`: one example of a synthetic task, and what is known about the task."""
 
 import inspect
-import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hyena_jax.cli.base import Command
-from hyena_jax.cli.flags import FLAT, positional
-from hyena_jax.config import TASK_CONFIGS, PluginFlags, TaskConfig, choose, require
+from hyena_jax.cli.flags import FLAT, PluginFlags, positional, take_flag
+from hyena_jax.cli.help import columns
+from hyena_jax.config import TASK_CONFIGS, TaskConfig, UserError, choose, require
+from hyena_jax.config.registry import OWN_NAMES
 
 if TYPE_CHECKING:
     from hyena_jax.data.tasks import TaskRows
     from hyena_jax.tasks.task import Preset, Row, Task
 
-MAX_COLUMNS = 110
 MAX_PARTS = 12
 """Pairs of lines, of inputs and targets, that are printed of a row."""
 UNSCORED = "·"
@@ -33,30 +33,46 @@ class DrawTask(Command):
     """Rows to evaluate on, or training rows."""
     index: int = 0
     """Number of the row, from 0."""
-    seed: int = 0
-    """Seed of the rows: data.test_seed, or the experiment's seed for training rows."""
+    seed: int | None = None
+    """Seed of the rows; None takes data.test_seed, or 0 for training rows."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
+    data: TaskConfig | None = None
+
+    @classmethod
+    def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+        """Reads NAME and the preset, whose settings are the defaults of the flags --data.FIELD."""
+        from hyena_jax.data.dataset import load
+
+        arguments, values = super().take(called, arguments)
+        if arguments and not arguments[0].startswith("-"):
+            config_class = choose("task", arguments[0], TASK_CONFIGS, OWN_NAMES)
+            preset = take_flag("--preset", list(arguments))
+            presets = load(config_class()).task.all_presets(config_class)
+            values["data"] = choose("--preset", "small" if preset is None else preset, presets).config
+        return arguments, values
 
     @classmethod
     def notes(cls) -> list[str]:
         """The names of the tasks."""
-        return [f"Tasks: {', '.join(TASK_CONFIGS)}"]
+        more = "`hyena-jax task NAME --help` describes the settings of a task, --data.FIELD."
+        return [f"Tasks: {', '.join(TASK_CONFIGS)}", more]
 
     def run(self, arguments: Sequence[str]) -> int:
         """Prints the example."""
         from hyena_jax.data.dataset import load
         from hyena_jax.data.tasks import example_row
 
-        config_class = choose("task", self.name, TASK_CONFIGS)
+        if self.data is None:
+            raise UserError(f"NAME must come first after task, got {arguments[1]!r}")
+        data, is_test = load(self.data), self.part == "test"
+        seed = self.seed if self.seed is not None else data.config.test_seed if is_test else 0
         require(self.index >= 0, "index", self.index, "at least 0")
-        require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
-        task = load(config_class()).task
-        presets = task.all_presets(config_class)
-        data = load(choose("preset", self.preset, presets).config)
-        row = example_row(task, data.config, self.part, self.seed, self.index)
-        settings = data.config.for_evaluation() if self.part == "test" else data.config
-        print(f"{self.name}, preset {self.preset}, {self.part} row {self.index}, seed {self.seed}\n")
-        print("\n".join(example(task, settings, row)))
+        require(0 <= seed < 2**32, "seed", seed, "in [0, 2**32)")
+        task, presets = data.task, data.task.all_presets(type(self.data))
+        row = example_row(task, data.config, self.part, seed, self.index)
+        changed = "" if self.data == presets[self.preset].config else " with other settings"
+        print(f"{self.name}, preset {self.preset}{changed}, {self.part} row {self.index}, seed {seed}\n")
+        print("\n".join(example(task, data.config.for_evaluation() if is_test else data.config, row)))
         print("\n".join(["", *about(data), "", *described(presets)]))
         return 0
 
@@ -72,7 +88,7 @@ def example(task: "Task", config: TaskConfig, row: "Row") -> Iterator[str]:
             shown[position] = answer(config, int(target))
     inputs = [task.symbol(config, int(i)) for i in row.inputs]
     width = max(map(len, inputs + shown))
-    in_line = max(1, (_columns() - len("inputs  ")) // (width + 1))
+    in_line = max(1, (columns() - len("inputs  ")) // (width + 1))
     parts = []
     for first in range(0, len(inputs), in_line):
         rows = (("inputs", inputs), ("target", shown))
@@ -117,8 +133,4 @@ def _item(title: str, text: str) -> Iterator[str]:
     indent = " " * 4
     yield title
     for line in text.splitlines():
-        yield from textwrap.wrap(line, _columns(), initial_indent=indent, subsequent_indent=indent)
-
-
-def _columns() -> int:
-    return min(shutil.get_terminal_size().columns, MAX_COLUMNS)
+        yield from textwrap.wrap(line, columns(), initial_indent=indent, subsequent_indent=indent)

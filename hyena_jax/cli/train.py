@@ -4,13 +4,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from hyena_jax.cli.base import OfConfig, fail, note, unread
-from hyena_jax.cli.flags import FLAT, positional, take_flag
-from hyena_jax.config import Cluster, Experiment, PluginFlags, UserError, plugin_flags
-from hyena_jax.errors import printable
+from hyena_jax.cli.base import OfConfig, fail, note, say, unread
+from hyena_jax.cli.flags import FLAT, PluginFlags, positional, take_flag
+from hyena_jax.config import AtLeast, Cluster, Experiment, UserError, plugin_flags
+from hyena_jax.errors import as_urls
 from hyena_jax.startup import import_jax, keep_compiled_programs, keep_freed_memory, start_devices
+from hyena_jax.storage.location import Location, is_url, location_of
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,23 @@ class Train(OfConfig):
 
     config: str = field(metadata=positional("CONFIG[:VARIANT]"))
     """Name of a config, or a Python file with get_config()."""
-    workdir: Path
-    """Folder of the run; created if missing, continued if it holds this experiment."""
+    workdir: Path | Location
+    """Folder of the run; created if missing, continued if it holds this experiment; or gs://BUCKET/NAME."""
     profile: Path | None = None
-    """Write a jax.profiler trace of ten steps to this folder."""
-    init_from: Path | None = None
+    """Write a jax.profiler trace of ten steps to this folder, soon after the start."""
+    profile_at: Annotated[tuple[int, ...], AtLeast(0)] = ()
+    """Trace the ten steps after each of these steps instead, into subfolders of --profile."""
+    profile_every: Annotated[int | None, AtLeast(11)] = None
+    """Trace ten steps after every N steps instead, into subfolders of --profile."""
+    init_from: Path | Location | None = None
     """Initial parameters of a new run: a file written by `export`, or the folder of a run, whose newest
     checkpoint and tokenizer it then takes."""
     accept_changed_data: bool = False
     """Continue the run although its data changed; the new data are read with the run's tokenizer."""
+    accept_changed_optimizer: bool = False
+    """Continue the run with other values of its optimizer, such as its learning rate, schedule, weight decay
+    or clipping; the folder keeps from which step on. What the optimizer's state holds must not change."""
+    trains: ClassVar[bool] = True
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
     cluster: Cluster = field(default=Cluster(), metadata=FLAT)
     experiment: Experiment = field(default=Experiment(), metadata=FLAT)
@@ -47,7 +56,10 @@ class Train(OfConfig):
             if others:
                 already = f"--resume {folder!r} already gives config and workdir"
                 raise UserError(f"{already}: leave out {others[0]!r}")
-            rest = [str(Path(folder) / "config.json"), "--workdir", folder, *rest]
+            from hyena_jax.training.mirror import opened
+
+            path = opened(folder, "--resume") if is_url(folder) else Path(folder)
+            rest = [str(path / "config.json"), "--workdir", str(path), *rest]
         return super().take(called, rest)
 
     def run(self, arguments: Sequence[str]) -> int:
@@ -59,8 +71,9 @@ class Train(OfConfig):
         from hyena_jax.generation.sample import write_sample
         from hyena_jax.output import Output
         from hyena_jax.parallel import processes
-        from hyena_jax.signals import Interrupted
+        from hyena_jax.signals import STOPPED_CODE, Interrupted
         from hyena_jax.training.loop import Diverged
+        from hyena_jax.training.mirror import share
         from hyena_jax.training.predictions import draw_predictions, has_labels
         from hyena_jax.training.run import train
 
@@ -69,7 +82,7 @@ class Train(OfConfig):
         start_devices()
         console = Output()
         try:
-            with processes.leaving_on_failure(fail):
+            with processes.leaving_on_failure(fail, location_of(workdir) is not None):
                 result = train(
                     experiment,
                     workdir,
@@ -77,6 +90,9 @@ class Train(OfConfig):
                     self.profile,
                     self.init_from,
                     self.accept_changed_data,
+                    self.accept_changed_optimizer,
+                    profile_at=self.profile_at,
+                    profile_every=self.profile_every,
                 )
                 is_first = processes.is_first()
                 processes.leave()
@@ -85,7 +101,7 @@ class Train(OfConfig):
         except Interrupted as error:
             if processes.is_first():
                 note(str(error))
-            return 75
+            return STOPPED_CODE
         except BrokenPipeError:
             return unread()
         if not is_first:
@@ -96,14 +112,17 @@ class Train(OfConfig):
             prompt = logging.sample_prompt
             start = "the start of the held-out data" if prompt is None else f"the prompt {prompt!r}"
             print(f"sample, continuing {start}:\n")
-            write_sample(workdir / "sample.txt", result.model, result.params, result.data, experiment)
+            path = workdir / "sample.txt"
+            write_sample(path, result.model, result.params, result.data, experiment)
+            share(path)
         elif kind.is_images and has_labels(result.data) and logging.sample_images > 0:
             path = workdir / "predictions.png"
             n_images = logging.sample_images
             n_right, n_drawn = draw_predictions(result.model, result.params, result.data, n_images, path)
-            print(f"predictions: {n_right} of {n_drawn} right, drawn in {path}")
-        print("\n" + printable(f"run folder: {workdir}   curves: {workdir / 'learning_curves.png'}"))
-        folder = f"{shlex.quote(str(workdir))}{plugin_flags(experiment)}"
+            share(path)
+            say(f"predictions: {n_right} of {n_drawn} right, drawn in {path}")
+        say(f"\nrun folder: {workdir}   curves: {workdir / 'learning_curves.png'}")
+        folder = f"{shlex.quote(as_urls(workdir))}{plugin_flags(experiment)}"
         more = f"   hyena-jax generate {folder} --prompt TEXT" if has_text else ""
-        print(printable(f"next: hyena-jax show {folder}{more}"))
+        say(f"next: hyena-jax show {folder}{more}")
         return 0

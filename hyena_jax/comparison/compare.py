@@ -37,6 +37,10 @@ def compare(
 
     Raises:
       UserError: if a folder holds no run, a run lacks the setting or the metric, or a file exists already.
+
+    >>> for row in hyena_jax.compare("runs/recall", by="optimizer.learning_rate"):
+    ...     print(row.label, row.metric, row.steps)
+    optimizer.learning_rate=0.002 accuracy (2,)
     """
     choose("x", x, dict.fromkeys(get_args(Axis)))
     path = None if output is None else Path(output)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hyena_jax import files
 from hyena_jax.comparison.runs import Axis, Group
 from hyena_jax.config import require
+from hyena_jax.errors import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,14 +66,14 @@ def draw(path: Path, groups: Sequence[Group], metric: str, x: Axis) -> None:
         for label, colour in zip(labels, COLOURS, strict=False):
             means = [statistics.fmean(values) for values in curves[label].values()]
             style = {"color": colour, "marker": "o", "markersize": 2.5 if len(means) > 1 else 7}
-            axes.plot([*curves[label]], means, label=label.replace("$", r"\$"), **style)
+            axes.plot([*curves[label]], means, label=printable(label).replace("$", r"\$"), **style)
             if len(means) == 1:  # no line shows it
                 place = next(iter(curves[label])), means[0]
                 axes.annotate(f"{means[0]:.4g}", place, (6, 4), textcoords="offset points", fontsize="small")
             fill_range(axes, curves[label], color=colour, alpha=0.2, linewidth=0)
         axes.grid(alpha=0.25)
         if alone:
-            axes.set_title(labels[0], fontsize="small", parse_math=False)
+            axes.set_title(printable(labels[0]), fontsize="small", parse_math=False)
         else:
             axes.legend(frameon=False, fontsize="small")
     for axes in panels[len(shown) :]:

@@ -13,9 +13,11 @@ from typing import Any, Literal
 
 from hyena_jax import config
 from hyena_jax.config import Experiment, choose, require
+from hyena_jax.config.files import Stage
 from hyena_jax.errors import is_unicode
 from hyena_jax.training.evaluate import LOWER_IS_BETTER
 from hyena_jax.training.metrics import FILE, read_rows
+from hyena_jax.training.mirror import opened
 
 Axis = Literal["step", "seconds", "tokens"]
 HELD_OUT = "validation/"
@@ -30,6 +32,8 @@ class Run:
     workdir: Path
     experiment: Experiment
     rows: Sequence[Mapping[str, Any]]
+    stages: tuple[Stage, ...]
+    """The values of its optimizer, with the step from which on they held."""
 
     @property
     def name(self) -> str:
@@ -44,9 +48,26 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """Settings as texts, by name: those in the run's name, and the fields of its experiment."""
+        """Settings as texts, by name: those in the run's name, and the fields of its experiment.
+
+        A field of the optimizer that was changed has all its values: `0.002; 0.001 from step 501`.
+        """
         named = dict(re.findall(r"(?:^|,)([\w.]+)=([^,]*)", self.name))
-        return {**_texts(config.encode(self.experiment)), **named}
+        texts = {**_texts(config.encode(self.experiment)), **named}
+        for key in {key for stage in self.stages for key in stage.values}:
+            values = [(stage.first_step, stage.values.get(key)) for stage in self.stages]
+            kept = values[:1] + [b for a, b in itertools.pairwise(values) if a[1] != b[1]]
+            if len(kept) > 1:
+                texts[key] = "; ".join(
+                    [str(kept[0][1]), *(f"{value} from step {step}" for step, value in kept[1:])]
+                )
+        return texts
+
+    @property
+    def changed(self) -> str:
+        """` (optimizer changed at step 501)`, to follow the run's name; empty if it was not."""
+        steps = [str(stage.first_step) for stage in self.stages[1:]]
+        return f" (optimizer changed at step {', '.join(steps)})" if steps else ""
 
     @cached_property
     def seconds(self) -> dict[int, float]:
@@ -96,14 +117,14 @@ def read_runs(folders: str | Path | Sequence[str | Path]) -> tuple[list[Run], li
     require(len(folders) > 0, "DIR", folders, "at least one folder")
     found: dict[Path, Run] = {}
     left_out: list[str] = []
-    for folder in map(Path, folders):
+    for folder in map(opened, folders):
         require(folder.is_dir(), "DIR", str(folder), "a folder")
         within = sorted(path for path in folder.iterdir() if path.is_dir())
         left_out += [f"{path.name!r} (a name that is not UTF-8)" for path in within if not is_unicode(path)]
         within = [path for path in within if is_unicode(path) and config.is_run(path)]
         inside = [folder] if config.is_run(folder) else within
         require(len(inside) > 0, "DIR", str(folder), "the folder of a run, or one with such folders in it")
-        runs = [Run(workdir, config.read_run(workdir), read_rows(workdir / FILE)) for workdir in inside]
+        runs = [_read(workdir) for workdir in inside]
         evaluated = [run for run in runs if run.metrics]
         require(
             len(evaluated) > 0, "DIR", str(folder), "a run with at least one evaluation, or with such runs"
@@ -111,6 +132,11 @@ def read_runs(folders: str | Path | Sequence[str | Path]) -> tuple[list[Run], li
         left_out += [run.name for run in runs if not run.metrics]
         found |= {run.workdir.resolve(): run for run in evaluated}
     return list(found.values()), left_out
+
+
+def _read(workdir: Path) -> Run:
+    experiment = config.read_run(workdir)
+    return Run(workdir, experiment, read_rows(workdir / FILE), config.read_stages(workdir, experiment))
 
 
 def group(runs: Sequence[Run], by: str | None = None) -> list[Group]:
@@ -134,11 +160,11 @@ def group(runs: Sequence[Run], by: str | None = None) -> list[Group]:
             groups.setdefault(f"{by}={run.settings.get(by, 'absent')}", []).append(run)
         return [Group(label, tuple(members)) for label, members in groups.items()]
     for run in runs:
-        groups.setdefault(repr(replace(run.experiment, seed=0)), []).append(run)
+        groups.setdefault(repr((replace(run.experiment, seed=0), run.stages)), []).append(run)
     first = [members[0] for members in groups.values()]
-    labels = [without_seed(run.name) or run.workdir.resolve().parent.name for run in first]
+    labels = [(without_seed(run.name) or run.workdir.resolve().parent.name) + run.changed for run in first]
     if len({*labels}) < len(labels):
-        labels = [str(run.workdir) for run in first]
+        labels = [f"{run.workdir}{run.changed}" for run in first]
     return [Group(label, tuple(members)) for label, members in zip(labels, groups.values(), strict=True)]
 
 

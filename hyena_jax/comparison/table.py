@@ -50,12 +50,12 @@ class GroupSummary:
     @property
     def cells(self) -> dict[str, str]:
         """The row of the table, by column."""
-        spread = f"{min(self.last):.4f}-{max(self.last):.4f}" if self.n_runs > 1 else "-"
+        spread = f"{_short(min(self.last))}-{_short(max(self.last))}" if self.n_runs > 1 else "-"
         return {
             "runs": str(self.n_runs),
-            "mean": f"{self.mean:.4f}",
+            "mean": _short(self.mean),
             "spread": spread,
-            "best": f"{self.best:.4f}",
+            "best": _short(self.best),
             **self.costs,
         }
 
@@ -119,20 +119,26 @@ def state_size(config: ModelConfig) -> int | None:
     return size(2) - size(1)
 
 
+def _short(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
+
+
 def text_table(rows: Sequence[GroupSummary]) -> Table:
     """The table for a terminal."""
     table = Table("", *rows[0].cells, title=rows[0].metric, box=None, title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
-        table.add_row(printable(row.label), *row.cells.values())
+        table.add_row(row.label, *row.cells.values())
     return table
 
 
 def markdown(corner: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
     """The lines of a table in Markdown; each row is a label and its cells."""
     lines = [f"| {corner} | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
-    return lines + [f"| {label.replace('|', '/')} | {' | '.join(cells)} |" for label, cells in rows]
+    return lines + [
+        f"| {printable(label).replace('|', '/')} | {' | '.join(cells)} |" for label, cells in rows
+    ]
 
 
 def comma_separated(rows: Sequence[GroupSummary]) -> str:

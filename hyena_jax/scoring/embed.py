@@ -12,10 +12,8 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 
-from hyena_jax import parallel
-from hyena_jax.config import ParallelConfig, choose, require
+from hyena_jax.config import choose, require
 from hyena_jax.scoring.score import Scoring
-from hyena_jax.scoring.windows import WindowPlan
 
 Pool = Literal["mean", "last", "none"]
 POOLS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -32,7 +30,6 @@ class Embedding(NamedTuple):
     scoring: Scoring
     layer: int | None
     pool: Pool
-    plan: WindowPlan
 
     @property
     def sizes(self) -> list[int]:
@@ -45,31 +42,16 @@ class Embedding(NamedTuple):
         Args:
           advance: called after every batch with the number of its windows.
         """
-        model, params, texts, context, *_ = self.scoring
-        strategy = parallel.make_strategy(ParallelConfig())
+        model = self.scoring.model
 
-        def states(params: dict, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        def states(params: dict, batch: dict[str, jax.Array]) -> jax.Array:
             inputs = batch["inputs"]
             found = model.apply({"params": params}, inputs, None, True, self.layer, method="features")
-            return {"states": found.astype("float32")}
+            return found.astype("float32")
 
-        step, params = strategy.map_eval_step(states), strategy.place(params)
-        for block in self.plan.blocks():
-            sequences = {i: np.concatenate([context, texts[i].tokens]) for i in block}
-            found = {i: np.empty((len(texts[i].tokens), model.config.d_model), np.float32) for i in block}
-            for batch in self.plan.batches(block):
-                rows = np.zeros((batch.n_rows, batch.length), np.int32)
-                for row, window in zip(rows, batch.windows, strict=False):  # the other rows are padding
-                    read = sequences[window.text][window.start : window.start + window.length]
-                    row[: window.length] = read
-                values = np.asarray(step(params, strategy.place_batch({"inputs": rows}))["states"])
-                values = values.reshape(batch.n_rows, batch.length, -1)
-                for row, window in zip(values, batch.windows, strict=False):
-                    end = window.start + window.length - len(context)
-                    kept = row[window.length - window.scored : window.length]
-                    found[window.text][end - window.scored : end] = kept
-                advance(len(batch.windows))
-            yield from (POOLS[self.pool](found[i]) for i in block)
+        width = (model.config.d_model,)
+        for _, found in self.scoring.read(states, width, np.float32, 0, advance):
+            yield from map(POOLS[self.pool], found)
 
 
 def prepare(scoring: Scoring, names: Sequence[str], layer: int | None, pool: Pool) -> Embedding:
@@ -94,4 +76,4 @@ def prepare(scoring: Scoring, names: Sequence[str], layer: int | None, pool: Poo
         require(has_rows, name, "no token", f"at least one token long, for pool {pool!r}")
     # A window of the plan predicts the token after each input: here each input of a text counts itself.
     plan = replace(scoring.plan, n_context=len(scoring.context) + 1)
-    return Embedding(scoring, layer, pool, plan)
+    return Embedding(scoring._replace(plan=plan), layer, pool)

@@ -17,9 +17,8 @@ from hyena_jax.config import ParallelConfig, UserError, require
 from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.data.dataset import perplexity
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer
-from hyena_jax.scoring.windows import Batch, WindowPlan
+from hyena_jax.scoring.windows import WindowPlan
 from hyena_jax.training.loss import cross_entropy, scored
-from hyena_jax.training.step import Metrics
 
 
 class Likelihood(NamedTuple):
@@ -82,24 +81,62 @@ class Scoring(NamedTuple):
           first: blocks that end before this text are left out.
           advance: called after every batch with the number of its windows.
         """
+
+        def log_likelihood(logits: jax.Array, targets: jax.Array) -> jax.Array:
+            return -cross_entropy(logits[..., : self.n_symbols], targets)
+
+        def log_probs(params: optax.Params, batch: dict[str, jax.Array]) -> jax.Array:
+            return scored(log_likelihood, self.model, params, batch)
+
+        for block, found in self.read(log_probs, (), np.float64, first, advance):
+            texts = (self.texts[i] for i in block)
+            yield [Likelihood(text.tokens, x, text.n_bytes) for text, x in zip(texts, found, strict=True)]
+
+    def read(
+        self,
+        compute: Callable[[optax.Params, dict[str, jax.Array]], jax.Array],
+        width: tuple[int, ...],
+        dtype: type,
+        first: int,
+        advance: Callable[[int], None],
+    ) -> Iterator[tuple[range, list[np.ndarray]]]:
+        """What the model computes for each target of each text, one block of the plan after the other.
+
+        Args:
+          compute: (params, batch) -> [B, L, *width], from `inputs` and `targets`, int32 [B, L].
+          dtype: of the result.
+          first, advance: see `likelihoods`.
+
+        Yields:
+          The texts of a block, and an array [m, *width] for each.
+        """
         strategy = parallel.make_strategy(ParallelConfig())
-        step = strategy.map_eval_step(_make_step(self.model, self.n_symbols))
+        step = strategy.map_eval_step(lambda params, batch: {"values": compute(params, batch)})
         params = strategy.place(self.params)
-        n_unscored = max(len(self.context), 1)
+        n_unscored = max(self.plan.n_context, 1)
         for block in self.plan.blocks():
             if block.stop <= first:
                 continue
-            sequences = {i: np.concatenate([self.context, self.texts[i].tokens]) for i in block}
-            found = {i: np.empty(max(len(s) - n_unscored, 0)) for i, s in sequences.items()}
+            sequences = {}
+            for i in block:
+                # No target is read there.
+                beyond = np.zeros(self.plan.n_context - len(self.context), np.int32)
+                sequences[i] = np.concatenate([self.context, self.texts[i].tokens, beyond])
+            found = {i: np.empty((max(len(s) - n_unscored, 0), *width), dtype) for i, s in sequences.items()}
             for batch in self.plan.batches(block):
-                values = step(params, strategy.place_batch(_rows(batch, sequences)))["log_probs"]
-                values = np.asarray(values, np.float64).reshape(batch.n_rows, batch.length)
+                # 0 behind the end of a window, which changes nothing before it.
+                inputs, targets = np.zeros((2, batch.n_rows, batch.length), np.int32)
+                for i, window in enumerate(batch.windows):
+                    read = sequences[window.text][window.start : window.start + window.length + 1]
+                    inputs[i, : window.length], targets[i, : window.length] = read[:-1], read[1:]
+                placed = strategy.place_batch({"inputs": inputs, "targets": targets})
+                values = np.asarray(step(params, placed)["values"], dtype)
+                values = values.reshape(batch.n_rows, batch.length, *width)
                 for row, window in zip(values, batch.windows, strict=False):  # the other rows are padding
-                    targets = window.targets
-                    into = slice(targets.start - n_unscored, targets.stop - n_unscored)
+                    into = slice(window.targets.start - n_unscored, window.targets.stop - n_unscored)
                     found[window.text][into] = row[window.length - window.scored : window.length]
                 advance(len(batch.windows))
-            yield [Likelihood(self.texts[i].tokens, found[i], self.texts[i].n_bytes) for i in block]
+            yield block, [found[i] for i in block]
 
 
 def prepare(
@@ -159,24 +196,3 @@ def _encoded(tokenizer: Tokenizer, name: str, text: str | Sequence[int] | np.nda
     wrong = ids[(ids < 0) | (ids >= n_symbols)]
     require(wrong.size == 0, f"{name}: token ids", wrong[:1].tolist(), f"in 0..{n_symbols - 1}")
     return Text(ids.astype(np.int32), None)
-
-
-def _rows(batch: Batch, sequences: dict[int, np.ndarray]) -> dict[str, np.ndarray]:
-    """Inputs and targets int32 [B, L]; 0 behind the end of a window, which changes nothing before it."""
-    rows = np.zeros((2, batch.n_rows, batch.length), np.int32)
-    for i, window in enumerate(batch.windows):
-        read = sequences[window.text][window.start : window.start + window.length + 1]
-        rows[0, i, : window.length], rows[1, i, : window.length] = read[:-1], read[1:]
-    return {"inputs": rows[0], "targets": rows[1]}
-
-
-def _make_step(model: nn.Module, n_symbols: int) -> Callable[[optax.Params, dict[str, jax.Array]], Metrics]:
-    """`step(params, batch)`: `log_probs` [B, L] of the targets."""
-
-    def log_likelihood(logits: jax.Array, targets: jax.Array) -> jax.Array:
-        return -cross_entropy(logits[..., :n_symbols], targets)
-
-    def step(params: optax.Params, batch: dict[str, jax.Array]) -> Metrics:
-        return {"log_probs": scored(log_likelihood, model, params, batch)}
-
-    return step

@@ -46,6 +46,10 @@ def make_runs(
 
     Raises:
       UserError: for an unknown field, a value of the wrong type, and experiments that contradict themselves.
+
+    >>> axes = {"model.pattern": ["hyena", "hawk"], "seed": [0, 1]}
+    >>> list(hyena_jax.make_runs("tasks:recall", axes, ["--training.steps", "200"]))
+    ['pattern=hyena,seed=0', 'pattern=hyena,seed=1', 'pattern=hawk,seed=0', 'pattern=hawk,seed=1']
     """
     require(bool(axes), "grid", dict(axes), "given: at least one FIELD=VALUE,...")
     for name, values in axes.items():

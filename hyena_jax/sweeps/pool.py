@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from hyena_jax.config import UserError
-from hyena_jax.signals import PATIENCE, STOPPING
-from hyena_jax.sweeps.worker import FAILED, READY, STEP, STOPPED_CODE
+from hyena_jax.config import UserError, require
+from hyena_jax.signals import PATIENCE, STOPPED_CODE, how_ended, start_process
+from hyena_jax.sweeps.worker import FAILED, READY, STEP
 
 POLL_EVERY = 0.2
 """Seconds to wait for an event before looking at signals."""
@@ -35,6 +35,22 @@ class Event(NamedTuple):
     values: dict[str, Any]
 
 
+class ThisMachine:
+    """Trains the runs of a sweep in processes on this machine, each on an equal part of the CPUs."""
+
+    def __init__(self, jobs: int = 1):
+        """`jobs` are the runs that are trained at the same time."""
+        self._cores = _divided_cores(jobs)
+        self.n_workers = len(self._cores)
+
+    def pool(self, n_runs: int, lock: int) -> "Pool":
+        """The workers for that many runs.
+
+        They hold the lock on the sweep's folder too: one that outlives a killed sweep, to save, keeps it.
+        """
+        return Pool(self._cores[:n_runs], [lock])
+
+
 class _Worker:
     """One process; `work` is the name of what it does, None while it waits."""
 
@@ -43,16 +59,13 @@ class _Worker:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (see `close`)
         self.connection, theirs = Pipe()
         command = [sys.executable, "-m", "hyena_jax.sweeps.worker", str(theirs.fileno()), cores]
-        usual = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until it has its own handlers
         try:
-            # In its own group, or Ctrl-C would reach it twice: from the terminal and from here.
-            self.process = subprocess.Popen(
+            self.process = start_process(
                 command,
                 stdin=subprocess.PIPE,  # nothing is ever written: its end tells that this process is gone
                 stdout=self._errors,
                 stderr=self._errors,
                 pass_fds=[theirs.fileno(), *held],
-                process_group=0,
                 env={**os.environ, INSIDE: "1"},
             )
         except BaseException:
@@ -61,7 +74,6 @@ class _Worker:
             raise
         finally:
             theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
     def ask(self, work: str, request: Any) -> None:
         self.work, self.began = work, time.monotonic()
@@ -76,12 +88,11 @@ class _Worker:
             code = self.process.wait()
         if code == STOPPED_CODE:
             return STOPPED, {}
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
         # Once it trains, it prints to the log of the run.
         more = f"; {self.work}.log may say why" if self.is_ready else f": {said[-1]}" if said else ""
-        return ENDED, {"error": f"its process {how}{more}"}
+        return ENDED, {"error": f"its process {how_ended(code)}{more}"}
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -92,7 +103,10 @@ class _Worker:
 
 
 class Pool:
-    """Workers that each do one piece of work at a time; a context manager."""
+    """Workers that each do one piece of work at a time; a context manager.
+
+    If it ends by an error, the runs are saved.
+    """
 
     def __init__(self, cores: Sequence[str], held: Sequence[int]):
         """`cores` are the CPUs of each worker, as `worker.main` takes them; workers inherit `held` files."""
@@ -178,6 +192,17 @@ class Pool:
                 kind, values = STOPPED, {}
             else:
                 self._start(worker.cores)
-        if kind != STEP:
+        if kind != STEP and "run" not in values:
             worker.work = None
-        return None if work is None else Event(work, kind, seconds, values)
+        return None if work is None else Event(values.get("run", work), kind, seconds, values)
+
+
+def _divided_cores(jobs: int) -> list[str]:
+    """The CPUs of each worker; all of them, as an empty text, for a single one."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    most = max(1, len(cores))
+    require(1 <= jobs <= most, "jobs", jobs, f"in 1..{most}, the number of CPUs")
+    if jobs == 1:
+        return [""]
+    size = len(cores) // jobs
+    return [",".join(map(str, cores[i * size : (i + 1) * size])) for i in range(jobs)]

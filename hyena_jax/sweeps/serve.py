@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,13 @@ from hyena_jax.data.dataset import Dataset, Encoding, Stream, iterate
 from hyena_jax.output import Output
 from hyena_jax.parallel.strategy import round_up
 from hyena_jax.signals import Interrupted
-from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, Request
+from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, FREE, PLAN, PLANNED, STEP, Request
 from hyena_jax.training.console import Progress
 from hyena_jax.training.loop import Diverged, Setup, mapped_eval_step, mapped_train_step
+from hyena_jax.training.mirror import fetch, opened, share
 from hyena_jax.training.run import load, prepare, train
 from hyena_jax.training.start import start
+from hyena_jax.training.together import train_together, whole_run
 
 STEPS_EVERY = 0.5
 """Least seconds between two events about steps."""
@@ -48,38 +50,68 @@ class Server:
     def serve(self, request: Request) -> bool:
         """Returns False once this process was asked to stop; what else went wrong is sent."""
         try:
-            experiment, workdir = self._experiment(request.config), Path(request.workdir)
-            init_from = None if request.init_from is None else Path(request.init_from)
+            if request.others:
+                self._train_together((request, *request.others))
+                return True
+            experiment, workdir = self._experiment(request.config), opened(request.workdir)
+            init_from = None if request.init_from is None else opened(request.init_from, "init_from")
             if request.kind == PLAN:
                 loaded = load(experiment, self._load, workdir, init_from)
                 setup = prepare(*loaded, Console(quiet=True), workdir, init_from)
                 self._send(PLANNED, seconds=_estimated_seconds(setup))
             else:
-                _print_to(f"{workdir}.log")
-                train(
-                    experiment,
-                    workdir,
-                    Output(width=110),
-                    init_from=init_from,
-                    load_data=self._load,
-                    make_progress=partial(_SentProgress, send=self._send),
-                )
+                log = Path(f"{workdir}.log")
+                fetch(log)
+                _print_to(log)
+                try:
+                    train(
+                        experiment,
+                        workdir,
+                        Output(width=110),
+                        init_from=init_from,
+                        load_data=self._load,
+                        make_progress=partial(_SentProgress, send=self._send),
+                    )
+                finally:
+                    sys.stdout.flush()
+                    share(log)
                 self._send(DONE)
-        except Diverged as error:
-            self._send(DIVERGED, error=str(error))
         except Interrupted:
             return False
-        except UserError as error:
-            self._send(FAILED, error=error.message, argument=error.argument)
-        except OSError as error:
-            self._send(FAILED, error=str(error))
         except Exception as error:  # the other runs may not have its fault
-            traceback.print_exc()
-            self._send(FAILED, error=config.describe_fault(error))
+            _send_error(self._send, error)
         finally:
             sys.stdout.flush()
             jax.clear_caches()  # the next run's functions are others
         return True
+
+    def _train_together(self, requests: tuple[Request, ...]) -> None:
+        """Trains runs in one program; each prints to its own log."""
+        with ExitStack() as at_end:
+            runs = {}
+            for request in requests:
+                workdir = opened(request.workdir)
+                log = Path(f"{workdir}.log")
+                fetch(log)
+                if not runs:
+                    _print_to(log)
+                at_end.callback(share, log)
+                runs[workdir.name] = partial(
+                    whole_run,
+                    self._experiment(request.config),
+                    workdir,
+                    Output(width=110, file=at_end.enter_context(open(log, "a", buffering=1))),
+                    None if request.init_from is None else opened(request.init_from, "init_from"),
+                    self._load,
+                    partial(_SentProgress, send=partial(self._send, run=workdir.name)),
+                )
+
+            def report(name: str, error: Exception | None) -> None:
+                send = partial(self._send, run=name)
+                send(DONE) if error is None else _send_error(send, error)
+
+            train_together(runs, report)
+        self._send(FREE)
 
     def _experiment(self, encoded: dict[str, Any]) -> Experiment:
         """The experiment; each plugin is imported once, so that its classes stay the same."""
@@ -115,7 +147,21 @@ class _SentProgress(Progress):
             self._send(STEP, step=step)
 
 
-def _print_to(path: str) -> None:
+def _send_error(send: Callable[..., None], error: Exception) -> None:
+    """Says that, and why, a run did not end as planned."""
+    match error:
+        case Diverged():
+            send(DIVERGED, error=str(error))
+        case UserError():
+            send(FAILED, error=error.message, argument=error.argument)
+        case OSError():
+            send(FAILED, error=str(error))
+        case _:
+            traceback.print_exception(error)
+            send(FAILED, error=config.describe_fault(error))
+
+
+def _print_to(path: Path) -> None:
     """Appends all that this process prints to that file, also what XLA prints if it aborts."""
     sys.stdout.flush()
     with open(path, "ab") as log:

@@ -9,25 +9,31 @@ import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hyena_jax import config, files
 from hyena_jax.config import Experiment, UserError, require
-from hyena_jax.config.files import with_digest, without_digest
+from hyena_jax.config.files import SWEEP, with_digest, without_digest
+from hyena_jax.errors import as_urls
 from hyena_jax.files import LOCK, locked
 from hyena_jax.output import Output, bar
 from hyena_jax.signals import Interrupted, noted_signals
+from hyena_jax.storage.location import is_url, location_of
 from hyena_jax.sweeps.grid import MAX_RUNS
-from hyena_jax.sweeps.pool import INSIDE, STOPPED, Event, Pool
+from hyena_jax.sweeps.pool import INSIDE, STOPPED, Event, Pool, ThisMachine
 from hyena_jax.sweeps.progress import SweepProgress
 from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, TRAIN, Request
 from hyena_jax.training.metrics import FILE as METRICS
 from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.mirror import Mirror, opened, renew
 
-FILE = "sweep.json"
+if TYPE_CHECKING:
+    from hyena_jax.sweeps.cluster import RayCluster, RayPool
+
 LONGEST_NAME = 200
 WAITING = "waiting"
 ENDS = (DONE, DIVERGED)
@@ -73,7 +79,9 @@ def sweep(
     workdir: str | Path,
     *,
     jobs: int = 1,
+    engine: "ThisMachine | RayCluster | None" = None,
     init_from: str | Path | None = None,
+    together: Sequence[str] = (),
     quiet: bool = False,
 ) -> dict[str, Outcome]:
     """Trains runs, each in its folder `workdir/NAME`; continues a sweep that was stopped or killed.
@@ -83,8 +91,12 @@ def sweep(
 
     Args:
       runs: the experiments by name; see `make_runs` for grids.
-      jobs: runs that are trained at the same time, each on an equal part of the CPUs.
+      workdir: the sweep's folder, or gs://BUCKET/NAME.
+      jobs: runs that are trained at the same time, each on an equal part of the CPUs of this machine.
+      engine: where they are trained instead, such as a `RayCluster`, which knows its own `jobs`.
       init_from: file of parameters from `hyena-jax export`, or folder of a run, from which each run starts.
+      together: fields, `seed` and those of the optimizer: runs that differ in these alone are trained in one
+        program, which computes their gradients at once.
       quiet: print nothing.
 
     Returns:
@@ -93,55 +105,70 @@ def sweep(
     Raises:
       UserError: if an argument, one of the experiments, or the folder is wrong; nothing was written then.
       Interrupted: if it was asked to stop; the same call continues it.
+
+    >>> axes, flags = {"optimizer.learning_rate": [1e-3, 3e-3]}, ["--training.steps", "2"]
+    >>> runs = hyena_jax.make_runs("tasks:recall", axes, flags)
+    >>> outcomes = hyena_jax.sweep(runs, "runs/rates", quiet=True)
+    >>> rows = hyena_jax.compare("runs/rates", by="optimizer.learning_rate")
+    >>> sorted(row.label for row in rows)
+    ['optimizer.learning_rate=0.001', 'optimizer.learning_rate=0.003']
     """
     if INSIDE in os.environ:
         raise UserError(
             "a plugin of this sweep starts a sweep: call sweep under `if __name__ == '__main__':`"
         )
-    root, console = Path(workdir), Output(quiet=quiet)
+    root, console = opened(workdir), Output(quiet=quiet)
     require(0 < len(runs) <= MAX_RUNS, "runs", len(runs), f"in 1..{MAX_RUNS}")
-    cores = _divided_cores(jobs)
-    start = None if init_from is None else str(Path(init_from).absolute())
+    require(engine is None or jobs == 1, "jobs", jobs, "1 with an engine, which has its own")
+    for field in together:
+        is_possible = field == "seed" or (field.startswith("optimizer.") and "accumulation" not in field)
+        must = "of `seed` and fields of the optimizer but accumulation_steps, such as optimizer.learning_rate"
+        require(is_possible, "together", field, must)
+    engine = ThisMachine(jobs) if engine is None else engine
+    if init_from is not None and not is_url(init_from):
+        init_from = as_urls(Path(init_from).absolute())
+    start = None if init_from is None else str(init_from)
     outcomes = _read(root, runs, start)  # before the folder is created
+    _alike(outcomes, list(runs), together)
     if all(outcome.status in ENDS for outcome in outcomes.values()):
         console.print(f"all {len(runs)} runs have ended: {root}", soft_wrap=True)
         return outcomes
-    # Workers hold the lock too: one that outlives a killed sweep, to save, keeps others away until then.
-    with noted_signals() as asked, locked(root) as lock:
+    with noted_signals() as asked, ExitStack() as held:
+        mirror = None
+        if location_of(root) is not None:
+            mirror = held.enter_context(Mirror(root, partial(console.print, soft_wrap=True)))
+        lock = held.enter_context(locked(root))
         outcomes = _read(root, runs, start)  # once more: from here on nobody else changes the folder
         todo = [name for name, outcome in outcomes.items() if outcome.status not in ENDS]
-        with Pool(cores[: len(todo)], [lock]) as pool:
+        with engine.pool(len(todo), lock) as pool:
             outcomes |= _planned({name: outcomes[name] for name in todo}, pool, asked, console)
             if asked and asked[0] == signal.SIGINT:
                 raise KeyboardInterrupt
             if asked:
                 raise Interrupted("stopped before a run was started. Rerun the command to continue.")
-            _write(root, outcomes)
-            with SweepProgress(console, outcomes, todo, len(cores)) as progress:
-                requests = [(name, _request(TRAIN, outcomes[name])) for name in todo]
+            _write(root, outcomes, mirror)
+            with SweepProgress(console, outcomes, todo, engine.n_workers) as progress:
+                groups = {names[0]: names for names in _alike(outcomes, todo, together)}
+                requests = []
+                for name, names in groups.items():
+                    first, *others = (_request(TRAIN, outcomes[name]) for name in names)
+                    requests.append((name, first._replace(others=tuple(others))))
+                left = set(todo)
                 for event in pool.run(requests, asked):
                     if event.kind == STEP:
                         progress.step(event.work, event.values["step"])
-                    else:
-                        outcomes[event.work] = _ended(outcomes[event.work], event)
-                        _write(root, outcomes)
-                        progress.ended(event.work, outcomes[event.work])
+                        continue
+                    about = [event.work] if "run" in event.values else groups[event.work]
+                    for name in [name for name in about if name in left]:
+                        left.remove(name)
+                        outcomes[name] = _ended(outcomes[name], event)
+                        _write(root, outcomes, mirror)
+                        progress.ended(name, outcomes[name])
     if asked:
         n_done = sum(outcome.status in ENDS for outcome in outcomes.values())
         stopped = f"stopped by {signal.Signals(asked[0]).name}; {n_done} of {len(runs)} runs are done"
         raise Interrupted(f"{stopped}. Rerun the command to continue.")
     return outcomes
-
-
-def _divided_cores(jobs: int) -> list[str]:
-    """The CPUs of each worker; all of them, as an empty text, for a single one."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    most = max(1, len(cores))
-    require(1 <= jobs <= most, "jobs", jobs, f"in 1..{most}, the number of CPUs")
-    if jobs == 1:
-        return [""]
-    size = len(cores) // jobs
-    return [",".join(map(str, cores[i * size : (i + 1) * size])) for i in range(jobs)]
 
 
 def _read(root: Path, runs: Mapping[str, Experiment], init_from: str | None) -> dict[str, Outcome]:
@@ -161,7 +188,7 @@ def _read(root: Path, runs: Mapping[str, Experiment], init_from: str | None) -> 
         log = root / f"{name}.log"
         is_free = not log.is_symlink() and (log.is_file() or not log.exists())
         require(is_free, "the log of a run", str(log), "a file, and not a link or a pipe")
-    file = root / FILE
+    file = root / SWEEP
     require(not root.exists() or root.is_dir(), "workdir", str(root), "a folder, not a file")
     if not file.exists():
         names = [path.name for path in root.iterdir()] if root.exists() else []
@@ -216,10 +243,10 @@ def _continued(run: Outcome, kept: Mapping[str, Any]) -> Outcome:
 def _holds(workdir: Path, experiment: Experiment) -> bool:
     """Whether a folder still holds a run of this experiment, with a checkpoint."""
     from hyena_jax.training.checkpoint import saved_steps
-    from hyena_jax.training.folder import CHECKPOINTS
+    from hyena_jax.training.folder import CHECKPOINTS, read_run
 
     try:
-        found = config.read_run(workdir)
+        found = read_run(workdir).experiment
     except UserError:
         return False
     # Sizes that the model takes from its data are None in the experiment of a sweep.
@@ -227,12 +254,14 @@ def _holds(workdir: Path, experiment: Experiment) -> bool:
     return all(line.endswith(" -> None") for line in differences) and bool(saved_steps(workdir / CHECKPOINTS))
 
 
-def _write(root: Path, outcomes: Mapping[str, Outcome]) -> None:
+def _write(root: Path, outcomes: Mapping[str, Outcome], mirror: Mirror | None) -> None:
     runs = {}
     for name, outcome in outcomes.items():
         about = {name: getattr(outcome, name) for name in KEPT}
         runs[name] = {**about, "config": _encoded(outcome.experiment)}
-    files.write_text(root / FILE, json.dumps(with_digest({"runs": runs}), indent=1) + "\n")
+    files.write_text(root / SWEEP, json.dumps(with_digest({"runs": runs}), indent=1) + "\n")
+    if mirror is not None:
+        mirror.put()
 
 
 def _encoded(experiment: Experiment) -> dict[str, Any]:
@@ -240,26 +269,21 @@ def _encoded(experiment: Experiment) -> dict[str, Any]:
 
 
 def _request(kind: str, outcome: Outcome) -> Request:
-    return Request(kind, _encoded(outcome.experiment), str(outcome.workdir.absolute()), outcome.init_from)
+    return Request(kind, _encoded(outcome.experiment), as_urls(outcome.workdir.absolute()), outcome.init_from)
 
 
 def _planned(
-    outcomes: dict[str, Outcome], pool: Pool, asked: Sequence[int], console: Output
+    outcomes: dict[str, Outcome], pool: "Pool | RayPool", asked: Sequence[int], console: Output
 ) -> dict[str, Outcome]:
     """The runs with the seconds that each will take; runs that differ in seed and rate share them.
 
     Raises:
       UserError: if one of them cannot be trained.
     """
-    alike: dict[str, list[str]] = {}
-    for name, outcome in outcomes.items():
-        if outcome.planned is None:
-            encoded = _encoded(outcome.experiment)
-            encoded.pop("seed")
-            encoded["optimizer"].pop("learning_rate", None)
-            alike.setdefault(json.dumps(encoded), []).append(name)
-    requests = [(names[0], _request(PLAN, outcomes[names[0]])) for names in alike.values()]
-    same = {names[0]: names for names in alike.values()}
+    unplanned = [name for name, outcome in outcomes.items() if outcome.planned is None]
+    alike = _alike(outcomes, unplanned, ("seed", "optimizer.learning_rate"))
+    requests = [(names[0], _request(PLAN, outcomes[names[0]])) for names in alike]
+    same = {names[0]: names for names in alike}
     with nullcontext(lambda: None) if console.quiet else bar("planning", len(requests), console) as advance:
         for event in pool.run(requests, asked):
             if event.kind == FAILED:
@@ -272,16 +296,35 @@ def _planned(
     return outcomes
 
 
+def _alike(outcomes: Mapping[str, Outcome], names: Sequence[str], fields: Sequence[str]) -> list[list[str]]:
+    """The names of runs, in groups of those that differ in these fields alone; without fields, one by one."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        encoded = _encoded(outcomes[name].experiment)
+        for field in fields:
+            *path, last = field.split(".")
+            try:
+                del reduce(lambda inner, name: inner[name], path, encoded)[last]
+            except (KeyError, TypeError) as error:
+                raise UserError(f"must be of fields of the runs, got {field!r}", "together") from error
+        groups.setdefault(json.dumps(encoded) if fields else name, []).append(name)
+    return list(groups.values())
+
+
 def _ended(outcome: Outcome, event: Event) -> Outcome:
     """The run as it ended."""
     status = {DONE: DONE, DIVERGED: DIVERGED, STOPPED: WAITING}.get(event.kind, FAILED)
     said = filter(None, (event.values.get("argument"), event.values.get("error")))
     error, seconds = " ".join(said) or None, outcome.seconds + event.seconds
     ended = replace(outcome, status=status, error=error, seconds=seconds)
+    renew(outcome.workdir)
     try:
         step, values = _last_evaluation(outcome.workdir)
     except UserError as error:  # its rows cannot be read; the other runs go on
         return replace(ended, status=FAILED, error=str(error))
+    if status == DONE and values is None:  # the file was removed after the last step, which is not repeated
+        fault = f"{outcome.workdir / METRICS} holds no evaluation; remove that folder to train the run again"
+        return replace(ended, status=FAILED, error=fault)
     return replace(ended, step=step, values=values)
 
 

@@ -12,15 +12,14 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from hyena_jax.config import UserError
-from hyena_jax.signals import end_with, take_signals
+from hyena_jax.signals import STOPPED_CODE, end_with, take_signals
 from hyena_jax.startup import keep_freed_memory, quiet_libraries, refuse_wrong_jaxlib, start_jax
 
 # Kinds of requests, and of events.
 PLAN, TRAIN = "plan", "train"
 READY, STEP, PLANNED, DONE = "ready", "step", "planned", "done"
-DIVERGED, FAILED = "diverged", "failed"
-STOPPED_CODE = 75
-"""Exit code after a run that was asked to stop, and saved; as that of the commands."""
+DIVERGED, FAILED, FREE = "diverged", "failed", "free"
+"""FREE: the worker has trained several runs together, and has said how each ended."""
 
 
 class Request(NamedTuple):
@@ -31,9 +30,12 @@ class Request(NamedTuple):
     config: dict[str, Any]
     """The encoded experiment."""
     workdir: str
-    """The run folder; what training prints goes to `{workdir}.log`."""
+    """The run folder, or its URL; what training prints goes to `{workdir}.log`."""
     init_from: str | None
     """See `training.run.train`."""
+    others: "tuple[Request, ...]" = ()
+    """Further runs, to be trained together with this one. Events then have a value `run`, its name, and FREE
+    follows the last."""
 
 
 def main(number: str, cores: str) -> int:

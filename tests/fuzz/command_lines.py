@@ -4,12 +4,12 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from fuzz.experiments import mostly, values
 from hypothesis import strategies as st
 
-from hyena_jax.benchmark.settings import Decode, Model, Operators
+from hyena_jax.benchmark.settings import Decode, Function, Model, Operators
 from hyena_jax.config import Experiment, HyenaConfig, ImplicitFilterConfig, LanguageModelConfig, TextConfig
 
 VALUES = st.one_of(
@@ -49,9 +49,41 @@ TRAIN_FLAGS = {
     "--workdir": Path,
     "--profile": Path,
     "--accept-changed-data": bool,
+    "--accept-changed-optimizer": bool,
     "--optimizer.groups.0.pattern": str,
+    "--logging.trackers": Literal["", "tensorboard", "wandb,wandb", "tensorboard,nowhere", ","],
 }
-EVAL_FLAGS = {"--step": str, "--path": str, "--batch-size": int}
+EVAL_FLAGS = {"--step": str, "--path": str, "--batch-size": int, "--tasks": str, "--limit": int}
+PLACES = Literal["run", "other", "nowhere", "text.txt", "", "x/y"]
+PREPARE_FLAGS = {
+    "--eos": int | str,
+    "--held-out": float,
+    "--shard-bytes": int,
+    "--workers": int,
+    "--field": str,
+    "--tokenizer": Literal["bpe", "sentencepiece", "bytes", "dna"],
+    "--tokenizer-path": PLACES,
+    "--verify": bool,
+}
+SWEEP_FLAGS = {
+    "--init-from": PLACES,
+    "--jobs": int,
+    "--until": str,
+    "--per-run": str,
+    "--seed": int,
+    "--together": Literal[
+        "seed", "seed,seed", "optimizer.learning-rate", "optimizer", "model.pattern", ",", ""
+    ],
+}
+SCORE_FLAGS = {
+    "--step": str,
+    "--prefix": str,
+    "--stride": int,
+    "--batch-size": int,
+    "--format": Literal["lines", "fasta", "x"],
+}
+EMBED_FLAGS = {**SCORE_FLAGS, "--layer": int, "--pool": Literal["mean", "last", "none", "x"]}
+COMPARE_FLAGS = {"--by": str, "--metric": str, "--x": Literal["step", "seconds", "tokens", "x"]}
 GENERATE_FLAGS = {
     "--step": int,
     "--prompt": str,
@@ -74,8 +106,11 @@ BENCH_FLAGS = {
     "operators": dict(flags_of(Operators())),
     "model": {flag: hint for flag, hint in flags_of(Model(config="quickstart")) if flag != "--config"},
     "decode": dict(flags_of(Decode())),
+    "function": {flag: hint for flag, hint in flags_of(Function(target="f.py:f")) if flag != "--target"},
+    "compare": {"--threshold": float, "--rounds": int, "--bench": str, "--allow-different": bool},
 }
-COMMANDS = ["train"] * 6 + ["eval", "generate", "bench"] * 2 + ["export", "distill", "launch", "tarin"]
+COMMANDS = ["train"] * 6 + ["eval", "generate", "bench"] * 2
+COMMANDS += ["export", "distill", "launch", "prepare", "sweep", "score", "embed", "compare", "tarin"]
 CONFIGS = [
     "quickstart",
     "quickstart",
@@ -117,6 +152,25 @@ def command_lines(draw: Callable) -> list[str]:
             line, flags = [command, kind], BENCH_FLAGS[kind]
             if kind == "model":
                 line.append(draw(st.sampled_from(CONFIGS)))
+            if kind == "function":
+                line.append("text.txt:f")
+            if kind == "compare":
+                line += [draw(places), draw(places)]
+        case "score":
+            line, flags = [command, draw(places), "--path", "text.txt"], {**SCORE_FLAGS, "--per-token": bool}
+        case "embed":
+            output = draw(st.sampled_from(["text.txt", "other/thesis.npy/a.npy", "nowhere/a.npy"]))
+            line, flags = [command, draw(places), "--path", "text.txt", "--output", output], EMBED_FLAGS
+        case "compare":
+            line, flags = [command, draw(places)], COMPARE_FLAGS
+        case "prepare":  # into folders that hold other files, so that nothing is written
+            line, flags = (
+                [command, draw(places), "--output", draw(st.sampled_from(["other", "run"]))],
+                PREPARE_FLAGS,
+            )
+        case "sweep":
+            line, flags = [command, draw(st.sampled_from(CONFIGS)), "--workdir", "other"], SWEEP_FLAGS
+            line += ["--grid", draw(st.sampled_from(["seed=0,1", "seed=0", "seed=", "=", "x=1", ""]))]
         case _:
             line, flags = [command], TRAIN_FLAGS
     n_flags = draw(st.sampled_from([0, 1, 2, 3]))

@@ -27,6 +27,7 @@ COMMANDS = {
     "bench model": ["quickstart"],
     "bench decode": [],
     "launch": ["--num-processes", "2"],
+    "prepare": ["a.txt", "--output", "new"],
 }
 WRONG = {
     int: ("x", "1.5", "1e3", "0x10", ""),

@@ -10,11 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fuzz.command_lines import command_lines
-from fuzz.experiments import experiments
+from fuzz.experiments import LANGUAGE_MODEL, TEXT, Plan, experiments, plans
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hyena_jax import cli, models
-from hyena_jax.config import Experiment, ImageClassifierConfig, UserError, decode, encode
+from hyena_jax.config import (
+    Experiment,
+    GatedDelta2Config,
+    ImageClassifierConfig,
+    KDAConfig,
+    LanguageModelConfig,
+    Mamba3Config,
+    RWKV7Config,
+    TextConfig,
+    UserError,
+    decode,
+    encode,
+)
 from hyena_jax.training import run
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
@@ -108,27 +121,28 @@ def train_one_step(experiment: Experiment) -> dict:
     return jax.device_get(step(init_state(params, optimizer), batch)[1])
 
 
-def test_configs():
-    trained, outcomes = [], {"built": 0, "refused": 0}
+class Tried:
+    """Experiments that were built or refused, and the first `steps` of them trained for a step."""
 
-    @settings(FUZZ, max_examples=CONFIGS)
-    @given(experiments())
-    def check(plan):
+    def __init__(self, steps: int):
+        self.steps, self.trained, self.outcomes = steps, 0, {"built": 0, "refused": 0}
+
+    def add(self, plan: Plan) -> None:
         with time_limit(SECONDS):
             try:
                 experiment = plan.make()
                 if not complete(experiment):
-                    outcomes["built"] += 1
+                    self.outcomes["built"] += 1
                     return
                 params, logits = shapes_of(experiment)
             except UserError as error:
                 assert_clear(str(error))
-                outcomes["refused"] += 1
+                self.outcomes["refused"] += 1
                 return
             assert decode(encode(experiment)) == experiment
-            outcomes["built"] += 1
+            self.outcomes["built"] += 1
             size = sum(leaf.size for leaf in jax.tree.leaves(params))
-            if len(trained) < STEPS and size < MAX_PARAMETERS and logits.size < MAX_PARAMETERS:
+            if self.trained < self.steps and size < MAX_PARAMETERS and logits.size < MAX_PARAMETERS:
                 try:
                     metrics = train_one_step(experiment)
                 except UserError as error:  # a group of the optimizer that matches nothing
@@ -136,13 +150,34 @@ def test_configs():
                     return
                 finite = {name: bool(np.isfinite(metrics[name])) for name in ("loss", "grad_norm")}
                 assert all(finite.values()), metrics
-                trained.append(experiment)
-                if len(trained) % 20 == 0:
+                self.trained += 1
+                if self.trained % 20 == 0:
                     jax.clear_caches()
 
+
+def test_configs():
+    tried = Tried(STEPS)
+    settings(FUZZ, max_examples=CONFIGS)(given(experiments())(tried.add))()
+    assert tried.trained == STEPS, tried.outcomes
+    assert min(tried.outcomes.values()) > CONFIGS // 5, tried.outcomes
+
+
+@pytest.mark.parametrize("mixer", [KDAConfig, GatedDelta2Config, Mamba3Config, RWKV7Config])
+def test_options_of_delta_rules(mixer):
+    """Mixers of many options, of which few are drawn above."""
+    tried = Tried(4)
+
+    @settings(FUZZ, max_examples=24)
+    @given(plans(mixer, most=5), st.integers(0, 3))
+    def check(plan, n_odd):
+        sizes = {**LANGUAGE_MODEL, "d_model": 8 if n_odd else 12, "pattern": (plan,)}
+        tried.add(
+            Plan(Experiment, {"model": Plan(LanguageModelConfig, sizes), "data": Plan(TextConfig, TEXT)})
+        )
+
     check()
-    assert len(trained) == STEPS, outcomes
-    assert min(outcomes.values()) > CONFIGS // 5, outcomes
+    assert tried.trained == 4, tried.outcomes
+    assert min(tried.outcomes.values()) > 2, tried.outcomes
 
 
 TRAIN = """

@@ -274,6 +274,7 @@ def save_next(trainer: Trainer, state, meta: dict) -> dict:
     trainer.log.sync()
     items = trainer.setup.strategy.to_global(state).to_items()
     trainer.checkpoints.save(start + 1, items, {"step": start + 1, "loss": None})
+    yield from ()
     return trainer.setup.strategy.host_copy(state.params)
 
 
@@ -286,7 +287,7 @@ def try_case(case: Case, whole: Path, saved: set[str], root: Path, monkeypatch) 
         return {"loss": 1.0}
 
     monkeypatch.setattr(api, "evaluate_run", note)
-    monkeypatch.setattr(Trainer, "run", save_next)
+    monkeypatch.setattr(Trainer, "steps", save_next)
     monkeypatch.setattr("hyena_jax.training.run.draw_learning_curves", lambda *_: None)
     monkeypatch.setattr("hyena_jax.generation.sample.write_sample", lambda *_: None)
     shutil.rmtree(root, ignore_errors=True)

@@ -246,7 +246,9 @@ def test_damaged_rows_are_refused_and_torn_ones_are_written_again(tmp_path):
     wrong = ({"tokens": "x"}, {"log_likelihood": "a"}, {"bytes": 0}, {"tokens": 1e400}, {"scored": 4})
     rows = (score_file.with_checksum({**ROW, **values}) for values in wrong)
     flipped = score_file.text_of(CHECKED).replace("-1.5", "-1.4")
-    for line in ('{"tokens": 3}\n', flipped, score_file.text_of(ROW), *map(score_file.text_of, rows)):
+    small = score_file.text_of(score_file.with_checksum({**ROW, "log_likelihood": -1e-5}))
+    damaged = ['{"tokens": 3}\n', flipped, small.replace("e-05", "E-05"), score_file.text_of(ROW)]
+    for line in (*damaged, *map(score_file.text_of, rows)):
         path.write_text(whole + line)
         with (
             pytest.raises(UserError, match="line 3 of output .* is damaged"),

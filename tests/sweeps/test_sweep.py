@@ -27,7 +27,8 @@ from hyena_jax.config import (
     TrainingConfig,
     UserError,
 )
-from hyena_jax.sweeps.sweep import _divided_cores
+from hyena_jax.sweeps.pool import Event, ThisMachine, _divided_cores
+from hyena_jax.sweeps.sweep import Outcome, _ended
 from hyena_jax.tasks.arithmetic import MajorityConfig
 from hyena_jax.training.metrics import read_rows
 
@@ -112,6 +113,68 @@ def test_runs_are_those_of_a_single_training(swept, tmp_path):
     assert hyena_jax.load_run(root / "seed=1", quiet=True).step == 6
 
 
+TOGETHER = ("seed", "optimizer.learning_rate")
+
+
+@pytest.fixture(scope="module")
+def trained_together(swept, tmp_path_factory):
+    """The same sweep, of which `early` alone is not trained together with the others."""
+    _, runs, _ = swept
+    root = tmp_path_factory.mktemp("together") / "a"
+    return root, hyena_jax.sweep(runs, root, together=TOGETHER, quiet=True)
+
+
+def assert_alike(a, b):
+    """Two run folders: equal files, and held-out values that differ by rounding."""
+    names = [sorted(str(path.relative_to(root)) for path in root.rglob("*.json*")) for root in (a, b)]
+    assert names[0] == names[1]
+    for ours, theirs in zip(held_out(a), held_out(b), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_runs_together_are_those_alone_and_one_that_diverges_does_not_stop_the_others(
+    swept, trained_together
+):
+    (root, _, outcomes), (theirs, found) = swept, trained_together
+    assert [(o.status, o.step, o.error) for o in found.values()] == [
+        (o.status, o.step, o.error) for o in outcomes.values()
+    ]
+    for name in ("seed=0", "seed=1", "early"):
+        assert_alike(theirs / name, root / name)
+        assert hyena_jax.load_run(theirs / name, quiet=True).step == outcomes[name].step
+    assert "step      6   validation loss" in (theirs / "seed=1.log").read_text()
+    assert "validation loss" not in (theirs / "wild.log").read_text()
+
+
+def test_runs_together_continue_from_the_steps_where_each_was_killed(swept, trained_together, tmp_path):
+    root = shutil.copytree(trained_together[0], tmp_path / "killed")
+    shutil.rmtree(root / "seed=1" / "checkpoints" / "6")
+    shutil.rmtree(root / "seed=0")
+    kept = json.loads((root / "sweep.json").read_text())["runs"]
+    for name in ("seed=0", "seed=1"):
+        kept[name]["status"] = "waiting"
+    (root / "sweep.json").write_text(json.dumps({"runs": kept}))
+    found = hyena_jax.sweep(swept[1], root, together=TOGETHER, quiet=True)
+    assert [outcome.status for outcome in found.values()] == ["done", "done", "done", "diverged"]
+    for name in ("seed=0", "seed=1"):
+        assert_alike(root / name, swept[0] / name)
+    assert "continuing after step" in (root / "seed=1.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("field", "must"),
+    [
+        ("data.seq_len", "of `seed` and fields of the optimizer"),
+        ("optimizer.accumulation_steps", "of `seed` and fields of the optimizer"),
+        ("optimizer.learning_rat", "of fields of the runs"),
+    ],
+)
+def test_what_cannot_be_trained_together_is_refused(field, must, tmp_path):
+    with pytest.raises(UserError, match=f"together must be {must}.*, got '{field}'"):
+        hyena_jax.sweep({"a": SMALL}, tmp_path / "new", together=[field], quiet=True)
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_sweep_that_is_done_starts_nothing(swept, monkeypatch):
     root, runs, outcomes = swept
     monkeypatch.setattr(subprocess, "Popen", None)
@@ -130,6 +193,15 @@ def with_damaged_rows(root):
     (root / "seed=1" / "metrics.jsonl").write_text("damaged")
 
 
+def without_rows(root):
+    (root / "seed=1" / "metrics.jsonl").unlink()
+
+
+def with_damaged_data(root):
+    path = root / "seed=1" / "data.json"
+    path.write_text(path.read_text()[:9])
+
+
 def with_another_config(root):
     shutil.copy(root / "seed=0" / "config.json", root / "seed=1" / "config.json")
 
@@ -142,7 +214,15 @@ def with_swapped_folders(root):
 
 @pytest.mark.parametrize(
     "harm",
-    [without_folder, without_checkpoints, with_damaged_rows, with_another_config, with_swapped_folders],
+    [
+        without_folder,
+        without_checkpoints,
+        with_damaged_rows,
+        without_rows,
+        with_damaged_data,
+        with_another_config,
+        with_swapped_folders,
+    ],
 )
 def test_a_run_whose_folder_was_harmed_is_not_done(swept, tmp_path, monkeypatch, harm):
     root, runs, _ = swept
@@ -155,6 +235,13 @@ def test_a_run_whose_folder_was_harmed_is_not_done(swept, tmp_path, monkeypatch,
     monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(RuntimeError, match="started"):
         hyena_jax.sweep(runs, copied, quiet=True)
+
+
+def test_a_run_that_ends_without_an_evaluation_has_failed(tmp_path):
+    """Its last step was trained before, so that it is not evaluated again."""
+    ended = _ended(Outcome(tmp_path / "seed=1", SMALL), Event("seed=1", "done", 1.0, {}))
+    assert ended.status == "failed"
+    assert ended.error.startswith(f"{tmp_path / 'seed=1' / 'metrics.jsonl'} holds no evaluation; remove that")
 
 
 def test_files_that_are_not_a_sweep_s_are_refused(swept, tmp_path):
@@ -171,6 +258,32 @@ def test_files_that_are_not_a_sweep_s_are_refused(swept, tmp_path):
     with pytest.raises(UserError, match="the log of a run must be a file, and not a link or a pipe"):
         hyena_jax.sweep(runs, tmp_path / "new", quiet=True)
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--engine ray", "engine 'ray' needs the extra ray: pip install 'hyena_jax[ray]'"),
+        ("--engine ray --jobs 0", "--jobs must be at least 1, got 0"),
+        ("--engine ray --per-run GPU=0", "--per-run must be of positive amounts, got 'GPU=0'"),
+        ("--engine ray --per-run GPU", "--per-run must be NAME=AMOUNT, such as GPU=1, got 'GPU'"),
+        ("--per-run GPU=1", "--per-run must be left out unless engine is 'ray'"),
+        ("--engine slurm", "--engine"),
+    ],
+)
+def test_an_engine_that_cannot_be_used_is_one_line(flags, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    command = f"sweep tasks:recall --grid seed=0,1 --workdir {tmp_path / 'new'} {flags}"
+    assert cli.main(command.split()) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_engine_knows_its_own_number_of_jobs(tmp_path):
+    with pytest.raises(UserError, match="jobs must be 1 with an engine, which has its own, got 2"):
+        hyena_jax.sweep({"seed=0": SMALL}, tmp_path / "new", jobs=2, engine=ThisMachine(), quiet=True)
 
 
 def test_another_sweep_is_refused(swept, tmp_path):
@@ -197,6 +310,7 @@ def test_another_sweep_is_refused(swept, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.grid
 def test_runs_start_from_given_parameters(swept, tmp_path):
     """Two adaptations of a run, and one that trains all of its parameters."""
     base = swept[0] / "seed=0"
@@ -287,8 +401,31 @@ def _wait_for_end(pid):
 
 
 @pytest.mark.faults
-def test_a_sweep_that_is_asked_to_stop_saves(tmp_path):
-    command = [*COMMAND, "--training.steps", "100000", "--workdir", str(tmp_path / "sweep")]
+def test_a_killed_worker_of_runs_together_leaves_runs_that_continue(tmp_path):
+    command = [*COMMAND, "--training.steps", "60", "--workdir"]
+    assert cli.main([*command, str(tmp_path / "whole")]) == 0
+    command += [str(tmp_path / "sweep"), "--together", "seed"]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    started = subprocess.Popen([sys.executable, "-m", "hyena_jax", *command], env=env)
+    while not held_out(tmp_path / "sweep" / "seed=1"):
+        assert started.poll() is None
+        time.sleep(0.01)
+    os.kill(_child(started), signal.SIGKILL)
+    assert started.wait(timeout=100) == 1
+    kept = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["runs"]
+    assert [run["status"] for run in kept.values()] == ["failed", "failed"]
+    assert cli.main(command) == 0
+    for name in ("seed=0", "seed=1"):
+        for ours, theirs in zip(
+            held_out(tmp_path / "sweep" / name), held_out(tmp_path / "whole" / name), strict=True
+        ):
+            assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("together", [(), ("--together", "seed")], ids=["alone", "together"])
+def test_a_sweep_that_is_asked_to_stop_saves(together, tmp_path):
+    command = [*COMMAND, "--training.steps", "100000", "--workdir", str(tmp_path / "sweep"), *together]
     process = subprocess.Popen(
         [sys.executable, "-m", "hyena_jax", *command],
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
@@ -304,7 +441,7 @@ def test_a_sweep_that_is_asked_to_stop_saves(tmp_path):
     assert process.returncode == 75
     assert errors == "hyena-jax: stopped by SIGINT; 0 of 2 runs are done. Rerun the command to continue.\n"
     assert (tmp_path / "sweep" / "seed=0" / "checkpoints").is_dir()
-    assert not (tmp_path / "sweep" / "seed=1").exists()
+    assert (tmp_path / "sweep" / "seed=1" / "checkpoints").is_dir() == bool(together)
 
 
 @pytest.mark.parametrize(
