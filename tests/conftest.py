@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit the controlle
     os.environ["HYENA_JAX_TESTS_CACHE"] = _cache.name
 
 import pytest
+from bucket_server import BUCKET, Proxy, reached_at, serving
 
 # nohup, and a shell that runs the tests in the background, have signals ignored that tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -69,6 +71,26 @@ def shakespeare() -> Path:
     if not SHAKESPEARE.exists():
         pytest.skip(f"needs {SHAKESPEARE}")
     return SHAKESPEARE
+
+
+@pytest.fixture(scope="session")
+def _bucket_server() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(_bucket_server) -> Iterator[str]:
+    """The URL of an empty folder in a bucket on this machine, `gs://hyenatest/...`, for all clients."""
+    with reached_at(_bucket_server):
+        yield f"gs://{BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def proxy(_bucket_server) -> Iterator[Proxy]:
+    """Between all clients and the bucket."""
+    with Proxy(_bucket_server) as proxy, reached_at(proxy.url):
+        yield proxy
 
 
 @pytest.fixture

@@ -91,6 +91,7 @@ def notebook(folder, *cells):
     return done.stdout, done.stderr
 
 
+@pytest.mark.grid
 def test_a_notebook_with_a_mixer_of_its_own(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     output, errors = notebook(tmp_path, *CELLS, CELLS[1], AGAIN)

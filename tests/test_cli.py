@@ -299,16 +299,20 @@ WRONG = {
     ),
     "control characters": ("eval {tmp}/\x1b[31mred", r"\x1b[31mred' holds no run"),
     "bucket": (
-        "train quickstart --workdir gs://mine/run",
-        "--workdir must be on this machine: files of other schemes are not read or written, got 'gs://mine/run'",
+        "train quickstart --workdir gs://My/run",
+        "--workdir must be gs://BUCKET/NAME, with 3 to 63 lower-case letters, digits and ._- in BUCKET",
+    ),
+    "output in a bucket": (
+        "export {tmp} --output gs://mine/model.safetensors",
+        "--output must be on this machine or a disk that it mounts; gs:// names runs and shards of data",
     ),
     "several token files": (
         "train quickstart --workdir {tmp}/new --data tokens --data.path {tmp}/*.bin",
-        "join several .bin files to one first: cat shards/*.bin > all.bin",
+        "--data shards reads several .bin files, and what hyena-jax prepare wrote",
     ),
     "folder of token files": (
         "train quickstart --workdir {tmp}/new --data tokens --data.path {tmp}/folder",
-        "join several .bin files to one first",
+        "--data shards reads several .bin files",
     ),
     "temperature": ("generate {tmp} --prompt a --temperature 0", "--temperature must be above 0"),
 }
@@ -352,7 +356,10 @@ def test_a_run_without_checkpoint(workdir, tmp_path, capsys):
             "--model.d-model must be an int, got 'wide'",
         ),
         (["train", "quickstart"], "--workdir"),
-        (["train", "--workdir", "x", "quickstart"], "CONFIG must come first after train, got '--workdir'"),
+        (
+            ["train", "--workdir", "x", "quickstart"],
+            "CONFIG must come first after train (or --resume DIR, to continue a run), got '--workdir'",
+        ),
         (["trian"], "train"),
         (["generate", "x"], "--prompt"),
     ],

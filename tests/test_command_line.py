@@ -107,6 +107,7 @@ def test_given_defaults_take_the_place_of_the_fields():
     [
         ("", "FOLDER must be given: see hyena-jax command --help"),
         ("here there", "'there' is one argument too many for command"),
+        ("here --size 1 2", "'2' is one argument too many for command; --size takes 1"),
         ("here --size few", "--size must be an int or 'auto', got 'few'"),
         ("here --inner.rate nan", "--inner.rate must be a finite float32 or None, got 'nan'"),
         ("here --inner.kind tow", "--inner.kind 'tow' is unknown (did you mean 'two'?); allowed: one, two"),

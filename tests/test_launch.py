@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hyena_jax.cli import launch
-from hyena_jax.signals import noted_signals
+from hyena_jax.signals import noted_signals, start_process
 
 WAITING, FAILING, DONE = ["sleep", "60"], ["sh", "-c", "exit 3"], ["true"]
 
@@ -93,7 +93,8 @@ def test_a_process_ends_with_its_launcher_before_it_has_imported_anything(tmp_pa
 
 def test_no_signal_is_lost_while_a_process_starts():
     pipe, held = os.pipe()
-    process = launch._start([sys.executable, "-m", "hyena_jax.cli.launch", str(pipe), "bench"], pipe)
+    command = [sys.executable, "-m", "hyena_jax.cli.launch", str(pipe), "bench"]
+    process = start_process(command, stdin=subprocess.DEVNULL, pass_fds=[pipe])
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == -signal.SIGINT
     os.close(pipe)

@@ -1,12 +1,30 @@
 """What is printed where nobody reads it."""
 
+import io
 import os
 import subprocess
 import sys
 
 import pytest
+from rich.table import Table
 
+from hyena_jax.cli.base import note, say
 from hyena_jax.output import Output
+
+HOSTILE = "a\x1b]0;x\x07\x9b2J\rb\udcff\u202e"
+ESCAPED = "a\\x1b]0;x\\x07\\x9b2J b\\udcff\\u202e"
+
+
+def test_control_characters_of_names_are_escaped(capsys):
+    say(f"one\n{HOSTILE}")
+    note(HOSTILE)
+    assert capsys.readouterr() == (f"one\n{ESCAPED}\n", f"hyena-jax: {ESCAPED}\n")
+    table, file = Table(HOSTILE, box=None), io.StringIO()
+    table.add_row(HOSTILE)
+    console = Output(file=file, width=80)
+    console.print(HOSTILE)
+    console.print(table)
+    assert [line.strip() for line in file.getvalue().splitlines()] == [ESCAPED] * 3
 
 
 def test_a_closed_pipe_is_an_error_of_its_own():

@@ -24,6 +24,7 @@ from hyena_jax.config import (
     RealModalFilterConfig,
     S4DFilterConfig,
     ShortFilterConfig,
+    SirenFilterConfig,
     STUFilterConfig,
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
@@ -35,6 +36,7 @@ MAX_LEN = 41
 # name: configs that together have every parameter, and the values of the letters in shapes
 FILTER_CASES = {
     "implicit": (ImplicitFilterConfig(emb_dim=5, width=7, train_decay=True), {"E": 5, "width": 7}),
+    "siren": (SirenFilterConfig(width=7), {"width": 7}),
     "windowed": (WindowedFilterConfig(), {}),
     "explicit": (ExplicitFilterConfig(n_taps=11), {"M": 11}),
     "short": (ShortFilterConfig(n_taps=11), {"M": 11}),
@@ -76,7 +78,7 @@ def test_mixers_document_their_parameters(name):
     seen = set()
     for case in (CASES | OPTIONS).values():
         if mixers.mixer_class(case.config) is module:
-            instance = module(D, case.max_len, case.config)
+            instance = (case.module or module)(D, case.max_len, case.config)
             shapes = shapes_of(instance, jnp.zeros((1, 3, D)))
             seen |= set(shapes)
             assert undocumented(module, shapes, {"D": D, "Lmax": case.max_len, **case.letters}) == []
@@ -106,7 +108,7 @@ IMAGES = ImageClassifierConfig(
     ("config", "inputs", "letters"),
     [
         (
-            dataclasses.replace(MODEL, tied_head=False, head_bias=True),
+            dataclasses.replace(MODEL, tied_head=False, head_bias=True, embedding_norm="layer"),
             jnp.zeros((1, 3), jnp.int32),
             {"P": 11, "Lmax": 7},
         ),
@@ -128,7 +130,7 @@ def test_models_document_their_parameters(config, inputs, letters):
 def test_blocks_document_their_parameters():
     seen = set()
     for ffn in ("gelu_tanh", "geglu"):
-        config = dataclasses.replace(MODEL, ffn=ffn)
+        config = dataclasses.replace(MODEL, ffn=ffn, ffn_shift=True)
         shapes = shapes_of(Block(config.pattern[0], config), jnp.zeros((1, 3, 4)))
         assert undocumented(Block, shapes, {"D": 4, "d_ff": 6}) == []
         seen |= set(shapes)

@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
+import numpy as np
 import pytest
 
 from hyena_jax import cli, config
@@ -192,6 +193,7 @@ def test_help_prints_the_ranges_of_a_part_of_the_user(tmp_path, capsys):
     assert cli.main([*arguments, "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "--loss.power INT Exponent. (default: 2; at least 1, at most 9)" in text
+    assert " loss: --loss.power" in text  # without a docstring, no signature
     assert cli.main([*arguments, "--workdir", str(tmp_path / "run"), "--loss.power", "0"]) == 2
     assert "error: --loss.power must be at least 1, got 0" in capsys.readouterr().err
 
@@ -358,7 +360,8 @@ def test_config_json_says_where_a_part_came_from_and_who_lacks_it_is_told(tmp_pa
     assert config.changed_plugins(changed, {"/elsewhere.py": values["plugins"][str(file)]}) == [line]
     del config.FILTER_CONFIGS._parts["power_law"]
     with pytest.raises(
-        UserError, match=r"filter power_law must be registered: add --plugin '/.*it'\\''s.py'$"
+        UserError,
+        match=r"power_law must be registered: add --plugin '/.*it'\\''s.py' \(in Python, import it first\)$",
     ):
         config.decode(values)
 
@@ -385,7 +388,8 @@ def test_what_a_run_folder_says_is_shown_without_control_characters_and_never_im
     with pytest.raises(UserError) as caught:
         config.read(tmp_path / "config.json")
     assert str(caught.value).isprintable()
-    assert f"mixer [2Jown must be registered: add --plugin '{file}]0;x'" in str(caught.value)
+    hint = f"--plugin '{file}\\x1b]0;x\\x07'"
+    assert f"mixer \\x1b[2Jown  must be registered: add {hint}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -433,3 +437,121 @@ def test_a_mixer_from_a_file_keeps_the_contract():
     )
     assert done.returncode == 0, done.stdout
     assert re.search(r"\b\d\d passed", done.stdout)
+
+
+def test_an_unknown_name_may_be_one_s_own(tmp_path, capsys):
+    train = ["train", "quickstart", "--workdir", str(tmp_path / "run")]
+    assert cli.main([*train, "--model.pattern", "token_shift"]) == 2
+    own = "(a name of your own needs --plugin FILE; in Python, import its module first); allowed: hyena,"
+    assert capsys.readouterr().err.startswith(
+        f"hyena-jax: error: --model.pattern 'token_shift' is unknown {own}"
+    )
+    assert cli.main([*train, "--optimizer", "adam"]) == 2
+    assert (
+        "(did you mean 'adamw'? a name of your own needs --plugin FILE; in Python," in capsys.readouterr().err
+    )
+    for command in (["train", "tasks:mine"], ["train", "shakespeare_cpu:mine"], ["task", "mine"]):
+        assert cli.main(command) == 2
+        assert "a name of your own needs --plugin FILE" in capsys.readouterr().err
+
+
+def test_a_value_that_dataclass_does_not_make_a_field_is_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Forgotten(MixerConfig):
+        gain = 2.0
+
+    with pytest.raises(
+        UserError, match=r"^Forgotten.gain must be annotated to be an option, as in `gain: float"
+    ):
+        register("forgotten", Forgotten, Own)
+
+    @dataclasses.dataclass(frozen=True)
+    class Slow(config.AdamWConfig):
+        learning_rate = 1e-9
+
+    with pytest.raises(UserError, match=r"^Slow.learning_rate must be annotated"):
+        register("slow", Slow, print)
+
+    @dataclasses.dataclass(frozen=True)
+    class Fine(config.DataConfig):
+        LIMIT: ClassVar[int] = 3
+        inputs = "rows"  # not an option of the base class either
+        path: str = "a"
+
+        @property
+        def is_long(self):
+            return True
+
+    register("fine", Fine, print)
+
+
+READS = """
+from dataclasses import dataclass
+
+import numpy as np
+
+from hyena_jax.config import DataConfig, register
+from hyena_jax.data import CharactersTokenizer, from_tokens
+
+
+@dataclass(frozen=True)
+class ReadsConfig(DataConfig):
+    seq_len: int = 8
+    file: str = "missing.npy"
+
+
+def load(config, encoding):
+    return from_tokens(np.load(config.file), config.seq_len, tokenizer=CharactersTokenizer("abc"))
+
+
+register("reads", ReadsConfig, load)
+"""
+
+
+@pytest.mark.grid
+def test_data_of_one_s_own_that_lack_their_file_their_prompt_and_a_path(tmp_path, capsys):
+    plugin, run = tmp_path / "reads.py", tmp_path / "run"
+    plugin.write_text(READS)
+    small = "--model.pattern attention --model.n-layers 1 --model.d-model 8 --model.max-len 8".split()
+    small += "--training.steps 1 --data.batch-size 2 --logging.sample-tokens 2 --parallel.devices 1".split()
+    train = ["train", "quickstart", "--plugin", str(plugin), "--data", "reads", *small, "--workdir", str(run)]
+    assert cli.main(train) == 2
+    error = capsys.readouterr().err
+    line = READS.splitlines().index("    return from_tokens(np.load(config.file), config.seq_len,"
+                                    ' tokenizer=CharactersTokenizer("abc"))') + 1  # fmt: skip
+    assert error.startswith("hyena-jax: error: your plugin failed: FileNotFoundError: ")
+    assert error.endswith(f"'missing.npy' ({plugin}:{line})\n")
+    assert not run.exists()
+    rows = tmp_path / "rows.npy"
+    np.save(rows, np.arange(200) % 3)
+    # The prompt of quickstart, "def ", has letters that these data do not have.
+    assert cli.main([*train, "--data.file", str(rows)]) == 0
+    assert config.read_run(run).logging.sample_prompt is None
+    assert cli.main([*train, "--data.file", str(rows), "--logging.sample-prompt", "def "]) == 2
+    assert "None continues held-out data" in capsys.readouterr().err
+    capsys.readouterr()
+    assert cli.main(["eval", str(run), "--plugin", str(plugin), "--path", str(rows)]) == 2
+    message = "left out: 'reads' has no options path and validation_path that could name it; without --path"
+    assert message in capsys.readouterr().err
+    rows.unlink()
+    assert cli.main(["eval", str(run), "--plugin", str(plugin)]) == 2
+    assert capsys.readouterr().err.startswith("hyena-jax: error: your plugin failed: FileNotFoundError: ")
+
+
+def test_what_is_not_a_config_is_told_what_it_may_be(tmp_path, capsys):
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("a text")
+    run.mkdir()
+    (run / "config.json").write_text("{}")
+    for given, hint in {
+        str(text): "is not a Python file with get_config() (a text to train on: --data.path)",
+        str(run): f"is the folder of a run: `train --resume {run}` continues it",
+        str(
+            EXTENSIONS / "ema.py"
+        ): "it has no get_config() (a file that registers parts of your own: --plugin)",
+        "--workdir": "CONFIG must come first after train (or --resume DIR, to continue a run), got",
+    }.items():
+        assert cli.main(["train", given, "--workdir", str(tmp_path / "new")]) == 2
+        error = capsys.readouterr().err
+        assert hint in error
+        assert error.count("\n") == 1

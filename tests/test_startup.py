@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from hyena_jax import cli, startup
 from hyena_jax.config import UserError
+from hyena_jax.data.objects import Objects
 
 # jax-ml/jax#39103: the rows of a tall array times a small matrix, squared and summed. One row more than XLA's
 # CPU kernel took at once was wrong. Small whole numbers, so that equality is exact.
@@ -145,6 +148,18 @@ def test_one_variable_moves_the_cache_or_turns_it_off(no_cache_yet, monkeypatch,
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     monkeypatch.setenv(startup.CACHE_VARIABLE, str(tmp_path / "link"))
     assert cache_folder().parent == tmp_path / "disk"
+
+
+@pytest.mark.cloud
+def test_programs_are_kept_in_a_bucket(bucket, no_cache_yet, monkeypatch):
+    monkeypatch.setenv(startup.CACHE_VARIABLE, f"{bucket}/cache")
+    assert cache_folder() == Path(f"{bucket}/cache/{len(os.sched_getaffinity(0))}_cpus")
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compilation_cache.reset_cache()
+    jax.jit(lambda x: 3 * x + 1)(jnp.ones(7)).block_until_ready()
+    compilation_cache.reset_cache()
+    assert any(name.endswith("-cache") for name in Objects(bucket, "test").sizes())
+    assert not Path("gs:").exists()
 
 
 def test_what_the_user_set_in_jax_stays(no_cache_yet, monkeypatch, tmp_path):

@@ -2,12 +2,18 @@
 
 import dataclasses
 import json
+import runpy
 from pathlib import Path
 
+import pages
+import protocol
 import pytest
 import reproduce
 import study
 from study import Study
+
+from hyena_jax.comparison.runs import without_seed
+from hyena_jax.config import UserError
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 RESULTS = {
@@ -35,7 +41,7 @@ EXAMPLE = Study(
     title="A title",
     source="A paper",
     claim="A claim.",
-    runs={},
+    runs=reproduce.load("copying").runs,
     metric="accuracy",
     solved=0.99,
     published={"pattern=hyena,width=1": 1.0, "pattern=fir,width=1": 0.2, "pattern=hawk,width=1": 0.3},
@@ -46,10 +52,18 @@ EXAMPLE = Study(
 )
 
 
+def test_the_published_windows_of_tiny_shakespeare():
+    starts = runpy.run_path(str(EXPERIMENTS / "shakespeare_cpu" / "windows.py"))["starts"]
+    found = starts(111_540)
+    assert found.shape == (1024,)
+    assert found[:3].tolist() == [35957, 30499, 53228]
+    assert starts(111_540, partitionable=True)[:3].tolist() == [32192, 6459, 39596]
+
+
 @pytest.mark.parametrize("name", reproduce.STUDIES)
 def test_a_study_describes_its_runs(name):
     found = reproduce.load(name)
-    groups = {study.without_seed(run) for run in found.runs}
+    groups = {without_seed(run) for run in found.runs}
     assert {*found.published} <= groups
     assert {group for side in found.above for names in side for group in names} <= groups
     assert all(run.data.n_symbols for run in found.runs.values())
@@ -58,12 +72,12 @@ def test_a_study_describes_its_runs(name):
 @pytest.mark.parametrize("name", reproduce.STUDIES)
 def test_results_are_those_of_the_settings(name):
     found = reproduce.load(name)
-    results = reproduce.results_of(found)
+    results = study.results_of(found)
     if results is None:
         pytest.skip(f"experiments/{name} has not been run")
-    assert results["digest"] == study.digest(found)
-    assert {*results["runs"]} == {*found.runs}
-    assert (found.folder / "README.md").read_text(encoding="utf-8") == study.page(found, results)
+    assert results["digest"] == study.digest(found, results["runs"])
+    assert {*results["runs"]} <= {*found.runs}
+    assert (found.folder / "README.md").read_text(encoding="utf-8") == pages.page(found, results)
 
 
 def test_the_page_of_all_experiments_is_generated():
@@ -71,18 +85,102 @@ def test_the_page_of_all_experiments_is_generated():
     assert (EXPERIMENTS / "README.md").read_text(encoding="utf-8") == reproduce.page(studies)
 
 
+FOLLOWED = {
+    **RESULTS,
+    "search": {},
+    "runs": {name: {**row, "learning_rate": 1e-3} for name, row in RESULTS["runs"].items()},
+    "longer": {
+        "pattern=fir,width=1": {"value": 0.51, "gain": 0.01, "rows": 12800},
+        "pattern=hawk,width=1": {"value": 0.7, "gain": 0.3, "rows": 12800},
+    },
+}
+
+
+def test_the_page_which_mixer_is_made_from_the_results():
+    folder = EXPERIMENTS / "which_mixer"
+    made = runpy.run_path(str(folder / "run.py"))["page"]()
+    assert (folder / "README.md").read_text(encoding="utf-8") == made
+
+
 def test_a_page_compares_with_what_was_published():
-    page = study.page(EXAMPLE, RESULTS)
-    assert "| hyena, width 1 | 1.000 | **0.990** | 0.980 to 1.000 | 2 of 3 | 0.980 | 0.490 | 100 |" in page
-    assert "- holds: hyena, width 1 above fir, width 1; hawk, width 1" in page
-    assert "- **does not hold**: hawk, width 1 above fir, width 1" in page
-    assert "Spearman's rank correlation with the 3 published values: 0.50" in page
-    assert study.verdict(EXAMPLE, study.groups_of(EXAMPLE, RESULTS)) == "1 of 2 hold"
+    page = pages.page(EXAMPLE, FOLLOWED)
+    solved = (
+        "| hyena, width 1 | 1.000 | **0.990** | 0.980 to 1.000 | 2 of 3 | solved | 0.980 | 0.490 | 0.001 |"
+    )
+    assert solved in page
+    assert "| 0 of 3 | not within 12,800 rows | 0.500 |" in page
+    assert "| 0 of 3 | unfinished: twice the rows give +0.300 | 0.400 |" in page
+    assert "One learning rate" not in page
+
+
+def test_no_ordering_rests_on_a_group_that_is_unfinished():
+    groups = pages.groups_of(EXAMPLE, FOLLOWED)
+    finished = {name for name, group in groups.items() if group.is_finished}
+    assert finished == {"pattern=hyena,width=1", "pattern=hyena,width=2", "pattern=fir,width=1"}
+    assert [how for _, how in pages.orderings(EXAMPLE, groups)] == ["open", "open"]
+    assert pages.verdict(EXAMPLE, groups) == "0 of 2 hold, 2 open"
+    ended = {**FOLLOWED["longer"], "pattern=hawk,width=1": {"value": 0.41, "gain": 0.0, "rows": 12800}}
+    groups = pages.groups_of(EXAMPLE, {**FOLLOWED, "longer": ended})
+    assert [how for _, how in pages.orderings(EXAMPLE, groups)] == ["holds", "does not hold"]
+    assert pages.rank_correlation(EXAMPLE, groups) == (pytest.approx(0.5), 3)
+    assert "open" in pages.page(EXAMPLE, RESULTS)
+    assert "One learning rate, not searched" in pages.page(EXAMPLE, RESULTS)
+
+
+def test_published_values_close_together_are_ties():
+    assert pages.tied([0.5, 0.006, 0.003, 0.022, 0.06]) == [0.5, 0.003, 0.003, 0.003, 0.06]
+
+
+def test_a_search_goes_on_while_the_best_rate_is_the_outermost():
+    assert protocol.first_rates(1e-3) == (3.2e-4, 1e-3, 3.2e-3)
+    assert protocol.next_rate({1e-3: 0.5, 3.2e-4: 0.4, 3.2e-3: None}) is None
+    assert protocol.next_rate({1e-3: 0.5, 3.2e-4: 0.6, 3.2e-3: 0.1}) == 1e-4
+    assert protocol.next_rate({1e-3: 0.5, 3.2e-4: 0.4, 3.2e-3: 0.9}) == 1e-2
+    rates = dict.fromkeys((1e-5, 3e-5, 1e-4, 3e-4), 0.1)
+    assert protocol.next_rate({**rates, 1e-3: 0.9}) is None
+
+
+def test_runs_of_another_length_have_its_schedule():
+    run = next(iter(reproduce.load("copying").runs.values()))
+    for factor, steps in ((4, 200), (1 / 2, 1600)):
+        other = protocol.shortened_by(run, factor)
+        assert other.training.steps == other.training.checkpoint_every == steps
+        assert other.training.eval_every == 200
+        assert other.optimizer.schedule == run.optimizer.schedule
+
+
+def test_groups_are_chosen_by_their_settings():
+    found = reproduce.load("mqar_state")
+    assert study.chosen_groups(found, ["pattern=kda,width=16", "pattern=stu"]) == {
+        "pattern=kda,width=16",
+        "pattern=stu,width=64",
+    }
+    assert study.chosen_groups(found, []) == {without_seed(name) for name in found.runs}
+    with pytest.raises(UserError, match=r"only must be settings of a group, such as .*, got 'pattern=kdb'"):
+        study.chosen_groups(found, ["pattern=kdb"])
+
+
+def test_groups_that_are_trained_later_leave_the_others_as_they_are():
+    hyena = {name: row for name, row in RESULTS["runs"].items() if name.startswith("pattern=hyena,width=1")}
+    kept = {**RESULTS, "runs": {name: row for name, row in RESULTS["runs"].items() if name not in hyena}}
+    made = {"command": "python x --only pattern=hyena", "seconds": 60, "longer": {}}
+    for value in (0.5, 0.7):  # a group trained once more replaces its earlier rows
+        runs = {name: {**row, "value": value, "learning_rate": 1e-3} for name, row in hyena.items()}
+        kept = study.joined(kept, {**RESULTS, **made, "search": {"pattern=hyena,width=1": {}}, "runs": runs})
+    page = pages.page(EXAMPLE, kept)
+    assert page.count("Later, by `python x --only pattern=hyena` (1 minutes on 2 cores (a processor); ") == 1
+    assert "**0.700**" in page
+    assert "**0.500**" not in page
+    assert {name: kept["runs"][name] for name in RESULTS["runs"] if name not in hyena} == {
+        name: row for name, row in RESULTS["runs"].items() if name not in hyena
+    }
+    assert "groups without one were trained at one rate" in page
+    assert "Not run yet, or not with all seeds: " in page
 
 
 @pytest.mark.parametrize("x", [None, "width", "state", "length"])
 def test_figures_are_drawn(tmp_path, x):
-    study.draw(dataclasses.replace(EXAMPLE, x=x), study.groups_of(EXAMPLE, RESULTS), tmp_path / "plot.png")
+    pages.draw(dataclasses.replace(EXAMPLE, x=x), pages.groups_of(EXAMPLE, RESULTS), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -102,11 +200,17 @@ def test_a_new_option_does_not_change_the_digest():
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("name", ["copying", "extrapolation"])
-def test_a_quick_run_ends_with_a_page(name, tmp_path):
-    found = reproduce.load(name)
+def test_a_quick_run_ends_with_a_page_and_is_not_stale(tmp_path):
+    found = reproduce.load("copying")
+    found = dataclasses.replace(found, runs=study.shortened(found.runs, most=2, steps=8))
     results = study.run(found, tmp_path / "runs", jobs=1, quick=True)
-    assert json.loads((tmp_path / "runs" / "results.json").read_text()) == results
-    assert len(results["runs"]) == 3
+    assert json.loads((tmp_path / "runs" / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert len(results["runs"]) == len(results["longer"]) == 2
+    assert all(len(values["values"]) >= 3 for values in results["search"].values())
     assert found.title in (tmp_path / "runs" / "README.md").read_text()
     assert (tmp_path / "runs" / "plot.png").exists()
+    quick = dataclasses.replace(found, runs=study.shortened(found.runs))
+    assert protocol.stale(quick, results) == []
+    for row in results["runs"].values():
+        row["losses"][3] += 1e-3
+    assert len(protocol.stale(quick, results)) == 2

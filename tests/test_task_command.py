@@ -147,6 +147,15 @@ def test_rows_differ_by_index_seed_part_and_preset(capsys):
     assert len({*shown}) == len(shown)
 
 
+def test_settings_are_flags(capsys):
+    assert run("mqar --data.seq-len 16 --data.n-pairs 2 --data.test-seed 3") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "mqar, preset small with other settings, test row 0, seed 3"
+    assert len(lines[2].split()[1:]) == 16
+    assert run("mqar --preset l64 --help") == 0
+    assert "--data.seq-len INT" in capsys.readouterr().out
+
+
 def test_the_middle_of_a_long_row_is_left_out(capsys):
     assert run("selective_copying --preset mamba") == 0
     shown = capsys.readouterr().out.splitlines()
@@ -161,7 +170,11 @@ def test_the_middle_of_a_long_row_is_left_out(capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("mkar", "task 'mkar' is unknown (did you mean 'mqar'?); allowed: majority, counting,"),
+        (
+            "mkar",
+            "task 'mkar' is unknown (did you mean 'mqar'? a name of your own needs --plugin FILE; in Python,"
+            " import its module first); allowed: ",
+        ),
         (
             "mqar --preset l46",
             "--preset 'l46' is unknown (did you mean 'l64'?); allowed: small, l64, l128, l256",
@@ -170,6 +183,10 @@ def test_the_middle_of_a_long_row_is_left_out(capsys):
         ("mqar --seed 4294967296", "--seed must be in [0, 2**32), got 4294967296"),
         ("mqar --part both", "--part 'both' is unknown; allowed: test, train"),
         ("text", "task 'text' is unknown"),
+        ("mqar --preset", "--preset must be followed by a name"),
+        ("--index 1 mqar", "NAME must come first after task, got '--index'"),
+        ("mqar --data.n-pairs 9", "--data.n-pairs must be at most seq_len / 4 = 8 (or raise seq_len), got 9"),
+        ("mqar --data.n-pair 3", "--data.n-pair is not a flag of task; did you mean --data.n-pairs?"),
         ("", "NAME must be given: see hyena-jax task --help"),
     ],
 )
@@ -183,7 +200,7 @@ def test_what_is_wrong_is_one_line(line, message, capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("tasks:mqa", "variant 'mqa' is unknown (did you mean 'mqar'?)"),
+        ("tasks:mqa", "variant 'mqa' is unknown (did you mean 'mqar'?"),
         ("tasks:mqar/l46", "preset 'l46' is unknown (did you mean 'l64'?); allowed: small, l64, l128, l256"),
         (
             "tasks:mqar --data.n-pairs 9",
