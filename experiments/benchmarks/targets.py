@@ -27,10 +27,15 @@ from hyena_jax.benchmark.settings import Effort
 from hyena_jax.benchmark.timing import Program, jit_program, measure
 from hyena_jax.config import (
     ExplicitFilterConfig,
+    GatedDelta2Config,
     GatedDeltaConfig,
     HawkConfig,
     HyenaConfig,
+    KDAConfig,
     Mamba2Config,
+    Mamba3Config,
+    MixerConfig,
+    RWKV7Config,
 )
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops import fastmax
@@ -38,10 +43,19 @@ from hyena_jax.parallel import Pmap, all_devices
 from hyena_jax.startup import keep_freed_memory
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
+from hyena_jax.trees import named_leaves
 
 # Free taps: computing the filter is not part of the operator here.
 HYENA = HyenaConfig(filter=ExplicitFilterConfig())
 HAWK = HawkConfig(gate_blocks=8)
+MATRIX_MEMORIES = {
+    "gated_delta": GatedDeltaConfig(n_heads=4),
+    "mamba2": Mamba2Config(n_heads=4),
+    "kda": KDAConfig(n_heads=4),
+    "gated_delta2": GatedDelta2Config(n_heads=4),
+    "rwkv7": RWKV7Config(n_heads=4),
+    "mamba3": Mamba3Config(n_heads=4),
+}
 VOCABULARY = 65
 STEPS = 10
 
@@ -64,10 +78,10 @@ def main(
         "hyena B=4 L=1024 D=256": partial(hyena, 4, 1024, 256),
         "hyena B=1 L=8192 D=256": partial(hyena, 1, 8192, 256),
         "hawk B=4 L=2048 D=512, 8 gate blocks": partial(hawk, 4, 2048, 512),
-        "gated_delta B=1 L=8192 D=256, 4 heads": partial(
-            matrix_memory, GatedDeltaConfig(n_heads=4), 8192, 256
-        ),
-        "mamba2 B=1 L=8192 D=256, 4 heads": partial(matrix_memory, Mamba2Config(n_heads=4), 8192, 256),
+        **{
+            f"{name} B=1 L=8192 D=256, 4 heads": partial(matrix_memory, config, 8192, 256)
+            for name, config in MATRIX_MEMORIES.items()
+        },
         "fastmax p=2 head_dim=32 L=8192": partial(fastmax_forms, 8192),
         "train step of shakespeare_cpu": partial(train_steps, ("attention", "hyena", "hawk")),
     }
@@ -180,31 +194,44 @@ def hawk(batch: int, length: int, width: int) -> dict:
     return programs | both_passes("hawk", module.apply, params, x, y_bar)
 
 
-def matrix_memory(config: GatedDeltaConfig | Mamba2Config, length: int, width: int) -> dict:
+def matrix_memory(config: MixerConfig, length: int, width: int) -> dict:
     x, y_bar = inputs(1, length, width)
     module = mixer_class(config)(width, length, config)
     params = jax.jit(module.init)(jax.random.key(0), x)
-    heads, erases = config.n_heads, isinstance(config, GatedDeltaConfig)
-    key_heads = heads if erases else 1
+    heads, has_states = config.n_heads, isinstance(config, Mamba2Config | Mamba3Config)
+    # The heads of Mamba-2 share q and k; those of Mamba-3 have biases of their own.
+    key_heads = 1 if isinstance(config, Mamba2Config) else heads
 
     def products(params: dict, x: jax.Array) -> jax.Array:
         """The layers' matrix products, and those of all chunks at once; the rest is left out."""
-        params = params["params"]
-        names = ("qkv_proj", "beta_proj", "decay_proj", "gate_proj") if erases else ("in_proj",)
-        inner = [x @ params[name]["kernel"] for name in names]
-        values = params["out_proj"]["kernel"].shape[0]
-        keys = width if erases else config.d_state
-        q, k, v = jnp.split(inner[0][0, :, : 2 * keys + values], [keys, 2 * keys], axis=-1)
-        # [chunks, heads, tokens, channels]; the heads of Mamba-2 share q and k.
+        kernels = {path: x for path, x in named_leaves(params["params"]).items() if path.endswith("kernel")}
+        out, inner = kernels.pop("out_proj/kernel"), {}
+        for path in sorted(kernels):  # "down" before the "up" of a low-rank layer
+            inner[path] = inner.get(path.replace("up/", "down/"), x) @ kernels[path]
+        values, keys = out.shape[0], config.d_state if has_states else width
+        if isinstance(config, RWKV7Config):
+            q, k, v = (inner[f"{name}_proj/kernel"][0] for name in "rkv")
+        else:
+            joint = inner["in_proj/kernel" if has_states else "qkv_proj/kernel"]
+            q, k, v = jnp.split(joint[0, :, : 2 * keys + values], [keys, 2 * keys], axis=-1)
+        if has_states:
+            q, k = (jnp.tile(part, key_heads) for part in (q, k))
+        # [chunks, heads, tokens, channels].
         q, k, v = (
             part.reshape(-1, config.chunk, n, part.shape[-1] // n).swapaxes(1, 2)
             for part, n in ((q, key_heads), (k, key_heads), (v, heads))
         )
         memory = k.mT @ v
-        u = (k @ k.mT) @ (v - k @ memory) if erases else v
-        o = (q @ memory + (q @ k.mT) @ u).swapaxes(1, 2).reshape(1, length, values)
-        rest = sum(part.mean() for part in inner)  # so that no product is dropped
-        return (o + rest) @ params["out_proj"]["kernel"]
+        if has_states:
+            o = q @ memory + (q @ k.mT) @ v
+        elif isinstance(config, RWKV7Config):  # what is erased has vectors of its own: here v's, of that size
+            erased = (k @ v.mT) @ (k @ memory + (k @ k.mT) @ v)
+            o = q @ memory + (q @ k.mT) @ v - (q @ v.mT) @ erased + k @ (v.mT @ erased)
+        else:
+            o = q @ memory + (q @ k.mT) @ ((k @ k.mT) @ (v - k @ memory))
+        o = o.swapaxes(1, 2).reshape(1, length, values)
+        rest = sum(part.mean() for part in inner.values())  # so that no product is dropped
+        return (o + rest) @ out
 
     programs = both_passes("matrix products", products, params, x, y_bar)
     return programs | both_passes("mixer", module.apply, params, x, y_bar)

@@ -32,7 +32,7 @@ comparison.""",
     solved=0.99,
     above=[(tuple(f"pattern={name}" for name in FIXED), ("pattern=hawk",))],
     findings="""Hyena and S4D have solved the task at their first evaluation, after 200 steps. Hawk has not
-after 800; its accuracy still rises, so that more steps might solve it.""",
+after 800; its accuracy still rises, so that the ordering is one of speed, and open as one of ability.""",
 )
 
 if __name__ == "__main__":

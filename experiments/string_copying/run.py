@@ -40,12 +40,13 @@ There 12 layers of width 1,024 and up to 300 letters; here two layers of width 6
     evaluated="strings of 3 to 8 letters, as in training",
     lengths={length: partial(of_length, length) for length in LENGTHS},
     x="length",
-    findings="""Not reproduced at this size. Attention with rotary positions needs half of Hawk's rows, not a
-hundredth, and Hyena and the gated delta rule need fewer than either; beyond the training length Hyena and
-attention with rotary positions lose the string at once. Attention without positions keeps as much as Hawk at
-16 letters, but names only nine in ten of 8 letters after 3,000 steps. The paper's attention looks back with
-its own biases (Hard-ALiBi), which this package lacks, and 8 letters fit into the state of every recurrence
-here, where the paper's 300 do not. The gated delta rule keeps most.""",
+    findings="""Not reproduced at this size, as far as the runs went. Attention with rotary positions needs
+half of Hawk's rows, not a hundredth, and Hyena and the gated delta rule need fewer than either; beyond the
+training length Hyena and attention with rotary positions lose the string at once. Attention without
+positions keeps as much as Hawk at 16 letters, but names only nine in ten of 8 letters after 3,000 steps. The
+paper's attention looks back with its own biases (Hard-ALiBi, our `hard_alibi_heads`), which has not been
+tried here, and 8 letters fit into the state of every recurrence here, where the paper's 300 do not. The gated
+delta rule keeps most.""",
 )
 
 if __name__ == "__main__":

@@ -1,0 +1,376 @@
+"""The page and the figure of a study: what its runs reached, what is finished, which orderings hold."""
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import protocol
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+
+from hyena_jax.comparison.figure import COLOURS, fill_range, save
+from hyena_jax.comparison.runs import without_seed
+from hyena_jax.comparison.table import KIB, GroupSummary, markdown
+from hyena_jax.config import TASK_CONFIGS
+
+if TYPE_CHECKING:
+    from study import Study
+
+MARKERS = "os^Dv<P*"
+BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+TIE = 0.02
+"""Published values that are no further apart count as equal in a rank correlation."""
+
+
+@dataclass(frozen=True)
+class Group(GroupSummary):
+    """What the runs of a group reached, also at other lengths, and whether its training is finished."""
+
+    by_length: Mapping[int, tuple[float, ...]]
+    solved: float
+    """A value of at least this solves the task."""
+    rows: int
+    """The most rows that one of its runs was trained on."""
+    gain: float | None
+    """What twice the rows added to the first run's value; None if they were not tried."""
+    learning_rate: float | None
+    """The best of those searched; None if none was searched."""
+
+    def at(self, length: int | None) -> tuple[float, ...]:
+        """The values at a test length, or those of the evaluation during training."""
+        return self.last if length is None else self.by_length[length]
+
+    def median(self, length: int | None = None) -> float:
+        """The median of these over seeds."""
+        return statistics.median(self.at(length))
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether the median run has solved the task."""
+        return self.median() >= self.solved
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether more training would not change the value: see `protocol`."""
+        return self.is_solved or (self.gain is not None and self.gain < protocol.ENOUGH)
+
+    @property
+    def status(self) -> str:
+        """How training ended, in words."""
+        if self.is_solved:
+            return "solved"
+        if self.is_finished:
+            return f"not within {self.rows:,} rows"
+        return "unfinished" if self.gain is None else f"unfinished: twice the rows give {self.gain:+.3f}"
+
+
+def groups_of(study: "Study", results: Mapping[str, Any]) -> dict[str, Group]:
+    """The groups of the runs in results.json, by name."""
+    members: dict[str, list[dict]] = {}
+    for name, row in results["runs"].items():
+        members.setdefault(without_seed(name), []).append(row)
+    longer, found = results.get("longer", {}), {}
+    for name, rows in members.items():
+        more = longer.get(name, {})
+        found[name] = Group(
+            label=name,
+            metric=study.metric,
+            last=tuple(row["value"] for row in rows),
+            best=max(row["value"] for row in rows),
+            steps=tuple(row["step"] for row in rows),
+            seconds=statistics.median(row["seconds"] for row in rows),
+            n_params=rows[0]["n_params"],
+            state_bytes=rows[0]["state_bytes"],
+            by_length={
+                int(length): tuple(row["by_length"][length] for row in rows)
+                for length in rows[0]["by_length"]
+            },
+            solved=study.solved,
+            rows=max(more.get("rows", 0), *(row.get("rows", 0) for row in rows)),
+            gain=more.get("gain"),
+            learning_rate=rows[0].get("learning_rate"),
+        )
+    return found
+
+
+def rank_correlation(study: "Study", groups: Mapping[str, Group]) -> tuple[float, int] | None:
+    """Spearman's correlation of published values and our medians at finished groups, and their number.
+
+    Published values within `TIE` of one another are ties, and settings that all of ours solve are left out.
+    None with fewer than three groups, or where one side has a single value.
+    """
+    settings: dict[str, list[str]] = {}
+    for name in groups:
+        kept = [
+            part for part in name.split(",") if part.partition("=")[0] not in ("pattern", "model", "filter")
+        ]
+        settings.setdefault(",".join(kept), []).append(name)
+    telling = [
+        name for names in settings.values() for name in names if not all(groups[n].is_solved for n in names)
+    ]
+    names = [name for name in telling if name in study.published and groups[name].is_finished]
+    if len(names) < 3:
+        return None
+    ours, theirs = [groups[name].median() for name in names], tied([study.published[name] for name in names])
+    if len({*ours}) == 1 or len({*theirs}) == 1:
+        return None
+    return float(spearmanr(ours, theirs).statistic), len(names)
+
+
+def tied(values: Sequence[float]) -> list[float]:
+    """The values, where those that follow one another within TIE are replaced by the least of them."""
+    order, lowest = sorted(values), {}
+    for i, value in enumerate(order):
+        lowest[value] = lowest[order[i - 1]] if i and value - order[i - 1] <= TIE else value
+    return [lowest[value] for value in values]
+
+
+def orderings(study: "Study", groups: Mapping[str, Group]) -> list[tuple[str, str]]:
+    """Each expected ordering in words, and whether it `holds`, `does not hold`, or is `open`.
+
+    An ordering is open as long as one of its groups is unfinished.
+    """
+    found = []
+    for higher, lower in study.above:
+        pairs = [(groups[a], groups[b]) for a in higher for b in lower if a in groups and b in groups]
+        if not pairs:
+            continue
+        length = study.above_at
+        unfinished = {group.label for pair in pairs for group in pair if not group.is_finished}
+        holds = all(a.median(length) > b.median(length) for a, b in pairs)
+        overlap = holds and any(min(a.at(length)) <= max(b.at(length)) for a, b in pairs)
+        names = ("; ".join(label(name) for name in side) for side in (higher, lower))
+        text = " above ".join(names) + ("" if length is None else f", at {length} {study.unit}")
+        if unfinished:
+            so_far = "it holds so far" if holds else "it does not hold so far"
+            found.append((f"{text} ({len(unfinished)} of its groups are unfinished; {so_far})", "open"))
+        else:
+            note = " (between medians; the ranges over seeds overlap)" if overlap else ""
+            found.append((text + note, "holds" if holds else "does not hold"))
+    return found
+
+
+def verdict(study: "Study", groups: Mapping[str, Group]) -> str:
+    """How many of the expected orderings hold, in words."""
+    found = [how for _, how in orderings(study, groups)]
+    if not found:
+        return "none stated"
+    n_open = found.count("open")
+    return f"{found.count('holds')} of {len(found)} hold" + (f", {n_open} open" if n_open else "")
+
+
+def page(study: "Study", results: Mapping[str, Any]) -> str:
+    """The page of an experiment, in Markdown."""
+    groups = groups_of(study, results)
+    task_names = {data: f"`tasks:{name}`" for name, data in TASK_CONFIGS.items()}
+    tasks = dict.fromkeys(task_names[type(run.data)] for run in study.runs.values())
+    lines = [
+        f"# {study.title}\n",
+        f"{study.source}. {study.claim.strip()}\n",
+        f"```bash\n{results['command']}\n```\n",
+        f"{_made(results)}. That command writes this page.\n",
+        *(
+            f"Later, by `{later['command']}` ({_made(later)}): {'; '.join(map(label, later['groups']))}.\n"
+            for later in results.get("later", [])
+        ),
+        f"Trained on {', '.join(tasks)}. Median, range and solved runs: over seeds, on {study.evaluated}. "
+        "`step` is the last step, and `state` the decoding state of one sequence.\n",
+        how_trained(study, results),
+        "",
+        *_table(study, groups),
+        "",
+    ]
+    marks = {"holds": "holds", "does not hold": "**does not hold**", "open": "open"}
+    lines += [f"- {marks[how]}: {text}" for text, how in orderings(study, groups)]
+    correlation = rank_correlation(study, groups)
+    if correlation is not None:
+        value, n = correlation
+        lines.append(
+            f"- Spearman's rank correlation with {n} published values of finished groups: {value:.2f}"
+        )
+    missing = {without_seed(name) for name in study.runs if name not in results["runs"]}
+    if missing:
+        names = [label(group) for group in dict.fromkeys(map(without_seed, study.runs)) if group in missing]
+        lines += ["", f"Not run yet, or not with all seeds: {'; '.join(names)}."]
+    lines += ["", "![results](plot.png)", "", study.findings.strip(), ""]
+    return "\n".join(lines)
+
+
+def how_trained(study: "Study", results: Mapping[str, Any]) -> str:
+    """The protocol and the budget of the results, as a paragraph."""
+    least, most = protocol.budget_in_rows(list(study.runs.values()))
+    rows = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    paper = f"; the source trains on {study.paper_rows}" if study.paper_rows else ""
+    budget = f"At most {rows} rows a run{paper}."
+    finished = (
+        "A group is finished once it has solved its task, or once twice the rows raise its value by less than"
+        f" {protocol.ENOUGH}; all others are unfinished, are drawn hollow, and decide no ordering."
+    )
+    searched = (
+        "the best of at least three, half a decade apart, found at a quarter of the steps with a seed and"
+        " rows of its own"
+    )
+    n_searched = sum("learning_rate" in row for row in results["runs"].values())
+    if n_searched == 0:
+        return f"{budget} One learning rate, not searched, and no longer runs. {finished}"
+    if n_searched < len(results["runs"]):
+        return (
+            f"{budget} A learning rate in the table is {searched}; groups without one were trained at one"
+            f" rate, not searched, and no longer. {finished}"
+        )
+    return f"{budget} The learning rate is {searched}. {finished}"
+
+
+def _made(results: Mapping[str, Any]) -> str:
+    """How long the runs took, and on what."""
+    machine, versions = results["hardware"], results["versions"]
+    return (
+        f"{results['seconds'] / 60:.0f} minutes on {machine['cores']} cores ({machine['device']}); "
+        f"Python {versions['python']}, JAX {versions['jax']}"
+    )
+
+
+def _table(study: "Study", groups: Mapping[str, Group]) -> list[str]:
+    lengths = sorted({length for group in groups.values() for length in group.by_length})
+    columns = ["published"] if study.published else []
+    columns += [
+        f"median {study.metric.replace('_', ' ')}",
+        "range over seeds",
+        f"solved ({study.solved:g})",
+        "training",
+        *(f"at {length:,} {study.unit}" for length in lengths),
+    ]
+    is_searched = any(group.learning_rate is not None for group in groups.values())
+    columns += ["rate"] if is_searched else []
+    columns += ["step", "seconds", "parameters", "state, KiB"]
+    rows = []
+    for name, group in groups.items():
+        published = study.published.get(name)
+        cells = [] if not study.published else ["" if published is None else f"{published:.3f}"]
+        n_solved = sum(value >= study.solved for value in group.last)
+        spread = f"{min(group.last):.3f} to {max(group.last):.3f}" if group.n_runs > 1 else "one seed"
+        cells += [f"**{group.median():.3f}**", spread, f"{n_solved} of {group.n_runs}", group.status]
+        cells += [f"{group.median(length):.3f}" for length in lengths]
+        cells += ["" if group.learning_rate is None else f"{group.learning_rate:g}"] if is_searched else []
+        cells += [cost.strip("-") for cost in group.costs.values()]  # empty for a model without a state
+        rows.append((label(name), cells))
+    return markdown("model", columns, rows)
+
+
+def label(name: str) -> str:
+    """A group's name for people: its values, with the names of those that are numbers."""
+    parts = [part.partition("=") for part in name.split(",")]
+    return ", ".join(value if not re.match(r"[\d.]", value) else f"{key} {value}" for key, _, value in parts)
+
+
+def draw(study: "Study", groups: Mapping[str, Group], path: Path) -> None:
+    """Draws the groups: lines over `study.x`, or bars; published values are dashed, or diamonds.
+
+    Groups that are unfinished are hollow. Lines of several tasks have a panel each.
+    """
+    if study.x is None:
+        height = max(4.6, 1 + 0.22 * len(groups))  # so that the names of bars do not touch
+        figure = Figure(figsize=(8, height), layout="constrained")
+        _draw_bars(study, groups, figure.subplots())
+    else:
+        figure = Figure(figsize=(9, 4.6), layout="constrained")
+        _draw_lines(study, groups, figure)
+    figure.suptitle(study.title, fontsize="medium")
+    for axes in figure.axes:
+        axes.grid(alpha=0.25)
+    save(figure, path, dpi=130)
+
+
+def _draw_bars(study: "Study", groups: Mapping[str, Group], axes: Axes) -> None:
+    for i, group in enumerate(groups.values()):
+        axes.barh(
+            i, group.median(), color=COLOURS[0], alpha=0.55, fill=group.is_finished, edgecolor=COLOURS[0]
+        )
+        axes.plot(group.last, [i] * group.n_runs, "o", color=COLOURS[0], markersize=4)
+        if group.label in study.published:
+            axes.plot(study.published[group.label], i, "D", color=COLOURS[1], fillstyle="none", markersize=8)
+    axes.set_yticks(range(len(groups)), [label(name) for name in groups])
+    axes.set_ylim(len(groups) - 0.4, -0.6)
+    shown = "bar: median, dots: seeds" + (", diamond: published" if study.published else "")
+    shown += "" if all(group.is_finished for group in groups.values()) else ", hollow: unfinished"
+    axes.set_xlabel(f"{study.metric.replace('_', ' ')}   ({shown})")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a line: the values of all seeds, whether it is finished, and what was published."""
+
+    x: float
+    values: tuple[float, ...]
+    is_finished: bool
+    published: float | None = None
+
+
+def _draw_lines(study: "Study", groups: Mapping[str, Group], figure: Figure) -> None:
+    panels: dict[str, dict[str, list[Point]]] = {}
+    for name, group in groups.items():
+        settings = dict(part.split("=", 1) for part in name.split(","))
+        lines = panels.setdefault(settings.pop("task", ""), {})
+        published = study.published.get(name)
+        if study.x == "length":
+            points = [Point(length, values, group.is_finished) for length, values in group.by_length.items()]
+        elif study.x == "state":
+            points = [Point((group.state_bytes or 0) / KIB, group.last, group.is_finished, published)]
+            settings = {"pattern": settings["pattern"]}
+        else:
+            points = [Point(float(settings.pop(study.x)), group.last, group.is_finished, published)]
+        lines.setdefault(", ".join(settings.values()), []).extend(points)
+    all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (task, lines) in zip(all_axes, panels.items(), strict=True):
+        _draw_panel(axes, lines)
+        axes.set_title(task, fontsize="medium")
+        if study.x in ("state", "length"):
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        if study.x != "state":
+            axes.set_xticks(sorted({point.x for points in lines.values() for point in points}))
+        words = {"state": "decoding state of a sequence, KiB", "length": f"test length, {study.unit}"}
+        axes.set_xlabel(words.get(study.x, study.x.replace("_", " ")))
+    notes = ["dashed: published"] if study.published else []
+    notes += [] if all(group.is_finished for group in groups.values()) else ["hollow: unfinished"]
+    shown = f"   ({', '.join(notes)})" if notes else ""
+    all_axes[0].set_ylabel(study.metric.replace("_", " ") + shown)
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+
+
+def _draw_panel(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
+    """Medians as lines and ranges over seeds as bands; a line with single seeds has error bars instead."""
+    styles = (  # after the last colour they begin again, with other markers
+        style
+        for shift in range(len(MARKERS))
+        for style in zip(COLOURS, MARKERS[shift:] + MARKERS[:shift], strict=True)
+    )
+    for name, points in lines.items():
+        points = sorted(points, key=lambda point: point.x)
+        x, medians = [point.x for point in points], [statistics.median(point.values) for point in points]
+        if len(points) == 1:  # named where it lies, so that the colours are enough for the lines
+            face = "#303030" if points[0].is_finished else "white"
+            axes.plot(x, medians, "o", color="#303030", markerfacecolor=face, markersize=4)
+            at = (x[0], medians[0])
+            axes.annotate(
+                name, at, (0, 5), textcoords="offset points", ha="center", fontsize=8, bbox=BACKGROUND
+            )
+            continue
+        colour, marker = next(styles)
+        axes.plot(x, medians, marker=marker, color=colour, label=name, markersize=5)
+        hollow = [(point.x, statistics.median(point.values)) for point in points if not point.is_finished]
+        if hollow:
+            shape = {"marker": marker, "color": colour, "markerfacecolor": "white", "markersize": 5}
+            axes.plot(*zip(*hollow, strict=True), linestyle="", **shape)
+        if all(len(point.values) > 1 for point in points):
+            fill_range(axes, {point.x: point.values for point in points}, color=colour, alpha=0.15)
+        else:
+            low, high = ([of(point.values) for point in points] for of in (min, max))
+            axes.vlines(x, low, high, color=colour, linewidth=3, alpha=0.4)
+        known = [(point.x, point.published) for point in points if point.published is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), "--", color=colour)

@@ -1,0 +1,95 @@
+"""Losses of a run on the held-out text, all of it and on the windows of irhum/hyena's published loss.
+
+python experiments/shakespeare_cpu/windows.py runs/shakespeare_published [--step best]
+python experiments/shakespeare_cpu/windows.py --ngrams input.txt
+
+The published loss is a mean over 1,024 windows of 256 characters: four batches of 256, whose starts are drawn
+from `PRNGKey(0)` as in the published notebook. What a key draws depends on `jax_threefry_partitionable`,
+which was False by default when the notebook was run, and is True today. --ngrams compares the whole held-out
+text to the windows of both settings by models without training noise.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import tyro
+
+import hyena_jax
+from hyena_jax.config import TextConfig
+from hyena_jax.data.text import Corpus, load_corpus
+
+SEQ_LEN, BATCHES, BATCH_SIZE = 256, 4, 256
+ORDERS = range(2, 7)
+# Counts that the shorter context's estimate is worth.
+PRIOR = 5.0
+
+
+def main(
+    run: tyro.conf.Positional[Path | None] = None, step: str = "best", ngrams: Path | None = None
+) -> None:
+    """Prints both losses of a run, or those of n-gram models.
+
+    Args:
+      run: folder of a run on Tiny Shakespeare by characters.
+      step: the run's checkpoint: `best`, `latest` or a number.
+      ngrams: the text, for n-gram models.
+    """
+    if run is not None:
+        loaded = hyena_jax.load_run(run, step)
+        print(f"step {loaded.step}   held-out text {loaded.evaluate()['loss']:.4f}", end="   ")
+        print(f"published windows {loss_on_windows(loaded):.4f}")
+    if ngrams is not None:
+        config = TextConfig(path=str(ngrams), tokenizer="characters", seq_len=SEQ_LEN)
+        compare_ngrams(load_corpus(config))
+
+
+def starts(n_tokens: int, partitionable: bool = False) -> np.ndarray:
+    """First tokens [1024] of the published windows of a held-out text of n_tokens."""
+    found, key = [], jax.random.PRNGKey(0)
+    with jax.threefry_partitionable(partitionable):
+        for _ in range(BATCHES):
+            key, _ = jax.random.split(key)
+            n_starts = n_tokens - SEQ_LEN - 1
+            found.append(jax.random.choice(key, n_starts, (BATCH_SIZE,), replace=False))
+    return np.concatenate(found)
+
+
+def loss_on_windows(run: hyena_jax.LoadedRun) -> float:
+    """The mean loss of the published windows, in nats."""
+
+    @jax.jit
+    def losses(windows: jax.Array) -> jax.Array:
+        logits = run.model.apply({"params": run.params}, windows[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:])
+
+    held_out = run.data.held_out
+    windows = held_out[starts(len(held_out))[:, None] + np.arange(SEQ_LEN + 1)].astype(np.int32)
+    return float(np.mean([losses(part) for part in np.split(windows, 16)], dtype=np.float64))
+
+
+def compare_ngrams(data: Corpus) -> None:
+    """Prints, for each order, the loss on the held-out text and how much less it is on the windows."""
+    n_held_out = len(data.held_out)
+    targets = {flag: starts(n_held_out, flag)[:, None] + np.arange(1, SEQ_LEN + 1) for flag in (False, True)}
+    likelihood = np.full(n_held_out, 1 / data.tokenizer.vocab_size)
+    train, held_out = data.train.tobytes(), data.held_out.tobytes()  # a byte is a character
+    print("order   held-out text   less on the windows: partitionable False   True")
+    for order in range(1, max(ORDERS) + 1):
+        # The estimate of an order falls back on that of the order before: Dirichlet smoothing.
+        grams = Counter(train[i : i + order] for i in range(len(train) - order + 1))
+        contexts = Counter(train[i : i + order - 1] for i in range(len(train) - order + 1))
+        for i in range(order - 1, n_held_out):
+            gram = held_out[i - order + 1 : i + 1]
+            likelihood[i] = (grams[gram] + PRIOR * likelihood[i]) / (contexts[gram[:-1]] + PRIOR)
+        if order in ORDERS:
+            losses = -np.log(likelihood)
+            whole = losses[1:].mean()
+            less = [whole - losses[at].mean() for at in targets.values()]
+            print(f"{order:5}   {whole:13.4f}   {less[0]:40.4f}   {less[1]:6.4f}")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
