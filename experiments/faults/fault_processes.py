@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from fault_kills import TEMPORARY, Stage, Trial
+from fault_kills import TEMPORARY, Stage, Trial, last_verified
 from fault_runs import EVERY, STEPS, Started, demand, demand_same_end, last_row, newest
 
 GRACE, PATIENCE, MEETING = 5, 60, 30
@@ -83,7 +83,7 @@ def _kill_and_finish(stage: Stage, started: Started, killed: int, workdir: Path,
     demand(ended.text.count(line) == 1, f"{line!r} was not said once: {ended.text[-1500:]}")
     demand("Traceback" not in ended.text, f"a traceback: {ended.text[-1500:]}")
     demand(seconds < GRACE + PATIENCE, f"the other one ended after {seconds:.0f} s")
-    row, after = last_row(workdir), newest(workdir)
+    row, after = last_row(workdir), last_verified(workdir)
     demand(row - after <= 2 * EVERY + 1, f"step {row} was reached, but the newest checkpoint is {after}")
     _finish(stage, workdir, after)
     return {"step": row, "checkpoint": after, "seconds": round(seconds, 1), "hit": hit}
