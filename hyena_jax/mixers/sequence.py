@@ -235,7 +235,8 @@ class Sequence:
                 y = self._few_taps_conv(jnp.concatenate(parts), taps, None)
                 return jnp.split((y + jnp.concatenate(biases)).astype(dtype), len(parts))
             ids, sequence_axis = self._document_ids, self.sequence_axis
-            return [shards.short_conv(*of_part, axis, ids, sequence_axis) for of_part in of_parts]
+            outputs = [shards.short_conv(*of_part, axis, ids, sequence_axis) for of_part in of_parts]
+            return [self.forms.keep(y) for y in outputs]
 
         def empty() -> jax.Array:
             history = (shape[batch], *shape[:batch], n_taps - 1, *shape[batch + 2 :])

@@ -1,5 +1,6 @@
 """Which form of an operator runs on which platform: the one place that decides. Axes: L length."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -25,6 +26,8 @@ class Forms(NamedTuple):
     recurrence: Recurrence
     attention: Attention
     delta_rule: DeltaRule
+    keep: Callable[[jax.Array], jax.Array] = lambda x: x
+    """Returns x; on a CPU, XLA then writes x to memory, where it would compute x again for each reader."""
 
 
 def forms_for(platform: str | None = None, kernels: bool = False) -> Forms:
@@ -43,7 +46,13 @@ def forms_for(platform: str | None = None, kernels: bool = False) -> Forms:
     """
     platform = platform or jax.default_backend()
     if platform == "cpu":
-        return Forms(long_conv.fft_conv, linear_recurrence.loop_recurrence, cpu_attention, delta_rule)
+        return Forms(
+            long_conv.fft_conv,
+            linear_recurrence.loop_recurrence,
+            cpu_attention,
+            delta_rule,
+            jax.lax.optimization_barrier,
+        )
     convolution = long_conv.fft_conv
     if platform == "tpu":
         convolution = tpu_conv if kernels else tpu_products
