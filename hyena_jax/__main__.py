@@ -3,16 +3,20 @@
 import signal
 import sys
 
-from hyena_jax.signals import STOPPED_CODE, end_at_once, watch_signals
+from hyena_jax.memory import restart_with_large_pages
+from hyena_jax.signals import STOPPED_CODE, STOPPING, end_at_once, watch_signals
 
 
 def main() -> int:
     """Runs the command that sys.argv names; returns its exit code."""
+    if sys.argv[1:2] in (["train"], ["sweep"], ["distill"], ["bench"]):
+        restart_with_large_pages()
     watch_signals()
     end_at_once(signal.SIGINT, 130, "interrupted")
     if sys.argv[1:2] in (["train"], ["sweep"]):  # with this exit code, a scheduler requeues the run
         for number in (signal.SIGTERM, signal.SIGHUP):
             end_at_once(number, STOPPED_CODE, f"stopped by {number.name}; rerun the command to continue")
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     from hyena_jax import cli
 
     code = cli.main()

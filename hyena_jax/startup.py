@@ -1,6 +1,5 @@
 """The start of a command: starts JAX, or reports why it cannot start, and keeps compiled programs."""
 
-import ctypes
 import importlib.metadata
 import importlib.util
 import logging
@@ -49,19 +48,6 @@ def quiet_libraries() -> None:
     os.environ["MPLBACKEND"] = "agg"  # figures are only written to files
     for name in ("absl", "asyncio", "gcsfs"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def keep_freed_memory() -> None:
-    """Tells glibc to keep the memory that XLA frees, since XLA allocates temporaries at every step on a CPU.
-
-    Returning it to the kernel in between costs page faults: 73 -> 64 ms a step of `shakespeare_cpu`.
-    """
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            trim_threshold, mmap_max = -1, -4
-            libc.mallopt(trim_threshold, -1)  # never
-            libc.mallopt(mmap_max, 0)
 
 
 def start_jax(note: Callable[[str], None]) -> None:

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 import tyro
 
 from hyena_jax.benchmark.timing import interleave, jit_program
+from hyena_jax.memory import keep_freed_memory, restart_with_large_pages
 from hyena_jax.ops.attention import Attention, Visible, plain_attention
 from hyena_jax.ops.fast.blocked_attention import blocked_attention
-from hyena_jax.startup import keep_freed_memory
 
 N_HEADS, HEAD_DIM = 4, 64
 N_THREADS = 2
@@ -38,6 +38,7 @@ def main(
       least_runs: minimum timed runs of each program.
       plain: also measure the form that holds all weights in memory.
     """
+    restart_with_large_pages()
     keep_freed_memory()
     torch.set_num_threads(N_THREADS)
     forms = {"plain": plain_attention} if plain else {}

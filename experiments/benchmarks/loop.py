@@ -19,7 +19,7 @@ from targets import STEPS, VOCABULARY, steps
 
 from hyena_jax import config as configs
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.startup import keep_freed_memory
+from hyena_jax.memory import keep_freed_memory, restart_with_large_pages
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.run import train
 
@@ -30,6 +30,7 @@ def main(
     output: Path = Path(__file__).parent, rounds: int = 3, mixers: tuple[str, ...] = ("hyena", "hawk")
 ) -> None:
     """Measures `shakespeare_cpu` with each mixer, and prints the ratio of medians."""
+    restart_with_large_pages()
     keep_freed_memory()
     results = {}
     for name in mixers:

@@ -37,10 +37,10 @@ from hyena_jax.config import (
     MixerConfig,
     RWKV7Config,
 )
+from hyena_jax.memory import keep_freed_memory, restart_with_large_pages
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops import fastmax
 from hyena_jax.parallel import Pmap, all_devices
-from hyena_jax.startup import keep_freed_memory
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
 from hyena_jax.trees import named_leaves
@@ -72,6 +72,7 @@ def main(
       only: measure only the groups whose name starts with this, and write no file.
     """
     if keep_memory:
+        restart_with_large_pages()
         keep_freed_memory()
     effort = Effort(seconds, 9, 60.0)
     groups = {

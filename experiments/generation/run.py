@@ -33,7 +33,7 @@ from hyena_jax.comparison.figure import COLOURS
 from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig, MixerConfig, ModalFilterConfig
 from hyena_jax.generation.decoding import Request, generate
 from hyena_jax.generation.sampling import SamplingRule
-from hyena_jax.startup import keep_freed_memory
+from hyena_jax.memory import keep_freed_memory, restart_with_large_pages
 
 VOCABULARY = 256
 # The distilled model's filters have 32 real states a channel.
@@ -126,6 +126,7 @@ def main(
       most_seconds: lazy generations that take longer are extrapolated.
       plot_only: draw plot.png from results.json, and measure nothing.
     """
+    restart_with_large_pages()
     keep_freed_memory()
     lengths = [length for length in (256, 1024, 4096, 16_384, 65_536) if length <= longest]
     cases = [(length, 1) for length in lengths] + [(batched, 8)] * (batched <= longest)

@@ -25,7 +25,7 @@ from hyena_jax.comparison.table import state_size
 from hyena_jax.config import MIXER_CONFIGS
 from hyena_jax.generation.decoding import Request, prefill, proceed
 from hyena_jax.generation.sampling import SamplingRule
-from hyena_jax.startup import keep_freed_memory
+from hyena_jax.memory import keep_freed_memory, restart_with_large_pages
 
 N_TOKENS = 512
 N_RUNS = 3
@@ -49,6 +49,7 @@ def measure(name: str, context: int) -> dict:
 
 def main(output: Path = Path(__file__).parent, contexts: tuple[int, ...] = (1024, 4096, 16_384)) -> None:
     """Measures every mixer at every context, and writes tokens.json after each mixer."""
+    restart_with_large_pages()
     keep_freed_memory()
     report = {"command": " ".join(["python", *sys.argv]), **describe_machine()}
     report |= describe_versions() | {"mixers": {}}

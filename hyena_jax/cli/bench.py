@@ -12,7 +12,8 @@ from hyena_jax.benchmark.settings import Decode, Function, Model, Operators
 from hyena_jax.cli.base import Command, OfConfig, fail, note, table_console
 from hyena_jax.cli.flags import positional
 from hyena_jax.config import AtLeast, AtMost, UserError, require
-from hyena_jax.startup import import_jax, keep_freed_memory, start_devices
+from hyena_jax.memory import keep_freed_memory
+from hyena_jax.startup import import_jax, start_devices
 
 if TYPE_CHECKING:
     from hyena_jax.benchmark.compare import Difference

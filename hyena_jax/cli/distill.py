@@ -11,7 +11,8 @@ from hyena_jax.cli.base import OfRun, fail, note, table_console, unread
 from hyena_jax.config import AtLeast, plugin_flags, read_json, read_run, require
 from hyena_jax.errors import as_urls
 from hyena_jax.files import require_free
-from hyena_jax.startup import keep_freed_memory, start_jax
+from hyena_jax.memory import keep_freed_memory
+from hyena_jax.startup import start_jax
 
 if TYPE_CHECKING:
     from rich.console import Console

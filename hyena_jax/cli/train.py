@@ -10,7 +10,8 @@ from hyena_jax.cli.base import OfConfig, fail, note, say, unread
 from hyena_jax.cli.flags import FLAT, PluginFlags, positional, take_flag
 from hyena_jax.config import AtLeast, Cluster, Experiment, UserError, plugin_flags
 from hyena_jax.errors import as_urls
-from hyena_jax.startup import import_jax, keep_compiled_programs, keep_freed_memory, start_devices
+from hyena_jax.memory import keep_freed_memory
+from hyena_jax.startup import import_jax, keep_compiled_programs, start_devices
 from hyena_jax.storage.location import Location, is_url, location_of
 
 

@@ -250,7 +250,8 @@ def test_what_memory_cannot_hold_and_what_takes_too_long_is_left_out_at_all_larg
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_live_memory_sees_what_a_run_takes():
     seen = memory.live_memory(lambda: np.ones(2**23))
-    assert seen is None or 2**26 <= seen < 2**27
+    # The allocator cannot return pages of which only parts are free.
+    assert seen is None or 0.98 * 2**26 <= seen < 2**27
     assert memory.fits(1)
     assert not memory.fits(2**60)
 
