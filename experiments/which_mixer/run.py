@@ -32,7 +32,11 @@ MIXERS = {
     "hawk": "language with a tiny constant state; longer inputs than in training",
     "signed_hawk": "parity and other states that flip",
     "gated_delta": "recall in a constant state, by replacing what a key held",
+    "kda": "as `gated_delta`, with a decay for each channel; permutations, with negative eigenvalues",
+    "gated_delta2": "as `kda`, with separate strengths of erasing and writing; language",
+    "rwkv7": "the weights that are published for it",
     "mamba2": "language with a large constant state",
+    "mamba3": "as `mamba2`, with rotations instead of a short convolution",
     "fastmax": "attention's form in linear time",
     "aft_conv": "attention-free mixing with biases inside a window",
 }
@@ -95,7 +99,7 @@ def rows() -> list[tuple[str, list[str]]]:
             shown(of(mixer, "word_problems", "model={}"), 64),
             shown(of(mixer, "mad", "task=compression,pattern={}")),
             "" if decoded is None else f"{decoded['state_bytes'] / LAYERS / KIB:,.0f}",
-            "" if variant is None else relative(variant["ms_per_step"]["median"], step),
+            "" if "ms_per_step" not in (variant or {}) else relative(variant["ms_per_step"]["median"], step),
             "" if decoded is None else relative(speed, decoded["tokens_per_second"]),
         ]
         found.append((f"`{mixer}`", cells))
