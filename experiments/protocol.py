@@ -18,7 +18,7 @@ import statistics
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -119,23 +119,21 @@ def search(
     metric: str, bases: Mapping[str, Experiment], workdir: Path, jobs: int
 ) -> tuple[dict[str, dict[float, float | None]], float]:
     """The value of each group by learning rate, None where the run diverged; and the seconds of all runs."""
-    rates = {group: first_rates(base.optimizer.learning_rate) for group, base in bases.items()}
-    while True:
-        names = {
-            f"{group},learning_rate={rate:.3g}": (group, rate)
-            for group, tried in rates.items()
-            for rate in tried
-        }
+    found: dict[str, dict[float, float | None]] = {group: {} for group in bases}
+    new = {group: first_rates(base.optimizer.learning_rate) for group, base in bases.items()}
+    seconds = 0.0
+    for i in count(1):  # a sweep of its own each, as one that is continued must have all its runs
+        names = {f"{group},learning_rate={rate:.3g}": (group, rate) for group in new for rate in new[group]}
         runs = {name: _searching(bases[group], rate) for name, (group, rate) in names.items()}
-        outcomes = trained(runs, workdir, jobs, may_diverge=True)
-        found: dict[str, dict[float, float | None]] = {group: {} for group in bases}
+        outcomes = trained(runs, workdir / f"round_{i}", jobs, may_diverge=True)
+        seconds += sum(outcome.seconds for outcome in outcomes.values())
         for name, (group, rate) in names.items():
             values = outcomes[name].values if outcomes[name].status == "done" else None
             found[group][rate] = None if values is None else values[metric]
         more = {group: next_rate(values) for group, values in found.items()}
-        if all(rate is None for rate in more.values()):
-            return found, sum(outcome.seconds for outcome in outcomes.values())
-        rates = {group: (*tried, *filter(None, [more[group]])) for group, tried in rates.items()}
+        new = {group: (rate,) for group, rate in more.items() if rate is not None}
+        if not new:
+            return found, seconds
 
 
 def first_rates(own: float) -> tuple[float, ...]:

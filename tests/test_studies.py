@@ -4,6 +4,7 @@ import dataclasses
 import json
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pages
 import protocol
@@ -138,6 +139,29 @@ def test_a_search_goes_on_while_the_best_rate_is_the_outermost():
     assert protocol.next_rate({1e-3: 0.5, 3.2e-4: 0.4, 3.2e-3: 0.9}) == 1e-2
     rates = dict.fromkeys((1e-5, 3e-5, 1e-4, 3e-4), 0.1)
     assert protocol.next_rate({**rates, 1e-3: 0.9}) is None
+
+
+def test_a_search_that_is_continued_asks_for_the_same_sweeps(monkeypatch):
+    """A sweep refuses to be continued with fewer runs: further rates have sweeps of their own."""
+    base = next(iter(reproduce.load("copying").runs.values()))
+    own, asked = base.optimizer.learning_rate, []
+
+    def trained(runs, workdir, jobs, may_diverge):
+        asked.append((workdir.name, [run.optimizer.learning_rate for run in runs.values()]))
+        rates = {name: run.optimizer.learning_rate for name, run in runs.items()}
+        return {
+            name: SimpleNamespace(status="done", values={"accuracy": rate}, seconds=1.0)
+            for name, rate in rates.items()
+        }
+
+    monkeypatch.setattr(protocol, "trained", trained)
+    found, seconds = protocol.search("accuracy", {"a": base}, Path("search"), 1)
+    first = protocol.first_rates(own)
+    assert asked[0] == ("round_1", list(first))
+    assert [name for name, _ in asked] == ["round_1", "round_2", "round_3"]
+    assert all(len(rates) == 1 for _, rates in asked[1:])
+    assert list(found["a"]) == [rate for _, rates in asked for rate in rates]
+    assert seconds == 5
 
 
 def test_runs_of_another_length_have_its_schedule():
