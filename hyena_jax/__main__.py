@@ -9,6 +9,7 @@ from hyena_jax.signals import STOPPED_CODE, STOPPING, end_at_once, watch_signals
 
 def main() -> int:
     """Runs the command that sys.argv names; returns its exit code."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until their handlers are set
     if sys.argv[1:2] in (["train"], ["sweep"], ["distill"], ["bench"]):
         restart_with_large_pages()
     watch_signals()

@@ -6,12 +6,9 @@ time of some training steps.
 
 import ctypes
 import os
-import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-
-from hyena_jax.signals import STOPPING
 
 TUNABLES = "GLIBC_TUNABLES"
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -21,15 +18,13 @@ def restart_with_large_pages(pages: Path = PAGES) -> None:
     """Starts this process again, with its number and arguments, so that glibc asks for pages of 2 MB.
 
     Temporaries of more than 64 MB are mapped anew at each run, whatever is set; large pages make that cheap.
-    glibc reads the variable only when a process starts. Signals that arrive meanwhile are delivered after the
-    `signal.pthread_sigmask` that takes STOPPING back.
+    glibc reads the variable only when a process starts. Signals that are blocked stay so.
 
     Returns where the variable is set already, or where `pages`, the kernel's setting, leaves no choice.
     """
     with suppress(OSError, ValueError):  # then this process goes on as it is
         if TUNABLES not in os.environ and "[madvise]" in pages.read_text():
             os.environ[TUNABLES] = "glibc.malloc.hugetlb=1"
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
             os.execv(sys.executable, sys.orig_argv)
 
 

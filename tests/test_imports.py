@@ -83,7 +83,7 @@ ALLOWED = {
     "api": {"config", "data", "generation", "models", "output", "scoring", "startup", "training"},
     "harness": {"api", "config", "data", "generation", "output", "parallel", "scoring", "training"},
     "__main__": {"cli", "memory", "signals"},
-    "memory": {"signals"},
+    "memory": set(),
     "signals": set(),
     "startup": {"config", "storage"},
     "cli": {

@@ -138,7 +138,8 @@ are small models on two CPU cores: take the numbers as hints, and read their pag
   [64, trained on 16](../word_problems/README.md); one half and a sixth at random
 - compression: [MAD's task](../mad/README.md), its macro accuracy
 - state: KiB a layer of width 128 at 4,096 tokens
-- step, token: time of a training step at a context of 64, and of a decoded token at 4,096, relative to
+- step, token: time of a training step at a context of 64 (before [memory was
+  kept](../benchmarks/README.md#memory-that-is-kept)), and of a decoded token at 4,096, relative to
   attention ([decoding](../generation/README.md))
 
 ## In words
