@@ -142,8 +142,8 @@ are small models on two CPU cores: take the numbers as hints, and read their pag
   [64, trained on 16](../word_problems/README.md); one half and a sixth at random
 - compression: [MAD's task](../mad/README.md), its macro accuracy
 - state: KiB a layer of width 128 at 4,096 tokens
-- step, token: time of a training step at a context of 64, and of a decoded token at 4,096, relative to attention
-  ([decoding](../generation/README.md))
+- step, token: time of a training step at a context of 64, and of a decoded token at 4,096, relative to
+  attention ([decoding](../generation/README.md))
 
 ## In words
 
@@ -152,8 +152,8 @@ are small models on two CPU cores: take the numbers as hints, and read their pag
   {attention.state_bytes / KIB:.0f} ({shown(attention)}).
 - If you need **the lowest loss in a small budget** of language, take `mamba2` ({loss["mamba2"]:.3f} nats), or
   `signed_hawk` ({loss["signed_hawk"]:.3f}) and `gated_hyena` ({loss["gated_hyena"]:.3f}), whose steps take
-  {of_mamba2["signed_hawk"]:.2f} and {of_mamba2["gated_hyena"]:.2f} of its time; attention has {loss["attention"]:.3f}. A context of 64 says little about larger
-  models.
+  {of_mamba2["signed_hawk"]:.2f} and {of_mamba2["gated_hyena"]:.2f} of its time; attention has
+  {loss["attention"]:.3f}. A context of 64 says little about larger models.
 - If you need to **track a state that flips**, take a recurrence whose factors may be negative: `signed_hawk`
   keeps parity to 256 bits ({shown(gate, 256)}); `hawk` is at {hawk.median(256):.2f} after as many steps.
 - If the states are those of **a group that does not commute**, take `gated_delta` with `negative_eigenvalues`
