@@ -23,6 +23,7 @@ def report(
     """
     path = folder / "results.json"
     if not plot_only:
+        folder.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
         for results in measure():
             write_text(path, json.dumps(results, indent=2) + "\n")
     draw(json.loads(path.read_text()))
