@@ -13,22 +13,14 @@ from study import Study, budget, main, task_runs
 
 from hyena_jax.config import Experiment
 
-STEPS = budget(800, 100)
+STEPS = budget(4000, 200, until="accuracy=0.99")
+WIDTHS = (16, 32, 64)
 POINTS = {
-    "attention": (16, 32, 64),
-    "hyena": (32, 64, 128),
-    "hawk": (32, 64, 128, 256),
-    "gated_delta": (16, 32, 64),
-    "kda": (16, 32, 64),
-    "gated_delta2": (16, 32, 64),
-    "rwkv7": (16, 32, 64),
-    "mamba2": (32, 64),
-    "mamba3": (32, 64),
-    "h3": (64,),
+    **dict.fromkeys(("attention", "gated_delta", "kda", "gated_delta2", "rwkv7"), WIDTHS),
+    **dict.fromkeys(("mamba2", "mamba3", "h3"), WIDTHS),
+    **dict.fromkeys(("hyena", "hawk"), (*WIDTHS, 128)),
     "fastmax": (32, 64),
-    "signed_hawk": (64,),
-    "stu": (64,),
-    "hyena_real_modal": (64,),
+    **dict.fromkeys(("signed_hawk", "stu", "hyena_real_modal"), (64,)),
 }
 """Widths of the model by mixer; the state grows with the width."""
 TWO_HEADS = ("--model.pattern.0.n-heads", "2")
@@ -42,12 +34,15 @@ OPTIONS = {
 """The registered mixer and its flags, where these are more than a mixer's name."""
 SEEDS = (0, 1, 2)
 DECISIVE = {
-    **dict.fromkeys(("attention", "hyena", "hawk", "rwkv7", "mamba3"), (64,)),
+    **dict.fromkeys(("attention", "hyena", "hawk", "h3", "rwkv7", "mamba2", "mamba3"), (64,)),
     **dict.fromkeys(("gated_delta", "kda", "gated_delta2"), (16, 64)),
 }
 """Widths with three seeds; all other points have one."""
-HARDER = ("gated_delta", "kda", "gated_delta2")
-"""Mixers that also recall 8 pairs in 64 tokens, at width 32 with three seeds."""
+HARDER = {
+    **dict.fromkeys(("gated_delta", "kda", "gated_delta2"), (32, 64)),
+    **dict.fromkeys(("attention", "mamba2"), (64,)),
+}
+"""Widths at which a mixer also recalls 8 pairs in 64 tokens, with three seeds."""
 WINDOWS = (4, 8, 16)
 """Windows of local attention, at width 64."""
 
@@ -61,10 +56,12 @@ def make_runs() -> dict[str, Experiment]:
             seeds = SEEDS if width in DECISIVE.get(mixer, ()) else (0,)
             flags = [*STEPS, *own, "--model.d-model", str(width)]
             runs |= task_runs(f"pattern={mixer},width={width}", "mqar", name, seeds, flags)
-    for mixer in HARDER:
-        flags = [*STEPS, *TWO_HEADS, "--model.d-model", "32", "--model.max-len", "64"]
-        flags += ["--data.n-pairs", "8", "--data.seq-len", "64"]
-        runs |= task_runs(f"task=8 pairs,pattern={mixer},width=32", "mqar", mixer, SEEDS, flags)
+    longer = ("--model.max-len", "64", "--data.n-pairs", "8", "--data.seq-len", "64")
+    for mixer, widths in HARDER.items():
+        name, *own = OPTIONS.get(mixer, (mixer,))
+        for width in widths:
+            flags = [*STEPS, *own, "--model.d-model", str(width), *longer]
+            runs |= task_runs(f"task=8 pairs,pattern={mixer},width={width}", "mqar", name, SEEDS, flags)
     for window in WINDOWS:
         flags = [*STEPS, "--model.pattern.0.window", str(window), "--model.pattern.0.n-heads", "1"]
         runs |= task_runs(f"pattern=local_attention,window={window}", "mqar", "local_attention", [0], flags)
@@ -73,8 +70,8 @@ def make_runs() -> dict[str, Experiment]:
 
 
 def searched_at(group: str) -> str:
-    """Learning rates are searched at width 64, once for each mixer; those of 8 pairs at these."""
-    return group if group.startswith("task=") else re.sub(r"width=\d+", "width=64", group)
+    """Learning rates are searched once for each mixer, at width 64 and 4 pairs."""
+    return re.sub(r"width=\d+", "width=64", group.removeprefix("task=8 pairs,"))
 
 
 STUDY = Study(
