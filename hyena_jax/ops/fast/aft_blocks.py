@@ -4,13 +4,15 @@ Sums, keys, values, biases and axes are as in `hyena_jax.ops.aft`. A query sees 
 its own: as many as its position in the document, plus one.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
 from hyena_jax.ops.aft import EMPTY, Bias, Sums, merge, no_sums, pad_end, running_sums, weighted_sums
 
-QUERY_BLOCK = 16
-"""Queries whose weights are computed at a time."""
+LEAST_BLOCK = 16
+"""Fewest queries whose weights are computed at a time, where there are so many."""
 
 PRODUCT_RANGE = 30
 """Largest difference between keys at which exp(k) exp(w) may stand for exp(k + w).
@@ -41,7 +43,9 @@ def blockwise_sums(
       window: the most keys K that a query sees.
     """
     n_queries = positions.shape[1]
-    block = min(QUERY_BLOCK, n_queries)
+    # With b queries in a block and n keys before it, a block takes n + b^2 exponentials for each channel: the
+    # fewest for each query at b = sqrt(n). Smaller blocks than LEAST_BLOCK cost more than they save.
+    block = min(max(LEAST_BLOCK, math.isqrt(window or keys.shape[1])), n_queries)
     rest = -n_queries % block
     keys, values, positions = pad_end(keys, rest, EMPTY), pad_end(values, rest), pad_end(positions, rest)
     n_earlier = keys.shape[1] if window is None else window - 1
