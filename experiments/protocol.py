@@ -1,7 +1,8 @@
 """How the runs of a study are made: rates are searched first, and longer runs show whether training ended.
 
 1. Search: at a quarter of the steps, on rows and a seed of its own, at least three learning rates around the
-   mixer's own, half a decade apart; more on a side while the best is the outermost there.
+   mixer's own, half a decade apart; more on a side while the best is the outermost there. Of several that
+   solve the task, the nearest to the mixer's own is the best.
 2. Report: every run of the study at the best rate of its mixer.
 3. Longer: a group that has not solved its task is trained once more, with twice the steps and a schedule of
    that length. Only if this raises its value by less than `ENOUGH` is the group finished: a schedule that
@@ -71,8 +72,11 @@ def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> di
     first = {group: name for group, name in first_of_all.items() if group in groups}
     searched = {study.searched_at(group) for group in first}
     bases = {group: study.runs[name] for group, name in first_of_all.items() if group in searched}
-    found, spent = search(study.metric, bases, workdir / "search", jobs)
-    best = {group: max(values, key=lambda rate: _rank(values[rate])) for group, values in found.items()}
+    found, spent = search(study, bases, workdir / "search", jobs)
+    best = {
+        group: best_rate(values, bases[group].optimizer.learning_rate, study.solved)
+        for group, values in found.items()
+    }
     rates = {group: best[study.searched_at(group)] for group in first}
     runs = {
         name: with_rate(run, rates[without_seed(name)])
@@ -116,11 +120,12 @@ def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> di
 
 
 def search(
-    metric: str, bases: Mapping[str, Experiment], workdir: Path, jobs: int
+    study: Any, bases: Mapping[str, Experiment], workdir: Path, jobs: int
 ) -> tuple[dict[str, dict[float, float | None]], float]:
     """The value of each group by learning rate, None where the run diverged; and the seconds of all runs."""
     found: dict[str, dict[float, float | None]] = {group: {} for group in bases}
-    new = {group: first_rates(base.optimizer.learning_rate) for group, base in bases.items()}
+    own = {group: base.optimizer.learning_rate for group, base in bases.items()}
+    new = {group: first_rates(rate) for group, rate in own.items()}
     seconds = 0.0
     for i in count(1):  # a sweep of its own each, as one that is continued must have all its runs
         names = {f"{group},learning_rate={rate:.3g}": (group, rate) for group in new for rate in new[group]}
@@ -129,8 +134,8 @@ def search(
         seconds += sum(outcome.seconds for outcome in outcomes.values())
         for name, (group, rate) in names.items():
             values = outcomes[name].values if outcomes[name].status == "done" else None
-            found[group][rate] = None if values is None else values[metric]
-        more = {group: next_rate(values) for group, values in found.items()}
+            found[group][rate] = None if values is None else values[study.metric]
+        more = {group: next_rate(values, own[group], study.solved) for group, values in found.items()}
         new = {group: (rate,) for group, rate in more.items() if rate is not None}
         if not new:
             return found, seconds
@@ -141,17 +146,22 @@ def first_rates(own: float) -> tuple[float, ...]:
     return tuple(float(f"{own * HALF_DECADE**i:.2g}") for i in (-1, 0, 1))
 
 
-def next_rate(values: Mapping[float, float | None]) -> float | None:
+def best_rate(values: Mapping[float, float | None], own: float, solved: float) -> float:
+    """The rate with the highest value, all from `solved` on being equal; of several the nearest to `own`."""
+
+    def rank(rate: float) -> tuple[float, float]:
+        value = values[rate]
+        return -math.inf if value is None else min(value, solved), -abs(math.log(rate / own))
+
+    return max(values, key=rank)
+
+
+def next_rate(values: Mapping[float, float | None], own: float, solved: float) -> float | None:
     """Half a decade beyond the best rate if that is the outermost; None to end the search."""
-    rates = sorted(values)
-    best = max(rates, key=lambda rate: _rank(values[rate]))
+    rates, best = sorted(values), best_rate(values, own, solved)
     if len(rates) >= MAX_RATES or best not in (rates[0], rates[-1]):
         return None
     return float(f"{best * (HALF_DECADE if best == rates[-1] else 1 / HALF_DECADE):.2g}")
-
-
-def _rank(value: float | None) -> float:
-    return -math.inf if value is None else value
 
 
 def _searching(base: Experiment, rate: float) -> Experiment:

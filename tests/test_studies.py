@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import runpy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -134,11 +135,19 @@ def test_published_values_close_together_are_ties():
 
 def test_a_search_goes_on_while_the_best_rate_is_the_outermost():
     assert protocol.first_rates(1e-3) == (3.2e-4, 1e-3, 3.2e-3)
-    assert protocol.next_rate({1e-3: 0.5, 3.2e-4: 0.4, 3.2e-3: None}) is None
-    assert protocol.next_rate({1e-3: 0.5, 3.2e-4: 0.6, 3.2e-3: 0.1}) == 1e-4
-    assert protocol.next_rate({1e-3: 0.5, 3.2e-4: 0.4, 3.2e-3: 0.9}) == 1e-2
+    next_rate = partial(protocol.next_rate, own=1e-3, solved=0.99)
+    assert next_rate({1e-3: 0.5, 3.2e-4: 0.4, 3.2e-3: None}) is None
+    assert next_rate({1e-3: 0.5, 3.2e-4: 0.6, 3.2e-3: 0.1}) == 1e-4
+    assert next_rate({1e-3: 0.5, 3.2e-4: 0.4, 3.2e-3: 0.9}) == 1e-2
     rates = dict.fromkeys((1e-5, 3e-5, 1e-4, 3e-4), 0.1)
-    assert protocol.next_rate({**rates, 1e-3: 0.9}) is None
+    assert next_rate({**rates, 1e-3: 0.9}) is None
+
+
+def test_of_rates_that_solve_the_task_the_nearest_to_the_mixers_own_is_the_best():
+    best = partial(protocol.best_rate, own=1e-3, solved=0.99)
+    assert best({3.2e-4: 1.0, 1e-3: 0.995, 3.2e-3: 0.99}) == 1e-3
+    assert best({3.2e-4: 0.5, 1e-3: 0.98, 3.2e-3: 1.0}) == 3.2e-3
+    assert best({3.2e-4: 0.5, 1e-3: 0.5, 3.2e-3: None}) == 1e-3
 
 
 def test_a_search_that_is_continued_asks_for_the_same_sweeps(monkeypatch):
@@ -155,7 +164,7 @@ def test_a_search_that_is_continued_asks_for_the_same_sweeps(monkeypatch):
         }
 
     monkeypatch.setattr(protocol, "trained", trained)
-    found, seconds = protocol.search("accuracy", {"a": base}, Path("search"), 1)
+    found, seconds = protocol.search(EXAMPLE, {"a": base}, Path("search"), 1)
     first = protocol.first_rates(own)
     assert asked[0] == ("round_1", list(first))
     assert [name for name, _ in asked] == ["round_1", "round_2", "round_3"]
