@@ -130,9 +130,10 @@ def tied(values: Sequence[float]) -> list[float]:
 
 
 def orderings(study: "Study", groups: Mapping[str, Group]) -> list[tuple[str, str]]:
-    """Each expected ordering in words, and whether it `holds`, `does not hold`, or is `open`.
+    """Each expected ordering in words, and whether it `holds`, `does not hold`, is `level` or `open`.
 
-    An ordering is open as long as one of its groups is unfinished.
+    An ordering is open as long as one of its groups is unfinished, and level where all of them have solved
+    the task, at the length of training: that is too easy to tell them apart.
     """
     found = []
     for higher, lower in study.above:
@@ -141,13 +142,16 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[tuple[str, st
             continue
         length = study.above_at
         unfinished = {group.label for pair in pairs for group in pair if not group.is_finished}
-        holds = all(a.median(length) > b.median(length) for a, b in pairs)
+        most = study.solved if length is None else 1.0  # beyond solving its task no group is above another
+        holds = all(min(a.median(length), most) > min(b.median(length), most) for a, b in pairs)
         overlap = holds and any(min(a.at(length)) <= max(b.at(length)) for a, b in pairs)
         names = ("; ".join(label(name) for name in side) for side in (higher, lower))
         text = " above ".join(names) + ("" if length is None else f", at {length} {study.unit}")
         if unfinished:
             so_far = "it holds so far" if holds else "it does not hold so far"
             found.append((f"{text} ({len(unfinished)} of its groups are unfinished; {so_far})", "open"))
+        elif length is None and all(group.is_solved for pair in pairs for group in pair):
+            found.append((f"{text} (all of them solve the task)", "level"))
         else:
             note = " (between medians; the ranges over seeds overlap)" if overlap else ""
             found.append((text + note, "holds" if holds else "does not hold"))
@@ -159,8 +163,8 @@ def verdict(study: "Study", groups: Mapping[str, Group]) -> str:
     found = [how for _, how in orderings(study, groups)]
     if not found:
         return "none stated"
-    n_open = found.count("open")
-    return f"{found.count('holds')} of {len(found)} hold" + (f", {n_open} open" if n_open else "")
+    others = [f", {found.count(how)} {how}" for how in ("level", "open") if how in found]
+    return f"{found.count('holds')} of {len(found)} hold" + "".join(others)
 
 
 def page(study: "Study", results: Mapping[str, Any]) -> str:
@@ -184,8 +188,8 @@ def page(study: "Study", results: Mapping[str, Any]) -> str:
         *_table(study, groups),
         "",
     ]
-    marks = {"holds": "holds", "does not hold": "**does not hold**", "open": "open"}
-    lines += [f"- {marks[how]}: {text}" for text, how in orderings(study, groups)]
+    marks = {"does not hold": "**does not hold**"}
+    lines += [f"- {marks.get(how, how)}: {text}" for text, how in orderings(study, groups)]
     correlation = rank_correlation(study, groups)
     if correlation is not None:
         value, n = correlation
