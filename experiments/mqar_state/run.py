@@ -92,7 +92,7 @@ each channel are expected at or above the one with a scalar of each, also with 8
         (
             ("pattern=gated_delta,width=32",),
             (
-                *("pattern=hawk,width=256", "pattern=signed_hawk,width=64", "pattern=mamba2,width=64"),
+                *("pattern=hawk,width=128", "pattern=signed_hawk,width=64"),
                 *("pattern=griffin,window=8", "pattern=hyena_real_modal,width=64"),
             ),
         ),
