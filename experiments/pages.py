@@ -1,5 +1,6 @@
 """The page and the figure of a study: what its runs reached, what is finished, which orderings hold."""
 
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ class Group(GroupSummary):
     """The most rows that one of its runs was trained on."""
     gain: float | None
     """What twice the rows added to the first run's value; None if they were not tried."""
+    is_solved_later: bool
+    """Whether the run of twice the rows has solved the task."""
     learning_rate: float | None
     """The best of those searched; None if none was searched."""
 
@@ -56,7 +59,8 @@ class Group(GroupSummary):
     @property
     def is_finished(self) -> bool:
         """Whether more training would not change the value: see `protocol`."""
-        return self.is_solved or (self.gain is not None and self.gain < protocol.ENOUGH)
+        has_ended = self.gain is not None and self.gain < protocol.ENOUGH and not self.is_solved_later
+        return self.is_solved or has_ended
 
     @property
     def status(self) -> str:
@@ -65,6 +69,8 @@ class Group(GroupSummary):
             return "solved"
         if self.is_finished:
             return f"not within {self.rows:,} rows"
+        if self.is_solved_later:
+            return "unfinished: twice the rows solve it"
         return "unfinished" if self.gain is None else f"unfinished: twice the rows give {self.gain:+.3f}"
 
 
@@ -92,6 +98,7 @@ def groups_of(study: "Study", results: Mapping[str, Any]) -> dict[str, Group]:
             solved=study.solved,
             rows=max(more.get("rows", 0), *(row.get("rows", 0) for row in rows)),
             gain=more.get("gain"),
+            is_solved_later=more.get("value", -math.inf) >= study.solved,
             learning_rate=rows[0].get("learning_rate"),
         )
     return found

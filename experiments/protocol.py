@@ -5,8 +5,8 @@
    solve the task, the nearest to the mixer's own is the best.
 2. Report: every run of the study at the best rate of its mixer.
 3. Longer: a group that has not solved its task is trained once more, with twice the steps and a schedule of
-   that length. Only if this raises its value by less than `ENOUGH` is the group finished: a schedule that
-   falls to 0 flattens the end of any curve, and recall may begin suddenly.
+   that length. Only if this neither solves the task nor raises the value by `ENOUGH` is the group finished: a
+   schedule that falls to 0 flattens the end of any curve, and recall may begin suddenly.
 """
 
 import dataclasses
