@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -336,8 +336,9 @@ def _draw_lines(study: "Study", groups: Mapping[str, Group], figure: Figure) -> 
             points = [Point(float(settings.pop(study.x)), group.last, group.is_finished, published)]
         lines.setdefault(", ".join(settings.values()), []).extend(points)
     all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    styles = _styles_of(panels.values())
     for axes, (task, lines) in zip(all_axes, panels.items(), strict=True):
-        _draw_panel(axes, lines)
+        _draw_panel(axes, lines, styles)
         axes.set_title(task, fontsize="medium")
         if study.x in ("state", "length"):
             axes.set_xscale("log", base=2)
@@ -350,20 +351,32 @@ def _draw_lines(study: "Study", groups: Mapping[str, Group], figure: Figure) -> 
     notes += [] if all(group.is_finished for group in groups.values()) else ["hollow: unfinished"]
     shown = f"   ({', '.join(notes)})" if notes else ""
     all_axes[0].set_ylabel(study.metric.replace("_", " ") + shown)
-    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    handles = {}
+    for axes in all_axes:
+        found, labels = axes.get_legend_handles_labels()
+        handles = {**dict(zip(labels, found, strict=True)), **handles}
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False)
 
 
-def _draw_panel(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
-    """Medians as lines and ranges over seeds as bands; a line with single seeds has error bars instead."""
+def _styles_of(panels: Collection[Mapping[str, Sequence[Point]]]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each name that is a line of several points in one of the panels."""
     styles = (  # after the last colour they begin again, with other markers
         style
         for shift in range(len(MARKERS))
         for style in zip(COLOURS, MARKERS[shift:] + MARKERS[:shift], strict=True)
     )
+    names = dict.fromkeys(name for lines in panels for name, points in lines.items() if len(points) > 1)
+    return dict(zip(names, styles, strict=False))
+
+
+def _draw_panel(
+    axes: Axes, lines: Mapping[str, Sequence[Point]], styles: Mapping[str, tuple[str, str]]
+) -> None:
+    """Medians as lines and ranges over seeds as bands; a line with single seeds has error bars instead."""
     for name, points in lines.items():
         points = sorted(points, key=lambda point: point.x)
         x, medians = [point.x for point in points], [statistics.median(point.values) for point in points]
-        if len(points) == 1:  # named where it lies, so that the colours are enough for the lines
+        if name not in styles:  # a point, named where it lies, so that the colours are enough for the lines
             face = "#303030" if points[0].is_finished else "white"
             axes.plot(x, medians, "o", color="#303030", markerfacecolor=face, markersize=4)
             at = (x[0], medians[0])
@@ -371,7 +384,7 @@ def _draw_panel(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
                 name, at, (0, 5), textcoords="offset points", ha="center", fontsize=8, bbox=BACKGROUND
             )
             continue
-        colour, marker = next(styles)
+        colour, marker = styles[name]
         axes.plot(x, medians, marker=marker, color=colour, label=name, markersize=5)
         hollow = [(point.x, statistics.median(point.values)) for point in points if not point.is_finished]
         if hollow:
