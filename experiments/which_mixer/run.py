@@ -120,7 +120,8 @@ def page() -> str:
     mqar, parity, words, induction = map(
         study, ("mqar_state", "state_tracking", "word_problems", "extrapolation")
     )
-    delta, attention = mqar["pattern=gated_delta,width=32"], mqar["pattern=attention,width=64"]
+    delta, attention = mqar["pattern=gated_delta,width=16"], mqar["pattern=attention,width=64"]
+    smallest = mqar["pattern=rwkv7,width=16"]
     gate, hawk = parity["model=hawk_gate"], parity["model=hawk"]
     product, longer = words["model=delta_product"], induction["task=induction,pattern=hawk"]
     columns = ("for", "language", "recall", "copying", "parity", "permutations", "compression", "state, KiB")
@@ -148,7 +149,8 @@ are small models on two CPU cores: take the numbers as hints, and read their pag
 ## In words
 
 - If you need **exact recall in a constant state**, take `gated_delta`: it has solved the recall of four pairs
-  with {delta.state_bytes / KIB:.1f} KiB ({shown(delta)}), where the smallest attention that has needed
+  with {delta.state_bytes / KIB:.1f} KiB ({shown(delta)}), and `rwkv7`, in one seed, with
+  {smallest.state_bytes / KIB:.1f} ({shown(smallest)}), where the smallest attention that has needed
   {attention.state_bytes / KIB:.0f} ({shown(attention)}).
 - If you need **the lowest loss in a small budget** of language, take `mamba2` ({loss["mamba2"]:.3f} nats), or
   `signed_hawk` ({loss["signed_hawk"]:.3f}) and `gated_hyena` ({loss["gated_hyena"]:.3f}), whose steps take
