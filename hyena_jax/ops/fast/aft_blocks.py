@@ -33,8 +33,9 @@ def blockwise_sums(
     own: jax.Array | int = 0,
     window: int | None = None,
 ) -> Sums:
-    """Sums of T queries over the S keys, as far as a query sees them: O(T S) work, O(S) memory.
+    """Sums of T queries over the S keys, as far as a query sees them: O(T S) work.
 
+    In memory are keys, values and sums, and a block's weights: O(S^1.5) for each head, O(S) for each channel.
     With a window O(T K) work, and S >= K - 1 + T: the K - 1 keys before the first query's are there.
 
     Args:
@@ -75,7 +76,7 @@ def blockwise_sums(
         before = jax.lax.cond(
             _differ_little(earlier),
             product_sums,
-            jax.checkpoint(weighted_sums),  # else `cond` fills its weights with zeros for the products
+            sums_in_parts,
             earlier,
             _cut(values, begin, n_earlier),
             visible_bias(queries, seen, after),
@@ -87,6 +88,17 @@ def blockwise_sums(
     starts = jnp.arange(0, n_queries, block, dtype=jnp.int32)
     sums = jax.lax.map(jax.checkpoint(sums_of_block), starts)  # [n_blocks, B, block, ...]
     return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], -1, *x.shape[3:])[:, :n_queries], sums)
+
+
+def sums_in_parts(keys: jax.Array, values: jax.Array, w: jax.Array) -> Sums:
+    """`weighted_sums` of a few queries at a time, so that their weights [B, few, S, H, c] fit into memory."""
+
+    @jax.checkpoint  # else `cond` fills these weights with zeros where it takes the products
+    def sums_of_query(w: jax.Array) -> Sums:
+        return weighted_sums(keys, values, w[:, None])
+
+    sums = jax.lax.map(sums_of_query, w.swapaxes(0, 1), batch_size=LEAST_BLOCK)
+    return jax.tree.map(lambda x: x[:, :, 0].swapaxes(0, 1), sums)
 
 
 def window_sums(
