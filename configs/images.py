@@ -4,8 +4,8 @@
     hyena-jax train images:mnist_fastmax --workdir runs/mnist                     # needs 'hyena_jax[tfds]'
     hyena-jax train images:mnist_fastmax --workdir runs/mnist --data.path FOLDER  # a pair of IDX files
 
-Digits, 1,500 steps, accuracy on the 360 held-out images, mean of five seeds (float32, two cores of an AMD EPYC
-shared with other programs, JAX 0.10.1; 16 to 36 s per run with compilation):
+Digits, 1,500 steps, accuracy on the 360 held-out images, mean of five seeds (float32, two shared cores of an
+AMD EPYC, JAX 0.10.1; 16 to 36 s per run with compilation):
 
     fastmax 0.976   softmax 0.977   fastmax_p1 0.978   fastmax_p3 0.981   hyena 0.981   gated 0.986
 
