@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 MARKERS = "os^Dv<P*"
 BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+HOW = {
+    "holds": "the medians are in that order, and the ranges over seeds are apart",
+    "between medians": "the medians are in that order, and the ranges over seeds overlap",
+    "level": "all solve the task, which is too easy to tell them apart",
+    "open": "a group is unfinished",
+    "does not hold": "all groups are finished, and the medians are not in that order",
+}
+"""What can be said of an expected ordering."""
 TIE = 0.02
 """Published values that are no further apart count as equal in a rank correlation."""
 
@@ -70,7 +78,7 @@ class Group(GroupSummary):
         if self.is_finished:
             return f"not within {self.rows:,} rows"
         if self.is_solved_later:
-            return "unfinished: twice the rows solve it"
+            return "unfinished: a schedule twice as long solves it"
         return "unfinished" if self.gain is None else f"unfinished: twice the rows give {self.gain:+.3f}"
 
 
@@ -107,7 +115,8 @@ def groups_of(study: "Study", results: Mapping[str, Any]) -> dict[str, Group]:
 def rank_correlation(study: "Study", groups: Mapping[str, Group]) -> tuple[float, int] | None:
     """Spearman's correlation of published values and our medians at finished groups, and their number.
 
-    Published values within `TIE` of one another are ties, and settings that all of ours solve are left out.
+    Published values within `TIE` of one another are ties, as are ours from `solved` on, where runs stop;
+    settings that all of ours solve are left out.
     None with fewer than three groups, or where one side has a single value.
     """
     settings: dict[str, list[str]] = {}
@@ -122,7 +131,8 @@ def rank_correlation(study: "Study", groups: Mapping[str, Group]) -> tuple[float
     names = [name for name in telling if name in study.published and groups[name].is_finished]
     if len(names) < 3:
         return None
-    ours, theirs = [groups[name].median() for name in names], tied([study.published[name] for name in names])
+    ours = [min(groups[name].median(), study.solved) for name in names]
+    theirs = tied([study.published[name] for name in names])
     if len({*ours}) == 1 or len({*theirs}) == 1:
         return None
     return float(spearmanr(ours, theirs).statistic), len(names)
@@ -137,11 +147,7 @@ def tied(values: Sequence[float]) -> list[float]:
 
 
 def orderings(study: "Study", groups: Mapping[str, Group]) -> list[tuple[str, str]]:
-    """Each expected ordering in words, and whether it `holds`, `does not hold`, is `level` or `open`.
-
-    An ordering is open as long as one of its groups is unfinished, and level where all of them have solved
-    the task, at the length of training: that is too easy to tell them apart.
-    """
+    """Each expected ordering in words, and how it came out: a key of HOW."""
     found = []
     for higher, lower in study.above:
         pairs = [(groups[a], groups[b]) for a in higher for b in lower if a in groups and b in groups]
@@ -152,16 +158,20 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[tuple[str, st
         most = study.solved if length is None else 1.0  # beyond solving its task no group is above another
         holds = all(min(a.median(length), most) > min(b.median(length), most) for a, b in pairs)
         overlap = holds and any(min(a.at(length)) <= max(b.at(length)) for a, b in pairs)
-        names = ("; ".join(label(name) for name in side) for side in (higher, lower))
+        names = (
+            ("each of " if len(side) > 1 else "") + "; ".join(label(name) for name in side)
+            for side in (higher, lower)
+        )
         text = " above ".join(names) + ("" if length is None else f", at {length} {study.unit}")
         if unfinished:
             so_far = "it holds so far" if holds else "it does not hold so far"
-            found.append((f"{text} ({len(unfinished)} of its groups are unfinished; {so_far})", "open"))
+            late = [label(name) for name in sorted(unfinished)]
+            who = "; ".join(late) if len(late) <= 2 else f"{len(late)} of its groups"
+            found.append((f"{text} (unfinished: {who}; {so_far})", "open"))
         elif length is None and all(group.is_solved for pair in pairs for group in pair):
-            found.append((f"{text} (all of them solve the task)", "level"))
+            found.append((text, "level"))
         else:
-            note = " (between medians; the ranges over seeds overlap)" if overlap else ""
-            found.append((text + note, "holds" if holds else "does not hold"))
+            found.append((text, "between medians" if overlap else "holds" if holds else "does not hold"))
     return found
 
 
@@ -170,7 +180,7 @@ def verdict(study: "Study", groups: Mapping[str, Group]) -> str:
     found = [how for _, how in orderings(study, groups)]
     if not found:
         return "none stated"
-    others = [f", {found.count(how)} {how}" for how in ("level", "open") if how in found]
+    others = [f", {found.count(how)} {how}" for how in ("between medians", "level", "open") if how in found]
     return f"{found.count('holds')} of {len(found)} hold" + "".join(others)
 
 
@@ -195,8 +205,10 @@ def page(study: "Study", results: Mapping[str, Any]) -> str:
         *_table(study, groups),
         "",
     ]
-    marks = {"does not hold": "**does not hold**"}
-    lines += [f"- {marks.get(how, how)}: {text}" for text, how in orderings(study, groups)]
+    marks, found = {"does not hold": "**does not hold**"}, orderings(study, groups)
+    lines += [f"- {marks.get(how, how)}: {text}" for text, how in found]
+    said = [f"{how}: {why}" for how, why in HOW.items() if how in {how for _, how in found} - {"holds"}]
+    lines += [f"\nOf expected orderings, {'; '.join(said)}."] if said else []
     correlation = rank_correlation(study, groups)
     if correlation is not None:
         value, n = correlation
@@ -218,13 +230,18 @@ def how_trained(study: "Study", results: Mapping[str, Any]) -> str:
     paper = f"; the source trains on {study.paper_rows}" if study.paper_rows else ""
     budget = f"At most {rows} rows a run{paper}."
     finished = (
-        "A group is finished once it has solved its task, or once twice the rows raise its value by less than"
-        f" {protocol.ENOUGH}; all others are unfinished, are drawn hollow, and decide no ordering."
+        "A group, all seeds of one setting, is finished once its median has solved the task, or once its"
+        f" first seed gains less than {protocol.ENOUGH} when trained over twice the steps; another seed or"
+        " rate might gain more. All others are unfinished, are drawn hollow, and decide no ordering."
     )
     searched = (
         "the best of at least three, half a decade apart, found at a quarter of the steps with a seed and"
         " rows of its own"
     )
+    for name in map(without_seed, results["runs"]):
+        if study.searched_at(name) != name:  # the first of them is example enough
+            searched += f", once a mixer: {label(name)} has the rate of {label(study.searched_at(name))}"
+            break
     n_searched = sum("learning_rate" in row for row in results["runs"].values())
     if n_searched == 0:
         return f"{budget} One learning rate, not searched, and no longer runs. {finished}"

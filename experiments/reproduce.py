@@ -11,8 +11,9 @@ tasks.
 import functools
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import protocol
 import tyro
@@ -105,8 +106,13 @@ def cost(study: Study) -> str:
     """What the runs of a study cost, in words: the hours that its kept results took, and its rows."""
     kept = results_of(study)
     rows = sum(n_rows(run, run.training.steps) for run in study.runs.values())
-    took = "" if kept is None else f"; the kept results took {kept['seconds'] / 3600:.1f} h"
+    took = "" if kept is None else f"; the kept results took {seconds(kept) / 3600:.1f} h"
     return f"{len(study.runs)} runs of {rows:,} rows in all, and their searches{took}"
+
+
+def seconds(results: Mapping[str, Any]) -> float:
+    """What all commands took that made these results."""
+    return sum(made["seconds"] for made in (results, *results.get("later", [])))
 
 
 @functools.cache
@@ -124,10 +130,10 @@ def page(studies: list[Study]) -> str:
         "`python experiments/reproduce.py` trains what the first table lacks, and writes this page.\n",
         "## Against published results\n",
         "An ordering is what the paper leads one to expect, such as one mixer above another; it holds if",
-        "the medians over seeds are in that order, is level if all of its groups solve the task, and open",
-        "as long as one is unfinished: neither solved, nor shown by a run of twice the rows to have ended.",
-        "The correlation is that of our values with those published, over finished groups.",
-        "The minutes are those of two CPU cores, which each page names.\n",
+        "the medians over seeds are in that order and their ranges are apart, is level if all of its groups",
+        "solve the task, and open as long as one is unfinished: neither solved, nor shown by a run of twice",
+        "the steps to have ended. The correlation is that of our values with those published, over finished",
+        "groups. The minutes are those of two CPU cores of the machines that each page names.\n",
         "| experiment | expected orderings | Spearman's correlation | runs | minutes |",
         "|---|---|---:|---:|---:|",
     ]
@@ -140,7 +146,7 @@ def page(studies: list[Study]) -> str:
         groups = groups_of(study, results)
         correlation = rank_correlation(study, groups)
         shown = "" if correlation is None else f"{correlation[0]:.2f} ({correlation[1]} values)"
-        minutes = f"{results['seconds'] / 60:.0f}"
+        minutes = f"{seconds(results) / 60:.0f}"
         linked = link.format(study.title, study.folder.name)
         cells = [linked, verdict(study, groups), shown, str(len(results["runs"])), minutes]
         lines.append(f"| {' | '.join(cells)} |")

@@ -127,7 +127,7 @@ def test_no_ordering_rests_on_a_group_that_is_unfinished():
     assert pages.rank_correlation(EXAMPLE, groups) == (pytest.approx(0.5), 3)
     later = {**FOLLOWED["longer"], "pattern=fir,width=1": {"value": 0.99, "gain": 0.01, "rows": 12800}}
     group = pages.groups_of(EXAMPLE, {**FOLLOWED, "longer": later})["pattern=fir,width=1"]
-    assert (group.is_finished, group.status) == (False, "unfinished: twice the rows solve it")
+    assert (group.is_finished, group.status) == (False, "unfinished: a schedule twice as long solves it")
     easier = dataclasses.replace(EXAMPLE, solved=0.1, above_at=None)
     assert pages.verdict(easier, pages.groups_of(easier, FOLLOWED)) == "0 of 2 hold, 2 level"
     assert "open" in pages.page(EXAMPLE, RESULTS)

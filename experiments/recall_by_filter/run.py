@@ -52,8 +52,8 @@ STUDY = Study(
     title="Associative recall by filter",
     source="Hyena Hierarchy (Poli et al. 2023, 2302.10866), figure of filters at vocabulary 30",
     claim=f"""One Hyena operator of order 2 whose long filters are parametrised in several ways. The paper
-trains two layers at 131,072 tokens, where only its implicit filters recall; at 256 tokens all that were tried
-do. Here one layer at {LENGTH:,} tokens, and 8,000 rows.""",
+trains two layers at 131,072 tokens, where only its implicit filters recall. Here one layer at {LENGTH:,}
+tokens, and 8,000 rows.""",
     runs=make_runs(),
     searched_at=searched_at,
     metric="accuracy",
