@@ -5,9 +5,9 @@
 
 Two long filters and four projections: `gate_first` of order 3. The cosine schedule takes 5000 steps;
 the model overfits before, so the best checkpoint is kept. Published: 1.4474 nats on random windows of the
-validation part, at step 2000. Of `after`: 1.485 on all of it, at step 2000; experiments/shakespeare_cpu has
-the command that measures both. Made for a GPU or TPU, on which time and loss are not measured; two CPU cores
-take about 2.8 s a step.
+validation part, at step 2000. Of `after`: 1.485 on all of it, the best checkpoint of one run, also at step
+2000; experiments/shakespeare_cpu has the command that measures both. Made for a GPU or TPU, on which time and
+loss are not measured; two CPU cores take about 2.8 s a step.
 
 `published` has the 1,510,016 parameters that the published notebook counts, its model, its optimizer and its
 number of steps. Not as there: dropout masks differ from step to step (there all steps have the same), and the

@@ -11,8 +11,8 @@ Two blocks x + mixer(norm(x)) of width 64, without feed-forward layers but for M
 steps, cosine to 0. New rows at every step, but for mad_memorisation; 512 test rows. Attention alone gets
 learned positions: with `--model.pattern attention`, add `--model.learned-positions`.
 
-Test accuracy after the last step and CPU seconds with compilation, one seed, on two cores of an AMD EPYC that
-other programs shared (JAX 0.10.1, float32; wall time was 0.9 to 2.1 times that):
+Test accuracy after the last step and CPU seconds with compilation, one seed, of runs that were not kept,
+on two shared cores of an AMD EPYC (JAX 0.10.1, float32; wall time was 0.9 to 2.1 times that):
 
     recall 0.998, 38 s             mqar 1.000, 34 s               induction 1.000, 51 s
     selective_copying 0.996, 55 s  memorisation 1.000, 32 s       majority 1.000, 42 s
