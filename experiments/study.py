@@ -186,9 +186,10 @@ def task_runs(
 
     Args:
       group: the name of the group, with which the names of the runs begin.
-      flags: settings of the runs; they may choose the positions.
+      flags: settings of the runs; they may choose attention's heads, and positions.
     """
-    own = ["--model.pattern.0.n-heads", "1"] if pattern == "attention" else []
+    is_bare = pattern == "attention" and "--model.pattern.0.n-heads" not in flags
+    own = ["--model.pattern.0.n-heads", "1"] if is_bare else []
     if not any(flag.endswith("model.learned-positions") for flag in flags):
         own += ["--model.learned-positions" if pattern == "attention" else "--no-model.learned-positions"]
     runs = hyena_jax.make_runs(f"tasks:{task}", {"model.pattern": [pattern], "seed": seeds}, [*own, *flags])
