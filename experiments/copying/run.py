@@ -11,12 +11,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from study import Study, budget, main, task_runs
 
 SEEDS = (0, 1, 2)
+STEPS = budget(4000, 200, "accuracy=0.99")
 FIXED = ("hyena", "s4d")
 
 RUNS = {
     name: run
     for mixer in (*FIXED, "hawk")
-    for name, run in task_runs(f"pattern={mixer}", "memorisation", mixer, SEEDS, budget(800, 200)).items()
+    for name, run in task_runs(f"pattern={mixer}", "memorisation", mixer, SEEDS, STEPS).items()
 }
 
 STUDY = Study(
@@ -31,8 +32,9 @@ comparison.""",
     metric="accuracy",
     solved=0.99,
     above=[(tuple(f"pattern={name}" for name in FIXED), ("pattern=hawk",))],
-    findings="""Hyena and S4D have solved the task at their first evaluation, after 200 steps. Hawk has not
-after 800; its accuracy still rises, so that the ordering is one of speed, and open as one of ability.""",
+    findings="""Hyena and S4D have solved the task at their first evaluation, after 200 steps; Hawk solves it
+after 2,200 to 2,800, at the best of four rates. So at 16 tokens they differ in the rows that they need, at
+least 11 times, and not in what they can learn.""",
 )
 
 if __name__ == "__main__":
