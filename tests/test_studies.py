@@ -104,6 +104,16 @@ def test_the_page_which_mixer_is_made_from_the_results():
     assert (folder / "README.md").read_text(encoding="utf-8") == made
 
 
+def test_the_page_of_signed_recurrences_is_made_from_the_results():
+    folder = EXPERIMENTS / "signed"
+    found = runpy.run_path(str(folder / "run.py"))
+    results = json.loads((folder / "results.json").read_text())
+    assert (folder / "README.md").read_text(encoding="utf-8") == found["page"](results)
+    first = {"hawk": 4.0, "signed_hawk": 1.0}
+    runs = {f"model={name},seed={seed}": loss + seed for name, loss in first.items() for seed in range(3)}
+    assert found["gain"](runs, "hawk") == "3.000 (1.000 to 5.000)"
+
+
 def test_a_page_compares_with_what_was_published():
     page = pages.page(EXAMPLE, FOLLOWED)
     solved = (
