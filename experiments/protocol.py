@@ -17,7 +17,7 @@ import os
 import signal
 import statistics
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
@@ -72,7 +72,10 @@ def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> di
     first = {group: name for group, name in first_of_all.items() if group in groups}
     searched = {study.searched_at(group) for group in first}
     bases = {group: study.runs[name] for group, name in first_of_all.items() if group in searched}
-    found, spent = search(study, bases, workdir / "search", jobs)
+    searching = {group: _searching(base) for group, base in bases.items()}
+    found, spent = search(
+        searching, lambda values: values[study.metric], study.solved, workdir / "search", jobs
+    )
     best = {
         group: best_rate(values, bases[group].optimizer.learning_rate, study.solved)
         for group, values in found.items()
@@ -104,7 +107,7 @@ def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> di
         "hardware": describe_machine(),
         "versions": describe_versions(),
         "search": {
-            group: {"steps": shortened_by(bases[group], SEARCH_PART).training.steps, "values": values}
+            group: {"steps": searching[group].training.steps, "values": values}
             for group, values in found.items()
         },
         "runs": rows,
@@ -120,22 +123,34 @@ def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> di
 
 
 def search(
-    study: Any, bases: Mapping[str, Experiment], workdir: Path, jobs: int
+    bases: Mapping[str, Experiment],
+    value_of: Callable[[Mapping[str, float]], float],
+    solved: float,
+    workdir: Path,
+    jobs: int,
 ) -> tuple[dict[str, dict[float, float | None]], float]:
-    """The value of each group by learning rate, None where the run diverged; and the seconds of all runs."""
+    """The value of each group by learning rate, None where the run diverged; and the seconds of all runs.
+
+    Args:
+      bases: a run of each group, whose rate is the first in the middle.
+      value_of: what counts, of the values of an evaluation; higher is better.
+      solved: all values from this one on are equal.
+      workdir: of a sweep for each round of rates.
+      jobs: runs that are trained at the same time.
+    """
     found: dict[str, dict[float, float | None]] = {group: {} for group in bases}
     own = {group: base.optimizer.learning_rate for group, base in bases.items()}
     new = {group: first_rates(rate) for group, rate in own.items()}
     seconds = 0.0
     for i in count(1):  # a sweep of its own each, as one that is continued must have all its runs
         names = {f"{group},learning_rate={rate:.3g}": (group, rate) for group in new for rate in new[group]}
-        runs = {name: _searching(bases[group], rate) for name, (group, rate) in names.items()}
+        runs = {name: with_rate(bases[group], rate) for name, (group, rate) in names.items()}
         outcomes = trained(runs, workdir / f"round_{i}", jobs, may_diverge=True)
         seconds += sum(outcome.seconds for outcome in outcomes.values())
         for name, (group, rate) in names.items():
             values = outcomes[name].values if outcomes[name].status == "done" else None
-            found[group][rate] = None if values is None else values[study.metric]
-        more = {group: next_rate(values, own[group], study.solved) for group, values in found.items()}
+            found[group][rate] = None if values is None else value_of(values)
+        more = {group: next_rate(values, own[group], solved) for group, values in found.items()}
         new = {group: (rate,) for group, rate in more.items() if rate is not None}
         if not new:
             return found, seconds
@@ -164,10 +179,9 @@ def next_rate(values: Mapping[float, float | None], own: float, solved: float) -
     return float(f"{best * (HALF_DECADE if best == rates[-1] else 1 / HALF_DECADE):.2g}")
 
 
-def _searching(base: Experiment, rate: float) -> Experiment:
+def _searching(base: Experiment) -> Experiment:
     data = dataclasses.replace(base.data, test_seed=SEARCH_SEED)
-    run = dataclasses.replace(with_rate(base, rate), seed=SEARCH_SEED, data=data)
-    return shortened_by(run, SEARCH_PART)
+    return shortened_by(dataclasses.replace(base, seed=SEARCH_SEED, data=data), SEARCH_PART)
 
 
 def with_rate(run: Experiment, rate: float) -> Experiment:

@@ -179,7 +179,7 @@ def test_a_search_that_is_continued_asks_for_the_same_sweeps(monkeypatch):
         }
 
     monkeypatch.setattr(protocol, "trained", trained)
-    found, seconds = protocol.search(EXAMPLE, {"a": base}, Path("search"), 1)
+    found, seconds = protocol.search({"a": base}, lambda values: values["accuracy"], 0.99, Path("search"), 1)
     first = protocol.first_rates(own)
     assert asked[0] == ("round_1", list(first))
     assert [name for name, _ in asked] == ["round_1", "round_2", "round_3"]

@@ -9,7 +9,6 @@ Started again, it continues.
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from protocol import SEARCH_SEED, first_rates, next_rate, trained, with_rate
+from protocol import SEARCH_SEED, best_rate, search, trained, with_rate
 from results import measured_on, report
 from study import FAULTS, describe
 
@@ -60,12 +59,20 @@ def main(
         sys.exit("error: give the files of both texts, --shakespeare and --wikitext")
 
     def measure() -> Iterator[dict[str, Any]]:
-        results = measured_on() | {"rates": search(shakespeare, workdir / "search", jobs), "runs": {}}
+        own = {model: make_run(model, SEARCH_SEED, shakespeare) for model in MODELS}
+        found, _ = search(own, lambda values: -values["loss"], 0.0, workdir / "search", jobs)
+        best = {
+            model: best_rate(values, own[model].optimizer.learning_rate, 0.0)
+            for model, values in found.items()
+        }
+        searched = {
+            model: {f"{rate:g}": -value for rate, value in sorted(values.items()) if value is not None}
+            for model, values in found.items()
+        }
+        results = measured_on() | {"rates": searched, "runs": {}}
         for text, path in texts.items():
             runs = {
-                f"model={model},seed={seed}": with_rate(
-                    make_run(model, seed, path), best(results["rates"][model])
-                )
+                f"model={model},seed={seed}": with_rate(make_run(model, seed, path), best[model])
                 for model in MODELS
                 for seed in SEEDS
             }
@@ -87,36 +94,6 @@ def make_run(model: str, seed: int, path: str) -> Experiment:
     variant, flags = MODELS[model]
     flags = ["--data.path", path, "--logging.sample-tokens", "0", *flags]
     return next(iter(hyena_jax.make_runs(f"shakespeare_cpu:{variant}", {"seed": [seed]}, flags).values()))
-
-
-def search(path: str, workdir: Path, jobs: int) -> dict[str, dict[str, float]]:
-    """The loss of each model by learning rate, on a seed of its own.
-
-    Rates are added while the best is the outermost.
-    """
-    own = {model: make_run(model, SEARCH_SEED, path) for model in MODELS}
-    found: dict[str, dict[float, float]] = {model: {} for model in MODELS}
-    new = {model: first_rates(run.optimizer.learning_rate) for model, run in own.items()}
-    for i in count(1):  # a sweep of its own each, as one that is continued must have all its runs
-        names = {f"model={model},rate={rate:g}": (model, rate) for model in MODELS for rate in new[model]}
-        runs = {name: with_rate(own[model], rate) for name, (model, rate) in names.items()}
-        outcomes = trained(runs, workdir / f"round_{i}", jobs)
-        for name, (model, rate) in names.items():
-            found[model][rate] = outcomes[name].values["loss"]
-        for model, losses in found.items():
-            values = {rate: -loss for rate, loss in losses.items()}
-            more = next_rate(values, own[model].optimizer.learning_rate, solved=0.0)
-            new[model] = () if more is None else (more,)
-        if not any(new.values()):
-            break
-    return {
-        model: {f"{rate:g}": by_rate[rate] for rate in sorted(by_rate)} for model, by_rate in found.items()
-    }
-
-
-def best(losses: Mapping[str, float]) -> float:
-    """The rate with the lowest loss."""
-    return float(min(losses, key=losses.get))
 
 
 def seeds_of(runs: Mapping[str, float], model: str) -> list[float]:
@@ -169,7 +146,7 @@ def page(results: Mapping[str, Any]) -> str:
     for model in MODELS:
         rates = results["rates"][model]
         cells = [f"{results['parameters'][model]:,}", f"{results['state_bytes'][model] / KIB:.1f}"]
-        cells += [f"{best(rates):g} of {', '.join(rates)}"]
+        cells += [f"{min(rates, key=rates.get)} of {', '.join(rates)}"]
         for runs in results["runs"].values():
             losses = seeds_of(runs, model)
             cells.append(f"{statistics.fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})")
@@ -178,7 +155,7 @@ def page(results: Mapping[str, Any]) -> str:
     table = "\n".join(markdown("model", columns, rows))
     return f"""# Signed recurrences on language
 
-A recurrence whose factors may be negative tracks parity, and one whose factors lie in (0, 1) does not
+Recurrences whose factors may be negative have learned parity, and those whose factors lie in (0, 1) have not
 ([parity](../state_tracking/README.md)). Does the sign cost anything on language, or does it help there too?
 On Tiny Shakespeare at one learning rate the signed Hawk ended 0.03 nats lower than Hawk, at the same state
 ([all mixers](../shakespeare_cpu/README.md)). That could have been the rate, or the text. So here each model

@@ -33,11 +33,11 @@ STUDY = Study(
     title="Copying strings of letters, and longer ones than in training",
     source="Repeat After Me: Transformers are Better than State Space Models at Copying (2402.01032)",
     claim="""A string of 3 to 24 letters, of 26, is shown and has to be repeated; tested also at 36 and 48.
-The paper: transformers need about a hundredth of the rows that state-space models need, and those whose
-first heads see 0, 1, 2, ... tokens back alone (Hard-ALiBi) copy strings many times as long as in training.
-There 12 layers of width 1,024 and up to 300 letters; here two layers of width 64, attention with 8 heads,
-64 rows of 64 tokens a step, and a run stops once it names 99 of 100 letters. The strings have to be longer
-than what the recurrences keep: at 8 letters of an alphabet of 8, all of them solved the task.""",
+The paper: transformers need about a hundredth of the rows that state-space models need, and those whose first
+heads see the last 1, 2, 3, ... tokens alone (Hard-ALiBi) copy strings many times as long as in training.
+There 12 layers of width 1,024 and up to 300 letters; here two layers of width 64, attention with 8 heads, 64
+rows of 64 tokens a step, and a run stops once it names 99 of 100 letters. The strings have to be longer than
+what the recurrences keep: at 8 letters of an alphabet of 8, all of them solved the task.""",
     runs=model_runs("copying", MODELS, SEEDS, FLAGS),
     metric="accuracy",
     solved=0.99,
