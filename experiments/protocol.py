@@ -1,8 +1,9 @@
 """How the runs of a study are made: rates are searched first, and longer runs show whether training ended.
 
 1. Search: at a quarter of the steps, on rows and a seed of its own, at least three learning rates around the
-   mixer's own, half a decade apart; more on a side while the best is the outermost there. Of several that
-   solve the task, the nearest to the mixer's own is the best.
+   mixer's own, half a decade apart; more on a side while the best is the outermost there. The best has the
+   lowest loss, which falls long before a first answer is right; of several that solve the task, it is the
+   nearest to the mixer's own. (Searches whose results keep `values` of the metric took the highest of them.)
 2. Report: every run of the study at the best rate of its mixer.
 3. Longer: a group that has not solved its task is trained once more, with twice the steps and a schedule of
    that length. Only if this neither solves the task nor raises the value by `ENOUGH` is the group finished: a
@@ -73,13 +74,12 @@ def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> di
     searched = {study.searched_at(group) for group in first}
     bases = {group: study.runs[name] for group, name in first_of_all.items() if group in searched}
     searching = {group: _searching(base) for group, base in bases.items()}
-    found, spent = search(
-        searching, lambda values: values[study.metric], study.solved, workdir / "search", jobs
-    )
-    best = {
-        group: best_rate(values, bases[group].optimizer.learning_rate, study.solved)
-        for group, values in found.items()
-    }
+
+    def loss_of(values: Mapping[str, float]) -> float:
+        return 0.0 if values[study.metric] >= study.solved else values["loss"]
+
+    found, spent = search(searching, loss_of, workdir / "search", jobs)
+    best = {group: best_rate(losses, bases[group].optimizer.learning_rate) for group, losses in found.items()}
     rates = {group: best[study.searched_at(group)] for group in first}
     runs = {
         name: with_rate(run, rates[without_seed(name)])
@@ -107,8 +107,8 @@ def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> di
         "hardware": describe_machine(),
         "versions": describe_versions(),
         "search": {
-            group: {"steps": searching[group].training.steps, "values": values}
-            for group, values in found.items()
+            group: {"steps": searching[group].training.steps, "losses": losses}
+            for group, losses in found.items()
         },
         "runs": rows,
         "longer": {
@@ -124,17 +124,15 @@ def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> di
 
 def search(
     bases: Mapping[str, Experiment],
-    value_of: Callable[[Mapping[str, float]], float],
-    solved: float,
+    loss_of: Callable[[Mapping[str, float]], float],
     workdir: Path,
     jobs: int,
 ) -> tuple[dict[str, dict[float, float | None]], float]:
-    """The value of each group by learning rate, None where the run diverged; and the seconds of all runs.
+    """The loss of each group by learning rate, None where the run diverged; and the seconds of all runs.
 
     Args:
       bases: a run of each group, whose rate is the first in the middle.
-      value_of: what counts, of the values of an evaluation; higher is better.
-      solved: all values from this one on are equal.
+      loss_of: what counts, of the values of an evaluation; 0 if they could not be better.
       workdir: of a sweep for each round of rates.
       jobs: runs that are trained at the same time.
     """
@@ -149,8 +147,8 @@ def search(
         seconds += sum(outcome.seconds for outcome in outcomes.values())
         for name, (group, rate) in names.items():
             values = outcomes[name].values if outcomes[name].status == "done" else None
-            found[group][rate] = None if values is None else value_of(values)
-        more = {group: next_rate(values, own[group], solved) for group, values in found.items()}
+            found[group][rate] = None if values is None else loss_of(values)
+        more = {group: next_rate(losses, own[group]) for group, losses in found.items()}
         new = {group: (rate,) for group, rate in more.items() if rate is not None}
         if not new:
             return found, seconds
@@ -161,19 +159,19 @@ def first_rates(own: float) -> tuple[float, ...]:
     return tuple(float(f"{own * HALF_DECADE**i:.2g}") for i in (-1, 0, 1))
 
 
-def best_rate(values: Mapping[float, float | None], own: float, solved: float) -> float:
-    """The rate with the highest value, all from `solved` on being equal; of several the nearest to `own`."""
+def best_rate(losses: Mapping[float, float | None], own: float) -> float:
+    """The rate with the lowest loss; of several the nearest to `own`."""
 
     def rank(rate: float) -> tuple[float, float]:
-        value = values[rate]
-        return -math.inf if value is None else min(value, solved), -abs(math.log(rate / own))
+        loss = losses[rate]
+        return math.inf if loss is None else loss, abs(math.log(rate / own))
 
-    return max(values, key=rank)
+    return min(losses, key=rank)
 
 
-def next_rate(values: Mapping[float, float | None], own: float, solved: float) -> float | None:
+def next_rate(losses: Mapping[float, float | None], own: float) -> float | None:
     """Half a decade beyond the best rate if that is the outermost; None to end the search."""
-    rates, best = sorted(values), best_rate(values, own, solved)
+    rates, best = sorted(losses), best_rate(losses, own)
     if len(rates) >= MAX_RATES or best not in (rates[0], rates[-1]):
         return None
     return float(f"{best * (HALF_DECADE if best == rates[-1] else 1 / HALF_DECADE):.2g}")

@@ -150,18 +150,18 @@ def test_published_values_close_together_are_ties():
 
 def test_a_search_goes_on_while_the_best_rate_is_the_outermost():
     assert protocol.first_rates(1e-3) == (3.2e-4, 1e-3, 3.2e-3)
-    next_rate = partial(protocol.next_rate, own=1e-3, solved=0.99)
-    assert next_rate({1e-3: 0.5, 3.2e-4: 0.4, 3.2e-3: None}) is None
-    assert next_rate({1e-3: 0.5, 3.2e-4: 0.6, 3.2e-3: 0.1}) == 1e-4
-    assert next_rate({1e-3: 0.5, 3.2e-4: 0.4, 3.2e-3: 0.9}) == 1e-2
-    rates = dict.fromkeys((1e-5, 3e-5, 1e-4, 3e-4), 0.1)
-    assert next_rate({**rates, 1e-3: 0.9}) is None
+    next_rate = partial(protocol.next_rate, own=1e-3)
+    assert next_rate({1e-3: 0.5, 3.2e-4: 0.6, 3.2e-3: None}) is None
+    assert next_rate({1e-3: 0.5, 3.2e-4: 0.4, 3.2e-3: 0.9}) == 1e-4
+    assert next_rate({1e-3: 0.5, 3.2e-4: 0.6, 3.2e-3: 0.1}) == 1e-2
+    rates = dict.fromkeys((1e-5, 3e-5, 1e-4, 3e-4), 0.9)
+    assert next_rate({**rates, 1e-3: 0.1}) is None
 
 
 def test_of_rates_that_solve_the_task_the_nearest_to_the_mixers_own_is_the_best():
-    best = partial(protocol.best_rate, own=1e-3, solved=0.99)
-    assert best({3.2e-4: 1.0, 1e-3: 0.995, 3.2e-3: 0.99}) == 1e-3
-    assert best({3.2e-4: 0.5, 1e-3: 0.98, 3.2e-3: 1.0}) == 3.2e-3
+    best = partial(protocol.best_rate, own=1e-3)
+    assert best({3.2e-4: 0.0, 1e-3: 0.0, 3.2e-3: 0.0}) == 1e-3
+    assert best({3.2e-4: 0.5, 1e-3: 0.02, 3.2e-3: 0.0}) == 3.2e-3
     assert best({3.2e-4: 0.5, 1e-3: 0.5, 3.2e-3: None}) == 1e-3
 
 
@@ -174,12 +174,12 @@ def test_a_search_that_is_continued_asks_for_the_same_sweeps(monkeypatch):
         asked.append((workdir.name, [run.optimizer.learning_rate for run in runs.values()]))
         rates = {name: run.optimizer.learning_rate for name, run in runs.items()}
         return {
-            name: SimpleNamespace(status="done", values={"accuracy": rate}, seconds=1.0)
+            name: SimpleNamespace(status="done", values={"loss": 1 - rate}, seconds=1.0)
             for name, rate in rates.items()
         }
 
     monkeypatch.setattr(protocol, "trained", trained)
-    found, seconds = protocol.search({"a": base}, lambda values: values["accuracy"], 0.99, Path("search"), 1)
+    found, seconds = protocol.search({"a": base}, lambda values: values["loss"], Path("search"), 1)
     first = protocol.first_rates(own)
     assert asked[0] == ("round_1", list(first))
     assert [name for name, _ in asked] == ["round_1", "round_2", "round_3"]
@@ -255,7 +255,7 @@ def test_a_quick_run_ends_with_a_page_and_is_not_stale(tmp_path):
     results = study.run(found, tmp_path / "runs", jobs=1, quick=True)
     assert json.loads((tmp_path / "runs" / "results.json").read_text()) == json.loads(json.dumps(results))
     assert len(results["runs"]) == len(results["longer"]) == 2
-    assert all(len(values["values"]) >= 3 for values in results["search"].values())
+    assert all(len(group["losses"]) >= 3 for group in results["search"].values())
     assert found.title in (tmp_path / "runs" / "README.md").read_text()
     assert (tmp_path / "runs" / "plot.png").exists()
     quick = dataclasses.replace(found, runs=study.shortened(found.runs))

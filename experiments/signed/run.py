@@ -60,14 +60,13 @@ def main(
 
     def measure() -> Iterator[dict[str, Any]]:
         own = {model: make_run(model, SEARCH_SEED, shakespeare) for model in MODELS}
-        found, _ = search(own, lambda values: -values["loss"], 0.0, workdir / "search", jobs)
+        found, _ = search(own, lambda values: values["loss"], workdir / "search", jobs)
         best = {
-            model: best_rate(values, own[model].optimizer.learning_rate, 0.0)
-            for model, values in found.items()
+            model: best_rate(losses, own[model].optimizer.learning_rate) for model, losses in found.items()
         }
         searched = {
-            model: {f"{rate:g}": -value for rate, value in sorted(values.items()) if value is not None}
-            for model, values in found.items()
+            model: {f"{rate:g}": loss for rate, loss in sorted(losses.items()) if loss is not None}
+            for model, losses in found.items()
         }
         results = measured_on() | {"rates": searched, "runs": {}}
         for text, path in texts.items():
