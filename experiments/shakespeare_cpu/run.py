@@ -1,8 +1,8 @@
-"""Trains every variant of `shakespeare_cpu` and writes results.json, losses.png and curves.png.
+"""Trains every variant of `shakespeare_cpu` and writes results.json and the pictures.
 
 python experiments/shakespeare_cpu/run.py [--workdir DIR] [--path input.txt] [--variants hyena hawk]
 python experiments/shakespeare_cpu/run.py [--workdir DIR] [--path input.txt] --measure-time
-python experiments/shakespeare_cpu/run.py --plot-only    # losses.png and curves.png from results.json
+python experiments/shakespeare_cpu/run.py --plot-only    # the pictures, from results.json and larger.json
 
 The runs are a sweep: started again, it continues. Times are measured separately, one variant right after
 another; leave the machine idle then, since other programs would slow down some variants and not others.
@@ -36,6 +36,8 @@ CURVES = ("hyena", "hawk", "gated_delta", "attention")
 VARIANTS = tuple(runpy.run_path(str(config_files()["shakespeare_cpu"]))["VARIANTS"])
 NANOGPT = 1.8857
 """Validation loss of nanoGPT's CPU recipe, in nats."""
+LARGER = {250: 2.530, 500: 1.85, 1000: 1.56, 1500: 1.48, 2000: 1.4474}
+"""Losses that irhum/hyena publishes of its 1.5M parameters, on windows of its own, by step."""
 
 
 def main(
@@ -79,6 +81,7 @@ def main(
     def draw(results: dict) -> None:
         draw_losses(results["variants"])
         draw_curves(results["variants"])
+        draw_larger(json.loads((HERE / "larger.json").read_text()))
 
     report(HERE, measure, draw, plot_only)
 
@@ -183,6 +186,30 @@ def draw_curves(variants: dict[str, dict]) -> None:
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     figure.savefig(HERE / "curves.png", dpi=130)
+
+
+def draw_larger(runs: dict[str, dict]) -> None:
+    """Loss against the step of the runs that windows.py keeps, and of the published one."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for (name, run), colour in zip(runs.items(), COLOURS, strict=False):
+        steps, losses = zip(*((row["step"], row["loss"]) for row in run["evaluations"]), strict=True)
+        axes.plot(steps, losses, "o-", color=colour, label=name)
+        if "best" in run:
+            best = run["best"]
+            axes.plot(best["step"], best["published_windows"], "*", color=colour, markersize=11)
+    axes.plot(
+        [*LARGER], [*LARGER.values()], "k*", markersize=9, label="published by irhum/hyena, on its windows"
+    )
+    axes.set(xlabel="training step", ylabel="validation loss, nats per character", ylim=(1.38, 1.88))
+    axes.set_title(
+        "shakespeare_1p5m: losses of the whole held-out text; stars: of 1,024 windows", fontsize=10
+    )
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    figure.savefig(HERE / "larger.png", dpi=130)
 
 
 if __name__ == "__main__":

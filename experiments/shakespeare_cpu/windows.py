@@ -1,16 +1,21 @@
 """Losses of a run on the held-out text, all of it and on the windows of irhum/hyena's published loss.
 
-python experiments/shakespeare_cpu/windows.py runs/shakespeare_published [--step best]
+python experiments/shakespeare_cpu/windows.py runs/shakespeare_published [--step best] [--keep published]
 python experiments/shakespeare_cpu/windows.py --ngrams input.txt
 
 The published loss is a mean over 1,024 windows of 256 characters: four batches of 256, whose starts are drawn
 from `PRNGKey(0)` as in the published notebook. What a key draws depends on `jax_threefry_partitionable`,
 which was False by default when the notebook was run, and is True today. --ngrams compares the whole held-out
-text to the windows of both settings by models without training noise.
+text to the windows of both settings by models without training noise. --keep writes a run's losses to
+larger.json, from which `run.py --plot-only` draws larger.png.
 """
 
+import json
+import statistics
+import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,8 +23,14 @@ import optax
 import tyro
 
 import hyena_jax
-from hyena_jax.config import TextConfig
+from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.comparison.table import n_params
+from hyena_jax.config import TextConfig, UserError
 from hyena_jax.data.text import Corpus, load_corpus
+from hyena_jax.files import write_text
+from hyena_jax.training.metrics import read_rows
+
+KEPT = Path(__file__).parent / "larger.json"
 
 SEQ_LEN, BATCHES, BATCH_SIZE = 256, 4, 256
 ORDERS = range(2, 7)
@@ -28,19 +39,30 @@ PRIOR = 5.0
 
 
 def main(
-    run: tyro.conf.Positional[Path | None] = None, step: str = "best", ngrams: Path | None = None
+    run: tyro.conf.Positional[Path | None] = None,
+    step: str = "best",
+    keep: str | None = None,
+    ngrams: Path | None = None,
 ) -> None:
     """Prints both losses of a run, or those of n-gram models.
 
     Args:
       run: folder of a run on Tiny Shakespeare by characters.
       step: the run's checkpoint: `best`, `latest` or a number.
+      keep: also write the losses, with those of the run's evaluations, to larger.json under this name.
       ngrams: the text, for n-gram models.
     """
     if run is not None:
-        loaded = hyena_jax.load_run(run, step)
-        print(f"step {loaded.step}   held-out text {loaded.evaluate()['loss']:.4f}", end="   ")
-        print(f"published windows {loss_on_windows(loaded):.4f}")
+        try:
+            loaded = hyena_jax.load_run(run, step)
+        except UserError as error:
+            sys.exit(f"error: {error}")
+        whole, on_windows = loaded.evaluate()["loss"], loss_on_windows(loaded)
+        print(f"step {loaded.step}   held-out text {whole:.4f}   published windows {on_windows:.4f}")
+        if keep is not None:
+            found = {"step": loaded.step, "held_out": whole, "published_windows": on_windows}
+            kept = json.loads(KEPT.read_text()) | {keep: {"best": found, **course(loaded, run)}}
+            write_text(KEPT, json.dumps(kept, indent=1) + "\n")
     if ngrams is not None:
         config = TextConfig(path=str(ngrams), tokenizer="characters", seq_len=SEQ_LEN)
         compare_ngrams(load_corpus(config))
@@ -68,6 +90,30 @@ def loss_on_windows(run: hyena_jax.LoadedRun) -> float:
     held_out = run.data.held_out
     windows = held_out[starts(len(held_out))[:, None] + np.arange(SEQ_LEN + 1)].astype(np.int32)
     return float(np.mean([losses(part) for part in np.split(windows, 16)], dtype=np.float64))
+
+
+def course(run: hyena_jax.LoadedRun, folder: Path) -> dict[str, Any]:
+    """Size, hardware, time of a step, and the evaluations of a run that this machine trained."""
+    rows = read_rows(folder / "metrics.jsonl")
+    trained = {row["step"]: row for row in rows if "train/loss" in row}
+    tokens = run.experiment.data.batch_size * run.experiment.data.seq_len
+    seconds = [tokens / row["train/tokens_per_second"] for row in trained.values()]
+    return {
+        "parameters": n_params(run.experiment.model),
+        "hardware": describe_machine(),
+        "versions": describe_versions(),
+        "median_seconds_per_step": statistics.median(seconds),
+        "evaluations": [
+            {
+                "step": row["step"],
+                "loss": row["validation/loss"],
+                "accuracy": row["validation/accuracy"],
+                "train_loss": trained[row["step"]]["train/loss"],
+            }
+            for row in rows
+            if "validation/loss" in row
+        ],
+    }
 
 
 def compare_ngrams(data: Corpus) -> None:
