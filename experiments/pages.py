@@ -76,7 +76,8 @@ class Group(GroupSummary):
         if self.is_solved:
             return "solved"
         if self.is_finished:
-            return f"not within {self.rows:,} rows"
+            worse = f" ({self.gain:+.3f} from twice the rows)" if self.gain <= -protocol.ENOUGH else ""
+            return f"not within {self.rows:,} rows{worse}"
         if self.is_solved_later:
             return "unfinished: a schedule twice as long solves it"
         return "unfinished" if self.gain is None else f"unfinished: twice the rows give {self.gain:+.3f}"
@@ -229,9 +230,12 @@ def how_trained(study: "Study", results: Mapping[str, Any]) -> str:
     rows = f"{most:,}" if least == most else f"{least:,} to {most:,}"
     paper = f"; the source trains on {study.paper_rows}" if study.paper_rows else ""
     budget = f"At most {rows} rows a run{paper}."
+    longer = results.get("longer", {}).values()
+    of_first = [row for row in longer if "run" not in row]  # as in earlier versions of the protocol
+    which = "median" if not of_first else "first" if len(of_first) == len(longer) else "median or first"
     finished = (
         "A group, all seeds of one setting, is finished once its median has solved the task, or once its"
-        f" first seed gains less than {protocol.ENOUGH} when trained over twice the steps; another seed or"
+        f" {which} seed gains less than {protocol.ENOUGH} when trained over twice the steps; another seed or"
         " rate might gain more. All others are unfinished, are drawn hollow, and decide no ordering."
     )
     searched = (
@@ -240,7 +244,9 @@ def how_trained(study: "Study", results: Mapping[str, Any]) -> str:
     )
     for name in map(without_seed, results["runs"]):
         if study.searched_at(name) != name:  # the first of them is example enough
-            searched += f", once a mixer: {label(name)} has the rate of {label(study.searched_at(name))}"
+            searched += (
+                f"; some groups share one, as {label(name)} has that of {label(study.searched_at(name))}"
+            )
             break
     n_searched = sum("learning_rate" in row for row in results["runs"].values())
     if n_searched == 0:

@@ -5,9 +5,10 @@
    lowest loss, which falls long before a first answer is right; of several that solve the task, it is the
    nearest to the mixer's own. (Searches whose results keep `values` of the metric took the highest of them.)
 2. Report: every run of the study at the best rate of its mixer.
-3. Longer: a group that has not solved its task is trained once more, with twice the steps and a schedule of
-   that length. Only if this neither solves the task nor raises the value by `ENOUGH` is the group finished: a
-   schedule that falls to 0 flattens the end of any curve, and recall may begin suddenly.
+3. Longer: of a group that has not solved its task the run with the median value is trained once more, with
+   twice the steps and a schedule of that length. Only if this neither solves the task nor raises the value by
+   `ENOUGH` is the group finished: a schedule that falls to 0 flattens the end of any curve, and recall may
+   begin suddenly.
 """
 
 import dataclasses
@@ -16,7 +17,6 @@ import json
 import math
 import os
 import signal
-import statistics
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,11 +88,9 @@ def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> di
     }
     outcomes = trained(runs, workdir / "runs", jobs)
     values = {name: outcome.values[study.metric] for name, outcome in outcomes.items()}
-    medians = {
-        group: statistics.median(value for name, value in values.items() if without_seed(name) == group)
-        for group in first
-    }
-    unsolved = {first[group]: group for group, median in medians.items() if median < study.solved}
+    by_group = {group: {n: v for n, v in values.items() if without_seed(n) == group} for group in first}
+    medians = {median_run(found): group for group, found in by_group.items()}
+    unsolved = {name: group for name, group in medians.items() if values[name] < study.solved}
     longer = {group: shortened_by(runs[name], 1 / 2) for name, group in unsolved.items()}
     longer_outcomes = trained(longer, workdir / "longer", jobs)
     rows: dict[str, dict[str, Any]] = {}
@@ -113,6 +111,7 @@ def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> di
         "runs": rows,
         "longer": {
             group: {
+                "run": name,
                 "value": longer_outcomes[group].values[study.metric],
                 "gain": longer_outcomes[group].values[study.metric] - values[name],
                 "rows": n_rows(longer[group], longer_outcomes[group].step),
@@ -152,6 +151,11 @@ def search(
         new = {group: (rate,) for group, rate in more.items() if rate is not None}
         if not new:
             return found, seconds
+
+
+def median_run(values: Mapping[str, float]) -> str:
+    """The name of the run with the median value, of an even number the lower one."""
+    return sorted(values, key=values.__getitem__)[(len(values) - 1) // 2]
 
 
 def first_rates(own: float) -> tuple[float, ...]:

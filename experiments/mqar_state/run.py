@@ -70,7 +70,9 @@ def make_runs() -> dict[str, Experiment]:
 
 
 def searched_at(group: str) -> str:
-    """Learning rates are searched once for each mixer, at width 64 and 4 pairs."""
+    """Rates are searched once for each mixer, at width 64 and 4 pairs; those of attention at each setting."""
+    if "pattern=attention" in group:
+        return group
     return re.sub(r"width=\d+", "width=64", group.removeprefix("task=8 pairs,"))
 
 
@@ -89,6 +91,10 @@ each channel are expected at or above the one with a scalar of each, also with 8
     solved=0.99,
     above=[
         (("pattern=attention,width=64",), ("pattern=hyena,width=64", "pattern=hawk,width=64")),
+        *(
+            ((setting.format("attention"),), (setting.format("mamba2"),))
+            for setting in ("pattern={},width=16", "pattern={},width=32", "task=8 pairs,pattern={},width=64")
+        ),
         (
             ("pattern=gated_delta,width=32",),
             (
