@@ -109,9 +109,7 @@ def test_the_page_of_signed_recurrences_is_made_from_the_results():
     found = runpy.run_path(str(folder / "run.py"))
     results = json.loads((folder / "results.json").read_text())
     assert (folder / "README.md").read_text(encoding="utf-8") == found["page"](results)
-    first = {"hawk": 4.0, "signed_hawk": 1.0}
-    runs = {f"model={name},seed={seed}": loss + seed for name, loss in first.items() for seed in range(3)}
-    assert found["gain"](runs, "hawk") == "3.000 (1.000 to 5.000)"
+    assert found["gain"]([4.0, 5.0, 6.0], [1.0, 2.0, 3.0]) == "3.000 (1.000 to 5.000)"
 
 
 def test_a_page_compares_with_what_was_published():
@@ -163,6 +161,18 @@ def test_of_rates_that_solve_the_task_the_nearest_to_the_mixers_own_is_the_best(
     assert best({3.2e-4: 0.0, 1e-3: 0.0, 3.2e-3: 0.0}) == 1e-3
     assert best({3.2e-4: 0.5, 1e-3: 0.02, 3.2e-3: 0.0}) == 3.2e-3
     assert best({3.2e-4: 0.5, 1e-3: 0.5, 3.2e-3: None}) == 1e-3
+
+
+def test_the_run_that_is_trained_longer_is_that_of_the_median():
+    values = {"seed=0": 0.9, "seed=1": 0.2, "seed=2": 0.5}
+    assert protocol.median_run(values) == "seed=2"
+    assert protocol.median_run({"seed=0": 0.9, "seed=1": 0.2}) == "seed=1"
+    assert "once its first seed gains" in pages.page(EXAMPLE, FOLLOWED)
+    longer = {name: {**row, "run": f"{name},seed=0"} for name, row in FOLLOWED["longer"].items()}
+    assert "once its median seed gains" in pages.page(EXAMPLE, {**FOLLOWED, "longer": longer})
+    fell = {**FOLLOWED["longer"], "pattern=fir,width=1": {"value": 0.1, "gain": -0.4, "rows": 12800}}
+    group = pages.groups_of(EXAMPLE, {**FOLLOWED, "longer": fell})["pattern=fir,width=1"]
+    assert group.status == "not within 12,800 rows (-0.400 from twice the rows)"
 
 
 def test_a_search_that_is_continued_asks_for_the_same_sweeps(monkeypatch):

@@ -27,7 +27,7 @@ MIXERS = {
     "attention": "keeps all keys and values; the baseline",
     "local_attention": "what lies within a window",
     "hyena": "language at a cost near linear in the length; fixed delays",
-    "gated_hyena": "language in small budgets, cheap steps",
+    "gated_hyena": "language in small budgets, cheap decoding",
     "h3": "as Hyena, with state-space filters and a constant state",
     "s4d": "fixed linear memories: copying at a fixed delay",
     "hawk": "language with a tiny constant state",
@@ -35,9 +35,9 @@ MIXERS = {
     "gated_delta": "recall in a constant state, by replacing what a key held",
     "kda": "as `gated_delta`, with a decay for each channel",
     "gated_delta2": "as `kda`, with separate strengths of erasing and writing; language",
-    "rwkv7": "the weights that are published for it",
+    "rwkv7": "recall in the smallest state",
     "mamba2": "language with a large constant state",
-    "mamba3": "as `mamba2`, with rotations instead of a short convolution",
+    "mamba3": "as `mamba2`, with rotations and a trapezoidal step, without a short convolution",
     "fastmax": "attention's form in linear time",
     "aft_conv": "attention-free mixing with biases inside a window",
 }
@@ -68,6 +68,11 @@ def shown(group: Group | None, length: int | None = None) -> str:
         return ""
     value = f"{group.median(length):.2f}"
     return value if group.is_finished else f"({value})"
+
+
+def values(group: Group) -> str:
+    """The least and the most over seeds, of strings of LETTERS."""
+    return f"{min(group.at(LETTERS)):.2f} to {max(group.at(LETTERS)):.2f}"
 
 
 def rows() -> list[tuple[str, list[str]]]:
@@ -143,8 +148,10 @@ are small models on two CPU cores: take the numbers as hints, and read their pag
 **Numbers in brackets are unfinished**: more training may raise them.
 
 - language: validation loss on [Tiny Shakespeare](../shakespeare_cpu/README.md) in nats, lower is better; 0.8M
-  parameters, a context of 64, one learning rate for all, which was searched for none
-- recall: accuracy of [four pairs in 32 tokens](../mqar_state/README.md) at width 64; 0.25 at random
+  parameters, a context of 64, one learning rate for all, which was searched for none; attention there has
+  learned positions, and local attention rotary ones
+- recall: accuracy of [four pairs in 32 tokens](../mqar_state/README.md) at width 64; guessing
+  one of the values shown gives 0.25
 - copying: letters of strings of [{LETTERS}, trained on 3 to 24](../string_copying/README.md), of attention
   with Hard-ALiBi; 0.04 at random
 - parity: of [256 bits, trained on 3 to 40](../state_tracking/README.md); permutations: of
@@ -154,43 +161,52 @@ are small models on two CPU cores: take the numbers as hints, and read their pag
 - step, token: time of a training step at a context of 64, and of a decoded token at 4,096, relative to
   attention, lower is faster ([decoding](../generation/README.md)); two cores of an AMD EPYC, JAX 0.12.0.1
 
+A line joins models of several sizes: state and token are of a mixer's default options, such as 128 numbers a
+channel of Mamba-2 and a window of 1,024; language and step of 64 numbers and a window of 32; recall of 16
+numbers. `fastmax` has its quadratic form in language and step.
+
 ## In words
 
 - If you need **exact recall in a constant state**, take `gated_delta` or `kda`: they have solved the recall
   of four pairs with {small["kda"].state_bytes / KIB:.1f} KiB in both layers together
   ({shown(small["gated_delta"])} and {shown(small["kda"])}, three seeds each), and `rwkv7`, in one seed, with
-  {small["rwkv7"].state_bytes / KIB:.1f} ({shown(small["rwkv7"])}). Attention has with
-  {attention.state_bytes / KIB:.0f} ({shown(attention)}); for smaller ones no rate was searched.
+  {small["rwkv7"].state_bytes / KIB:.1f} ({shown(small["rwkv7"])}). Attention did so with
+  {attention.state_bytes / KIB:.0f} ({shown(attention)}); of half that width it stayed at
+  {shown(mqar["pattern=attention,width=32"])}, though trained as long.
 - If you need **the lowest loss in a small budget** of language, take, in this recipe, `mamba2`
   ({loss["mamba2"]:.3f} nats), or `signed_hawk` ({loss["signed_hawk"]:.3f}) and `gated_hyena`
   ({loss["gated_hyena"]:.3f}), whose steps take {of_mamba2["signed_hawk"]:.2f} and
   {of_mamba2["gated_hyena"]:.2f} of its time; attention has {loss["attention"]:.3f}. A context of 64 says
   little about larger models.
-- If you need to **track a state that flips**, take a recurrence whose factors may be negative: `signed_hawk`
-  keeps parity to 256 bits ({shown(parity["model=hawk_gate"], 256)}), where `hawk` is at
+- If you need to **track a state that flips**, take `signed_hawk`. Its factors may be negative, and it keeps
+  parity to 256 bits ({shown(parity["model=hawk_gate"], 256)}), where `hawk` is at
   {shown(parity["model=hawk"], 256)}.
 - If the states are those of **a group that does not commute**, try `gated_delta` with `negative_eigenvalues`
   and `factors` 2: {sum(value >= product.solved for value in product.last)} of {product.n_runs} seeds learned
   the permutations of three objects; at four times the training length their median is {shown(product, 64)}.
 - If you need to **copy long strings**, take attention with `hard_alibi_heads`
-  ({shown(copying["model=hard_alibi"], LETTERS)} of {LETTERS} letters); of those with a constant state,
-  `gated_delta` keeps most ({shown(copying["model=gated_delta"], LETTERS)}).
+  ({shown(copying["model=hard_alibi"], LETTERS)} of {LETTERS} letters); of the three with a constant state
+  that were tried, `gated_delta` ({values(copying["model=gated_delta"])} over seeds) and `mamba2`
+  ({values(copying["model=mamba2"])}) keep most.
 - Inputs **longer than in training** depend on the task: at four times the length `hawk` keeps the induction
   head ({shown(hawk["induction"], 128)}), but not selective copying ({shown(hawk["selective_copying"], 128)}).
-- If you need **a small state while decoding**, take `hawk`. `attention` and long convolutions keep all
-  inputs; whether training learns to use them is another matter.
+- If you need **a small state while decoding**, take `signed_hawk` or `hawk` for language (2 KiB a layer, as
+  the table says), and `rwkv7` or `gated_delta` of a small width for recall. `attention` and long convolutions
+  keep all inputs; whether training learns to use them is another matter.
 
 ## A finding of our own
 
-**Decays that may be negative do not cost Hawk anything on language: they help.** At the same state, each with
-the best of at least three learning rates, the signed form ends
+**A sign does not help Hawk on language; what comes with it does.** Factors that may be negative track parity,
+and on Tiny Shakespeare the signed Hawk also ended 0.03 nats lower than Hawk, in a state of the same size: the
+sign seemed to help on language, too. [A run that could refute this](../signed/README.md) did: a third gate
+that cannot change the sign gains as much as one that can (`third_gate_hawk`), and so do wider initial radii
+beside `shifted` factors (`wide_hawk`). By how much the first ends lower, each at the best of its learning
+rates or at the rate of the other (nats; means of three seeds, and the least and the most between any two of
+them):
 
 {gained}
 
-nats lower (means of three seeds; in parentheses the least and the most between any two seeds), and it tracks
-parity, which Hawk has not learned. [That run](../signed/README.md) was made to refute it: the rate, the text
-or the family of the recurrence might have been the cause. A part was the rate, none the text, and the gated
-delta rule shows it less clearly. All are models of 0.9M parameters, after 2,000 steps.
+All are models of 0.9M parameters after 2,000 steps; for larger ones nothing is known.
 
 The papers are in the [list of mixers](../../hyena_jax/mixers/README.md). Not all mixers have a line: `fir`,
 `stu`, other forms of AFT and of Hyena, and patterns of several mixers, such as `griffin`, were trained on
