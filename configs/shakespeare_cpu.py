@@ -1,4 +1,4 @@
-"""Tiny Shakespeare by characters on a CPU, mixer by mixer, at nanoGPT's CPU budget (it reports 1.886 nats).
+"""Tiny Shakespeare by characters on a CPU, mixer by mixer, at nanoGPT's CPU budget.
 
     hyena-jax train shakespeare_cpu --workdir runs/shakespeare
     hyena-jax train shakespeare_cpu:attention --workdir runs/shakespeare_attention
@@ -16,7 +16,7 @@ Validation loss: mamba2 1.588, mamba3 1.603, signed_hawk 1.611, gated_delta2 1.6
 gated_delta 1.633, hawk 1.644, kda 1.649, striped_hyena2 1.650, lfm2 1.660, griffin 1.672, rwkv7 1.675,
 annotated_hyena 1.677, hyena 1.678, local_attention 1.692, h3 1.703, stu 1.717, s4d 1.721, aft_conv 1.729,
 fir 1.732, aft_full 1.734, aft_local 1.737, attention 1.802, aft_simple 1.836, fastmax 1.901;
-experiments/shakespeare_cpu has their spread over seeds, names the machines, and explains fastmax's loss.
+experiments/shakespeare_cpu has their spread over seeds, their machines, and what was tried for fastmax.
 """
 
 from typing import NamedTuple
