@@ -16,19 +16,25 @@ from hyena_jax.config import Experiment
 STEPS = budget(4000, 200, until="accuracy=0.99")
 WIDTHS = (16, 32, 64)
 POINTS = {
-    **dict.fromkeys(("attention", "rotary_attention", "gated_delta", "kda", "gated_delta2", "rwkv7"), WIDTHS),
-    **dict.fromkeys(("mamba2", "mamba3", "h3"), WIDTHS),
+    **dict.fromkeys(("attention", "rotary_attention", "conv_attention"), WIDTHS),
+    **dict.fromkeys(("gated_delta", "kda", "gated_delta2", "rwkv7", "mamba2", "mamba3", "h3"), WIDTHS),
     **dict.fromkeys(("hyena", "hawk"), (*WIDTHS, 128)),
     "fastmax": (32, 64),
     **dict.fromkeys(("signed_hawk", "stu", "hyena_real_modal"), (64,)),
 }
 """Widths of the model by mixer; the state grows with the width."""
 ROTARY = ("--model.pattern.0.rotary-fraction", "1.0")
+SHORT = (
+    *("--model.pattern.0.filter", "short", "--model.pattern.0.filter.n-taps", "4"),
+    *("--model.pattern.0.short-filter-len", "0", "--no-model.pattern.0.skip"),
+)
+"""Hyena as a gated convolution of four taps, the length of the short filters within the delta rules."""
 TWO_HEADS = ("--model.pattern.0.n-heads", "2")
 OPTIONS = {
     **{name: (name, *TWO_HEADS) for name in ("gated_delta", "kda", "gated_delta2", "rwkv7")},
     **{name: (name, "--model.pattern.0.d-state", "16") for name in ("mamba2", "mamba3")},
     "rotary_attention": ("attention", "--no-model.learned-positions", *ROTARY),
+    "conv_attention": ("hyena,attention", *SHORT, "--model.pattern.1.n-heads", "1"),
     "signed_hawk": ("hawk", "--model.pattern.0.sign", "gate"),
     "stu": ("fir", "--model.pattern.0.filter", "stu"),
     "hyena_real_modal": ("hyena", "--model.pattern.0.filter", "real_modal"),
@@ -37,13 +43,13 @@ OPTIONS = {
 SEEDS = (0, 1, 2)
 DECISIVE = {
     **dict.fromkeys(("attention", "hyena", "hawk", "h3", "rwkv7", "mamba2", "mamba3"), (64,)),
-    "rotary_attention": (64,),
+    **dict.fromkeys(("rotary_attention", "conv_attention"), (64,)),
     **dict.fromkeys(("gated_delta", "kda", "gated_delta2"), (16, 64)),
 }
 """Widths with three seeds; all other points have one."""
 HARDER = {
     **dict.fromkeys(("gated_delta", "kda", "gated_delta2"), (32, 64)),
-    **dict.fromkeys(("attention", "rotary_attention", "mamba2"), (64,)),
+    **dict.fromkeys(("attention", "rotary_attention", "conv_attention", "mamba2"), (64,)),
 }
 """Widths at which a mixer also recalls 8 pairs in 64 tokens, with three seeds."""
 WINDOWS = (4, 8, 16)
@@ -83,11 +89,12 @@ STUDY = Study(
     folder=Path(__file__).parent,
     title="Recall against the size of the state (MQAR)",
     source="Zoology (2312.04927), figure 2, and Based (2402.18668), figure 2",
-    claim="""Attention keeps all keys and values and recalls them at any width; gated convolutions and
-recurrences need a width, and with it a state, that grows with what is to be remembered. The papers show
-figures only, at vocabulary 8,192 and up to 256 tokens; here 4 pairs, of 31 keys and 32 values, in 32 tokens,
-which two CPU cores learn. One of the 4 values at random is 0.25. Delta rules with a decay or a strength for
-each channel are expected at or above the one with a scalar of each, also with 8 pairs in 64 tokens.""",
+    claim="""Attention keeps all keys and values and recalls them at every width of the papers, 64 and more;
+gated convolutions and recurrences need a width, and with it a state, that grows with what is to be
+remembered. The papers show figures only, at vocabulary 8,192 and up to hundreds of tokens; here 4 pairs, of
+31 keys and 32 values, in 32 tokens, which two CPU cores learn. One of the 4 values at random is 0.25. Delta
+rules with a decay or a strength for each channel are expected at or above the one with a scalar of each, also
+with 8 pairs in 64 tokens.""",
     runs=make_runs(),
     searched_at=searched_at,
     metric="accuracy",
@@ -97,7 +104,7 @@ each channel are expected at or above the one with a scalar of each, also with 8
         *(
             ((setting.format(attention),), (setting.format("mamba2"),))
             for setting in ("pattern={},width=16", "pattern={},width=32", "task=8 pairs,pattern={},width=64")
-            for attention in ("attention", "rotary_attention")
+            for attention in ("attention", "rotary_attention", "conv_attention")
         ),
         (
             ("pattern=gated_delta,width=32",),
@@ -115,26 +122,32 @@ each channel are expected at or above the one with a scalar of each, also with 8
     x="state",
     findings="""At width 64 attention solves the recall of 4 pairs within 600 steps (with rotary positions
 within 200), the delta rules within 400, and Mamba-2 and Mamba-3 within 1,200. H3 gets to 0.90 to 0.94 and
-still gains; Hawk is at 0.85 (0.66 to 0.94 over seeds) and Hyena at 0.51; one seed of each of these two gained
-nothing from twice the steps. Hyena has got further the wider it is (0.18, 0.22, 0.51 and 0.90 at 16, 32, 64
-and 128; one seed each but at 64, all but 64 unfinished). Hawk's points show no order, and its run at width 32
-fell from 0.53 to 0.28 with twice the steps: single seeds say little. With real poles for its filter instead
-of the implicit one, Hyena gets to 0.98, in a state of constant size (one seed). Signed Hawk, in Hawk's 2 KiB,
-is at 0.93 and solves the task at step 6,600 of a schedule of 8,000 (one seed). Attention to a window of 16
-tokens solves it, to 8 it stays at 0.77, and to 4 at 0.42. The spectral filter (`stu`, 0.27) and fastmax (0.26
-and 0.27), which keeps moments of the keys, are no better than a guess among the four values.
+still gains. So do Hawk (0.46 to 0.98 over seeds) and Hyena (0.28 to 0.69), whose median seeds get to 0.94 and
+0.50 with twice the steps; Hyena of width 128 is at 0.94. Hyena's rate was found among losses that hardly fell
+in 1,000 steps. With real poles for its filter instead of the implicit one, Hyena gets to 0.98 and to 0.99
+with twice the steps, in a state of constant size (one seed). Signed Hawk, in Hawk's 2 KiB, is at 0.93 and
+solves the task at step 6,600 of a schedule of 8,000 (one seed). Attention to a window of 16 tokens solves it,
+to 8 it stays at 0.77, and to 4 at 0.42. Fastmax (0.26 and 0.27), which keeps moments of the keys, is near a
+guess; the spectral filter (`stu`, 0.27, and 0.30 with twice the steps) has a rate that its search could
+hardly tell from others.
+
+Seeds say less than they seem to: the same ones at the same rates ended elsewhere on another machine of this
+kind (Hyena 0.47 to 0.55, Hawk 0.66 to 0.94, gated DeltaNet 2 of width 16 one seed of three solved; not kept).
+Rounding differs, and training magnifies it.
 
 At width 16 RWKV-7 (1.1 KiB of state, one seed), the gated delta rule and KDA (2.1 KiB, three seeds) solve it;
-gated DeltaNet 2 does in one seed of three, and the others, at 0.98 and 0.99, were not trained longer. Mamba-2
-of this width stays at 0.27 over a schedule of 4,000 steps, and solves it at step 3,800 of a schedule of
-8,000: the number of rows did not decide this, but the rate, which falls more slowly there (one seed).
+gated DeltaNet 2 gets to 0.97 to 0.99, and its median seed solves it at step 2,200 of a schedule of 8,000.
+Mamba-2 of this width stays at 0.27 over a schedule of 4,000 steps, and solves it at step 3,800 of a schedule
+of 8,000: the number of rows did not decide this, but the rate, which falls more slowly there (one seed).
 
-The paper's attention recalls at any width, and ours does not: at widths 16 and 32, and with 8 pairs in 64
-tokens at width 64, it ends near a guess among the values shown. That is so with one head and learned
-positions, and with rotary ones, each at the best of three or four rates of its own, and twice the steps add
-nothing. Delta rules of width 32 and Mamba-2 of width 64 solve the 8 pairs. The paper trains on far more rows;
-whether attention would find the solution there was not tried. KDA was expected above the scalar rule, and
-these settings are too easy to show it.
+Attention alone does not recall 4 pairs at widths 16 and 32, where the papers do not try it, nor 8 pairs at
+width 64: it ends near a guess among the values shown, with learned positions and with rotary ones, each at
+the best of three or four rates of its own, and twice the steps add nothing. What it lacks is a short filter.
+`conv_attention`, whose first layer is a gated convolution of four taps and whose second is attention, without
+positions, solves all of these: 4 pairs within 1,000 steps at widths 16 and 32, and within 200 at 64, and 8
+pairs within 600. Keys stand before their values, and the delta rules and Mamba-2 read their neighbours
+through short filters, too. In the released configurations of Based, attention comes after a gated convolution
+as well. KDA was expected above the scalar rule, and these settings are too easy to show it.
 
 The rate changes the speed: in 1,000 steps Mamba-2 of width 64 reaches 0.79 at 0.002, the rate of
 `tasks:mqar`, and 1.00 at 0.0063. So does how it is searched: after 1,000 steps H3's accuracy is near chance

@@ -132,7 +132,7 @@ def page() -> str:
         study, ("mqar_state", "state_tracking", "word_problems", "string_copying", "extrapolation")
     )
     small = {name: mqar[f"pattern={name},width=16"] for name in ("gated_delta", "kda", "rwkv7")}
-    attention = mqar["pattern=attention,width=64"]
+    attention, behind = mqar["pattern=attention,width=64"], mqar["pattern=conv_attention,width=16"]
     product = words["model=delta_product"]
     hawk = {task: longer[f"task={task},pattern=hawk"] for task in ("induction", "selective_copying")}
     gained = runpy.run_path(str(RESULTS / "signed" / "run.py"))["gains"](load("signed/results.json"))
@@ -172,8 +172,8 @@ numbers. `fastmax` has its quadratic form in language and step.
   pairs (0.99 of them) with {small["kda"].state_bytes / KIB:.1f} KiB in both layers together
   ({shown(small["gated_delta"])} and {shown(small["kda"])}, three seeds each), and `rwkv7`, in one seed, with
   {small["rwkv7"].state_bytes / KIB:.1f} ({shown(small["rwkv7"])}). Attention did so with
-  {attention.state_bytes / KIB:.0f} ({shown(attention)}); of half that width it stayed at
-  {shown(mqar["pattern=attention,width=32"])}, though trained as long.
+  {attention.state_bytes / KIB:.0f} ({shown(attention)}), and behind a short convolution with
+  {behind.state_bytes / KIB:.0f} ({shown(behind)}, one seed).
 - If you need **the lowest loss in a small budget** of language, take, in this recipe, `mamba2`
   ({loss["mamba2"]:.3f} nats), or `signed_hawk` ({loss["signed_hawk"]:.3f}) and `gated_hyena`
   ({loss["gated_hyena"]:.3f}), whose steps take {of_mamba2["signed_hawk"]:.2f} and
