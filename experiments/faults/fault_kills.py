@@ -56,17 +56,17 @@ class Stage:
 
 
 def kills(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
-    """SIGKILL: two fifths at any time, the others at moments that are hard to hit by chance."""
+    """SIGKILL: some at any time or after any step, the others at moments that are hard to hit by chance."""
     generator = random.Random(seed)
     moments = [
         ("at any time", kill_any_time),
         ("inside a checkpoint write", kill_in_write),
-        ("at any time", kill_any_time),
+        ("after any step", kill_after_step),
         ("between commit and manifest", kill_before_manifest),
         ("while the folder is made", kill_in_creation),
         ("while an old checkpoint is deleted", kill_in_deletion),
         ("inside a checkpoint write", kill_in_write),
-        ("at any time, three in a row", kill_thrice),
+        ("in each third of the steps", kill_thrice),
     ]
     left = count
     for i in range(count):
@@ -87,15 +87,25 @@ def kill_any_time(stage: Stage, fraction: float, workdir: Path) -> dict:
     return _kill_and_finish(stage, started, workdir, lambda: True)
 
 
+def kill_after_step(stage: Stage, fraction: float, workdir: Path) -> dict:
+    """Kills the run up to 50 ms after a step."""
+    step, delay = 1 + int(fraction * (STEPS - 1)), random.Random(fraction).uniform(0, 0.05)
+    started = stage.lab.start(workdir)
+    hit = started.wait_for(lambda: last_row(workdir) >= step)
+    time.sleep(delay)
+    return _kill_and_finish(stage, started, workdir, lambda: hit)
+
+
 def kill_thrice(stage: Stage, fraction: float, workdir: Path) -> dict:
-    """Kills the run three times; between kills it advances as far as it can save."""
-    generator, after = random.Random(fraction), []
-    for _ in range(3):
+    """Kills the run three times, each time in another third of its steps."""
+    generator, after, third = random.Random(fraction), [], STEPS // 3
+    for begin in range(0, STEPS, third):
+        step = generator.randrange(begin + 2 * EVERY + 1, begin + third)
         started = stage.lab.start(workdir)
-        time.sleep(generator.uniform(0.3, 1) * stage.seconds)
+        demand(started.wait_for(lambda step=step: last_row(workdir) >= step), "it ended early")
         started.kill()
         after.append(last_verified(workdir))
-    demand(after == sorted(after), f"checkpoints were lost: {after}")
+    demand(0 < after[0] < after[1] < after[2], f"checkpoints were lost: {after}")
     stage.finish(workdir, after[-1] if after[-1] < STEPS else None)
     return {"newest checkpoints": after}
 
