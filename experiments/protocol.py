@@ -30,7 +30,7 @@ from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.comparison.runs import without_seed
 from hyena_jax.comparison.table import n_params, state_size
 from hyena_jax.config import Experiment, UserError
-from hyena_jax.output import bar
+from hyena_jax.output import bar, watched
 from hyena_jax.sweeps.sweep import Outcome
 
 HALF_DECADE = 10**0.5
@@ -97,6 +97,7 @@ def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> di
     with bar("evaluating", len(outcomes)) as advance:
         for name, outcome in outcomes.items():
             rows[name] = _row(study, outcome, values[name], with_losses=name in first.values())
+            _forget_programs()
             advance()
     outcomes_of_all = [*outcomes.values(), *longer_outcomes.values()]
     seconds = spent + sum(outcome.seconds for outcome in outcomes_of_all)
@@ -290,8 +291,9 @@ def stale(study: Any, results: Mapping[str, Any]) -> list[str]:
         )
     missing = {without_seed(name) for name in study.runs if name not in results["runs"]}
     found += [f"{group}: not run yet" for group in groups if group in missing]
-    for name, row in kept.items():
+    for name, row in watched(study.folder.name, kept.items(), len(kept)):
         again = first_losses(with_rate(study.runs[name], row["learning_rate"]))
+        _forget_programs()
         for what in ("settings", "fingerprint"):
             if again[what] != row[what]:
                 found.append(f"{without_seed(name)}: another {what}")
@@ -300,6 +302,13 @@ def stale(study: Any, results: Mapping[str, Any]) -> list[str]:
         if not off <= 1e-5:
             found.append(f"{without_seed(name)}: the first losses differ by {off:.2g}")
     return found
+
+
+def _forget_programs() -> None:
+    """Frees compiled programs: with those of a hundred runs a process has no memory mapping left."""
+    import jax
+
+    jax.clear_caches()
 
 
 def budget_in_rows(runs: Sequence[Experiment]) -> tuple[int, int]:
