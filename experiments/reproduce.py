@@ -19,7 +19,8 @@ import protocol
 import tyro
 from pages import groups_of, rank_correlation, verdict
 from protocol import ended_after, n_rows
-from study import FAULTS, Study, describe, digest, results_of, run
+from results import faults_in_a_line
+from study import Study, digest, results_of, run
 
 from hyena_jax.config import UserError, choose
 from hyena_jax.files import write_text
@@ -57,7 +58,7 @@ def main(
       stale: train nothing but the first steps of one run a group, and list what differs from the results.
     """
     faults: list[str] = []
-    try:
+    with faults_in_a_line():
         for name in only:
             choose("only", name, dict.fromkeys(STUDIES))
         if stale:
@@ -76,10 +77,8 @@ def main(
                     faults.append(f"{name}: {error}")
         if not quick:
             write_text(HERE / "README.md", page([load(name) for name in STUDIES]))
-    except FAULTS as error:
-        sys.exit(describe(error))
-    if faults:
-        sys.exit(f"error: {'; '.join(faults)}")
+        if faults:
+            raise UserError("; ".join(faults))
 
 
 def list_stale(names: Sequence[str]) -> bool:

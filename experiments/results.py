@@ -1,13 +1,39 @@
-"""The loop that experiments share which are not studies: measure, write results.json, draw from it."""
+"""What experiments share: errors in a line, and the loop of those that are not studies.
+
+That loop: measure, write results.json, draw from it.
+"""
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hyena_jax.cli.base import fail, note
+from hyena_jax.errors import UserError
 from hyena_jax.files import write_text
+from hyena_jax.signals import STOPPED_CODE, Interrupted
+
+
+@contextmanager
+def faults_in_a_line() -> Iterator[None]:
+    """Ends the process at what a person can cause, with one line and the exit codes of `hyena-jax`."""
+    try:
+        yield
+    except UserError as error:
+        sys.exit(fail(error, 2))
+    except json.JSONDecodeError as error:
+        sys.exit(fail(f"results.json is damaged: {error}", 2))
+    except OSError as error:
+        sys.exit(fail(error, 3))
+    except Interrupted as error:
+        note(str(error))
+        sys.exit(STOPPED_CODE)
+    except KeyboardInterrupt:
+        note("interrupted")
+        sys.exit(130)
 
 
 def report(
@@ -18,15 +44,18 @@ def report(
 ) -> None:
     """Writes `folder/results.json` whenever `measure` yields results, which grow; then draws the last.
 
+    Faults end the process: see `faults_in_a_line`.
+
     Args:
       plot_only: draw what the file holds, and measure nothing.
     """
     path = folder / "results.json"
-    if not plot_only:
-        folder.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
-        for results in measure():
-            write_text(path, json.dumps(results, indent=2) + "\n")
-    draw(json.loads(path.read_text()))
+    with faults_in_a_line():
+        if not plot_only:
+            folder.mkdir(parents=True, exist_ok=True)  # before minutes of measuring
+            for results in measure():
+                write_text(path, json.dumps(results, indent=2) + "\n")
+        draw(json.loads(path.read_text()))
 
 
 def measured_on(*packages: str) -> dict[str, Any]:

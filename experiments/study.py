@@ -11,7 +11,6 @@ experiment; with `--quick`, a check of a minute, to a folder of runs.
 import dataclasses
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,15 +20,12 @@ from typing import Any
 import pages
 import protocol
 import tyro
+from results import faults_in_a_line
 
 import hyena_jax
 from hyena_jax.comparison.runs import without_seed
 from hyena_jax.config import Experiment, TaskConfig, TrainingConfig, UserError, require
 from hyena_jax.files import write_text
-from hyena_jax.signals import Interrupted
-
-FAULTS = (UserError, OSError, Interrupted, KeyboardInterrupt, json.JSONDecodeError)
-"""What a person can cause: reported in a line, by `describe`."""
 
 
 @dataclass(frozen=True)
@@ -96,23 +92,13 @@ def main(study: Study) -> None:
           plot_only: draw and write from results.json, and train nothing.
         """
         folder = Path(f"{workdir}_quick") if quick else workdir
-        try:
-            with protocol.ended_after(minutes):
-                if not plot_only:
-                    run(study, folder, jobs, quick, only)
-                elif not quick:
-                    write(study, study.folder, json.loads((study.folder / "results.json").read_text()))
-        except FAULTS as error:
-            sys.exit(describe(error))
+        with faults_in_a_line(), protocol.ended_after(minutes):
+            if not plot_only:
+                run(study, folder, jobs, quick, only)
+            elif not quick:
+                write(study, study.folder, json.loads((study.folder / "results.json").read_text()))
 
     tyro.cli(command, description=study.claim)
-
-
-def describe(error: BaseException) -> str:
-    """One of FAULTS as a line."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"error: results.json is damaged: {error}"
-    return f"error: {str(error) or 'interrupted'}"
 
 
 def run(study: Study, workdir: Path, jobs: int, quick: bool, only: Sequence[str] = ()) -> dict[str, Any]:

@@ -12,10 +12,12 @@ import protocol
 import pytest
 import reproduce
 import study
+from results import faults_in_a_line
 from study import Study
 
 from hyena_jax.comparison.runs import without_seed
 from hyena_jax.config import UserError
+from hyena_jax.signals import Interrupted
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 RESULTS = {
@@ -256,6 +258,23 @@ def test_a_new_option_does_not_change_the_digest():
     After.__name__ = "Before"
     assert study._chosen((Before(depth=2),)) == study._chosen((After(depth=2),))
     assert study._chosen(After(new="x")) != study._chosen(Before())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("steps must be at least 1,\ngot 0"), 2, "error: steps must be at least 1, got 0"),
+        (json.JSONDecodeError("no value", "", 0), 2, "error: results.json is damaged: no value"),
+        (PermissionError("results.json cannot be written"), 3, "error: results.json cannot be written"),
+        (Interrupted("stopped by SIGTERM"), 75, "stopped by SIGTERM"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_faults_end_in_a_line_and_the_exit_codes_of_the_command_line(capsys, error, code, line):
+    with pytest.raises(SystemExit) as ended, faults_in_a_line():
+        raise error
+    assert ended.value.code == code
+    assert capsys.readouterr().err.startswith(f"hyena-jax: {line}")
 
 
 @pytest.mark.grid

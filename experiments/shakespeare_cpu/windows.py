@@ -22,10 +22,14 @@ import numpy as np
 import optax
 import tyro
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from results import faults_in_a_line
+
 import hyena_jax
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.comparison.table import n_params
-from hyena_jax.config import TextConfig, UserError
+from hyena_jax.config import TextConfig
 from hyena_jax.data.text import Corpus, load_corpus
 from hyena_jax.files import write_text
 from hyena_jax.training.metrics import read_rows
@@ -53,10 +57,8 @@ def main(
       ngrams: the text, for n-gram models.
     """
     if run is not None:
-        try:
+        with faults_in_a_line():
             loaded = hyena_jax.load_run(run, step)
-        except UserError as error:
-            sys.exit(f"error: {error}")
         whole, on_windows = loaded.evaluate()["loss"], loss_on_windows(loaded)
         print(f"step {loaded.step}   held-out text {whole:.4f}   published windows {on_windows:.4f}")
         if keep is not None:

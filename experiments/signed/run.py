@@ -18,8 +18,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from protocol import SEARCH_SEED, best_rate, search, trained, with_rate
-from results import measured_on, report
-from study import FAULTS, describe
+from results import faults_in_a_line, measured_on, report
 
 import hyena_jax
 from hyena_jax.comparison.figure import COLOURS, save
@@ -89,13 +88,11 @@ def main(
       plot_only: draw and write from results.json, and train nothing.
     """
     texts = dict(zip(TEXTS, (shakespeare, wikitext), strict=True))
-    for model in models:
-        try:
+    with faults_in_a_line():
+        for model in models:
             choose("models", model, MODELS)
-        except UserError as error:
-            sys.exit(describe(error))
-    if not plot_only and None in texts.values():
-        sys.exit("error: give the files of both texts, --shakespeare and --wikitext")
+        if not plot_only and None in texts.values():
+            raise UserError("give the files of both texts, --shakespeare and --wikitext")
 
     def measure() -> Iterator[dict[str, Any]]:
         load_plugin(str(HERE / "third_gate.py"))
@@ -125,10 +122,7 @@ def main(
                 new[model] |= {"parameters": n_params(size), "state_bytes": state_size(size)}
         yield {model: (results | new)[model] for model in MODELS if model in results | new}
 
-    try:
-        report(HERE, measure, write, plot_only)
-    except FAULTS as error:
-        sys.exit(describe(error))
+    report(HERE, measure, write, plot_only)
 
 
 def make_run(model: str, seed: int, path: str) -> Experiment:
