@@ -1,5 +1,6 @@
 """The page and the figure of a study: what its runs reached, what is finished, which orderings hold."""
 
+import json
 import math
 import re
 import statistics
@@ -221,7 +222,24 @@ def page(study: "Study", results: Mapping[str, Any]) -> str:
         names = [label(group) for group in dict.fromkeys(map(without_seed, study.runs)) if group in missing]
         lines += ["", f"Not run yet, or not with all seeds: {'; '.join(names)}."]
     lines += ["", "![results](plot.png)", "", study.findings.strip(), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_at_paper_scale(study)])
+
+
+def _at_paper_scale(study: "Study") -> list[str]:
+    """What trains the study at the setting of its source, and whether that was done."""
+    if not study.paper:
+        return []
+    kept = study.folder / "paper" / "results.json"
+    done = "Not run yet: it takes an accelerator."
+    if kept.exists():
+        done = f"[Results](paper/README.md): {_made(json.loads(kept.read_text()))}."
+    command = " ".join([*study.command, "--scale", "paper"])
+    return [
+        "## At the setting of the source\n",
+        f"{study.paper['claim'].strip()}\n",
+        f"```bash\n{command}\n```\n",
+        f"{done}\n",
+    ]
 
 
 def how_trained(study: "Study", results: Mapping[str, Any]) -> str:

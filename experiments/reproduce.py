@@ -2,6 +2,7 @@
 
 python experiments/reproduce.py [--only recall_by_mixer copying ...] [--jobs 2] [--minutes 60] [--quick]
 python experiments/reproduce.py --stale
+python experiments/reproduce.py --scale paper
 
 Results with the digest of the present settings, made by the present protocol, are kept. The page
 `experiments/README.md` is never edited by hand: it lists all experiments, and shows the figures of those on
@@ -11,7 +12,7 @@ tasks.
 import functools
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import tyro
 from pages import groups_of, rank_correlation, verdict
 from protocol import ended_after, n_rows
 from results import faults_in_a_line
-from study import Study, digest, results_of, run
+from study import Scale, Study, digest, results_of, run
 
 from hyena_jax.config import UserError, choose
 from hyena_jax.files import write_text
@@ -46,6 +47,7 @@ def main(
     minutes: float | None = None,
     quick: bool = False,
     stale: bool = False,
+    scale: Scale = "here",
 ) -> None:
     """Trains what is missing, one experiment after the other, and writes the page.
 
@@ -56,16 +58,21 @@ def main(
       minutes: stop after so many; the same command continues.
       quick: a few steps of some runs of each, whose results stay in workdir.
       stale: train nothing but the first steps of one run a group, and list what differs from the results.
+      scale: `here` is a size for two CPU cores, `paper` the settings of the sources that give them in full,
+        for an accelerator.
     """
     faults: list[str] = []
     with faults_in_a_line():
         for name in only:
             choose("only", name, dict.fromkeys(STUDIES))
+        studies = {name: load(name) for name in only}
+        if scale == "paper":
+            chosen = {name: study for name, study in studies.items() if study.paper or only != STUDIES}
+            studies = {f"{name}/paper": study.at_paper_scale() for name, study in chosen.items()}
         if stale:
-            sys.exit(1 if list_stale(only) else 0)
+            sys.exit(1 if list_stale(studies) else 0)
         with ended_after(minutes):
-            for name in only:
-                study = load(name)
+            for name, study in studies.items():
                 folder = workdir / (f"{name}_quick" if quick else name)
                 if not quick and is_up_to_date(study):
                     print(f"{name}: up to date")
@@ -81,11 +88,10 @@ def main(
             raise UserError("; ".join(faults))
 
 
-def list_stale(names: Sequence[str]) -> bool:
+def list_stale(studies: Mapping[str, Study]) -> bool:
     """Prints, page by page, what the present code does not repeat; returns whether there was anything."""
     found = False
-    for name in names:
-        study = load(name)
+    for name, study in studies.items():
         results = results_of(study)
         for line in ["not run yet"] if results is None else protocol.stale(study, results):
             print(f"{name}: {line}", flush=True)

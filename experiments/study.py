@@ -3,9 +3,11 @@
 Each is a folder with a `run.py` that describes a `Study` and calls `main`:
 
     python experiments/NAME/run.py [--only pattern=hyena ...] [--jobs 2] [--minutes 60] [--quick]
+    python experiments/NAME/run.py --scale paper
 
 Started again, it continues. Results go to results.json, plot.png and README.md in the folder of the
-experiment; with `--quick`, a check of a minute, to a folder of runs.
+experiment; those of the paper's own setting, for hardware with an accelerator, to its folder `paper`; with
+`--quick`, a check of a minute, to a folder of runs.
 """
 
 import dataclasses
@@ -15,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pages
 import protocol
@@ -26,6 +28,10 @@ import hyena_jax
 from hyena_jax.comparison.runs import without_seed
 from hyena_jax.config import Experiment, TaskConfig, TrainingConfig, UserError, require
 from hyena_jax.files import write_text
+
+HERE = Path(__file__).parent
+Scale = Literal["here", "paper"]
+"""At a size for two CPU cores, or at that of the source."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +73,38 @@ class Study:
     """The setting on the horizontal axis, or `state` or `length`; None draws a bar for each group."""
     findings: str = ""
     """What came out, in Markdown: the reasons, not the numbers of the table."""
+    paper: Mapping[str, Any] = field(default_factory=dict)
+    """The fields that differ at the setting of the source; empty where it does not give that in full.
+
+    `runs` is a function there, as making hundreds takes seconds.
+    """
+
+    def at_paper_scale(self) -> "Study":
+        """The study at the setting of the source, with results of its own.
+
+        Raises:
+          UserError: if the source does not give its setting in full.
+        """
+        allowed = f"here: the source of {self.folder.name} does not give its setting in full"
+        require(bool(self.paper), "scale", "paper", allowed)
+        title = f"{self.title}, at the setting of the source"
+        own = {"title": title, "searched_at": str, "findings": ""}
+        changed = {**own, **self.paper, "runs": self.paper["runs"]()}
+        return dataclasses.replace(self, **changed, paper={}, folder=self.folder / "paper")
+
+    @property
+    def command(self) -> list[str]:
+        """The command that trains it, without its flags."""
+        name, *scale = self.folder.relative_to(HERE).parts
+        return ["python", f"experiments/{name}/run.py", *(["--scale", *scale] if scale else [])]
 
 
 def main(study: Study) -> None:
     """The command line of an experiment."""
 
     def command(
-        workdir: Path = Path("runs") / study.folder.name,
+        workdir: Path | None = None,
+        scale: Scale = "here",
         only: tuple[str, ...] = (),
         jobs: int = 1,
         minutes: float | None = None,
@@ -83,7 +114,8 @@ def main(study: Study) -> None:
         """Trains what is missing, and writes results.json, plot.png and README.md.
 
         Args:
-          workdir: folder of the runs.
+          workdir: folder of the runs; None takes `runs/` and the name of the experiment.
+          scale: `here` is a size for two CPU cores, `paper` the setting of the source, for an accelerator.
           only: settings such as `pattern=hyena` or `pattern=hyena,width=32`: groups with one of these are
             trained, and all others keep their results, or have none yet.
           jobs: runs that are trained at the same time.
@@ -91,12 +123,13 @@ def main(study: Study) -> None:
           quick: a few steps of the first runs, whose results stay in WORKDIR_quick.
           plot_only: draw and write from results.json, and train nothing.
         """
-        folder = Path(f"{workdir}_quick") if quick else workdir
         with faults_in_a_line(), protocol.ended_after(minutes):
+            chosen = study.at_paper_scale() if scale == "paper" else study
+            folder = workdir or Path("runs") / chosen.folder.relative_to(HERE)
             if not plot_only:
-                run(study, folder, jobs, quick, only)
+                run(chosen, Path(f"{folder}_quick") if quick else folder, jobs, quick, only)
             elif not quick:
-                write(study, study.folder, json.loads((study.folder / "results.json").read_text()))
+                write(chosen, chosen.folder, json.loads((chosen.folder / "results.json").read_text()))
 
     tyro.cli(command, description=study.claim)
 
@@ -112,8 +145,7 @@ def run(study: Study, workdir: Path, jobs: int, quick: bool, only: Sequence[str]
     kept = results_of(study) if only and not quick else None
     if kept is not None and kept["digest"] != digest(study, kept["runs"]):
         raise UserError(f"{study.folder.name}/results.json is of other settings; train all, without --only")
-    some = ["--only", *only] if only else []
-    command = ["python", f"experiments/{study.folder.name}/run.py", *some, "--jobs", str(jobs)]
+    command = [*study.command, *(["--only", *only] if only else []), "--jobs", str(jobs)]
     results = {"command": " ".join(command), **protocol.measure(study, workdir, jobs, groups)}
     if kept is not None:
         results = joined(kept, results)
@@ -160,6 +192,7 @@ def joined(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(study: Study, folder: Path, results: Mapping[str, Any]) -> None:
     """Writes the results, the figure and the page."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "results.json", json.dumps(results, indent=1) + "\n")
     pages.draw(study, pages.groups_of(study, results), folder / "plot.png")
     write_text(folder / "README.md", pages.page(study, results))

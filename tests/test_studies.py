@@ -66,11 +66,26 @@ def test_the_published_windows_of_tiny_shakespeare():
 
 @pytest.mark.parametrize("name", reproduce.STUDIES)
 def test_a_study_describes_its_runs(name):
-    found = reproduce.load(name)
-    groups = {without_seed(run) for run in found.runs}
-    assert {*found.published} <= groups
-    assert {group for side in found.above for names in side for group in names} <= groups
-    assert all(run.data.n_symbols for run in found.runs.values())
+    here = reproduce.load(name)
+    for found in (here, here.at_paper_scale()) if here.paper else (here,):
+        groups = {without_seed(run) for run in found.runs}
+        assert {*found.published} <= groups
+        assert {group for side in found.above for names in side for group in names} <= groups
+        assert {found.searched_at(group) for group in groups} <= groups
+        assert all(run.data.n_symbols for run in found.runs.values())
+
+
+def test_the_setting_of_the_source_has_results_of_its_own():
+    here = reproduce.load("copying")
+    paper = here.at_paper_scale()
+    assert paper.folder == here.folder / "paper"
+    assert paper.command == ["python", "experiments/copying/run.py", "--scale", "paper"]
+    assert {run.data.n_data for run in paper.runs.values()} == {1024}
+    assert {*here.runs} == {*paper.runs}
+    end = "run.py --scale paper\n```\n\nNot run yet: it takes an accelerator.\n"
+    assert pages.page(here, study.results_of(here)).endswith(end)
+    with pytest.raises(UserError, match="scale must be here: the source of extrapolation does not give its"):
+        reproduce.load("extrapolation").at_paper_scale()
 
 
 @pytest.mark.parametrize("name", reproduce.STUDIES)
