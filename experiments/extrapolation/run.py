@@ -14,19 +14,26 @@ from study import Study, budget, main, of_length, task_runs
 from hyena_jax.config import Experiment
 
 LENGTHS = (32, 64, 128, 256)
-TASKS = {"induction": 1000, "selective_copying": 1500}
+TASKS = {"induction": 1000, "selective_copying": 3000}
 """Steps of training by task."""
-MIXERS = ("hawk", "s4d", "hyena", "attention")
+ROTARY = ("--no-model.learned-positions", "--model.pattern.0.rotary-fraction", "1.0")
+MODELS = {
+    "hawk": ("hawk", ()),
+    "s4d": ("s4d", ()),
+    "hyena": ("hyena", ()),
+    "attention": ("attention", ()),
+    "rotary_attention": ("attention", ROTARY),
+}
 SEEDS = (0, 1, 2)
 
 
 def make_runs() -> dict[str, Experiment]:
-    """Every mixer on both tasks; a run stops once it has solved its task at the training length."""
+    """Every model on both tasks; a run stops once it has solved its task at the training length."""
     runs: dict[str, Experiment] = {}
     for task, steps in TASKS.items():
-        for mixer in MIXERS:
-            flags = ["--model.max-len", str(LENGTHS[-1] + 8), *budget(steps, 250, "accuracy=0.999")]
-            runs |= task_runs(f"task={task},pattern={mixer}", task, mixer, SEEDS, flags)
+        training = ["--model.max-len", str(LENGTHS[-1] + 8), *budget(steps, 250, "accuracy=0.999")]
+        for name, (mixer, flags) in MODELS.items():
+            runs |= task_runs(f"task={task},model={name}", task, mixer, SEEDS, [*training, *flags])
     return runs
 
 
@@ -35,20 +42,30 @@ STUDY = Study(
     title="Induction and selective copying beyond the training length",
     source="Mamba (2312.00752), table of induction heads, and Griffin (2402.19427), figure 6",
     claim="""Both papers train at a length and test beyond it: gated recurrences keep solving the tasks,
-attention does not. They train at 256 and 1,024 tokens and more; here at 32. Our attention has learned
-positions, of which those beyond the training length are never trained.""",
+attention does not. They train at 256 and 1,024 tokens and more; here at 32. `attention` has learned
+positions, which are never trained beyond the training length; `rotary_attention` has rotary ones.""",
     runs=make_runs(),
     metric="accuracy",
     solved=0.99,
-    above=[((f"task={task},pattern=hawk",), (f"task={task},pattern=attention",)) for task in TASKS],
+    above=[
+        ((f"task={task},model=hawk",), (f"task={task},model={attention}",))
+        for task in TASKS
+        for attention in ("attention", "rotary_attention")
+    ],
     above_at=LENGTHS[-1],
     evaluated="rows of 32 tokens, the training length",
     lengths={length: partial(of_length, length) for length in LENGTHS},
     x="length",
-    findings="""Hawk keeps the induction head at four times the training length in every seed, and most of it
-at eight times; attention, Hyena and S4D lose it at twice the length or soon after. Selective copying is lost
-by all, by Hawk the slowest, and at 256 tokens its lead over attention is within the spread of the seeds: the
-papers train it at 1,024 tokens and more, and far longer.""",
+    findings="""Hawk keeps both tasks at eight times the training length: the induction head in 0.82 to 0.99
+of the rows, and all but three in a hundred of the data of selective copying. Attention, Hyena and S4D solve
+both at the training length, and lose them at twice that length or soon after, the induction head more slowly.
+Rotary positions, which attention can form at any length, do not save it; one seed of three did not learn the
+induction head within its 1,000 steps.
+
+Selective copying needs the rate and the steps: at one rate that was not searched, 0.002, and half the steps
+Hawk had solved it at 32 tokens too (0.99), and kept 0.34 at 256, no more than attention (three seeds; the
+history of this page has those results). So a solution at the training length says little about longer
+rows.""",
 )
 
 if __name__ == "__main__":

@@ -134,7 +134,8 @@ def page() -> str:
     small = {name: mqar[f"pattern={name},width=16"] for name in ("gated_delta", "kda", "rwkv7")}
     attention, behind = mqar["pattern=attention,width=64"], mqar["pattern=conv_attention,width=16"]
     product = words["model=delta_product"]
-    hawk = {task: longer[f"task={task},pattern=hawk"] for task in ("induction", "selective_copying")}
+    hawk = {task: longer[f"task={task},model=hawk"] for task in ("induction", "selective_copying")}
+    kept = [group.median(256) for name, group in longer.items() if name.endswith("attention")]
     gained = runpy.run_path(str(RESULTS / "signed" / "run.py"))["gains"](load("signed/results.json"))
     columns = ("for", "language", "recall", "copying", "parity", "permutations", "compression", "state, KiB")
     table = "\n".join(markdown("mixer", (*columns, "step", "token"), rows()))
@@ -189,8 +190,10 @@ numbers. `fastmax` has its quadratic form in language and step.
   ({shown(copying["model=hard_alibi"], LETTERS)} of {LETTERS} letters); of the three with a constant state
   that were tried, `gated_delta` ({values(copying["model=gated_delta"])} over seeds) and `mamba2`
   ({values(copying["model=mamba2"])}) keep most.
-- Inputs **longer than in training** depend on the task: at four times the length `hawk` keeps the induction
-  head ({shown(hawk["induction"], 128)}), but not selective copying ({shown(hawk["selective_copying"], 128)}).
+- If inputs are **longer than in training**, try `hawk`: at eight times the length it keeps the induction head
+  ({shown(hawk["induction"], 256)}) and selective copying ({shown(hawk["selective_copying"], 256)}), where
+  attention, with learned positions or rotary ones, has {min(kept):.2f} to {max(kept):.2f} ([32 tokens in
+  training](../extrapolation/README.md)). Whole strings and parity it does not keep: see above.
 - If you need **a small state while decoding**, take `hawk` for language (2 KiB a layer), or `signed_hawk`,
   whose state is of the same size, and `rwkv7` or `gated_delta` of a small width for recall. `attention` and
   long convolutions keep all inputs; whether training learns to use them is another matter.
