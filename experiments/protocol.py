@@ -60,7 +60,13 @@ def ended_after(minutes: float | None) -> Iterator[None]:
         timer.cancel()
 
 
-def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> dict[str, Any]:
+def measure(
+    study: Any,
+    workdir: Path,
+    jobs: int,
+    groups: Collection[str],
+    known: Mapping[str, Mapping[float, float | None]],
+) -> dict[str, Any]:
     """Trains and evaluates groups of a study; started again, it continues. Returns what results.json holds.
 
     Args:
@@ -68,18 +74,20 @@ def measure(study: Any, workdir: Path, jobs: int, groups: Collection[str]) -> di
       workdir: of three sweeps: `search`, `runs` and `longer`.
       jobs: runs that are trained at the same time.
       groups: those to train.
+      known: losses by learning rate of groups that were searched before, and are not again.
     """
     first_of_all = {without_seed(name): name for name in reversed(study.runs)}
     first = {group: name for group, name in first_of_all.items() if group in groups}
     searched = {study.searched_at(group) for group in first}
     bases = {group: study.runs[name] for group, name in first_of_all.items() if group in searched}
-    searching = {group: _searching(base) for group, base in bases.items()}
+    searching = {group: _searching(base) for group, base in bases.items() if group not in known}
 
     def loss_of(values: Mapping[str, float]) -> float:
         return 0.0 if values[study.metric] >= study.solved else values["loss"]
 
     found, spent = search(searching, loss_of, workdir / "search", jobs)
-    best = {group: best_rate(losses, bases[group].optimizer.learning_rate) for group, losses in found.items()}
+    losses_of = {**known, **found}
+    best = {group: best_rate(losses_of[group], base.optimizer.learning_rate) for group, base in bases.items()}
     rates = {group: best[study.searched_at(group)] for group in first}
     runs = {
         name: with_rate(run, rates[without_seed(name)])

@@ -146,7 +146,8 @@ def run(study: Study, workdir: Path, jobs: int, quick: bool, only: Sequence[str]
     if kept is not None and kept["digest"] != digest(study, kept["runs"]):
         raise UserError(f"{study.folder.name}/results.json is of other settings; train all, without --only")
     command = [*study.command, *(["--only", *only] if only else []), "--jobs", str(jobs)]
-    results = {"command": " ".join(command), **protocol.measure(study, workdir, jobs, groups)}
+    known = {} if kept is None else searches_of(kept, groups)
+    results = {"command": " ".join(command), **protocol.measure(study, workdir, jobs, groups, known)}
     if kept is not None:
         results = joined(kept, results)
         in_order = {name: results["runs"][name] for name in study.runs if name in results["runs"]}
@@ -173,6 +174,15 @@ def results_of(study: Study) -> dict[str, Any] | None:
     """The results that are kept in a study's folder."""
     path = study.folder / "results.json"
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def searches_of(kept: Mapping[str, Any], groups: Collection[str]) -> dict[str, dict[float, float | None]]:
+    """The losses by learning rate in kept results, of all groups that are not in `groups`."""
+    return {
+        group: {float(rate): loss for rate, loss in searched["losses"].items()}
+        for group, searched in kept.get("search", {}).items()
+        if group not in groups and "losses" in searched
+    }
 
 
 def joined(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
