@@ -132,7 +132,9 @@ def page(studies: list[Study]) -> str:
     lines = [
         "# Experiments\n",
         "Each folder holds its command, its results with hardware and versions, and its figures.",
-        "`python experiments/reproduce.py` trains what the first table lacks, and writes this page.\n",
+        "`python experiments/reproduce.py` trains what the first table lacks, and writes this page; with",
+        "`--scale paper` it takes the settings of the sources, as far as these give them in full, and needs an",
+        "accelerator.\n",
         "## Against published results\n",
         "An ordering is what was expected before the runs, from the paper or by us, such as one mixer above",
         "another; it holds if the medians over seeds are in that order and their ranges are apart, is level",
