@@ -12,7 +12,7 @@ tasks.
 import functools
 import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from protocol import ended_after, n_rows
 from results import faults_in_a_line
 from study import Scale, Study, digest, results_of, run
 
+from hyena_jax.comparison.runs import without_seed
 from hyena_jax.config import UserError, choose
 from hyena_jax.files import write_text
 
@@ -74,12 +75,14 @@ def main(
         with ended_after(minutes):
             for name, study in studies.items():
                 folder = workdir / (f"{name}_quick" if quick else name)
-                if not quick and is_up_to_date(study):
+                groups = missing(study)
+                if not quick and not groups:
                     print(f"{name}: up to date")
                     continue
-                print(f"{name}: {cost(study)}")
+                print(f"{name}: {cost(study, groups)}")
+                has_others = len(groups) < len({*map(without_seed, study.runs)})
                 try:
-                    run(study, folder, jobs, quick)
+                    run(study, folder, jobs, quick, groups if has_others else ())
                 except UserError as error:  # the other experiments may not have its fault
                     faults.append(f"{name}: {error}")
         if not quick:
@@ -99,20 +102,23 @@ def list_stale(studies: Mapping[str, Study]) -> bool:
     return found
 
 
-def is_up_to_date(study: Study) -> bool:
-    """Whether the results are of all runs, and of the present settings and protocol."""
+def missing(study: Study) -> list[str]:
+    """The groups without results of the present protocol; all of them if settings have changed."""
     kept = results_of(study)
-    if kept is None or {*kept["runs"]} != {*study.runs} or kept["digest"] != digest(study, study.runs):
-        return False
-    return all("learning_rate" in row for row in kept["runs"].values())
+    if kept is None or kept["digest"] != digest(study, kept["runs"]):
+        return [*dict.fromkeys(map(without_seed, study.runs))]
+    rows = kept["runs"]
+    names = [name for name in study.runs if "learning_rate" not in rows.get(name, {})]
+    return [*dict.fromkeys(map(without_seed, names))]
 
 
-def cost(study: Study) -> str:
-    """What the runs of a study cost, in words: the hours that its kept results took, and its rows."""
+def cost(study: Study, groups: Collection[str]) -> str:
+    """What training these groups costs, in words: its rows, and the hours that all kept results took."""
+    runs = [run for name, run in study.runs.items() if without_seed(name) in groups]
+    rows = sum(n_rows(run, run.training.steps) for run in runs)
     kept = results_of(study)
-    rows = sum(n_rows(run, run.training.steps) for run in study.runs.values())
     took = "" if kept is None else f"; the kept results took {seconds(kept) / 3600:.1f} h"
-    return f"{len(study.runs)} runs of {rows:,} rows in all, and their searches{took}"
+    return f"{len(runs)} of {len(study.runs)} runs, of at most {rows:,} rows in all, and their searches{took}"
 
 
 def seconds(results: Mapping[str, Any]) -> float:
@@ -133,8 +139,8 @@ def page(studies: list[Study]) -> str:
         "# Experiments\n",
         "Each folder holds its command, its results with hardware and versions, and its figures.",
         "`python experiments/reproduce.py` trains what the first table lacks, and writes this page; with",
-        "`--scale paper` it takes the settings of the sources, as far as these give them in full, and needs an",
-        "accelerator.\n",
+        "`--scale paper` it takes the settings of the sources, as far as these give them in full, and",
+        "needs an accelerator.\n",
         "## Against published results\n",
         "An ordering is what was expected before the runs, from the paper or by us, such as one mixer above",
         "another; it holds if the medians over seeds are in that order and their ranges are apart, is level",

@@ -116,8 +116,8 @@ def main(study: Study) -> None:
         Args:
           workdir: folder of the runs; None takes `runs/` and the name of the experiment.
           scale: `here` is a size for two CPU cores, `paper` the setting of the source, for an accelerator.
-          only: settings such as `pattern=hyena` or `pattern=hyena,width=32`: groups with one of these are
-            trained, and all others keep their results, or have none yet.
+          only: names of groups, or settings such as `pattern=hyena`: these groups, or those with one of the
+            settings, are trained, in a part of `workdir` of their own; all others keep their results.
           jobs: runs that are trained at the same time.
           minutes: stop after so many; the same command continues.
           quick: a few steps of the first runs, whose results stay in WORKDIR_quick.
@@ -138,6 +138,8 @@ def run(study: Study, workdir: Path, jobs: int, quick: bool, only: Sequence[str]
     """Trains and evaluates what is missing; writes the results and the page, and returns the results."""
     began = time.monotonic()
     groups = chosen_groups(study, only)
+    if only:  # a sweep is continued with all of its runs: other groups have another
+        workdir = workdir / hashlib.sha256(";".join(sorted(groups)).encode()).hexdigest()[:8]
     if quick:
         runs = {name: run for name, run in study.runs.items() if without_seed(name) in groups}
         study = dataclasses.replace(study, runs=shortened(runs), searched_at=str)
@@ -160,11 +162,20 @@ def run(study: Study, workdir: Path, jobs: int, quick: bool, only: Sequence[str]
 
 
 def chosen_groups(study: Study, only: Sequence[str]) -> set[str]:
-    """The groups that have one of the settings in `only`, or all; settings without a group are refused."""
+    """The groups that have one of the settings in `only`, or are named there; without any, all.
+
+    Raises:
+      UserError: for settings that no group has.
+    """
     groups = dict.fromkeys(map(without_seed, study.runs))
     if not only:
         return {*groups}
-    found = {wanted: {g for g in groups if {*wanted.split(",")} <= {*g.split(",")}} for wanted in only}
+    found = {
+        wanted: {wanted}
+        if wanted in groups
+        else {g for g in groups if {*wanted.split(",")} <= {*g.split(",")}}
+        for wanted in only
+    }
     for wanted, some in found.items():
         require(bool(some), "only", wanted, f"settings of a group, such as {', '.join(list(groups)[:3])}")
     return set().union(*found.values())

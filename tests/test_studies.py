@@ -232,8 +232,27 @@ def test_groups_are_chosen_by_their_settings():
         "pattern=stu,width=64",
     }
     assert study.chosen_groups(found, []) == {without_seed(name) for name in found.runs}
+    assert len(study.chosen_groups(found, ["pattern=kda"])) > 3
+    assert study.chosen_groups(found, ["pattern=kda,width=32"]) == {
+        "pattern=kda,width=32"
+    }  # not with 8 pairs
     with pytest.raises(UserError, match=r"only must be settings of a group, such as .*, got 'pattern=kdb'"):
         study.chosen_groups(found, ["pattern=kdb"])
+
+
+def test_what_is_missing_is_trained_and_nothing_else(monkeypatch):
+    found = reproduce.load("copying")
+    kept = study.results_of(found)
+    assert reproduce.missing(found) == []
+    old = {name: {**row} for name, row in kept["runs"].items() if not name.startswith("pattern=s4d")}
+    del old["pattern=hawk,seed=1"]["learning_rate"]
+    monkeypatch.setattr(
+        reproduce, "results_of", lambda _: {**kept, "runs": old, "digest": study.digest(found, old)}
+    )
+    assert reproduce.missing(found) == ["pattern=s4d", "pattern=hawk"]
+    assert reproduce.cost(found, ["pattern=s4d"]).startswith("3 of 9 runs, of at most 768,000 rows in all, ")
+    monkeypatch.setattr(reproduce, "results_of", lambda _: {**kept, "digest": "of other settings"})
+    assert reproduce.missing(found) == ["pattern=hyena", "pattern=s4d", "pattern=hawk"]
 
 
 def test_groups_that_are_trained_later_leave_the_others_as_they_are():
