@@ -1,7 +1,6 @@
 """The page and the figure of a study: what its runs reached, what is finished, which orderings hold."""
 
 import json
-import math
 import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -46,9 +45,9 @@ class Group(GroupSummary):
     rows: int
     """The most rows that one of its runs was trained on."""
     gain: float | None
-    """What twice the rows added to the first run's value; None if they were not tried."""
-    is_solved_later: bool
-    """Whether the run of twice the rows has solved the task."""
+    """What twice the rows added to the value of one run; None if they were not tried."""
+    later: float | None
+    """The value of that run after twice the rows."""
     learning_rate: float | None
     """The best of those searched; None if none was searched."""
 
@@ -66,6 +65,11 @@ class Group(GroupSummary):
         return self.median() >= self.solved
 
     @property
+    def is_solved_later(self) -> bool:
+        """Whether the run of twice the rows has solved the task."""
+        return self.later is not None and self.later >= self.solved
+
+    @property
     def is_finished(self) -> bool:
         """Whether more training would not change the value: see `protocol`."""
         has_ended = self.gain is not None and self.gain < protocol.ENOUGH and not self.is_solved_later
@@ -81,7 +85,9 @@ class Group(GroupSummary):
             return f"not within {self.rows:,} rows{worse}"
         if self.is_solved_later:
             return "unfinished: a schedule twice as long solves it"
-        return "unfinished" if self.gain is None else f"unfinished: twice the rows give {self.gain:+.3f}"
+        if self.later is None:
+            return "unfinished"
+        return f"unfinished: twice the rows take a seed from {self.later - self.gain:.3f} to {self.later:.3f}"
 
 
 def groups_of(study: "Study", results: Mapping[str, Any]) -> dict[str, Group]:
@@ -108,7 +114,7 @@ def groups_of(study: "Study", results: Mapping[str, Any]) -> dict[str, Group]:
             solved=study.solved,
             rows=max(more.get("rows", 0), *(row.get("rows", 0) for row in rows)),
             gain=more.get("gain"),
-            is_solved_later=more.get("value", -math.inf) >= study.solved,
+            later=more.get("value"),
             learning_rate=rows[0].get("learning_rate"),
         )
     return found
@@ -237,6 +243,9 @@ def _at_paper_scale(study: "Study") -> list[str]:
     return [
         "## At the setting of the source\n",
         f"{study.paper['claim'].strip()}\n",
+        "The protocol is the same: rates are searched from the source's on, and runs stop early where those"
+        " of the small size do. Clipping of gradients at 1, and a warm-up and a final rate that the source"
+        " does not give, are those of the small size as well.\n",
         f"```bash\n{command}\n```\n",
         f"{done}\n",
     ]
@@ -399,19 +408,19 @@ def _draw_lines(study: "Study", groups: Mapping[str, Group], figure: Figure) -> 
     figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False)
 
 
-def _styles_of(panels: Collection[Mapping[str, Sequence[Point]]]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each name that is a line of several points in one of the panels."""
-    styles = (  # after the last colour they begin again, with other markers
-        style
+def _styles_of(panels: Collection[Mapping[str, Sequence[Point]]]) -> dict[str, dict[str, str]]:
+    """Colour, marker and stroke of each name that is a line of several points in one of the panels."""
+    styles = (  # after the last colour they begin again, with other markers and dots between dashes
+        {"color": colour, "marker": marker, "linestyle": "-." if shift else "-"}
         for shift in range(len(MARKERS))
-        for style in zip(COLOURS, MARKERS[shift:] + MARKERS[:shift], strict=True)
+        for colour, marker in zip(COLOURS, MARKERS[shift:] + MARKERS[:shift], strict=True)
     )
     names = dict.fromkeys(name for lines in panels for name, points in lines.items() if len(points) > 1)
     return dict(zip(names, styles, strict=False))
 
 
 def _draw_panel(
-    axes: Axes, lines: Mapping[str, Sequence[Point]], styles: Mapping[str, tuple[str, str]]
+    axes: Axes, lines: Mapping[str, Sequence[Point]], styles: Mapping[str, Mapping[str, str]]
 ) -> None:
     """Medians as lines and ranges over seeds as bands; a line with single seeds has error bars instead."""
     for name, points in lines.items():
@@ -425,12 +434,12 @@ def _draw_panel(
                 name, at, (0, 5), textcoords="offset points", ha="center", fontsize=8, bbox=BACKGROUND
             )
             continue
-        colour, marker = styles[name]
-        axes.plot(x, medians, marker=marker, color=colour, label=name, markersize=5)
+        style, colour = styles[name], styles[name]["color"]
+        axes.plot(x, medians, **style, label=name, markersize=5)
         hollow = [(point.x, statistics.median(point.values)) for point in points if not point.is_finished]
         if hollow:
-            shape = {"marker": marker, "color": colour, "markerfacecolor": "white", "markersize": 5}
-            axes.plot(*zip(*hollow, strict=True), linestyle="", **shape)
+            shape = {**style, "linestyle": "", "markerfacecolor": "white", "markersize": 5}
+            axes.plot(*zip(*hollow, strict=True), **shape)
         if all(len(point.values) > 1 for point in points):
             fill_range(axes, {point.x: point.values for point in points}, color=colour, alpha=0.15)
         else:

@@ -208,7 +208,12 @@ def joined(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     for part in ("search", "runs", "longer"):  # of a group that is made anew nothing old stays
         others = {name: row for name, row in kept.get(part, {}).items() if without_seed(name) not in groups}
         parts[part] = {**others, **new[part]}
-    return {**kept, **parts, "later": [*(one for one in earlier if one["groups"]), later]}
+    of_commands = [*(one for one in earlier if one["groups"]), later]
+    made_later = {name for one in of_commands for name in one["groups"]}
+    if made_later >= {without_seed(name) for name in parts["runs"]}:  # nothing of the first command is left
+        first, *of_commands = of_commands
+        kept = {**kept, **{name: first[name] for name in ("command", "seconds", "hardware", "versions")}}
+    return {**kept, **parts, "later": of_commands}
 
 
 def write(study: Study, folder: Path, results: Mapping[str, Any]) -> None:

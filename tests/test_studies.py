@@ -136,7 +136,7 @@ def test_a_page_compares_with_what_was_published():
     )
     assert solved in page
     assert "| 0 of 3 | not within 12,800 rows | 0.500 |" in page
-    assert "| 0 of 3 | unfinished: twice the rows give +0.300 | 0.400 |" in page
+    assert "| 0 of 3 | unfinished: twice the rows take a seed from 0.400 to 0.700 | 0.400 |" in page
     assert "One learning rate" not in page
 
 
@@ -269,6 +269,8 @@ def test_groups_that_are_trained_later_leave_the_others_as_they_are():
     assert {name: kept["runs"][name] for name in RESULTS["runs"] if name not in hyena} == {
         name: row for name, row in RESULTS["runs"].items() if name not in hyena
     }
+    whole = study.joined(kept, {**RESULTS, **made, "command": "python x", "search": {}})
+    assert (whole["command"], whole["later"]) == ("python x", [])  # nothing of the first command is left
     assert "groups without one were trained at one rate" in page
     assert "Not run yet, or not with all seeds: " in page
 

@@ -35,9 +35,9 @@ def make_runs() -> dict[str, Experiment]:
 
 RECIPE = (
     *("--model.d-model", "128", "--model.ffn", "swiglu", "--model.d-ff", "352", "--no-model.ffn-bias"),
-    *("--optimizer.learning-rate", "0.0005", *budget(20_000, 1000, "macro_accuracy=0.995")),
+    *("--optimizer.learning-rate", "0.0005"),
 )
-"""200 epochs of 12,800 rows; 352 is two thirds of four times the width, rounded up to sixteens."""
+"""352 is two thirds of four times the width, rounded up to sixteens."""
 ATTENTION = (
     *("--model.pattern.0.n-heads", "16", "--model.pattern.0.rotary-fraction", "1.0"),
     "--no-model.learned-positions",
@@ -49,8 +49,10 @@ def paper_runs() -> dict[str, Experiment]:
     """Every mixer on every task at the baseline of the paper's grid."""
     runs: dict[str, Experiment] = {}
     for task in PUBLISHED:
+        steps = 400 if task == "memorisation" else 20_000  # 200 epochs: it has 256 rows, all others 12,800
+        training = budget(steps, steps // 20, "macro_accuracy=0.995")
         for mixer in MIXERS:
-            flags = [*RECIPE, *(ATTENTION if mixer == "attention" else ())]
+            flags = [*RECIPE, *training, *(ATTENTION if mixer == "attention" else ())]
             runs |= task_runs(f"task={task},pattern={mixer}", f"mad_{task}/baseline", mixer, (0, 1, 2), flags)
     return runs
 
@@ -86,10 +88,11 @@ selective copying, as the gated delta rule does. Mamba-3 solves both recalls. On
 unfinished: 0.73 after 1,000 steps at 0.032, the largest rate tried, where another seed had 0.95 after 250; no
 smaller rate was trained as long. Unfinished groups were not trained on twice the rows.""",
     paper={
-        "claim": """The baseline of MAD's grid, at which its values are highest: two mixers, each with a
-feed-forward layer (SwiGLU), of width 128, 200 epochs of 12,800 rows; attention with 16 heads and rotary
-positions. The published values are means over the whole grid. Here a rate is searched and the weight decay
-is 0.1, where MAD takes the best of three rates and two decays; and float32 stands for bfloat16.""",
+        "claim": """The baseline of MAD's grid, its easiest setting: two mixers, each with a feed-forward
+layer (SwiGLU), of width 128, 200 epochs of 12,800 rows (memorisation: of 256); attention with 16 heads and
+rotary positions. The published values are means over the whole grid. Here a rate is searched and the weight
+decay is 0.1, where MAD takes the best of three rates and two decays; float32 stands for bfloat16, and Hyena's
+projections are not widened by four. Of the mixers attention and Hyena are the paper's.""",
         "runs": paper_runs,
     },
 )

@@ -204,9 +204,10 @@ numbers. `fastmax` has its quadratic form in language and step.
 may be negative track parity, and on Tiny Shakespeare the signed Hawk also ended 0.03 nats lower than Hawk, in
 a state of the same size: the sign seemed to help on language, too. [A run that could refute
 this](../signed/README.md) did: a third gate that cannot change the sign gains as much as one that can
-(`third_gate_hawk`), and so do wider initial radii beside `shifted` factors (`wide_hawk`). By how much the
-first ends lower, each at the learning rate that one seed chose on Shakespeare, or at the rate of the other
-(nats; means of three seeds, and the least and the most between any two of them):
+(`third_gate_hawk`), and Hawk with the wider initial radii of `shifted` gains about as much as `shifted`
+(`wide_hawk`). By how much the first ends lower, each at its own learning rate, which one seed chose on
+Shakespeare, or, with `_at_`, at the rate of the other (nats; means of three seeds, and the least and the most
+between any two of them):
 
 {gained}
 
