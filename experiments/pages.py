@@ -255,8 +255,10 @@ def how_trained(study: "Study", results: Mapping[str, Any]) -> str:
     """The protocol and the budget of the results, as a paragraph."""
     least, most = protocol.budget_in_rows(list(study.runs.values()))
     rows = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-    paper = f"; the source trains on {study.paper_rows}" if study.paper_rows else ""
-    budget = f"At most {rows} rows a run{paper}."
+    paper = f"the source trains on {study.paper_rows}"
+    if not study.paper_rows:
+        paper = "how many the source takes we do not know"
+    budget = f"At most {rows} rows a run; {paper}."
     longer = results.get("longer", {}).values()
     of_first = [row for row in longer if "run" not in row]  # as in earlier versions of the protocol
     which = "median" if not of_first else "first" if len(of_first) == len(longer) else "median or first"

@@ -44,6 +44,7 @@ delay: a convolution has one, a recurrence must build it from its gates. The pap
 filters at 1,024 tokens; here the row is short enough for two CPU cores, with a gated recurrence for
 comparison.""",
     runs=make_runs("memorisation", STEPS),
+    paper_rows="500,000 rows",
     metric="accuracy",
     solved=0.99,
     above=[(tuple(f"pattern={name}" for name in FIXED), ("pattern=hawk",))],

@@ -45,6 +45,7 @@ STUDY = Study(
 attention does not. They train at 256 and 1,024 tokens and more; here at 32. `attention` has learned
 positions, which are never trained beyond the training length; `rotary_attention` has rotary ones.""",
     runs=make_runs(),
+    paper_rows="25,600,000 rows (Mamba, selective copying)",
     metric="accuracy",
     solved=0.99,
     above=[

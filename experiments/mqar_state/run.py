@@ -111,6 +111,7 @@ rules with a decay or a strength for each channel are expected at or above the o
 with 8 pairs in 64 tokens.""",
     runs=make_runs(),
     searched_at=searched_at,
+    paper_rows="100,000 rows, 64 times each",
     metric="accuracy",
     solved=0.99,
     above=[
