@@ -21,7 +21,7 @@ LINKS = (
     "sample.txt",
     "config.json",
     "data.json",
-    "config.json.draft",
+    ".0123456789abcdef.draft",
 )
 DECLARED = {
     "a million times a million": {"shape": [10**6, 10**6], "chunks": [10**6, 10**6]},

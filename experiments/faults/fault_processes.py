@@ -22,12 +22,15 @@ processes wait for each other: long enough for a busy machine, and short beside 
 def processes(stage: Stage, count: int, seed: int) -> Iterator[Trial]:
     """One of two processes is killed, or their launcher is asked to stop."""
     generator = random.Random(f"processes {seed}")
+    moments = [
+        ("at any time", kill_one),
+        ("inside a checkpoint write", kill_one_in_write),
+        ("after any step", kill_one_after_step),
+        ("inside a checkpoint write", kill_one_in_write),
+    ]
     for i in range(count):
         killed, fraction = i % 2, generator.random()
-        if i % 4 < 2:
-            act, when = kill_one, "at any time"
-        else:
-            act, when = kill_one_in_write, "inside a checkpoint write"
+        when, act = moments[i // 2 % len(moments)]
         trial = partial(act, stage, killed, fraction)
         yield Trial(f"one of two processes killed {when}", f"process {killed}, {i // 2}", trial)
     yield Trial("SIGTERM to the launcher of two processes", "", partial(stop_both, stage))
@@ -38,6 +41,15 @@ def kill_one(stage: Stage, killed: int, fraction: float, workdir: Path) -> dict:
     started = _launch(stage, workdir)
     time.sleep(0.1 + fraction * stage.together_seconds)
     return _kill_and_finish(stage, started, killed, workdir, lambda: True)
+
+
+def kill_one_after_step(stage: Stage, killed: int, fraction: float, workdir: Path) -> dict:
+    """Kills one process up to 50 ms after a step."""
+    step, delay = 1 + int(fraction * (STEPS - 1)), random.Random(fraction).uniform(0, 0.05)
+    started = _launch(stage, workdir)
+    hit = started.wait_for(lambda: last_row(workdir) >= step)
+    time.sleep(delay)
+    return _kill_and_finish(stage, started, killed, workdir, lambda: hit)
 
 
 def kill_one_in_write(stage: Stage, killed: int, fraction: float, workdir: Path) -> dict:
@@ -122,7 +134,7 @@ def meetings(stage: Stage) -> Iterator[Trial]:
     yield Trial("a process of a number that trains already", "", partial(come_late, stage))
     cases = {
         "port in use": (1, (0,), 3, "Address already in use"),
-        "two processes of one number": (3, (0, 1, 1), 2, "process_id must differ between processes"),
+        "two processes of one number": (3, (0, 1, 1), 2, "--process-id must differ between processes"),
         "process 1 does not come": (2, (0,), 3, "process 1 of 2 did not connect"),
         "process 0 does not come": (2, (1,), 3, "process 0 did not connect"),
     }

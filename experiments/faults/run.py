@@ -9,6 +9,7 @@ tried, and the table says so.
 
 import json
 import shutil
+import signal
 import sys
 import time
 from collections import Counter
@@ -74,6 +75,8 @@ def main(
       each: try each fault at most this often, the first of its trials.
     """
     console, start = Console(highlight=False), time.perf_counter()
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # else runs ignore them behind nohup or `&`
+        signal.signal(number, signal.SIG_DFL)
     shutil.rmtree(workdir, ignore_errors=True)
     stage = prepare(Lab(workdir.resolve()).open())
     mounts = may_mount(stage.lab.root / "mount")
