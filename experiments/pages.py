@@ -157,8 +157,9 @@ def tied(values: Sequence[float]) -> list[float]:
 def orderings(study: "Study", groups: Mapping[str, Group]) -> list[tuple[str, str]]:
     """Each expected ordering in words, and how it came out: a key of HOW."""
     found = []
-    for higher, lower in study.above:
-        pairs = [(groups[a], groups[b]) for a in higher for b in lower if a in groups and b in groups]
+    for sides in study.above:
+        higher, lower = ([name for name in side if name in groups] for side in sides)
+        pairs = [(groups[a], groups[b]) for a in higher for b in lower]
         if not pairs:
             continue
         length = study.above_at
