@@ -37,17 +37,14 @@ def models(n_heads: int) -> dict[str, tuple[str, list[str]]]:
     }
 
 
-DELTA = {
-    "delta": ("gated_delta", ["--no-model.pattern.0.decay", "--model.pattern.0.n-heads", "4"]),
-    "delta_negative": (
+DELTA_NET = {
+    f"delta{kind}": (
         "gated_delta",
-        [
-            *("--no-model.pattern.0.decay", "--model.pattern.0.negative-eigenvalues"),
-            *("--model.pattern.0.n-heads", "4"),
-        ],
-    ),
+        [*models(n_heads=4)[f"gated_delta{kind}"][1], "--no-model.pattern.0.decay"],
+    )
+    for kind in ("", "_negative")
 }
-"""DeltaNet as published."""
+"""The gated delta rule without its decay."""
 UNSIGNED = ("hawk", "gated_delta", "kda", "gated_delta2", "mamba2", "hyena", "attention")
 SIGNED = ("hawk_shifted", "hawk_gate", "gated_delta_negative", "kda_negative", "gated_delta2_negative")
 SEEDS = (0, 1, 2)
@@ -99,7 +96,7 @@ proved in the paper, though not for Hyena and attention. RWKV-7 is at 0.63 after
 bit alone is scored; accuracy is not scaled to chance. The first two are DeltaNet itself; all others, float32
 for bfloat16, and clipping are ours. Mamba with factors from -1 to 1 and the two xLSTMs have no
 counterpart.""",
-        "runs": partial(model_runs, "parity/published", {**DELTA, **models(n_heads=4)}, SEEDS, RECIPE),
+        "runs": partial(model_runs, "parity/published", {**DELTA_NET, **models(n_heads=4)}, SEEDS, RECIPE),
         "evaluated": "rows of 40 to 256 bits",
         "above": [(("model=delta_negative",), ("model=delta",))],
     },
