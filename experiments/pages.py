@@ -190,6 +190,7 @@ def verdict(study: "Study", groups: Mapping[str, Group]) -> str:
     if not found:
         return "none stated"
     others = [f", {found.count(how)} {how}" for how in ("between medians", "level", "open") if how in found]
+    others += [f", {found.count('does not hold')} refuted"] if "does not hold" in found else []
     return f"{found.count('holds')} of {len(found)} hold" + "".join(others)
 
 
@@ -265,12 +266,13 @@ def how_trained(study: "Study", results: Mapping[str, Any]) -> str:
     which = "median" if not of_first else "first" if len(of_first) == len(longer) else "median or first"
     finished = (
         "A group, all seeds of one setting, is finished once its median has solved the task, or once its"
-        f" {which} seed gains less than {protocol.ENOUGH} when trained over twice the steps; another seed or"
-        " rate might gain more. All others are unfinished, are drawn hollow, and decide no ordering."
+        f" {which} seed, trained over twice the steps, gains less than {protocol.ENOUGH} and does not solve"
+        " it; another seed or rate might gain more. All others are unfinished, are drawn hollow, and decide"
+        " no ordering."
     )
     searched = (
         "the best of at least three, half a decade apart, found at a quarter of the steps with a seed and"
-        " rows of its own"
+        f" rows of its own{_chosen_by(study, results.get('search', {}))}"
     )
     for name in map(without_seed, results["runs"]):
         if study.searched_at(name) != name:  # the first of them is example enough
@@ -287,6 +289,15 @@ def how_trained(study: "Study", results: Mapping[str, Any]) -> str:
             f" rate, not searched, and no longer. {finished}"
         )
     return f"{budget} The learning rate is {searched}. {finished}"
+
+
+def _chosen_by(study: "Study", searches: Mapping[str, Any]) -> str:
+    """By what rates were chosen, in words; earlier versions of the protocol did so by the metric."""
+    metric = study.metric.replace("_", " ")
+    by_metric = [label(group) for group, search in searches.items() if "values" in search]
+    if len(by_metric) == len(searches):
+        return f", by {metric}" if searches else ""
+    return ", by loss" + (f" (earlier by {metric}, for {'; '.join(by_metric)})" if by_metric else "")
 
 
 def _made(results: Mapping[str, Any]) -> str:

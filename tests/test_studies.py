@@ -149,6 +149,7 @@ def test_no_ordering_rests_on_a_group_that_is_unfinished():
     ended = {**FOLLOWED["longer"], "pattern=hawk,width=1": {"value": 0.41, "gain": 0.0, "rows": 12800}}
     groups = pages.groups_of(EXAMPLE, {**FOLLOWED, "longer": ended})
     assert [how for _, how in pages.orderings(EXAMPLE, groups)] == ["holds", "does not hold"]
+    assert pages.verdict(EXAMPLE, groups) == "1 of 2 hold, 1 refuted"
     assert pages.rank_correlation(EXAMPLE, groups) == (pytest.approx(0.5), 3)
     later = {**FOLLOWED["longer"], "pattern=fir,width=1": {"value": 0.99, "gain": 0.01, "rows": 12800}}
     group = pages.groups_of(EXAMPLE, {**FOLLOWED, "longer": later})["pattern=fir,width=1"]
@@ -184,9 +185,9 @@ def test_the_run_that_is_trained_longer_is_that_of_the_median():
     values = {"seed=0": 0.9, "seed=1": 0.2, "seed=2": 0.5}
     assert protocol.median_run(values) == "seed=2"
     assert protocol.median_run({"seed=0": 0.9, "seed=1": 0.2}) == "seed=1"
-    assert "once its first seed gains" in pages.page(EXAMPLE, FOLLOWED)
+    assert "once its first seed, trained" in pages.page(EXAMPLE, FOLLOWED)
     longer = {name: {**row, "run": f"{name},seed=0"} for name, row in FOLLOWED["longer"].items()}
-    assert "once its median seed gains" in pages.page(EXAMPLE, {**FOLLOWED, "longer": longer})
+    assert "once its median seed, trained" in pages.page(EXAMPLE, {**FOLLOWED, "longer": longer})
     fell = {**FOLLOWED["longer"], "pattern=fir,width=1": {"value": 0.1, "gain": -0.4, "rows": 12800}}
     group = pages.groups_of(EXAMPLE, {**FOLLOWED, "longer": fell})["pattern=fir,width=1"]
     assert group.status == "not within 12,800 rows (-0.400 from twice the rows)"

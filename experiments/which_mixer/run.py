@@ -134,6 +134,9 @@ def page() -> str:
     small = {name: mqar[f"pattern={name},width=16"] for name in ("gated_delta", "kda", "rwkv7")}
     attention, behind = mqar["pattern=attention,width=64"], mqar["pattern=conv_attention,width=16"]
     product = words["model=delta_product"]
+    negative = ", ".join(
+        shown(parity[f"model={name}_negative"], 256) for name in ("gated_delta", "kda", "gated_delta2")
+    )
     hawk = {task: longer[f"task={task},model=hawk"] for task in ("induction", "selective_copying")}
     kept = [group.median(256) for name, group in longer.items() if name.endswith("attention")]
     gained = runpy.run_path(str(RESULTS / "signed" / "run.py"))["gains"](load("signed/results.json"))
@@ -155,8 +158,10 @@ are small models on two CPU cores: take the numbers as hints, and read their pag
   one of the values shown gives 0.25
 - copying: letters of strings of [{LETTERS}, trained on 3 to 24](../string_copying/README.md), of attention
   with Hard-ALiBi; 0.04 at random
-- parity: of [256 bits, trained on 3 to 40](../state_tracking/README.md); permutations: of
-  [64, trained on 16](../word_problems/README.md); one half and a sixth at random
+- parity: of [256 bits, trained on 3 to 40](../state_tracking/README.md), of delta rules without
+  `negative_eigenvalues` (with them {negative}); permutations: of [64, trained on
+  16](../word_problems/README.md); one half and a sixth at random; attention has learned positions in both,
+  which are not trained beyond these lengths
 - compression: [MAD's task](../mad/README.md), its macro accuracy; one seed each, and rates that were searched
   for some only: no ranking
 - state: KiB a layer of width 128 at 4,096 tokens
@@ -164,8 +169,8 @@ are small models on two CPU cores: take the numbers as hints, and read their pag
   attention, lower is faster ([decoding](../generation/README.md)); two cores of an AMD EPYC, JAX 0.12.0.1
 
 A line joins models of several sizes: state and token are of a mixer's default options, such as 128 numbers a
-channel of Mamba-2 and a window of 1,024; language and step of 64 numbers and a window of 32; recall of 16
-numbers. `fastmax` has its quadratic form in language and step.
+channel of Mamba-2 and a window of 1,024; language and step of 64 numbers and a window of 32; recall and
+parity of 16 numbers. `fastmax` has its quadratic form in language and step.
 
 ## In words
 
@@ -173,7 +178,7 @@ numbers. `fastmax` has its quadratic form in language and step.
   pairs (0.99 of them) with {small["kda"].state_bytes / KIB:.1f} KiB in both layers together
   ({shown(small["gated_delta"])} and {shown(small["kda"])}, three seeds each), and `rwkv7`, in one seed, with
   {small["rwkv7"].state_bytes / KIB:.1f} ({shown(small["rwkv7"])}). Attention did so with
-  {attention.state_bytes / KIB:.0f} ({shown(attention)}), and behind a short convolution with
+  {attention.state_bytes / KIB:.0f} ({shown(attention)}), and behind a gated convolution of four taps with
   {behind.state_bytes / KIB:.0f} ({shown(behind)}, one seed).
 - If you need **the lowest loss in a small budget** of language, take, in this recipe, `mamba2`
   ({loss["mamba2"]:.3f} nats), or `signed_hawk` ({loss["signed_hawk"]:.3f}) and `gated_hyena`
@@ -206,8 +211,8 @@ a state of the same size: the sign seemed to help on language, too. [A run that 
 this](../signed/README.md) did: a third gate that cannot change the sign gains as much as one that can
 (`third_gate_hawk`), and Hawk with the wider initial radii of `shifted` gains about as much as `shifted`
 (`wide_hawk`). By how much the first ends lower, each at its own learning rate, which one seed chose on
-Shakespeare, or, with `_at_`, at the rate of the other (nats; means of three seeds, and the least and the most
-between any two of them):
+Shakespeare, or, with `_at_`, at the rate of the other, and `wide_hawk` at that of `shifted_hawk` (nats; means
+of three seeds, and the least and the most between any two of them):
 
 {gained}
 
