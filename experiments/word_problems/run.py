@@ -73,7 +73,9 @@ too, that does not explain. KDA without negative factors and gated DeltaNet 2 st
 permutations from twice the rows.
 
 Some searches could hardly tell rates apart, as those of attention (losses of 1.7222 to 1.7238) and of KDA
-with negative factors; and Mamba-2's best, 0.063, is the largest of five.""",
+with negative factors; and Mamba-2's best, 0.063, is the largest of five. Of the seconds, those of KDA with
+negative factors and of Mamba-3 say nothing: two of three runs took four to eleven times as long as the third,
+in as many steps.""",
 )
 
 if __name__ == "__main__":
