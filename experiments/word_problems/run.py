@@ -65,12 +65,11 @@ to 0.70), but beyond it only whether a permutation is even: the medians of 0.37 
 the rule with a decay for each channel, KDA, is ahead of the one with a scalar at twice the training length,
 at these rates (0.53 against 0.42; twice the rows raise neither). Models whose factors do not reach -1 fall
 towards chance, a sixth, beyond the training length, attention, whose positions beyond 16 are never trained,
-and Hyena (0.18 and 0.21 at 64) as the recurrences do, and so does RWKV-7 (0.23), whose factors reach down to
--0.46; one of its seeds got to 0.43 at 32, and it was this one that was trained on twice the rows (0.45).
-Mamba-3 is above Mamba-2 (0.39 against 0.28 at 32), and beyond its training length it falls as well. Rotations
-within fixed planes commute, so that one layer cannot track this group; why it loses the even from the odd,
-too, that does not explain. KDA without negative factors and gated DeltaNet 2 still gain 0.04 to 0.05 at 32
-permutations from twice the rows.
+and Hyena (0.18 and 0.21 at 64) as the recurrences do, and so does RWKV-7 (0.22), whose factors reach down to
+-0.46; one of its seeds got to 0.43 at 32. Mamba-3 is above Mamba-2 (0.39 against 0.28 at 32), and beyond its
+training length it falls as well. Rotations within fixed planes commute, so that one layer cannot track this
+group; why it loses the even from the odd, too, that does not explain. KDA without negative factors and gated
+DeltaNet 2 still gain 0.04 to 0.05 at 32 permutations from twice the rows.
 
 Some searches could hardly tell rates apart, as those of attention (losses of 1.7222 to 1.7238) and of KDA
 with negative factors; and Mamba-2's best, 0.063, is the largest of five. Of the seconds, those of KDA with
