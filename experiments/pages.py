@@ -189,8 +189,8 @@ def verdict(study: "Study", groups: Mapping[str, Group]) -> str:
     found = [how for _, how in orderings(study, groups)]
     if not found:
         return "none stated"
-    others = [f", {found.count(how)} {how}" for how in ("between medians", "level", "open") if how in found]
-    others += [f", {found.count('does not hold')} refuted"] if "does not hold" in found else []
+    words = {how: how for how in ("between medians", "level", "open")} | {"does not hold": "refuted"}
+    others = [f", {found.count(how)} {word}" for how, word in words.items() if how in found]
     return f"{found.count('holds')} of {len(found)} hold" + "".join(others)
 
 
