@@ -27,8 +27,9 @@ HOW = {
     "holds": "the medians are in that order, and the ranges over seeds are apart",
     "between medians": "the medians are in that order, and the ranges over seeds overlap",
     "level": "all solve the task, which is too easy to tell them apart",
-    "open": "a group is unfinished",
-    "does not hold": "all groups are finished, and the medians are not in that order",
+    "open": "a group is unfinished, or has one seed",
+    "does not hold": "all groups are finished, and the medians are not in that order, where those that solve"
+    " the task count as equal",
 }
 """What can be said of an expected ordering."""
 TIE = 0.02
@@ -163,7 +164,9 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[tuple[str, st
         if not pairs:
             continue
         length = study.above_at
-        unfinished = {group.label for pair in pairs for group in pair if not group.is_finished}
+        groups_of_both = {group.label: group for pair in pairs for group in pair}
+        unfinished = [name for name, group in groups_of_both.items() if not group.is_finished]
+        single = [name for name, group in groups_of_both.items() if group.n_runs == 1]
         most = study.solved if length is None else 1.0  # beyond solving its task no group is above another
         holds = all(min(a.median(length), most) > min(b.median(length), most) for a, b in pairs)
         overlap = holds and any(min(a.at(length)) <= max(b.at(length)) for a, b in pairs)
@@ -172,13 +175,14 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[tuple[str, st
             for side in (higher, lower)
         )
         text = " above ".join(names) + ("" if length is None else f", at {length} {study.unit}")
-        if unfinished:
-            so_far = "it holds so far" if holds else "it does not hold so far"
-            late = [label(name) for name in sorted(unfinished)]
-            who = "; ".join(late) if len(late) <= 2 else f"{len(late)} of its groups"
-            found.append((f"{text} (unfinished: {who}; {so_far})", "open"))
-        elif length is None and all(group.is_solved for pair in pairs for group in pair):
+        if not unfinished and length is None and all(group.is_solved for group in groups_of_both.values()):
             found.append((text, "level"))
+        elif unfinished or single:
+            so_far = "it holds so far" if holds else "it does not hold so far"
+            why, names = ("unfinished", unfinished) if unfinished else ("one seed", single)
+            late = [label(name) for name in sorted(names)]
+            who = "; ".join(late) if len(late) <= 2 else f"{len(late)} of its groups"
+            found.append((f"{text} ({why}: {who}; {so_far})", "open"))
         else:
             found.append((text, "between medians" if overlap else "holds" if holds else "does not hold"))
     return found
@@ -189,7 +193,7 @@ def verdict(study: "Study", groups: Mapping[str, Group]) -> str:
     found = [how for _, how in orderings(study, groups)]
     if not found:
         return "none stated"
-    words = {how: how for how in ("between medians", "level", "open")} | {"does not hold": "refuted"}
+    words = {how: how for how in ("between medians", "level", "open")} | {"does not hold": "not met"}
     others = [f", {found.count(how)} {word}" for how, word in words.items() if how in found]
     return f"{found.count('holds')} of {len(found)} hold" + "".join(others)
 
@@ -223,7 +227,8 @@ def page(study: "Study", results: Mapping[str, Any]) -> str:
     if correlation is not None:
         value, n = correlation
         lines.append(
-            f"- Spearman's rank correlation with {n} published values of finished groups: {value:.2f}"
+            f"- Spearman's rank correlation with {n} published values of finished groups, all settings"
+            f" together: {value:.2f}"
         )
     missing = {without_seed(name) for name in study.runs if name not in results["runs"]}
     if missing:
@@ -270,6 +275,10 @@ def how_trained(study: "Study", results: Mapping[str, Any]) -> str:
         " it; another seed or rate might gain more. All others are unfinished, are drawn hollow, and decide"
         " no ordering."
     )
+    if study.lengths:
+        finished += (
+            " This is judged on the rows named above; what more training does at other lengths was not tried."
+        )
     searched = (
         "the best of at least three, half a decade apart, found at a quarter of the steps with a seed and"
         f" rows of its own{_chosen_by(study, results.get('search', {}))}"

@@ -86,6 +86,7 @@ def paper_runs() -> dict[str, Experiment]:
             name, *own = OPTIONS.get(mixer, (mixer,))
             for width in (64, 128, 256, 512):
                 group, flags = f"task={preset},pattern={mixer},width={width}", ["--model.d-model", str(width)]
+                flags += ["--model.n-layers", "2" if mixer == "attention" else "4"]
                 flags += [*own, *budget(steps, steps // 20, "accuracy=0.99")]
                 seeds = SEEDS if width == 64 else (0,)
                 runs |= task_runs(group, f"mqar/{preset}", name, seeds, flags)
@@ -105,10 +106,12 @@ STUDY = Study(
     source="Zoology (2312.04927), figure 2, and Based (2402.18668), figure 2",
     claim="""Attention keeps all keys and values and recalls them at every width of the papers, 64 and more;
 gated convolutions and recurrences need a width, and with it a state, that grows with what is to be
-remembered. The papers show figures only, at vocabulary 8,192 and up to hundreds of tokens; here 4 pairs, of
-31 keys and 32 values, in 32 tokens, which two CPU cores learn. One of the 4 values at random is 0.25. Delta
-rules with a decay or a strength for each channel are expected at or above the one with a scalar of each, also
-with 8 pairs in 64 tokens.""",
+remembered. `rotary_attention` has rotary positions, `conv_attention` a gated convolution of four taps before
+attention; `signed_hawk` is Hawk with `sign` gate, `hyena_real_modal` Hyena with filters of real poles, `stu`
+a convolution with the spectral filter, without gates. The papers show figures only, at vocabulary 8,192 and
+up to hundreds of tokens; here 4 pairs, of 31 keys and 32 values, in 32 tokens, which two CPU cores learn. One
+of the 4 values at random is 0.25. Delta rules with a decay or a strength for each channel are expected at or
+above the one with a scalar of each, also with 8 pairs in 64 tokens.""",
     runs=make_runs(),
     searched_at=searched_at,
     paper_rows="100,000 rows, 64 times each",
@@ -141,14 +144,15 @@ still gains. So do Hawk (0.46 to 0.98 over seeds) and Hyena (0.28 to 0.69), whos
 0.50 with twice the steps; Hyena of width 128 is at 0.94. Hyena's rate was chosen by losses of 2.08 to 3.27,
 above that of a guess among the four values (1.39): before anything was recalled. With real poles for its
 filter instead of the implicit one, Hyena gets to 0.982, and to 0.988 with twice the steps, in a state of
-constant size (one seed). Signed Hawk, in Hawk's 2 KiB, is at 0.93 and solves the task at step 6,600 of a
-schedule of 8,000 (one seed). Attention to a window of 16 tokens solves it, to 8 it stays at 0.77, and to 4 at
-0.42. Fastmax (0.26 and 0.27), which keeps moments of the keys, is near a guess; the spectral filter (`stu`,
-0.27, and 0.30 with twice the steps) has a rate that its search could hardly tell from others.
+constant size (one seed), at 0.02, a rate that was not tried with the implicit filter: filter and rate were
+not told apart. Signed Hawk, in Hawk's 2 KiB, is at 0.93 and solves the task at step 6,600 of a schedule of
+8,000 (one seed). Attention to a window of 16 tokens solves it, to 8 it stays at 0.77, and to 4 at 0.42.
+Fastmax (0.26 and 0.27), which keeps moments of the keys, is near a guess; the spectral filter (`stu`, 0.27,
+and 0.30 with twice the steps) has a rate that its search could hardly tell from others.
 
 Seeds say less than they seem to: the same ones at the same rates ended elsewhere on another machine of this
-kind (Hyena 0.47 to 0.55, Hawk 0.66 to 0.94, gated DeltaNet 2 of width 16 one seed of three solved; not kept).
-Rounding differs, and training magnifies it.
+kind (Hyena 0.47 to 0.55, Hawk 0.66 to 0.94, gated DeltaNet 2 of width 16 one seed of three solved; the
+history of this page). The first 20 losses agree to 5e-7 there; the cause was not looked for.
 
 At width 16 RWKV-7 (1.1 KiB of state, one seed), the gated delta rule and KDA (2.1 KiB, three seeds) solve it;
 gated DeltaNet 2 gets to 0.97 to 0.99, and its median seed solves it at step 2,200 of a schedule of 8,000.
@@ -173,10 +177,10 @@ at most rates, and the one that was highest then left it at 0.38 after 4,000 (th
 one of the lowest loss leads to 0.92. Points with one seed may be lucky or unlucky: Hawk and H3 of width 32
 (0.27) are below those of width 16 (0.45), at the rate of width 64, which says nothing of the state.""",
     paper={
-        "claim": """4, 8 and 16 pairs of 8,192 ids in 64, 128 and 256 tokens; two layers of width 64 to 512
-without feed-forward layers, 64 epochs of 100,000 rows. Of the mixers only attention, Hyena and H3 are the
-paper's. Rates from 0.0006 on, where the paper takes the best of four from 0.0001 to 0.01, no dropout, and one
-seed at widths above 64 are ours.""",
+        "claim": """4, 8 and 16 pairs of 8,192 ids in 64, 128 and 256 tokens; two layers of attention, of all
+others four, as in the released configuration, of width 64 to 512 without feed-forward layers, 64 epochs of
+100,000 rows. Of the mixers only attention, Hyena and H3 are the paper's. Rates from 0.0006 on, where the
+paper takes the best of four from 0.0001 to 0.01, no dropout, and one seed at widths above 64 are ours.""",
         "runs": paper_runs,
         "above": [
             ((f"task={preset},pattern=attention,width=64",), (f"task={preset},pattern=hyena,width=64",))

@@ -190,8 +190,8 @@ def page(results: Mapping[str, Any]) -> str:
     table = "\n".join(markdown("model", ("parameters", "state, KiB", "rate", *TEXTS), rows))
     return f"""# Signed recurrences on language
 
-Recurrences whose factors may be negative have learned parity, and those whose factors lie in (0, 1) have not
-([parity](../state_tracking/README.md)). Does the sign help on language, too? On Tiny Shakespeare at one
+Recurrences whose factors reach down to -1 have learned parity, and those with factors in (0, 1) have not so
+far ([parity](../state_tracking/README.md)). Does the sign help on language, too? On Tiny Shakespeare at one
 learning rate the signed Hawk ended 0.03 nats lower than Hawk, at the same state ([all
 mixers](../shakespeare_cpu/README.md)). That could have been the rate, the text, or what comes with the sign:
 Hawk's `sign` gate is a third gate with 66,048 parameters, for which the feed-forward layers are narrower, and
