@@ -30,6 +30,11 @@ from hyena_jax.config import Experiment, TaskConfig, TrainingConfig, UserError, 
 from hyena_jax.files import write_text
 
 HERE = Path(__file__).parent
+GATED_TAPS = (
+    *("--model.pattern.0.filter", "short", "--model.pattern.0.filter.n-taps", "4"),
+    *("--model.pattern.0.short-filter-len", "0", "--no-model.pattern.0.skip"),
+)
+"""Hyena as a gated convolution of four taps, the length of the short filters within the delta rules."""
 Scale = Literal["here", "paper"]
 """At a size for two CPU cores, or at that of the source."""
 

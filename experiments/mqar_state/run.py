@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study import Study, budget, main, task_runs
+from study import GATED_TAPS, Study, budget, main, task_runs
 
 from hyena_jax.config import Experiment
 
@@ -24,17 +24,12 @@ POINTS = {
 }
 """Widths of the model by mixer; the state grows with the width."""
 ROTARY = ("--model.pattern.0.rotary-fraction", "1.0")
-SHORT = (
-    *("--model.pattern.0.filter", "short", "--model.pattern.0.filter.n-taps", "4"),
-    *("--model.pattern.0.short-filter-len", "0", "--no-model.pattern.0.skip"),
-)
-"""Hyena as a gated convolution of four taps, the length of the short filters within the delta rules."""
 TWO_HEADS = ("--model.pattern.0.n-heads", "2")
 OPTIONS = {
     **{name: (name, *TWO_HEADS) for name in ("gated_delta", "kda", "gated_delta2", "rwkv7")},
     **{name: (name, "--model.pattern.0.d-state", "16") for name in ("mamba2", "mamba3")},
     "rotary_attention": ("attention", "--no-model.learned-positions", *ROTARY),
-    "conv_attention": ("hyena,attention", *SHORT, "--model.pattern.1.n-heads", "1"),
+    "conv_attention": ("hyena,attention", *GATED_TAPS, "--model.pattern.1.n-heads", "1"),
     "signed_hawk": ("hawk", "--model.pattern.0.sign", "gate"),
     "stu": ("fir", "--model.pattern.0.filter", "stu"),
     "hyena_real_modal": ("hyena", "--model.pattern.0.filter", "real_modal"),
