@@ -381,7 +381,7 @@ def _draw_bars(study: "Study", groups: Mapping[str, Group], axes: Axes) -> None:
     axes.set_ylim(len(groups) - 0.4, -0.6)
     shown = "bar: median, dots: seeds" + (", diamond: published" if study.published else "")
     shown += "" if all(group.is_finished for group in groups.values()) else ", hollow: unfinished"
-    axes.set_xlabel(f"{study.metric.replace('_', ' ')}   ({shown})")
+    axes.set_xlabel(f"{study.metric.replace('_', ' ')}\n({shown})")
 
 
 @dataclass(frozen=True)
