@@ -42,7 +42,7 @@ SHAKESPEARE = Path(__file__).parents[2] / "shared" / "data" / "tiny_shakespeare"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The test that takes ten minutes comes first, so that others run beside it."""
+    """The test that takes minutes comes first, so that others run beside it."""
     items.sort(key=lambda item: item.name != "test_the_program_finds_nothing")
 
 

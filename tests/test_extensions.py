@@ -62,41 +62,57 @@ def losses(run: Path) -> list[float]:
     return [row["train/loss"] for row in read_rows(run / "metrics.jsonl") if "train/loss" in row]
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("name", FLAGS)
-def test_a_part_trains_is_killed_continues_and_is_evaluated(name, tmp_path, capsys, monkeypatch):
-    file = tmp_path / "my parts" / f"{name}.py"
-    file.parent.mkdir()
-    shutil.copy(EXTENSIONS / file.name, file)
-    text = tmp_path / "text.txt"
+@pytest.fixture
+def file(request, tmp_path) -> Path:
+    """A copy of the file of a part."""
+    copy = tmp_path / "my parts" / f"{request.param}.py"
+    copy.parent.mkdir()
+    shutil.copy(EXTENSIONS / copy.name, copy)
+    return copy
+
+
+def command(file: Path, run: str) -> list[str]:
+    """Trains with the part in a file, in a folder beside its own."""
+    text = file.parents[1] / "text.txt"
     text.write_text("the wall is white and the hall is wide, said the owl. " * 40)
-    plugin = ["--plugin", str(file)]
+    config = "tasks:sort_digits" if file.stem == "sort_digits" else "quickstart"
+    others = OTHERS.get(file.stem, [*TEXT, str(text)])
+    flags = ["--plugin", str(file), *FLAGS[file.stem], *SMALL, *others]
+    return ["train", config, *flags, "--workdir", str(text.parent / run)]
 
-    def command(run: str) -> list[str]:
-        config = "tasks:sort_digits" if name == "sort_digits" else "quickstart"
-        others = OTHERS.get(name, [*TEXT, str(text)])
-        return ["train", config, *plugin, *FLAGS[name], *SMALL, *others, "--workdir", str(tmp_path / run)]
 
-    assert cli.main(command("whole")) == 0
-    killed = subprocess.run([sys.executable, "-c", KILLED, *command("killed")], capture_output=True)
-    assert killed.returncode == -9, killed.stderr.decode()
-    assert len(losses(tmp_path / "killed")) < 6
-    assert cli.main(command("killed")) == 0
-    assert "continuing after step 2" in capsys.readouterr().out
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
-    assert cli.main(["eval", str(tmp_path / "killed"), *plugin]) == 0
+@pytest.mark.grid
+@pytest.mark.parametrize("file", FLAGS, indirect=True)
+def test_a_part_trains_and_is_evaluated(file, tmp_path, capsys, monkeypatch):
+    assert cli.main(command(file, "run")) == 0
+    run = str(tmp_path / "run")
+    assert cli.main(["eval", run, "--plugin", str(file)]) == 0
     captured = capsys.readouterr()
     assert "loss" in captured.out
     assert "changed" not in captured.err
-    file.write_text(file.read_text() + "# The same code, in other bytes.\n")
-    assert cli.main(["eval", str(tmp_path / "killed"), *plugin]) == 0
-    assert f"changed since the run was trained: the code of plugin '{file}'" in capsys.readouterr().err
 
     monkeypatch.undo()  # as in a new process, no part of the user's is registered
-    needs_it = ["train", "--resume"] if name == "csv_file" else ["eval"]  # trackers are for training alone
-    assert cli.main([*needs_it, str(tmp_path / "killed")]) == 2
+    trains_with_it = file.stem == "csv_file"  # a tracker
+    needs_it = ["train", "--resume"] if trains_with_it else ["eval"]
+    assert cli.main([*needs_it, run]) == 2
     message = f"must be registered: add --plugin '{file}' (in Python, import it first)"
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("file", ["sign_descent", "csv_file", "drawn_rows"], indirect=True)
+def test_a_part_continues_after_a_kill_as_if_it_had_not_been(file, tmp_path, capsys):
+    """An optimizer with a state, a tracker, and rows that are drawn."""
+    assert cli.main(command(file, "whole")) == 0
+    killed = subprocess.run([sys.executable, "-c", KILLED, *command(file, "killed")], capture_output=True)
+    assert killed.returncode == -9, killed.stderr.decode()
+    assert len(losses(tmp_path / "killed")) < 6
+    assert cli.main(command(file, "killed")) == 0
+    assert "continuing after step 2" in capsys.readouterr().out
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    file.write_text(file.read_text() + "# The same code, in other bytes.\n")
+    assert cli.main(["eval", str(tmp_path / "killed"), "--plugin", str(file)]) == 0
+    assert f"changed since the run was trained: the code of plugin '{file}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def evaluated(folder, capsys) -> dict[str, float]:
     return {name: float(words[words.index(name) + 1]) for name in ("loss", "accuracy")}
 
 
+@pytest.mark.grid
 def test_the_new_folder_is_a_run(workdir, tmp_path, capsys):
     folder = tmp_path / "new" / "small"
     assert run("distill", workdir, "--output", folder, "--state-size", 8, "--max-filter-error", 0) == 0

@@ -1,4 +1,4 @@
-"""500 generated configs and command lines: each builds, or is refused in a line. Run with -m fuzz."""
+"""Generated configs and command lines: each builds, or is refused in a line. Run with -m fuzz."""
 
 import contextlib
 import io
@@ -34,7 +34,7 @@ from hyena_jax.training.step import init_params, init_state, make_train_step
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
 
-CONFIGS, COMMANDS, STEPS = 80, 150, 30
+CONFIGS, COMMANDS, STEPS = 50, 100, 12
 SECONDS = 180
 """Longest that a case may take."""
 MAX_PARAMETERS = 200_000
@@ -165,7 +165,7 @@ def test_configs():
 @pytest.mark.parametrize("mixer", [KDAConfig, GatedDelta2Config, Mamba3Config, RWKV7Config])
 def test_options_of_delta_rules(mixer):
     """Mixers of many options, of which few are drawn above."""
-    tried = Tried(4)
+    tried = Tried(2)
 
     @settings(FUZZ, max_examples=24)
     @given(plans(mixer, most=5), st.integers(0, 3))
@@ -176,7 +176,7 @@ def test_options_of_delta_rules(mixer):
         )
 
     check()
-    assert tried.trained == 4, tried.outcomes
+    assert tried.trained == 2, tried.outcomes
     assert min(tried.outcomes.values()) > 2, tried.outcomes
 
 

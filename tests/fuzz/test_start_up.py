@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
 
 SECONDS = 180
 """Longest that a command may take."""
-PARTS = 2
+PARTS = 1
 """Signals to each command."""
 TRAIN = """
     train quickstart --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16
@@ -95,41 +95,29 @@ def test_signals_swept_over_the_start(places, tmp_path, name, part):
 
 
 WRONG = [
-    *(f"JAX_PLATFORMS={value}" for value in ("tpu", "nonsense", "cpu,nonsense", ",", "CPU ")),
+    *(f"JAX_PLATFORMS={value}" for value in ("tpu", "cpu,nonsense", ",", "CPU ")),
     *(f"JAX_NUM_CPU_DEVICES={value}" for value in ("0", "x")),
     *(
         f"XLA_FLAGS={value}"
         for value in (
             "--nonsense=1",
             "/nonexistent",
-            "--xla_force_host_platform_device_count=x",
             "--xla_force_host_platform_device_count=0",
-            "--xla_cpu_multi_thread_eigen=maybe",
-            "--xla_dump_hlo_as_text --",
             "xla_dump_to=/tmp",
         )
     ),
     "JAX_DISABLE_JIT=1",
-    "JAX_NO_TRACING=true",
     "JAX_ENABLE_X64=x",
-    "JAX_DEBUG_NANS=2",
-    "JAX_LOG_COMPILES=None",
-    "JAX_ENABLE_COMPILATION_CACHE=x",
     *(
         f"JAX_{name}=nonsense"
         for name in (
             "DEFAULT_MATMUL_PRECISION",
-            "DEFAULT_PRNG_IMPL",
             "DEFAULT_DEVICE",
             "CPU_COLLECTIVES_IMPLEMENTATION",
-            "TRANSFER_GUARD",
             "LOGGING_LEVEL",
-            "PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
             "COMPILATION_CACHE_MAX_SIZE",
-            "TRACER_ERROR_NUM_TRACEBACK_FRAMES",
         )
     ),
-    "JAX_NUMPY_DTYPE_PROMOTION=strict",
     "JAX_NUMPY_RANK_PROMOTION=raise",
     "JAX_TRANSFER_GUARD=disallow_explicit",
 ]

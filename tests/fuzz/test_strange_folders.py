@@ -38,7 +38,7 @@ from hyena_jax.training.folder import read_run, write_description
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
 
-COMPARISONS, NAMES, FAULTS, HARMS, SOURCES = 40, 12, 60, 60, 12
+COMPARISONS, NAMES, FAULTS, HARMS, SOURCES = 20, 6, 60, 24, 12
 SECONDS = 120
 """Longest that a command may take."""
 

@@ -19,7 +19,7 @@ from hyena_jax.parallel.roll_call import call_roll
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
 
-FLAGS, JOBS, ROLLS, SETTINGS = 120, 120, 60, 60
+FLAGS, JOBS, ROLLS, SETTINGS = 60, 60, 30, 60
 SECONDS = 60
 """Longest that a case may take."""
 

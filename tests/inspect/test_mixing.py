@@ -125,6 +125,7 @@ def test_the_norms_of_the_jacobian_of_a_gated_sum():
         jacobian_norms(function, np.zeros((2, 6, 4), np.float32))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("kernel", "platform"), [(gpu_recurrence, "cuda"), (tpu_recurrence, "tpu")])
 def test_the_norms_of_the_jacobian_of_a_recurrence_by_a_kernel(kernel, platform):
     """Of a mixer without matrices, compiled with kernels."""

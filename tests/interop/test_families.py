@@ -80,6 +80,7 @@ def flax_folder(folder):
     return folder
 
 
+@pytest.mark.grid
 @BOTH_LENGTHS
 def test_recurrentgemma_of_deepmind_s_flax_code(tmp_path, which):
     convert("recurrentgemma", flax_folder(tmp_path / "2b"), tmp_path / "run", Options(max_len=32))
@@ -219,6 +220,7 @@ def test_the_2b_has_its_tensors():
     assert dataclasses.replace(model, **same) == preset
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("flags", "window"), [((), 6), (("--window-of", "transformers"), 5)])
 def test_recurrentgemma_s_window_is_that_of_the_code_it_was_trained_with(
     stored, tmp_path, capsys, flags, window

@@ -163,7 +163,7 @@ def test_derivatives_in_both_modes(name):
     config = dataclasses.replace(whole, pattern=CONFIG.pattern[1:], n_layers=1, norm_places=last)
     with jax.enable_x64(True):
         model, tokens = models.build(config), TOKENS[:, :7]
-        check_modes(lambda params: model.apply({"params": params}, tokens), init(config), name != "griffin")
+        check_modes(lambda params: model.apply({"params": params}, tokens), init(config))
 
 
 @over_variants
@@ -250,6 +250,7 @@ def test_initial_deviations(name, embedding, hidden, out):
         assert leaf.std() == pytest.approx(deviation, rel=0.15), what
 
 
+@pytest.mark.grid
 def test_the_first_layer_s_values_reach_all_others_of_its_kind():
     """Through other mixers too; and in decoding, documents and the backward pass, recomputed or not."""
     config = VARIANTS["rwkv7"]
@@ -296,9 +297,9 @@ def test_a_mixer_of_one_s_own_may_hand_values_on(own_parts):
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("policy", ["block", *in_grid("filters", "dots", "dots_no_batch")])
+@pytest.mark.parametrize("policy", ["block", "dots"])
 def test_values_of_the_first_layer_and_recomputed_blocks(policy):
-    config = dataclasses.replace(VARIANTS["rwkv7"], n_layers=3)
+    config = dataclasses.replace(VARIANTS["rwkv7"], n_layers=2)
     params = init(config)
 
     @partial(jax.jit, static_argnums=1)

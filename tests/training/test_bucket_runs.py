@@ -138,6 +138,7 @@ def test_a_damaged_checkpoint_is_deleted_and_the_one_before_is_used(run, whole, 
     assert_same_end(run, whole)
 
 
+@pytest.mark.grid
 def test_what_a_kill_leaves_of_a_checkpoint_is_deleted(run, whole, experiment, console):
     """Killed while it wrote step 12, and while it deleted step 3."""
     below(run).delete(["checkpoints/12/manifest.json"])
@@ -177,6 +178,7 @@ def test_an_owner_that_lost_the_lock_writes_no_more(run, experiment, console, mo
     assert below(run).get("metrics/00000.jsonl") == b""
 
 
+@pytest.mark.grid
 def test_metrics_in_parts(run, whole, experiment, console, monkeypatch):
     """Sealed early; rows beyond the checkpoint are dropped, in sealed parts too."""
     below(run).delete(names(run, "checkpoints/12/"))

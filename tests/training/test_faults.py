@@ -167,9 +167,10 @@ def test_each_end_has_its_exit_code(error, code, message, tmp_path, monkeypatch,
 
 @pytest.mark.faults
 def test_the_program_finds_nothing(tmp_path):
-    """Other tests try the rest in one process: damaged and foreign files, processes that do not fit."""
-    faults = ["SIG", "disk", "file system", "cannot be written", "read-only", "training", "text changed"]
-    faults += ["a bit of", "its flags", "one of two", "launcher", "stranger", "trains already"]
+    """One of each fault that needs processes of its own; other tests try the rest in one process."""
+    faults = ["SIGKILL at", "inside a checkpoint write", "commit and", "old checkpoint", "each third"]
+    faults += ["SIGTERM twice", "disk full", "cannot be written", "read-only", "started at once"]
+    faults += ["launcher of two", "stranger", "trains already"]
     arguments = ["--each", 1, "--workdir", tmp_path / "runs", "--only", *faults]
     done = subprocess.run([sys.executable, PROGRAM, *map(str, arguments)], check=False)
     assert done.returncode == 0

@@ -71,6 +71,7 @@ def whole(trained, on_shards, console):
     return trained
 
 
+@pytest.mark.grid
 def test_a_stopped_run_on_moved_shards_continues_as_if_it_had_not_been(
     whole, on_shards, sources, tmp_path, console, monkeypatch
 ):

@@ -132,8 +132,11 @@ def test_every_optimizer_trains_on_a_mesh_as_on_one_device(name):
 
 
 @pytest.mark.scale
-@pytest.mark.parametrize("name", FILTER_CONFIGS)
-def test_every_filter_trains_on_a_mesh_as_on_one_device(name):
+@pytest.mark.parametrize(
+    "name", ["implicit", "windowed", "explicit", "fno", "transfer_function", "modal", "lookup", "stu"]
+)
+def test_filters_train_on_a_mesh_as_on_one_device(name):
+    """One of each kind: the others have the parameters of one of these."""
     options = {"transfer_function": {"n_state": 8}, "stu": {"n_vectors": 4}}.get(name, {})
     pattern = (HyenaConfig(filter=FILTER_CONFIGS[name](**options)),)
     model_config = dataclasses.replace(CONFIG, pattern=pattern, n_layers=1)
@@ -290,7 +293,7 @@ import json
 from hyena_jax.config import ParallelConfig
 from test_sharded import losses, sharded
 found = {"pmap": losses(ParallelConfig())}
-for mesh in [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2), (4, 2, 1), (1, 2, 4)]:
+for mesh in [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)]:
     found[str(mesh)] = losses(sharded(*mesh))
 print(json.dumps(found))
 """
@@ -310,7 +313,7 @@ def on_eight_devices(program: str) -> dict:
 @pytest.mark.scale
 def test_meshes_of_eight_devices_train_alike():
     found = on_eight_devices(EIGHT)
-    assert len(found) == 7
+    assert len(found) == 5
     for mesh, values in found.items():
         np.testing.assert_allclose(values, found["pmap"], atol=1e-5, err_msg=mesh)
 
@@ -328,12 +331,10 @@ from test_sharded import sharded
 experiment, folder = config.read(Path({config!r})), Path({folder!r})
 layouts = {{
     "pmap 8": ParallelConfig(devices=8), "2 x 2 x 2": sharded(2, 2, 2), "1 x 8 x 1": sharded(1, 8, 1),
-    "pmap 1": ParallelConfig(devices=1), "pmap 2": ParallelConfig(devices=2),
-    "pmap 4": ParallelConfig(devices=4), "1 x 2 x 1": sharded(1, 2, 1), "1 x 1 x 4": sharded(1, 1, 4),
+    "pmap 1": ParallelConfig(devices=1), "1 x 2 x 1": sharded(1, 2, 1), "1 x 1 x 4": sharded(1, 1, 4),
 }}
 moves = [
     ("pmap 8", "1 x 2 x 1"), ("2 x 2 x 2", "pmap 1"), ("1 x 8 x 1", "1 x 1 x 4"),
-    ("pmap 1", "1 x 8 x 1"), ("pmap 2", "2 x 2 x 2"), ("pmap 4", "1 x 8 x 1"),
     ("1 x 2 x 1", "pmap 8"), ("1 x 1 x 4", "2 x 2 x 2"),
 ]
 
@@ -367,7 +368,7 @@ def test_runs_move_between_eight_devices_and_fewer(experiment, tmp_path):
     )
     (tmp_path / "config.json").write_text(json.dumps(config.encode(experiment)))
     found = on_eight_devices(MOVED.format(config=str(tmp_path / "config.json"), folder=str(tmp_path)))
-    assert len(found) == 8 + 1 + 8
+    assert len(found) == 6 + 1 + 5
     for name, losses_of_run in found.items():
         expected = {step: found["whole"][step] for step in losses_of_run}
         assert losses_of_run == pytest.approx(expected, abs=1e-5), name
