@@ -18,6 +18,7 @@ SMALL = """
     --training.checkpoint-every 2 --training.log-every 1 --no-logging.tensorboard
 """.split()
 NARROW = "--model.n-layers 1 --model.d-model 8 --model.d-ff 16 --model.max-len 16".split()
+ATTENTION = [*NARROW, "--model.pattern", "attention", "--model.pattern.0.n-heads", "2"]  # compiles fastest
 # The flags that choose the part of each file.
 FLAGS = {
     "token_shift": ["--model.pattern", "token_shift,hawk", "--model.n-layers", "2", *NARROW[2:]],
@@ -26,13 +27,13 @@ FLAGS = {
     "gru_cell": ["--model.pattern", "gru_cell", *NARROW],
     "running_maximum": ["--model.pattern", "running_maximum", *NARROW],
     "power_law": ["--model.pattern.0.filter", "power_law", *NARROW],
-    "sign_descent": ["--optimizer", "sign_descent", "--optimizer.learning-rate", "1e-3", *NARROW],
-    "word_starts": ["--data", "word_starts", *NARROW],
+    "sign_descent": ["--optimizer", "sign_descent", "--optimizer.learning-rate", "1e-3", *ATTENTION],
+    "word_starts": ["--data", "word_starts", *ATTENTION],
     "gru": ["--model", "gru", "--model.width", "8", "--model.max-len", "16"],
-    "csv_file": ["--logging.trackers", "csv_file", *NARROW],
-    "focal": ["--loss", "focal", "--loss.gamma", "1", "--metrics", "accuracy,margin", *NARROW],
-    "drawn_rows": ["--data", "drawn_rows", *NARROW],
-    "spelled_numbers": ["--data", "spelled_numbers", *NARROW],
+    "csv_file": ["--logging.trackers", "csv_file", *ATTENTION],
+    "focal": ["--loss", "focal", "--loss.gamma", "1", "--metrics", "accuracy,margin", *ATTENTION],
+    "drawn_rows": ["--data", "drawn_rows", *ATTENTION],
+    "spelled_numbers": ["--data", "spelled_numbers", *ATTENTION],
     "sort_digits": ["--model.n-layers", "1", "--model.d-model", "8"],
 }
 TEXT = ["--logging.sample-tokens", "0", "--data.seq-len", "16", "--data.path"]
