@@ -165,8 +165,8 @@ are small models on two CPU cores: take the numbers as hints, and read their pag
   16](../word_problems/README.md); one half and a sixth at random; attention has learned positions in both,
   which are not trained beyond these lengths; both of delta rules without `negative_eigenvalues` (with them
   `gated_delta`, `kda` and `gated_delta2` have {negative}, and {turned})
-- compression: [MAD's task](../mad/README.md), its macro accuracy; one seed each, and rates that were searched
-  for some only: no ranking
+- compression: [MAD's task](../mad/README.md), its macro accuracy; one seed each, and all but one
+  unfinished: no ranking
 - state: KiB a layer of width 128 at 4,096 tokens
 - step, token: time of a training step at a context of 64, and of a decoded token at 4,096, relative to
   attention, lower is faster ([decoding](../generation/README.md)); two cores of an AMD EPYC, JAX 0.12.0.1
