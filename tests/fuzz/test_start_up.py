@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
 
 SECONDS = 180
 """Longest that a command may take."""
-PARTS = 1
+PARTS = 2
 """Signals to each command."""
 TRAIN = """
     train quickstart --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16

@@ -136,7 +136,7 @@ def test_every_optimizer_trains_on_a_mesh_as_on_one_device(name):
     "name", ["implicit", "windowed", "explicit", "fno", "transfer_function", "modal", "lookup", "stu"]
 )
 def test_filters_train_on_a_mesh_as_on_one_device(name):
-    """One of each kind: the others have the parameters of one of these."""
+    """One of each kind; all filters equal their oracles in tests of their own."""
     options = {"transfer_function": {"n_state": 8}, "stu": {"n_vectors": 4}}.get(name, {})
     pattern = (HyenaConfig(filter=FILTER_CONFIGS[name](**options)),)
     model_config = dataclasses.replace(CONFIG, pattern=pattern, n_layers=1)
