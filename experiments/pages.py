@@ -126,7 +126,7 @@ def rank_correlation(study: "Study", groups: Mapping[str, Group]) -> tuple[float
 
     Published values within `TIE` of one another are ties, as are ours from `solved` on, where runs stop;
     settings that all of ours solve are left out.
-    None with fewer than three groups, or where one side has a single value.
+    None with fewer than three values on either side, which say nothing of an order.
     """
     settings: dict[str, list[str]] = {}
     for name in groups:
@@ -138,11 +138,9 @@ def rank_correlation(study: "Study", groups: Mapping[str, Group]) -> tuple[float
         name for names in settings.values() for name in names if not all(groups[n].is_solved for n in names)
     ]
     names = [name for name in telling if name in study.published and groups[name].is_finished]
-    if len(names) < 3:
-        return None
     ours = [min(groups[name].median(), study.solved) for name in names]
     theirs = tied([study.published[name] for name in names])
-    if len({*ours}) == 1 or len({*theirs}) == 1:
+    if len({*ours}) < 3 or len({*theirs}) < 3:
         return None
     return float(spearmanr(ours, theirs).statistic), len(names)
 
@@ -280,8 +278,8 @@ def how_trained(study: "Study", results: Mapping[str, Any]) -> str:
             " This is judged on the rows named above; what more training does at other lengths was not tried."
         )
     searched = (
-        "the best of at least three, half a decade apart, found at a quarter of the steps with a seed and"
-        f" rows of its own{_chosen_by(study, results.get('search', {}))}"
+        "the best of at least three, half a decade apart, found at a quarter of the steps with its own"
+        f" seed and rows{_chosen_by(study, results.get('search', {}))}"
     )
     for name in map(without_seed, results["runs"]):
         if study.searched_at(name) != name:  # the first of them is example enough
