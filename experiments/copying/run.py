@@ -40,7 +40,7 @@ STUDY = Study(
     title="Copying 16 tokens: fixed convolutions against a gated recurrence",
     source="Task of State-Free Inference of State-Space Models (Parnichkun et al. 2024, 2405.06147)",
     claim="""A row shows 16 tokens, then 16 markers at which they are to be named in order. That needs a fixed
-delay: a convolution has one, a recurrence must build it from its gates. The paper compares state-space
+delay: a convolution has one, a gated recurrence must build it from its gates. The paper compares state-space
 filters at 1,024 tokens; here the row is short enough for two CPU cores, with a gated recurrence for
 comparison.""",
     runs=make_runs("memorisation", STEPS),

@@ -81,7 +81,6 @@ def paper_runs() -> dict[str, Experiment]:
             name, *own = OPTIONS.get(mixer, (mixer,))
             for width in (64, 128, 256, 512):
                 group, flags = f"task={preset},pattern={mixer},width={width}", ["--model.d-model", str(width)]
-                flags += ["--model.n-layers", "2" if mixer == "attention" else "4"]
                 flags += [*own, *budget(steps, steps // 20, "accuracy=0.99")]
                 seeds = SEEDS if width == 64 else (0,)
                 runs |= task_runs(group, f"mqar/{preset}", name, seeds, flags)
@@ -97,7 +96,7 @@ def searched_at(group: str) -> str:
 
 STUDY = Study(
     folder=Path(__file__).parent,
-    title="Recall against the size of the state (MQAR)",
+    title="Recall of 4 and of 8 pairs against the size of the state (MQAR)",
     source="Zoology (2312.04927), figure 2, and Based (2402.18668), figure 2",
     claim="""Attention keeps all keys and values and recalls them at every width of the papers, 64 and more;
 gated convolutions and recurrences need a width, and with it a state, that grows with what is to be
@@ -136,18 +135,21 @@ above the one with a scalar of each, also with 8 pairs in 64 tokens.""",
     findings="""At width 64 attention solves the recall of 4 pairs within 600 steps (with rotary positions
 within 200), the delta rules within 400, and Mamba-2 and Mamba-3 within 1,200. H3 gets to 0.90 to 0.94 and
 still gains. So do Hawk (0.46 to 0.98 over seeds) and Hyena (0.28 to 0.69), whose median seeds get to 0.94 and
-0.50 with twice the steps; Hyena of width 128 is at 0.94. Hyena's rate was chosen by losses of 2.08 to 3.27,
-above that of a guess among the four values (1.39): before anything was recalled. With real poles for its
-filter instead of the implicit one, Hyena gets to 0.982, and to 0.988 with twice the steps, in a state of
-constant size (one seed), at 0.02, a rate that was not tried with the implicit filter: filter and rate were
-not told apart. Signed Hawk, in Hawk's 2 KiB, is at 0.93 and solves the task at step 6,600 of a schedule of
-8,000 (one seed). Attention to a window of 16 tokens solves it, to 8 it stays at 0.77, and to 4 at 0.42.
-Fastmax (0.26 and 0.27), which keeps moments of the keys, is near a guess; the spectral filter (`stu`, 0.27,
-and 0.30 with twice the steps) has a rate that its search could hardly tell from others.
+0.50 with twice the steps; Hyena of width 128 is at 0.94 (one seed; 0.97 with twice the steps). Hyena's rate
+was chosen by losses of 2.08 to 3.27, above that of a guess among the four values (1.39): before anything was
+recalled. With real poles for its filter instead of the implicit one, Hyena gets to 0.982, and to 0.988 with
+twice the steps, in a state of constant size (one seed), at 0.02, a rate that was not tried with the implicit
+filter: so filter and rate were not separated. Signed Hawk, in Hawk's 2 KiB, is at 0.93 and solves the task at
+step 6,600 of a schedule of 8,000 (one seed). Attention to a window of 16 tokens solves it, to 8 it stays at
+0.77, and to 4 at 0.42 (one seed each). Fastmax (0.26 and 0.27), which keeps moments of the keys, is near a
+guess; the spectral filter (`stu`, 0.27, and 0.30 with twice the steps) has a rate that its search could
+hardly tell from others.
 
 Seeds say less than they seem to: the same ones at the same rates ended elsewhere on another machine of this
 kind (Hyena 0.47 to 0.55, Hawk 0.66 to 0.94, gated DeltaNet 2 of width 16 one seed of three solved; the
-history of this page). The first 20 losses agree to 5e-7 there; the cause was not looked for.
+history of this page). There twice the steps raised neither Hyena's first seed (0.51 to 0.48) nor Hawk's (0.94
+to 0.90), so that both counted as finished: the rule depends on one run. The first 20 losses agree to 5e-7
+there; the cause was not looked for.
 
 At width 16 RWKV-7 (1.1 KiB of state, one seed), the gated delta rule and KDA (2.1 KiB, three seeds) solve it;
 gated DeltaNet 2 gets to 0.97 to 0.99, and its median seed solves it at step 2,200 of a schedule of 8,000.
@@ -160,22 +162,26 @@ width 64: it ends near a guess among the values shown, with learned positions an
 seed at widths 16 and 32; twice the steps add nothing. Its rates are the best of three or four by the loss at
 1,000 steps, before anything is recalled. `conv_attention`, whose first layer is a gated convolution of four
 taps and whose second is attention, without positions, solves all of these: 4 pairs within 1,000 steps at
-widths 16 and 32, and within 200 at 64, and 8 pairs within 600. Keys stand before their values, and the delta
-rules and Mamba-2 read their neighbours through short filters, too. In the released configurations of Based,
-attention comes after a gated convolution as well. The paper's attention solves 16 pairs without one at width
-64, in 25 times as many rows. KDA was expected above the scalar rule, and these settings are too easy to show
-it.
+widths 16 and 32 (one seed each), and within 200 at 64, and 8 pairs within 600. Keys stand before their
+values, and the delta rules and Mamba-2 read their neighbours through short filters, too. Which of three
+differences matters, the convolution, the missing positions, or one layer of attention for two, was not
+tested; and Hyena and Hawk, which have short filters as well, are unfinished. In the released configurations
+of Based, attention comes after a gated convolution as well. The paper's attention solves 16 pairs without one
+at width 64, in 25 times as many rows. KDA was expected above the scalar rule, and these settings are too easy
+to show it.
 
 The rate changes the speed: in 1,000 steps Mamba-2 of width 64 reaches 0.79 at 0.002, the rate of
-`tasks:mqar`, and 1.00 at 0.0063. So does how it is searched: after 1,000 steps H3's accuracy is near chance
-at most rates, and the one that was highest then left it at 0.38 after 4,000 (the history of this page); the
-one of the lowest loss leads to 0.92. Points with one seed may be lucky or unlucky: Hawk and H3 of width 32
-(0.27) are below those of width 16 (0.45), at the rate of width 64, which says nothing of the state.""",
+`tasks:mqar`, and 1.00 at 0.0063. How the rate is searched matters, too: after 1,000 steps H3's accuracy is
+near chance at most rates, and the one that was highest then left it at 0.38 after 4,000 (the history of this
+page); the one of the lowest loss leads to 0.92. Points with one seed may be lucky or unlucky: Hawk and H3 of
+width 32 (0.27) are below those of width 16 (0.45), at the rate of width 64, which says nothing of the
+state.""",
     paper={
-        "claim": """4, 8 and 16 pairs of 8,192 ids in 64, 128 and 256 tokens; two layers of attention, of all
-others four, as in the released configuration, of width 64 to 512 without feed-forward layers, 64 epochs of
-100,000 rows. Of the mixers only attention, Hyena and H3 are the paper's. Rates from 0.0006 on, where the
-paper takes the best of four from 0.0001 to 0.01, no dropout, and one seed at widths above 64 are ours.""",
+        "claim": """4, 8 and 16 pairs of 8,192 ids in 64, 128 and 256 tokens; two layers, as in the released
+configuration since a correction of May 2024 (four before, except for attention), of width 64 to 512 without
+feed-forward layers, 64 epochs of 100,000 rows. Of the mixers only attention, Hyena and H3 are the paper's.
+Rates from 0.0006 on, where the paper takes the best of four from 0.0001 to 0.01, no dropout, and one seed at
+widths above 64 are ours.""",
         "runs": paper_runs,
         "above": [
             ((f"task={preset},pattern=attention,width=64",), (f"task={preset},pattern=hyena,width=64",))

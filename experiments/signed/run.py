@@ -165,10 +165,12 @@ def draw(results: Mapping[str, Any]) -> None:
             axes.plot(losses, [i] * len(losses), "o", color=colour, markersize=5)
             axes.plot(statistics.fmean(losses), i, "|", color=colour, markersize=22)
         axes.set(title=text, yticks=range(len(results)), yticklabels=[*results])
-        axes.set_xlabel("validation loss, nats per character   (line: mean; orange: signed)")
+        axes.set_xlabel("validation loss, nats per character")
         axes.grid(alpha=0.25)
         axes.margins(y=0.2)
     figure.axes[0].invert_yaxis()
+    figure.suptitle("line: mean of the seeds; orange: signed", fontsize="medium")
+
     save(figure, HERE / "plot.png", dpi=130)
 
 
@@ -196,7 +198,7 @@ learning rate the signed Hawk ended 0.03 nats lower than Hawk, at the same state
 mixers](../shakespeare_cpu/README.md)). That could have been the rate, the text, or what comes with the sign:
 Hawk's `sign` gate is a third gate with 66,048 parameters, for which the feed-forward layers are narrower, and
 it can also bring a factor to 0. So here the learning rate is the best of at least three, found on Shakespeare
-with a seed of its own, and there is a second text, for which no rate was chosen. `third_gate_hawk` has that
+with its own seed, and there is a second text, for which no rate was chosen. `third_gate_hawk` has that
 gate without the sign (its absolute value), `shifted_hawk` a sign without a gate (2 a - 1 for the factors a,
 whose `min_radius` is 0.3 and not 0.9), `wide_hawk` that radius without the sign, at the rate of
 `shifted_hawk`, and the plain forms are also trained at the rate of the other two signed ones. A second family
@@ -237,8 +239,8 @@ one seed of `wide_hawk` is above one of Hawk. For the gated delta rule, the mean
 What the gate and the radii have in common is that a factor can come nearer to 0, so that the recurrence
 forgets faster; that this is the reason was not tested. The rate may have been a part of the first difference:
 at 0.002, where that comparison had been made, Hawk ends 0.009 higher on Shakespeare than at 0.0063, in ranges
-that overlap (and 0.004 lower on WikiText-2). The runs on Shakespeare at 0.002 of `signed_hawk` are the very
-ones that raised the question. The third gate costs 256 parameters here, and no state. Larger models, longer
+that overlap (and 0.004 lower on WikiText-2). The runs on Shakespeare at 0.002 of `signed_hawk` are those that
+raised the question. The third gate costs 256 parameters here, and no state. Larger models, longer
 contexts, longer training, and radii other than 0.3 and 0.9 were not tried."""
 
 

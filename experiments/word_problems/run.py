@@ -39,9 +39,10 @@ STUDY = Study(
     title="Products of permutations beyond the training length",
     source="DeltaProduct (2502.10297), figure of the groups S3, S4, A5 and S5",
     claim="""The product of the permutations of three objects so far, at every position; trained on 16 tokens.
-One factor of the delta rule with strengths up to 2 is a reflection, and the rotations among the permutations
-are products of two: the paper's single layer tracks S3 with two factors a token and not with one. Here one
-layer of width 64 with two heads. Accuracies include the 16 positions of training. A model that knows only
+One factor of the delta rule is a reflection at strength 2, and the rotations among the permutations are
+products of two: the paper's single layer tracks S3 with two factors a token and not with one. Here one layer
+of width 64 with two heads; `delta_product` has the two factors, `_negative` strengths up to 2 and one factor,
+`hawk_gate` a third gate in (-1, 1). Accuracies include the 16 positions of training. A model that knows only
 whether a permutation is even names a third of the products.""",
     runs=model_runs("permutation_words", MODELS, SEEDS, FLAGS),
     metric="accuracy",
@@ -62,20 +63,22 @@ this code on another machine had learned it in one of these three seeds, at the 
 page): three seeds say little. One factor with strengths up to 2, and Hawk's `gate`, know more at the training
 length (0.50 to 0.70), but beyond it only whether a permutation is even: the medians of 0.37 to 0.43 at 64
 come to 0.33 to 0.35 without the 16 positions that are trained (one seed of gated DeltaNet 2 is near a sixth
-there). Of these, the rule with a decay for each channel, KDA, is ahead of the one with a scalar at twice the
-training length, at these rates (0.53 against 0.42; twice the rows raise neither). Models whose factors do not
-reach -1 fall towards chance, a sixth, beyond the training length, attention, whose positions beyond 16 are
-never trained, and Hyena (0.18 and 0.21 at 64) as the recurrences do, and so does RWKV-7 (0.22), whose factors
-reach down to -0.45; one of its seeds got to 0.43 at 32. Mamba-3 is above Mamba-2 (0.39 against 0.28 at 32),
-and beyond its training length it falls as well: without the first 16 positions it is at 0.17 to 0.21 at 64,
-where Mamba-2 is at chance. Rotations within fixed planes commute, so that one layer cannot track this group;
-why it loses the even from the odd, too, that does not explain. KDA without negative factors and gated
-DeltaNet 2 still gain 0.04 to 0.05 at 32 permutations from twice the rows.
+there). Of these, KDA knows more of the trained positions than the rule with a scalar decay (0.70 against 0.50
+at 16), which is most of its lead at 32 (0.53 against 0.42; twice the rows raise neither): on positions 17 to
+32 alone the one is at 0.33 to 0.40, the other at 0.33 to 0.34. Gated DeltaNet 2 with negative factors is
+unfinished. Models whose factors do not reach -1 fall towards chance, a sixth, beyond the training length so
+far, attention, whose positions beyond 16 are never trained, and Hyena (0.18 and 0.21 at 64) as the
+recurrences do, and so does RWKV-7 (0.22), whose factors reach down to -0.45; one of its seeds got to 0.43 at
+32. Mamba-3 is above Mamba-2 (0.39 against 0.28 at 32), and it falls later: on positions 17 to 32 it is at
+0.30 to 0.33, about what even and odd give, and on 17 to 64 at 0.17 to 0.21, where Mamba-2 is at chance.
+Rotations within fixed planes commute, so that one layer cannot track this group; that does not explain why it
+also loses even and odd. KDA without negative factors and gated DeltaNet 2 still gain 0.04 to 0.05 at 32
+permutations from twice the rows.
 
 Some searches could hardly tell rates apart, as those of attention (losses of 1.7222 to 1.7238) and of KDA
 with negative factors; and Mamba-2's best, 0.063, is the largest of five. Of the seconds, those of KDA with
-negative factors and of Mamba-3 say nothing: two of three runs took four to eleven times as long as the third,
-in as many steps.""",
+negative factors and of Mamba-3 say nothing: two of three runs took 3.5 to 11 times as long as the third, in
+as many steps.""",
 )
 
 if __name__ == "__main__":
