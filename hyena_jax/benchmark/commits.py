@@ -27,16 +27,22 @@ def measure_commits(a: str, b: str, benchmark: str, rounds: int, folder: Path) -
       folder: gets a/1, b/1, a/2, ..., each with the output of one process.
 
     Raises:
-      UserError: if a commit refuses the command line, finds a wrong value, or has no `hyena_jax`.
+      UserError: if a quotation of the command line is not closed, or a commit refuses the command line, finds
+        a wrong value, or has no `hyena_jax`.
       OSError: if git or a process fails otherwise.
     """
+    folder = folder.resolve()  # the processes run in the work trees
+    try:
+        arguments = shlex.split(benchmark)
+    except ValueError as error:
+        raise UserError(f"must be a command line, got {benchmark!r}: {error}", "bench") from error
     order = [side for i in range(rounds) for side in ("ab" if i % 2 == 0 else "ba")]
     with _work_tree(a, folder / "tree-a") as tree_a, _work_tree(b, folder / "tree-b") as tree_b:
         for i, side in enumerate(watched("measuring", order, len(order))):
             tree = tree_a if side == "a" else tree_b
             output = folder / side / str(i // 2 + 1)
             output.parent.mkdir(exist_ok=True)
-            command = [sys.executable, "-m", "hyena_jax", "bench", *shlex.split(benchmark)]
+            command = [sys.executable, "-m", "hyena_jax", "bench", *arguments]
             path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH")]))
             ended = subprocess.run(
                 [*command, "--output", str(output)],
@@ -56,15 +62,15 @@ def measure_commits(a: str, b: str, benchmark: str, rounds: int, folder: Path) -
 @contextmanager
 def _work_tree(commit: str, folder: Path) -> Iterator[Path]:
     """The files of a commit in a folder, which is removed in the end."""
-    made = _git("worktree", "add", "--detach", "--quiet", str(folder.resolve()), commit)
+    made = _git("worktree", "add", "--detach", "--quiet", str(folder), commit)
     if made.returncode:
         raise OSError(f"git worktree add: {made.stderr.strip()}")
     try:
         if not (folder / "hyena_jax" / "__main__.py").exists():
             raise UserError(f"commit {commit[:10]} has no hyena_jax/__main__.py: run this in its repository")
-        yield folder.resolve()
+        yield folder
     finally:
-        _git("worktree", "remove", "--force", str(folder.resolve()))
+        _git("worktree", "remove", "--force", str(folder))
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from hyena_jax.benchmark import compare
+from hyena_jax.benchmark.commits import measure_commits
 from hyena_jax.benchmark.timing import summarize
 from hyena_jax.cli import main
+from hyena_jax.config import UserError
 
 MACHINE = {"device": "a chip", "cores": 2, "system": "one"}
 SETTINGS = {"d_model": 8, "dtype": "float32", "seconds": 1.0, "mixers": ["hyena"]}
@@ -242,8 +244,8 @@ AFTSimple.mix = _slow
 
 
 @pytest.mark.grid
-def test_two_commits(repository, tmp_path, capsys):
-    folder = tmp_path / "kept"
+def test_two_commits(repository, capsys):
+    folder = Path("kept")  # of the caller, not of a work tree
     sizes = "--lengths 64 --d-model 16 --seconds 0.05 --least-runs 5"
     asked = ["HEAD~1", "HEAD", "--bench", f"operators --mixers aft_simple {sizes}", "--rounds", 2]
     assert run(*asked, "--output", folder, "--threshold", 0.5, "--json") in (0, 1)  # two rounds see only much
@@ -262,3 +264,9 @@ def test_commits_that_are_not_there(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run("HEAD", "nowhere") == 2
     assert "is neither a folder nor a commit" in capsys.readouterr().err
+
+
+def test_a_quotation_that_is_not_closed_is_refused_before_a_work_tree_is_made(tmp_path):
+    with pytest.raises(UserError, match="bench must be a command line, got .*: No closing quotation"):
+        measure_commits("a", "b", "operators 'x", 2, tmp_path)
+    assert not [*tmp_path.iterdir()]
