@@ -317,22 +317,28 @@ class DnaTokenizer(_SymbolsTokenizer):
 
 
 class _PieceStream:
-    """Decodes new pieces after the last printed ones, since decoders treat a first piece differently."""
+    """Decodes new pieces after the last printed ones, since decoders treat a first piece differently.
+
+    What may be the start of a character at the end is held back.
+    """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._ids: list[int] = []
-        self._n_printed = 0
+        self._n_before = 0  # how many of the ids were printed before the last ones
+        self._n_printed = 0  # characters of their text
 
     def __call__(self, ids: Sequence[int], final: bool = False) -> str:
         self._ids.extend(ids)
-        before = self._decode(self._ids[: self._n_printed])
         text = self._decode(self._ids)
-        if len(text) <= len(before) or (text.endswith(REPLACEMENT) and not final):
-            return ""
-        self._ids = self._ids[self._n_printed :]
-        self._n_printed = len(self._ids)
-        return text[len(before) :]
+        end = len(text) if final else len(text.rstrip(REPLACEMENT))
+        new = text[self._n_printed : end]
+        self._n_printed = max(self._n_printed, end)
+        if new and end == len(text):
+            self._ids = self._ids[self._n_before :]
+            self._n_before = len(self._ids)
+            self._n_printed = len(self._decode(self._ids))
+        return new
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,13 @@ def test_stream_keeps_the_space_that_a_decoder_drops_from_a_first_piece():
     assert watch([1, 1]) == 1
 
 
+def test_a_prompt_that_ends_within_a_character_is_no_part_of_what_follows():
+    ids = BPE.encode("A line\nQ: \U0001f980 more").tolist()
+    n = next(n for n in range(1, len(ids)) if BPE.decode(ids[:n]).endswith("\ufffd"))
+    assert decode_after(BPE, ids[:n], ids[n:]) == "\U0001f980 more"
+    assert StopTexts(BPE, ("\n",)).watch(np.array(ids[:n]))(ids[n:]) is None
+
+
 def test_stops_and_odd_letters_of_dna():
     tokenizer = DnaTokenizer()
     _, texts = stops(tokenizer, ["ac"])
