@@ -156,7 +156,8 @@ def sweep(
                 left = set(todo)
                 for event in pool.run(requests, asked):
                     if event.kind == STEP:
-                        progress.step(event.work, event.values["step"])
+                        if event.work in left:  # a group that another worker continues trains all of its runs
+                            progress.step(event.work, event.values["step"])
                         continue
                     about = [event.work] if "run" in event.values else groups[event.work]
                     for name in [name for name in about if name in left]:

@@ -53,6 +53,35 @@ def until(experiment, target):
     return dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, until=target))
 
 
+class Telling:
+    """An engine whose workers say what it is told."""
+
+    n_workers = 1
+
+    def __init__(self, events):
+        self.events = events
+
+    def pool(self, n_runs, lock):
+        return contextlib.nullcontext(self)
+
+    def run(self, requests, asked):
+        return [] if requests[0][1].kind == "plan" else self.events
+
+
+def test_a_run_that_has_diverged_stays_so_when_another_worker_continues_its_group(tmp_path):
+    runs = {f"seed={seed}": dataclasses.replace(SMALL, seed=seed) for seed in (0, 1)}
+    first, second = runs
+    events = [
+        Event(first, "diverged", 1.0, {"run": first, "error": "the loss is not finite"}),
+        Event(first, "step", 1.0, {"run": first, "step": 2}),
+        Event(second, "step", 1.0, {"run": second, "step": 4}),
+        Event(first, "diverged", 2.0, {"run": first, "error": "the loss is not finite"}),
+        Event(second, "stopped", 2.0, {"run": second}),
+    ]
+    outcomes = hyena_jax.sweep(runs, tmp_path, engine=Telling(events), together=("seed",), quiet=True)
+    assert [outcome.status for outcome in outcomes.values()] == ["diverged", "waiting"]
+
+
 def held_out(workdir):
     return [
         {name: value for name, value in row.items() if name.startswith(("step", "validation"))}
