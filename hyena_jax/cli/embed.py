@@ -63,17 +63,18 @@ class Embed(OfRun):
         sizes, first, lines = embedding.sizes, 0, []
         require(sum(sizes) > 0, "path", str(self.path), "a file with at least one token")
         shape = sum(sizes), run.model.config.d_model
-        with replacing(self.output) as draft:
-            array = np.lib.format.open_memmap(draft, "w+", np.float32, shape)
+        with replacing(self.output) as draft, open(draft, "wb") as file:
+            about_array = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, about_array)  # no mapping: a full disk would kill
             n_windows = embedding.scoring.plan.n_windows(range(len(texts)))
             with bar("embedding", n_windows) as advance:
                 vectors = embedding.vectors(advance)
                 for record, text, rows in zip(records, embedding.scoring.texts, vectors, strict=True):
-                    array[first : first + len(rows)] = rows
+                    file.write(np.ascontiguousarray(rows, "<f4").data)
                     about = {"name": record.name, "tokens": len(text.tokens), "row": first, "rows": len(rows)}
                     lines.append(json.dumps(about, ensure_ascii=False) + "\n")
                     first += len(rows)
-            array.flush()
+            file.flush()
             write_text(index, "".join(lines))
         say(f"{len(records):,} records, {first:,} vectors of {shape[1]} numbers: {self.output}, {index}")
         return 0
