@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -195,7 +196,7 @@ def _of_json_lines(span: Span, field: str) -> Iterator[Document]:
                     read = now
                 if not is_compressed and at >= span.stop:
                     return
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, zlib.error) as error:
             raise UserError(f"{span.path!r} cannot be read: {error}", "INPUT") from error
 
 
@@ -210,14 +211,19 @@ def _decompressed(path: str, file: BinaryIO) -> BinaryIO:
 
 
 def _of_parquet(span: Span, field: str) -> Iterator[Document]:
+    import pyarrow
+
     file = _parquet(span.path)
     names = file.schema_arrow.names
     require(field in names, "field", field, f"a column of {span.path}: {', '.join(names)}")
     for group in range(span.start, span.stop):
-        column = file.read_row_group(group, columns=[field]).column(field)
-        for row, text in enumerate(column.to_pylist()):
+        try:
+            texts = file.read_row_group(group, columns=[field]).column(field).to_pylist()
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise UserError(f"group {group} of {span.path!r} cannot be read: {error}", "INPUT") from error
+        for row, text in enumerate(texts):
             place = f"{span.path}, row {row:,} of group {group}"
-            size = span.size if row == len(column) - 1 else 0
+            size = span.size if row == len(texts) - 1 else 0
             yield Document(_text_of({field: text}, field, place), True, place, size)
 
 

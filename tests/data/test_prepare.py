@@ -186,6 +186,14 @@ def test_every_kind_of_input_holds_the_same_documents(lines, tmp_path):
     assert len(index.shards) == 5  # one for each group of rows
 
 
+def test_a_parquet_file_of_other_bytes_than_utf8_is_one_line(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    latin = pyarrow.array([b"caf\xe9"], pyarrow.binary()).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"text": latin}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="group 0 of '.*a.parquet' cannot be read: 'utf-8' codec"):
+        made(str(tmp_path / "a.parquet"), tmp_path / "out")
+
+
 class FakeSplit(list):
     @property
     def num_examples(self):
@@ -323,6 +331,11 @@ def test_wrong_settings_are_one_line(lines, tmp_path, options, message):
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl, byte 0: text must hold only symbols of the bytes"),
         ("a.jsonl.gz", b"abc", "a.jsonl.gz' cannot be read: Not a gzipped file"),
         ("a.jsonl.gz", gzip.compress(b'{"text": "abc"}\n', mtime=0)[:-9], "a.jsonl.gz' cannot be read"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b"", mtime=0)[:10] + b"\xff" * 9,
+            "a.jsonl.gz' cannot be read: Error -3",
+        ),
         ("a.txt.gz", b"abc", "INPUT must be a text, .parquet, or one of .jsonl"),
         ("a.parquet", b"abc", "a.parquet' is not a Parquet file"),
         ("a.bin", b"abc", "is a file of tokens, not of text"),
