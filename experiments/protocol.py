@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import hyena_jax
@@ -31,6 +32,7 @@ from hyena_jax.comparison.runs import without_seed
 from hyena_jax.comparison.table import n_params, state_size
 from hyena_jax.config import Experiment, UserError
 from hyena_jax.output import bar, watched
+from hyena_jax.signals import Interrupted
 from hyena_jax.sweeps.sweep import Outcome
 
 HALF_DECADE = 10**0.5
@@ -47,10 +49,19 @@ N_LOSSES = 20
 
 @contextmanager
 def ended_after(minutes: float | None) -> Iterator[None]:
-    """Asks this process to stop after so many minutes by SIGTERM: a sweep then saves, and continues later."""
+    """Asks this process to stop after so many minutes by SIGTERM: a sweep then saves, and continues later.
+
+    Raises:
+      Interrupted: at SIGTERM outside of a sweep.
+    """
     if minutes is None:
         yield
         return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Interrupted("stopped by SIGTERM between two sweeps. Rerun the command to continue.")
+
+    usual = signal.signal(signal.SIGTERM, stop)
     timer = threading.Timer(60 * minutes, os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
     timer.start()
@@ -58,6 +69,7 @@ def ended_after(minutes: float | None) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        signal.signal(signal.SIGTERM, usual)
 
 
 def measure(
@@ -300,13 +312,16 @@ def stale(study: Any, results: Mapping[str, Any]) -> list[str]:
     missing = {without_seed(name) for name in study.runs if name not in results["runs"]}
     found += [f"{group}: not run yet" for group in groups if group in missing]
     for name, row in watched(study.folder.name, kept.items(), len(kept)):
+        if name not in study.runs:
+            found.append(f"{name}: no longer a run of the study")
+            continue
         again = first_losses(with_rate(study.runs[name], row["learning_rate"]))
         _forget_programs()
         for what in ("settings", "fingerprint"):
             if again[what] != row[what]:
                 found.append(f"{without_seed(name)}: another {what}")
         pairs = list(zip(again["losses"], row["losses"], strict=True))
-        off = max((abs(a - b) for a, b in pairs), default=0.0)
+        off = max((abs(a - b) for a, b in pairs), key=lambda each: (math.isnan(each), each), default=0.0)
         if not off <= 1e-5:
             found.append(f"{without_seed(name)}: the first losses differ by {off:.2g}")
     return found

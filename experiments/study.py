@@ -13,6 +13,7 @@ experiment; those of the paper's own setting, for hardware with an accelerator, 
 import dataclasses
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -154,7 +155,7 @@ def run(study: Study, workdir: Path, jobs: int, quick: bool, only: Sequence[str]
         raise UserError(f"{study.folder.name}/results.json is of other settings; train all, without --only")
     command = [*study.command, *(["--only", *only] if only else []), "--jobs", str(jobs)]
     known = {} if kept is None else searches_of(kept, groups)
-    results = {"command": " ".join(command), **protocol.measure(study, workdir, jobs, groups, known)}
+    results = {"command": shlex.join(command), **protocol.measure(study, workdir, jobs, groups, known)}
     if kept is not None:
         results = joined(kept, results)
         in_order = {name: results["runs"][name] for name in study.runs if name in results["runs"]}

@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import math
+import os
 import runpy
+import signal
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -335,6 +338,16 @@ def test_a_quick_run_ends_with_a_page_and_is_not_stale(tmp_path):
     assert (tmp_path / "runs" / "plot.png").exists()
     quick = dataclasses.replace(found, runs=study.shortened(found.runs))
     assert protocol.stale(quick, results) == []
-    for row in results["runs"].values():
-        row["losses"][3] += 1e-3
-    assert len(protocol.stale(quick, results)) == 2
+    first, second = results["runs"].values()
+    first["losses"][3] += 1e-3
+    second["losses"][3] = math.nan
+    results["runs"]["pattern=gone,seed=0"] = first
+    *differ, gone = protocol.stale(quick, results)
+    assert len(differ) == 2
+    assert gone == "pattern=gone,seed=0: no longer a run of the study"
+
+
+def test_a_signal_between_two_sweeps_ends_a_study_in_order():
+    with pytest.raises(Interrupted, match="Rerun the command to continue"), protocol.ended_after(60.0):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
