@@ -315,9 +315,11 @@ def train(
         folder keeps from which step on.
 
     Raises:
-      UserError: if the experiment or the folder is wrong; nothing was written then.
+      UserError: if the experiment or the folder is wrong, before anything is written; or if the training data
+        end, after saving the run.
       Diverged: if the loss or a gradient is not finite.
-      Interrupted: on a KeyboardInterrupt, after saving the run; the same call continues it.
+      Interrupted: on Ctrl-C, SIGTERM or SIGHUP once a step was trained, after saving the run, which the same
+        call continues; before that, signals act as usual.
 
     >>> from dataclasses import replace
     >>> experiment = hyena_jax.load_config("tasks:recall")

@@ -28,7 +28,8 @@ class Convert(Command):
     tokenizer: Path | None = None
     """A `tokenizer.json`, or a SentencePiece `.model`, instead of the one next to the weights."""
     max_len: int | None = None
-    """Longest sequence of the model; without it, what its config says."""
+    """Longest sequence of the model; without it, what its config says, 8192 for recurrentgemma, or 4096 for a
+    file of RWKV-LM."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of activations."""
     window_shift: float | None = None

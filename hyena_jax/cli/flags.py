@@ -44,7 +44,7 @@ def positional(metavar: str) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class PluginFlags:
-    """Flags that every command takes and reads before its others."""
+    """Flags of the commands that use registered parts, read before their others."""
 
     plugin: tuple[str, ...] = ()
     """Python file, module or entry point (group hyena_jax.plugins) that registers your parts; may be

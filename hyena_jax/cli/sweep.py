@@ -17,11 +17,11 @@ from hyena_jax.storage.location import Location
 class Sweep(Command):
     """Train CONFIG with every combination of the values of some settings, each run in DIR/NAME.
 
-    `--grid seed=0,1,2 --grid variant=hyena,hawk` trains six runs. Any flag of `train CONFIG` is a setting:
+    `--grid seed=0,1,2 --grid variant=hyena,hawk` trains six runs. Any setting of CONFIG can be varied:
     `--grid optimizer.learning-rate=1e-3,3e-3`; lists of parts are separated by semicolons:
-    `--grid "model.pattern=hyena;hawk,hyena"`. All other flags of `train CONFIG` may be given too, and apply
-    to all runs. The same command continues a sweep that was stopped or killed. Exit code 1: some run failed
-    or diverged.
+    `--grid "model.pattern=hyena;hawk,hyena"`. Other settings may be given too, and apply to all runs; flags
+    of `train` itself, such as `--profile`, may not. The same command continues a sweep that was stopped or
+    killed. Exit code 1: some run failed or diverged.
     """
 
     config: str = field(metadata=positional("CONFIG[:VARIANT]"))

@@ -193,7 +193,7 @@ class LanguageModelConfig(BackboneConfig):
     """Bound c of the logits: c tanh(logits / c)."""
     loss_chunk: Annotated[int | None, AtLeast(1)] = field(default=None, metadata=RUNTIME)
     """Tokens of each row whose logits are in memory at a time in the loss; None takes as many as fit into
-    2^26 logits."""
+    2^26 logits, but at least 1,024 over the rows of a device."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

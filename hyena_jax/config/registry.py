@@ -194,10 +194,12 @@ def register(name: str, config_class: type, target: Any, oracle: Any = None) -> 
 
     >>> from dataclasses import dataclass
     >>> import flax.linen as nn
+    >>> import hyena_jax
+    >>> from hyena_jax.mixers import Mixer
     >>> @dataclass(frozen=True)
     ... class MeanConfig(hyena_jax.MixerConfig):
     ...     bias: bool = True
-    >>> class Mean(hyena_jax.mixers.Mixer):
+    >>> class Mean(Mixer):
     ...     config: MeanConfig = MeanConfig()
     ...     @nn.compact
     ...     def mix(self, x, seq, deterministic):

@@ -80,7 +80,7 @@ def blockwise_conv(
         filter c.
       skip: weights of the input itself, [w].
       block_len: steps of a block; None: the whole sequence is one block.
-      future: filters [w, >= L] of the reversed sequence, whose output is added; lag 0 counts in both.
+      future: filters [w / J, >= L] of the reversed sequence, whose output is added; lag 0 counts in both.
       method: as in `long_conv`.
 
     Returns:
