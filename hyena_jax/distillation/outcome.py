@@ -134,8 +134,8 @@ def _draw_filter(axes: Any, before: np.ndarray, after: np.ndarray, channel: int)
 
 
 def _singular_values(found: Found) -> Table:
-    rows = (found.source.max_len - 1) // 2
-    sizes = [size for size in SHOWN if size < rows] or [1]
+    n_known = min(relative.shape[1] for _, relative in _relative(found))  # of long filters only the first
+    sizes = [size for size in SHOWN if size < n_known] or [n_known - 1]
     table = Table("layer", *(f"{size + 1}." for size in sizes), box=None)
     table.title = "Hankel singular values, relative to the largest: median (largest) over channels"
     for filters, relative in _relative(found):
