@@ -55,7 +55,7 @@ class Plan(OfConfig):
         from hyena_jax.benchmark.machine import describe_versions
         from hyena_jax.output import bar
         from hyena_jax.plan import presentation
-        from hyena_jax.plan.compiling import DoesNotCompile, Limits
+        from hyena_jax.plan.compiling import DoesNotCompile, Limits, Unfinished
         from hyena_jax.plan.planning import make_plan, with_other_kernels
         from hyena_jax.plan.search import candidates, search
         from hyena_jax.plan.targets import parse_target, require_compiler
@@ -79,7 +79,7 @@ class Plan(OfConfig):
                 try:
                     other = make_plan(with_other_kernels(experiment, target), target, limits, whole)
                     presentation.print_other(other, console)
-                except DoesNotCompile as error:
+                except (DoesNotCompile, Unfinished) as error:
                     console.print(
                         f"with the other kernels the step does not compile: {error}", soft_wrap=True
                     )

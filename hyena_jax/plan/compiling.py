@@ -71,13 +71,17 @@ class DoesNotCompile(Exception):
         self.needs = needs
 
 
+class Unfinished(OSError):
+    """A compilation was ended at a limit, or ended without a result."""
+
+
 def compile_step(experiment: Experiment, target: Target, limits: Limits) -> Compiled:
     """The scheduled program of the training step on `target`.
 
     Raises:
       UserError: if the experiment does not fit the target.
       DoesNotCompile: if XLA refuses the program.
-      OSError: if the limits do not suffice, or the child ended without a reason.
+      Unfinished: if the limits do not suffice, or the child ended without a reason.
     """
     with tempfile.TemporaryDirectory(prefix="hyena_jax_plan_") as scratch:
         folder = Path(scratch)
@@ -114,11 +118,11 @@ def _wait(child: subprocess.Popen, folder: Path, limits: Limits, start: float) -
     while child.poll() is None:
         time.sleep(POLL_EVERY)
         if time.monotonic() - start > limits.seconds:
-            raise OSError(f"compiling took longer than --max-seconds {limits.seconds:g}; raise it")
+            raise Unfinished(f"compiling took longer than --max-seconds {limits.seconds:g}; raise it")
         used = _resident(child.pid)
         if used > limits.memory:
             more = f"--max-memory {limits.memory / GIB:.1f} GiB"
-            raise OSError(f"compiling took more than {more} of this machine's memory; raise it")
+            raise Unfinished(f"compiling took more than {more} of this machine's memory; raise it")
         before, sizes = sizes, [path.stat().st_size for path in (*folder.glob(DUMPED), *folder.glob(REPORT))]
         if len(sizes) == 2 and sizes == before and all(sizes):
             return
@@ -152,7 +156,7 @@ def _read(folder: Path, seconds: float) -> Compiled:
         lines = (folder / "log").read_text(errors="replace").strip().splitlines()
         faults = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)] or lines
         reason = faults[-1][:300] if faults else "no output"
-        raise OSError(f"the compiler ended without a result: {reason}")
+        raise Unfinished(f"the compiler ended without a result: {reason}")
     facts = json.loads((folder / FACTS).read_text())
     report = reports[0].read_text() if reports else ""
     total = re.search(r"Memory Space: default[^\n]*\nTotal bytes: (\d+)", report)

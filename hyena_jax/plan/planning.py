@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hyena_jax.config import Experiment
+from hyena_jax.config import Experiment, require
 from hyena_jax.parallel import wants_kernels
 from hyena_jax.plan.collectives import KINDS as EXCHANGES
 from hyena_jax.plan.collectives import collectives, received_between_slices
@@ -159,8 +159,11 @@ def make_plan(experiment: Experiment, target: Target, limits: Limits, whole: boo
       whole: compile all layers; otherwise one and two repeats of the pattern, if the model has more.
 
     Raises:
-      UserError, DoesNotCompile, OSError: see `compile_step`.
+      UserError: if `parallel.devices` is given; or see `compile_step`.
+      DoesNotCompile, Unfinished: see `compile_step`.
     """
+    of_target = "None: the target says how many chips take part"
+    require(experiment.parallel.devices is None, "parallel.devices", experiment.parallel.devices, of_target)
     depths = _depths(experiment, whole)
     compiled = [compile_step(_with_depth(experiment, n), target, limits) for n in depths]
     figures = [_figures(each, target) for each in compiled]

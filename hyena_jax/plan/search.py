@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from hyena_jax.config import Experiment, ParallelConfig, UserError, choose, require
-from hyena_jax.plan.compiling import GIB, DoesNotCompile, Limits
+from hyena_jax.plan.compiling import GIB, DoesNotCompile, Limits, Unfinished
 from hyena_jax.plan.planning import StepPlan, describe, make_plan
 from hyena_jax.plan.targets import Target
 
@@ -38,7 +38,7 @@ def search(
                 plans.append(make_plan(experiment, target, limits, whole))
                 fits = plans[-1].fits
                 came_to = f"{'fits' if fits else 'does not fit'} in {plans[-1].memory / GIB:.1f} GiB"
-            except (DoesNotCompile, UserError) as error:
+            except (DoesNotCompile, Unfinished, UserError) as error:
                 refused.append(f"{describe(experiment, target)}: {error}")
                 fits, came_to = False, "refused"
             done = 1 if fits else len(row) - i  # nor do larger batches

@@ -14,7 +14,7 @@ from hyena_jax.cli import main
 from hyena_jax.comparison.table import n_params
 from hyena_jax.config import ParallelConfig, UserError
 from hyena_jax.plan import planning, presentation, search, targets
-from hyena_jax.plan.compiling import VOCABULARY, Compiled, Limits
+from hyena_jax.plan.compiling import VOCABULARY, Compiled, Limits, Unfinished
 from hyena_jax.plan.targets import parse_target
 
 TARGET = parse_target("v5e:4x4")
@@ -166,6 +166,26 @@ def test_a_search_reports_each_candidate_with_the_time_left(monkeypatch):
     first, _, last = lines
     assert first == "1 of 4: pmap over 16, remat none, batch 128: fits in 1.0 GiB; 0 s left"
     assert last == "4 of 4: pmap over 16, remat none, batch 512: does not fit in 40.0 GiB; 0 s left"
+
+
+def test_a_search_continues_after_a_compilation_at_a_limit(monkeypatch):
+    def make_plan(experiment, *_):
+        if experiment.model.remat == "none":
+            raise Unfinished("compiling took longer than --max-seconds 5; raise it")
+        return SimpleNamespace(fits=True, memory=GIB)
+
+    monkeypatch.setattr(search, "make_plan", make_plan)
+    rows, ignore = list(search.candidates(experiment(), TARGET, ("remat",))), lambda _: None
+    plans, refused = search.search(rows, TARGET, None, False, ignore, ignore)
+    assert len(plans) == len(rows) - 1
+    assert "remat none" in refused[0]
+    assert "raise it" in refused[0]
+
+
+def test_devices_are_those_of_the_target():
+    few = dataclasses.replace(experiment(), parallel=ParallelConfig(devices=1))
+    with pytest.raises(UserError, match="parallel.devices must be None: the target says how many chips"):
+        planning.make_plan(few, TARGET, LIMITS, False)
 
 
 def test_a_search_over_batch_remat_and_layout():
