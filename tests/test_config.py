@@ -629,7 +629,11 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
         (lambda: with_mixer(config.FastmaxConfig(n_heads=3)), "n_heads must be a divisor of d_model=8"),
         (
             lambda: with_mixer(LocalAttentionConfig(n_heads=4)),
-            "such that an even number of the 2 channels of a head is rotated, got 0.5",
+            "such that pairs of the 2 channels of a head are rotated, got 0.5",
+        ),
+        (
+            lambda: with_mixer(config.AttentionConfig(n_heads=2, rotary_fraction=0.1)),
+            "such that pairs of the 4 channels of a head are rotated, got 0.1",
         ),
         (
             lambda: with_mixer(config.FIRConfig(config.ExplicitFilterConfig(65))),

@@ -474,8 +474,9 @@ class _SoftmaxConfig(HeadsConfig):
         """The heads must divide the width; the rotated channels of a head must be pairs."""
         super().check(d_model, max_len)
         turned = round(self.rotary_fraction * d_model / self.n_heads)
-        allowed = f"such that an even number of the {d_model // self.n_heads} channels of a head is rotated"
-        require(turned % 2 == 0, "rotary_fraction", self.rotary_fraction, allowed)
+        fits = turned % 2 == 0 and (turned > 0 or self.rotary_fraction == 0)
+        allowed = f"0, or such that pairs of the {d_model // self.n_heads} channels of a head are rotated"
+        require(fits, "rotary_fraction", self.rotary_fraction, allowed)
 
 
 @dataclass(frozen=True)
