@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from hyena_jax.config import AFTConvConfig, AFTFullConfig, AFTLocalConfig, AFTSimpleConfig
 from hyena_jax.initializers import initializers
-from hyena_jax.mixers.inputs import sums_dtype
+from hyena_jax.mixers.inputs import sums_dtype, within
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops import aft, shards
@@ -149,6 +149,8 @@ class AFTLocal(AFTFull):
 
     def sums(self, keys: jax.Array, values: jax.Array, seq: Sequence) -> aft.Sums:
         window = min(self.config.window, self.max_len)
+        if seq.is_online:  # there are no biases beyond max_len
+            values = within(values, seq.position + values.shape[1], self.max_len)
         return sums_in_window(keys, values, seq, self.bias(), window)
 
 

@@ -149,7 +149,7 @@ class LanguageModel(nn.Module):
         n_tokens = tokens.shape[1]
         first = state.first if lengths is None else n_tokens - jnp.asarray(lengths, jnp.int32)
         position = state.shared.position
-        x = self._embed(tokens, jnp.maximum(position + jnp.arange(n_tokens) - first[:, None], 0))
+        x = self._embed_next(tokens, jnp.maximum(position + jnp.arange(n_tokens) - first[:, None], 0))
         blocks, handed = [], {}
         for block, block_state in zip(self.blocks, state.blocks, strict=True):
             block_state, x = block.prefill(block_state, x, lengths, handed)
@@ -161,7 +161,7 @@ class LanguageModel(nn.Module):
         """Logits [B, V] of the next token [B]."""
         self._check(token, rank=1)
         position = state.shared.position
-        x = self._embed(token, position - state.first)
+        x = self._embed_next(token, position - state.first)
         blocks, handed = [], {}
         for block, block_state in zip(self.blocks, state.blocks, strict=True):
             block_state, x = block.step(block_state, x, handed)
@@ -182,6 +182,12 @@ class LanguageModel(nn.Module):
         if self.config.learned_positions:
             x = x + self.positions[positions].astype(x.dtype)
         return x if self.config.embedding_norm == "none" else self.embedding_norm(x)
+
+    def _embed_next(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        """As `_embed`; NaN beyond the learned positions: a traced position cannot raise."""
+        x = self._embed(tokens, positions)
+        is_known = positions < self.config.max_len
+        return jnp.where(is_known[..., None], x, jnp.nan) if self.config.learned_positions else x
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Logits float32 [..., V] of the last block's output x [..., D]."""

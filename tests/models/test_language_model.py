@@ -13,6 +13,8 @@ from tolerances import assert_close
 
 from hyena_jax import models
 from hyena_jax.config import (
+    AFTLocalConfig,
+    AFTSimpleConfig,
     AttentionConfig,
     HyenaConfig,
     ImplicitFilterConfig,
@@ -456,6 +458,19 @@ def test_segments_reach_the_mixers_and_learned_positions_restart_with_each():
 def test_too_long_sequences_are_refused():
     with pytest.raises(ValueError, match="sequence length must be in 1..max_len=13, got 14"):
         logits_of(init(), jnp.zeros((1, 14), jnp.int32))
+
+
+@pytest.mark.parametrize("mixer", [AFTSimpleConfig(), AFTLocalConfig(window=3)], ids=["positions", "biases"])
+def test_steps_beyond_max_len_are_no_numbers(mixer):
+    """Where a state does not grow, but positions or biases end."""
+    learned = isinstance(mixer, AFTSimpleConfig)
+    config = dataclasses.replace(CONFIG, pattern=(mixer,), learned_positions=learned)
+    params, step = init(config), jitted(config, "step")
+    state, finite = initial_state(config, params), []
+    for token in (*TOKENS.T, *TOKENS.T[:2]):
+        state, logits = step(params, state, token)
+        finite.append(bool(np.isfinite(logits).all()))
+    assert finite == [True] * 13 + [False] * 2
 
 
 def test_an_unknown_vocabulary_is_refused():
