@@ -149,7 +149,8 @@ def mixer_oracle(config: MixerConfig) -> Callable[..., np.ndarray] | None:
         segment_ids: np.ndarray | None = None,
         handed: dict[str, np.ndarray] | None = None,
     ) -> np.ndarray:
-        ids = np.zeros(x.shape[:2]) if segment_ids is None else segment_ids
+        ids = np.zeros(x.shape[:2], np.int64) if segment_ids is None else np.asarray(segment_ids)
+        ids = np.cumsum(np.diff(ids, axis=1, prepend=ids[:, :1]) != 0, axis=1)  # an id may come again
         if "handed" in inspect.signature(oracle).parameters:
             options["handed"] = {} if handed is None else handed
         params, x = jax.tree.map(np.float64, (params, x))
