@@ -149,6 +149,21 @@ def test_only_biases_of_keys_count():
     assert_close(jax.jit(mean, static_argnums=(0, 6))("window", keys, values, u, v, ids, window), expected)
 
 
+def test_a_bias_that_opposes_its_key_in_the_block_of_the_query():
+    """Keys of the query's own block are in no product, so their biases scale none."""
+    length = 64
+    values = np.arange(length, dtype=np.float32)[None, :, None]
+    v = np.zeros((length, 1), np.float32)
+    v[-16:] = 100
+    weight = np.zeros((1, length, 1), np.float32)
+    weight[:, -1] = 1
+    args = -v[None], values, np.ones_like(v), v, np.zeros((1, length), np.int32), weight
+    (_, y), gradients = run("full")(*args)
+    assert_close(y[0, -1, 0], 31.5)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    assert_close(gradients[1][0, :, 0], np.full(length, 1 / length))
+
+
 def test_standard_taps():
     taps = jnp.array([[1.0, 2.0, 3.0, 6.0]])
     assert not np.any(aft.standardize_taps(taps, jnp.zeros(1), jnp.zeros(1)))

@@ -52,11 +52,16 @@ def blockwise_sums(
     n_earlier = keys.shape[1] if window is None else window - 1
     of_block = jnp.arange(block, dtype=jnp.int32)
 
-    def visible_bias(queries: jax.Array, seen: jax.Array, after: jax.Array) -> jax.Array:
-        """w of queries and keys at positions `queries` and `seen`; keys `after` [S] the first query's own."""
+    def visible_bias(
+        queries: jax.Array, seen: jax.Array, after: jax.Array, least: jax.Array | int = 0
+    ) -> jax.Array:
+        """w of queries and keys at positions `queries` and `seen`, from a lag of `least` on.
+
+        The keys are `after` [S] the first query's own.
+        """
         lag = of_block[:, None] - after
         reach = queries if window is None else jnp.minimum(queries, window - 1)
-        is_visible = (lag >= 0) & (lag <= reach[:, :, None])
+        is_visible = (lag >= least) & (lag <= reach[:, :, None])
         return jnp.where(is_visible[..., None], bias(queries, seen), EMPTY)
 
     if n_queries == 1:  # matrix products pay off only where several queries share them
@@ -70,7 +75,8 @@ def blockwise_sums(
         after = begin - first + jnp.arange(n_earlier, dtype=jnp.int32)
         seen = queries[:, :1] + after
         # Only the earlier keys go through matrix products. A product is scaled by the largest of all its
-        # keys: among the block's own, or outside the first query's document, no query may see that one.
+        # keys, and of all its biases: among the block's own, or outside the first query's document, no query
+        # may see that one.
         is_earlier = (after < 0) & (seen >= 0)
         earlier = jnp.where(is_earlier[..., None, None], _cut(keys, begin, n_earlier), EMPTY)
         before = jax.lax.cond(
@@ -79,7 +85,7 @@ def blockwise_sums(
             sums_in_parts,
             earlier,
             _cut(values, begin, n_earlier),
-            visible_bias(queries, seen, after),
+            visible_bias(queries, seen, after, least=of_block[:, None] + 1),
         )
         own_keys, own_values = (_cut(x, first, block) for x in (keys, values))
         return merge(before, weighted_sums(own_keys, own_values, visible_bias(queries, queries, of_block)))
