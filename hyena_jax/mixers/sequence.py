@@ -232,8 +232,10 @@ class Sequence:
 
         def whole() -> list[jax.Array]:
             if n_taps > few_taps.MAX_IN_WINDOWS and axis == -1:
-                y = self._few_taps_conv(jnp.concatenate(parts), taps, None)
-                return jnp.split((y + jnp.concatenate(biases)).astype(dtype), len(parts))
+                channels_first = jnp.concatenate([part.reshape(-1, *shape[batch:]) for part in parts])
+                y = self._few_taps_conv(channels_first, taps, None)
+                y = (y + jnp.concatenate(biases).reshape(-1, 1, 1)).astype(dtype)
+                return [some.reshape(shape) for some in jnp.split(y, len(parts))]
             ids, sequence_axis = self._document_ids, self.sequence_axis
             outputs = [shards.short_conv(*of_part, axis, ids, sequence_axis) for of_part in of_parts]
             return [self.forms.keep(y) for y in outputs]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from grid import in_grid
+from tolerances import assert_close
 
 from hyena_jax.config import HyenaConfig, MixerConfig, ShortFilterConfig, UserError
 from hyena_jax.filters import ShortFilter
@@ -197,3 +198,20 @@ def test_one_filter_serves_two_convolutions_and_names_are_ones_own():
         return seq.conv(once, filters, 0).transpose(1, 2, 0) + own
 
     check_consistency(own(mix))
+
+
+def test_many_taps_of_channels_on_several_axes():
+    """More taps than shifted windows pay off for, with the time last."""
+
+    def mixed(n_taps):
+        def mix(self, x, seq):
+            taps = jnp.zeros((D, n_taps)).at[:, :3].set(jnp.arange(3.0 * D).reshape(D, 3))
+            heads = jnp.moveaxis(x, -1, 0).reshape(2, D // 2, *x.shape[:2])
+            y, again = seq.fir([heads[:1], heads[1:]], taps, jnp.arange(1.0 * D), axis=-1)
+            return jnp.moveaxis(jnp.concatenate([y, again]).reshape(D, *x.shape[:2]), 0, -1)
+
+        return own(mix)
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 12, D)), jnp.float32)
+    few, many = (mixed(n_taps).apply({}, x) for n_taps in (3, 20))
+    assert_close(many, few)
