@@ -387,9 +387,10 @@ class Sequence:
                 for ring, new in zip(rings, (k, v), strict=True)
             )
             positions = position - n_slots + jnp.arange(keys.shape[1], dtype=jnp.int32)
-            # No query sees the oldest slot: it is window + 1 before the first query, or still empty.
-            real = positions[1:] >= self.first[:, None]
-            o = attention.local_attention(q, keys[:, 1:], values[:, 1:], window, real, None, method)
+            # No query sees the oldest slot: it is window + 1 before the first query, or still empty. A step
+            # sees no more than the ring, which max_len can make smaller than the window.
+            real, seen = positions[1:] >= self.first[:, None], min(window, max(n_slots - 1, 1))
+            o = attention.local_attention(q, keys[:, 1:], values[:, 1:], seen, real, None, method)
             after = position + k.shape[1]
             return o, tuple(jnp.roll(z[:, -n_slots:], after % n_slots, axis=1) for z in (keys, values))
 

@@ -72,3 +72,15 @@ def test_a_key_beyond_the_window_has_exactly_no_influence():
     gradient = np.asarray(jax.jit(jax.grad(lambda x: module(x)[:, 20].sum()))(X))
     seen = np.flatnonzero(np.abs(gradient).max(axis=(0, 2)))
     np.testing.assert_array_equal(seen, np.arange(16, 21))
+
+
+@pytest.mark.parametrize("window", [7, 8, 16])
+def test_beyond_max_len_a_prefill_sees_as_many_keys_as_steps(window):
+    module = LocalAttention(D, 8, LocalAttentionConfig(2, window=window)).bind(init())
+    state, _ = jax.jit(module.prefill)(module.init_state(2, 8), X[:, :8])
+    _, together = jax.jit(module.prefill)(state, X[:, 8:16])
+    step, steps = jax.jit(module.step), []
+    for position in range(8, 16):
+        state, y = step(state, X[:, position])
+        steps.append(y)
+    assert_close(together, np.stack(steps, axis=1))
