@@ -167,7 +167,8 @@ class Bucket:
         with self._explained(""):
             begin = self._prefix + prefix
             pages = self._bucket.list_blobs(prefix=begin, delimiter=delimiter, **self._until())
-            found = [self._found(blob) for blob in pages]
+            # An empty object `name/` is a folder as consoles and mounted buckets make them.
+            found = [self._found(blob) for blob in pages if not blob.name.endswith("/")]
             return found, sorted(name.removeprefix(self._prefix).strip("/") for name in pages.prefixes)
 
     def _found(self, blob: "Blob") -> Found:

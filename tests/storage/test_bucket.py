@@ -20,12 +20,15 @@ def test_objects_are_put_listed_read_and_deleted(opened, tmp_path):
     assert opened.get("none") is opened.stat("none") is None
     assert opened.below() == [put, opened.stat("c.txt")]
     assert [found.name for found in opened.below("a/")] == ["a/b.txt"]
+    opened.put("a/", b"")  # a folder, as consoles and mounted buckets make them
+    opened.put("/", b"")
     assert opened.level() == ([opened.stat("c.txt")], ["a"])
+    assert [found.name for found in opened.below("a/")] == ["a/b.txt"]
     (tmp_path / "in").write_bytes(bytes(10))
     opened.put_file("file", tmp_path / "in")
     opened.get_file("file", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == bytes(10)
-    opened.delete(["a/b.txt", "c.txt", "file", "none"])
+    opened.delete(["a/b.txt", "c.txt", "file", "none", "a/", "/"])
     assert opened.below() == []
 
 
