@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from hyena_jax import config, files
 from hyena_jax.config import Experiment, UserError, require
 from hyena_jax.config.files import SWEEP, with_digest, without_digest
-from hyena_jax.errors import as_urls
 from hyena_jax.files import LOCK, locked
 from hyena_jax.output import Output, bar
 from hyena_jax.signals import Interrupted, noted_signals
@@ -126,7 +125,7 @@ def sweep(
         require(is_possible, "together", field, must)
     engine = ThisMachine(jobs) if engine is None else engine
     if init_from is not None and not is_url(init_from):
-        init_from = as_urls(Path(init_from).absolute())
+        init_from = _named(Path(init_from))
     start = None if init_from is None else str(init_from)
     outcomes = _read(root, runs, start)  # before the folder is created
     _alike(outcomes, list(runs), together)
@@ -270,7 +269,12 @@ def _encoded(experiment: Experiment) -> dict[str, Any]:
 
 
 def _request(kind: str, outcome: Outcome) -> Request:
-    return Request(kind, _encoded(outcome.experiment), as_urls(outcome.workdir.absolute()), outcome.init_from)
+    return Request(kind, _encoded(outcome.experiment), _named(outcome.workdir), outcome.init_from)
+
+
+def _named(path: Path) -> str:
+    """The path for another process: in a local copy of a folder in a bucket, its URL."""
+    return str(location_of(path) or path.absolute())
 
 
 def _planned(

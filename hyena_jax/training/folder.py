@@ -85,9 +85,7 @@ def check_run(
       UserError: if workdir is not a folder, or holds other files, another experiment, or a run on other data;
         if a link in it leads outside.
     """
-    is_run, (first, *_) = config.is_run(workdir), workdir.parts or (".",)
-    is_local = not (len(first) > 2 and first.endswith(":"))  # as pathlib begins gs://bucket/run
-    require(is_local or workdir.exists(), "workdir", str(workdir), "a folder on this machine")
+    is_run = config.is_run(workdir)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"must be a folder, got the file {str(workdir)!r}", "workdir")
     _refuse_links(workdir)

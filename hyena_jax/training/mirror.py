@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import BinaryIO, NamedTuple
 
 from hyena_jax.config.files import RUN_CONFIG, SWEEP
+from hyena_jax.errors import require
 from hyena_jax.storage.bucket import ABSENT, Bucket, Refused, checksum
 from hyena_jax.storage.lease import CLOCK, LOCK, SHORT, Lease, Lost
 from hyena_jax.storage.location import Location, is_url, location_of, new_copy
@@ -37,7 +38,8 @@ def opened(where: str | Path | Location, argument: str = "workdir") -> Path:
     """The folder itself, or a local copy of the small files of one in a bucket.
 
     Raises:
-      UserError: if a URL is wrong, the bucket does not exist, or a package is missing.
+      UserError: if a URL is wrong, the bucket does not exist, or a package is missing; or for a path that
+        begins like a URL.
       OSError: if the bucket cannot be read.
     """
     if is_url(where):
@@ -45,7 +47,11 @@ def opened(where: str | Path | Location, argument: str = "workdir") -> Path:
         path = new_copy(location)
         download(Bucket(location, argument), path)
         return path
-    return Path(where)
+    path = Path(where)
+    first, *_ = path.parts or (".",)
+    is_local = not (len(first) > 2 and first.endswith(":"))  # as pathlib begins gs://bucket/run
+    require(is_local or path.exists(), argument, str(where), "a folder on this machine")
+    return path
 
 
 def renew(path: Path) -> None:
@@ -149,12 +155,15 @@ class Mirror:
         """
         with self._mutex:
             self.lease.check(patience)
+            # A start may remove what another left that was killed before there was a run. From a run, only a
+            # cleaner of /tmp removes files.
+            is_new = RUN_CONFIG not in self._put and SWEEP not in self._put
+            gone = [name for name in self._put if is_new and not (self._path / name).exists()]
             for name in self._names():
                 now = _state(self._path / name)
                 if self._put.get(name) != now:
                     self._bucket.put_file(name, self._path / name)
                     self._put[name] = now
-            gone = [name for name in self._put if not (self._path / name).exists()]
             self._bucket.delete(gone)
             for name in gone:
                 del self._put[name]
@@ -188,6 +197,9 @@ class Mirror:
                 found = self._bucket.put(f"{prefix}{at.number:05d}{ending}", data, at.generation)
             except Refused as error:
                 raise Lost(f"{error}; this one stops, and writes no more") from error
+            except OSError:  # it may have been put all the same: the next time looks
+                self._growing.pop(prefix, None)
+                raise
             at = at._replace(size=len(data), generation=found.generation)
         if len(data) >= SEALED:
             at = at._replace(offset=at.offset + len(data), number=at.number + 1, size=0, generation=ABSENT)

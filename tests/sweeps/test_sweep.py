@@ -28,7 +28,7 @@ from hyena_jax.config import (
     UserError,
 )
 from hyena_jax.sweeps.pool import Event, ThisMachine, _divided_cores
-from hyena_jax.sweeps.sweep import Outcome, _ended
+from hyena_jax.sweeps.sweep import Outcome, _ended, _named
 from hyena_jax.tasks.arithmetic import MajorityConfig
 from hyena_jax.training.metrics import read_rows
 
@@ -80,6 +80,16 @@ def test_a_run_that_has_diverged_stays_so_when_another_worker_continues_its_grou
     ]
     outcomes = hyena_jax.sweep(runs, tmp_path, engine=Telling(events), together=("seed",), quiet=True)
     assert [outcome.status for outcome in outcomes.values()] == ["diverged", "waiting"]
+
+
+def test_a_path_that_begins_like_a_url_is_refused():
+    with pytest.raises(UserError, match="workdir must be a folder on this machine, got 'gs:/bucket/sweep'"):
+        hyena_jax.sweep({"a": SMALL}, Path("gs://bucket") / "sweep", quiet=True)
+
+
+def test_a_copy_below_a_folder_with_a_blank_is_named_by_its_url():
+    assert _named(Path("/my tmp/hyena_jax_copy_a1/gs:/bucket/sweep/a")) == "gs://bucket/sweep/a"
+    assert _named(Path("/my runs/a")) == "/my runs/a"
 
 
 def held_out(workdir):

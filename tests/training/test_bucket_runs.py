@@ -195,6 +195,36 @@ def test_metrics_in_parts(run, whole, experiment, console, monkeypatch):
 
 
 @pytest.mark.cloud
+def test_a_file_that_a_cleaner_of_tmp_removes_stays_in_the_bucket(bucket):
+    path = opened(bucket)
+    with mirror.Mirror(path, print) as kept:
+        (path / "config.json").write_text("{}")
+        kept.put()
+        (path / "config.json").unlink()
+        kept.put()
+    assert "config.json" in names(bucket)
+
+
+def test_metrics_whose_answer_was_lost_are_put_again(bucket, monkeypatch):
+    path = opened(bucket)
+    with mirror.Mirror(path, print) as kept:
+        log, put = path / "metrics.jsonl", Bucket.put
+        log.write_text("1\n")
+        kept.put()
+
+        def lost(self, *args):
+            put(self, *args)
+            raise OSError("does not answer")
+
+        monkeypatch.setattr(Bucket, "put", lost)
+        log.write_text("1\n2\n")
+        with pytest.raises(OSError, match="does not answer"):
+            kept.put()
+        monkeypatch.setattr(Bucket, "put", put)
+        log.write_text("1\n2\n3\n")
+    assert below(bucket).get("metrics/00000.jsonl") == b"1\n2\n3\n"
+
+
 def test_no_checkpoint_though_the_metrics_say_so(run, experiment, console):
     below(run).delete(names(run, "checkpoints/"))
     with pytest.raises(UserError, match=rf"workdir '{run}' has logged step 12 but holds no checkpoint"):
