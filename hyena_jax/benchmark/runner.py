@@ -139,7 +139,8 @@ def measure_rows(
             open_loops = max((work.open_loops for work in case.works.values()), default=0)
             if open_loops and size == benchmark.sizes[0]:
                 note(f"{method}: {open_loops} loops of unknown length are counted as one round each")
-            if max(program.seconds.median for program in passes.values()) > settings.max_seconds:
+            runs = (passes[part].seconds.median * each.rounds for part, each in case.programs.items())
+            if max(runs) > settings.max_seconds:
                 last[method].append(size)
                 limit = f"took over {settings.max_seconds:g} s; no longer"
                 note(f"{method}: a run at {where} {limit}")
