@@ -51,9 +51,14 @@ def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> Non
       OSError: if writing fails; then `path` is as it was.
     """
     metadata = {"config": json.dumps(config), "step": str(step)}
-    with files.replacing(path) as draft:
-        files.write_safetensors(draft, named_leaves(params), metadata)
-        files.write_text(config_beside(path), json.dumps(config, indent=2) + "\n")
+    try:
+        with files.replacing(path) as draft:
+            files.write_safetensors(draft, named_leaves(params), metadata)
+            files.write_text(config_beside(path), json.dumps(config, indent=2) + "\n")
+    except BaseException:
+        if not path.exists():  # alone, the config would keep the same command from being repeated
+            config_beside(path).unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path, shapes: Tree, report: Callable[[str], None], argument: str = "init_from") -> Tree:
