@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hyena_jax import files
 from hyena_jax.comparison.runs import Axis, Group
 from hyena_jax.config import require
@@ -66,7 +68,7 @@ def draw(path: Path, groups: Sequence[Group], metric: str, x: Axis) -> None:
         for label, colour in zip(labels, COLOURS, strict=False):
             means = [statistics.fmean(values) for values in curves[label].values()]
             style = {"color": colour, "marker": "o", "markersize": 2.5 if len(means) > 1 else 7}
-            axes.plot([*curves[label]], means, label=printable(label).replace("$", r"\$"), **style)
+            axes.plot([*curves[label]], means, label=in_legend(label), **style)
             if len(means) == 1:  # no line shows it
                 place = next(iter(curves[label])), means[0]
                 axes.annotate(f"{means[0]:.4g}", place, (6, 4), textcoords="offset points", fontsize="small")
@@ -113,9 +115,15 @@ def _points(group: Group, metric: str, x: Axis) -> Points:
     }
 
 
+def in_legend(label: str) -> str:
+    """The label as a legend shows it, which leaves out those that begin with `_`, and reads `$` as TeX."""
+    text = printable(label).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
 def fill_range(axes: "Axes", points: Points, **style: Any) -> None:
     """Fills the range from the least to the largest value at each place; `style` as in `fill_between`."""
-    least, largest = (list(map(of, points.values())) for of in (min, max))
+    least, largest = (list(map(of, points.values())) for of in (np.min, np.max))
     axes.fill_between([*points], least, largest, **style)
 
 

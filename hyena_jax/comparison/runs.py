@@ -76,11 +76,12 @@ class Run:
         steps = sorted(times)
         pairs = [(a, b, times[b] - times[a]) for a, b in itertools.pairwise(steps)]
         # The lower of two middle ones: of two pairs of rows, a pause is one.
-        usual = statistics.median_low(seconds / (b - a) for a, b, seconds in pairs) if pairs else math.nan
+        rates = [seconds / (b - a) for a, b, seconds in pairs if seconds >= 0]  # a clock may be set back
+        usual = statistics.median_low(rates) if rates else math.nan
         total = {steps[0]: usual * steps[0]} if steps else {}
         for a, b, seconds in pairs:
             most = usual * (b - a)
-            total[b] = total[a] + (seconds if seconds <= max(PAUSE * most, LEAST_PAUSE) else most)
+            total[b] = total[a] + (seconds if 0 <= seconds <= max(PAUSE * most, LEAST_PAUSE) else most)
         return total
 
     @cached_property

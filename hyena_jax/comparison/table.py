@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import jax
+import numpy as np
 from rich.table import Table
 
 from hyena_jax import models
@@ -48,9 +49,19 @@ class GroupSummary:
         return statistics.fmean(self.last)
 
     @property
+    def least(self) -> float:
+        """Least of `last`; NaN if one is."""
+        return float(np.min(self.last))
+
+    @property
+    def largest(self) -> float:
+        """Largest of `last`; NaN if one is."""
+        return float(np.max(self.last))
+
+    @property
     def cells(self) -> dict[str, str]:
         """The row of the table, by column."""
-        spread = f"{_short(min(self.last))}-{_short(max(self.last))}" if self.n_runs > 1 else "-"
+        spread = f"{_short(self.least)}-{_short(self.largest)}" if self.n_runs > 1 else "-"
         return {
             "runs": str(self.n_runs),
             "mean": _short(self.mean),
@@ -148,6 +159,6 @@ def comma_separated(rows: Sequence[GroupSummary]) -> str:
     header = ["group", "runs", f"mean {rows[0].metric}", "least", "largest", "best", "step", "seconds"]
     writer.writerow([*header, "parameters", "state bytes"])
     for row in rows:
-        values = [row.mean, min(row.last), max(row.last), row.best, statistics.median(row.steps), row.seconds]
+        values = [row.mean, row.least, row.largest, row.best, statistics.median(row.steps), row.seconds]
         writer.writerow([row.label, row.n_runs, *values, row.n_params, row.state_bytes])
     return text.getvalue()

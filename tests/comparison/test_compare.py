@@ -3,13 +3,14 @@
 import csv
 import dataclasses
 import json
+import math
 
 import pytest
 from grid import in_grid
 
 import hyena_jax
 from hyena_jax import cli
-from hyena_jax.comparison.figure import draw
+from hyena_jax.comparison.figure import draw, in_legend
 from hyena_jax.comparison.runs import group, read_runs
 from hyena_jax.comparison.table import summarise, text_table
 from hyena_jax.config import (
@@ -216,9 +217,10 @@ def test_many_evaluations_and_the_largest_numbers_are_drawn(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
-def test_a_pause_between_few_rows_does_not_count(tmp_path):
+@pytest.mark.parametrize("last", [430.0, -3600.0], ids=["a pause", "a clock set back"])
+def test_a_jump_between_few_rows_does_not_count(tmp_path, last):
     folder = write_run(tmp_path / "run", experiment(HawkConfig()), ())
-    times = {5: 100.0, 10: 105.0, 14: 430.0}
+    times = {5: 100.0, 10: 105.0, 14: last}
     rows = [{"step": step, "time": time, "validation/loss": 1.0} for step, time in times.items()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (row,) = hyena_jax.compare(folder)
@@ -239,6 +241,15 @@ def test_a_last_value_that_is_not_finite_is_said_and_comes_last(sweep):
     rows = hyena_jax.compare(sweep)
     assert [row.cells["mean"] for row in rows] == ["0.6000", "nan"]
     assert (rows[1].best, rows[1].steps) == (0.9, (40,))
+
+
+def test_the_range_of_values_that_are_not_all_finite_is_not_known(tmp_path):
+    for seed, last in enumerate((0.4, math.nan, 0.8)):
+        write_run(tmp_path / f"_mixer,seed={seed}", experiment(HawkConfig(), seed), (last,))
+    (row,) = hyena_jax.compare(tmp_path)
+    assert row.cells["spread"] == "nan-nan"
+    assert in_legend("_mixer").strip() == "_mixer"
+    assert not in_legend("_mixer").startswith("_")
 
 
 def test_no_folders_and_too_many_groups_are_refused(tmp_path):
