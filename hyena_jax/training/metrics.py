@@ -78,8 +78,14 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def without_infinities(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, with None in the place of infinity and NaN, which JSON does not have."""
-    return {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
+    """The values, also in inner dicts, with None in the place of infinity and NaN, which JSON lacks."""
+
+    def known(x: Any) -> Any:
+        if isinstance(x, Mapping):
+            return without_infinities(x)
+        return None if isinstance(x, float) and not math.isfinite(x) else x
+
+    return {name: known(x) for name, x in row.items()}
 
 
 class NoLog:
