@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fuzz.test_fuzz import FUZZ, assert_clear, time_limit
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import hyena_jax
@@ -107,6 +107,7 @@ def test_compared_folders(tmp_path, capsys):
         st.sampled_from([[], [], ["--x", "seconds"], ["--x", "tokens"], ["--metric", "accuracy"]]),
         st.booleans(),
     )
+    @example([[{"step": 1, "time": 1.0, "validation/loss": 2.0}]], [], True)
     def check(runs, flags, draws):
         root = tmp_path / "runs"
         shutil.rmtree(root, ignore_errors=True)
