@@ -22,7 +22,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import hyena_jax
@@ -32,7 +31,7 @@ from hyena_jax.comparison.runs import without_seed
 from hyena_jax.comparison.table import n_params, state_size
 from hyena_jax.config import Experiment, UserError
 from hyena_jax.output import bar, watched
-from hyena_jax.signals import Interrupted
+from hyena_jax.signals import Interrupted, raising
 from hyena_jax.sweeps.sweep import Outcome
 
 HALF_DECADE = 10**0.5
@@ -57,19 +56,15 @@ def ended_after(minutes: float | None) -> Iterator[None]:
     if minutes is None:
         yield
         return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Interrupted("stopped by SIGTERM between two sweeps. Rerun the command to continue.")
-
-    usual = signal.signal(signal.SIGTERM, stop)
+    stopped = Interrupted("stopped by SIGTERM between two sweeps. Rerun the command to continue.")
     timer = threading.Timer(60 * minutes, os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
     timer.start()
     try:
-        yield
+        with raising(signal.SIGTERM, stopped):
+            yield
     finally:
         timer.cancel()
-        signal.signal(signal.SIGTERM, usual)
 
 
 def measure(

@@ -120,6 +120,19 @@ def noted_signals() -> Iterator[list[int]]:
 
 
 @contextmanager
+def raising(number: int, error: BaseException) -> Iterator[None]:
+    """A signal raises `error`, so that what was begun is tidied up; commands end at once otherwise."""
+
+    def handle(*_: Any) -> None:
+        raise error
+
+    with _usual_handlers() as usual:
+        if number in usual:
+            signal.signal(number, handle)
+        yield
+
+
+@contextmanager
 def _usual_handlers() -> Iterator[dict[int, Any]]:
     """Yields the handlers of the signals that ask to stop, by number; at the end they are set again.
 

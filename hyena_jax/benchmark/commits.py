@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hyena_jax.config import UserError
 from hyena_jax.output import watched
+from hyena_jax.signals import raising
 
 
 def commit(name: str) -> str | None:
@@ -38,8 +39,11 @@ def measure_commits(a: str, b: str, benchmark: str, rounds: int, folder: Path) -
     except ValueError as error:
         raise UserError(f"must be a command line, got {benchmark!r}: {error}", "bench") from error
     order = [side for i in range(rounds) for side in ("ab" if i % 2 == 0 else "ba")]
-    trees = folder / "tree-a", folder / "tree-b"
-    with _raising_at_ctrl_c(), _work_tree(a, trees[0]) as tree_a, _work_tree(b, trees[1]) as tree_b:
+    with (
+        raising(signal.SIGINT, KeyboardInterrupt()),
+        _work_tree(a, folder / "tree-a") as tree_a,
+        _work_tree(b, folder / "tree-b") as tree_b,
+    ):
         for i, side in enumerate(watched("measuring", order, len(order))):
             tree = tree_a if side == "a" else tree_b
             output = folder / side / str(i // 2 + 1)
@@ -59,16 +63,6 @@ def measure_commits(a: str, b: str, benchmark: str, rounds: int, folder: Path) -
                 reason = (ended.stderr.strip().splitlines() or ["no output"])[-1]
                 line = f"commit {(a if side == 'a' else b)[:10]}: {reason}"
                 raise UserError(line) if ended.returncode in (1, 2) else OSError(line)
-
-
-@contextmanager
-def _raising_at_ctrl_c() -> Iterator[None]:
-    """Ctrl-C raises, so that the work trees are removed; a command ends at once otherwise."""
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
 
 
 @contextmanager

@@ -64,8 +64,9 @@ class Embed(OfRun):
         require(sum(sizes) > 0, "path", str(self.path), "a file with at least one token")
         shape = sum(sizes), run.model.config.d_model
         with replacing(self.output) as draft, open(draft, "wb") as file:
-            about_array = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, about_array)  # no mapping: a full disk would kill
+            # Not through a mapping: on a full disk that would kill the process.
+            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
             n_windows = embedding.scoring.plan.n_windows(range(len(texts)))
             with bar("embedding", n_windows) as advance:
                 vectors = embedding.vectors(advance)

@@ -325,7 +325,7 @@ class _PieceStream:
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._ids: list[int] = []
-        self._n_before = 0  # how many of the ids were printed before the last ones
+        self._n_before = 0  # how many of the ids are printed
         self._n_printed = 0  # characters of their text
 
     def __call__(self, ids: Sequence[int], final: bool = False) -> str:
