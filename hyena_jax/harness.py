@@ -1,7 +1,7 @@
 """A run as a model of EleutherAI's Language Model Evaluation Harness (lm-eval), which brings the tasks.
 
-Requests are tokenised, truncated and windowed as the harness's own class for transformers does it, so that a
-run and its export get the same figures.
+Requests are tokenised, truncated, windowed and ended as the harness's own class for transformers does it with
+the run's export, so that both get the same figures.
 
 Shapes: B rows of a batch, L tokens of a row.
 """
@@ -9,7 +9,9 @@ Shapes: B rows of a batch, L tokens of a row.
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,12 +29,18 @@ from hyena_jax.config import ParallelConfig, UserError, choose, describe_fault, 
 from hyena_jax.config.registry import OF_PATHS
 from hyena_jax.data.tokenizers import decode_after
 from hyena_jax.generation.sampling import SamplingRule
+from hyena_jax.interop.transformers_folder import end_of
 from hyena_jax.output import bar
 from hyena_jax.scoring.windows import padded
 from hyena_jax.training.loss import cross_entropy, scored
 
 if TYPE_CHECKING:
     from hyena_jax.api import LoadedRun
+
+OPTIONS = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "min_p")
+"""A task's `generation_kwargs` that are known; any other is refused."""
+NEUTRAL = {"num_beams": 1, "repetition_penalty": 1.0}
+"""Options of which only this value is known."""
 
 Pair = tuple[Any, list[int], list[int]]
 """A request (for the harness), the ids of its context, and those that are scored."""
@@ -94,15 +102,17 @@ class HarnessModel(TemplateLM):
         super().__init__()
         self.run, self.batch_size, self.tokenizer_ = run, batch_size, run.tokenizer
         self.max_length = run.model.config.max_len
+        self.end = end_of(run.model.config, self.tokenizer_.bos)
         strategy = parallel.make_strategy(ParallelConfig())
         self.row_shards, self.place_batch = strategy.row_shards, strategy.place_batch
         self.step, self.params = strategy.map_eval_step(self._score), strategy.place(run.params)
 
     @property
     def eot_token_id(self) -> int:
-        """The token before a text without a context: the start token, else a new line, else id 0."""
-        if self.tokenizer_.bos is not None:
-            return self.tokenizer_.bos
+        """The token before a text without a context: the start token, else the end's, a new line, or id 0."""
+        known = self.end if self.tokenizer_.bos is None else self.tokenizer_.bos
+        if known is not None:
+            return known
         try:
             return int(self.tokenizer_.encode("\n")[0])
         except (UserError, IndexError):
@@ -171,23 +181,32 @@ class HarnessModel(TemplateLM):
         return found
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What follows each context, up to one of the texts at which its task stops."""
-        found, groups = [""] * len(requests), {}
+        """What follows each context, up to one of the texts at which its task stops, or the token of the end.
+
+        Samples of one context, which are requests that are equal, have the seeds 0, 1 and so on.
+        """
+        found, groups, repeats = [""] * len(requests), {}, Counter()
         for i, request in enumerate(requests):
-            groups.setdefault(repr(sorted(request.args[1].items())), []).append(i)
+            context, options = request.args[0], repr(sorted(request.args[1].items()))
+            groups.setdefault((options, repeats[context, options]), []).append(i)
+            repeats[context, options] += 1
         with bar("generating", len(requests)) as advance:
-            for group in groups.values():
+            for (_, seed), group in groups.items():
                 options = normalize_gen_kwargs(requests[group[0]].args[1], default_max_gen_toks=256)
                 group = sorted(group, key=lambda i: -len(requests[i].args[0]))
                 for first in range(0, len(group), self.batch_size):
                     some = group[first : first + self.batch_size]
-                    texts = self._continued([requests[i].args[0] for i in some], options)
+                    texts = self._continued([requests[i].args[0] for i in some], options, seed)
                     for i, text in zip(some, texts, strict=True):
                         found[i] = text
                     advance(len(some))
         return found
 
-    def _continued(self, contexts: Sequence[str], options: dict[str, Any]) -> list[str]:
+    def _continued(self, contexts: Sequence[str], options: dict[str, Any], seed: int) -> list[str]:
+        for name in options.keys() - OPTIONS:
+            is_neutral = name in NEUTRAL and options[name] == NEUTRAL[name]
+            allowed = f"{NEUTRAL[name]}" if name in NEUTRAL else f"left out; known are {', '.join(OPTIONS)}"
+            require(is_neutral, f"{name} of the task's generation_kwargs", options[name], allowed)
         n_new, until = options["max_gen_toks"], [text for text in options["until"] if text]
         room = self.max_length - n_new
         require(room > 0, "max_gen_toks of the task", n_new, f"below the model's max_len={self.max_length}")
@@ -197,12 +216,16 @@ class HarnessModel(TemplateLM):
             1.0 if greedy else options.get("temperature", 1.0),
             None if greedy else options.get("top_k"),
             None if greedy else options.get("top_p"),
+            None if greedy else options.get("min_p"),
         )
         prompts = [np.array(self.tok_encode(context)[-room:], np.int32) for context in contexts]
-        request = self.run.request(n_new, rule, [text for text in until if self._can_spell(text)])
+        request = self.run.request(n_new, rule, [text for text in until if self._can_spell(text)], seed)
+        if self.end is not None:
+            request = replace(request, stop_tokens=(*request.stop_tokens, self.end))
         texts = []
         for prompt, row in zip(prompts, self.run.continuations(prompts, request), strict=True):
-            text = decode_after(self.tokenizer_, prompt, row.tokens)
+            tokens = row.tokens[:-1] if self.end in row.tokens[-1:] else row.tokens
+            text = decode_after(self.tokenizer_, prompt, tokens)
             for stop in until:
                 text = text.partition(stop)[0]
             texts.append(text)

@@ -3,13 +3,17 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import hyena_jax
 from hyena_jax import cli
-from hyena_jax.data.tokenizers import BpeTokenizer
+from hyena_jax.config import UserError
+from hyena_jax.data.tokenizers import BpeTokenizer, decode_after
+from hyena_jax.generation.sampling import SamplingRule
+from hyena_jax.interop import lfm2, recurrentgemma
 
 pytestmark = pytest.mark.interop
 pytest.importorskip("lm_eval", reason="the extra eval is not installed")
@@ -90,8 +94,11 @@ def run_and_export(request, tmp_path_factory):
     command = ["convert", family, folder / "source", "--output", run, "--max-len", 128]
     assert cli.main(list(map(str, command))) == 0
     command = ["export", run, "--output", export, "--format", "transformers"]
-    assert cli.main(list(map(str, command))) == 0
-    return hyena_jax.load_run(run, quiet=True), export
+    with pytest.MonkeyPatch.context() as patch:  # an export without an end token is one that lm-eval refuses
+        module = {"lfm2": lfm2, "recurrentgemma": recurrentgemma}[family]
+        patch.setattr(module, "RELEASED_VOCABULARY", settings["vocab_size"])
+        assert cli.main(list(map(str, command))) == 0
+        yield hyena_jax.load_run(run, quiet=True), export
 
 
 def test_figures_are_those_of_the_export(run_and_export, tasks, monkeypatch):
@@ -134,6 +141,45 @@ def test_requests_equal_those_of_the_export(run_and_export):
     greedy = {"until": ["e", "\n"], "max_gen_toks": 12, "do_sample": False}
     prompts = requests("generate_until", *((text, greedy) for text in ("A cat", "Two birds", "Long " * 60)))
     assert ours.generate_until(prompts) == theirs.generate_until(prompts)
+
+
+def test_samples_of_one_context_differ_and_do_not_depend_on_the_batch(run_and_export):
+    from lm_eval.api.instance import Instance
+
+    drawn = {"until": [], "max_gen_toks": 6, "do_sample": True, "temperature": 1.0, "top_p": 0.9}
+    once = Instance("generate_until", {}, ("A cat", drawn), 0)
+    other = Instance("generate_until", {}, ("Birds", drawn), 1)
+    found = [
+        harness.HarnessModel(run_and_export[0], size).generate_until([once] * 4 + [other]) for size in (1, 5)
+    ]
+    assert found[0] == found[1]
+    assert len({*found[0][:4]}) > 1
+
+
+def test_a_text_ends_at_the_token_of_its_end(run_and_export):
+    from lm_eval.api.instance import Instance
+
+    model = harness.HarnessModel(run_and_export[0])
+    prompt = np.array(model.tok_encode("A cat"))
+    request = model.run.request(6, SamplingRule(greedy=True))
+    ids = model.run.continuations([prompt], request)[0].tokens
+    model.end = int(ids[3])
+    text = decode_after(model.tokenizer_, prompt, ids[: ids.tolist().index(ids[3])])
+    options = {"until": [], "max_gen_toks": 6, "do_sample": False}
+    assert model.generate_until([Instance("generate_until", {}, ("A cat", options), 0)]) == [text]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_beams", 4), ("repetition_penalty", 1.2), ("typical_p", 0.5)]
+)
+def test_options_that_would_change_the_text_are_refused(run_and_export, name, value):
+    from lm_eval.api.instance import Instance
+
+    options = {"until": [], "max_gen_toks": 6, "do_sample": False, name: value}
+    with pytest.raises(UserError, match=f"{name} of the task's generation_kwargs must be .*, got {value}"):
+        harness.HarnessModel(run_and_export[0]).generate_until(
+            [Instance("generate_until", {}, ("A", options), 0)]
+        )
 
 
 def test_the_command(run_and_export, tasks, tmp_path, capsys, monkeypatch):
