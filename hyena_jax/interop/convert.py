@@ -161,6 +161,8 @@ def _problems(found: Source, parameters: Mapping[str, Any]) -> Iterator[str]:
     others = {name: tensors[name] for name in table.copies.keys() | table.constants.keys() if name in tensors}
     for name in others:
         original = table.copies.get(name)
+        if original is not None and (original not in tensors or tensors[original].dtype not in DTYPES):
+            continue  # the original has its line
         shape = table.constants[name].shape if original is None else tensors[original].shape
         wrong = list(_misfit(name, tensors, shape))
         yield from wrong

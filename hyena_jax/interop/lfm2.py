@@ -18,7 +18,7 @@ from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import Transform, columns, filter_taps, less_one, same, transposed
 
-BOS = 1
+BOS, RELEASED_VOCABULARY = 1, 65_536
 ENDS = {"eos_token_id": 7, "pad_token_id": 0}
 """Other special tokens of the released models."""
 
@@ -46,9 +46,7 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
     settings.require("conv_bias", False)
     settings.require("tie_word_embeddings", True)
     settings.require("tie_embedding", True)
-    settings.require("rope_scaling", None)
-    rope = settings.inner("rope_parameters")
-    rope.require("rope_type", "default")
+    rope = settings.rotary()
     n_layers = settings.size("num_hidden_layers", most=MAX_LAYERS)
     n_heads = settings.size("num_attention_heads")
     if settings.get("layer_types", None) is None:
@@ -62,7 +60,7 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
         n_heads=n_heads,
         n_kv_heads=settings.size("num_key_value_heads", 8),
         rotary_fraction=1.0,
-        rotary_base=rope.number("rope_theta", settings.number("rope_theta", 1e6)),
+        rotary_base=rope.number("rope_theta", settings.number("theta", settings.get("rope_theta", 1e6))),
         qk_norm_eps=eps,
         qkv_bias=False,
         out_bias=False,
@@ -120,8 +118,9 @@ def exported_settings(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def ends(model: LanguageModelConfig, bos: int | None) -> dict[str, int | None]:
-    """The other special tokens, known if texts begin as those of the released models."""
-    return ENDS if bos == BOS else dict.fromkeys(ENDS)
+    """The other special tokens, known if the vocabulary is the released one."""
+    is_released = bos == BOS and model.vocab_size == RELEASED_VOCABULARY
+    return ENDS if is_released else dict.fromkeys(ENDS)
 
 
 def _ffn_width(settings: Settings) -> int:

@@ -122,8 +122,7 @@ def _rotary_base(settings: Settings) -> float | None:
         "an object with rope_theta: null without rotary positions, as in the released model, or their base"
     )
     settings.expect(is_said, "rope_parameters", rope, allowed)
-    inner = settings.inner("rope_parameters")
-    inner.require("rope_type", "default")
+    inner = settings.rotary()
     inner.require("partial_rotary_factor", 1.0, 1)
     return None if rope["rope_theta"] is None else inner.number("rope_theta")
 

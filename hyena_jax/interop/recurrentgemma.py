@@ -25,7 +25,7 @@ from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors, is_orbax, metadata_of
 from hyena_jax.interop.transforms import Transform, columns, joined, reshaped, same, taps, transposed
 
-BOS = 2
+BOS, RELEASED_VOCABULARY = 2, 256_000
 ENDS = {"eos_token_id": 1, "pad_token_id": 0}
 """Other special tokens of the released models."""
 OWN_WINDOW = "hyena_jax.window"
@@ -107,9 +107,7 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
     settings.require("tie_word_embeddings", True)
     settings.require("embeddings_scale_by_sqrt_dim", True)
     settings.require("rms_norm_eps", 1e-6)
-    settings.require("rope_scaling", None)
-    rope = settings.inner("rope_parameters")
-    rope.require("rope_type", "default")
+    rope = settings.rotary()
     n_heads, twice = settings.size("num_attention_heads"), settings.size("intermediate_size")
     require(twice % 2 == 0, f"{settings.source}: intermediate_size", twice, "even: twice the MLP's width")
     d_model = settings.size("hidden_size", most=MAX_CHANNELS)
@@ -206,8 +204,9 @@ def exported_settings(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def ends(model: LanguageModelConfig, bos: int | None) -> dict[str, int | None]:
-    """The other special tokens, known if texts begin as those of the released models."""
-    return ENDS if bos == BOS else dict.fromkeys(ENDS)
+    """The other special tokens, known if the vocabulary is the released one."""
+    is_released = bos == BOS and model.vocab_size == RELEASED_VOCABULARY
+    return ENDS if is_released else dict.fromkeys(ENDS)
 
 
 def _from_shapes(tensors: Tensors) -> LanguageModelConfig:

@@ -78,6 +78,16 @@ class Settings:
         """The settings in the object of this name; empty if there is none."""
         return Settings(f"{self.source}: {name}", self.get(name, {}))
 
+    def rotary(self) -> "Settings":
+        """The settings of rotary positions, which must not be scaled and be the same in all layers."""
+        self.require("rope_scaling", None)
+        rope = self.inner("rope_parameters")
+        for name in ("rope_type", "type"):  # the latter is its older name
+            rope.require(name, "default")
+        for name in rope.values.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}:
+            rope.require(name, None)
+        return rope
+
     def expect(self, condition: bool, name: str, value: Any, allowed: str) -> None:
         """Raises UserError `FILE: {name} must be {allowed}, got {value}` unless the condition holds."""
         if not condition:

@@ -57,6 +57,9 @@ def _from_settings(settings: Settings, options: Options) -> LanguageModelConfig:
         ("smeared_gqa", False),
     ):
         settings.require(name, only)
+    for name in ("interleave", "column_split_hyena"):
+        settings.get(name)  # must be there: without it vortex takes the other value
+    settings.require("long_fir_threshold", None)
     n_layers = settings.size("num_layers", most=MAX_LAYERS)
     d_model = settings.size("hidden_size", most=MAX_CHANNELS)
     attention = AttentionConfig(

@@ -20,6 +20,7 @@ from hyena_jax.config import (
     TextConfig,
     UserError,
     name_of,
+    require,
 )
 from hyena_jax.data.tokenizers import BpeTokenizer, SentencePieceTokenizer
 from hyena_jax.interop import lfm2, olmo_hybrid, recurrentgemma
@@ -62,6 +63,15 @@ def settings_of(model: ModelConfig) -> tuple[Any, dict[str, Any]]:
             f" {'; '.join(differences[:5])}; --format safetensors writes any model"
         )
     return family, values
+
+
+def end_of(model: ModelConfig, bos: int | None) -> int | None:
+    """The token that ends a text of a run's export; None: none is known, or there can be no export."""
+    try:
+        family, _ = settings_of(model)
+    except UserError:
+        return None
+    return family.ends(model, bos)["eos_token_id"]
 
 
 def _comparable(model: LanguageModelConfig, free: LanguageModelConfig) -> LanguageModelConfig:
@@ -129,7 +139,7 @@ def write(folder: Path, model: LanguageModelConfig, params: Any, encoding: Any, 
 
 
 def _write_tokenizer(folder: Path, encoding: BpeTokenizer, eos: int | None) -> None:
-    """The tokenizer, which begins every text with `bos`, as the model reads it, and its special tokens."""
+    """The tokenizer, which adds `bos` before every text and no other token, as the model reads it."""
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
@@ -140,9 +150,12 @@ def _write_tokenizer(folder: Path, encoding: BpeTokenizer, eos: int | None) -> N
         if token is not None and definition.id_to_token(token) is not None
     }
     text = encoding.definition
-    if encoding.bos is not None and definition.encode("").ids != [encoding.bos]:
-        bos = names["bos_token"]
-        definition.post_processor = TemplateProcessing(f"{bos} $A", None, [(bos, encoding.bos)])
+    wanted = [] if encoding.bos is None else [encoding.bos]
+    if definition.encode("").ids != wanted:
+        bos = names.get("bos_token")
+        require(bos is not None or encoding.bos is None, "data.bos", encoding.bos, "the id of a piece")
+        special = [] if bos is None else [(bos, encoding.bos)]
+        definition.post_processor = TemplateProcessing("$A" if bos is None else f"{bos} $A", None, special)
         text = definition.to_str(pretty=True)
     (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     about = {"tokenizer_class": "PreTrainedTokenizerFast", **names}

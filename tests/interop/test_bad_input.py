@@ -10,8 +10,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from hyena_jax import cli
-from hyena_jax.config import HyenaConfig, ImplicitFilterConfig, LanguageModelConfig
-from hyena_jax.interop import safari
+from hyena_jax.config import AttentionConfig, HyenaConfig, ImplicitFilterConfig, LanguageModelConfig
+from hyena_jax.interop import lfm2, safari
+from hyena_jax.interop.settings import Settings
 
 
 @pytest.fixture
@@ -47,6 +48,7 @@ def settings(folder, **values):
 
 NORM = "model.layers.0.operator_norm.weight"
 QUERY = "model.layers.1.self_attn.q_proj.weight"
+EMBEDDING = "model.embed_tokens.weight"
 
 
 def not_finite(tensors):
@@ -68,6 +70,14 @@ def a_head(tensors):
         (lambda t: t.update({NORM: t[NORM].astype(np.int32)}), rf"{NORM} must be of dtype .*, got I32"),
         (not_finite, f"the tensor {QUERY} must be finite as float32"),
         (a_head, "the tensor lm_head.weight must equal model.embed_tokens.weight"),
+        (
+            lambda t: t.update({"lm_head.weight": t.pop(EMBEDDING)}),
+            rf"the tensor {EMBEDDING} \(24, 16\) is missing",
+        ),
+        (
+            lambda t: t.update({"lm_head.weight": t[EMBEDDING], EMBEDDING: t[EMBEDDING].astype(np.int8)}),
+            f"{EMBEDDING} must be of dtype .*, got I8",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(stored, refused, change, message):
@@ -84,6 +94,8 @@ def test_tensors_that_do_not_fit_are_named(stored, refused, change, message):
         ({"model_type": "llama"}, "config.json: model_type must be 'lfm2': no other is supported"),
         ({"layer_types": ["conv"]}, "config.json: layer_types must be 3 layers, got 1"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type must be 'default'"),
+        ({"rope_parameters": {"type": "linear", "factor": 4.0}}, "type must be 'default'"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters: full_attention must be None"),
         ({"intermediate_size": None}, "config.json: intermediate_size is missing"),
         ({"num_hidden_layers": 2**31 - 1}, "config.json: num_hidden_layers must be at most 1024, got 2147"),
         ({"hidden_size": 10**3000}, "config.json: hidden_size must be at most 1048576, got 1000"),
@@ -188,6 +200,29 @@ def test_yaml_that_python_cannot_read_or_write(stored, refused, text, message):
     folder = stored("stripedhyena2")
     (folder / "config.yml").write_text(text)
     assert message in refused("stripedhyena2", folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda values: values.pop("interleave"), "interleave is missing"),
+        (lambda values: values.pop("column_split_hyena"), "column_split_hyena is missing"),
+        (lambda values: values.update(long_fir_threshold=8), "long_fir_threshold must be None"),
+    ],
+)
+def test_settings_that_vortex_takes_for_others(stored, refused, change, message):
+    folder = stored("stripedhyena2")
+    values = json.loads((folder / "config.json").read_text())
+    change(values)
+    (folder / "config.json").write_text(json.dumps(values))
+    assert message in refused("stripedhyena2", folder)
+
+
+def test_the_older_name_of_the_rotary_base(stored):
+    values = json.loads((stored("lfm2") / "config.json").read_text())
+    del values["rope_parameters"]
+    model = lfm2.from_settings(Settings("config.json", values | {"theta": 1e4, "rope_theta": 1e5}))
+    assert {mixer.rotary_base for mixer in model.pattern if isinstance(mixer, AttentionConfig)} == {1e4}
 
 
 def test_metadata_of_null_is_none(stored, tmp_path):

@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 import hyena_jax
 from hyena_jax import cli
 from hyena_jax.config import AttentionConfig, LanguageModelConfig, UserError
-from hyena_jax.interop import transformers_folder
+from hyena_jax.data.tokenizers import BpeTokenizer
+from hyena_jax.interop import lfm2, recurrentgemma, transformers_folder
 
 
 @pytest.mark.parametrize("family", ["recurrentgemma", *in_grid("olmo_hybrid", "lfm2")])
@@ -124,3 +125,28 @@ def test_a_model_card_is_next_to_a_file(converted, tmp_path, capsys):
     (tmp_path / "model.json").unlink()
     assert cli.main(["export", str(converted("lfm2")), "--output", str(output)]) == 2
     assert "but model.md already exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bos", [None, 0])
+def test_an_exported_tokenizer_adds_no_token_that_the_model_does_not_read(tmp_path, bos):
+    from tokenizers import Tokenizer, models, processors
+
+    made = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "a": 2}, []))
+    made.add_special_tokens(["<s>", "</s>"])
+    made.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 1)])
+    encoding = BpeTokenizer(made.to_str(), bos)
+    transformers_folder._write_tokenizer(tmp_path, encoding, None)
+    exported = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert exported.encode("aa").ids == [*([] if bos is None else [bos]), 2, 2]
+    with pytest.raises(UserError, match="bos must be None or an id below"):
+        transformers_folder._write_tokenizer(tmp_path, BpeTokenizer(made.to_str(), 7), None)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "recurrentgemma"])
+def test_the_end_of_texts_is_known_of_the_released_vocabulary_alone(converted, family):
+    model = hyena_jax.load_run(converted(family)).experiment.model
+    module = {"lfm2": lfm2, "recurrentgemma": recurrentgemma}[family]
+    released = dataclasses.replace(model, vocab_size=module.RELEASED_VOCABULARY)
+    assert transformers_folder.end_of(model, module.BOS) is None
+    assert transformers_folder.end_of(released, module.BOS) == module.ENDS["eos_token_id"]
+    assert transformers_folder.end_of(LanguageModelConfig(), module.BOS) is None
