@@ -215,7 +215,7 @@ def _of_parquet(span: Span, field: str) -> Iterator[Document]:
 
     file = _parquet(span.path)
     names = file.schema_arrow.names
-    require(field in names, "field", field, f"a column of {span.path}: {', '.join(names)}")
+    require(names.count(field) == 1, "field", field, f"one column of {span.path}: {', '.join(names)}")
     for group in range(span.start, span.stop):
         try:
             texts = file.read_row_group(group, columns=[field]).column(field).to_pylist()
@@ -233,7 +233,7 @@ def _parquet(path: str) -> Any:
 
     try:
         return pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path!r} is not a Parquet file: {error}", "INPUT") from error
 
 

@@ -77,7 +77,7 @@ class Turns(NamedTuple):
 
 
 def turns(weights: Sequence[float], argument: str) -> Turns:
-    """The turns of sources with these weights, spread as evenly as whole rows can be.
+    """The turns of sources with these weights, each spread evenly; those of equal weights follow one another.
 
     Raises:
       UserError: if a weight is not positive, or too small a share of their sum for one row in a period; it

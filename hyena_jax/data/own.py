@@ -214,6 +214,7 @@ class _Arrays:
         for name, values in self.arrays.items():
             if values.ndim == 0:
                 raise UserError(f"must be an array of rows, got {values.item()!r}", name)
+            _require_int32(name, values)
         sizes = {name: len(values) for name, values in self.arrays.items()}
         require(len(set(sizes.values())) == 1, "rows of the arrays", sizes, "equal in number")
         weights = self.arrays.get("weights")
@@ -261,7 +262,11 @@ def _form_of(row: Any, inputs: str) -> _Form:
     require(is_row, "a row", shown, "a dict with inputs, targets and optionally weights")
     form: _Form = {}
     for name, value in row.items():
-        value = np.asarray(value)
+        try:
+            value = np.asarray(value)
+        except ValueError as error:
+            raise UserError(f"must be an array: {error}", f"{name} of a row") from error
+        _require_int32(f"{name} of a row", value)
         is_real = value.dtype.kind in "biuf"
         require(is_real, f"{name} of a row", value.dtype.name, "integers or floating point numbers")
         as_float = name == "weights" or value.dtype.kind == "f" or (name == "inputs" and kind.is_images)
@@ -303,13 +308,22 @@ def _sizes(
         sizes["n_classes"] = max(2, int(most) + 1)
     if kind.is_tokens:
         read = [part.arrays["inputs"] for part in parts]
-        require(min(x.min() for x in read) >= 0, "inputs", int(min(x.min() for x in read)), "at least 0")
-        largest = max(int(x.max()) for x in read)
+        least = min(int(x.min(initial=0)) for x in read)
+        require(least >= 0, "inputs", least, "at least 0")
+        largest = max(int(x.max(initial=0)) for x in read)
         if form["targets"] == form["inputs"]:
             largest = max(largest, int(most))
         size = sizes.setdefault("vocab_size", max(2, largest + 1))
         require(largest < size, "inputs and targets", largest, f"ids below the vocabulary's size {size}")
     return sizes
+
+
+def _require_int32(name: str, values: np.ndarray) -> None:
+    """Refuses integers that a batch, which has int32, would not hold."""
+    if values.dtype.kind in "iu" and values.size and not np.can_cast(values.dtype, np.int32):
+        least, most, bounds = int(values.min()), int(values.max()), np.iinfo(np.int32)
+        wrong = most if most > bounds.max else least
+        require(bounds.min <= wrong <= bounds.max, name, wrong, "numbers of 32 bits")
 
 
 def _of_weight(arrays: Mapping[str, Any]) -> np.ndarray:

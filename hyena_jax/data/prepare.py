@@ -179,7 +179,7 @@ def _require_same(output: str, theirs: bytes | None, ours: bytes) -> None:
 def write_part(plan: ShardPlan, number: int, objects: Objects, progress: Progress) -> None:
     """Writes the shards of a part of the input, and last their description."""
     names = dict(zip(KEYS, (f"shard-{number:05d}", f"held-out-{number:05d}"), strict=True))
-    drafts = {key: _Draft(plan) for key in names}
+    drafts, last = {key: _Draft(plan) for key in names}, None
     for documents in _together(
         document
         for span in plan.parts[number]
@@ -198,7 +198,10 @@ def write_part(plan: ShardPlan, number: int, objects: Objects, progress: Progres
         n_tokens = 0
         for document, ids in zip(documents, encoded, strict=True):
             key = "held_out" if _is_held_out(document.text, plan.held_out) else "shards"
+            if last not in (None, key):  # pieces of one text are on both sides
+                n_tokens += drafts[last].end()
             n_tokens += drafts[key].add(document, ids)
+            last = None if document.is_end else key
         progress(sum(document.size for document in documents), n_tokens)
     found = {key: draft.write(objects, names[key]) for key, draft in drafts.items()}
     objects.write(_part_name(number), json.dumps(found).encode())
@@ -238,13 +241,17 @@ class _Draft:
         """Adds a document or a piece of it; returns the number of tokens."""
         if document.text == "":
             return 0
-        if document.is_end and self._plan.eos is not None:
-            ids = np.append(ids, self._plan.eos)
         self._rows.append(ids.astype(self._dtype))
         self._n_tokens += len(ids)
         self._n_bytes += len(document.text.encode())
-        if document.is_end:
-            self._ends.append(self._n_tokens)
+        return len(ids) + (self.end() if document.is_end else 0)
+
+    def end(self) -> int:
+        """Ends the document of the last piece; returns the number of tokens that this takes."""
+        ids = [] if self._plan.eos is None else [self._plan.eos]
+        self._rows.append(np.array(ids, self._dtype))
+        self._n_tokens += len(ids)
+        self._ends.append(self._n_tokens)
         return len(ids)
 
     def write(self, objects: Objects, name: str) -> dict[str, Any] | None:
@@ -287,8 +294,9 @@ def verify_shard(index: Index, number: int, objects: Objects, progress: Progress
         found = None if data is None else hashlib.sha256(data).hexdigest()
         if found != sha256:
             found = "is missing" if data is None else f"has the SHA-256 {found[:12]} and {len(data):,} bytes"
-            again = f"remove {_part_name(int(shard.name[-5:]))} beside it and prepare again"
-            raise UserError(f"{what} {found}, but its index says {sha256[:12]}: {again}")
+            number = shard.name.rpartition("-")[2]
+            again = f": remove part-{number}.json beside it and prepare again" if number.isdecimal() else ""
+            raise UserError(f"{what} {found}, but its index says {sha256[:12]}{again}")
         if suffix == BIN:
             tokens = np.frombuffer(data, dtype)
             agrees = (len(tokens), int(tokens.max())) == (shard.tokens, shard.largest)

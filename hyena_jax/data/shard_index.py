@@ -97,6 +97,8 @@ def read_index(where: str, data: bytes, argument: str) -> Index:
         require(is_size, "vocab_size", index.vocab_size, f"in 1..{MAX_SYMBOLS}")
         is_id = type(index.eos) is int and 0 <= index.eos < index.vocab_size
         require(index.eos is None or is_id, "eos", index.eos, "None, or an id of the vocabulary")
+        is_text = isinstance(index.tokenizer_sha256, str)
+        require(is_text, "tokenizer_sha256", index.tokenizer_sha256, "a SHA-256 in hexadecimal")
         require_known(
             "the largest id", (shard.largest for shard in index.shards + index.held_out), index.vocab_size
         )

@@ -119,13 +119,15 @@ def _mapped(argument: str, path: str, dtype: str) -> np.ndarray:
 
 
 def _listed(path: str, tokens: np.ndarray) -> Shard | None:
-    """The shard that a `.bin` file is, if an index beside it lists it in its dtype and size."""
+    """The shard that a `.bin` file is, if an index beside it lists it in its size. It must have its dtype."""
     file = Path(path)
     if file.suffix != BIN or not (file.parent / INDEX).is_file():
         return None
     index = read_index(str(file.parent / INDEX), read_bytes("path", file.parent / INDEX, MAX_JSON), "path")
     for shard in index.shards + index.held_out:
-        if shard.name == file.stem and (DTYPES[index.dtype], shard.tokens) == (tokens.dtype, len(tokens)):
+        if shard.name == file.stem and shard.tokens * DTYPES[index.dtype].itemsize == tokens.nbytes:
+            is_same = DTYPES[index.dtype] == tokens.dtype
+            require(is_same, "dtype", tokens.dtype.name, f"{index.dtype}, as the index beside {path} says")
             return shard
     return None
 

@@ -275,6 +275,8 @@ def test_a_tokenizer_of_a_class_of_ones_own_is_refused():
         ({**ARRAYS, "inputs": WINDOWS[:3]}, "rows of the arrays must be equal in number"),
         ({**ARRAYS, "inputs": [[1, 2], [3]]}, "arrays must have rows of one shape"),
         ({**ARRAYS, "targets": 3}, "targets must be an array of rows, got 3"),
+        ({**ARRAYS, "targets": WINDOWS[:, 1:] + 2**32}, "targets must be numbers of 32 bits, got 4294967"),
+        ([{"inputs": [[1], [2, 3]], "targets": 0}] * 2, "inputs of a row must be an array: .*inhomogeneous"),
         (
             {"inputs": WINDOWS},
             r"a row must be a dict with inputs, targets and .* got \['inputs'\]",
@@ -322,3 +324,8 @@ def test_a_row_unlike_the_others_is_refused():
     data = own.from_rows(Source(targets=np.zeros(4, int)), ARRAYS)
     with pytest.raises(UserError, match="a row must be as the first|must be of the shape"):
         [data.train_batches(20, 0)[0]]
+
+
+def test_a_model_of_rows_without_tokens_has_the_smallest_vocabulary():
+    nothing = np.zeros((4, 0), int)
+    assert own.from_rows({"inputs": nothing, "targets": nothing}).sizes["vocab_size"] == 2

@@ -194,6 +194,19 @@ def test_a_parquet_file_of_other_bytes_than_utf8_is_one_line(tmp_path):
         made(str(tmp_path / "a.parquet"), tmp_path / "out")
 
 
+def test_parquet_files_with_two_columns_of_a_name_or_a_damaged_end(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), path)
+    with pytest.raises(UserError, match="field must be one column of .*: text, text, got 'text'"):
+        made(str(path), tmp_path / "out")
+    data = bytearray(path.read_bytes())
+    data[-40:-8] = b"\xff" * 32
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="a.parquet' is not a Parquet file"):
+        made(str(path), tmp_path / "other")
+
+
 class FakeSplit(list):
     @property
     def num_examples(self):
@@ -247,6 +260,27 @@ def test_a_long_text_is_encoded_as_if_it_were_not_cut(tmp_path, bpe, monkeypatch
     )
 
 
+@pytest.mark.parametrize("eos", ["<eos>", None])
+def test_what_follows_a_piece_on_the_other_side_is_another_document(tmp_path, bpe, monkeypatch, eos):
+    monkeypatch.setattr(documents, "PIECE", 100)
+    files = ["\n".join(f"{name} line {i}" for i in range(60)) for name in "abcdef"]
+    for name, text in zip("abcdef", files, strict=True):
+        (tmp_path / f"{name}.txt").write_text(text)
+    inputs = [str(tmp_path / f"{name}.txt") for name in "abcdef"]
+    index = made(inputs, tmp_path / "out", bpe, held_out=0.3, eos=eos, part_size=10**6)
+    found = []
+    for shards in (index.shards, index.held_out):
+        ours = [
+            bpe.decode(ids if eos is None else ids[:-1]) for ids in documents_of(tmp_path / "out", shards)
+        ]
+        assert all(any(text in file for file in files) for text in ours)
+        assert sum(shard.documents for shard in shards) == len(ours)
+        assert sum(map(len, documents_of(tmp_path / "out", shards))) == sum(shard.tokens for shard in shards)
+        found += ours
+    assert sum(map(len, found)) == sum(map(len, files))
+    assert len(found) > 12
+
+
 @pytest.mark.parametrize("text", ["\u00e9" * 5000, "\u3042\u3044\n" * 2000, "a\n\n b" * 3000, "\n" * 9000])
 def test_any_text_can_be_cut(tmp_path, monkeypatch, text):
     monkeypatch.setattr(documents, "PIECE", 301)
@@ -279,6 +313,25 @@ def test_verify_finds_what_was_changed(lines, tmp_path, capsys):
     (tmp_path / "out" / "part-00001.json").unlink()
     made(lines, tmp_path / "out")
     prepare.verify(str(tmp_path / "out"), 1, no_progress)
+
+
+@pytest.mark.parametrize("value", [["x"], 5, None])
+def test_an_index_whose_digest_is_no_text(lines, tmp_path, value):
+    made(lines, tmp_path / "out")
+    path = tmp_path / "out" / "index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_sha256": value}))
+    with pytest.raises(
+        UserError, match="index.json is not an index of shards: tokenizer_sha256 must be a SHA"
+    ):
+        prepare.verify(str(tmp_path / "out"), 1, no_progress)
+
+
+def test_a_missing_shard_of_another_name(lines, tmp_path):
+    made(lines, tmp_path / "out", held_out=0.0, part_size=10**6)
+    path = tmp_path / "out" / "index.json"
+    path.write_text(path.read_text().replace("shard-00000", "first"))
+    with pytest.raises(UserError, match="first.bin is missing, but its index says [0-9a-f]*$"):
+        prepare.verify(str(tmp_path / "out"), 1, no_progress)
 
 
 def test_the_command(lines, tmp_path, capsys):
