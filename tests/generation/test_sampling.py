@@ -26,6 +26,7 @@ def draws(rule: SamplingRule) -> np.ndarray:
         (SamplingRule(top_p=0.65), [0, 0.4, 0.3, 0, 0]),
         (SamplingRule(top_p=0.71), [0, 0.4, 0.3, 0.2, 0]),
         (SamplingRule(top_p=1e-9), [0, 1, 0, 0, 0]),
+        (SamplingRule(top_p=1e-38), [0, 1, 0, 0, 0]),  # 0 as a float32 that is not subnormal
         (SamplingRule(min_p=0.6), [0, 0.4, 0.3, 0, 0]),
         (SamplingRule(min_p=0.1), [0.05, 0.4, 0.3, 0.2, 0.05]),
         (SamplingRule(min_p=1.0), [0, 1, 0, 0, 0]),
