@@ -1,5 +1,6 @@
 """Initialisations of published models, by the names in configs."""
 
+import math
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -79,10 +80,10 @@ def uniform_within(bound: float) -> Initializer:
 
 
 def scaled_orthogonal(gain: float) -> Initializer:
-    """Orthogonal kernels [inputs, outputs] times gain sqrt(max(1, outputs / inputs)), as in RWKV's code."""
+    """Orthogonal kernels [..inputs, outputs] times gain sqrt(max(1, outputs / inputs)), as in RWKV's code."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
-        scale = gain * max(1, shape[1] / shape[0]) ** 0.5
+        scale = gain * max(1, shape[-1] / math.prod(shape[:-1])) ** 0.5
         return nn.initializers.orthogonal(scale)(key, shape, dtype)
 
     return init

@@ -123,7 +123,7 @@ class BackboneConfig(ModelConfig):
     learned_positions: bool = False
     """Add a learned position embedding (attention needs it or rotary positions; convolutions do not)."""
     dropout: Annotated[float, Between(0, 1, "[)")] = 0.0
-    """Dropout rate on the embedding and on the output of each mixer and feed-forward layer."""
+    """Dropout rate on the embedding and on what mixers and feed-forward layers add to the residual stream."""
     init: Init = "gpt2"
     """Initialisation of embeddings, feed-forward layers and head, named after the code that uses it."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -93,7 +93,8 @@ class Attention(Mixer):
         heads = [v[:, :, :1]] if few else []  # head 0 sees its own key alone
         for h in range(1, few):
             one = slice(h // shared, h // shared + 1)
-            heads.append(seq.attend(q[:, :, h : h + 1], k[:, :, one], v[:, :, one], h))
+            window = h if self.window is None else min(h, self.window)
+            heads.append(seq.attend(q[:, :, h : h + 1], k[:, :, one], v[:, :, one], window))
         k, v = k[:, :, few // shared :], v[:, :, few // shared :]
         heads.append(seq.attend(q[:, :, few:], k, v, self.window, config.causal))
         o = jnp.concatenate(heads, axis=2)

@@ -61,7 +61,7 @@ class Autoencoder(nn.Module):
             for _ in range(2)
         ]
         self.final_norm = make_norm(config.final_norm, dtype, config.norm_eps)
-        self.head = nn.Dense(config.vocab_size, dtype=dtype, kernel_init=init.kernel, bias_init=init.bias)
+        self.head = nn.Dense(config.vocab_size, dtype=dtype, kernel_init=init.head, bias_init=init.bias)
 
     def __call__(self, tokens: jax.Array, segment_ids: None = None, deterministic: bool = True) -> jax.Array:
         """Logits float32 [B, L, V] of the same tokens int [B, L], from the last position's output.

@@ -54,7 +54,7 @@ class ImageClassifier(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, dtype, None, self.layout)
         self.final_norm = make_norm(config.final_norm, dtype, config.norm_eps)
-        self.head = nn.Dense(config.n_classes, dtype=dtype, kernel_init=init.kernel, bias_init=init.bias)
+        self.head = nn.Dense(config.n_classes, dtype=dtype, kernel_init=init.head, bias_init=init.bias)
 
     def __call__(self, images: jax.Array, segment_ids: None = None, deterministic: bool = True) -> jax.Array:
         """Logits, float32 at least, of images [B, height, width, colours], floating point.

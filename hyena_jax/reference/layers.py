@@ -50,7 +50,7 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 def softplus(x: np.ndarray) -> np.ndarray:
     """log(1 + e^x)."""
-    return np.log1p(np.exp(x))
+    return np.logaddexp(0, x)
 
 
 # By the names that options have.

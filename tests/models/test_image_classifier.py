@@ -138,3 +138,17 @@ def test_segments_are_refused():
 def test_what_the_data_decides_must_be_known(name):
     with pytest.raises(UserError, match=f"{name} must be known when a model is built, got None"):
         models.build(dataclasses.replace(CONFIG, **{name: None}))
+
+
+@pytest.mark.parametrize("patch_size", [(1, 6), (3, 1)])
+def test_init_rwkv7_scales_by_all_inputs_of_a_patch(patch_size):
+    """Orthogonal kernels times sqrt(max(1, outputs / inputs)), half of that in the head."""
+    config = dataclasses.replace(CONFIG, patch_size=patch_size, n_classes=9, init="rwkv7")
+    params = jax.jit(models.build(config).init)(jax.random.key(0), IMAGES)["params"]
+    n_inputs = 2 * int(np.prod(patch_size))
+    for kernel, gain in (
+        (params["patches"]["kernel"].reshape(n_inputs, 8), max(1, 8 / n_inputs) ** 0.5),
+        (params["head"]["kernel"], 0.5 * (9 / 8) ** 0.5),
+    ):
+        values = np.linalg.svd(kernel, compute_uv=False)
+        assert_close(values, np.full(len(values), gain))

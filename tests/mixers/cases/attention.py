@@ -36,7 +36,7 @@ OPTIONS = {
         AttentionConfig(4, n_kv_heads=2, hard_alibi_heads=2, rotary_fraction=1.0)
     ),
     "local_attention_hard_alibi": attention_case(
-        LocalAttentionConfig(4, n_kv_heads=4, hard_alibi_heads=2, rotary_fraction=0.0, window=5)
+        LocalAttentionConfig(4, n_kv_heads=4, hard_alibi_heads=3, rotary_fraction=0.0, window=1)
     ),
     "attention_bidirectional": attention_case(AttentionConfig(2, rotary_fraction=0.5, causal=False)),
     "local_attention_grouped": attention_case(
