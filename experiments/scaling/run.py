@@ -137,8 +137,9 @@ def main() -> None:
     readme = HERE / "README.md"
     text = readme.read_text(encoding="utf-8")
     before, after = text.index("<!-- table -->"), text.index("<!-- end -->")
-    header = f"{machine['cores']} cores, JAX {machine['jax']}, Python {machine['python']}, "
-    body = f"<!-- table -->\n{header}{arguments.steps} steps a layout.\n\n{table(results)}\n"
+    versions = f"JAX {machine['jax']}, Python {machine['python']}"
+    header = f"{machine['cores']} cores of an {machine['device']}, {versions}, {arguments.steps} steps"
+    body = f"<!-- table -->\n{header} a layout.\n\n{table(results)}\n"
     readme.write_text(text[:before] + body + text[after:], encoding="utf-8")
 
 

@@ -155,15 +155,18 @@ are small models on two CPU cores: take the numbers as hints, and read their pag
 **Numbers in brackets are unfinished**: more training may raise them.
 
 - language: validation loss on [Tiny Shakespeare](../shakespeare_cpu/README.md) in nats, lower is better; 0.8M
-  to 0.9M parameters, a context of 64, one learning rate for all, which was searched for none; attention there
-  has learned positions, and local attention rotary ones
+  to 0.9M parameters, a context of 64, one learning rate for all (half of it for the state-space
+  parameters of `h3` and `s4d`), which was searched for none; attention there has learned positions, and local
+  attention rotary ones
 - recall: accuracy of [four pairs in 32 tokens](../mqar_state/README.md) at width 64; guessing
-  one of the values shown gives 0.25
+  one of the values shown gives 0.25; `fastmax` and `signed_hawk` in one seed. At eight pairs attention alone
+  ends at {shown(mqar["task=8 pairs,pattern=attention,width=64"])} in this budget
 - copying: letters of strings of [{LETTERS}, trained on 3 to 24](../string_copying/README.md), of attention
   with Hard-ALiBi; 0.04 at random
 - parity: of [256 tokens, trained on 3 to 40](../state_tracking/README.md); permutations: of [64, trained on
-  16](../word_problems/README.md); one half and a sixth at random; attention has learned positions in both,
-  which are not trained beyond these lengths; both of delta rules without `negative_eigenvalues` (with them
+  16](../word_problems/README.md); one half and a sixth at random (evenness alone gives a third
+  of the permutations); positions of training count, too; attention has learned positions in both, which are
+  not trained beyond these lengths; both of delta rules without `negative_eigenvalues` (with them
   `gated_delta`, `kda` and `gated_delta2` have {negative}, and {turned})
 - compression: [MAD's task](../mad/README.md), its macro accuracy; one seed each, and all but one
   unfinished: no ranking
@@ -200,7 +203,8 @@ parity of 16 numbers, copying and permutations of 128. `fastmax` has its quadrat
   before it). With a constant state `gated_delta` has {values(copying["model=gated_delta"], LETTERS)} over
   seeds, `mamba2` {values(copying["model=mamba2"], LETTERS)}, and `hawk`, which is unfinished,
   {values(copying["model=hawk"], LETTERS)} so far.
-- If inputs are **longer than in training**, try `hawk`, of the five mixers that were tried: at eight times
+- If inputs are **longer than in training**, try `hawk`, of the four mixers that were tried
+  (none with a matrix as memory; of strings see above): at eight times
   the length it keeps the induction head ({values(hawk["induction"], 256)} over seeds) and selective copying
   ({values(hawk["selective_copying"], 256)}; 0.34 at another rate and schedule), where attention, with learned
   positions or rotary ones, has medians of {min(kept):.2f} to {max(kept):.2f} ([32 tokens in
