@@ -149,6 +149,7 @@ def results_of(folder):
     return results
 
 
+@pytest.mark.grid
 def test_operators_write_a_table_numbers_and_a_plot(tmp_path, capsys):
     folder = tmp_path / "new"
     sizes = ["--lengths", 32, 16, "--d-model", 8, "--batch-size", 2]

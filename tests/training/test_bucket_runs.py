@@ -160,6 +160,7 @@ def test_a_second_training_is_refused(run, experiment, console, monkeypatch):
     assert after == before
 
 
+@pytest.mark.grid
 def test_an_owner_that_lost_the_lock_writes_no_more(run, experiment, console, monkeypatch):
     """Another process takes the lock over before a checkpoint is committed."""
     commit = BucketSteps.commit

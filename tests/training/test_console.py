@@ -53,6 +53,7 @@ def test_on_a_terminal_the_bar_says_compiling_before_the_first_step():
         assert text in after
 
 
+@pytest.mark.grid
 def test_a_continued_run_lists_no_parameters_and_no_more_rows_than_a_person_reads(whole, experiment, console):
     train(longer(experiment, 21), whole, console)
     printed = console.file.getvalue()

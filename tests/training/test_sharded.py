@@ -110,6 +110,7 @@ def test_rows_and_length_of_a_batch_are_divided():
     assert batch_spec(4) == PartitionSpec(("data", "fsdp"), "sequence")
 
 
+@pytest.mark.grid
 def test_a_mesh_trains_as_pmap_does():
     """Meshes of eight devices are tested below."""
     found = losses(sharded(1, 2, 2), HYENA, accumulation_steps=2)

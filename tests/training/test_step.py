@@ -202,7 +202,8 @@ def test_too_many_devices_and_indivisible_batches_are_refused():
         check_batch(8, 2, 3)
 
 
-@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.grid), 2])
+@pytest.mark.grid
+@pytest.mark.parametrize("parts", [1, 2])
 def test_joint_steps_are_those_of_the_runs_alone(parts):
     """100 steps of runs with other seeds, rates and optimizers, the last of which begins at another step."""
     model = models.build(dataclasses.replace(CONFIG, dropout=0.1))

@@ -67,6 +67,7 @@ def steps(experiment: Experiment, n: int) -> Experiment:
     return replace(experiment, training=replace(experiment.training, steps=n))
 
 
+@pytest.mark.grid
 def test_a_tracker_is_given_the_rows_and_told_where_they_repeat(noted, tmp_path, console):
     train(steps(noted(), 6), tmp_path / "run", console)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
