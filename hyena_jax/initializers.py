@@ -80,7 +80,7 @@ def uniform_within(bound: float) -> Initializer:
 
 
 def scaled_orthogonal(gain: float) -> Initializer:
-    """Orthogonal kernels [..inputs, outputs] times gain sqrt(max(1, outputs / inputs)), as in RWKV's code."""
+    """Orthogonal kernels [*inputs, outputs] times gain sqrt(max(1, outputs / inputs)), as in RWKV's code."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
         scale = gain * max(1, shape[-1] / math.prod(shape[:-1])) ** 0.5

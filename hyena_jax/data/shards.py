@@ -342,16 +342,11 @@ def _of_files(argument: str, folder: str, files: Sequence[str], config: ShardsCo
         index = read_index(objects / INDEX, data, argument)
         listed = {shard.name + BIN: shard for shard in index.shards + index.held_out}
         if set(files) <= set(listed):
-            train, held_out = (
-                [
-                    _part(argument, objects, shard, index, sizes)
-                    for shard in shards
-                    if shard.name + BIN in files
-                ]
-                for shards in (index.shards, index.held_out)
-            )
+            parts = [_part(argument, objects, listed[file], index, sizes) for file in files]
+            held_out = {shard.name + BIN for shard in index.held_out}
             digest = [listed[file].sha256 for file in files]
-            return _Opened(objects, train, held_out, index, [digest, index.dtype])
+            sides = ([part for part in parts if (part.file in held_out) == side] for side in (False, True))
+            return _Opened(objects, *sides, index, [digest, index.dtype])
     must = f"uint16 or uint32, for .bin files without an index such as {objects / files[0]}"
     require(config.dtype is not None, "dtype", None, must)
     dtype, parts = DTYPES[config.dtype], []

@@ -204,7 +204,7 @@ def exported_settings(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def ends(model: LanguageModelConfig, bos: int | None) -> dict[str, int | None]:
-    """The other special tokens, known if the vocabulary is the released one."""
+    """The other special tokens, known if vocabulary and `bos` are those of the released models."""
     is_released = bos == BOS and model.vocab_size == RELEASED_VOCABULARY
     return ENDS if is_released else dict.fromkeys(ENDS)
 

@@ -84,7 +84,7 @@ class Settings:
         rope = self.inner("rope_parameters")
         for name in ("rope_type", "type"):  # the latter is its older name
             rope.require(name, "default")
-        for name in rope.values.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}:
+        for name in sorted(rope.values.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}):
             rope.require(name, None)
         return rope
 
