@@ -207,7 +207,8 @@ def page(study: "Study", results: Mapping[str, Any]) -> str:
         f"```bash\n{results['command']}\n```\n",
         f"{_made(results)}. That command writes this page.\n",
         *(
-            f"Later, by `{later['command']}` ({_made(later)}): {'; '.join(map(label, later['groups']))}.\n"
+            f"Added or replaced later, by `{later['command']}` ({_made(later)}): "
+            f"{'; '.join(map(label, later['groups']))}.\n"
             for later in results.get("later", [])
         ),
         f"Trained on {', '.join(tasks)}. Median, range and solved runs: over seeds, on {study.evaluated}. "

@@ -269,7 +269,7 @@ def test_groups_that_are_trained_later_leave_the_others_as_they_are():
         runs = {name: {**row, "value": value, "learning_rate": 1e-3} for name, row in hyena.items()}
         kept = study.joined(kept, {**RESULTS, **made, "search": {"pattern=hyena,width=1": {}}, "runs": runs})
     page = pages.page(EXAMPLE, kept)
-    assert page.count("Later, by `python x --only pattern=hyena` (1 minutes on 2 cores (a processor); ") == 1
+    assert page.count("later, by `python x --only pattern=hyena` (1 minutes on 2 cores (a processor); ") == 1
     assert "**0.700**" in page
     assert "**0.500**" not in page
     assert {name: kept["runs"][name] for name in RESULTS["runs"] if name not in hyena} == {
