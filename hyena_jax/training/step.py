@@ -64,7 +64,12 @@ class TrainState(NamedTuple):
 
 def init_params(model: nn.Module, seed: int) -> optax.Params:
     """Initial parameters, drawn from `seed`."""
-    return jax.jit(model.init)(jax.random.key(seed), example_inputs(model.config))["params"]
+    return _drawn(model, jax.random.key(seed))
+
+
+@partial(jax.jit, static_argnums=0)  # models of equal configs are equal: traced once, for shapes and values
+def _drawn(model: nn.Module, key: jax.Array) -> optax.Params:
+    return model.init(key, example_inputs(model.config))["params"]
 
 
 def init_state(params: optax.Params, optimizer: optax.GradientTransformation) -> TrainState:
