@@ -34,6 +34,8 @@ STEPS_EVERY = 0.5
 """Least seconds between two events about steps."""
 TIMED = 3
 """Steps after the first that an estimate measures; their median counts."""
+FREED_EVERY = 8
+"""Requests after which compiled functions are freed: each run adds some, and JAX's own serve all runs."""
 
 
 class Server:
@@ -46,6 +48,7 @@ class Server:
         self._send = send
         self._plugins: set[str] = set()
         self._kept: tuple[DataConfig, Encoding | None, Dataset] | None = None
+        self._n_served = 0
 
     def serve(self, request: Request) -> bool:
         """Returns False once this process was asked to stop; what else went wrong is sent."""
@@ -82,7 +85,9 @@ class Server:
             _send_error(self._send, error)
         finally:
             sys.stdout.flush()
-            jax.clear_caches()  # the next run's functions are others
+            self._n_served += 1
+            if self._n_served % FREED_EVERY == 0:
+                jax.clear_caches()
         return True
 
     def _train_together(self, requests: tuple[Request, ...]) -> None:
