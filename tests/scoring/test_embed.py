@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from tolerances import assert_close
@@ -36,11 +37,11 @@ def run(tmp_path_factory):
 
 def plain(run, text, layer, stride=MAX_LEN // 2):
     """States of the text's tokens [n, D], window by window, without padding."""
-    ids, method = run.tokenizer.encode(text).astype(np.int32), "features"
+    ids, variables = run.tokenizer.encode(text).astype(np.int32), {"params": run.params}
+    features = jax.jit(lambda ids: run.model.apply(variables, ids, None, True, layer, method="features"))
     found, start = [], 0
     while True:
-        some = ids[None, start : start + MAX_LEN]
-        states = run.model.apply({"params": run.params}, some, None, True, layer, method=method)[0]
+        states = features(ids[None, start : start + MAX_LEN])[0]
         found.append(np.asarray(states)[len(np.concatenate(found)) - start if found else 0 :])
         if start + MAX_LEN >= len(ids):
             return np.concatenate(found)
