@@ -1,6 +1,7 @@
 """Experiments in files: loaded from a config, saved with a digest, read and compared."""
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import itertools
@@ -87,7 +88,9 @@ def config_files() -> dict[str, Path]:
     return {}
 
 
+@functools.cache
 def _converter() -> "cattrs.Converter":
+    """Reads and writes configs. It keeps what it generates for each class, those of later plugins too."""
     import cattrs
     from cattrs.gen import make_dict_unstructure_fn, override
 
