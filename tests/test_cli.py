@@ -121,6 +121,7 @@ def page_data(path):
     return json.loads(text.partition('id="data">')[2].partition("</script>")[0])
 
 
+@pytest.mark.grid
 def test_show(workdir, root, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert run("show", workdir, "--text", "the </script>" * 3, "--output", page) == 0
@@ -164,6 +165,7 @@ SMALL_IMAGES = """
 """.split()
 
 
+@pytest.mark.grid
 def test_train_evaluate_images(tmp_path, capsys):
     path, other = (write_pair(tmp_path / name, n) for name, n in (("some", 40), ("other", 7)))
     folder = tmp_path / "run"
@@ -199,6 +201,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(workdir, capsys):
     assert len(losses) == 1
 
 
+@pytest.mark.grid
 def test_the_same_command_again_continues_also_where_the_text_was_moved(workdir, text, tmp_path, capsys):
     again = ["train", "quickstart", "--workdir", workdir, *TINY, "--logging.sample-tokens", 20]
     assert run(*again, "--training.steps", 6, "--data.path", text) == 0
@@ -370,6 +373,7 @@ def test_wrong_flags_are_code_2_with_a_hint(arguments, message, capsys):
     assert message in captured.out + captured.err
 
 
+@pytest.mark.grid
 def test_prompts_outside_the_vocabulary(tmp_path, text, capsys):
     folder = tmp_path / "letters"
     characters = ["--data.tokenizer", "characters", "--logging.sample-prompt", "the"]

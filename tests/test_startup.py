@@ -235,6 +235,7 @@ assert bits() == plain
 """
 
 
+@pytest.mark.grid
 def test_cached_programs_compute_the_same_bits_and_print_nothing(tmp_path):
     variables = (startup.CACHE_VARIABLE, "XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in variables}

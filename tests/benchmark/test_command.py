@@ -329,6 +329,7 @@ def test_decoding(tmp_path, capsys):
     assert "ms/token" in capsys.readouterr().out
 
 
+@pytest.mark.grid
 def test_a_mixer_of_the_users_is_timed_and_said_not_to_be_checked(plugin, tmp_path, capsys):
     folder = tmp_path / "new"
     arguments = ["--mixers", "mean", "--lengths", 16, "--d-model", 8, "--plugin", plugin, "--output", folder]

@@ -17,10 +17,12 @@ def test_every_mixer_passes(name):
     assert verify.verify_mixer(name, MIXER_CONFIGS[name](), d_model=16, dtype="float32")
 
 
+@pytest.mark.grid
 def test_half_precision_passes():
     verify.verify_mixer("hawk", HawkConfig(), d_model=8, dtype="bfloat16")
 
 
+@pytest.mark.grid
 def test_corrupted_parameters_do_not_pass(monkeypatch):
     oracle = verify.mixer_oracle
 
@@ -60,6 +62,7 @@ def test_the_torch_versions_pass(name):
     verify.verify_baseline(name, name, baseline, d_model=8, dtype="float32")
 
 
+@pytest.mark.grid
 def test_a_model_and_its_decoding_pass_and_a_wrong_one_does_not(monkeypatch):
     config = LanguageModelConfig(
         pattern=(AttentionConfig(2),), n_layers=2, d_model=8, d_ff=8, max_len=20, vocab_size=9

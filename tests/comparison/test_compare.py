@@ -141,6 +141,7 @@ def test_tables_say_the_same(sweep, tmp_path, capsys):
     assert cells[1:7] == ["variant=attention,n_heads=2", "2", "0.6000", "0.4000-0.8000", "0.8000", "30"]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("n_groups", [9, *in_grid(1, 8)])
 @pytest.mark.parametrize("x", ["step", "seconds"])
 def test_a_figure_of_any_number_of_groups(tmp_path, n_groups, x):
@@ -208,6 +209,7 @@ def test_rows_without_a_loss(tmp_path):
     assert (row.metric, row.last) == ("other", (2.5,))
 
 
+@pytest.mark.grid
 def test_many_evaluations_and_the_largest_numbers_are_drawn(tmp_path):
     folder = write_run(tmp_path / "run", experiment(HawkConfig()), ())
     losses = [1e308, -1e308, *range(50_000)]

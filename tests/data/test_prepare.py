@@ -102,6 +102,7 @@ def test_a_large_vocabulary_is_uint32(lines, tmp_path):
     assert tokens_of(tmp_path / "out", index.shards).max() == 2**16
 
 
+@pytest.mark.grid
 def test_the_bytes_do_not_depend_on_the_workers(lines, tmp_path, bpe):
     for workers in (1, 2, 3):
         made(lines, tmp_path / str(workers), bpe, workers)
@@ -401,6 +402,7 @@ def test_wrong_files_are_one_line(tmp_path, name, data, message):
         made(str(tmp_path / name), tmp_path / "out")
 
 
+@pytest.mark.grid
 def test_an_error_of_a_worker_is_that_of_the_command(lines, tmp_path):
     with Path(lines).open("a") as file:
         file.write('{"other": 1}\n')

@@ -363,6 +363,7 @@ print(seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1
 """
 
 
+@pytest.mark.grid
 def test_a_start_takes_the_time_and_memory_of_the_index(tmp_path):
     """Two sources of 300 shards, 43 billion tokens in all: less than a second, less than 100 MB."""
     n, sources = 2**27 // 2 * 3 // 2, []

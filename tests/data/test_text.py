@@ -171,6 +171,7 @@ def test_tiny_shakespeare_of_tfds_equals_the_plain_file(tmp_path):
     assert [logging.getLogger(name).level for name in ("absl", "urllib3")] == levels
 
 
+@pytest.mark.grid
 @needs_shakespeare
 @needs_tensorflow
 def test_preparing_without_tensorflow(tmp_path):

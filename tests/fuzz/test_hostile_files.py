@@ -182,6 +182,7 @@ def test_special_files(readers, tmp_path, name, kind):
     assert refused(readers[name], path) != empty
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["state", "safetensors", "bin", "tokenizer", "config", "metrics"])
 @pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "sparse"])
 def test_special_files_of_some_formats(readers, tmp_path, name, kind):

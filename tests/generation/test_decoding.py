@@ -135,6 +135,7 @@ def test_prompts_of_different_lengths_equal_separate_runs(name):
         check_greedy(name, prompt, continuation)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["hyena", pytest.param("griffin", marks=pytest.mark.grid)])
 def test_a_row_of_a_batch_equals_a_batch_of_one_with_its_seed(name):
     """Sample i has seed + i, modulo 2**32."""
@@ -178,6 +179,7 @@ def test_rows_end_after_their_stop_tokens():
         np.testing.assert_array_equal(after.log_probs, before.log_probs[:end])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("prompt", [pytest.param([3], marks=pytest.mark.grid), [3, 1, 4, 5] * 6])
 def test_a_full_context_slides_by_half(prompt):
     """By definition: after 16 tokens were read, the last 8 are read again."""
@@ -200,6 +202,7 @@ def test_a_full_context_is_refused_by_choice():
         drawn("hyena", [[3] * 17], **options, n_tokens=1)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["griffin", pytest.param("constant", marks=pytest.mark.grid)])
 def test_states_that_do_not_grow_go_on_beyond_max_len(name):
     """They continue as in a model with a larger max_len."""
@@ -233,6 +236,7 @@ def test_rows_are_aligned_at_the_right():
     assert right_aligned([np.array([1]), np.array([2])])[1] is None
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", PATTERNS)
 def test_repeated_rows_share_what_the_batch_shares(name):
     module = module_of(name)

@@ -129,6 +129,7 @@ def test_models_without_a_state_are_decoded_by_calls_alone(name, request):
         generate(model, params, RAGGED[:1], Request(17, on_full="error"))
 
 
+@pytest.mark.grid
 def test_all_logits_of_a_prefill_and_the_last_alone():
     model, params = language_model(AttentionConfig(n_heads=2))
     tokens = jnp.array([[0, 3, 1, 4], [1, 5, 9, 2]])
@@ -153,6 +154,7 @@ def test_all_logits_of_a_prefill_and_the_last_alone():
         np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
+@pytest.mark.grid
 def test_the_context_is_a_state_that_can_be_saved(mean, tmp_path):
     model, params = mean
     prompted = prefill(model, params, RAGGED[1:])

@@ -225,6 +225,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(saved, monkeypatch):
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("mixer", "options", "name"),
     [

@@ -177,6 +177,7 @@ def test_a_run_beside_reads_the_same_tokens(seen, tmp_path, monkeypatch):
         beside(fewer, shown, trace, monkeypatch, tmp_path)
 
 
+@pytest.mark.grid
 def test_a_run_beside_reads_as_many_patches(tmp_path, monkeypatch):
     common = {"pattern": (FIRConfig(),), "n_layers": 1, "d_model": 4, "d_ff": 4, "dtype": "float32"}
     sizes = {"image_size": (8, 8), "channels": 1, "n_classes": 2}

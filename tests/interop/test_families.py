@@ -41,7 +41,7 @@ BOTH_LENGTHS = pytest.mark.parametrize("which", [pytest.param(0, marks=pytest.ma
 @BOTH_LENGTHS
 @pytest.mark.parametrize(
     "family",
-    ["lfm2", "olmo_hybrid", "rwkv7", *in_grid("safari", "stripedhyena2", "hyenadna", "rwkv7_transformers")],
+    ["lfm2", "olmo_hybrid", *in_grid("rwkv7", "safari", "stripedhyena2", "hyenadna", "rwkv7_transformers")],
 )
 def test_logits_are_the_reference_s(converted, family, which):
     run = hyena_jax.load_run(converted(family))
@@ -90,6 +90,7 @@ def test_recurrentgemma_of_deepmind_s_flax_code(tmp_path, which):
     assert np.abs(logits_of(run.model, run.params, tokens) - logits).max() < MOST
 
 
+@pytest.mark.grid
 def test_the_window_of_hyenadna_is_shifted_by_its_standalone_file(converted):
     run = hyena_jax.load_run(converted("hyenadna"))
     assert run.experiment.model.pattern[0].filter.window_shift == 0.05
@@ -139,6 +140,7 @@ def test_a_converted_run_has_no_text_of_its_own(converted):
         run.evaluate()
 
 
+@pytest.mark.grid
 def test_the_optimizer_s_state_is_that_of_a_new_run(converted):
     from hyena_jax.training.checkpoint import Checkpoints
     from hyena_jax.training.optimizer import make_optimizer
@@ -166,12 +168,14 @@ def test_lfm2_rounds_the_width_only_with_a_factor():
         assert lfm2.from_settings(settings).d_ff == width
 
 
+@pytest.mark.grid
 def test_striped_hyena_2_scales_its_rotary_positions(converted):
     pattern = hyena_jax.load_run(converted("stripedhyena2")).experiment.model.pattern
     attention = next(mixer for mixer in pattern if isinstance(mixer, AttentionConfig))
     assert attention.rotary_scaling == 4
 
 
+@pytest.mark.grid
 def test_rwkv7_s_tensors_of_transformers_are_used_and_read_back(converted):
     run = hyena_jax.load_run(converted("rwkv7_transformers"))
     stored, leaves = load_file(STORED / "rwkv7_transformers" / "model.safetensors"), named_leaves(run.params)

@@ -16,6 +16,7 @@ from hyena_jax.data.tokenizers import BpeTokenizer
 from hyena_jax.interop import lfm2, recurrentgemma, transformers_folder
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("family", ["recurrentgemma", *in_grid("olmo_hybrid", "lfm2")])
 def test_an_export_is_converted_to_the_same_bits(converted, tmp_path, family, capsys):
     """The window, of which transformers is told one more, comes back too."""

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from cases import CASES, OPTIONS, plugins
 from cases.case import Case, D
-from cases.hyena import FILTERS
 from derivative_modes import assert_trees_close, check_modes
 from tolerances import DIFFERENCE_TOLERANCE, TOLERANCE, assert_close
 
@@ -23,21 +22,6 @@ LENGTHS = (127, 1, 7, 64)
 OPTION_LENGTH = 31
 GRADIENT_LENGTH = 31
 EVERY = CASES | OPTIONS
-# What these options change has values of its own in default tests of ops, filters or one mixer.
-CHECKED_IN_PARTS = {
-    *(f"hyena_{name}_filter" for name in FILTERS if name != "modal"),
-    *("aft_simple_torch", "attention_1_head", "attention_grouped", "local_attention_window_beyond_length"),
-    *("hyena_groups_in_heads", "hyena_short_in_blocks"),
-    *(f"{name}_short" for name in ("annotated_hyena", "gated_hyena", "h3", "s4d", "fir")),
-    *("fastmax_p1", "fastmax_bidirectional_quadratic", "hawk_ring_a_to_c"),
-}
-# Further values of an option that is tested by default, mostly its extremes: under the marker `grid` alone.
-EXTREMES = {
-    *("annotated_hyena_3", "hyena_conv_first_1", "hyena_conv_first_heads", "hyena_bidirectional_blocks"),
-    *("aft_conv_1_tap", "aft_conv_more_taps_than_tokens", "aft_local_window_1"),
-    *("aft_local_window_beyond_the_end", "hawk_gate_blocks", "fastmax_p4"),
-    "local_attention_hard_alibi",
-}
 # The mixer of another case with other options: its slow tests run under the marker `grid` alone.
 ALIKE = {"hyena_short", "hawk_griffin", "aft_full"}
 MODES = (jax.jacfwd, jax.jacrev)
@@ -70,12 +54,12 @@ def over_cases(cases, outside_grid=tuple(CASES)):
 
 
 def at_lengths(lengths):
-    """Cases at the first length and most options at a shorter one; more lengths under the marker `grid`."""
+    """Cases at the first length; options, and more lengths, under the marker `grid`."""
     params = []
     for name in EVERY:
         every = lengths if name in CASES else (OPTION_LENGTH, *lengths[:2])
         for length in every:
-            in_grid = length != every[0] or name in CHECKED_IN_PARTS | EXTREMES
+            in_grid = name not in CASES or length != lengths[0]
             params.append(pytest.param(name, length, marks=marks(name, in_grid), id=f"{name}-{length}"))
     return pytest.mark.parametrize(("name", "length"), params)
 
@@ -134,7 +118,7 @@ def empty_states(name: str) -> Callable:
 
 
 def test_every_mixer_has_a_case():
-    assert EVERY.keys() >= CHECKED_IN_PARTS | EXTREMES | ALIKE
+    assert CASES.keys() >= ALIKE
     assert {type(case.config) for case in CASES.values()} == set(MIXER_CONFIGS.values())
 
 
@@ -234,13 +218,7 @@ def test_what_reads_ahead_has_no_state(name):
         bound.init_state(1, 5)
 
 
-@over_cases(
-    DECODED,
-    outside_grid=[
-        *(CASES.keys() - ALIKE),
-        *("hyena_modal_filter", "hyena_medium", "attention_rotary", "attention_hard_alibi"),
-    ],
-)
+@over_cases(DECODED, outside_grid=CASES.keys() - ALIKE)
 def test_prefill_and_steps_equal_the_parallel_form(name):
     check_decoding(name, OPTION_LENGTH if name in CASES else 7, (0, 3))
 
@@ -359,7 +337,7 @@ def test_state_leaves_start_with_the_batch(name):
     assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves(state._replace(shared=None)))
 
 
-@over_cases([name for name in EVERY if name not in CHECKED_IN_PARTS | EXTREMES], outside_grid=OF_MANY_AT_ONCE)
+@over_cases(EVERY, outside_grid=OF_MANY_AT_ONCE)
 def test_bfloat16_is_close_and_has_finite_gradients(name):
     params, x = init(name), inputs(127)
     half, run = x.astype(jnp.bfloat16), jitted(name, dtype=jnp.bfloat16)
@@ -371,7 +349,10 @@ def test_bfloat16_is_close_and_has_finite_gradients(name):
 
     promotion = "standard" if EVERY[name].through_library else "strict"
     with jax.numpy_dtype_promotion(promotion):
-        grads, y = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, half)
+        if name in CASES:
+            grads, y = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, half)
+        else:  # its gradient takes the dtypes of its mixer's case
+            grads, y = (), run(params, half)
     if not EVERY[name].is_sensitive:
         assert_close(y, jitted(name)(params, x), "bfloat16")
     assert np.isfinite(np.float32(y)).all()

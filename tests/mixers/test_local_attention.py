@@ -29,6 +29,7 @@ def bound(window: int, dtype=None) -> LocalAttention:
     return mixer(window, dtype).bind(init())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("window", "pieces"),
     [
@@ -74,6 +75,7 @@ def test_a_key_beyond_the_window_has_exactly_no_influence():
     np.testing.assert_array_equal(seen, np.arange(16, 21))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("window", [7, 8, 16])
 def test_beyond_max_len_a_prefill_sees_as_many_keys_as_steps(window):
     module = LocalAttention(D, 8, LocalAttentionConfig(2, window=window)).bind(init())

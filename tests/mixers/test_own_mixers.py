@@ -77,6 +77,7 @@ def test_right_mixers_pass(mix):
     check_consistency(own(mix))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("config", [HyenaConfig(), *in_grid(HyenaConfig(bidirectional=True))])
 def test_mixers_that_refuse_documents_or_decoding_pass(config):
     check_consistency(Hyena(8, 16, config))
@@ -134,6 +135,7 @@ def test_calls_that_depend_on_the_number_of_tokens_are_refused(mix, message):
         bound.prefill(state, jnp.zeros((2, 3, D)))
 
 
+@pytest.mark.grid
 def test_a_state_that_grows_must_not_be_declared_unbounded():
     mixer = own(lambda self, x, seq: seq.attend(*[x[:, :, None]] * 3)[:, :, 0])
     check_consistency(mixer)
@@ -188,6 +190,7 @@ def test_lengths_of_a_later_prefill_are_not_numbers():
     assert np.isnan(bound.prefill(state, jnp.ones((2, 3, D)), np.int32([2, 3]))[1]).all()
 
 
+@pytest.mark.grid
 def test_one_filter_serves_two_convolutions_and_names_are_ones_own():
     """A user's operator may have the name of one of ours."""
 
@@ -200,6 +203,7 @@ def test_one_filter_serves_two_convolutions_and_names_are_ones_own():
     check_consistency(own(mix))
 
 
+@pytest.mark.grid
 def test_many_taps_of_channels_on_several_axes():
     """More taps than shifted windows pay off for, with the time last."""
 

@@ -315,6 +315,7 @@ def test_values_of_the_first_layer_and_recomputed_blocks(policy):
         assert_close(a, b)
 
 
+@pytest.mark.grid
 def test_initial_values_of_rwkv7():
     """The published code's: orthogonal kernels by the ratio of widths, residual outputs of 0, tiny
     embeddings; token shifts, decays and norms by the depth."""
@@ -362,6 +363,7 @@ def test_initial_values_of_rwkv7():
     }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "policy",
     [pytest.param(p, marks=() if p == "block" else pytest.mark.grid) for p in REMAT_POLICIES],
@@ -394,6 +396,7 @@ def test_bfloat16_activations_keep_float32_parameters_and_logits(name):
     assert_close(logits, logits_of(params, TOKENS, config), "bfloat16")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["griffin", "untied_head_with_bias", *in_grid("striped_hyena_2", "lfm2")])
 def test_float64_stays_float64(name):
     config = dataclasses.replace(VARIANTS[name], pattern=(HyenaConfig(filter=FILTER),), n_layers=1)
@@ -460,6 +463,7 @@ def test_too_long_sequences_are_refused():
         logits_of(init(), jnp.zeros((1, 14), jnp.int32))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("mixer", [AFTSimpleConfig(), AFTLocalConfig(window=3)], ids=["positions", "biases"])
 def test_steps_beyond_max_len_are_no_numbers(mixer):
     """Where a state does not grow, but positions or biases end."""

@@ -46,6 +46,7 @@ def compiled_step(model_config, rows: int):
     return text, sum(leaf.size * 4 for leaf in jax.tree.leaves(params))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("mixer", "remat"),
     [
@@ -87,6 +88,7 @@ def test_no_backend_is_asked_while_a_model_is_traced(name, monkeypatch):
     assert jax.eval_shape(decode, params).shape == (2, 256)
 
 
+@pytest.mark.grid
 def test_a_program_for_a_tpu_holds_its_forms():
     def program(mixer, platform, kernels=False):
         layout = Layout(platform, kernels=kernels)

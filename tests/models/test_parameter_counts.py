@@ -64,6 +64,7 @@ def test_fastmax_on_mnist(head):
     assert count(config) == 6_157
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("mixer", "size"),
     [

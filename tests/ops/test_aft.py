@@ -176,6 +176,7 @@ def test_one_tap_has_no_deviation():
     np.testing.assert_array_equal(gradient(jnp.ones((1, 1))), [[0]])
 
 
+@pytest.mark.grid
 def test_memory_of_aft_full_grows_about_linearly():
     """The gradient's temporary memory, also where keys differ too much for matrix products."""
     width = 64

@@ -225,6 +225,7 @@ def test_the_softmax_of_bfloat16_is_computed_in_float32():
     assert_close(y, attention.softmax_attention(*wide, one_segment(127)))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("mode", "window"),
     [

@@ -25,6 +25,7 @@ def test_a_function_with_its_own_derivative_has_all_modes():
         check_modes(lambda args: own_derivative(forward, pull_back)(*args), (X, KERNEL), is_thorough=True)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("argument", [1, *in_grid(0)])
 def test_one_argument_alone_may_be_differentiated(argument):
     def f(moved):
@@ -36,6 +37,7 @@ def test_one_argument_alone_may_be_differentiated(argument):
         check_modes(f, (X, KERNEL)[argument], is_thorough=True)
 
 
+@pytest.mark.grid
 def test_gradients_are_those_of_the_rule():
     """A deliberately wrong rule shows that it was used."""
     f = own_derivative(forward, lambda residuals, y_bar: (jnp.full_like(X, 2.0), jnp.full_like(KERNEL, 3.0)))

@@ -60,6 +60,7 @@ def test_derivatives_in_both_modes(p, causal, monkeypatch):
         check_modes(lambda args: form(*args, p, causal), arrays(7, 0.4), is_thorough=p == 3)
 
 
+@pytest.mark.grid
 @properties
 @given(st.integers(1, 4), st.booleans(), st.floats(0.1, 2.0), st.integers(0, 2**31))
 def test_the_forms_are_equal(p, causal, scale, seed):

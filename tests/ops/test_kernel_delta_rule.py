@@ -133,6 +133,7 @@ def test_mosaic_compiles_it_for_a_tpu(target, name, sizes):
     assert program.count('custom_call_target="tpu_custom_call"') == 2
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["head", "channel"])
 def test_its_cost_is_counted(name):
     """Every array crosses HBM once each way, and the memories between the chunks; keys once for each head."""

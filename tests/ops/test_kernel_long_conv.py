@@ -71,6 +71,7 @@ def test_values_and_gradients_equal_the_oracle(shape, precision):
         assert np.abs(ours - theirs).max() <= TOLERANCE[precision] * np.abs(theirs).max()
 
 
+@pytest.mark.grid
 def test_groups_of_channels_share_filters():
     u, h, weight = (np.stack([x, 2 * x]) for x in arrays(3, 2, 131))
     ours = results(interpreted, u, h[0], weight)
@@ -106,6 +107,7 @@ def test_forward_mode_and_second_derivatives_equal_those_without_a_kernel():
         assert_close(a, b)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "shape", [(3, 4, 131), *[pytest.param(s, marks=pytest.mark.grid) for s in [(4, 3, 131), (3, 3, 131)]]]
 )
@@ -118,6 +120,7 @@ def test_where_xla_shards_arrays_each_device_convolves_its_rows(shape):
         assert_close(a, b)
 
 
+@pytest.mark.grid
 def test_runs_on_shards():
     u, h, weight = arrays(3, 4, 131)
     mesh = jax.make_mesh((4,), ("a",), (AxisType.Auto,))

@@ -96,6 +96,7 @@ def test_derivatives_in_both_modes(length, method, reverse, is_thorough):
         check_modes(lambda args: linear_recurrence(*args, reverse, method), arrays(length), is_thorough)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("argument", [0, 1, 2])
 @pytest.mark.parametrize("is_thorough", [False, *in_grid(True)])
 def test_one_argument_alone_may_be_differentiated(argument, is_thorough):

@@ -77,6 +77,7 @@ def test_short_conv(n_taps, ids):
     check(whole, over, normal(2, BATCH, LENGTH), normal(n_taps, 2, 1, 1), normal(2, 1, 1), ids)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("n_taps", "ids"),
     [
@@ -173,6 +174,7 @@ def test_softmax_attention_in_blocks():
     check(whole, over, q, k, v)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("is_causal", [pytest.param(False, marks=pytest.mark.sequence), True])
 def test_fastmax(is_causal):
     def whole(q, k, v):
@@ -213,6 +215,7 @@ def test_delta_rule(n, erases, by_channel, ids):
     check(whole, over, q, k, v, log_a, read, write, starts)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("spread", "ids"),
     [
@@ -236,6 +239,7 @@ def test_aft_simple(spread, ids):
     check(whole, over, keys, values, numbers)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("shape", "batch"),
     [

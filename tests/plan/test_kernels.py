@@ -81,6 +81,7 @@ def test_a_branch_on_data_is_refused():
         counted(f, (8, 128))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("batch", [8, 33])  # one block of 32 rows, and two
 def test_the_fused_convolution_and_its_gradient(batch):
     """Each array crosses HBM once; 6 passes over products with [256, 256] for every transform."""

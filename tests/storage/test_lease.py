@@ -72,6 +72,7 @@ def test_a_living_owner_keeps_it(holder, bucket):
     assert "waiting up to" in lines[0]
 
 
+@pytest.mark.grid
 def test_a_dead_owner_is_followed_after_a_lease(holder, bucket):
     holder.kill()
     begun = time.monotonic()
@@ -80,6 +81,7 @@ def test_a_dead_owner_is_followed_after_a_lease(holder, bucket):
         lease.check()
 
 
+@pytest.mark.grid
 def test_an_owner_that_was_paused_is_told(holder, bucket):
     os.kill(holder.pid, signal.SIGSTOP)
     with Lease(opened(bucket), print, SHORT) as lease:

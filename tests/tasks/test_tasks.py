@@ -212,6 +212,7 @@ TINY = [
 ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("config", TINY, ids=lambda config: type(config).__name__)
 def test_no_test_row_is_a_training_row_at_a_small_vocabulary(config):
     task = TASKS[type(config)]

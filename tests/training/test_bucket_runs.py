@@ -125,6 +125,7 @@ def damage(url: str, how: str) -> str:
     return said
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "how", ["rewritten", *(pytest.param(how, marks=pytest.mark.cloud) for how in ("missing", "flipped"))]
 )
@@ -150,6 +151,7 @@ def test_what_a_kill_leaves_of_a_checkpoint_is_deleted(run, whole, experiment, c
     assert_same_end(run, whole)
 
 
+@pytest.mark.grid
 def test_a_second_training_is_refused(run, experiment, console, monkeypatch):
     with Lease(below(run), print, 0.4):
         before = [found for found in below(run).below() if found.name not in ("lock.json", "clock.json")]
@@ -226,6 +228,7 @@ def test_metrics_whose_answer_was_lost_are_put_again(bucket, monkeypatch):
     assert below(bucket).get("metrics/00000.jsonl") == b"1\n2\n3\n"
 
 
+@pytest.mark.grid
 def test_no_checkpoint_though_the_metrics_say_so(run, experiment, console):
     below(run).delete(names(run, "checkpoints/"))
     with pytest.raises(UserError, match=rf"workdir '{run}' has logged step 12 but holds no checkpoint"):

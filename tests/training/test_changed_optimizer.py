@@ -39,6 +39,7 @@ def without_dropout(experiment):
     return replace(experiment, model=replace(experiment.model, dropout=0.0))
 
 
+@pytest.mark.grid
 def test_the_values_are_those_of_a_continuation_by_hand(without_dropout, tmp_path, console):
     """The state of the checkpoint, updated by optax with gradients of the cross-entropy, written out."""
     run = tmp_path / "run"

@@ -62,6 +62,7 @@ def test_a_continued_run_lists_no_parameters_and_no_more_rows_than_a_person_read
     assert [line.split()[1] for line in printed.splitlines() if " left" in line] == ["15", "21"]
 
 
+@pytest.mark.grid
 def test_a_warm_up_as_long_as_the_run_is_said(experiment, tmp_path, console):
     train(longer(experiment, 2), tmp_path / "run", console)
     rises = "the learning rate only rises, in optimizer.schedule.warmup_steps=2 of training.steps=2\n"

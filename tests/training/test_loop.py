@@ -136,6 +136,7 @@ def by_the_clock(experiment):
     return dataclasses.replace(timed, parallel=dataclasses.replace(experiment.parallel, stop_every=1))
 
 
+@pytest.mark.grid
 def test_checkpoints_by_the_clock_are_replaced_and_change_nothing_else(whole, experiment, tmp_path, console):
     timed = tmp_path / "timed"
     train(by_the_clock(experiment), timed, console)
@@ -144,6 +145,7 @@ def test_checkpoints_by_the_clock_are_replaced_and_change_nothing_else(whole, ex
     assert saved_steps(timed / "checkpoints") == sorted({*lasting, 11}, reverse=True)  # 11: before the last
 
 
+@pytest.mark.grid
 def test_a_run_that_fails_continues_after_its_last_checkpoint_by_the_clock(
     whole, experiment, tmp_path, console, monkeypatch
 ):
@@ -397,6 +399,7 @@ def test_the_first_step_of_a_start_has_no_speed(experiment, tmp_path, console, s
     assert " 0 tokens/s" not in console.file.getvalue()
 
 
+@pytest.mark.grid
 def test_what_rows_compute_is_compiled_before_speed_is_measured(experiment, tmp_path, console, monkeypatch):
     compiled = []
     loop.param_norm.clear_cache()
@@ -498,6 +501,7 @@ def test_wrong_input_is_refused_before_the_folder_exists(experiment, tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.grid
 def test_a_run_says_what_its_time_went_into(experiment, tmp_path, console, monkeypatch):
     monkeypatch.setattr(loop, "COUNT_AFTER", 0.0)
     monkeypatch.setattr(loop, "peak_flops", lambda kind: 1e12)

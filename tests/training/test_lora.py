@@ -176,6 +176,7 @@ def run(trained, text_file, tmp_path_factory):
     return hyena_jax.train(experiment, folder, init_from=trained, quiet=True)
 
 
+@pytest.mark.grid
 def test_only_the_factors_are_saved_and_all_else_stays(run, trained):
     source = hyena_jax.load_run(trained)
     base, found = named_leaves(source.params), named_leaves(run.params)
@@ -191,6 +192,7 @@ def test_only_the_factors_are_saved_and_all_else_stays(run, trained):
     assert values[-1] != pytest.approx(source.evaluate()["loss"], abs=1e-3)
 
 
+@pytest.mark.grid
 def test_a_run_is_continued_bit_by_bit(run, tmp_path):
     folder = shutil.copytree(run.workdir, tmp_path / "run")
     shutil.rmtree(folder / "checkpoints" / "4")

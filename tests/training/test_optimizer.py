@@ -116,6 +116,7 @@ def test_a_broken_pattern_is_an_error():
         label_parameters([ParameterGroup("(")], PARAMS)
 
 
+@pytest.mark.grid
 def test_an_optional_group_may_match_nothing():
     group = ParameterGroup("rate", optional=True)
     config = AdamWConfig(groups=(group,))

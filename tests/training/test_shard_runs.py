@@ -115,6 +115,7 @@ def test_other_weights_are_another_experiment(whole, on_shards, console):
         train(dataclasses.replace(on_shards, data=data), whole, console)
 
 
+@pytest.mark.grid
 def test_a_document_does_not_see_the_one_before(on_shards):
     data = load(on_shards.data)
     experiment = data.complete(on_shards)

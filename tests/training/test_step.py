@@ -82,6 +82,7 @@ def test_devices_and_accumulation_do_not_change_the_training(n_devices, accumula
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.grid
 def test_plain_jit_computes_the_same():
     losses, _ = run(2)
     step, state, others = jax.jit(make_train_step(MODEL, OPTIMIZER, 0)), fresh_state(), []

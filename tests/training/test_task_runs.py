@@ -175,6 +175,7 @@ def test_positions_and_a_sharded_length_are_refused_before_anything_is_written(t
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.grid
 def test_kl_of_two_models_is_summed_over_the_scored_positions(whole):
     run, data = read_run(whole), load(MQAR)
     model = build(run.experiment.model)
