@@ -72,6 +72,7 @@ def undocumented(module: type, shapes: Mapping[str, tuple[int, ...]], letters: d
     return wrong
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", mixers.MIXERS)
 def test_mixers_document_their_parameters(name):
     module = mixers.MIXERS[name]

@@ -107,6 +107,7 @@ def test_auto_takes_the_smallest_size_within_the_bound(workdir, tmp_path, capsys
         assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

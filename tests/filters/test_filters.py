@@ -190,6 +190,7 @@ def test_derivatives_in_both_modes(config):
         check_modes(lambda params: module.apply({"params": params}, MAX_LEN), params, is_thorough=True)
 
 
+@pytest.mark.grid
 @all_configs
 @pytest.mark.parametrize("length", lengths(7, 1, 40))
 def test_a_short_filter_is_the_beginning_of_a_long_one(config, length):
@@ -206,6 +207,7 @@ def test_lengths_that_it_lacks_are_refused(config):
             module.apply({"params": params}, length)
 
 
+@pytest.mark.grid
 @most_configs
 def test_initial_gradients_are_finite(config):
     _, grads = with_gradients(config)(initial(config))
@@ -294,6 +296,7 @@ def test_a_modal_filter_is_stable_however_far_its_parameters_go():
         assert np.abs(h[..., 1:]).max() <= np.hypot(*np.moveaxis(params["residue"], -1, 0)).sum(-1).max()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("config", "path", "mean", "deviation"),
     [

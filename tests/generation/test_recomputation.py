@@ -106,6 +106,7 @@ def naive(model, params, prompt, count):
     return new
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rule", [SamplingRule(top_k=5), pytest.param(GREEDY, marks=pytest.mark.grid)])
 def test_recomputing_equals_the_state(rule):
     """Prompts of several lengths and samples, slides of the context, and rows that stop."""

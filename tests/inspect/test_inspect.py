@@ -260,6 +260,7 @@ def test_figures_can_be_written(seen, tmp_path):
         inspect.draw_patches(np.zeros((4, 4, 1)), np.zeros(3), (2, 2), 0)
 
 
+@pytest.mark.grid
 def test_the_report_of_a_trace_is_json(seen):
     _, params, _, trace = seen
     layers = [(layer, layer.own(params)) for layer in trace.layers]

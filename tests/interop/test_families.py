@@ -100,6 +100,7 @@ def test_the_window_of_hyenadna_is_shifted_by_its_standalone_file(converted):
     assert np.abs(logits_of(models.build(trained), run.params, tokens) - logits).max() > 0.01
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("family", grid_but(FORMATS, "recurrentgemma", "stripedhyena2"))
 def test_every_tensor_is_used_and_read_back(converted, family):
     """What the table writes is what it read; poles and factors of norms are computed and may be rounded."""

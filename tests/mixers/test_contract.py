@@ -211,6 +211,7 @@ def test_is_causal(name):
             assert future.max() <= (0 if EVERY[name].exactly_causal else TOLERANCE["float64"] * past.max())
 
 
+@pytest.mark.grid
 @over(BIDIRECTIONAL)
 def test_what_reads_ahead_has_no_state(name):
     bound = build(EVERY[name]).bind({"params": init(name)})
@@ -330,6 +331,7 @@ def test_rows_of_different_lengths_equal_separate_runs(name):
         assert_close(ours, EVERY[name].oracle(params, alone)[0])
 
 
+@pytest.mark.grid
 @over_cases(DECODED)
 def test_state_leaves_start_with_the_batch(name):
     bound = build(EVERY[name]).bind({"params": init(name)})
@@ -359,6 +361,7 @@ def test_bfloat16_is_close_and_has_finite_gradients(name):
     assert all(np.isfinite(np.float32(leaf)).all() for leaf in jax.tree.leaves(grads))
 
 
+@pytest.mark.grid
 @over_cases(DECODED)
 def test_bfloat16_decoding_keeps_its_state_types(name):
     params = init(name)
@@ -373,6 +376,7 @@ def test_bfloat16_decoding_keeps_its_state_types(name):
     )
 
 
+@pytest.mark.grid
 @over_cases([name for name in EVERY if name not in plugins.CASES])
 def test_parameters_are_float32_also_where_64_bits_are_the_default(name):
     with jax.enable_x64(True):
@@ -404,6 +408,7 @@ def test_lengths_may_be_of_any_integer_type(name):
         chex.assert_trees_all_equal(expected, jitted(name, "prefill")(init(name), state, x, lengths))
 
 
+@pytest.mark.grid
 @over(CASES)
 def test_same_shapes_do_not_retrace(name):
     chex.clear_trace_counter()  # it counts by the function's code, which all mixers share

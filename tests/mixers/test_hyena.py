@@ -40,6 +40,7 @@ def init(name: str) -> dict:
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("path", "deviation"),
     [

@@ -35,6 +35,7 @@ def shapes(module, d_model):
     return jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 4, d_model)))["params"]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("module", "n_parameters", "memory", "history"),
     [
@@ -103,6 +104,7 @@ def test_initial_distributions_of_mamba2():
     assert np.all(params["skip"] == 1)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("module", "config"),
     [

@@ -111,7 +111,7 @@ VARIANTS = {
     ),
 }
 BY_DEFAULT = (  # all others under the marker `grid`
-    *("pre_norm", "griffin", "striped_hyena_2", "olmo_hybrid", "rwkv7"),
+    *("pre_norm", "griffin", "striped_hyena_2", "olmo_hybrid"),
 )
 over_variants = pytest.mark.parametrize(
     "config",

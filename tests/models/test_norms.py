@@ -58,6 +58,7 @@ def test_rms_norm_gradients_equal_central_differences_of_the_oracle(name):
     assert np.sum(grad * direction) == pytest.approx(expected, rel=DIFFERENCE_TOLERANCE)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", grid_but(["layer", *RMS, "none"], "layer"))
 def test_derivatives_in_both_modes(name):
     with jax.enable_x64(True):

@@ -106,6 +106,7 @@ def test_h0_may_be_left_out_and_half_continued(kernel):
     assert_close(rest_last, last)
 
 
+@pytest.mark.grid
 @DIRECTIONS
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(

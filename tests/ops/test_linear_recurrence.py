@@ -87,6 +87,7 @@ def test_gradients_equal_plain_autodiff_of_the_loop(length, method, reverse):
             assert_close(a, b)
 
 
+@pytest.mark.grid
 @DIRECTIONS
 @pytest.mark.parametrize("method", METHODS[:-1])
 @pytest.mark.parametrize("length", [7, *in_grid(1)])

@@ -121,6 +121,7 @@ def test_leading_axes_broadcast_and_gradients_have_the_shapes_of_the_arguments(s
                 assert_close(a, b)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("method", METHODS[:-1])
 @pytest.mark.parametrize("length", [7, *in_grid(1)])
 @pytest.mark.parametrize("is_thorough", [False, *in_grid(True)])

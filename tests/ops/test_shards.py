@@ -187,6 +187,7 @@ def test_fastmax(is_causal):
     check(whole, lambda q, k, v: form(q, k, v, 2, AXIS), *parts)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("n", "erases", "by_channel", "ids"),
     [

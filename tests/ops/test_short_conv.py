@@ -83,6 +83,7 @@ def test_gradients_equal_central_differences_of_the_definition(ids, length, layo
             assert np.sum(grad * direction) == pytest.approx((moved[0] - moved[1]) / 2e-6, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("ids", [[[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]], *in_grid(None)])
 @pytest.mark.parametrize("is_thorough", [False, *in_grid(True)])

@@ -239,7 +239,11 @@ def test_too_few_different_rows_are_one_clear_error():
 
 
 CHANCE = [
-    *((name, config) for name, config in DEFAULTS if name != "mad_fuzzy_recall"),
+    *(
+        pytest.param(name, config, marks=pytest.mark.grid)
+        for name, config in DEFAULTS
+        if name != "mad_fuzzy_recall"
+    ),
     ("mqar", MQARConfig(vocab_size=8, seq_len=12, n_pairs=2)),
     ("majority", MajorityConfig(seq_len=7)),
     ("counting", CountingConfig(n_ids=3, seq_len=20, cap=4)),
@@ -293,6 +297,7 @@ def test_chance_of_fuzzy_recall_and_of_compression():
     )
 
 
+@pytest.mark.grid
 def test_mad_scores_as_many_answers_as_the_published_code():
     """56 of 127 positions on average, 4.6 in fuzzy recall."""
     for config, mean in (

@@ -67,6 +67,7 @@ def assert_same_end(url: str, folder: Path) -> None:
     assert rows(url) == rows(folder)
 
 
+@pytest.mark.grid
 def test_a_stopped_run_ends_as_one_on_a_disk(bucket, whole, experiment, console, monkeypatch):
     usual = mirror.Mirror.put
 

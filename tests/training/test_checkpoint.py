@@ -236,6 +236,7 @@ def test_what_is_declared_is_compared_before_anything_is_allocated(folder, chang
     assert saved_steps(folder) == [5, 4, 2]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", 9000 * b"["])
 def test_what_is_declared_must_be_json(folder, content):
     declare(folder / "5", "w", content=content)

@@ -212,6 +212,7 @@ def failing_at(step, usual, error):
     return iterate
 
 
+@pytest.mark.grid
 def test_an_error_of_the_data_loses_no_step(whole, experiment, tmp_path, console, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop, "iterate", failing_at(7, loop.iterate, OSError("a bad disk")))
@@ -377,6 +378,7 @@ def test_a_damaged_latest_checkpoint_costs_only_its_steps(whole, experiment, tmp
     assert saved_steps(whole / "checkpoints")[0] == 13
 
 
+@pytest.mark.grid
 def test_a_finished_run_can_grow(whole, experiment, console):
     train(experiment, whole, console)
     assert "already trained to step 12" in console.file.getvalue()
@@ -386,6 +388,7 @@ def test_a_finished_run_can_grow(whole, experiment, console):
     assert saved_steps(whole / "checkpoints")[0] == 14
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_first_step_of_a_start_has_no_speed(experiment, tmp_path, console, steps):
     """It took the compiler's time; a speed of 0 would be wrong."""
