@@ -140,13 +140,8 @@ register("mine", MineConfig, Mine)
 """
 # Of configs with variants these are built by default, all of them under the marker `grid`.
 BY_DEFAULT = {
-    *(
-        "tasks:recall",
-        "images:hyena",
-        "griffin:recurrentgemma_2b",
-        "annotated_hyena:hyena",
-        "pile_hyena:153m",
-    ),
+    *("tasks:recall", "images:hyena", "annotated_hyena:hyena"),
+    *("griffin:recurrentgemma_2b", "pile_hyena:153m"),
     *("shakespeare_cpu:hyena", "shakespeare_cpu:gated_delta", "shakespeare_cpu:mamba2"),
 }
 IN_GRID = {spec for spec in COUNTS.keys() - BY_DEFAULT if ":" in spec}

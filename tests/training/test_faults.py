@@ -167,9 +167,9 @@ def test_each_end_has_its_exit_code(error, code, message, tmp_path, monkeypatch,
 
 @pytest.mark.faults
 def test_the_program_finds_nothing(tmp_path):
-    """One of each fault that no other test tries: in a write, of one process and of two, on a full disk."""
-    faults = ["inside a checkpoint write", "commit and", "SIGTERM twice"]
-    faults += ["disk full while", "cannot be written", "started at once"]
+    """One of each fault that no other test tries: within a write, on a full disk, of several processes."""
+    faults = ["inside a checkpoint write", "commit and", "SIGTERM twice", "disk full", "cannot be written"]
+    faults += ["read-only", "started at once", "trains already"]
     arguments = ["--each", 1, "--workdir", tmp_path / "runs", "--only", *faults]
     done = subprocess.run([sys.executable, PROGRAM, *map(str, arguments)], check=False)
     assert done.returncode == 0
