@@ -29,8 +29,8 @@ from hyena_jax.config import (
     LanguageModelConfig,
     TextConfig,
     TrainingConfig,
-    choose,
 )
+from hyena_jax.system.errors import choose
 
 STEPS_PER_EPOCH = 73
 

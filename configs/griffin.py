@@ -22,8 +22,8 @@ from hyena_jax.config import (
     ParameterGroup,
     TextConfig,
     TrainingConfig,
-    choose,
 )
+from hyena_jax.system.errors import choose
 
 
 def recurrent(width: int, gate_blocks: int) -> HawkConfig:

@@ -34,8 +34,8 @@ from hyena_jax.config import (
     MixerConfig,
     ParameterGroup,
     TrainingConfig,
-    choose,
 )
+from hyena_jax.system.errors import choose
 
 FASTMAX = FastmaxConfig(n_heads=5, p=2, standardize=False, causal=False)
 # An odd polynomial is negative below some q.k, so sums of weights may vanish. With standardised queries and

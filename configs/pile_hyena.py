@@ -19,8 +19,8 @@ from hyena_jax.config import (
     LanguageModelConfig,
     TextConfig,
     TrainingConfig,
-    choose,
 )
+from hyena_jax.system.errors import choose
 
 # name: (layers, width, hidden width of the feed-forward layers, learning rate, remat)
 VARIANTS = {

@@ -27,8 +27,8 @@ from hyena_jax.config import (
     SirenFilterConfig,
     TextConfig,
     TrainingConfig,
-    choose,
 )
+from hyena_jax.system.errors import choose
 
 AFTER = Experiment(
     model=LanguageModelConfig(

@@ -57,10 +57,9 @@ from hyena_jax.config import (
     STUFilterConfig,
     TextConfig,
     TrainingConfig,
-    UserError,
-    choose,
 )
 from hyena_jax.config.registry import OWN_NAMES
+from hyena_jax.system.errors import UserError, choose
 
 EMBEDDINGS = ParameterGroup(r"^(embedding/|positions$)", weight_decay=0.0)
 FILTER = ParameterGroup(r"/filter/", weight_decay=0.0, optional=True)

@@ -47,10 +47,10 @@ from hyena_jax.config import (
     MixerConfig,
     ParameterGroup,
     TrainingConfig,
-    choose,
 )
 from hyena_jax.config.registry import OWN_NAMES
 from hyena_jax.data.dataset import load
+from hyena_jax.system.errors import choose
 
 EMBEDDINGS = ParameterGroup(r"^(embedding/|positions$)", weight_decay=0.0)
 DECAYS = ParameterGroup(r"/(rate|a_log|dt_bias)$", weight_decay=0.0, optional=True)

@@ -25,8 +25,8 @@ from hyena_jax.config import (
     LanguageModelConfig,
     TextConfig,
     TrainingConfig,
-    choose,
 )
+from hyena_jax.system.errors import choose
 
 # name: (layers, hidden width of the feed-forward layers)
 VARIANTS = {"standard": (12, 3072), "slim": (18, 1536)}

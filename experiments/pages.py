@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from hyena_jax.comparison.figure import COLOURS, fill_range, save
-from hyena_jax.comparison.runs import without_seed
-from hyena_jax.comparison.table import KIB, GroupSummary, markdown
 from hyena_jax.config import TASK_CONFIGS
+from hyena_jax.sweeps.figure import COLOURS, fill_range, save
+from hyena_jax.sweeps.runs import without_seed
+from hyena_jax.sweeps.table import KIB, GroupSummary, markdown
 
 if TYPE_CHECKING:
     from study import Study

@@ -27,12 +27,13 @@ from typing import Any
 import hyena_jax
 from hyena_jax import config
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.comparison.runs import without_seed
-from hyena_jax.comparison.table import n_params, state_size
-from hyena_jax.config import Experiment, UserError
-from hyena_jax.output import bar, watched
-from hyena_jax.signals import Interrupted, raising
+from hyena_jax.config import Experiment
+from hyena_jax.sweeps.runs import without_seed
 from hyena_jax.sweeps.sweep import Outcome
+from hyena_jax.sweeps.table import n_params, state_size
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.output import bar, watched
+from hyena_jax.system.signals import Interrupted, raising
 
 HALF_DECADE = 10**0.5
 SEARCH_SEED = 1000
@@ -267,7 +268,7 @@ def _row(study: Any, outcome: Outcome, value: float, with_losses: bool) -> dict[
 def first_losses(experiment: Experiment) -> dict[str, Any]:
     """What later code has to repeat: digests of the settings and the data, and the first losses."""
     from hyena_jax.data.dataset import iterate
-    from hyena_jax.output import Output
+    from hyena_jax.system.output import Output
     from hyena_jax.training.loop import mapped_train_step
     from hyena_jax.training.run import load, prepare
     from hyena_jax.training.start import start

@@ -23,9 +23,9 @@ from protocol import ended_after, n_rows
 from results import faults_in_a_line
 from study import Scale, Study, digest, results_of, run
 
-from hyena_jax.comparison.runs import without_seed
-from hyena_jax.config import UserError, choose
-from hyena_jax.files import write_text
+from hyena_jax.sweeps.runs import without_seed
+from hyena_jax.system.errors import UserError, choose
+from hyena_jax.system.files import write_text
 
 HERE = Path(__file__).parent
 STUDIES = (

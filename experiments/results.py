@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from hyena_jax.cli.base import fail, note
-from hyena_jax.errors import UserError
-from hyena_jax.files import write_text
-from hyena_jax.signals import STOPPED_CODE, Interrupted
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.files import write_text
+from hyena_jax.system.signals import STOPPED_CODE, Interrupted
 
 
 @contextmanager

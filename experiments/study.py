@@ -26,9 +26,10 @@ import tyro
 from results import faults_in_a_line
 
 import hyena_jax
-from hyena_jax.comparison.runs import without_seed
-from hyena_jax.config import Experiment, TaskConfig, TrainingConfig, UserError, require
-from hyena_jax.files import write_text
+from hyena_jax.config import Experiment, TaskConfig, TrainingConfig
+from hyena_jax.sweeps.runs import without_seed
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import write_text
 
 HERE = Path(__file__).parent
 GATED_TAPS = (

@@ -5,6 +5,7 @@ classes and constants of `hyena_jax.config`. Nothing is imported before it is us
 """
 
 import importlib
+import sys
 
 __version__ = "0.1.0"
 
@@ -13,13 +14,24 @@ _PLACES = {
     "LoadedRun": "hyena_jax.api:LoadedRun",
     "Request": "hyena_jax.generation.decoding:Request",
     "SamplingRule": "hyena_jax.generation.sampling:SamplingRule",
-    "compare": "hyena_jax.comparison.compare:compare",
+    "UserError": "hyena_jax.system.errors:UserError",
+    "compare": "hyena_jax.sweeps.compare:compare",
     "load_config": "hyena_jax.config:load",
     "load_run": "hyena_jax.api:load_run",
     "make_runs": "hyena_jax.sweeps.grid:make_runs",
     "register": "hyena_jax.config:register",
     "sweep": "hyena_jax.sweeps.sweep:sweep",
     "train": "hyena_jax.api:train",
+}
+
+
+_MOVED = {
+    "comparison": "sweeps",
+    **{name: f"ops.{name}" for name in ("counts", "initializers", "layout")},
+    **{
+        name: f"system.{name}"
+        for name in ("chips", "errors", "files", "output", "signals", "startup", "storage", "trees")
+    },
 }
 
 
@@ -31,6 +43,7 @@ def __getattr__(name: str) -> object:
         return getattr(importlib.import_module(module), attribute)
     if name[0].isupper() and name in _of_config():
         return _of_config()[name]
+    _Moved.find_spec(f"{__name__}.{name}")
     raise AttributeError(f"module 'hyena_jax' has no attribute {name!r}")
 
 
@@ -46,3 +59,16 @@ def _of_config() -> dict[str, object]:
     """The classes and constants of `hyena_jax.config`: all names that start with a capital letter."""
     names = vars(importlib.import_module("hyena_jax.config"))
     return {name: value for name, value in names.items() if name[0].isupper()}
+
+
+class _Moved:
+    """Asked for a module that nothing else found: names the new place of one that moved."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        package, _, module = name.partition(".")
+        if package == __name__ and module in _MOVED:
+            raise ModuleNotFoundError(f"{name} is {package}.{_MOVED[module]} now", name=name)
+
+
+sys.meta_path.append(_Moved)

@@ -3,8 +3,8 @@
 import signal
 import sys
 
-from hyena_jax.memory import restart_with_large_pages
-from hyena_jax.signals import STOPPED_CODE, STOPPING, end_at_once, watch_signals
+from hyena_jax.system.malloc import restart_with_large_pages
+from hyena_jax.system.signals import STOPPED_CODE, STOPPING, end_at_once, watch_signals
 
 
 def main() -> int:

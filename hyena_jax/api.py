@@ -13,26 +13,26 @@ import numpy as np
 import optax
 
 from hyena_jax import config, models
-from hyena_jax.config import DataConfig, Experiment, require
+from hyena_jax.config import DataConfig, Experiment
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer, decode_after, is_tokenizer
-from hyena_jax.errors import as_printed
 from hyena_jax.generation import decoding
 from hyena_jax.generation.decoding import Continuation, Request
 from hyena_jax.generation.prompts import OnFull, encode_prompt
 from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import stops
-from hyena_jax.output import Output, bar, watched
 from hyena_jax.scoring import embed
 from hyena_jax.scoring.embed import Embedding, Pool
 from hyena_jax.scoring.score import Likelihood, Scoring, prepare
-from hyena_jax.startup import refuse_wrong_jaxlib
+from hyena_jax.system.errors import as_printed, require
+from hyena_jax.system.output import Output, bar, watched
+from hyena_jax.system.startup import refuse_wrong_jaxlib
+from hyena_jax.system.storage.mirror import opened
 from hyena_jax.training import metrics
 from hyena_jax.training import run as training
 from hyena_jax.training.evaluate import evaluate_run, load_data
 from hyena_jax.training.folder import RunFolder, read_run
-from hyena_jax.training.mirror import opened
 from hyena_jax.training.start import load_params
 
 Prompt = str | Sequence[int] | np.ndarray

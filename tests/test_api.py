@@ -12,7 +12,7 @@ import pytest
 
 import hyena_jax
 from hyena_jax import cli
-from hyena_jax.config import UserError
+from hyena_jax.system.errors import UserError
 
 pytestmark = pytest.mark.xdist_group("api")  # its tests share a run
 

@@ -7,9 +7,10 @@ from typing import Literal
 
 import pytest
 
-from hyena_jax.cli.flags import FLAT, as_flag, flags_of, positional, read
-from hyena_jax.cli.help import command_help
-from hyena_jax.config import NO_DECAY, AdamWConfig, Checked, Experiment, UserError, require
+from hyena_jax.config import NO_DECAY, AdamWConfig, Checked, Experiment
+from hyena_jax.config.flags import FLAT, as_flag, flags_of, positional, read
+from hyena_jax.config.help import command_help
+from hyena_jax.system.errors import UserError, require
 
 
 @dataclass(frozen=True)

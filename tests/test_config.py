@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 
 from hyena_jax import config, models
-from hyena_jax.cli.flags import read
 from hyena_jax.cli.train import Train
 from hyena_jax.config import (
     AttentionConfig,
@@ -21,10 +20,11 @@ from hyena_jax.config import (
     LocalAttentionConfig,
     RWKV7Config,
     TaskConfig,
-    UserError,
 )
+from hyena_jax.config.flags import read
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.trees import named_leaves
 from hyena_jax.training.optimizer import label_parameters
-from hyena_jax.trees import named_leaves
 
 MIXED = Experiment(model=LanguageModelConfig(pattern=(HyenaConfig(order=3), AttentionConfig(2)), d_model=8))
 IMAGES = Experiment(model=ImageClassifierConfig(patch_size=(2, 2)), data=ImagesConfig())

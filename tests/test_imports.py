@@ -9,48 +9,23 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hyena_jax"
 
-# What every part but the reference may import.
-BELOW = {"errors", "files"}
 # Other parts of this package that each part may import, besides itself.
 ALLOWED = {
-    "errors": set(),
-    "files": set(),
-    "storage": set(),
-    "counts": set(),
-    "chips": set(),
-    "config": set(),
-    "flags": {"config", "storage"},
+    "system": set(),
     "reference": set(),
-    "ops": set(),
-    "tasks": {"config"},
-    "data": {"config", "signals", "storage", "tasks"},
-    "initializers": {"config"},
-    "filters": {"config", "initializers", "ops"},
-    "mixers": {"config", "initializers", "ops", "filters"},
-    "layout": set(),
-    "models": {"config", "initializers", "layout", "ops", "filters", "mixers"},
-    "trees": set(),
-    "parallel": {"config", "layout", "ops", "trees"},
-    "training": {
-        "chips",
-        "config",
-        "counts",
-        "data",
-        "signals",
-        "layout",
-        "models",
-        "ops",
-        "parallel",
-        "storage",
-        "trees",
-    },
-    "generation": {"config", "data", "mixers", "models", "ops", "training", "trees"},
-    "scoring": {"config", "data", "parallel", "training"},
+    "config": {"system"},
+    "ops": {"system"},
+    "tasks": {"config", "system"},
+    "data": {"config", "system", "tasks"},
+    "filters": {"config", "ops", "system"},
+    "mixers": {"config", "filters", "ops", "system"},
+    "models": {"config", "filters", "mixers", "ops", "system"},
+    "parallel": {"config", "ops", "system"},
+    "training": {"config", "data", "models", "ops", "parallel", "system"},
+    "generation": {"config", "data", "mixers", "models", "ops", "system", "training"},
+    "scoring": {"api", "config", "data", "generation", "interop", "parallel", "system", "training"},
+    "sweeps": {"config", "data", "models", "parallel", "system", "training"},
     "benchmark": {
-        "comparison",
-        "counts",
-        "flags",
-        "signals",
         "config",
         "data",
         "filters",
@@ -58,75 +33,40 @@ ALLOWED = {
         "mixers",
         "models",
         "ops",
-        "output",
         "parallel",
+        "sweeps",
+        "system",
         "training",
     },
-    "plan": {"benchmark", "chips", "config", "counts", "layout", "models", "parallel", "training"},
-    "output": set(),
-    "sweeps": {
-        "config",
-        "data",
-        "flags",
-        "memory",
-        "signals",
-        "output",
-        "parallel",
-        "startup",
-        "storage",
-        "training",
-    },
-    "comparison": {"config", "models", "training"},
-    "distillation": {"config", "data", "models", "parallel", "training"},
-    "inspect": {"config", "data", "distillation", "mixers", "models", "output", "training"},
-    "interop": {"config", "data", "filters", "models", "training", "trees"},
-    "api": {"config", "data", "generation", "models", "output", "scoring", "startup", "training"},
-    "harness": {
-        "api",
-        "config",
-        "data",
-        "generation",
-        "interop",
-        "output",
-        "parallel",
-        "scoring",
-        "training",
-    },
-    "__main__": {"cli", "memory", "signals"},
-    "memory": set(),
-    "signals": set(),
-    "startup": {"config", "storage"},
+    "plan": {"benchmark", "config", "models", "ops", "parallel", "system", "training"},
+    "distillation": {"config", "data", "models", "parallel", "system", "training"},
+    "inspect": {"config", "data", "distillation", "mixers", "models", "system", "training"},
+    "interop": {"config", "data", "filters", "models", "ops", "system", "training"},
+    "api": {"config", "data", "generation", "models", "scoring", "system", "training"},
+    "__main__": {"cli", "system"},
     "cli": {
-        "__version__",
-        "flags",
         "__main__",
+        "__version__",
         "api",
         "benchmark",
-        "comparison",
         "config",
         "data",
         "distillation",
         "generation",
-        "harness",
         "inspect",
         "interop",
-        "memory",
         "models",
-        "output",
         "parallel",
         "plan",
         "scoring",
-        "signals",
-        "startup",
-        "storage",
         "sweeps",
+        "system",
         "tasks",
         "training",
     },
 }
 # The parts of training that know pytrees, not models, as all of `parallel` does.
 TREES_ONLY = (
-    "bucket_steps",
     "checkpoint",
     "checkpoint_files",
     "export",
@@ -147,24 +87,18 @@ def imports(path: Path) -> set[str]:
     return {name.removeprefix("hyena_jax.") for name in found if name.startswith("hyena_jax.")}
 
 
-def part_of(name: str) -> str:
-    """The part of the package that a dotted name belongs to; the flags are a part that others read too."""
-    return "flags" if name.startswith("cli.flags") else name.split(".")[0]
-
-
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_go_one_way(path):
-    part = part_of(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+    part = path.relative_to(PACKAGE).with_suffix("").parts[0]
     if part == "__init__":
         return  # the public API, which imports names on first use
-    below = set() if part in ("errors", "reference") else BELOW
-    assert set(map(part_of, imports(path))) <= ALLOWED[part] | below | {part}
+    assert {name.split(".")[0] for name in imports(path)} <= ALLOWED[part] | {part}
 
 
 @pytest.mark.parametrize("name", TREES_ONLY)
 def test_trees_only(name):
     ours = {name.split(".")[0] for name in imports(PACKAGE / "training" / f"{name}.py")}
-    assert ours <= BELOW | {"config", "parallel", "storage", "training", "trees"}
+    assert ours <= {"config", "parallel", "system", "training"}
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "reference").glob("*.py")), ids=lambda p: p.name)
@@ -197,3 +131,17 @@ def test_the_public_names_need_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\nFalse\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "place"),
+    [
+        ("import hyena_jax.errors", "hyena_jax.system.errors"),
+        ("from hyena_jax.comparison.compare import compare", "hyena_jax.sweeps"),
+        ("from hyena_jax.config import require", "hyena_jax.system.errors.require"),
+        ("from hyena_jax import layout", "hyena_jax.ops.layout"),
+    ],
+)
+def test_an_earlier_place_names_the_new_one(code, place):
+    with pytest.raises(ImportError, match=rf"{place} now$"):
+        exec(code, {})

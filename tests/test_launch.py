@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hyena_jax.cli import launch
-from hyena_jax.signals import noted_signals, start_process
+from hyena_jax.system.signals import noted_signals, start_process
 
 WAITING, FAILING, DONE = ["sleep", "60"], ["sh", "-c", "exit 3"], ["true"]
 

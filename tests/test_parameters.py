@@ -140,4 +140,4 @@ def test_blocks_document_their_parameters():
 
 def test_the_file_is_what_the_docstrings_give():
     written = parameter_table.FILE.read_text(encoding="utf-8")
-    assert written == parameter_table.render(), "run: python tests/parameter_table.py"
+    assert written == parameter_table.render(), "run: python tests/programs/parameter_table.py"

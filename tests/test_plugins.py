@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from hyena_jax import cli, config
-from hyena_jax.cli.flags import read
 from hyena_jax.cli.train import Train
 from hyena_jax.config import (
     Above,
@@ -30,9 +29,10 @@ from hyena_jax.config import (
     LanguageModelConfig,
     MixerConfig,
     S4DFilterConfig,
-    UserError,
     register,
 )
+from hyena_jax.config.flags import read
+from hyena_jax.system.errors import UserError
 
 EXTENSIONS = Path(__file__).parent / "extensions"
 pytestmark = pytest.mark.usefixtures("own_parts")

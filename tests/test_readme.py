@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import layout
+import modules
 import pytest
 from grid import grid_but
 
@@ -49,7 +49,7 @@ def test_the_mixer_is_the_example_without_its_oracle():
 
 
 def test_the_list_of_modules_is_the_docstrings():
-    assert layout.page() == PAGES["hyena_jax/README.md"], "run: python tests/layout.py"
+    assert modules.page() == PAGES["hyena_jax/README.md"], "run: python tests/programs/modules.py"
 
 
 def test_every_config_is_in_the_table():

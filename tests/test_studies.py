@@ -19,9 +19,9 @@ from grid import grid_but
 from results import faults_in_a_line
 from study import Study
 
-from hyena_jax.comparison.runs import without_seed
-from hyena_jax.config import UserError
-from hyena_jax.signals import Interrupted
+from hyena_jax.sweeps.runs import without_seed
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.signals import Interrupted
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 RESULTS = {

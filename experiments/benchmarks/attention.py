@@ -16,9 +16,9 @@ import torch.nn.functional as F
 import tyro
 
 from hyena_jax.benchmark.timing import interleave, jit_program
-from hyena_jax.memory import keep_freed_memory, restart_with_large_pages
 from hyena_jax.ops.attention import Attention, Visible, plain_attention
 from hyena_jax.ops.fast.blocked_attention import blocked_attention
+from hyena_jax.system.malloc import keep_freed_memory, restart_with_large_pages
 
 N_HEADS, HEAD_DIM = 4, 64
 N_THREADS = 2

@@ -37,13 +37,13 @@ from hyena_jax.config import (
     MixerConfig,
     RWKV7Config,
 )
-from hyena_jax.memory import keep_freed_memory, restart_with_large_pages
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops import fastmax
 from hyena_jax.parallel import Pmap, all_devices
+from hyena_jax.system.malloc import keep_freed_memory, restart_with_large_pages
+from hyena_jax.system.trees import named_leaves
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
-from hyena_jax.trees import named_leaves
 
 # Free taps: computing the filter is not part of the operator here.
 HYENA = HyenaConfig(filter=ExplicitFilterConfig())

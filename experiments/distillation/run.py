@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from results import hyena_jax, measured_on, report
 
-from hyena_jax.comparison.figure import COLOURS
+from hyena_jax.sweeps.figure import COLOURS
 
 HERE = Path(__file__).parent
 

@@ -38,10 +38,10 @@ from hyena_jax.config import (
     TrainingConfig,
 )
 from hyena_jax.data.dataset import load
+from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import lora
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
-from hyena_jax.trees import named_leaves
 
 HERE = Path(__file__).parent
 BASE_STEPS, STEPS = 400, 150

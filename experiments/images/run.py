@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from results import hyena_jax, measured_on, report
 
-from hyena_jax.comparison.figure import COLOURS
+from hyena_jax.sweeps.figure import COLOURS
 from hyena_jax.training.metrics import read_rows
 
 HERE = Path(__file__).parent

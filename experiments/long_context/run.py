@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from results import measured_on, report
 
-from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig, choose
+from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig
+from hyena_jax.system.errors import choose
 
 MIXERS = {"hyena": HyenaConfig(), "hawk": HawkConfig()}
 LENGTHS = tuple(2**k for k in range(14, 21))
@@ -165,7 +166,7 @@ def draw(rows: list[dict], path: Path) -> None:
     """Peak memory against length: economical steps solid, plain steps dashed, both in the mixer's colour."""
     from matplotlib.figure import Figure
 
-    from hyena_jax.comparison.figure import COLOURS
+    from hyena_jax.sweeps.figure import COLOURS
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()

@@ -46,7 +46,7 @@ def run(workdir: str, text: str, log: str, patience: float, reached_by: dict[str
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     from hyena_jax import cli
-    from hyena_jax.storage import bucket, lease
+    from hyena_jax.system.storage import bucket, lease
 
     lease.SECONDS, bucket.Bucket.patience = LEASE, patience
     sys.exit(cli.main(["train", "quickstart", "--workdir", workdir, "--data.path", text, *SMALL]))
@@ -88,8 +88,8 @@ class Lab:
         import numpy as np
 
         import hyena_jax
+        from hyena_jax.system.storage.mirror import opened
         from hyena_jax.training.metrics import read_rows
-        from hyena_jax.training.mirror import opened
 
         def logged(folder: Path) -> list[dict[str, float]]:
             rows = read_rows(folder / "metrics.jsonl")
@@ -105,9 +105,9 @@ class Lab:
 
 def kills(lab: Lab, n_kills: int, in_a_row: int) -> dict[str, Any]:
     """Kills runs at random moments, several times in a row, each time followed by the same command."""
-    from hyena_jax.storage.bucket import Bucket
-    from hyena_jax.storage.location import Location
-    from hyena_jax.training.bucket_steps import BucketSteps
+    from hyena_jax.system.storage.bucket import Bucket
+    from hyena_jax.system.storage.bucket_steps import BucketSteps
+    from hyena_jax.system.storage.location import Location
 
     draw, found, n_same = random.Random(lab.seed), [], 0
     n_runs = -(-n_kills // in_a_row)

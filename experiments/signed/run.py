@@ -21,10 +21,11 @@ from protocol import SEARCH_SEED, best_rate, search, trained, with_rate
 from results import faults_in_a_line, measured_on, report
 
 import hyena_jax
-from hyena_jax.comparison.figure import COLOURS, save
-from hyena_jax.comparison.table import KIB, markdown, n_params, state_size
-from hyena_jax.config import Experiment, UserError, choose, load_plugin, read_run
-from hyena_jax.files import write_text
+from hyena_jax.config import Experiment, load_plugin, read_run
+from hyena_jax.sweeps.figure import COLOURS, save
+from hyena_jax.sweeps.table import KIB, markdown, n_params, state_size
+from hyena_jax.system.errors import UserError, choose
+from hyena_jax.system.files import write_text
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"

@@ -16,8 +16,8 @@ import reproduce
 from pages import Group, groups_of
 from study import results_of
 
-from hyena_jax.comparison.table import KIB, markdown
-from hyena_jax.files import write_text
+from hyena_jax.sweeps.table import KIB, markdown
+from hyena_jax.system.files import write_text
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hyena_jax.config import UserError
-from hyena_jax.output import watched
-from hyena_jax.signals import raising
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.output import watched
+from hyena_jax.system.signals import raising
 
 
 def commit(name: str) -> str | None:

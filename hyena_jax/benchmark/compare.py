@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hyena_jax.benchmark.settings import RESULTS
-from hyena_jax.config import UserError, memory_size, parse_json, read_bytes
-from hyena_jax.errors import printable
+from hyena_jax.system.errors import UserError, printable
+from hyena_jax.system.files import memory_size, parse_json, read_bytes
 
 FASTER, SLOWER, UNSEEN, TOO_FEW = "faster", "slower", "no difference seen", "too few runs"
 ERROR_RATE = 0.05

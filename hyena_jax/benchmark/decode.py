@@ -22,10 +22,11 @@ from hyena_jax.benchmark.results import (
 from hyena_jax.benchmark.runner import Benchmark, Case, Measurement, Size, cost_cells
 from hyena_jax.benchmark.settings import Decode
 from hyena_jax.benchmark.timing import Program, jit_program, time_once
-from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig, UserError
+from hyena_jax.config import MIXER_CONFIGS, LanguageModelConfig
 from hyena_jax.generation import decoding
 from hyena_jax.generation.programs import Chunk, empty_state
 from hyena_jax.mixers import decodes_by_state
+from hyena_jax.system.errors import UserError
 
 PREFILL, STEP = "prefill", "step"
 VOCABULARY = 256

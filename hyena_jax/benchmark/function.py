@@ -14,9 +14,10 @@ from hyena_jax.benchmark.runner import Benchmark, Case, Measurement, cost_cells,
 from hyena_jax.benchmark.settings import Function
 from hyena_jax.benchmark.timing import jit_program
 from hyena_jax.benchmark.verify import TOLERANCE, compare
-from hyena_jax.config import UserError, own_code, require
+from hyena_jax.config import own_code
 from hyena_jax.config.registry import import_parts
-from hyena_jax.counts import count
+from hyena_jax.ops.counts import count
+from hyena_jax.system.errors import UserError, require
 
 
 def make(settings: Function) -> Benchmark:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.benchmark.timing import interleave
-from hyena_jax.files import n_cpus
+from hyena_jax.system.files import n_cpus
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "optax")
 

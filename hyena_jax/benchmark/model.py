@@ -15,10 +15,11 @@ from hyena_jax.benchmark.results import Cells, Picture, Results, describe_device
 from hyena_jax.benchmark.runner import Benchmark, Case, Measurement, Size, cost_cells
 from hyena_jax.benchmark.settings import Model
 from hyena_jax.benchmark.timing import Program, compiled, jit_program
-from hyena_jax.config import Experiment, ImagesConfig, TextConfig, name_of, require
+from hyena_jax.config import Experiment, ImagesConfig, TextConfig, name_of
 from hyena_jax.data.dataset import fill_in, load
 from hyena_jax.parallel import Pmap, all_devices
 from hyena_jax.parallel.strategy import check_batch
+from hyena_jax.system.errors import require
 from hyena_jax.training.loss import at_positions, cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step

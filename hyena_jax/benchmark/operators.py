@@ -14,8 +14,8 @@ from hyena_jax.benchmark.scaling import crossover, fitted_exponent
 from hyena_jax.benchmark.settings import Operators
 from hyena_jax.benchmark.timing import Program, jit_program
 from hyena_jax.config import MIXER_CONFIGS, MixerConfig
-from hyena_jax.counts import count
 from hyena_jax.mixers import mixer_class
+from hyena_jax.ops.counts import count
 
 FORWARD, BOTH, FILTER = "forward", "forward_backward", "filter"
 # Autograd keeps about this many arrays for each one in the equations; estimates which programs cannot fit.

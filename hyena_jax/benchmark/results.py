@@ -15,11 +15,11 @@ from rich.console import Console
 from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.benchmark.settings import PLOT, RESULTS, Settings, flags
 from hyena_jax.benchmark.timing import Timing
-from hyena_jax.comparison.figure import COLOURS
-from hyena_jax.config import require
-from hyena_jax.files import write_text
-from hyena_jax.output import Output
-from hyena_jax.signals import EndAtOnce, end_at_once
+from hyena_jax.sweeps.figure import COLOURS
+from hyena_jax.system.errors import require
+from hyena_jax.system.files import write_text
+from hyena_jax.system.output import Output
+from hyena_jax.system.signals import EndAtOnce, end_at_once
 
 Cells = dict[str, str]
 """One line of a table: cells by the names of their columns."""

@@ -12,8 +12,8 @@ from hyena_jax.benchmark.memory import fits
 from hyena_jax.benchmark.results import MIB, Cells, Picture, Report, Results, number
 from hyena_jax.benchmark.settings import Common
 from hyena_jax.benchmark.timing import Measured, Program, measure
-from hyena_jax.counts import Work
-from hyena_jax.output import bar
+from hyena_jax.ops.counts import Work
+from hyena_jax.system.output import bar
 
 Size = Mapping[str, int]
 """What grows from row to row, such as the length, by name."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
-from hyena_jax.cli.flags import FLAT, PluginFlags, positional
-from hyena_jax.config import MIXER_CONFIGS, Experiment, UserError, choose, encode, require
-from hyena_jax.errors import is_unicode
-from hyena_jax.files import require_own_folder
+from hyena_jax.config import MIXER_CONFIGS, Experiment, encode
+from hyena_jax.config.flags import FLAT, PluginFlags, positional
+from hyena_jax.system.errors import UserError, choose, is_unicode, require
+from hyena_jax.system.files import require_own_folder
 
 RESULTS, PLOT = "results.json", "plot.png"
 

@@ -9,15 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax import models
-from hyena_jax.config import (
-    MIXER_CONFIGS,
-    MODEL_CONFIGS,
-    LanguageModelConfig,
-    MixerConfig,
-    ModelConfig,
-    UserError,
-)
+from hyena_jax.config import MIXER_CONFIGS, MODEL_CONFIGS, LanguageModelConfig, MixerConfig, ModelConfig
 from hyena_jax.mixers import mixer_class, mixer_oracle
+from hyena_jax.system.errors import UserError
 
 # The largest error that counts as equal, relative to the oracle's largest magnitude.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}

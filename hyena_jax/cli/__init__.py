@@ -14,14 +14,14 @@ import sys
 from collections.abc import Sequence
 
 from hyena_jax import config
-from hyena_jax.config import UserError
 from hyena_jax.config.registry import OF_PATHS
-from hyena_jax.startup import quiet_libraries
+from hyena_jax.system.errors import UserError, describe_fault
+from hyena_jax.system.startup import quiet_libraries
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    # Here, since other parts of the package import `hyena_jax.cli.flags`, and the commands import those.
+    # Here, since other parts of the package import `hyena_jax.config.flags`, and the commands import those.
     from hyena_jax.cli import commands
     from hyena_jax.cli.base import fail, note
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return fail(f"out of memory: {error}", 3)
         is_of_machine = isinstance(error, OSError) and not isinstance(error, OF_PATHS)
         if not is_of_machine and config.is_of_own_code(error):
-            return fail(f"your plugin failed: {config.describe_fault(error)}", 2)
+            return fail(f"your plugin failed: {describe_fault(error)}", 2)
         if isinstance(error, OSError):
             return fail(error, 3)
         raise

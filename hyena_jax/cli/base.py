@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hyena_jax import config
-from hyena_jax.cli.flags import FLAT, PluginFlags, positional
 from hyena_jax.config import Checked
-from hyena_jax.errors import UserError, as_printed
-from hyena_jax.storage.location import Location
+from hyena_jax.config.flags import FLAT, PluginFlags, positional
+from hyena_jax.system.errors import UserError, as_printed
+from hyena_jax.system.storage.location import Location
 
 if TYPE_CHECKING:
-    from hyena_jax.output import Output
+    from hyena_jax.system.output import Output
 
 HELP = ("-h", "--help")
 PLUGINS = "HYENA_JAX_PLUGINS"
@@ -133,6 +133,6 @@ def unread() -> int:
 
 def table_console() -> "Output":
     """A console for tables; in a file they are not folded to the width of some terminal."""
-    from hyena_jax.output import Output
+    from hyena_jax.system.output import Output
 
     return Output(width=None if sys.stdout.isatty() else 200)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from hyena_jax.benchmark.settings import Decode, Function, Model, Operators
 from hyena_jax.cli.base import Command, OfConfig, fail, note, table_console
-from hyena_jax.cli.flags import positional
-from hyena_jax.config import AtLeast, AtMost, UserError, require
-from hyena_jax.memory import keep_freed_memory
-from hyena_jax.startup import import_jax, start_devices
+from hyena_jax.config import AtLeast, AtMost
+from hyena_jax.config.flags import positional
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.malloc import keep_freed_memory
+from hyena_jax.system.startup import import_jax, start_devices
 
 if TYPE_CHECKING:
     from hyena_jax.benchmark.compare import Difference

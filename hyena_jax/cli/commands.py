@@ -16,9 +16,7 @@ from hyena_jax.cli.distill import Distill
 from hyena_jax.cli.embed import Embed
 from hyena_jax.cli.eval import Evaluate
 from hyena_jax.cli.export import Export
-from hyena_jax.cli.flags import as_flag, flags_of, read
 from hyena_jax.cli.generate import Generate
-from hyena_jax.cli.help import command_help, overview
 from hyena_jax.cli.launch import Launch
 from hyena_jax.cli.plan import Plan
 from hyena_jax.cli.prepare import Prepare
@@ -28,9 +26,11 @@ from hyena_jax.cli.sweep import Sweep
 from hyena_jax.cli.task import DrawTask
 from hyena_jax.cli.train import Train
 from hyena_jax.config import config_files
-from hyena_jax.errors import UserError, choose
-from hyena_jax.startup import refuse_wrong_jaxlib
-from hyena_jax.storage.location import Location
+from hyena_jax.config.flags import as_flag, flags_of, read
+from hyena_jax.config.help import command_help, overview
+from hyena_jax.system.errors import UserError, choose
+from hyena_jax.system.startup import refuse_wrong_jaxlib
+from hyena_jax.system.storage.location import Location
 
 # By what a person wants to do. For a command of two words, a table by the second word.
 GROUPS = {
@@ -73,7 +73,7 @@ def _with_copies(command: Command) -> Command:
 
     def local(value: Any, argument: str) -> Any:
         if isinstance(value, Location):
-            from hyena_jax.training.mirror import opened
+            from hyena_jax.system.storage.mirror import opened
 
             return opened(value, argument)
         return tuple(local(one, argument) for one in value) if type(value) is tuple else value

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from hyena_jax.cli.base import Command, note, table_console
-from hyena_jax.cli.flags import FLAT, PluginFlags, positional
-from hyena_jax.startup import import_jax
-from hyena_jax.storage.location import Location
+from hyena_jax.config.flags import FLAT, PluginFlags, positional
+from hyena_jax.system.startup import import_jax
+from hyena_jax.system.storage.location import Location
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Compare(Command):
         """Prints the table; writes the figure and the table if asked to."""
         import_jax()  # only shapes are computed: no device is started
 
-        from hyena_jax.comparison.compare import compare
-        from hyena_jax.comparison.table import text_table
+        from hyena_jax.sweeps.compare import compare
+        from hyena_jax.sweeps.table import text_table
 
         dirs, output = self.dirs, self.output
         rows = compare(dirs, by=self.by, metric=self.metric, x=self.x, output=output, note=note)

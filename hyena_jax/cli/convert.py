@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from hyena_jax.cli.base import Command, note, say
-from hyena_jax.cli.flags import positional
-from hyena_jax.startup import start_jax
+from hyena_jax.config.flags import positional
+from hyena_jax.system.startup import start_jax
 
 
 @dataclass(frozen=True)

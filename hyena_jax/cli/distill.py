@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from hyena_jax.cli.base import OfRun, fail, note, table_console, unread
-from hyena_jax.config import AtLeast, plugin_flags, read_json, read_run, require
-from hyena_jax.errors import as_urls
-from hyena_jax.files import require_free
-from hyena_jax.memory import keep_freed_memory
-from hyena_jax.startup import start_jax
+from hyena_jax.config import AtLeast, plugin_flags, read_run
+from hyena_jax.system.errors import as_urls, require
+from hyena_jax.system.files import read_json, require_free
+from hyena_jax.system.malloc import keep_freed_memory
+from hyena_jax.system.startup import start_jax
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +58,7 @@ class Distill(OfRun):
         keep_freed_memory()
 
         from hyena_jax.distillation import outcome, store
-        from hyena_jax.files import new_folder
+        from hyena_jax.system.files import new_folder
 
         console = table_console()
         try:
@@ -97,7 +97,7 @@ class Distill(OfRun):
         from hyena_jax.api import load_run
         from hyena_jax.distillation import outcome, sizes
         from hyena_jax.distillation.model import check_distillable, long_filters
-        from hyena_jax.output import bar
+        from hyena_jax.system.output import bar
         from hyena_jax.training.evaluate import load_data
 
         experiment = read_run(self.workdir)

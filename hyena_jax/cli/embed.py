@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from hyena_jax.cli.base import OfRun, note, say
-from hyena_jax.files import replacing, require_new_file, write_text
-from hyena_jax.startup import start_jax
+from hyena_jax.system.files import replacing, require_new_file, write_text
+from hyena_jax.system.startup import start_jax
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,9 @@ class Embed(OfRun):
         import numpy as np
 
         from hyena_jax.api import load_run
-        from hyena_jax.config import require
         from hyena_jax.data.records import read_records, same_names
-        from hyena_jax.output import bar
+        from hyena_jax.system.errors import require
+        from hyena_jax.system.output import bar
 
         index = self.output.with_suffix(".jsonl")
         require(self.output.suffix == ".npy", "output", str(self.output), "a .npy file")

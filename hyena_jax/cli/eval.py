@@ -9,9 +9,9 @@ from typing import Annotated
 
 from hyena_jax.cli.base import OfRun, note
 from hyena_jax.config.checks import AtLeast
-from hyena_jax.errors import UserError, as_printed, as_urls, require
-from hyena_jax.files import require_new_file
-from hyena_jax.startup import start_jax
+from hyena_jax.system.errors import UserError, as_printed, as_urls, require
+from hyena_jax.system.files import require_new_file
+from hyena_jax.system.startup import start_jax
 
 ERROR = "error_at_"
 IN_A_LINE = 10
@@ -56,14 +56,14 @@ class Evaluate(OfRun):
         from rich.table import Table
         from rich.text import Text
 
-        from hyena_jax import files
         from hyena_jax.api import load_run
-        from hyena_jax.output import Output
+        from hyena_jax.system import files
+        from hyena_jax.system.output import Output
         from hyena_jax.training.metrics import without_infinities
 
         run = load_run(self.workdir, self.step)
         if self.tasks:
-            from hyena_jax import harness
+            from hyena_jax.scoring import harness
 
             values = harness.evaluate(run, self.tasks, self.limit, self.num_fewshot, self.batch_size)
         else:

@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 from hyena_jax import config
 from hyena_jax.cli.base import OfRun, note, say
-from hyena_jax.config import (
-    Experiment,
-    ImagesConfig,
-    ShardsConfig,
-    TaskConfig,
-    TextConfig,
-    TokensConfig,
-    require,
-)
-from hyena_jax.files import require_free
-from hyena_jax.startup import start_jax
+from hyena_jax.config import Experiment, ImagesConfig, ShardsConfig, TaskConfig, TextConfig, TokensConfig
+from hyena_jax.system.errors import require
+from hyena_jax.system.files import require_free
+from hyena_jax.system.startup import start_jax
 
 if TYPE_CHECKING:
     from hyena_jax.api import LoadedRun
@@ -47,9 +40,9 @@ class Export(OfRun):
         """Writes the files, and says where."""
         start_jax(note)
 
-        from hyena_jax import files
         from hyena_jax.api import load_run
         from hyena_jax.interop import transformers_folder
+        from hyena_jax.system import files
         from hyena_jax.training import export
         from hyena_jax.training.lora import without_lora
 

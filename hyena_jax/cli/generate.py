@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hyena_jax.cli.base import OfRun, note
-from hyena_jax.errors import UserError, require
-from hyena_jax.files import require_new_file
-from hyena_jax.startup import start_jax
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import require_new_file
+from hyena_jax.system.startup import start_jax
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,7 +83,7 @@ class Generate(OfRun):
         from hyena_jax.generation.prompts import encode_prompt
         from hyena_jax.generation.sample import stream
         from hyena_jax.generation.sampling import SamplingRule
-        from hyena_jax.output import bar
+        from hyena_jax.system.output import bar
 
         rule = SamplingRule(self.greedy, self.temperature, self.top_k, self.top_p, self.min_p)
         run = load_run(self.workdir, self.step)
@@ -137,8 +137,8 @@ class Generate(OfRun):
     def _write(
         self, tokenizer: "Tokenizer", starts: "Sequence[np.ndarray]", rows: "Sequence[Continuation | None]"
     ) -> None:
-        from hyena_jax import files
         from hyena_jax.data.tokenizers import decode_after
+        from hyena_jax.system import files
 
         lines = []
         for i, (start, row) in enumerate(zip(starts, rows, strict=True)):

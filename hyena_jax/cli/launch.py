@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 from hyena_jax import cli
 from hyena_jax.cli.base import Command, note
-from hyena_jax.cli.flags import HIDDEN
-from hyena_jax.config import AtLeast, AtMost, require
-from hyena_jax.signals import (
+from hyena_jax.config import AtLeast, AtMost
+from hyena_jax.config.flags import HIDDEN
+from hyena_jax.system.errors import require
+from hyena_jax.system.signals import (
     STOPPED_CODE,
     end_with,
     how_ended,

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from hyena_jax.cli.base import OfConfig, fail, note, table_console
-from hyena_jax.cli.flags import FLAT, PluginFlags, positional
-from hyena_jax.config import Above, AtLeast, Experiment, memory_size, require
-from hyena_jax.files import require_own_folder
+from hyena_jax.config import Above, AtLeast, Experiment
+from hyena_jax.config.flags import FLAT, PluginFlags, positional
+from hyena_jax.system.errors import require
+from hyena_jax.system.files import memory_size, require_own_folder
 
 GIB = 2**30
 
@@ -53,12 +54,12 @@ class Plan(OfConfig):
     def run(self, arguments: Sequence[str]) -> int:
         """Prints one plan, or the best of a search."""
         from hyena_jax.benchmark.machine import describe_versions
-        from hyena_jax.output import bar
         from hyena_jax.plan import presentation
         from hyena_jax.plan.compiling import DoesNotCompile, Limits, Unfinished
         from hyena_jax.plan.planning import make_plan, with_other_kernels
         from hyena_jax.plan.search import candidates, search
         from hyena_jax.plan.targets import parse_target, require_compiler
+        from hyena_jax.system.output import bar
 
         experiment, whole = self.experiment, self.whole
         target = parse_target(self.target, self.num_slices)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from hyena_jax.cli.base import Command, say
-from hyena_jax.cli.flags import positional
 from hyena_jax.config import AtLeast, Between, TextConfig
-from hyena_jax.errors import require
-from hyena_jax.files import n_cpus
-from hyena_jax.storage.location import is_url
+from hyena_jax.config.flags import positional
+from hyena_jax.system.errors import require
+from hyena_jax.system.files import n_cpus
+from hyena_jax.system.storage.location import is_url
 
 ROW_EVERY = 10.0
 """Seconds between two rows of progress, without a terminal."""
@@ -109,7 +109,7 @@ def _progress(what: str, total: int | None) -> Iterator[Callable[[int, int], Non
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from hyena_jax.output import Output
+    from hyena_jax.system.output import Output
 
     console = Output(stderr=True)
     columns = (TextColumn(what), BarColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())

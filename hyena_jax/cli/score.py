@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyena_jax.cli.base import OfRun, note
-from hyena_jax.startup import start_jax
+from hyena_jax.system.startup import start_jax
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class Score(OfRun):
         from hyena_jax.api import load_run
         from hyena_jax.data.records import read_records, same_names
         from hyena_jax.generation.saved_state import origin
-        from hyena_jax.output import bar
         from hyena_jax.scoring import score_file
+        from hyena_jax.system.output import bar
 
         records = read_records(self.path, self.format)
         if (shared := same_names(records)) is not None:

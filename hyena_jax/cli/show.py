@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from hyena_jax.cli.base import OfRun, note, say
-from hyena_jax.config import AtLeast, Between, require
-from hyena_jax.files import require_new_file
-from hyena_jax.startup import start_jax
-from hyena_jax.storage.location import Location
+from hyena_jax.config import AtLeast, Between
+from hyena_jax.system.errors import require
+from hyena_jax.system.files import require_new_file
+from hyena_jax.system.startup import start_jax
+from hyena_jax.system.storage.location import Location
 
 if TYPE_CHECKING:
     from hyena_jax.inspect.subject import Subject
@@ -49,10 +50,10 @@ class Show(OfRun):
         """Computes everything, then writes the page."""
         start_jax(note)
 
-        from hyena_jax import files
         from hyena_jax.inspect.content import content
         from hyena_jax.inspect.page import page
-        from hyena_jax.training.mirror import share
+        from hyena_jax.system import files
+        from hyena_jax.system.storage.mirror import share
 
         text = page(content(self.workdir, self.step, self._subject(), self.beside, note))
         path = self.output or self.workdir / "show.html"

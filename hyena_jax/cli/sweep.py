@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyena_jax.cli.base import Command, fail, note, require_config_first, say, unread
-from hyena_jax.cli.flags import FLAT, OTHERS, PluginFlags, positional
-from hyena_jax.config import plugin_flags, require
-from hyena_jax.errors import as_urls
-from hyena_jax.storage.location import Location
+from hyena_jax.config import plugin_flags
+from hyena_jax.config.flags import FLAT, OTHERS, PluginFlags, positional
+from hyena_jax.system.errors import as_urls, require
+from hyena_jax.system.storage.location import Location
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Sweep(Command):
 
     def run(self, arguments: Sequence[str]) -> int:
         """Trains the runs of the grid, and prints a line for each."""
-        from hyena_jax.signals import STOPPED_CODE, Interrupted
         from hyena_jax.sweeps.grid import make_runs, parse_axis
         from hyena_jax.sweeps.sweep import sweep
         from hyena_jax.sweeps.worker import DONE
+        from hyena_jax.system.signals import STOPPED_CODE, Interrupted
 
         axes: dict[str, tuple[str, ...]] = {}
         for text in self.grid:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from hyena_jax.cli.base import Command
-from hyena_jax.cli.flags import FLAT, PluginFlags, positional, take_flag
-from hyena_jax.cli.help import columns
-from hyena_jax.config import TASK_CONFIGS, TaskConfig, UserError, choose, require
+from hyena_jax.config import TASK_CONFIGS, TaskConfig
+from hyena_jax.config.flags import FLAT, PluginFlags, positional, take_flag
+from hyena_jax.config.help import columns
 from hyena_jax.config.registry import OWN_NAMES
+from hyena_jax.system.errors import UserError, choose, require
 
 if TYPE_CHECKING:
     from hyena_jax.data.tasks import TaskRows

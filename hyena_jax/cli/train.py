@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from hyena_jax.cli.base import OfConfig, fail, note, say, unread
-from hyena_jax.cli.flags import FLAT, PluginFlags, positional, take_flag
-from hyena_jax.config import AtLeast, Cluster, Experiment, UserError, plugin_flags
-from hyena_jax.errors import as_urls
-from hyena_jax.memory import keep_freed_memory
-from hyena_jax.startup import import_jax, keep_compiled_programs, start_devices
-from hyena_jax.storage.location import Location, is_url, location_of
+from hyena_jax.config import AtLeast, Cluster, Experiment, plugin_flags
+from hyena_jax.config.flags import FLAT, PluginFlags, positional, take_flag
+from hyena_jax.system.errors import UserError, as_urls
+from hyena_jax.system.malloc import keep_freed_memory
+from hyena_jax.system.startup import import_jax, keep_compiled_programs, start_devices
+from hyena_jax.system.storage.location import Location, is_url, location_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Train(OfConfig):
             if others:
                 already = f"--resume {folder!r} already gives config and workdir"
                 raise UserError(f"{already}: leave out {others[0]!r}")
-            from hyena_jax.training.mirror import opened
+            from hyena_jax.system.storage.mirror import opened
 
             path = opened(folder, "--resume") if is_url(folder) else Path(folder)
             rest = [str(path / "config.json"), "--workdir", str(path), *rest]
@@ -70,11 +70,11 @@ class Train(OfConfig):
         keep_freed_memory()
 
         from hyena_jax.generation.sample import write_sample
-        from hyena_jax.output import Output
         from hyena_jax.parallel import processes
-        from hyena_jax.signals import STOPPED_CODE, Interrupted
+        from hyena_jax.system.output import Output
+        from hyena_jax.system.signals import STOPPED_CODE, Interrupted
+        from hyena_jax.system.storage.mirror import share
         from hyena_jax.training.loop import Diverged
-        from hyena_jax.training.mirror import share
         from hyena_jax.training.predictions import draw_predictions, has_labels
         from hyena_jax.training.run import train
 

@@ -82,7 +82,6 @@ from hyena_jax.config.registry import (
     REGISTRIES,
     Targets,
     changed_plugins,
-    describe_fault,
     is_of_own_code,
     load_plugin,
     missing_parts,
@@ -127,5 +126,13 @@ from hyena_jax.config.training import (
     WarmupScheduleConfig,
     WarmupStableDecayConfig,
 )
-from hyena_jax.errors import UserError, choose, require
-from hyena_jax.files import memory_size, open_input, open_safetensors, parse_json, read_bytes, read_json
+
+_ERRORS = "UserError", "choose", "describe_fault", "require"
+_FILES = "memory_size", "open_input", "open_safetensors", "parse_json", "read_bytes", "read_json"
+_MOVED = {**dict.fromkeys(_ERRORS, "errors"), **dict.fromkeys(_FILES, "files")}
+
+
+def __getattr__(name: str) -> None:
+    if name in _MOVED:
+        raise ImportError(f"hyena_jax.config.{name} is hyena_jax.system.{_MOVED[name]}.{name} now")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from hyena_jax.errors import UserError, choose, require
+from hyena_jax.system.errors import UserError, choose, require
 
 # Metadata of a field that may change between the runs of one experiment.
 RUNTIME = {"runtime": True}

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from hyena_jax.config.checks import RUNTIME, AtLeast, AtMost, Checked
 from hyena_jax.config.registry import Registry, register
-from hyena_jax.errors import require
+from hyena_jax.system.errors import require
 
 # Larger vocabularies cannot be computed.
 MAX_SYMBOLS = 2**24

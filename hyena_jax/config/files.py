@@ -25,14 +25,13 @@ from hyena_jax.config.registry import (
     require_plugins,
 )
 from hyena_jax.config.training import Experiment, LoggingConfig
-from hyena_jax.errors import UserError, choose, require
-from hyena_jax.files import parse_json, read_json
+from hyena_jax.system.errors import UserError, choose, require
+from hyena_jax.system.files import RUN_CONFIG, parse_json, read_json
 
 if TYPE_CHECKING:
     import cattrs
 
 
-RUN_CONFIG, SWEEP = "config.json", "sweep.json"
 """What makes a folder that of a run, and of a sweep."""
 STAGES = "optimizers.json"
 """The file of a run whose optimizer was changed on purpose: its stages, see `read_stages`."""

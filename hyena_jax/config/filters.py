@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from hyena_jax.config.checks import Above, AtLeast, AtMost, Below, Between, Checked
 from hyena_jax.config.registry import Registry, register
-from hyena_jax.errors import require
+from hyena_jax.system.errors import require
 
 NormAxis = Literal["none", "channels", "length"]
 # Programs are unrolled over hidden layers; these sizes are larger than can be computed.

@@ -23,7 +23,7 @@ from hyena_jax.config.filters import (
     WindowedFilterConfig,
 )
 from hyena_jax.config.registry import Registry, register
-from hyena_jax.errors import require
+from hyena_jax.system.errors import require
 
 Init = Literal["gpt2", "griffin", "torch", "xavier", "rwkv7"]
 # Programs are unrolled over the gates and the taps of a short filter: more would never compile.

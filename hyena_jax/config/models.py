@@ -8,7 +8,7 @@ from hyena_jax.config.checks import RUNTIME, Above, AtLeast, AtMost, Between, Ch
 from hyena_jax.config.data import MAX_SYMBOLS, InputKind, input_kind
 from hyena_jax.config.mixers import MAX_CHANNELS, MIN_EPS, HyenaConfig, Init, MixerConfig
 from hyena_jax.config.registry import Registry, name_of, register
-from hyena_jax.errors import UserError, require
+from hyena_jax.system.errors import UserError, require
 
 # Programs are unrolled over the layers, and windows of filters are stored for each channel.
 MAX_LAYERS = 1024

@@ -15,7 +15,6 @@ import inspect
 import re
 import shlex
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,8 +23,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from hyena_jax.config.checks import check_annotations
-from hyena_jax.errors import UserError, choose, printable, require
-from hyena_jax.files import MAX_CODE, open_input
+from hyena_jax.system.errors import UserError, choose, describe_fault, printable, require
+from hyena_jax.system.files import MAX_CODE, open_input
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 ENTRY_POINTS = "hyena_jax.plugins"
@@ -464,20 +463,3 @@ def is_of_own_code(error: BaseException) -> bool:
         if name.startswith(FILE_MODULE) or name in names
     }
     return any(frame.filename in files for frame in traceback.extract_tb(error.__traceback__))
-
-
-def describe_fault(error: BaseException) -> str:
-    """One line for an error in the user's code: its type, its message, and where it was raised."""
-    ours = str(Path(__file__).parents[1])
-    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((ours, *installed, "<"))
-    ]
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    try:
-        lines = str(error).strip().splitlines() or [""]
-    except Exception:  # the error's class may also be the user's code
-        lines = [""]
-    return f"{type(error).__name__}: {lines[0]}{where}"

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from hyena_jax.config.checks import AtLeast
 from hyena_jax.config.data import DATA_CONFIGS, DataConfig
 from hyena_jax.config.models import MAX_POSITIONS, MAX_SYMBOLS
-from hyena_jax.errors import require
+from hyena_jax.system.errors import require
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from hyena_jax.config.checks import MAX_COUNT, RUNTIME, Above, AtLeast, AtMost, 
 from hyena_jax.config.data import DataConfig, TextConfig
 from hyena_jax.config.models import LanguageModelConfig, ModelConfig
 from hyena_jax.config.registry import Registry, name_of, register
-from hyena_jax.errors import UserError, require
+from hyena_jax.system.errors import UserError, require
 
 # A host name, an IPv4 address, or an IPv6 address in brackets; a label of a name has at most 63 characters.
 ADDRESS = re.compile(r"([a-zA-Z0-9_-]{1,63}(\.[a-zA-Z0-9_-]{1,63})*\.?|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")

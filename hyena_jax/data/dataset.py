@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyena_jax.config import DATA_CONFIGS, DataConfig, Experiment, UserError, require
+from hyena_jax.config import DATA_CONFIGS, DataConfig, Experiment
 from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.config.data import input_kind
 from hyena_jax.data.tokenizers import Tokenizer, encode_start, require_ours, tokenizer_from_json
+from hyena_jax.system.errors import UserError, require
 
 if TYPE_CHECKING:
     import grain

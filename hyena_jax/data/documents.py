@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from hyena_jax.config import UserError, open_input, require
 from hyena_jax.data.text import BYTE_ORDER_MARK, decoded, files_below
 from hyena_jax.data.tfds import ensure_prepared, open_builder, quiet
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import open_input
 
 TFDS = "tfds:"
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")

@@ -18,9 +18,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from hyena_jax.config import ImagesConfig, UserError, memory_size, open_input, require
+from hyena_jax.config import ImagesConfig
 from hyena_jax.data.dataset import Batch, Dataset
 from hyena_jax.data.tfds import ensure_prepared, open_builder, quiet
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import memory_size, open_input
 
 GZIP = b"\x1f\x8b"
 MAX_GZIP_RATIO = 1032

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyena_jax.errors import UserError
-from hyena_jax.storage.bucket import RETRIES, Bucket
-from hyena_jax.storage.location import Location, is_url
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.storage.bucket import RETRIES, Bucket
+from hyena_jax.system.storage.location import Location, is_url
 
 if TYPE_CHECKING:
     import tensorstore as ts

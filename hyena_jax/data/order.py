@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hyena_jax.errors import UserError, require
+from hyena_jax.system.errors import UserError, require
 
 PERIOD = 1000
 """Rows after which the turns of the sources repeat: weights count in thousandths."""

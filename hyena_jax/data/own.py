@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyena_jax.config import UserError, require
 from hyena_jax.config.data import input_kind
 from hyena_jax.data.dataset import NOTHING, Batch, Dataset, Stream, evenly_spaced
 from hyena_jax.data.images import ImageSet, Labelled, Normalization, image_set
 from hyena_jax.data.text import Corpus
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, is_tokenizer, require_ours, tokenizer_from_json
 from hyena_jax.data.tokens import as_tokens, token_corpus
+from hyena_jax.system.errors import UserError, require
 
 if TYPE_CHECKING:
     import grain

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from hyena_jax.config import UserError, parse_json, require
 from hyena_jax.data.documents import Document, Span, parts_of, read_documents, spans_of
 from hyena_jax.data.objects import Objects
 from hyena_jax.data.shard_index import (
@@ -35,6 +34,8 @@ from hyena_jax.data.shard_index import (
     read_index,
 )
 from hyena_jax.data.tokenizers import BytesTokenizer, Tokenizer
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import parse_json
 
 PLAN = "plan.json"
 KEYS = ("shards", "held_out")
@@ -396,7 +397,7 @@ def _work(
     arguments: tuple[Any, ...],
 ) -> None:
     """A process that works until no number is left, and says at the end which error there was."""
-    from hyena_jax.signals import take_signals
+    from hyena_jax.system.signals import take_signals
 
     take_signals()
     parent = multiprocessing.parent_process()

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hyena_jax.config import memory_size, read_bytes, require
 from hyena_jax.data.text import BYTE_ORDER_MARK, MEMORY_PER_BYTE, decoded
-from hyena_jax.errors import printable
+from hyena_jax.system.errors import printable, require
+from hyena_jax.system.files import memory_size, read_bytes
 
 FASTA = (".fa", ".fasta", ".fna", ".ffn", ".faa")
 """Suffixes of files that are read as FASTA by default."""

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from hyena_jax.config import UserError, parse_json, require
 from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.data.tokenizers import Tokenizer
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import parse_json
 
 INDEX, ENCODING = "index.json", "encoding.json"
 BIN, ENDS = ".bin", ".ends"

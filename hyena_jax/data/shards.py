@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hyena_jax.config import ShardsConfig, UserError, parse_json, require
+from hyena_jax.config import ShardsConfig
 from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.data.dataset import Batch, Dataset, rows_of
 from hyena_jax.data.objects import Objects, split
 from hyena_jax.data.order import Turns, drawn, places, turns
 from hyena_jax.data.shard_index import BIN, DTYPES, ENCODING, INDEX, Index, Shard, digest_of, read_index
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe, tokenizer_from_json
-from hyena_jax.storage.location import is_url
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import parse_json
+from hyena_jax.system.storage.location import is_url
 
 if TYPE_CHECKING:
     import grain

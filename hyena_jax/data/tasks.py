@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hyena_jax.config import TaskConfig, UserError, choose, require
+from hyena_jax.config import TaskConfig
 from hyena_jax.config.checks import summary
 from hyena_jax.data.dataset import Batch, Dataset
+from hyena_jax.system.errors import UserError, choose, require
 from hyena_jax.tasks.task import TASKS, Draw, NextTokenTaskConfig, Row, Task, next_tokens
 
 if TYPE_CHECKING:

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hyena_jax.config import TextConfig, UserError, memory_size, read_bytes, require
+from hyena_jax.config import TextConfig
 from hyena_jax.data.dataset import PROMPT_TOKENS, Batch, Dataset
 from hyena_jax.data.tfds import ensure_prepared, open_builder, quiet
 from hyena_jax.data.tokenizers import Tokenizer, build_tokenizer, encode_start
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import memory_size, read_bytes
 
 HASHED_AT_ONCE = 2**24
 """Tokens that are read into memory at a time, if they are in a file."""

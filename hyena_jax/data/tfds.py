@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyena_jax.config import UserError, require
 from hyena_jax.data.tokenizers import silent_stderr
+from hyena_jax.system.errors import UserError, require
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds

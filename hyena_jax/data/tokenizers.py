@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from hyena_jax.config import TextConfig, UserError, choose, parse_json, read_bytes, require
+from hyena_jax.config import TextConfig
 from hyena_jax.config.models import MAX_SYMBOLS
-from hyena_jax.files import MAX_JSON
+from hyena_jax.system.errors import UserError, choose, require
+from hyena_jax.system.files import MAX_JSON, parse_json, read_bytes
 
 if TYPE_CHECKING:
     import tokenizers

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from hyena_jax.config import TokensConfig, UserError, open_input, read_bytes, require
+from hyena_jax.config import TokensConfig
 from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.data.shard_index import BIN, DTYPES, INDEX, Shard, read_index
 from hyena_jax.data.text import HASHED_AT_ONCE, Corpus, check_lengths, fingerprint
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe
-from hyena_jax.files import MAX_JSON
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import MAX_JSON, open_input, read_bytes
 
 
 def load_tokens(config: TokensConfig, tokenizer: Tokenizer | None = None) -> Corpus:

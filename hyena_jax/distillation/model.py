@@ -21,11 +21,10 @@ from hyena_jax.config import (
     ModalFilterConfig,
     ModelConfig,
     ParameterGroup,
-    UserError,
     name_of,
-    require,
 )
 from hyena_jax.distillation import modal_fit
+from hyena_jax.system.errors import UserError, require
 from hyena_jax.training.lora import without_lora
 
 # The shortest length with a Hankel matrix of at least one row.

@@ -7,7 +7,7 @@ import numpy as np
 
 from hyena_jax.config import ExplicitFilterConfig, ShortFilterConfig, WindowedFilterConfig
 from hyena_jax.filters.window import check_length, decay_rates, l1_normalized, relative_time
-from hyena_jax.initializers import uniform_fan_in
+from hyena_jax.ops.initializers import uniform_fan_in
 
 
 class ExplicitFilter(nn.Module):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from hyena_jax.config import LookupFilterConfig
 from hyena_jax.filters.window import check_length
-from hyena_jax.initializers import uniform_fan_in
+from hyena_jax.ops.initializers import uniform_fan_in
 
 
 class LookupFilter(nn.Module):

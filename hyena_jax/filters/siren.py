@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from hyena_jax.config import SirenFilterConfig
 from hyena_jax.filters.window import check_length, decay_rates, relative_time
-from hyena_jax.initializers import uniform_fan_in, uniform_within
+from hyena_jax.ops.initializers import uniform_fan_in, uniform_within
 
 
 class SirenFilter(nn.Module):

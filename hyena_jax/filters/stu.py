@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import STUFilterConfig, require
+from hyena_jax.config import STUFilterConfig
 from hyena_jax.filters.window import check_length
+from hyena_jax.system.errors import require
 
 # The least eigenvalue, relative to the largest, whose vector float64 gives to 1e-7.
 LEAST_EIGENVALUE = 1e-18

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import ImplicitFilterConfig, SirenFilterConfig, WindowedFilterConfig, require
+from hyena_jax.config import ImplicitFilterConfig, SirenFilterConfig, WindowedFilterConfig
+from hyena_jax.system.errors import require
 
 # Least norm to divide by, as a window may leave a filter all zeros; the gradient divides by its square.
 LEAST_NORM = 1e-18

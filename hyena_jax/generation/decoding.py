@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from hyena_jax import models
-from hyena_jax.config import ModelConfig, choose, require
+from hyena_jax.config import ModelConfig
 from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.generation import programs
 from hyena_jax.generation.programs import Chunk, Cursor, SamplingConfig, SamplingInputs
@@ -29,6 +29,7 @@ from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import StopTexts, cut
 from hyena_jax.mixers.online import has_tiles
 from hyena_jax.ops.online_conv import TILE, due_size
+from hyena_jax.system.errors import choose, require
 
 
 @dataclass(frozen=True)

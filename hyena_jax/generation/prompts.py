@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hyena_jax.config import ModelConfig, UserError, require
+from hyena_jax.config import ModelConfig
 from hyena_jax.data.tokenizers import encode_start
+from hyena_jax.system.errors import UserError, require
 
 if TYPE_CHECKING:
     from hyena_jax.data.tokenizers import Tokenizer

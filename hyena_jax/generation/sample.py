@@ -7,12 +7,12 @@ import flax.linen as nn
 import numpy as np
 import optax
 
-from hyena_jax import files
 from hyena_jax.config import Experiment
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer
 from hyena_jax.generation.decoding import Request, generate
 from hyena_jax.generation.programs import Chunk
+from hyena_jax.system import files
 
 
 def stream(tokenizer: Tokenizer, prompt: np.ndarray, chunks: Iterator[Chunk]) -> str:

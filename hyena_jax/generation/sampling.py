@@ -6,7 +6,8 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import AtLeast, Between, Checked, require
+from hyena_jax.config import AtLeast, Between, Checked
+from hyena_jax.system.errors import require
 
 
 @dataclass(frozen=True)

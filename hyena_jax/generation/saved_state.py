@@ -18,13 +18,15 @@ import numpy as np
 import optax
 from safetensors import safe_open
 
-from hyena_jax import config, files, models
-from hyena_jax.config import ModelConfig, UserError, require
-from hyena_jax.errors import printable
+from hyena_jax import models
+from hyena_jax.config import ModelConfig
 from hyena_jax.generation.decoding import Prefilled
 from hyena_jax.generation.programs import empty_state
 from hyena_jax.generation.prompts import check_prompts
-from hyena_jax.trees import named_leaves
+from hyena_jax.system import files
+from hyena_jax.system.errors import UserError, printable, require
+from hyena_jax.system.files import memory_size, open_input, open_safetensors, parse_json
+from hyena_jax.system.trees import named_leaves
 
 FORMAT = 2
 MAX_ABOUT = 2**10
@@ -61,11 +63,11 @@ def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Pre
     Raises:
       UserError: if the file is not a saved state, or belongs to another model or other parameters.
     """
-    with config.open_input("load_state", path, config.memory_size()) as file:
+    with open_input("load_state", path, memory_size()) as file:
         if file.read(4) == b"PK\x03\x04":  # a zip archive, as format 1 was
             again = "read the prompts again and save their state"
             raise UserError(f"load_state {str(path)!r} was saved by an earlier version, in format 1; {again}")
-    with config.open_safetensors("load_state", path) as file:
+    with open_safetensors("load_state", path) as file:
         try:
             return _prefilled(file, _about(file, origin), model, params)
         except UserError as error:
@@ -78,7 +80,7 @@ def _about(file: safe_open, origin: str) -> dict[str, Any]:
     """What the metadata say of the state, which must be of this origin."""
     text = (file.metadata() or {}).get("saved_state", "")
     require(0 < len(text) <= MAX_ABOUT, "saved_state in the metadata", text[:80], "a short text")
-    about = config.parse_json(text)
+    about = parse_json(text)
     is_about = isinstance(about, dict) and about.keys() == {"format", "origin", "rows", "context", "sha256"}
     require(is_about, "saved_state", about, "an object with format, origin, rows, context and sha256")
     require(about["format"] == FORMAT, "format", about["format"], str(FORMAT))

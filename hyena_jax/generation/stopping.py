@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hyena_jax.config import require
 from hyena_jax.generation.programs import Chunk
 from hyena_jax.generation.prompts import encode
+from hyena_jax.system.errors import require
 
 if TYPE_CHECKING:
     from hyena_jax.data.tokenizers import Tokenizer

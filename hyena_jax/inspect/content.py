@@ -10,21 +10,14 @@ import jax
 import optax
 
 from hyena_jax import models
-from hyena_jax.config import (
-    MIXER_CONFIGS,
-    Experiment,
-    UserError,
-    encode,
-    read_stages,
-    require,
-    stage_changes,
-)
+from hyena_jax.config import MIXER_CONFIGS, Experiment, encode, read_stages, stage_changes
 from hyena_jax.data.dataset import Encoding
 from hyena_jax.data.tokenizers import is_tokenizer
 from hyena_jax.inspect import json_values, page
 from hyena_jax.inspect.subject import Subject, piece, probability, scores
 from hyena_jax.inspect.tracing import Trace, trace
-from hyena_jax.output import bar
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.output import bar
 from hyena_jax.training import lora, metrics
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.folder import BASE, RunFolder, read_run

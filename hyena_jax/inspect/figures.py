@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hyena_jax.config import require
 from hyena_jax.inspect.long_filters import spectrum
+from hyena_jax.system.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import optax
 
-from hyena_jax.config import require
 from hyena_jax.distillation import hankel
+from hyena_jax.system.errors import require
 
 # The part of a filter's energy that its effective length holds.
 ENERGY = 0.95

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hyena_jax.config import require
 from hyena_jax.mixers.mixing import Mixing, mixing_matrices
 from hyena_jax.mixers.sequence import Handed
+from hyena_jax.system.errors import require
 
 # Gradients that are computed at a time.
 GRADIENTS = 16

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hyena_jax.config import UserError
+from hyena_jax.system.errors import UserError
 
 MAX_BYTES = 10_000_000
 """The largest page."""

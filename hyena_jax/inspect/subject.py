@@ -10,9 +10,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import UserError, read_bytes, require
 from hyena_jax.data.dataset import Batch, Dataset, Encoding
 from hyena_jax.data.tokenizers import Tokenizer, encode_start, is_tokenizer
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import read_bytes
 from hyena_jax.training.loss import cross_entropy
 
 # The largest text file, and the most characters of it that are encoded for each token shown.

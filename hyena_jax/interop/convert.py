@@ -16,20 +16,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hyena_jax import files, models
-from hyena_jax.config import Experiment, LanguageModelConfig, TextConfig, TokensConfig, UserError, require
+from hyena_jax import models
+from hyena_jax.config import Experiment, LanguageModelConfig, TextConfig, TokensConfig
 from hyena_jax.data.text import fingerprint_of_no_text
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe, read_sentencepiece
-from hyena_jax.errors import printable
-from hyena_jax.files import require_free
 from hyena_jax.interop import lfm2, olmo_hybrid, recurrentgemma, rwkv7, safari, stripedhyena2
 from hyena_jax.interop.family import Options, Source
 from hyena_jax.interop.tensors import DTYPES, Tensors, read_tensors
+from hyena_jax.system import files
+from hyena_jax.system.errors import UserError, printable, require
+from hyena_jax.system.files import require_free
+from hyena_jax.system.trees import named_leaves
 from hyena_jax.training.checkpoint import Streamed, save_streamed
 from hyena_jax.training.folder import CHECKPOINTS, write_description
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import TrainState, init_params, init_state
-from hyena_jax.trees import named_leaves
 
 FORMATS: Mapping[str, Callable[[Path, Tensors, Options], Source]] = {
     "recurrentgemma": recurrentgemma.read,

@@ -8,11 +8,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hyena_jax.config import LanguageModelConfig, UserError, require
+from hyena_jax.config import LanguageModelConfig
 from hyena_jax.data.tokenizers import Tokenizer
 from hyena_jax.interop.settings import Settings, read_settings
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import Transform
+from hyena_jax.system.errors import UserError, require
 
 
 class Options(NamedTuple):

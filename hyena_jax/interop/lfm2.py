@@ -4,19 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hyena_jax.config import (
-    AttentionConfig,
-    HyenaConfig,
-    LanguageModelConfig,
-    MixerConfig,
-    ShortFilterConfig,
-    require,
-)
+from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig, MixerConfig, ShortFilterConfig
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_windows, settings_of
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import Transform, columns, filter_taps, less_one, same, transposed
+from hyena_jax.system.errors import require
 
 BOS, RELEASED_VOCABULARY = 1, 65_536
 ENDS = {"eos_token_id": 7, "pad_token_id": 0}

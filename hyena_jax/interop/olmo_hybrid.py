@@ -10,20 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from hyena_jax.config import (
-    AttentionConfig,
-    GatedDeltaConfig,
-    LanguageModelConfig,
-    MixerConfig,
-    UserError,
-    require,
-)
+from hyena_jax.config import AttentionConfig, GatedDeltaConfig, LanguageModelConfig, MixerConfig
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
-from hyena_jax.errors import printable
 from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_windows, settings_of
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensor, Tensors
 from hyena_jax.interop.transforms import Transform, columns, less_one, same, taps, transposed
+from hyena_jax.system.errors import UserError, printable, require
 
 BOS = None
 """Texts of the released model begin with no token of their own."""

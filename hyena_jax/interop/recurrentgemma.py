@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hyena_jax.config import HawkConfig, LanguageModelConfig, LocalAttentionConfig, UserError, require
+from hyena_jax.config import HawkConfig, LanguageModelConfig, LocalAttentionConfig
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.interop.family import (
     Options,
@@ -24,6 +24,7 @@ from hyena_jax.interop.family import (
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors, is_orbax, metadata_of
 from hyena_jax.interop.transforms import Transform, columns, joined, reshaped, same, taps, transposed
+from hyena_jax.system.errors import UserError, require
 
 BOS, RELEASED_VOCABULARY = 2, 256_000
 ENDS = {"eos_token_id": 1, "pad_token_id": 0}

@@ -8,17 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hyena_jax.config import (
-    CKConvFilterConfig,
-    HyenaConfig,
-    ImplicitFilterConfig,
-    LanguageModelConfig,
-    UserError,
-    require,
-)
+from hyena_jax.config import CKConvFilterConfig, HyenaConfig, ImplicitFilterConfig, LanguageModelConfig
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_POSITIONS, MAX_SYMBOLS
 from hyena_jax.data.tokenizers import DnaTokenizer
-from hyena_jax.errors import printable
 from hyena_jax.filters.window import decay_rates
 from hyena_jax.interop.family import (
     Options,
@@ -32,6 +24,7 @@ from hyena_jax.interop.family import (
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import Transform, reshaped, same, taps, transposed
+from hyena_jax.system.errors import UserError, printable, require
 
 DELTAS = re.compile(r"backbone\.layers\.\d+\.mixer\.filter_fn\.modulation\.deltas")
 REMATERIALISED = re.compile(r"\.(mixer|mlp)\.layer\.")

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hyena_jax.config import UserError, parse_json, read_bytes, require
 from hyena_jax.config.checks import MAX_COUNT
-from hyena_jax.errors import printable
-from hyena_jax.files import MAX_DEPTH, MAX_JSON
+from hyena_jax.system.errors import UserError, printable, require
+from hyena_jax.system.files import MAX_DEPTH, MAX_JSON, parse_json, read_bytes
 
 MISSING = object()
 

@@ -13,7 +13,6 @@ from hyena_jax.config import (
     MixerConfig,
     RealModalFilterConfig,
     ShortFilterConfig,
-    UserError,
 )
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.data.tokenizers import BytesTokenizer
@@ -29,6 +28,7 @@ from hyena_jax.interop.transforms import (
     same,
     transposed,
 )
+from hyena_jax.system.errors import UserError
 
 CONVOLVED_FROM = 128
 """Taps from which vortex convolves with a filter, and adds its input; with fewer it cross-correlates."""

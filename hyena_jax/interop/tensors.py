@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 import tensorstore as ts
 
-from hyena_jax.config import UserError, open_input, open_safetensors, parse_json, read_json, require
-from hyena_jax.errors import printable
+from hyena_jax.system.errors import UserError, printable, require
+from hyena_jax.system.files import open_input, open_safetensors, parse_json, read_json
 
 DTYPES = {
     "F64": np.dtype("<f8"),

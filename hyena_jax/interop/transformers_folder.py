@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hyena_jax import config, files
+from hyena_jax import config
 from hyena_jax.config import (
     Experiment,
     GatedDeltaConfig,
@@ -18,14 +18,14 @@ from hyena_jax.config import (
     MixerConfig,
     ModelConfig,
     TextConfig,
-    UserError,
     name_of,
-    require,
 )
 from hyena_jax.data.tokenizers import BpeTokenizer, SentencePieceTokenizer
 from hyena_jax.interop import lfm2, olmo_hybrid, recurrentgemma
 from hyena_jax.interop.settings import Settings
-from hyena_jax.trees import named_leaves
+from hyena_jax.system import files
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.trees import named_leaves
 
 FAMILIES = {HawkConfig: recurrentgemma, HyenaConfig: lfm2, GatedDeltaConfig: olmo_hybrid}
 """The families by the mixer that they have in addition to attention."""

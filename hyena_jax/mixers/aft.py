@@ -23,12 +23,12 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import AFTConvConfig, AFTFullConfig, AFTLocalConfig, AFTSimpleConfig
-from hyena_jax.initializers import initializers
 from hyena_jax.mixers.inputs import sums_dtype, within
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops import aft, shards
 from hyena_jax.ops.fast.aft_blocks import Window, blockwise_sums, no_window, window_sums
+from hyena_jax.ops.initializers import initializers
 
 # The paper initialises the parameters of position biases as N(0, 10^-2); we take 10^-2 as the variance.
 position_init = nn.initializers.normal(0.1)

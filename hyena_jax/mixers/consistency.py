@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import UserError, require
 from hyena_jax.mixers import Mixer, has_state
+from hyena_jax.system.errors import UserError, require
 
 N_TOKENS = 5
 N_LONG = 48

@@ -8,13 +8,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import FastmaxConfig, require
-from hyena_jax.initializers import initializers
+from hyena_jax.config import FastmaxConfig
 from hyena_jax.mixers.inputs import sums_dtype
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops import fastmax, shards
 from hyena_jax.ops.attention import same_segment
+from hyena_jax.ops.initializers import initializers
+from hyena_jax.system.errors import require
 
 
 class Fastmax(Mixer):

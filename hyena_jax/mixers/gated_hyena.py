@@ -5,12 +5,13 @@ Axes: B batch, L length, T new tokens, D channels, K taps."""
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import GatedHyenaConfig, require
+from hyena_jax.config import GatedHyenaConfig
 from hyena_jax.filters import build_filter
-from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.mixer import LongConvolutionMixer
 from hyena_jax.mixers.sequence import Sequence
+from hyena_jax.ops.initializers import initializers, uniform_fan_in
+from hyena_jax.system.errors import require
 
 
 class GatedHyena(LongConvolutionMixer):

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from hyena_jax.config import H3Config
 from hyena_jax.filters import build_filter
-from hyena_jax.initializers import initializers, uniform_fan_in
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.mixer import LongConvolutionMixer
 from hyena_jax.mixers.sequence import Sequence
+from hyena_jax.ops.initializers import initializers, uniform_fan_in
 
 
 class H3(LongConvolutionMixer):

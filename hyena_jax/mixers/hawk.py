@@ -11,12 +11,12 @@ from flax.linen.dtypes import promote_dtype
 from flax.typing import Initializer
 
 from hyena_jax.config import HawkConfig
-from hyena_jax.initializers import initializers
 from hyena_jax.mixers.dense import SplitDense
 from hyena_jax.mixers.inputs import sums_dtype
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.parallel import Parallel
 from hyena_jax.mixers.sequence import Sequence
+from hyena_jax.ops.initializers import initializers
 from hyena_jax.ops.rg_lru import RATE_SCALE, bounded_sqrt, factors
 from hyena_jax.ops.shards import block_dense
 

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import MixerConfig, name_of, require
+from hyena_jax.config import MixerConfig, name_of
+from hyena_jax.system.errors import require
 
 
 class Shared(NamedTuple):

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import KDAConfig
-from hyena_jax.initializers import a_log_init, dt_bias_init
 from hyena_jax.mixers.gated_delta import unit_length
 from hyena_jax.mixers.inputs import sums_dtype
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.norms import GroupRMSNorm
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops.fast.dense import dense_dot_general
+from hyena_jax.ops.initializers import a_log_init, dt_bias_init
 
 
 class KDA(Mixer):

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import Mamba2Config
-from hyena_jax.initializers import a_log_init, dt_bias_init, uniform_fan_in
 from hyena_jax.mixers.inputs import sums_dtype
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.norms import GroupRMSNorm
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops.fast.dense import dense_dot_general
+from hyena_jax.ops.initializers import a_log_init, dt_bias_init, uniform_fan_in
 
 
 class Mamba2(Mixer):

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import Mamba3Config
-from hyena_jax.initializers import dt_bias_init, uniform_fan_in
 from hyena_jax.mixers.inputs import sums_dtype
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.norms import GroupRMSNorm
@@ -20,6 +19,7 @@ from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops import shards
 from hyena_jax.ops.delta_rule import no_memory
 from hyena_jax.ops.fast.dense import dense_dot_general
+from hyena_jax.ops.initializers import dt_bias_init, uniform_fan_in
 
 # Least decay rate, as in the published code.
 MIN_RATE = 1e-4

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import MixerConfig, UserError
+from hyena_jax.config import MixerConfig
 from hyena_jax.filters import has_constant_state
 from hyena_jax.mixers.inputs import (
     check_causal,
@@ -22,6 +22,7 @@ from hyena_jax.mixers.parallel import Parallel
 from hyena_jax.mixers.sequence import Handed, Sequence
 from hyena_jax.ops import online_conv
 from hyena_jax.ops.forms import Forms
+from hyena_jax.system.errors import UserError
 
 
 class Mixer(nn.Module):

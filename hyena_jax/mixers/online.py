@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
-from hyena_jax.config import UserError, require
 from hyena_jax.mixers.inputs import Shared, is_real
 from hyena_jax.mixers.sequence import Handed, Inputs, Sequence
 from hyena_jax.ops.forms import Forms, forms_for
 from hyena_jax.ops.online_conv import FilterTaps, History
+from hyena_jax.system.errors import UserError, require
 
 
 class MixerState(NamedTuple):

@@ -31,7 +31,6 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from hyena_jax.config import require
 from hyena_jax.mixers.inputs import sums_dtype, within
 from hyena_jax.ops import attention, few_taps, linear_recurrence, modal_conv, online_conv, shards
 from hyena_jax.ops.delta_rule import no_memory
@@ -42,6 +41,7 @@ from hyena_jax.ops.forms import Forms
 from hyena_jax.ops.modal_conv import Modes
 from hyena_jax.ops.online_conv import FilterTaps, History
 from hyena_jax.ops.short_conv import advance_history, short_conv
+from hyena_jax.system.errors import require
 
 Handed = dict[str, jax.Array]
 """What layers hand on to later ones [B, T, ...], by name."""

@@ -24,14 +24,15 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax import mixers
-from hyena_jax.config import MODEL_CONFIGS, MixerConfig, ModelConfig, plugins_in, require
-from hyena_jax.layout import Layout
+from hyena_jax.config import MODEL_CONFIGS, MixerConfig, ModelConfig, plugins_in
 from hyena_jax.mixers import consistency
 from hyena_jax.models.autoencoder import Autoencoder
 from hyena_jax.models.blocks import sequence_layout
 from hyena_jax.models.image_classifier import ImageClassifier
 from hyena_jax.models.language_model import LanguageModel
 from hyena_jax.ops.kernels.check import usable
+from hyena_jax.ops.layout import Layout
+from hyena_jax.system.errors import require
 
 __all__ = [
     "Autoencoder",

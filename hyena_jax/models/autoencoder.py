@@ -5,11 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import AutoencoderConfig, require
-from hyena_jax.initializers import initializers
-from hyena_jax.layout import Layout
+from hyena_jax.config import AutoencoderConfig
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.models.norms import make_norm
+from hyena_jax.ops.initializers import initializers
+from hyena_jax.ops.layout import Layout
+from hyena_jax.system.errors import require
 
 LONGEST_PERIOD = 10_000.0
 """The slowest sine of the positions has 2 pi times this period."""

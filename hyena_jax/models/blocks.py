@@ -11,16 +11,17 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig, name_of, require
+from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig, name_of
 from hyena_jax.config.models import NormPlace
-from hyena_jax.initializers import initializers
-from hyena_jax.layout import Layout
 from hyena_jax.mixers import Mixer, mixer_class
 from hyena_jax.mixers.sequence import FILTER, Handed
 from hyena_jax.mixers.token_shift import TokenShift, TokenShiftConfig
 from hyena_jax.models.norms import make_norm
 from hyena_jax.ops.fast.dense import dense_dot_general
 from hyena_jax.ops.forms import forms_for
+from hyena_jax.ops.initializers import initializers
+from hyena_jax.ops.layout import Layout
+from hyena_jax.system.errors import require
 
 Arrays = Any
 """A tree of arrays."""

@@ -4,11 +4,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import ImageClassifierConfig, require
-from hyena_jax.initializers import initializers
-from hyena_jax.layout import Layout
+from hyena_jax.config import ImageClassifierConfig
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.models.norms import make_norm
+from hyena_jax.ops.initializers import initializers
+from hyena_jax.ops.layout import Layout
+from hyena_jax.system.errors import require
 
 
 class ImageClassifier(nn.Module):

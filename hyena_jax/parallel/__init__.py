@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import jax
 
-from hyena_jax.config import ParallelConfig, UserError
+from hyena_jax.config import ParallelConfig
 from hyena_jax.ops.kernels.check import fault as kernel_fault
 from hyena_jax.parallel.pmap import Pmap
 from hyena_jax.parallel.processes import gather
 from hyena_jax.parallel.sharded import Sharded
 from hyena_jax.parallel.strategy import Strategy, all_devices
+from hyena_jax.system.errors import UserError
 
 HAVE_KERNELS = ("gpu", "tpu")
 """The platforms with Pallas kernels."""

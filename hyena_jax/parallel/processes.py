@@ -16,8 +16,9 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import numpy as np
 
-from hyena_jax.config import Cluster, UserError
+from hyena_jax.config import Cluster
 from hyena_jax.parallel.roll_call import call_roll, must_be_same
+from hyena_jax.system.errors import UserError
 
 T = TypeVar("T")
 

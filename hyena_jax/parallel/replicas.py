@@ -7,7 +7,7 @@ import numpy as np
 
 from hyena_jax.parallel.processes import gather
 from hyena_jax.parallel.strategy import Tree
-from hyena_jax.trees import path_name
+from hyena_jax.system.trees import path_name
 
 
 def check_replicas(tree: Tree, step: int) -> None:

@@ -17,8 +17,8 @@ import time
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
-from hyena_jax.config import UserError, require
 from hyena_jax.config.training import require_address
+from hyena_jax.system.errors import UserError, require
 
 BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 """JAX's variable for the address that process 0 listens on, if it differs from the coordinator's."""

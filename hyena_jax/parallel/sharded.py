@@ -16,10 +16,11 @@ from jax.experimental import mesh_utils
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hyena_jax.config import ParallelConfig, UserError, require
-from hyena_jax.layout import Layout
+from hyena_jax.config import ParallelConfig
 from hyena_jax.ops.fast.derivatives import own_derivative
+from hyena_jax.ops.layout import Layout
 from hyena_jax.parallel.strategy import RowShard, Strategy, Tree, n_processes
+from hyena_jax.system.errors import UserError, require
 
 DATA, FSDP, SEQUENCE = AXES = ("data", "fsdp", "sequence")
 # Leaves with fewer elements are not sharded: that would save nothing and cost a message to gather each.

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from hyena_jax.config import UserError, require
-from hyena_jax.layout import Layout
+from hyena_jax.ops.layout import Layout
+from hyena_jax.system.errors import UserError, require
 
 Tree = Any
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hyena_jax import config
-from hyena_jax.config import Experiment, UserError
+from hyena_jax.config import Experiment
 from hyena_jax.plan.targets import Target
+from hyena_jax.system.errors import UserError
 
 GIB = 2**30
 # What the child writes: facts before it compiles, and why it failed, which was the user's or the compiler's.

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from hyena_jax.chips import Chip
-from hyena_jax.counts import called, live
+from hyena_jax.ops.counts import called, live
+from hyena_jax.system.chips import Chip
 
 # bfloat16 products for one product of float32 factors.
 PASSES = {jax.lax.Precision.DEFAULT: 1, jax.lax.Precision.HIGH: 3, jax.lax.Precision.HIGHEST: 6}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hyena_jax.config import Experiment, require
+from hyena_jax.config import Experiment
 from hyena_jax.parallel import wants_kernels
 from hyena_jax.plan.collectives import KINDS as EXCHANGES
 from hyena_jax.plan.collectives import collectives, received_between_slices
@@ -17,6 +17,7 @@ from hyena_jax.plan.hlo import Program
 from hyena_jax.plan.roofline import KINDS, REACHED, KernelWork, costs, seconds_by_kind
 from hyena_jax.plan.step import n_params
 from hyena_jax.plan.targets import Target
+from hyena_jax.system.errors import require
 from hyena_jax.training.goodput import PASSES_OF_TRAINING
 
 # Figures that are listed, of each kind of list.

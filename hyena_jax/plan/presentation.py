@@ -150,7 +150,7 @@ def as_json(plan: StepPlan) -> dict[str, Any]:
 
 def write(folder: Path, plans: Sequence[StepPlan], summary: dict[str, Any]) -> None:
     """Writes plan.json and plan.png."""
-    from hyena_jax.files import write_text
+    from hyena_jax.system.files import write_text
 
     folder.mkdir(parents=True, exist_ok=True)
     rows = [as_json(plan) for plan in plans]

@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hyena_jax.chips import Chip
 from hyena_jax.plan.collectives import KINDS as EXCHANGES
 from hyena_jax.plan.hlo import Array, Frame, Instruction, Program
+from hyena_jax.system.chips import Chip
 
 PRODUCTS, CONVOLUTION, RECURRENCE = "matrix products", "long convolution", "recurrence"
 ELEMENTWISE, COPIES, LOSS, OPTIMIZER = "elementwise", "copies and relayouts", "loss", "optimizer"

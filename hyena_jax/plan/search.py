@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from hyena_jax.config import Experiment, ParallelConfig, UserError, choose, require
+from hyena_jax.config import Experiment, ParallelConfig
 from hyena_jax.plan.compiling import GIB, DoesNotCompile, Limits, Unfinished
 from hyena_jax.plan.planning import StepPlan, describe, make_plan
 from hyena_jax.plan.targets import Target
+from hyena_jax.system.errors import UserError, choose, require
 
 AXES = ("remat", "batch", "layout")
 # Policies that differ most; the others lie between them.

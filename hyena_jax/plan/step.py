@@ -21,11 +21,12 @@ from jax.extend.core import ClosedJaxpr
 from hyena_jax import config, models, parallel
 from hyena_jax.benchmark.memory import compiled_memory
 from hyena_jax.benchmark.model import subject_of
-from hyena_jax.config import Experiment, UserError
+from hyena_jax.config import Experiment
 from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, MEMORY, PROGRAM, USER, VOCABULARY
 from hyena_jax.plan.kernels import Kernel, kernels
 from hyena_jax.plan.targets import compile_only_devices, parse_target
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.goodput import forward_work
 from hyena_jax.training.loss import loss_function
 from hyena_jax.training.optimizer import make_optimizer

@@ -6,8 +6,8 @@ import re
 from math import prod
 from typing import NamedTuple
 
-from hyena_jax.chips import CHIPS, Chip
-from hyena_jax.config import UserError, choose, require
+from hyena_jax.system.chips import CHIPS, Chip
+from hyena_jax.system.errors import UserError, choose, require
 
 # What XLA's compiler has to know of an H100, in the form that `jax.experimental.topologies` takes.
 H100 = """

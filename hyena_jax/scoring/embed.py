@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 
-from hyena_jax.config import choose, require
 from hyena_jax.scoring.score import Scoring
+from hyena_jax.system.errors import choose, require
 
 Pool = Literal["mean", "last", "none"]
 POOLS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -13,11 +13,12 @@ import numpy as np
 import optax
 
 from hyena_jax import parallel
-from hyena_jax.config import ParallelConfig, UserError, require
+from hyena_jax.config import ParallelConfig
 from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.data.dataset import perplexity
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer
 from hyena_jax.scoring.windows import WindowPlan
+from hyena_jax.system.errors import UserError, require
 from hyena_jax.training.loss import cross_entropy, scored
 
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hyena_jax.config import UserError, require
 from hyena_jax.data.dataset import perplexity
 from hyena_jax.scoring.score import Likelihood
+from hyena_jax.system.errors import UserError, require
 
 ABOUT = "scores"
 """Key of the first line's object."""

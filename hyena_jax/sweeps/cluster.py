@@ -12,14 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hyena_jax.config import UserError, choose, require
-from hyena_jax.files import LOCK, locked
-from hyena_jax.signals import PATIENCE
-from hyena_jax.storage.bucket import Bucket
-from hyena_jax.storage.lease import Lease
-from hyena_jax.storage.location import Location, is_url
 from hyena_jax.sweeps.pool import ENDED, POLL_EVERY, STOPPED, Event, Pool
 from hyena_jax.sweeps.worker import Request
+from hyena_jax.system.errors import UserError, choose, require
+from hyena_jax.system.files import LOCK, locked
+from hyena_jax.system.signals import PATIENCE
+from hyena_jax.system.storage.bucket import Bucket
+from hyena_jax.system.storage.lease import Lease
+from hyena_jax.system.storage.location import Location, is_url
 
 MAX_LOSSES = 3
 """A run that loses its machine this often has failed: it may be what ends them."""

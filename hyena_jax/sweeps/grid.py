@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyena_jax import config
-from hyena_jax.cli.flags import FLAT, as_flag, flags_of, read
-from hyena_jax.config import Experiment, UserError, require
+from hyena_jax.config import Experiment
+from hyena_jax.config.flags import FLAT, as_flag, flags_of, read
+from hyena_jax.system.errors import UserError, require
 
 VARIANT, SEED = "variant", "seed"
 """The axis of the config's variants, with which names begin; and the axis with which they end."""

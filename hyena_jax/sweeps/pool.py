@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from hyena_jax.config import UserError, require
-from hyena_jax.signals import PATIENCE, STOPPED_CODE, how_ended, start_process
 from hyena_jax.sweeps.worker import FAILED, READY, STEP
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.signals import PATIENCE, STOPPED_CODE, how_ended, start_process
 
 POLL_EVERY = 0.2
 """Seconds to wait for an event before looking at signals."""

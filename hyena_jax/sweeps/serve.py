@@ -16,16 +16,17 @@ import jax
 from rich.console import Console
 
 from hyena_jax import config
-from hyena_jax.config import DataConfig, Experiment, UserError, require
+from hyena_jax.config import DataConfig, Experiment
 from hyena_jax.data import dataset
 from hyena_jax.data.dataset import Dataset, Encoding, Stream, iterate
-from hyena_jax.output import Output
 from hyena_jax.parallel.strategy import round_up
-from hyena_jax.signals import Interrupted
 from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, FREE, PLAN, PLANNED, STEP, Request
+from hyena_jax.system.errors import UserError, describe_fault, require
+from hyena_jax.system.output import Output
+from hyena_jax.system.signals import Interrupted
+from hyena_jax.system.storage.mirror import fetch, opened, share
 from hyena_jax.training.console import Progress
 from hyena_jax.training.loop import Diverged, Setup, mapped_eval_step, mapped_train_step
-from hyena_jax.training.mirror import fetch, opened, share
 from hyena_jax.training.run import load, prepare, train
 from hyena_jax.training.start import start
 from hyena_jax.training.together import train_together, whole_run
@@ -164,7 +165,7 @@ def _send_error(send: Callable[..., None], error: Exception) -> None:
             send(FAILED, error=str(error))
         case _:
             traceback.print_exception(error)
-            send(FAILED, error=config.describe_fault(error))
+            send(FAILED, error=describe_fault(error))
 
 
 def _print_to(path: Path) -> None:

@@ -15,20 +15,22 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyena_jax import config, files
-from hyena_jax.config import Experiment, UserError, require
-from hyena_jax.config.files import SWEEP, with_digest, without_digest
-from hyena_jax.files import LOCK, locked
-from hyena_jax.output import Output, bar
-from hyena_jax.signals import Interrupted, noted_signals
-from hyena_jax.storage.location import is_url, location_of
+from hyena_jax import config
+from hyena_jax.config import Experiment
+from hyena_jax.config.files import with_digest, without_digest
 from hyena_jax.sweeps.grid import MAX_RUNS
 from hyena_jax.sweeps.pool import INSIDE, STOPPED, Event, Pool, ThisMachine
 from hyena_jax.sweeps.progress import SweepProgress
 from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, TRAIN, Request
-from hyena_jax.training.metrics import FILE as METRICS
+from hyena_jax.system import files
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import LOCK, SWEEP, locked, read_json
+from hyena_jax.system.files import METRICS as METRICS
+from hyena_jax.system.output import Output, bar
+from hyena_jax.system.signals import Interrupted, noted_signals
+from hyena_jax.system.storage.location import is_url, location_of
+from hyena_jax.system.storage.mirror import Mirror, opened, renew
 from hyena_jax.training.metrics import read_rows
-from hyena_jax.training.mirror import Mirror, opened, renew
 
 if TYPE_CHECKING:
     from hyena_jax.sweeps.cluster import RayCluster, RayPool
@@ -198,7 +200,7 @@ def _read(root: Path, runs: Mapping[str, Experiment], init_from: str | None) -> 
         require(not others, "workdir", str(root), allowed)
         return new
     try:
-        kept = without_digest(config.read_json("workdir", file))["runs"]
+        kept = without_digest(read_json("workdir", file))["runs"]
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
     except (KeyError, TypeError) as error:

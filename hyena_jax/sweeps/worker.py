@@ -11,10 +11,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from hyena_jax.config import UserError
-from hyena_jax.memory import keep_freed_memory
-from hyena_jax.signals import STOPPED_CODE, end_with, take_signals
-from hyena_jax.startup import quiet_libraries, refuse_wrong_jaxlib, start_jax
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.malloc import keep_freed_memory
+from hyena_jax.system.signals import STOPPED_CODE, end_with, take_signals
+from hyena_jax.system.startup import quiet_libraries, refuse_wrong_jaxlib, start_jax
 
 # Kinds of requests, and of events.
 PLAN, TRAIN = "plan", "train"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from hyena_jax.config.checks import AtLeast
 from hyena_jax.config.models import MAX_POSITIONS
 from hyena_jax.config.tasks import TaskConfig
-from hyena_jax.errors import require
+from hyena_jax.system.errors import require
 from hyena_jax.tasks.task import SMALL, Preset, Row, register_task, row
 
 if TYPE_CHECKING:

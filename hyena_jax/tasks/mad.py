@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
-from hyena_jax.errors import require
+from hyena_jax.system.errors import require
 from hyena_jax.tasks.task import (
     SMALL,
     NextTokenTaskConfig,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hyena_jax.config.checks import Above, AtLeast
 from hyena_jax.config.tasks import TaskConfig
-from hyena_jax.errors import require
+from hyena_jax.system.errors import require
 from hyena_jax.tasks.task import (
     SMALL,
     NextTokenTaskConfig,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
-from hyena_jax.errors import UserError, require
+from hyena_jax.system.errors import UserError, require
 from hyena_jax.tasks.task import (
     SMALL,
     Preset,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hyena_jax.config.registry import register
 from hyena_jax.config.tasks import TaskConfig
-from hyena_jax.errors import require
+from hyena_jax.system.errors import require
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,12 +24,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from hyena_jax.config import UserError
 from hyena_jax.parallel.processes import from_first, is_first, lost_another, on_first
-from hyena_jax.storage.bucket import Bucket
-from hyena_jax.storage.lease import SHORT, Lease
-from hyena_jax.storage.location import location_of
-from hyena_jax.training.bucket_steps import BucketSteps
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.storage.bucket import Bucket
+from hyena_jax.system.storage.bucket_steps import BucketSteps
+from hyena_jax.system.storage.lease import SHORT, Lease
+from hyena_jax.system.storage.location import location_of
 from hyena_jax.training.checkpoint_files import Blocks, as_os_error, misfit, replace_arrays, write_manifest
 from hyena_jax.training.local_steps import UNVERIFIED, LocalSteps
 

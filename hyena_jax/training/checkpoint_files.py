@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from hyena_jax import files
-from hyena_jax.config import UserError, open_input, parse_json, read_json
-from hyena_jax.trees import named_leaves
+from hyena_jax.system import files
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.files import MANIFEST, open_input, parse_json, read_json
+from hyena_jax.system.trees import named_leaves
 
 Tree = Any
 Blocks = Callable[[int], Iterable[np.ndarray]]
 """blocks(n) -> an array's rows from the first to the last, n at a time, in the array's dtype."""
 
-MANIFEST = "manifest.json"
 ARRAY, OTHER_ARRAY = "/.zarray", "/zarr.json"
 """Ends of keys: an array of zarr version 2, and of version 3, which this package does not write."""
 MAX_NUMBERS = 2**24

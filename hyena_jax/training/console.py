@@ -18,9 +18,9 @@ from rich.table import Table
 
 from hyena_jax import models
 from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig, WarmupScheduleConfig
+from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import lora
 from hyena_jax.training.optimizer import complete_groups, label_parameters
-from hyena_jax.trees import named_leaves
 
 if TYPE_CHECKING:
     from hyena_jax.training.loop import Setup

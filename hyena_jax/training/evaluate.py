@@ -10,21 +10,13 @@ import numpy as np
 import optax
 
 from hyena_jax import parallel
-from hyena_jax.config import (
-    DataConfig,
-    ParallelConfig,
-    TextConfig,
-    TokensConfig,
-    UserError,
-    choose,
-    name_of,
-    require,
-)
+from hyena_jax.config import DataConfig, ParallelConfig, TextConfig, TokensConfig, name_of
 from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.config.training import parse_target
 from hyena_jax.data.dataset import Batch, Dataset, load
 from hyena_jax.data.text import fingerprint_of_no_text
 from hyena_jax.parallel.strategy import Strategy, round_up
+from hyena_jax.system.errors import UserError, choose, require
 from hyena_jax.training.folder import RunFolder
 from hyena_jax.training.loss import TAKEN, loss_function, metric_functions
 from hyena_jax.training.metrics import Values

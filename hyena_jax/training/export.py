@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hyena_jax import files
-from hyena_jax.config import UserError, open_safetensors, require
-from hyena_jax.errors import printable
-from hyena_jax.trees import named_leaves
+from hyena_jax.system import files
+from hyena_jax.system.errors import UserError, printable, require
+from hyena_jax.system.files import open_safetensors
+from hyena_jax.system.trees import named_leaves
 
 Tree = Any
 

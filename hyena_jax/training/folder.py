@@ -18,18 +18,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hyena_jax import config, files
-from hyena_jax.config import Experiment, OptimizerConfig, UserError, require
-from hyena_jax.config.files import RUN_CONFIG, STAGES, with_digest, without_digest
+from hyena_jax import config
+from hyena_jax.config import Experiment, OptimizerConfig
+from hyena_jax.config.files import STAGES, with_digest, without_digest
 from hyena_jax.data.dataset import Dataset, Encoding, encoding_from_json
-from hyena_jax.files import LOCK, locked
 from hyena_jax.parallel.processes import on_first
-from hyena_jax.storage.lease import Lease
-from hyena_jax.storage.location import location_of
-from hyena_jax.training.local_steps import STEP
-from hyena_jax.training.metrics import FILE, read_rows
-from hyena_jax.training.mirror import Mirror
-from hyena_jax.training.trackers import EVENTS, WANDB
+from hyena_jax.system import files
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import (
+    EVENTS,
+    LOCK,
+    METRICS,
+    RUN_CONFIG,
+    STEP_FOLDER,
+    WANDB,
+    locked,
+    read_bytes,
+    read_json,
+)
+from hyena_jax.system.storage.lease import Lease
+from hyena_jax.system.storage.location import location_of
+from hyena_jax.system.storage.mirror import Mirror
+from hyena_jax.training.metrics import read_rows
 
 CHECKPOINTS = "checkpoints"
 BASE, DESCRIPTION = "base.safetensors", "base.json"
@@ -157,7 +167,7 @@ def hold(
         elif (mirror := on_first(lambda: stack.enter_context(Mirror(workdir, report)))) is not None:
             held = Held(put=mirror.put, lease=mirror.lease)
         run = on_first(check)  # once more: from here on nobody else changes the folder
-        on_first(lambda: read_rows(workdir / FILE))  # refuses a file that the log could not continue
+        on_first(lambda: read_rows(workdir / METRICS))  # refuses a file that the log could not continue
         yield held._replace(run=run)
 
 
@@ -236,7 +246,7 @@ def _is_checkpoint(path: Path) -> bool:
     """Whether `path` is something that `Checkpoints` leaves in its folder."""
     step, _, rest = path.name.partition(".")
     is_whole = rest or path.is_symlink() or (path / "_CHECKPOINT_METADATA").is_file()
-    return bool(STEP.fullmatch(step) and is_whole)
+    return bool(STEP_FOLDER.fullmatch(step) and is_whole)
 
 
 def kept_encoding(workdir: Path, experiment: Experiment) -> Encoding | None:
@@ -260,12 +270,12 @@ def read_run(workdir: Path) -> RunFolder:
       UserError: if workdir holds no run, or one of its files is damaged.
     """
     experiment = config.read_run(workdir)
-    plugins = config.read_json("workdir", workdir / RUN_CONFIG).get("plugins", {})
-    data = config.read_json("workdir", workdir / "data.json")
+    plugins = read_json("workdir", workdir / RUN_CONFIG).get("plugins", {})
+    data = read_json("workdir", workdir / "data.json")
     try:
         data = without_digest(data)
         encoding = encoding_from_json(data)
-        config.require(isinstance(data["fingerprint"], str), "fingerprint", data["fingerprint"], "a text")
+        require(isinstance(data["fingerprint"], str), "fingerprint", data["fingerprint"], "a text")
         return RunFolder(experiment, encoding, data["fingerprint"], workdir / CHECKPOINTS, plugins)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{workdir / 'data.json'} cannot be read: {error}") from error
@@ -278,14 +288,14 @@ def require_checkpoint_if_logged(workdir: Path, run: RunFolder | None) -> None:
     """
     if run is None:
         return
-    training, rows = run.experiment.training, read_rows(workdir / FILE)
+    training, rows = run.experiment.training, read_rows(workdir / METRICS)
     last = rows[-1]["step"] if rows else 0
     # Writing a second checkpoint waits until the first is whole.
     is_lost = last > 2 * max(training.checkpoint_every, training.eval_every)
     if is_lost:
         raise UserError(
             f"workdir {str(workdir)!r} has logged step {last} but holds no checkpoint: bring its"
-            f" {CHECKPOINTS!r} back, or remove {FILE} to start the run over"
+            f" {CHECKPOINTS!r} back, or remove {METRICS} to start the run over"
         )
 
 
@@ -299,7 +309,7 @@ def _write_json(path: Path, value: dict) -> None:
     """Writes a JSON file with its digest, unless the file already holds the same text."""
     text = json.dumps(with_digest(value), indent=2) + "\n"
     try:
-        is_there = config.read_bytes("workdir", path, most=len(text)).decode() == text
+        is_there = read_bytes("workdir", path, most=len(text)).decode() == text
     except ValueError:  # no file, or one with another text
         is_there = False
     if not is_there:

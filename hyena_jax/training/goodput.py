@@ -7,8 +7,8 @@ import jax
 
 from hyena_jax import models
 from hyena_jax.config import Experiment, ModelConfig
-from hyena_jax.counts import Work, count
-from hyena_jax.layout import Layout
+from hyena_jax.ops.counts import Work, count
+from hyena_jax.ops.layout import Layout
 from hyena_jax.training.step import init_params
 
 PASSES_OF_TRAINING = 3

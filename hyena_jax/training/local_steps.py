@@ -10,15 +10,14 @@ only if no other checkpoint can be.
 
 import itertools
 import os
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyena_jax.config import UserError, read_json
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.files import STEP_FOLDER, read_json
 from hyena_jax.training.checkpoint_files import damage_in, is_verified, write_manifest
 
-STEP = re.compile("0|[1-9][0-9]*")
 """Names of committed checkpoints."""
 TEMPORARY = ".orbax-checkpoint-tmp"
 """Part of the names of folders that Orbax has not committed."""
@@ -49,7 +48,7 @@ class LocalSteps:
         """Committed steps, newest first."""
         if not self._folder.is_dir():
             return []
-        steps = (int(path.name) for path in self._folder.iterdir() if STEP.fullmatch(path.name))
+        steps = (int(path.name) for path in self._folder.iterdir() if STEP_FOLDER.fullmatch(path.name))
         return sorted(steps, reverse=True)
 
     def is_verified(self, step: int) -> bool:
@@ -96,7 +95,7 @@ class LocalSteps:
         for path in sorted(self._folder.iterdir()):
             if path.is_symlink() and TEMPORARY in path.name:
                 path.unlink()  # Orbax would delete this name, which fails for links
-            elif STEP.fullmatch(path.name) and (int(path.name) > step or path.is_symlink()):
+            elif STEP_FOLDER.fullmatch(path.name) and (int(path.name) > step or path.is_symlink()):
                 why = faults.get(int(path.name), "it is a symbolic link" if path.is_symlink() else None)
                 lines.append(self.drop(int(path.name), why))
         return lines

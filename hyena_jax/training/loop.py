@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hyena_jax.chips import peak_flops
-from hyena_jax.config import Experiment, UserError
+from hyena_jax.config import Experiment
 from hyena_jax.data.dataset import Batch, DataEnded, Dataset, Stream, iterate
 from hyena_jax.parallel.processes import gather, is_preempted, watch_preemption
 from hyena_jax.parallel.replicas import check_replicas
 from hyena_jax.parallel.strategy import Strategy
-from hyena_jax.signals import StopRequest
+from hyena_jax.system.chips import peak_flops
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.signals import StopRequest
 from hyena_jax.training.checkpoint import TIMED, Checkpoints
 from hyena_jax.training.console import Progress
 from hyena_jax.training.evaluate import held_out_values, is_reached, sum_held_out

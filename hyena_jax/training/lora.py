@@ -17,15 +17,9 @@ import numpy as np
 import optax
 from flax.traverse_util import unflatten_dict
 
-from hyena_jax.config import (
-    Experiment,
-    GroupedOptimizerConfig,
-    LoRAConfig,
-    ModelConfig,
-    OptimizerConfig,
-    require,
-)
-from hyena_jax.trees import named_leaves
+from hyena_jax.config import Experiment, GroupedOptimizerConfig, LoRAConfig, ModelConfig, OptimizerConfig
+from hyena_jax.system.errors import require
+from hyena_jax.system.trees import named_leaves
 
 KERNEL, A, B = "/kernel", "/lora_a", "/lora_b"
 """Ends of paths: of a dense kernel, and of the two factors that take its place."""

@@ -21,14 +21,13 @@ from hyena_jax.config import (
     Experiment,
     LossConfig,
     TopKAccuracyConfig,
-    UserError,
     own_code,
-    require,
 )
 from hyena_jax.data.dataset import Dataset
-from hyena_jax.layout import Layout
 from hyena_jax.models import gather_outside_blocks, has_hidden, without_blocks
+from hyena_jax.ops.layout import Layout
 from hyena_jax.ops.shards import axis_size, sharded
+from hyena_jax.system.errors import UserError, require
 from hyena_jax.training.lora import Adapted, merged
 
 Tree = TypeVar("Tree")

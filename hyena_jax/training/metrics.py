@@ -10,16 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hyena_jax import files
-from hyena_jax.config import UserError, memory_size, parse_json, read_bytes
+from hyena_jax.system import files
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.files import METRICS, memory_size, parse_json, read_bytes
 from hyena_jax.training.trackers import Tracker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Values = dict[str, float]
-
-FILE = "metrics.jsonl"
 
 
 class MetricsLog:
@@ -45,7 +44,7 @@ class MetricsLog:
           tracker: is given each row too, and flushed with the file; whoever made it closes it.
           put: called once they are flushed.
         """
-        path = workdir / FILE
+        path = workdir / METRICS
         kept = [_line(row) for row in read_rows(path) if row["step"] <= step]
         files.write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
@@ -131,7 +130,7 @@ def draw_learning_curves(workdir: Path, labels: dict[str, str]) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = read_rows(workdir / FILE)
+    rows = read_rows(workdir / METRICS)
     figure = Figure(figsize=(7, 1.4 + 2.8 * len(labels)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(labels), sharex=True, squeeze=False)[:, 0]

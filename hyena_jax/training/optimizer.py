@@ -26,12 +26,12 @@ from hyena_jax.config import (
     ParameterGroup,
     ScheduleConfig,
     SGDConfig,
-    UserError,
     WarmupScheduleConfig,
     WarmupStableDecayConfig,
     own_code,
 )
-from hyena_jax.trees import named_leaves, path_name
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.trees import named_leaves, path_name
 
 
 def make_optimizer(

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import optax
 
-from hyena_jax import files
 from hyena_jax.data.dataset import Dataset
+from hyena_jax.system import files
 from hyena_jax.training.loss import answers
 
 RIGHT, WRONG = "#333333", "#c8442d"

@@ -15,18 +15,9 @@ import optax
 from rich.console import Console
 
 from hyena_jax import config, models, parallel
-from hyena_jax.config import (
-    DataConfig,
-    Experiment,
-    OptimizerConfig,
-    TrackerConfig,
-    UserError,
-    memory_size,
-    require,
-)
+from hyena_jax.config import DataConfig, Experiment, OptimizerConfig, TrackerConfig
 from hyena_jax.data import dataset
 from hyena_jax.data.dataset import Dataset, Encoding
-from hyena_jax.errors import as_urls
 from hyena_jax.parallel.processes import (
     first_request,
     from_first,
@@ -37,7 +28,11 @@ from hyena_jax.parallel.processes import (
     together,
 )
 from hyena_jax.parallel.strategy import Strategy, check_batch
-from hyena_jax.signals import Interrupted, StopRequest, stop_requests
+from hyena_jax.system.errors import UserError, as_urls, require
+from hyena_jax.system.files import memory_size
+from hyena_jax.system.signals import Interrupted, StopRequest, stop_requests
+from hyena_jax.system.storage.mirror import share
+from hyena_jax.system.trees import named_leaves, path_name
 from hyena_jax.training import lora
 from hyena_jax.training.checkpoint import Checkpoints, saved_steps
 from hyena_jax.training.console import Progress, announce
@@ -47,12 +42,10 @@ from hyena_jax.training.loop import Profile, Setup, Step, Trainer, already_done,
 from hyena_jax.training.lora import Adapted
 from hyena_jax.training.loss import loss_function, metric_functions
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
-from hyena_jax.training.mirror import share
 from hyena_jax.training.optimizer import have_equal_states, make_optimizer
 from hyena_jax.training.start import read_start, restore_or_start
 from hyena_jax.training.step import Metrics, TrainState, init_params, init_state, make_eval_step
 from hyena_jax.training.trackers import Start, Trackers
-from hyena_jax.trees import named_leaves, path_name
 
 T = TypeVar("T")
 GIB = 2**30

@@ -15,8 +15,11 @@ import numpy as np
 import optax
 
 from hyena_jax import config, models
-from hyena_jax.config import Experiment, UserError, read_json, require
+from hyena_jax.config import Experiment
 from hyena_jax.parallel.processes import on_first
+from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import read_json
+from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import export, lora
 from hyena_jax.training.checkpoint import Checkpoints, best, restore_readonly, saved_steps
 from hyena_jax.training.folder import (
@@ -29,7 +32,6 @@ from hyena_jax.training.folder import (
 )
 from hyena_jax.training.loop import Setup, all_finite
 from hyena_jax.training.step import TrainState, init_params, init_state
-from hyena_jax.trees import named_leaves
 
 Report = Callable[[str], None]
 """Prints a line for the user."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hyena_jax.config import Experiment
-from hyena_jax.signals import Interrupted, StopRequest, stop_requests
+from hyena_jax.system.signals import Interrupted, StopRequest, stop_requests
 from hyena_jax.training.console import Progress
 from hyena_jax.training.loop import Step, mapped_joint_step
 from hyena_jax.training.run import LoadData, ended, load, prepare, steps

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from hyena_jax.config import Experiment, TensorBoardConfig, TrackerConfig, UserError, describe_fault, require
+from hyena_jax.config import Experiment, TensorBoardConfig, TrackerConfig
+from hyena_jax.system.errors import UserError, describe_fault, require
+from hyena_jax.system.files import EVENTS
 
-EVENTS, WANDB = "tensorboard", "wandb"
-"""Folders of trackers in a run's folder; W&B names its own."""
 FLUSH_EVERY = 30.0
 """Seconds after which a row also flushes the event file."""
 FAULTS = (Exception, SystemExit)

@@ -3,8 +3,10 @@
 import secrets
 from collections.abc import Mapping
 
-from hyena_jax import files
-from hyena_jax.config import UserError, WandbConfig, encode, read_bytes
+from hyena_jax.config import WandbConfig, encode
+from hyena_jax.system import files
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.files import read_bytes
 from hyena_jax.training.trackers import Start, Tracker
 
 try:

@@ -13,7 +13,7 @@ from hyena_jax.benchmark import compare
 from hyena_jax.benchmark.commits import measure_commits
 from hyena_jax.benchmark.timing import summarize
 from hyena_jax.cli import main
-from hyena_jax.config import UserError
+from hyena_jax.system.errors import UserError
 
 MACHINE = {"device": "a chip", "cores": 2, "system": "one"}
 SETTINGS = {"d_model": 8, "dtype": "float32", "seconds": 1.0, "mixers": ["hyena"]}

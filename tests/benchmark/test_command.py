@@ -22,10 +22,10 @@ from hyena_jax.config import (
     ImageClassifierConfig,
     ImagesConfig,
     LanguageModelConfig,
-    UserError,
 )
 from hyena_jax.mixers import mixer_oracle
-from hyena_jax.signals import EndAtOnce
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.signals import EndAtOnce
 
 QUICK = ["--seconds", "0.01", "--least-runs", "2"]
 CONFIG = """

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from hyena_jax.config import DataConfig, Experiment, LanguageModelConfig, LoggingConfig, UserError, register
+from hyena_jax.config import DataConfig, Experiment, LanguageModelConfig, LoggingConfig, register
 from hyena_jax.data.dataset import Dataset, encoding_from_json, iterate, load
 from hyena_jax.data.text import Corpus
 from hyena_jax.data.tokenizers import CharactersTokenizer, IdsTokenizer
+from hyena_jax.system.errors import UserError
 
 TOKENS = np.arange(29, dtype=np.uint8)
 SEQ_LEN = 7

@@ -11,9 +11,10 @@ import pytest
 from idx_files import idx_bytes, random_images, write_pair
 from tensorflow_free import WITHOUT_TENSORFLOW, needs_tensorflow
 
-from hyena_jax.config import Experiment, HyenaConfig, ImageClassifierConfig, ImagesConfig, UserError
+from hyena_jax.config import Experiment, HyenaConfig, ImageClassifierConfig, ImagesConfig
 from hyena_jax.data.dataset import encoding_from_json, load
 from hyena_jax.data.images import Labelled, Normalization, fit_normalization, load_image_set, read_pair
+from hyena_jax.system.errors import UserError
 
 
 @pytest.mark.parametrize("compressed", [False, True])

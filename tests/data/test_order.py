@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hyena_jax.config import UserError
 from hyena_jax.data.order import PERIOD, permuted, places, turns
+from hyena_jax.system.errors import UserError
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 64, 997, 1000, 65537])

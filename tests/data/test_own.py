@@ -7,18 +7,12 @@ import numpy as np
 import pytest
 
 from hyena_jax import data
-from hyena_jax.config import (
-    DataConfig,
-    Experiment,
-    ImageClassifierConfig,
-    LanguageModelConfig,
-    LoggingConfig,
-    UserError,
-)
+from hyena_jax.config import DataConfig, Experiment, ImageClassifierConfig, LanguageModelConfig, LoggingConfig
 from hyena_jax.data import own
 from hyena_jax.data.dataset import DataEnded, encoding_from_json, iterate
 from hyena_jax.data.images import ImageSet
 from hyena_jax.data.tokenizers import CharactersTokenizer, IdsTokenizer
+from hyena_jax.system.errors import UserError
 
 RNG = np.random.default_rng(0)
 WINDOWS = RNG.integers(0, 9, (20, 6))

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from hyena_jax.cli.commands import run
-from hyena_jax.config import UserError
 from hyena_jax.data import documents, prepare
 from hyena_jax.data.shard_index import read_index
 from hyena_jax.data.tokenizers import BpeTokenizer, BytesTokenizer
+from hyena_jax.system.errors import UserError
 
 WORDS = (
     "the quick brown fox jumps over one lazy dog and naps\nthen  two\n\nmore \u00e9t\u00e9 days go by".split(

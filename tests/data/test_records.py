@@ -2,8 +2,8 @@
 
 import pytest
 
-from hyena_jax.config import UserError
 from hyena_jax.data.records import Record, read_records, same_names
+from hyena_jax.system.errors import UserError
 
 
 def test_lines_keep_their_numbers(tmp_path):

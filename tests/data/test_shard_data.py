@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from bucket_server import BUCKET
 
-from hyena_jax.config import ShardsConfig, TokensConfig, UserError
+from hyena_jax.config import ShardsConfig, TokensConfig
 from hyena_jax.data import objects, tokens
 from hyena_jax.data.dataset import encoding_from_json, load
 from hyena_jax.data.objects import Objects
 from hyena_jax.data.shard_index import DTYPES, Index, Shard, digest_of
 from hyena_jax.data.tokenizers import BytesTokenizer, DnaTokenizer
+from hyena_jax.system.errors import UserError
 
 L = 8
 EOS = 10
@@ -353,7 +354,7 @@ import resource, sys, time
 import numpy, tensorstore, grain, hyena_jax.data.shards, hyena_jax.data.tokenizers
 from hyena_jax.config import ShardsConfig
 from hyena_jax.data.dataset import load
-import hyena_jax.storage.location
+import hyena_jax.system.storage.location
 config = ShardsConfig(sources=tuple(sys.argv[1:]), weights=(0.7, 0.3), seq_len=2048)
 before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
 data = load(config)

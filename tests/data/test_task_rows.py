@@ -12,11 +12,11 @@ from hyena_jax.config import (
     LanguageModelConfig,
     LoggingConfig,
     TaskConfig,
-    UserError,
     register,
 )
 from hyena_jax.data.dataset import encoding_from_json, iterate, load
 from hyena_jax.data.tasks import task_rows
+from hyena_jax.system.errors import UserError
 from hyena_jax.tasks import Task, register_task, row
 from hyena_jax.tasks.mad import MadRecallConfig
 from hyena_jax.tasks.recall import MQARConfig, RecallConfig

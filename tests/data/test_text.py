@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from tensorflow_free import WITHOUT_TENSORFLOW, needs_tensorflow
 
-from hyena_jax.config import TextConfig, UserError
+from hyena_jax.config import TextConfig
 from hyena_jax.data import text as source
 from hyena_jax.data.dataset import perplexity
 from hyena_jax.data.text import load_corpus, load_text
 from hyena_jax.data.tokenizers import CharactersTokenizer
+from hyena_jax.system.errors import UserError
 
 SHAKESPEARE = Path(__file__).parents[2].parent / "shared" / "data" / "tiny_shakespeare" / "input.txt"
 needs_shakespeare = pytest.mark.skipif(
@@ -184,7 +185,7 @@ def test_preparing_without_tensorflow(tmp_path):
         )
     assert error.value.stdout == ""
     assert error.value.stderr.splitlines()[-1] == (
-        "hyena_jax.errors.UserError: name 'tiny_shakespeare' must be prepared first, which needs the"
+        "hyena_jax.system.errors.UserError: name 'tiny_shakespeare' must be prepared first, which needs the"
         " package tensorflow: pip install 'hyena_jax[tfds]'"
     )
 

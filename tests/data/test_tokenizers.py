@@ -6,7 +6,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyena_jax.config import TextConfig, UserError
+from hyena_jax.config import TextConfig
 from hyena_jax.data.text import load_corpus
 from hyena_jax.data.tokenizers import (
     BpeTokenizer,
@@ -21,6 +21,7 @@ from hyena_jax.data.tokenizers import (
     tokenizer_from_json,
 )
 from hyena_jax.generation.stopping import StopTexts, stops
+from hyena_jax.system.errors import UserError
 
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467"
 SAMPLE = f"cafe\u0301 na\u00efve\r\n{FAMILY} \U0001f1eb\U0001f1f7 \ud55c\uae00 \u1112\u1161\u11ab\n\n  end"

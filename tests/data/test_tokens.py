@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from hyena_jax.config import TextConfig, TokensConfig, UserError
+from hyena_jax.config import TextConfig, TokensConfig
 from hyena_jax.data import text, tokens
 from hyena_jax.data.dataset import encoding_from_json, load
 from hyena_jax.data.text import load_text
 from hyena_jax.data.tokenizers import IdsTokenizer
+from hyena_jax.system.errors import UserError
 
 TOKENS = np.random.default_rng(0).integers(0, 700, 300)
 TOKENS[17] = 699

@@ -30,7 +30,6 @@ from hyena_jax.config import (
     S4DConfig,
     ShortFilterConfig,
     TextConfig,
-    UserError,
     register,
 )
 from hyena_jax.distillation import measure, modal_fit
@@ -42,6 +41,7 @@ from hyena_jax.distillation.model import (
     long_filters,
 )
 from hyena_jax.filters import build_filter
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.optimizer import complete_groups, label_parameters, make_optimizer
 from hyena_jax.training.step import init_params
 

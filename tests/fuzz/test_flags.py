@@ -10,8 +10,8 @@ import pytest
 
 from hyena_jax import cli, config
 from hyena_jax.cli import commands
-from hyena_jax.cli.flags import Flag, flags_of, n_values
 from hyena_jax.cli.train import Train
+from hyena_jax.config.flags import Flag, flags_of, n_values
 
 CONFIGS = ("quickstart", "images", "shakespeare_cpu:hawk", "griffin", "wikitext103_hyena_125m")
 # Required arguments of each command and each config of `train`.

@@ -24,10 +24,10 @@ from hyena_jax.config import (
     Mamba3Config,
     RWKV7Config,
     TextConfig,
-    UserError,
     decode,
     encode,
 )
+from hyena_jax.system.errors import UserError
 from hyena_jax.training import run
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step

@@ -21,12 +21,14 @@ from hypothesis import strategies as st
 from idx_files import idx_bytes, random_images
 
 from hyena_jax import cli, config, models
-from hyena_jax.config import HawkConfig, LanguageModelConfig, TextConfig, TokensConfig, UserError
+from hyena_jax.config import HawkConfig, LanguageModelConfig, TextConfig, TokensConfig
 from hyena_jax.data import dataset
 from hyena_jax.data.images import read_pair
 from hyena_jax.data.tokenizers import read_bpe, tokenizer_from_json
 from hyena_jax.generation import saved_state
 from hyena_jax.generation.decoding import prefill
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.files import read_json
 from hyena_jax.training import export
 from hyena_jax.training.metrics import read_rows
 
@@ -122,7 +124,7 @@ def readers(model, samples):
         bpe.decode(bpe.encode("ab" * 9))
 
     def data(path):
-        values = config.read_json("workdir", path)
+        values = read_json("workdir", path)
         if not isinstance(values, dict):
             raise UserError("not an object")
         with contextlib.suppress(KeyError, TypeError, AttributeError):  # as `read_run` handles them

@@ -16,11 +16,11 @@ from hyena_jax.config import (
     LoggingConfig,
     ParallelConfig,
     TrainingConfig,
-    UserError,
 )
 from hyena_jax.config.checks import field_types
 from hyena_jax.generation.decoding import Request, proceed
 from hyena_jax.generation.sampling import SamplingRule
+from hyena_jax.system.errors import UserError
 
 SECONDS = 90
 MODEL = SimpleNamespace(config=LanguageModelConfig(vocab_size=11))

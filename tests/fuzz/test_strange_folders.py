@@ -18,7 +18,6 @@ import hyena_jax
 from hyena_jax import cli
 from hyena_jax.cli.base import OfConfig
 from hyena_jax.cli.commands import COMMANDS
-from hyena_jax.cli.flags import flags_of
 from hyena_jax.config import (
     AttentionConfig,
     ConstantConfig,
@@ -29,9 +28,10 @@ from hyena_jax.config import (
     SGDConfig,
     TextConfig,
     TrainingConfig,
-    UserError,
 )
+from hyena_jax.config.flags import flags_of
 from hyena_jax.data.tokenizers import BytesTokenizer
+from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.arithmetic import MajorityConfig
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.folder import read_run, write_description

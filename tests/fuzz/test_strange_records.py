@@ -6,9 +6,9 @@ from fuzz.test_fuzz import FUZZ, assert_clear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyena_jax.config import UserError
 from hyena_jax.data.records import read_records, same_names
 from hyena_jax.scoring import score_file
+from hyena_jax.system.errors import UserError
 from hyena_jax.training import export
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyena_jax import cli
-from hyena_jax.config import UserError
 from hyena_jax.parallel import processes as distributed
 from hyena_jax.parallel import roll_call
 from hyena_jax.parallel.roll_call import call_roll
+from hyena_jax.system.errors import UserError
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
 

@@ -15,7 +15,6 @@ from hyena_jax.config import (
     LanguageModelConfig,
     LocalAttentionConfig,
     ModalFilterConfig,
-    UserError,
 )
 from hyena_jax.generation.decoding import (
     Request,
@@ -28,6 +27,7 @@ from hyena_jax.generation.programs import repeat_rows
 from hyena_jax.generation.prompts import right_aligned
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.ops.online_conv import TILE
+from hyena_jax.system.errors import UserError
 
 pytestmark = pytest.mark.xdist_group("decoding")  # its tests share compiled programs
 GREEDY = SamplingRule(greedy=True)

@@ -10,18 +10,12 @@ import pytest
 from grid import in_grid
 
 from hyena_jax import models
-from hyena_jax.config import (
-    AttentionConfig,
-    LanguageModelConfig,
-    MixerConfig,
-    ModelConfig,
-    UserError,
-    register,
-)
+from hyena_jax.config import AttentionConfig, LanguageModelConfig, MixerConfig, ModelConfig, register
 from hyena_jax.generation import saved_state
 from hyena_jax.generation.decoding import Request, continuations, generate, prefill, proceed
 from hyena_jax.generation.recomputation import Recomputing, note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
+from hyena_jax.system.errors import UserError
 
 GREEDY = SamplingRule(greedy=True)
 RAGGED = [np.array(prompt) for prompt in ([3], [1, 4, 1, 5, 9, 2, 6], [5, 3, 5])]

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hyena_jax.config import UserError
 from hyena_jax.generation.sampling import SamplingRule, sample
+from hyena_jax.system.errors import UserError
 
 LOGITS = jnp.log(jnp.array([0.05, 0.4, 0.3, 0.2, 0.05]))
 COUNT = 20_000

@@ -11,17 +11,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from hyena_jax import models
-from hyena_jax.config import (
-    AttentionConfig,
-    HawkConfig,
-    HyenaConfig,
-    LanguageModelConfig,
-    ModalFilterConfig,
-    UserError,
-)
+from hyena_jax.config import AttentionConfig, HawkConfig, HyenaConfig, LanguageModelConfig, ModalFilterConfig
 from hyena_jax.generation import saved_state
 from hyena_jax.generation.decoding import Request, continuations, prefill, proceed
-from hyena_jax.trees import named_leaves
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.trees import named_leaves
 
 pytestmark = pytest.mark.xdist_group("saved_state")  # its tests share a model
 

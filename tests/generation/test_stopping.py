@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from test_decoding import drawn, model
 
-from hyena_jax.config import UserError
 from hyena_jax.data.tokenizers import BytesTokenizer, CharactersTokenizer, IdsTokenizer
 from hyena_jax.generation.decoding import Request, generate
 from hyena_jax.generation.stopping import StopTexts, stops
 from hyena_jax.ops.online_conv import TILE
+from hyena_jax.system.errors import UserError
 
 pytestmark = pytest.mark.xdist_group("decoding")  # they share compiled programs with test_decoding
 LETTERS = CharactersTokenizer("abcdefghijk")

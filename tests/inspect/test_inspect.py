@@ -25,12 +25,12 @@ from hyena_jax.config import (
     LoRAConfig,
     ShortFilterConfig,
     TextConfig,
-    UserError,
 )
 from hyena_jax.data import own
 from hyena_jax.distillation import hankel
 from hyena_jax.inspect import content, json_values, subject
 from hyena_jax.mixers import Hawk
+from hyena_jax.system.errors import UserError
 from hyena_jax.training import start
 from hyena_jax.training.folder import RunFolder
 from hyena_jax.training.step import init_params

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from hyena_jax.config import UserError
 from hyena_jax.inspect import json_values, page
+from hyena_jax.system.errors import UserError
 
 HOSTILE = "</script><script>alert(1)</script><!--<b onclick='x'>&amp;\u2028"
 

@@ -27,7 +27,7 @@ from hyena_jax.interop.family import Options
 from hyena_jax.interop.tensors import read_tensors
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops.delta_rule import delta_rule
-from hyena_jax.trees import named_leaves
+from hyena_jax.system.trees import named_leaves
 
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]
 torch = pytest.importorskip("torch")

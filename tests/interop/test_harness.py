@@ -10,15 +10,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import hyena_jax
 from hyena_jax import cli
-from hyena_jax.config import UserError
 from hyena_jax.data.tokenizers import BpeTokenizer, decode_after
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.interop import lfm2, recurrentgemma
+from hyena_jax.system.errors import UserError
 
 pytestmark = pytest.mark.interop
 pytest.importorskip("lm_eval", reason="the extra eval is not installed")
 pytest.importorskip("accelerate", reason="the extra interop is not installed")
-harness = pytest.importorskip("hyena_jax.harness")
+harness = pytest.importorskip("hyena_jax.scoring.harness")
 STORED = Path(__file__).parent / "stored"
 
 DOCUMENTS = [

@@ -8,9 +8,9 @@ from references import expected
 
 import hyena_jax
 from hyena_jax import cli
-from hyena_jax.config import UserError
 from hyena_jax.interop import transformers_folder
 from hyena_jax.interop.tensors import read_pytorch, read_tensors
+from hyena_jax.system.errors import UserError
 
 pytestmark = pytest.mark.interop
 torch = pytest.importorskip("torch")

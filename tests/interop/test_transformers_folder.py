@@ -11,9 +11,10 @@ from safetensors.numpy import load_file
 
 import hyena_jax
 from hyena_jax import cli
-from hyena_jax.config import AttentionConfig, LanguageModelConfig, UserError
+from hyena_jax.config import AttentionConfig, LanguageModelConfig
 from hyena_jax.data.tokenizers import BpeTokenizer
 from hyena_jax.interop import lfm2, recurrentgemma, transformers_folder
+from hyena_jax.system.errors import UserError
 
 
 @pytest.mark.grid

@@ -14,9 +14,10 @@ from derivative_modes import assert_trees_close, check_modes
 from tolerances import DIFFERENCE_TOLERANCE, TOLERANCE, assert_close
 
 from hyena_jax import mixers
-from hyena_jax.config import MIXER_CONFIGS, UserError
+from hyena_jax.config import MIXER_CONFIGS
 from hyena_jax.mixers.online import has_tiles, map_histories
 from hyena_jax.ops import long_conv, online_conv
+from hyena_jax.system.errors import UserError
 
 LENGTHS = (127, 1, 7, 64)
 OPTION_LENGTH = 31

@@ -18,8 +18,8 @@ from hyena_jax.config import (
     Mamba3Config,
 )
 from hyena_jax.config.files import identity_differences, runtime_differences
-from hyena_jax.initializers import a_log_init, dt_bias_init
 from hyena_jax.mixers import KDA, GatedDelta, GatedDelta2, Mamba2, Mamba3
+from hyena_jax.ops.initializers import a_log_init, dt_bias_init
 
 # The sizes of a layer in fla's models, of one in Qwen3-Next, one in Kimi Linear, and one in Mamba-2 130M.
 FLA = GatedDeltaConfig(6, key_dim=256, value_dim=512)

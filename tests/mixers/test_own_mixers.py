@@ -10,10 +10,11 @@ import pytest
 from grid import in_grid
 from tolerances import assert_close
 
-from hyena_jax.config import HyenaConfig, MixerConfig, ShortFilterConfig, UserError
+from hyena_jax.config import HyenaConfig, MixerConfig, ShortFilterConfig
 from hyena_jax.filters import ShortFilter
 from hyena_jax.mixers import Hyena, Mixer
 from hyena_jax.mixers.consistency import check_consistency
+from hyena_jax.system.errors import UserError
 
 D = 4
 

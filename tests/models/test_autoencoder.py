@@ -10,8 +10,9 @@ from oracles import mixers_of, random_params
 from tolerances import assert_close
 
 from hyena_jax import models
-from hyena_jax.config import AttentionConfig, AutoencoderConfig, HyenaConfig, ImplicitFilterConfig, UserError
+from hyena_jax.config import AttentionConfig, AutoencoderConfig, HyenaConfig, ImplicitFilterConfig
 from hyena_jax.reference import models as reference
+from hyena_jax.system.errors import UserError
 
 CONFIG = AutoencoderConfig(
     pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=12, max_len=11, vocab_size=7

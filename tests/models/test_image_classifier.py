@@ -11,14 +11,9 @@ from oracles import mixers_of, random_params
 from tolerances import assert_close
 
 from hyena_jax import models
-from hyena_jax.config import (
-    AttentionConfig,
-    HyenaConfig,
-    ImageClassifierConfig,
-    ImplicitFilterConfig,
-    UserError,
-)
+from hyena_jax.config import AttentionConfig, HyenaConfig, ImageClassifierConfig, ImplicitFilterConfig
 from hyena_jax.reference import models as reference
+from hyena_jax.system.errors import UserError
 
 FILTER = ImplicitFilterConfig(emb_dim=3, width=4)
 # 3 x 3 patches; one row and two columns of pixels are left over.

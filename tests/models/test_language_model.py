@@ -21,12 +21,12 @@ from hyena_jax.config import (
     LanguageModelConfig,
     MixerConfig,
     RWKV7Config,
-    UserError,
     register,
 )
 from hyena_jax.mixers import Mixer
 from hyena_jax.models.blocks import REMAT_POLICIES
 from hyena_jax.reference import models as reference
+from hyena_jax.system.errors import UserError
 
 FILTER = ImplicitFilterConfig(emb_dim=3, width=4)
 CONFIG = LanguageModelConfig(

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from hyena_jax import parallel
-from hyena_jax.config import ParallelConfig, UserError
+from hyena_jax.config import ParallelConfig
 from hyena_jax.ops.attention import Visible, plain_attention
 from hyena_jax.ops.fast.blocked_attention import BLOCK_ROWS, ROW_MAXIMUM
 from hyena_jax.ops.forms import forms_for
 from hyena_jax.ops.kernels import check
 from hyena_jax.ops.linear_recurrence import associative_recurrence, loop_recurrence
 from hyena_jax.ops.long_conv import fft_conv
+from hyena_jax.system.errors import UserError
 
 
 @pytest.mark.parametrize("kernels", [False, True])

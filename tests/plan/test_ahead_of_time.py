@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 
-from hyena_jax.chips import GIB
 from hyena_jax.cli import main
 from hyena_jax.config import (
     MIXER_CONFIGS,
@@ -25,6 +24,7 @@ from hyena_jax.plan.hlo import Program
 from hyena_jax.plan.planning import make_plan
 from hyena_jax.plan.roofline import costs
 from hyena_jax.plan.targets import compile_only_devices, parse_target
+from hyena_jax.system.chips import GIB
 
 pytest.importorskip("libtpu", reason="needs the extra tpu")
 pytestmark = pytest.mark.aot

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from hyena_jax.chips import CHIPS
 from hyena_jax.ops.kernels.long_conv import fused_conv
 from hyena_jax.ops.kernels.recurrence import tpu_recurrence
 from hyena_jax.plan.kernels import kernels
+from hyena_jax.system.chips import CHIPS
 
 
 def counted(f, *shapes):

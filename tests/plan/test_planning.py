@@ -9,13 +9,14 @@ import pytest
 from rich.console import Console
 
 from hyena_jax import config
-from hyena_jax.chips import GIB
 from hyena_jax.cli import main
-from hyena_jax.comparison.table import n_params
-from hyena_jax.config import ParallelConfig, UserError
+from hyena_jax.config import ParallelConfig
 from hyena_jax.plan import planning, presentation, search, targets
 from hyena_jax.plan.compiling import VOCABULARY, Compiled, Limits, Unfinished
 from hyena_jax.plan.targets import parse_target
+from hyena_jax.sweeps.table import n_params
+from hyena_jax.system.chips import GIB
+from hyena_jax.system.errors import UserError
 
 TARGET = parse_target("v5e:4x4")
 LIMITS = Limits(60, 2**30)

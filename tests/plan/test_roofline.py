@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from hyena_jax.chips import CHIPS
 from hyena_jax.plan import roofline
 from hyena_jax.plan.hlo import Program
 from hyena_jax.plan.roofline import (
@@ -19,6 +18,7 @@ from hyena_jax.plan.roofline import (
     costs,
     seconds_by_kind,
 )
+from hyena_jax.system.chips import CHIPS
 
 V5E = CHIPS["v5e"]
 TABLES = """\

@@ -16,8 +16,8 @@ from hyena_jax.config import (
     LoggingConfig,
     TextConfig,
     TrainingConfig,
-    UserError,
 )
+from hyena_jax.system.errors import UserError
 
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("embed")]
 MAX_LEN = 40

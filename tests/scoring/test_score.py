@@ -10,11 +10,12 @@ import pytest
 
 import hyena_jax
 from hyena_jax import cli, models
-from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig, UserError
+from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig
 from hyena_jax.data.dataset import load
 from hyena_jax.data.tokenizers import BytesTokenizer, IdsTokenizer
 from hyena_jax.scoring import score_file, windows
 from hyena_jax.scoring.score import prepare
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.folder import CHECKPOINTS, write_description
 from hyena_jax.training.step import init_params

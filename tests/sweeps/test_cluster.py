@@ -12,12 +12,12 @@ from test_sweep import SMALL, diverging, held_out
 
 import hyena_jax
 from hyena_jax import cli
-from hyena_jax.config import UserError
 from hyena_jax.data.objects import Objects
 from hyena_jax.sweeps import cluster
 from hyena_jax.sweeps.cluster import RayCluster
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.storage.mirror import opened
 from hyena_jax.training.checkpoint import saved_steps, steps_in
-from hyena_jax.training.mirror import opened
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # Ray's own, of files it leaves open

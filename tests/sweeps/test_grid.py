@@ -3,8 +3,8 @@
 import pytest
 
 import hyena_jax
-from hyena_jax.config import UserError
 from hyena_jax.sweeps.grid import make_runs, parse_axis
+from hyena_jax.system.errors import UserError
 
 OWN_CONFIG = """
 import dataclasses

@@ -25,10 +25,10 @@ from hyena_jax.config import (
     LoRAConfig,
     SGDConfig,
     TrainingConfig,
-    UserError,
 )
 from hyena_jax.sweeps.pool import Event, ThisMachine, _divided_cores
 from hyena_jax.sweeps.sweep import Outcome, _ended, _named
+from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.arithmetic import MajorityConfig
 from hyena_jax.training.metrics import read_rows
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from solutions import SOLUTIONS
 
-from hyena_jax.config import TASK_CONFIGS, UserError
+from hyena_jax.config import TASK_CONFIGS
 from hyena_jax.data.tasks import draw_row, load_task
+from hyena_jax.system.errors import UserError
 from hyena_jax.tasks import mad, states
 from hyena_jax.tasks.arithmetic import AdditionConfig, CountingConfig, MajorityConfig
 from hyena_jax.tasks.copying import MemorisationConfig, SelectiveCopyingConfig

@@ -18,16 +18,16 @@ from bucket_server import BUCKET
 
 import hyena_jax
 from hyena_jax import cli
-from hyena_jax.config import UserError
-from hyena_jax.signals import Interrupted
-from hyena_jax.storage.bucket import ABSENT, Bucket
-from hyena_jax.storage.lease import LOCK, Lease
-from hyena_jax.storage.location import Location
-from hyena_jax.training import mirror
-from hyena_jax.training.bucket_steps import BucketSteps
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.signals import Interrupted
+from hyena_jax.system.storage import mirror
+from hyena_jax.system.storage.bucket import ABSENT, Bucket
+from hyena_jax.system.storage.bucket_steps import BucketSteps
+from hyena_jax.system.storage.lease import LOCK, Lease
+from hyena_jax.system.storage.location import Location
+from hyena_jax.system.storage.mirror import opened
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.metrics import read_rows
-from hyena_jax.training.mirror import opened
 from hyena_jax.training.run import train
 
 pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
@@ -156,7 +156,7 @@ def test_what_a_kill_leaves_of_a_checkpoint_is_deleted(run, whole, experiment, c
 def test_a_second_training_is_refused(run, experiment, console, monkeypatch):
     with Lease(below(run), print, 0.4):
         before = [found for found in below(run).below() if found.name not in ("lock.json", "clock.json")]
-        monkeypatch.setattr("hyena_jax.storage.lease.SECONDS", 0.8)
+        monkeypatch.setattr("hyena_jax.system.storage.lease.SECONDS", 0.8)
         with pytest.raises(UserError, match=rf"workdir '{run}' is in use: process {os.getpid()} on"):
             train(longer(experiment), opened(run), console)
         after = [found for found in below(run).below() if found.name not in ("lock.json", "clock.json")]
@@ -264,7 +264,7 @@ LEASE = 2.0
 PROGRAM = f"""
 import sys
 from hyena_jax import cli
-from hyena_jax.storage import bucket, lease
+from hyena_jax.system.storage import bucket, lease
 lease.SECONDS = {LEASE}
 bucket.Bucket.patience = float(sys.argv[1])
 sys.exit(cli.main(sys.argv[2:]))

@@ -19,9 +19,9 @@ from hyena_jax.config import (
     MuonConfig,
     ParameterGroup,
     SGDConfig,
-    UserError,
 )
 from hyena_jax.data import dataset
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import restore_readonly, saved_steps
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import have_equal_states, make_optimizer

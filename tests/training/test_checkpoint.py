@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorstore
 
-from hyena_jax.config import UserError
+from hyena_jax.system.errors import UserError
 from hyena_jax.training import checkpoint, local_steps
 from hyena_jax.training.checkpoint import Best, Checkpoints, best, restore_readonly, saved_steps
 from hyena_jax.training.checkpoint_files import damage_in, write_manifest

@@ -8,8 +8,8 @@ import jax
 import pytest
 from rich.console import Console
 
-from hyena_jax import output
 from hyena_jax.config import MetricConfig, register
+from hyena_jax.system import output
 from hyena_jax.training.console import Progress
 from hyena_jax.training.run import train
 

@@ -15,7 +15,7 @@ import pytest
 from test_roll_call import free_port
 
 from hyena_jax import cli
-from hyena_jax.config import Cluster, UserError
+from hyena_jax.config import Cluster
 from hyena_jax.parallel import processes as distributed
 from hyena_jax.parallel.processes import (
     from_first,
@@ -26,6 +26,7 @@ from hyena_jax.parallel.processes import (
     require_equal_devices,
     together,
 )
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.checkpoint_files import damage_in
 from hyena_jax.training.metrics import read_rows

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hyena_jax import cli
-from hyena_jax.config import UserError
-from hyena_jax.signals import Interrupted, stop_requests
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.signals import Interrupted, stop_requests
 from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.folder import locked, read_run

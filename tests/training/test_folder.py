@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from hyena_jax import cli, config, models
-from hyena_jax.config import OptimizerConfig, ParameterGroup, UserError
+from hyena_jax.config import OptimizerConfig, ParameterGroup
+from hyena_jax.system.errors import UserError
 from hyena_jax.training import export
 from hyena_jax.training.checkpoint import Checkpoints, saved_steps
 from hyena_jax.training.folder import read_run

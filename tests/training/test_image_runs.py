@@ -25,10 +25,10 @@ from hyena_jax.config import (
     LoggingConfig,
     ParallelConfig,
     TrainingConfig,
-    UserError,
 )
 from hyena_jax.data.images import load_image_set
-from hyena_jax.signals import Interrupted
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.signals import Interrupted
 from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import evaluate_run

@@ -15,7 +15,6 @@ import pytest
 from grid import in_grid
 
 from hyena_jax import models
-from hyena_jax.chips import peak_flops
 from hyena_jax.config import (
     AFTSimpleConfig,
     ConstantConfig,
@@ -25,11 +24,13 @@ from hyena_jax.config import (
     LanguageModelConfig,
     ParallelConfig,
     TextConfig,
-    UserError,
 )
 from hyena_jax.inspect import content
-from hyena_jax.output import Output
-from hyena_jax.signals import Interrupted, stop_requests
+from hyena_jax.system.chips import peak_flops
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.output import Output
+from hyena_jax.system.signals import Interrupted, stop_requests
+from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.console import Progress
@@ -40,7 +41,6 @@ from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.run import train
 from hyena_jax.training.start import load_params, write_base
 from hyena_jax.training.step import init_params
-from hyena_jax.trees import named_leaves
 
 pytestmark = pytest.mark.xdist_group("trained")  # its tests share a run
 

@@ -22,13 +22,13 @@ from hyena_jax.config import (
     LoRAConfig,
     ParallelConfig,
     SGDConfig,
-    UserError,
 )
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import lora, start
 from hyena_jax.training.folder import BASE, DESCRIPTION, read_run
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
-from hyena_jax.trees import named_leaves
 
 pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
 

@@ -21,12 +21,12 @@ from hyena_jax.config import (
     MetricConfig,
     ParallelConfig,
     TopKAccuracyConfig,
-    UserError,
     decode,
     encode,
     identity_differences,
     register,
 )
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.loss import (
     are_classes,
     cross_entropy,

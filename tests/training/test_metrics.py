@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from hyena_jax.config import UserError
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.metrics import MetricsLog, draw_learning_curves, read_rows
 
 

@@ -24,10 +24,10 @@ from hyena_jax.config import (
     ParameterGroup,
     ScheduleConfig,
     SGDConfig,
-    UserError,
     WarmupStableDecayConfig,
     register,
 )
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.console import parameter_table
 from hyena_jax.training.optimizer import global_norm, label_parameters, make_optimizer, make_schedule

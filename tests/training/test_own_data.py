@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 from test_loop import assert_same_run, rows
 
-from hyena_jax.config import (
-    CrossEntropyConfig,
-    DataConfig,
-    LossConfig,
-    TopKAccuracyConfig,
-    UserError,
-    register,
-)
+from hyena_jax.config import CrossEntropyConfig, DataConfig, LossConfig, TopKAccuracyConfig, register
 from hyena_jax.data import own
 from hyena_jax.data.tokenizers import IdsTokenizer
 from hyena_jax.models import build
-from hyena_jax.signals import Interrupted
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.signals import Interrupted
 from hyena_jax.training import loop
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import evaluate_run

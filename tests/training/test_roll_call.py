@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from hyena_jax.config import UserError
 from hyena_jax.parallel import roll_call
 from hyena_jax.parallel.roll_call import GREETING, Address, call_roll
+from hyena_jax.system.errors import UserError
 
 VERSIONS = {"jax": "1.0"}
 SOON = 0.3

@@ -12,11 +12,12 @@ from rich.console import Console
 from test_loop import assert_same_run, rows
 
 from hyena_jax import models
-from hyena_jax.config import HyenaConfig, ShardsConfig, UserError
+from hyena_jax.config import HyenaConfig, ShardsConfig
 from hyena_jax.data import prepare
 from hyena_jax.data.dataset import load
 from hyena_jax.data.tokenizers import BytesTokenizer
-from hyena_jax.signals import Interrupted
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.signals import Interrupted
 from hyena_jax.training import loop
 from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.folder import read_run

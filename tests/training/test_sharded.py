@@ -28,10 +28,10 @@ from hyena_jax.config import (
     OptimizerConfig,
     ParallelConfig,
     ParameterGroup,
-    UserError,
 )
 from hyena_jax.parallel.replicas import check_replicas
 from hyena_jax.parallel.sharded import batch_spec, leaf_spec
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import Checkpoints
 from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.folder import read_run

@@ -9,9 +9,10 @@ from jax.sharding import Mesh, NamedSharding
 from test_distributed import arguments, assert_like_one_process, launched
 
 from hyena_jax import cli
-from hyena_jax.config import ParallelConfig, UserError
+from hyena_jax.config import ParallelConfig
 from hyena_jax.parallel.sharded import AXES, arrange, batch_spec, rows_of_process
 from hyena_jax.parallel.strategy import RowShard, all_devices
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import saved_steps
 
 

@@ -17,11 +17,11 @@ from hyena_jax.config import (
     LanguageModelConfig,
     ParallelConfig,
     SGDConfig,
-    UserError,
 )
 from hyena_jax.data.text import Corpus
 from hyena_jax.data.tokenizers import BytesTokenizer
 from hyena_jax.parallel.strategy import check_batch
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.evaluate import held_out_values, sum_held_out
 from hyena_jax.training.loss import answers, cross_entropy
 from hyena_jax.training.optimizer import make_optimizer

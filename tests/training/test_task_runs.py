@@ -22,11 +22,11 @@ from hyena_jax.config import (
     LoggingConfig,
     ParallelConfig,
     TrainingConfig,
-    UserError,
 )
 from hyena_jax.data.dataset import load
 from hyena_jax.distillation.measure import make_comparison_step
 from hyena_jax.models import build
+from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.mad import MadRecallConfig
 from hyena_jax.tasks.recall import MQARConfig, RecallConfig
 from hyena_jax.tasks.strings import CopyingConfig

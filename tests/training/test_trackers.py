@@ -13,9 +13,10 @@ import pytest
 import hyena_jax
 from hyena_jax import cli, config
 from hyena_jax.api import load_run
-from hyena_jax.cli.flags import read
 from hyena_jax.cli.train import Train
-from hyena_jax.config import Experiment, LoggingConfig, TrackerConfig, UserError, WandbConfig, register
+from hyena_jax.config import Experiment, LoggingConfig, TrackerConfig, WandbConfig, register
+from hyena_jax.config.flags import read
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.metrics import MetricsLog, read_rows
 from hyena_jax.training.run import train
 from hyena_jax.training.trackers import EventFile, Start, Tracker, Trackers

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from test_loop import assert_same_run, rows, with_training
 
-from hyena_jax.config import UserError
+from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import is_reached
 from hyena_jax.training.run import train

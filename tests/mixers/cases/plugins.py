@@ -11,8 +11,9 @@ import jax.numpy as jnp
 
 from cases.case import Case, D, make_case
 from hyena_jax import config
-from hyena_jax.config import MIXER_CONFIGS, MixerConfig, UserError
+from hyena_jax.config import MIXER_CONFIGS, MixerConfig
 from hyena_jax.mixers import mixer_class
+from hyena_jax.system.errors import UserError
 
 for _name in filter(None, os.environ.get("HYENA_JAX_PLUGINS", "").split(os.pathsep)):
     config.load_plugin(_name)

@@ -1,0 +1,136 @@
+"""The lock of a folder in a bucket: an object that its owner renews. A dead owner loses it after a lease.
+
+    lock.json    who holds the lock; renewed every quarter of a lease; empty once it is free
+    clock.json   put by each start, to learn the time of the server
+
+Ages are differences of the server's times: the clocks of machines do not matter. Every renewal is put on the
+condition that the lock is still the one that its owner put last, so an owner that was paused while another
+process took the lock over is refused.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+
+from hyena_jax.system.errors import UserError, printable
+from hyena_jax.system.storage.bucket import ABSENT, Bucket, Found, Refused
+
+LOCK, CLOCK = "lock.json", "clock.json"
+SHORT = 10.0
+"""Seconds of patience of those who can try again, or only want to know."""
+SECONDS = 60.0
+"""Without a renewal for so long, the owner counts as dead. An object may be put about once a second."""
+
+
+class Lost(OSError):
+    """Another process holds the lock now: this one must not write any more."""
+
+
+class Lease:
+    """The lock, held; a context manager, which frees it."""
+
+    def __init__(self, bucket: Bucket, report: Callable[[str], None], seconds: float | None = None):
+        """Takes the lock. If it is held, waits until its owner renews it, or has not for a lease.
+
+        Args:
+          report: called with a line before a long wait.
+
+        Raises:
+          UserError: if another process holds it.
+        """
+        self._bucket, self._seconds = bucket, SECONDS if seconds is None else seconds
+        about = {"owner": uuid.uuid4().hex, "machine": socket.gethostname(), "process": os.getpid()}
+        self._content = json.dumps(about).encode()
+        self._generation = self._taken(report)
+        self._is_lost = False
+        self._mutex, self._done = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._done.set()
+        with self._mutex, suppress(Refused, OSError):  # it ends by itself
+            if not self._is_lost:
+                self._bucket.put(LOCK, b"", self._generation, SHORT)
+
+    def check(self, patience: float | None = None) -> None:
+        """Renews the lock now, so that what is written next is written by its owner.
+
+        Raises:
+          Lost: if it is another process's.
+        """
+        with self._mutex:
+            self.raise_if_lost()
+            try:
+                found = self._bucket.put(LOCK, self._content, self._generation, patience)
+                self._generation = found.generation
+            except Refused:
+                self._is_lost = True
+            self.raise_if_lost()
+
+    def raise_if_lost(self) -> None:
+        """Raises Lost if that is known already; asks nobody."""
+        if self._is_lost:
+            raise Lost(
+                f"{self._bucket.location} was taken over by another process, since this one was silent for"
+                f" {self._seconds:.0f} s; this one stops, and writes no more"
+            )
+
+    def _renew(self) -> None:
+        while not self._done.wait(self._seconds / 4):
+            try:
+                self.check(SHORT)
+            except Lost:
+                return
+            except OSError:
+                continue  # no answer; the lock is still ours if nobody took it over until there is one
+
+    def _taken(self, report: Callable[[str], None]) -> int:
+        """Takes the lock; returns the generation of its object."""
+        found = self._bucket.stat(LOCK)
+        if found is not None and found.size > 0:
+            found = self._outlived(found, report)
+        try:
+            generation = ABSENT if found is None else found.generation
+            return self._bucket.put(LOCK, self._content, generation).generation
+        except Refused as error:
+            raise self._in_use() from error
+
+    def _outlived(self, lock: Found, report: Callable[[str], None]) -> Found | None:
+        """The lock that may be taken, now that its owner is dead or has freed it."""
+        now = self._bucket.put(CLOCK, self._content).updated
+        left = self._seconds - (now - lock.updated).total_seconds()
+        if left > self._seconds / 4:
+            report(
+                f"waiting up to {left:.0f} s to learn whether {self._owner()}, which holds the lock of"
+                f" {self._bucket.location}, is alive"
+            )
+        deadline = time.monotonic() + left
+        while time.monotonic() < deadline:
+            time.sleep(self._seconds / 60)
+            found = self._bucket.stat(LOCK)
+            if found is None or found.size == 0:
+                return found
+            if found.generation != lock.generation:
+                raise self._in_use()
+        return lock
+
+    def _owner(self) -> str:
+        try:
+            about = json.loads(self._bucket.get(LOCK) or b"{}")
+            return printable(f"process {about['process']} on {about['machine']}")
+        except (ValueError, KeyError, TypeError):
+            return "another process"
+
+    def _in_use(self) -> UserError:
+        where = str(self._bucket.location)
+        return UserError(f"{where!r} is in use: {self._owner()} writes there", self._bucket.argument)

@@ -1,0 +1,86 @@
+"""Writes hyena_jax/PARAMETERS.md from the docstrings of mixers, filters and models.
+
+python tests/programs/parameter_table.py
+
+`tests/test_parameters.py` checks that the docstrings are true and that the file is up to date.
+"""
+
+import inspect
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+FILE = Path(__file__).parents[2] / "hyena_jax" / "PARAMETERS.md"
+
+HEAD = """# Parameters
+
+The path, shape and layout of every parameter, for converting weights of other implementations. Paths are the
+keys of the `params` tree, joined by `/`. Dense kernels are [inputs, outputs] (PyTorch has the transpose);
+`name/*` stands for the table of that part. Letters: D = d_model, Lmax = max_len, B batch, K taps of a short
+filter, H heads; others are explained where they are used, or are names of config fields. Parameters that only
+some options have are marked.
+
+This file is generated: `python tests/programs/parameter_table.py`.
+"""
+
+
+class Entry(NamedTuple):
+    """One line of a docstring's section `Parameters`."""
+
+    path: str
+    shape: str | None
+    """Python expressions, comma separated; None for `name/*`."""
+    layout: str
+
+
+def entries(module: type) -> list[Entry]:
+    """The section `Parameters` of a module's docstring.
+
+    Raises ValueError if there is none, or a line of it cannot be read.
+    """
+    _, found, section = inspect.getdoc(module).partition("\nParameters:\n")
+    if not found:
+        raise ValueError(f"{module.__name__} does not document its parameters")
+    # Continuation lines are indented deeper than the two spaces of an entry.
+    lines = re.sub(r"\n {3,}", " ", section).splitlines()
+    return [_entry(module, line) for line in lines if line.strip()]
+
+
+def _entry(module: type, line: str) -> Entry:
+    match = re.fullmatch(r" {2}(\S+?)(?: \[(.*?)\])?(?::(?: (.*))?)?", line)
+    if match is None:
+        raise ValueError(f"{module.__name__}: not a parameter: {line!r}")
+    return Entry(match[1], match[2], match[3] or "")
+
+
+def table(name: str, module: type) -> str:
+    """The section of one module."""
+    summary = inspect.getdoc(module).splitlines()[0]
+    rows = [f"| `{e.path}` | {f'`[{e.shape}]`' if e.shape else ''} | {e.layout} |" for e in entries(module)]
+    return "\n".join(
+        [f"### `{name}`\n", summary, "", "| path | shape | layout |", "|---|---|---|", *rows, ""]
+    )
+
+
+def render() -> str:
+    """The whole file."""
+    from hyena_jax.filters import FILTERS
+    from hyena_jax.mixers import MIXERS
+    from hyena_jax.models import Autoencoder, ImageClassifier, LanguageModel
+    from hyena_jax.models.blocks import Block
+
+    models = {
+        "language_model": LanguageModel,
+        "image_classifier": ImageClassifier,
+        "autoencoder": Autoencoder,
+        "block": Block,
+    }
+    parts = [HEAD]
+    for title, modules in (("Models", models), ("Mixers", MIXERS), ("Filters", FILTERS)):
+        parts.append(f"## {title}\n")
+        parts += [table(name, module) for name, module in modules.items()]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    FILE.write_text(render(), encoding="utf-8")

@@ -1,0 +1,82 @@
+import sys
+
+import pytest
+
+from hyena_jax.data.objects import Objects
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.storage.bucket import ABSENT, Bucket, Refused
+from hyena_jax.system.storage.location import Location
+
+
+@pytest.fixture
+def opened(bucket) -> Bucket:
+    return Bucket(Location.parse(bucket, "workdir"))
+
+
+def test_objects_are_put_listed_read_and_deleted(opened, tmp_path):
+    put = opened.put("a/b.txt", b"one")
+    opened.put("c.txt", b"")
+    assert opened.get("a/b.txt") == b"one"
+    assert opened.get("none") is opened.stat("none") is None
+    assert opened.below() == [put, opened.stat("c.txt")]
+    assert [found.name for found in opened.below("a/")] == ["a/b.txt"]
+    opened.put("a/", b"")  # a folder, as consoles and mounted buckets make them
+    opened.put("/", b"")
+    assert opened.level() == ([opened.stat("c.txt")], ["a"])
+    assert [found.name for found in opened.below("a/")] == ["a/b.txt"]
+    (tmp_path / "in").write_bytes(bytes(10))
+    opened.put_file("file", tmp_path / "in")
+    opened.get_file("file", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == bytes(10)
+    opened.delete(["a/b.txt", "c.txt", "file", "none", "a/", "/"])
+    assert opened.below() == []
+
+
+def test_a_put_under_a_condition(opened):
+    first = opened.put("x", b"1", ABSENT)
+    with pytest.raises(Refused, match=r"gs://hyenatest/\w+/x was put by another process"):
+        opened.put("x", b"2", ABSENT)
+    second = opened.put("x", b"2", first.generation)
+    with pytest.raises(Refused):
+        opened.put("x", b"3", first.generation)
+    assert second.generation != first.generation
+    assert second.updated > first.updated
+    assert opened.get("x") == b"2"
+
+
+def test_a_put_whose_answer_was_lost_is_not_refused(opened):
+    """The second try meets the object of the first."""
+    first = opened.put("x", b"1", ABSENT)
+    assert opened.put("x", b"1", ABSENT) == first
+
+
+def test_a_bucket_that_does_not_exist(bucket):
+    nothing = Bucket(Location("no-such-bucket", "run"))
+    for use in (nothing.below, lambda: nothing.put("x", b"")):
+        with pytest.raises(UserError, match="workdir gs://no-such-bucket/run: there is no such bucket"):
+            use()
+    assert nothing.get("x") is None
+
+
+def test_a_server_that_does_not_answer(bucket, monkeypatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    opened = Bucket(Location("abc", "run"))
+    with pytest.raises(
+        OSError, match="gs://abc/run/x cannot be read or written: it does not answer .* nothing is lost"
+    ):
+        opened.put("x", b"", patience=0.5)
+
+
+def test_what_is_missing_on_this_machine_is_one_line(bucket, monkeypatch):
+    """Of runs and of shards."""
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere.json")
+    for opened in (lambda: Bucket(Location.parse(bucket, "workdir")), lambda: Objects(bucket, "sources")):
+        with pytest.raises(OSError, match=f"^{bucket} cannot be opened: .*nowhere.json"):
+            opened()
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "gcsfs", None)
+            with pytest.raises(
+                UserError, match=rf"{bucket} needs the package gcsfs: pip install '.*\[gcs\]'"
+            ):
+                opened()

@@ -1,0 +1,60 @@
+import pytest
+
+from hyena_jax.system.errors import UserError
+from hyena_jax.system.storage.location import Location
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket", "name"),
+    [
+        ("gs://abc", "abc", ""),
+        ("gs://abc/", "abc", ""),
+        ("gs://my-bucket.x/runs/1/", "my-bucket.x", "runs/1"),
+        ("gs://abc/model.pattern=hawk,hyena/seed=0", "abc", "model.pattern=hawk,hyena/seed=0"),
+        ("gs://abc/..x/.y", "abc", "..x/.y"),
+    ],
+)
+def test_a_url_is_read_and_written(url, bucket, name):
+    location = Location.parse(url, "workdir")
+    assert location == (bucket, name)
+    assert str(location) == url.rstrip("/")
+    assert Location.parse(str(location), "workdir") == location
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "gs://",
+        "gs://ab/x",
+        "gs:/abc/x",
+        "gs://abc//x",
+        "gs://abc/../x",
+        "gs://abc/x/.",
+        "gs://ABC/x",
+        "s3://abc/x",
+    ]
+    + [f"gs://abc/{c}" for c in ("a b", "a*", "a#1", "a?b", "[a]", "a%20", "ä", "a\nb", "a" * 256)],
+)
+def test_any_other_url_is_refused(url):
+    with pytest.raises(UserError, match="workdir must be gs://BUCKET/NAME"):
+        Location.parse(url, "workdir")
+
+
+def test_the_name_of_something_inside():
+    assert str(Location.parse("gs://abc", "x") / "run") == "gs://abc/run"
+    assert Location.parse("gs://abc/run", "x") / "checkpoints/1" == Location("abc", "run/checkpoints/1")
+
+
+def test_the_server_answers(bucket):
+    """The fixture: google-cloud-storage writes, TensorStore and epath read."""
+    import os
+
+    import tensorstore as ts
+    from google.cloud import storage
+
+    location = Location.parse(bucket, "bucket")
+    store = storage.Client(project="test").bucket(location.bucket)
+    store.blob((location / "a.bin").name).upload_from_string(b"content", if_generation_match=0)
+    spec = {"driver": "gcs", "bucket": location.bucket, "path": f"{location.name}/"}
+    assert ts.KvStore.open(spec).result().read("a.bin").result().value == b"content"
+    assert os.environ["STORAGE_EMULATOR_HOST"].startswith("http://127.0.0.1:")

@@ -1,0 +1,90 @@
+"""Signals before there is anything to save: one line, an exit code, no traceback, at any moment."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+CONFIG = """
+import os
+import signal
+
+import numpy as np
+
+from hyena_jax import config
+
+
+def get_config():
+    os.kill(os.getpid(), signal.{name})
+    while True:  # Python code of the main thread, which runs until a signal ends it
+        np.ones(3).sum()
+"""
+
+NATIVE = """
+import signal
+
+import jax
+import jax.numpy as jnp
+
+from hyena_jax.system.signals import end_at_once, watch_signals
+
+watch_signals()
+end_at_once(signal.SIGINT, 130, "interrupted")
+most = jnp.iinfo(jnp.int32).max
+minutes = jax.jit(lambda x: jax.lax.fori_loop(0, most, lambda i, x: jnp.sin(x), x)).lower(1.0).compile()
+print("ready", flush=True)
+minutes(1.0).block_until_ready()
+"""
+
+SECONDS = 60
+"""Longest that a process may take."""
+
+
+def train(tmp_path, text, *prefix, module="hyena_jax"):
+    """`hyena-jax train` with a config file of this text."""
+    config = tmp_path / "config.py"
+    config.write_text(text)
+    command = [sys.executable, "-m", module, "train", str(config), "--workdir", str(tmp_path / "run")]
+    return subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "line"),
+    [
+        ("SIGINT", 130, "hyena-jax: interrupted\n"),
+        ("SIGTERM", 75, "hyena-jax: stopped by SIGTERM; rerun the command to continue\n"),
+        ("SIGHUP", 75, "hyena-jax: stopped by SIGHUP; rerun the command to continue\n"),
+    ],
+)
+def test_a_signal_at_start_up_ends_a_training(tmp_path, name, code, line):
+    done = train(tmp_path, CONFIG.format(name=name))
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", line)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_module_of_the_commands_is_the_command(tmp_path):
+    done = train(tmp_path, CONFIG.format(name="SIGINT"), module="hyena_jax.cli")
+    assert (done.returncode, done.stderr) == (130, "hyena-jax: interrupted\n")
+
+
+def test_nohup_stays_at_start_up(tmp_path):
+    """An ignored signal stays ignored; the next one, which is not ignored, ends the process."""
+    text = CONFIG.format(name="SIGHUP").replace("while True", "os.kill(os.getpid(), 15)\n    while True")
+    done = train(tmp_path, text, "sh", "-c", "trap '' HUP; exec \"$@\"", "sh")
+    assert done.stderr == "hyena-jax: stopped by SIGTERM; rerun the command to continue\n"
+
+
+def test_a_signal_ends_native_code():
+    """An XLA loop holds the main thread, in which Python would call a handler only minutes later."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen([sys.executable, "-c", NATIVE], env=environment, **pipes) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    assert (process.returncode, error) == (130, "hyena-jax: interrupted\n")
