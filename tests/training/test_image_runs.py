@@ -27,6 +27,7 @@ from hyena_jax.config import (
     TrainingConfig,
 )
 from hyena_jax.data.images import load_image_set
+from hyena_jax.generation.sample import draw_predictions
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted
 from hyena_jax.training import loop
@@ -34,7 +35,6 @@ from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.folder import read_run
 from hyena_jax.training.metrics import read_rows
-from hyena_jax.training.predictions import draw_predictions
 from hyena_jax.training.run import train
 from hyena_jax.training.start import load_params
 
