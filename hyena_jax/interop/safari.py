@@ -11,7 +11,7 @@ import numpy as np
 from hyena_jax.config import CKConvFilterConfig, HyenaConfig, ImplicitFilterConfig, LanguageModelConfig
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_POSITIONS, MAX_SYMBOLS
 from hyena_jax.data.tokenizers import DnaTokenizer
-from hyena_jax.filters.window import decay_rates
+from hyena_jax.filters.long_filter import decay_rates
 from hyena_jax.interop.family import (
     Options,
     Source,
