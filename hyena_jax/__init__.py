@@ -28,6 +28,8 @@ _PLACES = {
 _MOVED = {
     "comparison": "sweeps",
     "filters.window": "filters.long_filter",
+    "inspect.long_filters": "inspect.reach",
+    "inspect.memory": "inspect.reach",
     "mixers.token_shift": "models.blocks",
     "models.norms": "mixers.norms",
     **{name: f"ops.{name}" for name in ("counts", "initializers", "layout")},
