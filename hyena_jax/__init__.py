@@ -32,6 +32,7 @@ _MOVED = {
     "filters.window": "filters.long_filter",
     "inspect.long_filters": "inspect.reach",
     "inspect.memory": "inspect.reach",
+    "inspect.subject": "inspect.example",
     "mixers.gated_delta2": "mixers.gated_delta",
     "mixers.kda": "mixers.gated_delta",
     "mixers.token_shift": "models.blocks",
