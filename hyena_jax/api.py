@@ -32,7 +32,7 @@ from hyena_jax.system.storage.mirror import opened
 from hyena_jax.training import metrics
 from hyena_jax.training import run as training
 from hyena_jax.training.evaluate import evaluate_run, load_data
-from hyena_jax.training.folder import RunFolder, read_run
+from hyena_jax.training.folder import RunFolder, read_folder
 from hyena_jax.training.start import load_params
 
 Prompt = str | Sequence[int] | np.ndarray
@@ -368,7 +368,7 @@ def load_run(workdir: str | Path, step: str | int = "latest", *, quiet: bool = F
 
     refuse_wrong_jaxlib()
     workdir = opened(workdir)
-    folder = read_run(workdir)
+    folder = read_folder(workdir)
     for change in config.changed_plugins(folder.experiment, folder.plugins):
         note(f"changed since the run was trained: {change}")
     model = models.build(folder.experiment.model)

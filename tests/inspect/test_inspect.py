@@ -163,7 +163,7 @@ def test_a_run_that_was_converted_and_trained_on_started_at_step_0(tmp_path, mon
 
 
 def beside(other, shown, seen, monkeypatch, path):
-    monkeypatch.setattr(content, "read_run", lambda workdir: run_of(workdir, other, "equal"))
+    monkeypatch.setattr(content, "read_folder", lambda workdir: run_of(workdir, other, "equal"))
     monkeypatch.setattr(content, "load_params", lambda folder, model, step, note: (1, init_params(model, 0)))
     return content._beside(path, "equal", shown, seen, print)
 

@@ -26,7 +26,7 @@ from hyena_jax.config import (
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import lora, start
-from hyena_jax.training.folder import BASE, DESCRIPTION, read_run
+from hyena_jax.training.folder import BASE, DESCRIPTION, read_folder
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
 
@@ -165,7 +165,7 @@ def test_strategies_agree(base):
 @pytest.fixture(scope="module")
 def run(trained, text_file, tmp_path_factory):
     """Four steps of LoRA on the run `trained`: to be copied, not changed."""
-    experiment = read_run(trained).experiment
+    experiment = read_folder(trained).experiment
     experiment = dataclasses.replace(
         experiment,
         model=dataclasses.replace(experiment.model, lora=LORA),
