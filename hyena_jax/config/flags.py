@@ -17,6 +17,7 @@ import re
 import reprlib
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -32,7 +33,6 @@ FLAT = {"flat": True}
 # Metadata of a field that no flag sets; and of one that takes all flags that the command lacks, as they are.
 HIDDEN = {"hidden": True}
 OTHERS = {**HIDDEN, "others": True}
-MISSING = dataclasses.MISSING
 
 _NEGATIVE = "--no-"
 
@@ -90,14 +90,19 @@ def flags_of(
     return _section(command, defaults, list(arguments)).flags()
 
 
-def read(
-    command: type[T], called: str, arguments: Sequence[str], defaults: Mapping[str, Any] | None = None
+def read_flags(
+    command: type[T],
+    called: str,
+    arguments: Sequence[str],
+    defaults: Mapping[str, Any] | None = None,
+    program: str = "hyena-jax",
 ) -> T:
     """The dataclass that the arguments describe.
 
     Args:
       called: the name of the command, for messages.
       defaults: see `flags_of`.
+      program: what is written before the name of the command.
 
     Raises:
       UserError: for an unknown or missing flag, or a wrong value; it names the flag.
@@ -108,7 +113,7 @@ def read(
     values = _parse(command, flags, called, rest)
     for flag in flags:
         if flag.default is MISSING and flag.path not in values:
-            raise UserError(f"must be given: see hyena-jax {called} --help", flag.name)
+            raise UserError(f"must be given: see {program} {called} --help", flag.name)
     return section.build(values, {flag.path: flag.name for flag in flags if flag.base is None})
 
 

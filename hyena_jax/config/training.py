@@ -116,10 +116,10 @@ class TrainingConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.until is not None:
-            parse_target(self.until)
+            parse_until(self.until)
 
 
-def parse_target(text: str) -> tuple[str, float]:
+def parse_until(text: str) -> tuple[str, float]:
     """The name and the value of a target `NAME=VALUE`. Raises UserError if it is not one."""
     name, _, value = text.partition("=")
     try:
