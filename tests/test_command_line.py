@@ -158,7 +158,7 @@ def test_the_argument_of_an_error_survives_another_process():
 
 def test_help_says_what_each_flag_takes_does_and_is(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    text = command_help("command", Command.__doc__, flags_of(Command), ["A note."])
+    text = command_help("hyena-jax command", Command.__doc__, flags_of(Command), ["A note."])
     lines = text.splitlines()
     assert lines[0] == "usage: hyena-jax command FOLDER [options]"
     for line in (
