@@ -22,8 +22,9 @@ from hyena_jax.generation.prompts import OnFull, encode_prompt
 from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.generation.stopping import stops
-from hyena_jax.scoring.embed import Embedding, Pooling, make_embedding
-from hyena_jax.scoring.score import Likelihood, Scoring, make_scoring
+from hyena_jax.scoring import embed
+from hyena_jax.scoring.embed import Embedding, Pool
+from hyena_jax.scoring.score import Likelihood, Scoring, prepare
 from hyena_jax.system.errors import as_printed, require
 from hyena_jax.system.output import Output, bar, watched
 from hyena_jax.system.startup import refuse_wrong_jaxlib
@@ -223,14 +224,14 @@ class LoadedRun:
     ) -> Scoring:
         """The texts, checked, and how the model will read them: see `score`, and `names` for errors."""
         options = prefix, stride, batch_size
-        return make_scoring(self.model, self.params, self.tokenizer, texts, names, *options)
+        return prepare(self.model, self.params, self.tokenizer, texts, names, *options)
 
     def embed(
         self,
         texts: str | Sequence[Prompt],
         *,
         layer: int | None = None,
-        pool: Pooling = "mean",
+        pool: Pool = "mean",
         prefix: Prompt = "",
         stride: int | None = None,
         batch_size: int = 16,
@@ -269,14 +270,13 @@ class LoadedRun:
         texts: Sequence[Prompt],
         names: Sequence[str],
         layer: int | None = None,
-        pool: Pooling = "mean",
+        pool: Pool = "mean",
         prefix: Prompt = "",
         stride: int | None = None,
         batch_size: int = 16,
     ) -> Embedding:
         """The texts, checked, and how the model will read them: see `embed`, and `names` for errors."""
-        scoring = self.scoring(texts, names, prefix, stride, batch_size)
-        return make_embedding(scoring, names, layer, pool)
+        return embed.prepare(self.scoring(texts, names, prefix, stride, batch_size), names, layer, pool)
 
     @property
     def _has_tokenizer(self) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from hyena_jax.scoring.score import Scoring
 from hyena_jax.system.errors import choose, require
 
-Pooling = Literal["mean", "last", "none"]
+Pool = Literal["mean", "last", "none"]
 POOLS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda states: states.mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32),
     "last": lambda states: states[-1:],
@@ -29,7 +29,7 @@ class Embedding(NamedTuple):
 
     scoring: Scoring
     layer: int | None
-    pool: Pooling
+    pool: Pool
 
     @property
     def sizes(self) -> list[int]:
@@ -54,7 +54,7 @@ class Embedding(NamedTuple):
             yield from map(POOLS[self.pool], found)
 
 
-def make_embedding(scoring: Scoring, names: Sequence[str], layer: int | None, pool: Pooling) -> Embedding:
+def prepare(scoring: Scoring, names: Sequence[str], layer: int | None, pool: Pool) -> Embedding:
     """Checks everything before anything is computed.
 
     Args:

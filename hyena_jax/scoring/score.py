@@ -52,7 +52,7 @@ class Likelihood(NamedTuple):
         return bits / len(self.log_probs) * len(self.tokens) / self.n_bytes
 
 
-class TokenisedText(NamedTuple):
+class Text(NamedTuple):
     """A text to be scored."""
 
     tokens: np.ndarray
@@ -66,7 +66,7 @@ class Scoring(NamedTuple):
 
     model: nn.Module
     params: optax.Params
-    texts: Sequence[TokenisedText]
+    texts: Sequence[Text]
     context: np.ndarray
     """Token ids before every text, int32 [c], which are not scored."""
     n_symbols: int
@@ -140,7 +140,7 @@ class Scoring(NamedTuple):
             yield block, [found[i] for i in block]
 
 
-def make_scoring(
+def prepare(
     model: nn.Module,
     params: optax.Params,
     tokenizer: Tokenizer,
@@ -183,14 +183,12 @@ def make_scoring(
     return Scoring(model, params, encoded, context, n_symbols, plan)
 
 
-def _encoded(
-    tokenizer: Tokenizer, name: str, text: str | Sequence[int] | np.ndarray, n_symbols: int
-) -> TokenisedText:
+def _encoded(tokenizer: Tokenizer, name: str, text: str | Sequence[int] | np.ndarray, n_symbols: int) -> Text:
     """A text's tokens; its bytes are unknown if it is given as ids."""
     if isinstance(text, str):
         try:
             n_bytes = None if isinstance(tokenizer, IdsTokenizer) else len(text.encode())
-            return TokenisedText(tokenizer.encode(text).astype(np.int32), n_bytes)
+            return Text(tokenizer.encode(text).astype(np.int32), n_bytes)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
     ids = np.asarray(text)
@@ -198,4 +196,4 @@ def _encoded(
     require(is_list, name, f"{ids.dtype} {ids.shape}", "a text, or integers [length]")
     wrong = ids[(ids < 0) | (ids >= n_symbols)]
     require(wrong.size == 0, f"{name}: token ids", wrong[:1].tolist(), f"in 0..{n_symbols - 1}")
-    return TokenisedText(ids.astype(np.int32), None)
+    return Text(ids.astype(np.int32), None)
