@@ -33,7 +33,8 @@ from hyena_jax.training import metrics
 from hyena_jax.training import run as training
 from hyena_jax.training.evaluate import evaluate_run, load_data
 from hyena_jax.training.folder import RunFolder, read_run
-from hyena_jax.training.start import load_params
+from hyena_jax.training.initial import load_params
+from hyena_jax.training.options import StartOptions
 
 Prompt = str | Sequence[int] | np.ndarray
 """Text, if the data have a tokenizer, or token ids."""
@@ -294,12 +295,7 @@ def train(
     workdir: str | Path,
     *,
     quiet: bool = False,
-    profile: str | Path | None = None,
-    init_from: str | Path | None = None,
-    accept_changed_data: bool = False,
-    accept_changed_optimizer: bool = False,
-    profile_at: tuple[int, ...] = (),
-    profile_every: int | None = None,
+    **options: Any,
 ) -> LoadedRun:
     """The trained run in `workdir`, at its newest checkpoint; starts or resumes it as `hyena-jax train` does.
 
@@ -307,12 +303,8 @@ def train(
       experiment: None takes the experiment of the run in `workdir`, as `hyena-jax train --resume` does.
       workdir: the run's folder, or gs://BUCKET/NAME.
       quiet: print neither progress nor notes.
-      profile: folder for `jax.profiler` traces of a few steps: early ones, by default.
-      profile_at, profile_every: after these steps, and after every so many, each in a subfolder `step_N`.
-      init_from: file of parameters from `hyena-jax export`, or folder of a run, from which a new run starts.
-      accept_changed_data: continue although the data have changed since the run started.
-      accept_changed_optimizer: continue with other values of the optimizer, such as the learning rate; the
-        folder keeps from which step on.
+      options: any of the fields of `StartOptions`: `profile`, `profile_at`, `profile_every`, `init_from`,
+        `accept_changed_data`, `accept_changed_optimizer`. Paths may be text.
 
     Raises:
       UserError: if the experiment or the folder is wrong, before anything is written; or if the training data
@@ -333,12 +325,12 @@ def train(
         experiment = config.read_run(opened(workdir), keep_trackers=True)
     kind = type(experiment).__name__
     require(isinstance(experiment, Experiment), "experiment", kind, "an Experiment; load_config gives one")
-    profile = None if profile is None else Path(profile)
-    start = None if init_from is None else opened(init_from, "init_from")
-    console = Output(quiet=quiet)
-    accepted = accept_changed_data, accept_changed_optimizer
-    when = {"profile_at": profile_at, "profile_every": profile_every}
-    training.train(experiment, opened(workdir), console, profile, start, *accepted, **when)
+    start = StartOptions(**options)
+    if start.profile is not None:
+        start = replace(start, profile=Path(start.profile))
+    if start.init_from is not None:
+        start = replace(start, init_from=opened(start.init_from, "init_from"))
+    training.train(experiment, opened(workdir), Output(quiet=quiet), start)
     return load_run(workdir, quiet=quiet)
 
 

@@ -13,10 +13,11 @@ import pytest
 from hyena_jax import cli
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted, stop_requests
-from hyena_jax.training import run as training
+from hyena_jax.training import setup as training
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.folder import locked, read_run
 from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.options import StartOptions
 from hyena_jax.training.run import train
 
 pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
@@ -68,7 +69,7 @@ def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp
     with pytest.raises(UserError, match="fingerprint differs; --accept-changed-data"):
         train(longer(letters), run, console)
     assert contents(run) == before
-    train(longer(letters), run, console, accept_changed_data=True)
+    train(longer(letters), run, console, StartOptions(accept_changed_data=True))
     output = " ".join(console.file.getvalue().split())
     assert "changed since the last start: text: fingerprint" in output
     assert "continuing after step 12" in output
@@ -78,7 +79,7 @@ def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp
     with pytest.raises(UserError, match="the text changed since"):
         train(longer(letters, 16), run, console)
     with pytest.raises(UserError, match="ß"):
-        train(longer(letters, 16), run, console, accept_changed_data=True)
+        train(longer(letters, 16), run, console, StartOptions(accept_changed_data=True))
 
 
 def test_what_a_kill_leaves_of_a_new_folder_is_continued(experiment, tmp_path, console):
