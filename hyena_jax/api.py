@@ -26,6 +26,7 @@ from hyena_jax.scoring import embed
 from hyena_jax.scoring.embed import Embedding, Pool
 from hyena_jax.scoring.score import Likelihood, Scoring, prepare
 from hyena_jax.system.errors import as_printed, require
+from hyena_jax.system.files import METRICS
 from hyena_jax.system.output import Output, bar, watched
 from hyena_jax.system.startup import refuse_wrong_jaxlib
 from hyena_jax.system.storage.mirror import opened
@@ -80,7 +81,7 @@ class LoadedRun:
 
         Values that were not finite are None.
         """
-        return metrics.read_rows(self.workdir / metrics.FILE)
+        return metrics.read_rows(self.workdir / METRICS)
 
     def evaluate(
         self,

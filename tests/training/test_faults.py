@@ -13,7 +13,8 @@ import pytest
 from hyena_jax import cli
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted, stop_requests
-from hyena_jax.training import setup as training
+from hyena_jax.training import run as training
+from hyena_jax.training import setup
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.folder import locked, read_run
 from hyena_jax.training.metrics import read_rows
@@ -112,13 +113,13 @@ def test_a_line_that_is_no_row_is_named(run, experiment, console, line):
 
 
 def test_a_signal_acts_as_usual_until_a_step_was_trained(experiment, tmp_path, console, monkeypatch):
-    usual = training.init_params
+    usual = setup.init_params
 
     def init_params(model, seed):
         signal.raise_signal(signal.SIGINT)
         return usual(model, seed)
 
-    monkeypatch.setattr(training, "init_params", init_params)
+    monkeypatch.setattr(setup, "init_params", init_params)
     with pytest.raises(KeyboardInterrupt) as raised:
         train(experiment, tmp_path / "run", console)
     assert not isinstance(raised.value, Interrupted)

@@ -549,13 +549,13 @@ def test_the_peak_of_a_device_is_known_by_its_kind():
 def test_profiles_are_written_at_steps_and_periodically(experiment, tmp_path, console):
     folders = tmp_path / "at", tmp_path / "every"
     experiment = with_training(experiment, steps=26)
-    train(experiment, tmp_path / "a", console, folders[0], profile_at=(2, 5, 13))
+    train(experiment, tmp_path / "a", console, StartOptions(folders[0], profile_at=(2, 5, 13)))
     assert {path.name for path in folders[0].iterdir()} == {"step_2", "step_13"}  # 5 is within the first
-    train(experiment, tmp_path / "b", console, folders[1], profile_every=11)
+    train(experiment, tmp_path / "b", console, StartOptions(folders[1], profile_every=11))
     assert {path.name for path in folders[1].iterdir()} == {"step_11", "step_22"}
     assert all(list(path.rglob("*.xplane.pb")) for folder in folders for path in folder.iterdir())
     with pytest.raises(UserError, match="profile_every must be absent without profile, got 11"):
-        train(experiment, tmp_path / "c", console, profile_every=11)
+        train(experiment, tmp_path / "c", console, StartOptions(profile_every=11))
 
 
 @pytest.mark.grid
