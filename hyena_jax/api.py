@@ -1,9 +1,10 @@
 """Commands as functions, for scripts and notebooks: `hyena_jax.train` and `hyena_jax.load_run`."""
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,18 @@ def train(
         start = replace(start, init_from=opened(start.init_from, "init_from"))
     training.train(experiment, opened(workdir), Output(quiet=quiet), start)
     return load_run(workdir, quiet=quiet)
+
+
+_given = inspect.signature(train)
+train.__signature__ = _given.replace(  # for help() and editors: the options by their names
+    parameters=[
+        *(known for known in _given.parameters.values() if known.name != "options"),
+        *(
+            inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
+            for option in fields(StartOptions)
+        ),
+    ]
+)
 
 
 def load_run(workdir: str | Path, step: str | int = "latest", *, quiet: bool = False) -> LoadedRun:
