@@ -34,7 +34,7 @@ from hyena_jax.system.storage.mirror import opened
 from hyena_jax.training import metrics
 from hyena_jax.training import run as training
 from hyena_jax.training.evaluate import evaluate_run, load_data
-from hyena_jax.training.folder import RunFolder, read_run
+from hyena_jax.training.folder import RunFolder, read_folder
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.options import StartOptions
 

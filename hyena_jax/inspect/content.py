@@ -21,7 +21,7 @@ from hyena_jax.system.files import METRICS
 from hyena_jax.system.output import bar
 from hyena_jax.training import lora, metrics
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.folder import BASE, RunFolder, read_run
+from hyena_jax.training.folder import BASE, RunFolder, read_folder
 from hyena_jax.training.initial import load_params, read_base
 from hyena_jax.training.step import init_params
 

@@ -25,7 +25,7 @@ from hyena_jax.training.folder import (
     CHECKPOINTS,
     DESCRIPTION,
     RunFolder,
-    read_run,
+    read_folder,
 )
 from hyena_jax.training.step import init_params
 

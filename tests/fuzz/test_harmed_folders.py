@@ -26,7 +26,7 @@ from fuzz.test_fuzz import TRAIN, assert_clear, contents, time_limit
 from hyena_jax import api, cli, models
 from hyena_jax.training.checkpoint import Checkpoints, Meta, saved_steps
 from hyena_jax.training.checkpoint_files import damage_in, write_manifest
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
 from hyena_jax.training.hooks import LiveRun, Now
 from hyena_jax.training.initial import load_params
 

@@ -16,7 +16,7 @@ from hyena_jax.config import OptimizerConfig, ParameterGroup
 from hyena_jax.system.errors import UserError
 from hyena_jax.training import export
 from hyena_jax.training.checkpoint import Checkpoints, Meta, saved_steps
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer

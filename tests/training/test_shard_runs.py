@@ -20,7 +20,7 @@ from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted
 from hyena_jax.training import run as training
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.loss import cross_entropy, scored
 from hyena_jax.training.run import train

@@ -34,7 +34,7 @@ from hyena_jax.parallel.sharded import batch_spec, leaf_spec
 from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import Checkpoints, Meta
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer

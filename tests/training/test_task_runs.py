@@ -31,7 +31,7 @@ from hyena_jax.tasks.mad import MadRecallConfig
 from hyena_jax.tasks.recall import MQARConfig, RecallConfig
 from hyena_jax.tasks.strings import CopyingConfig
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.run import train
 
