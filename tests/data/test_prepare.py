@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -409,6 +410,20 @@ def test_an_error_of_a_worker_is_that_of_the_command(lines, tmp_path):
     with pytest.raises(UserError, match="field must be a key of every document") as caught:
         made(lines, tmp_path / "out", workers=2)
     assert caught.value.argument == "field"
+
+
+@pytest.mark.grid
+def test_a_worker_that_is_killed_is_one_line(lines, tmp_path):
+    def kill_one(n_bytes, n_tokens):
+        for process in multiprocessing.active_children()[:1]:
+            os.kill(process.pid, signal.SIGKILL)
+
+    with pytest.raises(OSError, match="a worker process died with exit code -9; if it had too little memory"):
+        made(lines, tmp_path / "out", workers=2, part_size=200, progress=kill_one)
+    assert multiprocessing.active_children() == []
+    made(lines, tmp_path / "out", part_size=200)
+    made(lines, tmp_path / "whole", part_size=200)
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
 def test_other_shards_and_other_files_are_left_alone(lines, tmp_path):
