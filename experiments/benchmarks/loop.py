@@ -61,7 +61,7 @@ def loop_times(spec: str) -> list[float]:
         training = replace(experiment.training, steps=N_STEPS, eval_every=N_STEPS, eval_windows=1)
         experiment = replace(experiment, training=training, data=replace(experiment.data, path=str(text)))
         workdir = Path(folder) / "run"
-        train(experiment, workdir, Console(quiet=True), None)
+        train(experiment, workdir, Console(quiet=True))
         rows = [row for row in read_rows(workdir / "metrics.jsonl") if "train/loss" in row]
     characters = experiment.data.batch_size * experiment.model.max_len
     return [1e3 * characters / row["train/tokens_per_second"] for row in rows if row["step"] > WARM_UP]

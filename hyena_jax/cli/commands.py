@@ -31,6 +31,7 @@ from hyena_jax.config.help import command_help, overview
 from hyena_jax.system.errors import UserError, choose
 from hyena_jax.system.startup import refuse_wrong_jaxlib
 from hyena_jax.system.storage.location import Location
+from hyena_jax.training.options import StartOptions
 
 # By what a person wants to do. For a command of two words, a table by the second word.
 GROUPS = {
@@ -76,11 +77,16 @@ def _with_copies(command: Command) -> Command:
             from hyena_jax.system.storage.mirror import opened
 
             return opened(value, argument)
-        return tuple(local(one, argument) for one in value) if type(value) is tuple else value
+        if type(value) is tuple:
+            return tuple(local(one, argument) for one in value)
+        return inside(value) if isinstance(value, StartOptions) else value
 
-    values = {field.name: getattr(command, field.name) for field in dataclasses.fields(command)}
-    copies = {name: local(value, name) for name, value in values.items()}
-    return command if copies == values else dataclasses.replace(command, **copies)
+    def inside(fields: Any) -> Any:
+        values = {field.name: getattr(fields, field.name) for field in dataclasses.fields(fields)}
+        copies = {name: local(value, name) for name, value in values.items()}
+        return fields if copies == values else dataclasses.replace(fields, **copies)
+
+    return inside(command)
 
 
 def find(arguments: Sequence[str]) -> tuple[Command | None, list[str]]:

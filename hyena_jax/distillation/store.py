@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 
 from hyena_jax.distillation.sizes import Source, Tried
-from hyena_jax.training.checkpoint import Checkpoints
+from hyena_jax.training.checkpoint import Checkpoints, Meta
 from hyena_jax.training.evaluate import measured_on
 from hyena_jax.training.folder import CHECKPOINTS, write_description
 from hyena_jax.training.optimizer import make_optimizer
@@ -32,5 +32,5 @@ def write_run(folder: Path, source: Source, distilled: Tried) -> None:
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
     state = jax.device_get(init_state(params, optimizer))
     with Checkpoints(folder / CHECKPOINTS, experiment.training.keep_checkpoints, print) as checkpoints:
-        meta = {"step": 0, "loss": distilled.values["loss"], "measured_on": measured_on(source.data)}
-        checkpoints.save(0, state.to_items(), meta)
+        meta = Meta(0, distilled.values["loss"], measured_on(source.data))
+        checkpoints.save(meta, state.to_items())

@@ -17,11 +17,12 @@ from hyena_jax.inspect import json_values, page
 from hyena_jax.inspect.subject import Subject, piece, probability, scores
 from hyena_jax.inspect.tracing import Trace, trace
 from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import METRICS
 from hyena_jax.system.output import bar
 from hyena_jax.training import lora, metrics
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.folder import BASE, RunFolder, read_run
-from hyena_jax.training.start import load_params, read_base
+from hyena_jax.training.initial import load_params, read_base
 from hyena_jax.training.step import init_params
 
 
@@ -54,7 +55,7 @@ def content(
         filters = json_values.filters(before, after)
         gates = json_values.recurrences(before, after)
         advance()
-    rows = metrics.read_rows(workdir / metrics.FILE)
+    rows = metrics.read_rows(workdir / METRICS)
     stages = read_stages(workdir, experiment)
     changes = [(f"from step {step} on", "; ".join(lines)) for step, lines in stage_changes(stages).items()]
     unit = "" if not experiment.loss.in_nats else " (nats per token)" if shown.labels else " (nats)"

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import jax
 import optax
@@ -21,9 +20,7 @@ from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig, WarmupSche
 from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import lora
 from hyena_jax.training.optimizer import complete_groups, label_parameters
-
-if TYPE_CHECKING:
-    from hyena_jax.training.loop import Setup
+from hyena_jax.training.setup import Setup
 
 # Least seconds between two rows of training metrics, without a terminal.
 ROW_EVERY = 5.0
@@ -146,7 +143,7 @@ def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:
     return table
 
 
-def announce(console: Console, setup: "Setup", is_new: bool, changes: Sequence[str]) -> None:
+def announce(console: Console, setup: Setup, is_new: bool, changes: Sequence[str]) -> None:
     """Prints what will be trained, on which data and devices, and what changed since the last start."""
     experiment, devices, processes = setup.experiment, setup.strategy.devices, jax.process_count()
     if is_new:

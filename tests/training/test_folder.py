@@ -15,12 +15,12 @@ from hyena_jax import cli, config, models
 from hyena_jax.config import OptimizerConfig, ParameterGroup
 from hyena_jax.system.errors import UserError
 from hyena_jax.training import export
-from hyena_jax.training.checkpoint import Checkpoints, saved_steps
+from hyena_jax.training.checkpoint import Checkpoints, Meta, saved_steps
 from hyena_jax.training.folder import read_run
+from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.run import train
-from hyena_jax.training.start import load_params
 from hyena_jax.training.step import init_state
 
 pytestmark = pytest.mark.xdist_group("run_folder")  # its tests share a run
@@ -212,7 +212,7 @@ def poison(folder, value: float) -> str:
     state = jax.device_get(state._replace(params=params, step=np.int32(step)))
     shutil.rmtree(checkpoints / str(step))
     with Checkpoints(checkpoints, 2, print) as opened:
-        opened.save(step, state.to_items(), {"step": step, "loss": 1.0})
+        opened.save(Meta(step, 1.0), state.to_items())
     return "final_norm/scale"
 
 
@@ -247,7 +247,7 @@ def test_the_state_of_every_optimizer_is_declared_as_it_is_expected(tmp_path, na
         optimizer = dataclasses.replace(optimizer, groups=groups)
     state = jax.device_get(init_state(params, make_optimizer(optimizer, params, 6))).to_items()
     with Checkpoints(tmp_path / "checkpoints", 2, print) as opened:
-        opened.save(1, state, {"step": 1, "loss": None})
+        opened.save(Meta(1), state)
     with Checkpoints(tmp_path / "checkpoints", 2, print) as opened:
         chex.assert_trees_all_equal(opened.restore(state).items, state)
 

@@ -29,14 +29,14 @@ from hyena_jax.config import (
 from hyena_jax.data.images import load_image_set
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted
-from hyena_jax.training import loop
+from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.folder import read_run
+from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.predictions import draw_predictions
 from hyena_jax.training.run import train
-from hyena_jax.training.start import load_params
 
 pytestmark = pytest.mark.xdist_group("image_runs")  # its tests share a run
 
@@ -109,7 +109,7 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
 def test_a_stopped_run_continues_as_if_it_had_not_been(
     whole, experiment, tmp_path, console, monkeypatch, stop_after
 ):
-    workdir, usual = tmp_path / "stopped", loop.iterate
+    workdir, usual = tmp_path / "stopped", training.iterate
 
     def iterate(dataset, start, *_):
         for t, batch in usual(dataset, start):
@@ -117,11 +117,11 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(
                 signal.raise_signal(signal.SIGTERM)
             yield t, batch
 
-    monkeypatch.setattr(loop, "iterate", iterate)
+    monkeypatch.setattr(training, "iterate", iterate)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(experiment, workdir, console)
     assert saved_steps(workdir / "checkpoints")[0] == stop_after
-    monkeypatch.setattr(loop, "iterate", usual)
+    monkeypatch.setattr(training, "iterate", usual)
     train(experiment, workdir, console)
     assert_same_run(whole, workdir)
 

@@ -32,8 +32,8 @@ from hyena_jax.tasks.recall import MQARConfig, RecallConfig
 from hyena_jax.tasks.strings import CopyingConfig
 from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.folder import read_run
+from hyena_jax.training.initial import load_params
 from hyena_jax.training.run import train
-from hyena_jax.training.start import load_params
 
 pytestmark = pytest.mark.xdist_group("task_runs")  # its tests share runs
 
