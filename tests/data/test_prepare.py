@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -345,6 +346,17 @@ def test_the_command(lines, tmp_path, capsys):
     few.write_text("a text")
     assert run(["prepare", str(few), *flags[:-3], str(tmp_path / "two"), *flags[-2:]]) == 0
     assert "so few documents that none is held out by --held-out 0.001: raise it" in capsys.readouterr().out
+
+
+def test_without_a_terminal_rows_say_speed_and_time_left(lines, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("hyena_jax.cli.prepare.ROW_EVERY", 0.0)
+    flags = f"--tokenizer bytes --eos 0 --shard-bytes 5000 --workers 1 --output {tmp_path / 'out'}".split()
+    assert run(["prepare", lines, *flags]) == 0
+    row = re.compile(r"preparing   [ \d]+\.\d%   [\d,]+ tokens   [\d,]+ tokens/s(   \d:\d\d:\d\d left)?")
+    rows = capsys.readouterr().err.splitlines()
+    assert all(row.fullmatch(line) for line in rows)
+    assert "100.0%" in rows[-1]
+    assert rows[-1].endswith("0:00:00 left")
 
 
 def test_texts_without_text_and_no_output_are_refused(tmp_path):
