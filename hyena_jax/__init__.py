@@ -27,6 +27,9 @@ _PLACES = {
 
 _MOVED = {
     "comparison": "sweeps",
+    "filters.window": "filters.long_filter",
+    "mixers.token_shift": "models.blocks",
+    "models.norms": "mixers.norms",
     **{name: f"ops.{name}" for name in ("counts", "initializers", "layout")},
     **{
         name: f"system.{name}"

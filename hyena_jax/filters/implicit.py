@@ -8,20 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax.config import CKConvFilterConfig, ImplicitFilterConfig
-from hyena_jax.filters.window import check_length, decay_rates, l1_normalized, relative_time
+from hyena_jax.filters.long_filter import LongFilter, decay_rates, l1_normalized, relative_time
 
 
-class CKConvFilter(nn.Module):
+class CKConvFilter(LongFilter):
     """h = SineNetwork(PositionalFeatures(t)), without a window (Romero et al. 2021, arXiv 2102.02611).
 
     Time is relative to `max_len`, never to the current length, so the filter of a short sequence is the
     beginning of the filter of a long one. Always float32 (or float64).
-
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: see `CKConvFilterConfig`.
 
     Parameters:
       positions [Lmax, E]: features of lag t in row t: time, then cosines, then sines, low to high.
@@ -35,9 +29,6 @@ class CKConvFilter(nn.Module):
       dense_3/kernel [width, N*D]: the last layer; column d*N + o is filter o of channel d.
     """
 
-    n_filters: int
-    d_model: int
-    max_len: int
     config: CKConvFilterConfig | ImplicitFilterConfig = CKConvFilterConfig()
 
     def setup(self) -> None:
@@ -55,9 +46,7 @@ class CKConvFilter(nn.Module):
             nn.Dense(self.n_filters * self.d_model, use_bias=False, kernel_init=init),
         ]
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         return self._by_filter(self._network(length))
 
     def _network(self, taps: int) -> jax.Array:
@@ -76,19 +65,7 @@ class ImplicitFilter(CKConvFilter):
 
     window(t) = exp(-|decay| t/(Lmax-1)) + shift, with a decay for each of the D N channels.
 
-    Attributes:
-      config: see `ImplicitFilterConfig`.
-
     Parameters:
-      positions [Lmax, E]: features of lag t in row t: time, then cosines, then sines, low to high.
-      sine_frequency [width]: w in sin(w x), one vector for all layers; a constant unless trained.
-      dense_0/kernel [E, width]: from the features.
-      dense_0/bias [width]:
-      dense_1/kernel [width, width]: one of n_hidden hidden layers, by default two.
-      dense_1/bias [width]:
-      dense_2/kernel [width, width]:
-      dense_2/bias [width]:
-      dense_3/kernel [width, N*D]: the last layer; column d*N + o is filter o of channel d.
       decay [N*D]: exponents of the window, ordered as these columns; a constant unless trained.
     """
 
@@ -101,9 +78,7 @@ class ImplicitFilter(CKConvFilter):
             initial = jnp.asarray(self.decay, jnp.float32)
             self.decay = self.param("decay", lambda _: initial)
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         # A norm over the lags depends on the whole filter: evaluate all of it, then cut.
         taps = self.max_len if self.config.norm_axis == "length" else length
         h = self._network(taps)

@@ -5,18 +5,12 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import LookupFilterConfig
-from hyena_jax.filters.window import check_length
+from hyena_jax.filters.long_filter import LongFilter
 from hyena_jax.ops.initializers import uniform_fan_in
 
 
-class LookupFilter(nn.Module):
+class LookupFilter(LongFilter):
     """h(t) = dense(GELU(dense(table(t)))), a learned table over time and a small network; GELU by erf.
-
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: see `LookupFilterConfig`.
 
     Parameters:
       table [width, Lmax]: column t holds the features of lag t.
@@ -26,9 +20,6 @@ class LookupFilter(nn.Module):
       dense_1/bias [N*D]:
     """
 
-    n_filters: int
-    d_model: int
-    max_len: int
     config: LookupFilterConfig = LookupFilterConfig()
 
     def setup(self) -> None:
@@ -36,9 +27,7 @@ class LookupFilter(nn.Module):
         self.table = self.param("table", nn.initializers.normal(1.0), (width, self.max_len), jnp.float32)
         self.dense = [_dense(self.d_model, width), _dense(self.n_filters * self.d_model, self.d_model)]
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         hidden = nn.gelu(self.dense[0](self.table[:, :length].T), approximate=False)
         h = self.dense[1](hidden)
         return h.reshape(length, self.d_model, self.n_filters).transpose(2, 1, 0)

@@ -5,23 +5,17 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import SirenFilterConfig
-from hyena_jax.filters.window import check_length, decay_rates, relative_time
+from hyena_jax.filters.long_filter import LongFilter, decay_rates, relative_time
 from hyena_jax.ops.initializers import uniform_fan_in, uniform_within
 
 
-class SirenFilter(nn.Module):
+class SirenFilter(LongFilter):
     """h = exp(-decay_d t/(Lmax-1)) ⊙ W sin(dense(... sin(w dense(s)))), at s = 2t/(Lmax-1) - 1.
 
     A SIREN (Sitzmann et al. 2020, arXiv 2006.09661) whose only input is time, from -1 to 1 over Lmax. The
     window's decays are constants, one for each channel, shared by its filters. Kernels are uniform, within
     1/sqrt(inputs) in the first layer, sqrt(6/inputs) in the hidden ones and sqrt(0.12/inputs) in the last;
     biases start at 0.
-
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: see `SirenFilterConfig`.
 
     Parameters:
       dense_0/kernel [1, width]: from time.
@@ -37,9 +31,6 @@ class SirenFilter(nn.Module):
       dense_5/kernel [width, N*D]: the last layer; column d*N + o is filter o of channel d.
     """
 
-    n_filters: int
-    d_model: int
-    max_len: int
     config: SirenFilterConfig = SirenFilterConfig()
 
     def setup(self) -> None:
@@ -51,9 +42,7 @@ class SirenFilter(nn.Module):
             nn.Dense(self.n_filters * self.d_model, use_bias=False, kernel_init=last),
         ]
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         leaves = jax.tree.leaves(self.variables)  # none while they are initialised
         time = relative_time(length, self.max_len, leaves[0].dtype if leaves else jnp.float32)[:, None]
         hidden = jnp.sin(self.config.frequency * self.dense[0](2 * time - 1))

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 
-from hyena_jax.distillation import hankel
+from hyena_jax.ops import hankel
 from hyena_jax.system.errors import require
 
 # The part of a filter's energy that its effective length holds.
@@ -52,7 +52,7 @@ def hankel_values(h: np.ndarray, n_values: int = 64) -> np.ndarray:
     """Singular values [..., k] of the Hankel matrix of h_1, h_2, ... of h [..., L], largest first.
 
     k = min(n_values, floor((L - 1) / 2)). How fast they fall says how large a recurrence must be that gives
-    the same filter: see `hyena_jax.distillation.hankel`. h_0 is left out, since any recurrence can have it.
+    the same filter: see `hyena_jax.ops.hankel`. h_0 is left out, since any recurrence can have it.
     """
     later = h[..., 1:].reshape(-1, h.shape[-1] - 1)
     values = hankel.spectrum(later, n_values).values[:, :n_values]

@@ -27,7 +27,6 @@ class AnnotatedHyena(LongConvolutionMixer):
     v <- v + x_n / max(||x_n||_2, 1e-12) ⊙ (h_n * v + b_n ⊙ v), the norm over channels; y = v + W_o v + b_o.
 
     Attributes:
-      config: see `AnnotatedHyenaConfig`.
       n_layers: of no effect: the published initialisation does not depend on the depth.
 
     Parameters:

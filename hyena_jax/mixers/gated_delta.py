@@ -32,9 +32,6 @@ class GatedDelta(Mixer):
 
     `config.factors` n > 1 makes n keys, values and beta of each token (DeltaProduct, 2502.10297).
 
-    Attributes:
-      config: see `GatedDeltaConfig`.
-
     Parameters:
       qkv_proj/kernel [D, (1 + n)*H*K + n*G*V]: columns are queries, keys, values; of keys and of values,
         those of the first update come first, head after head.
@@ -49,11 +46,7 @@ class GatedDelta(Mixer):
     """
 
     config: GatedDeltaConfig = GatedDeltaConfig()
-
-    @staticmethod
-    def is_unbounded(config: GatedDeltaConfig) -> bool:
-        """Decoding may continue beyond max_len: the state does not grow."""
-        return True
+    has_constant_state = True
 
     def setup(self) -> None:
         config, sizes = self.config, self.config.sizes(self.d_model)

@@ -36,9 +36,6 @@ class GatedDelta2(Mixer):
 
     The gate is SiLU in NVIDIA's code, and sigmoid in flash-linear-attention's.
 
-    Attributes:
-      config: see `GatedDelta2Config`.
-
     Parameters:
       qkv_proj/kernel [D, 2*H*K + G*V]: columns are queries, keys, values, head after head.
       short_taps [2*H*K + G*V, J]: tap 0 meets the current input.
@@ -56,11 +53,7 @@ class GatedDelta2(Mixer):
     """
 
     config: GatedDelta2Config = GatedDelta2Config()
-
-    @staticmethod
-    def is_unbounded(config: GatedDelta2Config) -> bool:
-        """Decoding may continue beyond max_len: the state does not grow."""
-        return True
+    has_constant_state = True
 
     def setup(self) -> None:
         config, sizes = self.config, self.config.sizes(self.d_model)

@@ -32,9 +32,6 @@ class KDA(Mixer):
     or, with `config.decay_bound` b < 0, log a = b sigmoid(exp(a_log) (W_a2 W_a1 x + dt_bias)), as in
     flash-linear-attention with its safe gate.
 
-    Attributes:
-      config: see `KDAConfig`.
-
     Parameters:
       qkv_proj/kernel [D, 2*H*K + G*V]: columns are queries, keys, values, head after head.
       short_taps [2*H*K + G*V, J]: tap 0 meets the current input.
@@ -51,11 +48,7 @@ class KDA(Mixer):
     """
 
     config: KDAConfig = KDAConfig()
-
-    @staticmethod
-    def is_unbounded(config: KDAConfig) -> bool:
-        """Decoding may continue beyond max_len: the state does not grow."""
-        return True
+    has_constant_state = True
 
     def setup(self) -> None:
         config, sizes = self.config, self.config.sizes(self.d_model)

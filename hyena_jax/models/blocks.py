@@ -1,7 +1,10 @@
-"""The residual block, for every model. Axes: B batch, L length, T new tokens, D channels."""
+"""The residual block, for every model, and its feed-forward part.
+
+Axes: B batch, L length, T new tokens, D channels.
+"""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -14,9 +17,8 @@ from jax.ad_checkpoint import checkpoint_name
 from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig, name_of
 from hyena_jax.config.models import NormPlace
 from hyena_jax.mixers import Mixer, mixer_class
-from hyena_jax.mixers.sequence import FILTER, Handed
-from hyena_jax.mixers.token_shift import TokenShift, TokenShiftConfig
-from hyena_jax.models.norms import make_norm
+from hyena_jax.mixers.norms import make_norm
+from hyena_jax.mixers.sequence import FILTER, Handed, Sequence
 from hyena_jax.ops.fast.dense import dense_dot_general
 from hyena_jax.ops.forms import forms_for
 from hyena_jax.ops.initializers import initializers
@@ -97,6 +99,34 @@ class MLP(nn.Module):
                 hidden = GATES[gated](inner(name="gate_proj")(x)) * hidden
         out_proj = dense(x.shape[-1], kernel_init=init.out_kernel, bias_init=init.out_bias, name="out_proj")
         return out_proj(hidden)
+
+
+@dataclass(frozen=True)
+class TokenShiftConfig(MixerConfig):
+    """Token shift has no options."""
+
+
+class TokenShift(Mixer):
+    """x + mu ⊙ (x' - x), where x' is the token before x, 0 before a document's first (RWKV, 2305.13048).
+
+    A block may have it before its feed-forward part.
+
+    Parameters:
+      mu [D]: starts at 1 - (c / D)^(q^4) in channel c, q = 1 - layer / n_layers, as in RWKV-7's code.
+    """
+
+    config: TokenShiftConfig = TokenShiftConfig()
+    has_constant_state = True
+
+    def setup(self) -> None:
+        def init(key: jax.Array, shape: tuple[int], dtype: jnp.dtype) -> jax.Array:
+            fraction = jnp.arange(self.d_model, dtype=dtype) / self.d_model
+            return 1 - fraction ** ((1 - self.layer / self.n_layers) ** 4)
+
+        self.mu = self.param("mu", init, (self.d_model,), jnp.float32)
+
+    def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
+        return x + self.mu.astype(x.dtype) * (seq.shift(x) - x)
 
 
 class Block(nn.Module):

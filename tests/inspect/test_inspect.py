@@ -27,9 +27,9 @@ from hyena_jax.config import (
     TextConfig,
 )
 from hyena_jax.data import own
-from hyena_jax.distillation import hankel
 from hyena_jax.inspect import content, json_values, subject
 from hyena_jax.mixers import Hawk
+from hyena_jax.ops import hankel
 from hyena_jax.system.errors import UserError
 from hyena_jax.training import start
 from hyena_jax.training.folder import RunFolder

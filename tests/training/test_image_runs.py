@@ -27,6 +27,7 @@ from hyena_jax.config import (
     TrainingConfig,
 )
 from hyena_jax.data.images import load_image_set
+from hyena_jax.generation.sample import draw_predictions
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted
 from hyena_jax.training import run as training
@@ -35,7 +36,6 @@ from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.folder import read_folder
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
-from hyena_jax.training.predictions import draw_predictions
 from hyena_jax.training.run import train
 
 pytestmark = pytest.mark.xdist_group("image_runs")  # its tests share a run
