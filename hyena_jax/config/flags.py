@@ -21,7 +21,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from hyena_jax.config.checks import describe, field_types
+from hyena_jax.config.checks import field_types, type_in_words
 from hyena_jax.config.registry import is_kind
 from hyena_jax.system.errors import UserError, choose, is_unicode, require
 from hyena_jax.system.storage.location import Location, is_url
@@ -246,7 +246,7 @@ def _convert(flag: Flag, hint: Any, text: str) -> Any:
     try:
         return _value(hint, text)
     except (TypeError, ValueError):
-        raise UserError(f"must be {describe(hint)}, got {_shown(text)}", flag.name) from None
+        raise UserError(f"must be {type_in_words(hint)}, got {_shown(text)}", flag.name) from None
 
 
 def _value(hint: Any, text: str) -> Any:
