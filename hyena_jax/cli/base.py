@@ -100,6 +100,25 @@ class OfRun(Command):
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
 
+def read_command(
+    kind: type[Command], called: str, arguments: Sequence[str]
+) -> tuple[Command | None, list[str]]:
+    """The command that its arguments describe, and the names of its flags; None if help has been printed."""
+    rest, values = kind.take(called, list(arguments))
+    flags = flags_of(kind, values, rest)
+    if asks_for_help(rest):
+        notes = kind.notes()
+        if issubclass(kind, OfConfig) and not values:  # without a config, only its own flags
+            flags = [flag for flag in flags if flag.path[0] != "experiment"]
+            notes = [
+                f"Configs: {', '.join(config.config_files())}",
+                f"`hyena-jax {called} CONFIG --help` describes the options of a config.",
+            ]
+        print(command_help(f"hyena-jax {called}", kind.__doc__, flags, notes))
+        return None, []
+    return read_flags(kind, called, rest, values), [flag.name for flag in flags if flag.base is None]
+
+
 def asks_for_help(arguments: Sequence[str]) -> bool:
     """Whether one of the arguments is --help."""
     return any(argument in HELP for argument in arguments)

@@ -232,6 +232,41 @@ class Dataset:
         return {}
 
 
+@dataclasses.dataclass(frozen=True)
+class Normalization:
+    """(x / 255 - mean) / std of a pixel x: one mean and one std for all positions and colours."""
+
+    mean: float
+    std: float
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Images uint8 of any shape, normalised to float32."""
+        return self._values[images]
+
+    @cached_property
+    def _values(self) -> np.ndarray:
+        """The result for each of the 256 pixel values."""
+        return ((np.arange(256) / 255 - self.mean) / self.std).astype(np.float32)
+
+    def to_json(self) -> dict[str, float]:
+        """JSON values of this normalisation."""
+        return {"mean": self.mean, "std": self.std}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Normalization":
+        """The inverse of `to_json`. Raises UserError for other values."""
+        try:
+            mean, std = float(values["mean"]), float(values["std"])
+            require(
+                np.isfinite(mean) and 0 < std < np.inf, "mean and std", (mean, std), "finite, std above 0"
+            )
+            return cls(mean, std)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise UserError(
+                f"must be what to_json returns, got {str(values)[:80]}: {error!r}", "normalization"
+            ) from error
+
+
 def load(config: DataConfig, encoding: Encoding | None = None) -> Dataset:
     """The data of `config`, read with `encoding`, or with one built from the data if None.
 
@@ -265,8 +300,6 @@ def load(config: DataConfig, encoding: Encoding | None = None) -> Dataset:
 def encoding_from_json(values: Mapping[str, Any]) -> Encoding:
     """The encoding in the values of `Dataset.to_json`. Raises UserError or KeyError if there is none."""
     if "normalization" in values:
-        from hyena_jax.data.images import Normalization
-
         return Normalization.from_json(values["normalization"])
     if "encoding" in values:
         return values["encoding"]

@@ -20,7 +20,7 @@ from hyena_jax.config import DataConfig, Experiment
 from hyena_jax.data import dataset
 from hyena_jax.data.dataset import Dataset, Encoding, Stream, iterate
 from hyena_jax.parallel.strategy import round_up
-from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, FREE, PLAN, PLANNED, STEP, Request
+from hyena_jax.sweeps.pool import DIVERGED, DONE, FAILED, FREE, PLAN, PLANNED, STEP, Request
 from hyena_jax.system.errors import UserError, describe_fault, require
 from hyena_jax.system.output import Output
 from hyena_jax.system.signals import Interrupted

@@ -19,9 +19,22 @@ from hyena_jax import config
 from hyena_jax.config import Experiment
 from hyena_jax.config.files import with_digest, without_digest
 from hyena_jax.sweeps.grid import MAX_RUNS
-from hyena_jax.sweeps.pool import INSIDE, STOPPED, Event, Pool, ThisMachine
+from hyena_jax.sweeps.pool import (
+    DIVERGED,
+    DONE,
+    FAILED,
+    INSIDE,
+    PLAN,
+    PLANNED,
+    STEP,
+    STOPPED,
+    TRAIN,
+    Event,
+    Pool,
+    Request,
+    ThisMachine,
+)
 from hyena_jax.sweeps.progress import SweepProgress
-from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, TRAIN, Request
 from hyena_jax.system import files
 from hyena_jax.system.errors import UserError, require
 from hyena_jax.system.files import LOCK, SWEEP, locked, read_json
