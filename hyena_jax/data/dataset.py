@@ -6,6 +6,7 @@ Shapes: B batch, P parts (processes).
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
@@ -105,13 +106,16 @@ class Dataset:
         """
         import grain
 
-        ours = rows_of(part, n_parts, batch_size)
+        ours, read = rows_of(part, n_parts, batch_size), self._train_rows_of(seed)
         if self.n_train_rows is None:
-            first = np.arange(batch_size)[ours]
-            return grain.MapDataset.range(MAX_COUNT).map(lambda t: self.train_rows(t * batch_size + first))
+            return grain.MapDataset.range(MAX_COUNT).map(lambda t: read(t * batch_size + ours))
         # Indices, not rows, are shuffled: grain's cost is per element, and one read serves a batch.
         indices = grain.MapDataset.range(self.n_train_rows).seed(seed).shuffle().repeat().batch(batch_size)
-        return indices.map(lambda batch: self.train_rows(batch[ours]))
+        return indices.map(lambda batch: read(batch[ours]))
+
+    def _train_rows_of(self, seed: int) -> Callable[[np.ndarray], Batch]:
+        """`train_rows` of a run's seed, on which rows may depend that are drawn."""
+        return self.train_rows
 
     def n_eval_rows(self, max_rows: int | None = None) -> int:
         """Number of rows that `eval_batches` yields, without padding."""
@@ -290,6 +294,16 @@ def fill_in(experiment: Experiment, sizes: Mapping[str, Any]) -> Experiment:
         else:
             require(ours == value, f"model.{name}", ours, f"the data's {value}")
     return dataclasses.replace(experiment, model=dataclasses.replace(model, **found)) if found else experiment
+
+
+def with_bits_per_byte(
+    values: dict[str, float], sums: Mapping[str, Any], n_tokens: int, n_bytes: int | None
+) -> dict[str, float]:
+    """The metrics of held-out text, with bits per byte if its bytes are known, and the loss is in nats."""
+    if not values or not n_bytes:
+        return values
+    bits = sums["nats"] / sums["count"] * n_tokens / n_bytes / math.log(2)
+    return {"perplexity": values["perplexity"], "bits_per_byte": bits, **values}
 
 
 def perplexity(loss: float) -> float:

@@ -14,7 +14,7 @@ from hyena_jax.config import MIXER_CONFIGS, Experiment, encode, read_stages, sta
 from hyena_jax.data.dataset import Encoding
 from hyena_jax.data.tokenizers import is_tokenizer
 from hyena_jax.inspect import json_values, page
-from hyena_jax.inspect.subject import Subject, piece, probability, scores
+from hyena_jax.inspect.example import Example, piece, probability, scores
 from hyena_jax.inspect.tracing import Trace, trace
 from hyena_jax.system.errors import UserError, require
 from hyena_jax.system.files import METRICS
@@ -27,7 +27,7 @@ from hyena_jax.training.step import init_params
 
 
 def content(
-    workdir: Path, step: str, shown: Subject, beside: Path | None, note: Callable[[str], None]
+    workdir: Path, step: str, shown: Example, beside: Path | None, note: Callable[[str], None]
 ) -> page.Content:
     """The content of a run's page.
 
@@ -109,7 +109,7 @@ def _start(
 
 
 def _beside(
-    workdir: Path, encoding: Encoding, shown: Subject, seen: Trace, note: Callable[[str], None]
+    workdir: Path, encoding: Encoding, shown: Example, seen: Trace, note: Callable[[str], None]
 ) -> json_values.Other:
     """Another run at work on the same input, as `seen` is.
 
@@ -144,7 +144,7 @@ def _beside(
 
 
 def _facts(
-    experiment: Experiment, rows: Sequence[Mapping[str, Any]], params: optax.Params, shown: Subject, unit: str
+    experiment: Experiment, rows: Sequence[Mapping[str, Any]], params: optax.Params, shown: Example, unit: str
 ) -> list[tuple[str, str]]:
     """The table at the top of the page; `unit` is of losses, in parentheses, or empty."""
     model = experiment.model

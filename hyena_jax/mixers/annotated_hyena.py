@@ -11,8 +11,7 @@ from hyena_jax.filters import build_filter
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.mixer import LongConvolutionMixer
 from hyena_jax.mixers.sequence import Sequence
-from hyena_jax.ops.fast.broadcasting import sum_products
-from hyena_jax.ops.fast.derivatives import own_derivative
+from hyena_jax.ops.fast.derivatives import own_derivative, sum_products
 from hyena_jax.ops.initializers import initializers, uniform_fan_in
 
 # Least norm that a gate is divided by.

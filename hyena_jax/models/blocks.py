@@ -259,31 +259,27 @@ class Block(nn.Module):
         self, state: Any, x: jax.Array, lengths: jax.Array | None, handed: Handed
     ) -> tuple[Any, jax.Array]:
         """The next T tokens x [B, T, D]."""
-        return self._decode(
-            lambda mixer, state, x, **options: mixer.prefill(state, x, lengths, **options), state, x, handed
-        )
+        return self._decode("prefill", state, x, handed, lengths)
 
     def step(self, state: Any, x: jax.Array, handed: Handed) -> tuple[Any, jax.Array]:
         """The next token x [B, D]."""
-        return self._decode(
-            lambda mixer, state, x, **options: mixer.step(state, x, **options), state, x, handed
-        )
+        return self._decode("step", state, x, handed)
 
     def _decode(
-        self, advance: Callable[..., tuple[Any, jax.Array]], state: Any, x: jax.Array, handed: Handed
+        self, method: str, state: Any, x: jax.Array, handed: Handed, *arguments: jax.Array | None
     ) -> tuple[Any, jax.Array]:
-        """The next tokens x; `advance` is `prefill` or `step` of a mixer."""
+        """The next tokens x, by `prefill` or `step` of the mixers."""
         has_shift = self.model.ffn_shift
         of_mixer, of_shift = state if has_shift else (state, None)
         u = self._before(self.mixer_norm, x)
-        of_mixer, y = advance(self.mixer, of_mixer, u, **self._options(handed))
+        of_mixer, y = getattr(self.mixer, method)(of_mixer, u, *arguments, **self._options(handed))
         self._check_output(x, y)
         x = self._after(self.mixer_norm, x, y, True)
         if self.model.ffn == "none":
             return of_mixer, x
         u = self._before(self.mlp_norm, x)
         if has_shift:
-            of_shift, u = advance(self.mlp_shift, of_shift, u)
+            of_shift, u = getattr(self.mlp_shift, method)(of_shift, u, *arguments)
         x = self._after(self.mlp_norm, x, self.mlp(u), True)
         return BlockState(of_mixer, of_shift) if has_shift else of_mixer, x
 

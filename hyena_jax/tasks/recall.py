@@ -160,7 +160,7 @@ SAFARI = RecallConfig(train_rows=2000, batch_size=32, vocab_size=30)
 HYENA_RECIPE = (
     "2 layers, width 64, MLP x4, AdamW (0.9, 0.98) 5e-4, decay 0.1, 200 epochs, cosine after 10 epochs"
 )
-LONG = {
+BY_LENGTH = {
     "l30k": (
         30_000,
         "Hyena 100, FlashTransformer 32.4, GSS 5.3, H3 8.4, AFT-conv 2.3, RWKV 12.4",
@@ -175,7 +175,7 @@ LONG = {
         " H3 0.6, transfer function 0.5, free taps 0.5, FNO 0.3",
     ),
 }
-SHORT = {
+BY_SIZE = {
     10: "Conv1d 32, AFT 55, H3 92, Transformer 100, Hyena 100",
     20: "Conv1d 11, AFT 21, H3 60, Transformer 100, Hyena 100",
     30: "Conv1d 10, AFT 12, H3 13, Transformer 92, Hyena 98",
@@ -194,11 +194,11 @@ register_task(
             f"v{size}_l2048": Preset(
                 replace(SAFARI, vocab_size=size, seq_len=2048), f"{HYENA}; {HYENA_RECIPE}", numbers
             )
-            for size, numbers in SHORT.items()
+            for size, numbers in BY_SIZE.items()
         },
         **{
             name: Preset(replace(SAFARI, seq_len=length), f"{HYENA}; {HYENA_RECIPE}", numbers)
-            for name, (length, numbers) in LONG.items()
+            for name, (length, numbers) in BY_LENGTH.items()
         },
     },
 )

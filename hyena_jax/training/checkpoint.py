@@ -28,7 +28,7 @@ from hyena_jax.parallel.processes import from_first, is_first, lost_another, on_
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.storage.bucket import Bucket
 from hyena_jax.system.storage.bucket_steps import BucketSteps
-from hyena_jax.system.storage.lease import SHORT, Lease
+from hyena_jax.system.storage.lease import SHORT_PATIENCE, Lease
 from hyena_jax.system.storage.location import location_of
 from hyena_jax.training.checkpoint_files import Blocks, as_os_error, misfit, replace_arrays, write_manifest
 from hyena_jax.training.local_steps import UNVERIFIED, LocalSteps
@@ -116,7 +116,7 @@ class Checkpoints:
         is_stuck = lost_another(error)  # a pending save waits for that process and cannot end
         try:
             if not is_stuck:
-                self._finish(SHORT if isinstance(error, OSError) else None)
+                self._finish(SHORT_PATIENCE if isinstance(error, OSError) else None)
         finally:
             is_stuck |= self._pending is not None
             self._committer.shutdown(wait=not is_stuck)
@@ -218,7 +218,7 @@ class Checkpoints:
                 yield
             except Exception:
                 if self._lease is not None:
-                    self._lease.check(SHORT)
+                    self._lease.check(SHORT_PATIENCE)
                 raise
 
     def _finish(self, patience: float | None = None) -> None:
@@ -228,7 +228,7 @@ class Checkpoints:
         is then left pending, since the libraries that write it give up much later.
         """
         if self._pending is not None:
-            while self._lease is not None and not wait([self._pending], SHORT).done:
+            while self._lease is not None and not wait([self._pending], SHORT_PATIENCE).done:
                 self._lease.check(patience)
             pending, self._pending = self._pending, None
             pending.result()
