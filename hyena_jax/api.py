@@ -19,13 +19,10 @@ from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer, decode_after, is_tokenizer
 from hyena_jax.generation import decoding
 from hyena_jax.generation.decoding import Continuation, Request
-from hyena_jax.generation.prompts import OnFull, encode_prompt
+from hyena_jax.generation.prompts import OnFull, encode_prompt, stops
 from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
-from hyena_jax.generation.stopping import stops
-from hyena_jax.scoring import embed
-from hyena_jax.scoring.embed import Embedding, Pool
-from hyena_jax.scoring.score import Likelihood, Scoring, prepare
+from hyena_jax.scoring.score import Embedding, Likelihood, Pool, Scoring, plan_scoring
 from hyena_jax.system.errors import as_printed, require
 from hyena_jax.system.files import METRICS
 from hyena_jax.system.output import Output, bar, watched
@@ -34,7 +31,7 @@ from hyena_jax.system.storage.mirror import opened
 from hyena_jax.training import metrics
 from hyena_jax.training import run as training
 from hyena_jax.training.evaluate import evaluate_run, load_data
-from hyena_jax.training.folder import RunFolder, read_run
+from hyena_jax.training.folder import RunFolder, read_folder
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.options import StartOptions
 
@@ -227,7 +224,7 @@ class LoadedRun:
     ) -> Scoring:
         """The texts, checked, and how the model will read them: see `score`, and `names` for errors."""
         options = prefix, stride, batch_size
-        return prepare(self.model, self.params, self.tokenizer, texts, names, *options)
+        return plan_scoring(self.model, self.params, self.tokenizer, texts, names, *options)
 
     def embed(
         self,
@@ -279,7 +276,7 @@ class LoadedRun:
         batch_size: int = 16,
     ) -> Embedding:
         """The texts, checked, and how the model will read them: see `embed`, and `names` for errors."""
-        return embed.prepare(self.scoring(texts, names, prefix, stride, batch_size), names, layer, pool)
+        return self.scoring(texts, names, prefix, stride, batch_size).embedding(names, layer, pool)
 
     @property
     def _has_tokenizer(self) -> bool:
@@ -374,7 +371,7 @@ def load_run(workdir: str | Path, step: str | int = "latest", *, quiet: bool = F
 
     refuse_wrong_jaxlib()
     workdir = opened(workdir)
-    folder = read_run(workdir)
+    folder = read_folder(workdir)
     for change in config.changed_plugins(folder.experiment, folder.plugins):
         note(f"changed since the run was trained: {change}")
     model = models.build(folder.experiment.model)

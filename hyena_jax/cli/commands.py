@@ -26,7 +26,7 @@ from hyena_jax.cli.sweep import Sweep
 from hyena_jax.cli.task import DrawTask
 from hyena_jax.cli.train import Train
 from hyena_jax.config import config_files
-from hyena_jax.config.flags import as_flag, flags_of, read
+from hyena_jax.config.flags import as_flag, flags_of, read_flags
 from hyena_jax.config.help import command_help, overview
 from hyena_jax.system.errors import UserError, choose
 from hyena_jax.system.startup import refuse_wrong_jaxlib
@@ -121,6 +121,6 @@ def find(arguments: Sequence[str]) -> tuple[Command | None, list[str]]:
                 f"Configs: {', '.join(config_files())}",
                 f"`hyena-jax {called} CONFIG --help` describes the options of a config.",
             ]
-        print(command_help(called, kind.__doc__, flags, notes))
+        print(command_help(f"hyena-jax {called}", kind.__doc__, flags, notes))
         return None, []
-    return read(kind, called, rest, values), [flag.name for flag in flags if flag.base is None]
+    return read_flags(kind, called, rest, values), [flag.name for flag in flags if flag.base is None]

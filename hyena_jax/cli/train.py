@@ -57,13 +57,12 @@ class Train(OfConfig):
         keep_compiled_programs(note)
         keep_freed_memory()
 
-        from hyena_jax.generation.sample import write_sample
+        from hyena_jax.generation.sample import draw_predictions, has_labels, write_sample
         from hyena_jax.parallel import processes
         from hyena_jax.system.output import Output
         from hyena_jax.system.signals import STOPPED_CODE, Interrupted
         from hyena_jax.system.storage.mirror import share
         from hyena_jax.training.hooks import Diverged
-        from hyena_jax.training.predictions import draw_predictions, has_labels
         from hyena_jax.training.run import train
 
         experiment, workdir = self.experiment, self.workdir

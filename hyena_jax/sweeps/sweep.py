@@ -245,10 +245,10 @@ def _continued(run: Outcome, kept: Mapping[str, Any]) -> Outcome:
 def _holds(workdir: Path, experiment: Experiment) -> bool:
     """Whether a folder still holds a run of this experiment, with a checkpoint."""
     from hyena_jax.training.checkpoint import saved_steps
-    from hyena_jax.training.folder import CHECKPOINTS, read_run
+    from hyena_jax.training.folder import CHECKPOINTS, read_folder
 
     try:
-        found = read_run(workdir).experiment
+        found = read_folder(workdir).experiment
     except UserError:
         return False
     # Sizes that the model takes from its data are None in the experiment of a sweep.

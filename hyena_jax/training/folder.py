@@ -104,7 +104,7 @@ def check_run(
                 f"must be empty or a run's folder, but {str(workdir)!r} holds other files", "workdir"
             )
         return None
-    run = read_run(workdir)
+    run = read_folder(workdir)
     differences, faults, offer = config.identity_differences(experiment, run.experiment), [], ""
     if differences and all(line.startswith("optimizer.") for line in differences):
         flag, can_continue = "--accept-changed-optimizer", keeps_state(run.experiment.optimizer)
@@ -249,7 +249,7 @@ def kept_encoding(workdir: Path, experiment: Experiment) -> Encoding | None:
     """The encoding of the run in `workdir`; None if there is no run, or its data are of another kind."""
     if not config.is_run(workdir):
         return None
-    run = read_run(workdir)
+    run = read_folder(workdir)
     return run.encoding if type(run.experiment.data) is type(experiment.data) else None
 
 
@@ -259,7 +259,7 @@ def write_description(workdir: Path, experiment: Experiment, data: dict[str, Any
     _write_json(workdir / "config.json", config.encode(experiment))
 
 
-def read_run(workdir: Path) -> RunFolder:
+def read_folder(workdir: Path) -> RunFolder:
     """Reads a run folder.
 
     Raises:

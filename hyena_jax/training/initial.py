@@ -25,7 +25,7 @@ from hyena_jax.training.folder import (
     CHECKPOINTS,
     DESCRIPTION,
     RunFolder,
-    read_run,
+    read_folder,
 )
 from hyena_jax.training.step import init_params
 
@@ -113,7 +113,7 @@ def read_params(path: Path, shapes: optax.Params, report: Report) -> optax.Param
     if not path.is_dir():
         return export.read(path, shapes, report)
     try:
-        run = read_run(path)
+        run = read_folder(path)
         _, params = load_params(run, models.build(run.experiment.model), "latest", report)
     except UserError as error:
         raise UserError(f"{str(path)!r} cannot be read: {error}", "init_from") from error

@@ -26,7 +26,7 @@ from fuzz.test_fuzz import TRAIN, assert_clear, contents, time_limit
 from hyena_jax import api, cli, models
 from hyena_jax.training.checkpoint import Checkpoints, Meta, saved_steps
 from hyena_jax.training.checkpoint_files import damage_in, write_manifest
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
 from hyena_jax.training.hooks import LiveRun, Now
 from hyena_jax.training.initial import load_params
 
@@ -218,7 +218,7 @@ def all_metadata() -> Iterator[Case]:
 
 def poison(number: int, value: float, folder: Path, outside: Path) -> None:
     """Rewrites the newest checkpoint with an entry that is not finite."""
-    run, checkpoints = read_run(folder), folder / "checkpoints"
+    run, checkpoints = read_folder(folder), folder / "checkpoints"
     params = load_params(run, models.build(run.experiment.model), "latest", print)[1]
     leaves, structure = jax.tree.flatten(params)
     poisoned = leaves[number % len(leaves)] = leaves[number % len(leaves)].copy()
@@ -256,7 +256,7 @@ def digest(run, params) -> str:
 
 
 def loaded(folder: Path, step: str) -> str:
-    run = read_run(folder)
+    run = read_folder(folder)
     return digest(run, load_params(run, models.build(run.experiment.model), step, lambda _: None)[1])
 
 

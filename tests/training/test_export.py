@@ -17,7 +17,7 @@ from hyena_jax.interop.card import Facts, card
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.recall import RecallConfig
 from hyena_jax.training import export
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.options import StartOptions
 from hyena_jax.training.run import train
@@ -218,7 +218,7 @@ def test_a_run_starts_from_the_parameters_of_another(experiment, tmp_path, conso
     given, file = init_params(model, 5), tmp_path / "model.safetensors"
     export.write(file, given, config.encode(still), step=0)
     train(still, tmp_path / "run", console, StartOptions(init_from=file))
-    run = read_run(tmp_path / "run")
+    run = read_folder(tmp_path / "run")
     chex.assert_trees_all_equal(load_params(run, model, "latest", print)[1], given)
 
     wider = dataclasses.replace(still, model=dataclasses.replace(still.model, d_ff=9))

@@ -16,7 +16,7 @@ from hyena_jax.system.signals import Interrupted, stop_requests
 from hyena_jax.training import run as training
 from hyena_jax.training import setup
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.folder import locked, read_run
+from hyena_jax.training.folder import locked, read_folder
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.options import StartOptions
 from hyena_jax.training.run import train
@@ -65,7 +65,7 @@ def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp
     )
     run = tmp_path / "run"
     train(letters, run, console)
-    encoding, before = read_run(run).encoding.to_json(), contents(run)
+    encoding, before = read_folder(run).encoding.to_json(), contents(run)
     text.write_text(text.read_text().replace("wall", "hall"))
     with pytest.raises(UserError, match="fingerprint differs; --accept-changed-data"):
         train(longer(letters), run, console)
@@ -74,7 +74,7 @@ def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp
     output = " ".join(console.file.getvalue().split())
     assert "changed since the last start: text: fingerprint" in output
     assert "continuing after step 12" in output
-    assert read_run(run).encoding.to_json() == encoding
+    assert read_folder(run).encoding.to_json() == encoding
     train(longer(letters, 15), run, console)
     text.write_text(text.read_text() + "ß" * 100)
     with pytest.raises(UserError, match="the text changed since"):

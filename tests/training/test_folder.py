@@ -16,7 +16,7 @@ from hyena_jax.config import OptimizerConfig, ParameterGroup
 from hyena_jax.system.errors import UserError
 from hyena_jax.training import export
 from hyena_jax.training.checkpoint import Checkpoints, Meta, saved_steps
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
@@ -150,7 +150,7 @@ def test_checkpoints_may_be_on_another_disk(folder, tmp_path, capsys):
     new.mkdir()
     empty.mkdir()
     (new / "checkpoints").symlink_to(empty)
-    flags = ["--workdir", new, "--data.path", read_run(folder).experiment.data.path]
+    flags = ["--workdir", new, "--data.path", read_folder(folder).experiment.data.path]
     assert run("train", "quickstart", *flags, *SMALL) == 0
     assert saved_steps(empty) == [4, 2]
 
@@ -204,7 +204,7 @@ def test_a_setting_that_was_edited_on_purpose_is_read(folder, capsys):
 
 def poison(folder, value: float) -> str:
     """Rewrites the newest checkpoint with one entry not finite; returns the parameter's name."""
-    checkpoints, loaded = folder / "checkpoints", read_run(folder)
+    checkpoints, loaded = folder / "checkpoints", read_folder(folder)
     model = models.build(loaded.experiment.model)
     step, params = load_params(loaded, model, "latest", print)
     state = init_state(params, make_optimizer(loaded.experiment.optimizer, params, 6))
@@ -262,4 +262,4 @@ def test_a_run_is_trained_from_its_own_settings_in_python(folder, console):
 
 def test_the_config_of_a_run_starts_another(folder, tmp_path, console):
     train(config.load(str(folder / "config.json")), tmp_path / "again", console)
-    assert read_run(tmp_path / "again").experiment == read_run(folder).experiment
+    assert read_folder(tmp_path / "again").experiment == read_folder(folder).experiment

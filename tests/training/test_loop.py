@@ -35,7 +35,7 @@ from hyena_jax.training import hooks
 from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.console import Progress
-from hyena_jax.training.folder import BASE, read_run
+from hyena_jax.training.folder import BASE, read_folder
 from hyena_jax.training.goodput import flops_per_unit
 from hyena_jax.training.hooks import Diverged
 from hyena_jax.training.initial import load_params, write_base
@@ -67,7 +67,7 @@ def rows(workdir):
 
 def params(workdir):
     step, values = load_params(
-        read_run(workdir), models.build(read_run(workdir).experiment.model), "latest", print
+        read_folder(workdir), models.build(read_folder(workdir).experiment.model), "latest", print
     )
     return step, jax.tree.leaves(values)
 
@@ -93,7 +93,7 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
     assert losses[-1] < losses[0] < 5.6
     assert saved_steps(whole / "checkpoints")[0] == 12
     assert best(whole / "checkpoints").loss == min(losses)
-    run = read_run(whole)
+    run = read_folder(whole)
     assert run.experiment.model.vocab_size == 256
     assert dataclasses.replace(run.experiment.model, vocab_size=None) == experiment.model
 
@@ -264,7 +264,7 @@ def test_a_run_that_began_from_given_parameters_begins_so_again(
     train(experiment, tmp_path / "killed", console)
     assert_same_run(tmp_path / "undisturbed", tmp_path / "killed")
     assert rows(tmp_path / "killed")[0] != rows(whole)[0]
-    run = read_run(tmp_path / "killed")
+    run = read_folder(tmp_path / "killed")
     words, start = content._start(run, models.build(run.experiment.model), 12, console.print)
     assert words == "from the parameters that the run was given"
     for x, y in zip(jax.tree.leaves(start), params(whole)[1], strict=True):
@@ -580,7 +580,7 @@ def test_a_second_signal_acts_as_usual():
 
 
 def test_parameters_of_any_saved_step_can_be_read(whole, console):
-    run = read_run(whole)
+    run = read_folder(whole)
     model = models.build(run.experiment.model)
     steps = saved_steps(whole / "checkpoints")
     assert load_params(run, model, str(steps[-1]), print)[0] == steps[-1]
@@ -589,4 +589,4 @@ def test_parameters_of_any_saved_step_can_be_read(whole, console):
         with pytest.raises(UserError, match="step must be"):
             load_params(run, model, wrong, print)
     with pytest.raises(UserError, match="holds no run"):
-        read_run(whole / "checkpoints")
+        read_folder(whole / "checkpoints")

@@ -17,7 +17,7 @@ from hyena_jax.system.signals import Interrupted
 from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.run import train
 
@@ -110,7 +110,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(make, form, tmp_path, con
     last = found[-1]
     assert 0 < np.log(last["validation/perplexity"]) != last["validation/loss"]
     assert last["validation/top_2_accuracy"] >= last["validation/accuracy"]
-    run = read_run(tmp_path / "whole")
+    run = read_folder(tmp_path / "whole")
     _, params = load_params(run, build(run.experiment.model), "latest", print)
     values = evaluate_run(run, build(run.experiment.model), params, None, 5)
     assert values["tokens"] == 24

@@ -20,7 +20,7 @@ from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted
 from hyena_jax.training import run as training
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.loss import cross_entropy, scored
 from hyena_jax.training.run import train
@@ -96,7 +96,7 @@ def test_a_stopped_run_on_moved_shards_continues_as_if_it_had_not_been(
 
 
 def test_what_a_run_measures_is_what_eval_measures(whole):
-    run = read_run(whole)
+    run = read_folder(whole)
     step, params = load_params(run, model := models.build(run.experiment.model), "latest", print)
     values = evaluate_run(run, model, params, None, 8)
     last = rows(whole)[-1]

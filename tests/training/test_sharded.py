@@ -34,7 +34,7 @@ from hyena_jax.parallel.sharded import batch_spec, leaf_spec
 from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import Checkpoints, Meta
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
@@ -215,7 +215,7 @@ def test_a_sharded_run_is_evaluated_by_pmap(experiment, tmp_path, console):
     training = dataclasses.replace(experiment.training, steps=2)
     layout = dataclasses.replace(sharded(1, 2, 2), check_replicas_every=2)
     train(dataclasses.replace(experiment, training=training, parallel=layout), tmp_path / "run", console)
-    run = read_run(tmp_path / "run")
+    run = read_folder(tmp_path / "run")
     model = models.build(run.experiment.model)
     values = evaluate_run(run, model, load_params(run, model, "latest", print)[1], None, 8)
     logged = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]
