@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import comb
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from hyena_jax.config.checks import AtLeast, AtMost, Between
 from hyena_jax.config.models import MAX_SYMBOLS
@@ -19,13 +19,11 @@ MAX_DIGITS = 1000
 class MajorityConfig(TaskConfig):
     """Majority: whether more than half of the bits are ones."""
 
+    n_symbols: ClassVar[int] = 3
+    """Two bits and the end."""
+
     seq_len: Annotated[int, AtLeast(2)] = 64
     """Inputs L: L - 1 bits, then the id 2."""
-
-    @property
-    def n_symbols(self) -> int:
-        """Two bits and the end."""
-        return 3
 
 
 def majority(rng: "np.random.Generator", config: MajorityConfig) -> Row:
@@ -84,13 +82,11 @@ def counting(rng: "np.random.Generator", config: CountingConfig) -> Row:
 class AdditionConfig(TaskConfig):
     """Digit addition: the sum of two numbers of D digits."""
 
+    n_symbols: ClassVar[int] = 10
+    """The digits."""
+
     n_digits: Annotated[int, Between(1, MAX_DIGITS)] = 3
     """Digits D of each number."""
-
-    @property
-    def n_symbols(self) -> int:
-        """The digits."""
-        return 10
 
 
 def addition(rng: "np.random.Generator", config: AdditionConfig) -> Row:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
@@ -40,27 +40,18 @@ class ExpressionConfig(TaskConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.max_len >= self.min_len, "max_len", self.max_len, f"at least min_len={self.min_len}")
-        self.for_evaluation()
-
-    def for_evaluation(self) -> Self:
-        """The settings of the rows to evaluate on."""
-        if self.test_min_len is None and self.test_max_len is None:
-            return self
-        low, high = evaluated_lengths(self)
-        return replace(self, test_min_len=None, test_max_len=None, min_len=low, max_len=high)
+        evaluated_lengths(self)
 
 
 @dataclass(frozen=True)
 class ParityConfig(ExpressionConfig):
     """Parity: whether the number of ones so far is odd."""
 
+    n_symbols: ClassVar[int] = 3
+    """Padding, zero and one."""
+
     every_position: bool = True
     """Score the parity so far at every bit; False scores only the whole row's, at its last bit."""
-
-    @property
-    def n_symbols(self) -> int:
-        """Padding, zero and one."""
-        return 3
 
 
 def parity(rng: "np.random.Generator", config: ParityConfig) -> Row:
