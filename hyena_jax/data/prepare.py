@@ -16,17 +16,7 @@ import numpy as np
 
 from hyena_jax.data.documents import Document, Span, parts_of, read_documents, spans_of
 from hyena_jax.data.objects import Objects
-from hyena_jax.data.shard_index import (
-    BIN,
-    DTYPES,
-    ENCODING,
-    ENDS,
-    INDEX,
-    Index,
-    Shard,
-    digest_of,
-    read_index,
-)
+from hyena_jax.data.shard_index import BIN, DTYPES, ENCODING, ENDS, INDEX, Index, Shard, digest_of, read_index
 from hyena_jax.data.tokenizers import BytesTokenizer, Tokenizer
 from hyena_jax.data.workers import Progress, share
 from hyena_jax.system.errors import UserError, require

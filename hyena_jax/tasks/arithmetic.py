@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass
 from math import comb
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from hyena_jax.config.checks import AtLeast, AtMost, Between
 from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.config.tasks import TaskConfig
-from hyena_jax.tasks.task import Preset, Row, letter, register_task, row
-
-if TYPE_CHECKING:
-    import numpy as np
+from hyena_jax.tasks.task import Preset, Row, letter, np, register_task, row
 
 MAX_DIGITS = 1000
 
@@ -36,8 +33,6 @@ def majority(rng: "np.random.Generator", config: MajorityConfig) -> Row:
 
     A tie, possible if L is odd, counts as 0.
     """
-    import numpy as np
-
     n = config.seq_len - 1
     bits = rng.integers(2, size=n)
     return row(np.append(bits, 2), [int(2 * bits.sum() > n)], [n])
@@ -68,8 +63,6 @@ def counting(rng: "np.random.Generator", config: CountingConfig) -> Row:
 
     The symbols are drawn uniformly from V. A smoke test of ours, without published numbers.
     """
-    import numpy as np
-
     symbols = rng.integers(config.n_ids, size=config.seq_len)
     order = np.argsort(symbols, kind="stable")
     ranked = symbols[order]
@@ -98,8 +91,6 @@ def addition(rng: "np.random.Generator", config: AdditionConfig) -> Row:
         inputs   8 5 0 6 3 6 1 4 8
         target   · · · · · 1 4 8 6
     """
-    import numpy as np
-
     n = config.n_digits
     digits = rng.integers(10, size=(2, n))
     total, carry = np.empty(n + 1, np.int64), 0
@@ -118,8 +109,6 @@ def _majority_chance(config: MajorityConfig) -> float:
 
 def _counting_chance(config: CountingConfig) -> float:
     """At each position the likeliest count: one more than a binomial number of earlier occurrences."""
-    import numpy as np
-
     p, cap = 1 / config.n_ids, config.cap
     counts = np.zeros(cap)  # probabilities of the counts 1..C
     counts[0] = 1.0

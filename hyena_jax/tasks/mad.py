@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
@@ -14,13 +14,11 @@ from hyena_jax.tasks.task import (
     NextTokenTaskConfig,
     Preset,
     Row,
+    np,
     register_task,
     require_even,
     row,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MAX_MOTIF = 8
 MAP_SEED = 12345
@@ -80,8 +78,6 @@ class MadNoisyRecallConfig(MadRecallConfig):
 
 def _recall_row(rng: "np.random.Generator", config: MadRecallConfig) -> Row:
     """Pairs of a key and its value, or of noise, of which the values of keys seen before are scored."""
-    import numpy as np
-
     half, n_pairs = config.n_plain // 2, config.seq_len // 2
     is_noise = rng.random(n_pairs) < config.noise
     is_noise[[rng.integers(n_pairs - 1), n_pairs - 1]] = False  # a pair to ask for, and the question
@@ -99,8 +95,6 @@ def _recall_row(rng: "np.random.Generator", config: MadRecallConfig) -> Row:
 
 def _scored(tokens: "np.ndarray", is_answer: "np.ndarray") -> Row:
     """Tokens [L + 1] as a row of which only the answers are scored."""
-    import numpy as np
-
     return row(tokens[:-1], np.where(is_answer, tokens, 0)[1:], weights=is_answer[1:])
 
 
@@ -150,8 +144,6 @@ class MadFuzzyRecallConfig(NextTokenTaskConfig):
 
 def _fuzzy_row(rng: "np.random.Generator", config: MadFuzzyRecallConfig, is_test: bool) -> Row:
     """Keys and values, of which the values of keys seen before are scored."""
-    import numpy as np
-
     most, n_plain = config.motif, config.vocab_size - 1
     half = n_plain // 2
 
@@ -230,8 +222,6 @@ def mad_selective_copying(rng: "np.random.Generator", config: MadSelectiveCopyin
     Ids: data 0..V-3, blank V - 2, marker V - 1. Each blank stands before a datum drawn at random, so that the
     last datum is right before the marker.
     """
-    import numpy as np
-
     n, blank = config.n_data, config.vocab_size - 2
     data = rng.integers(blank, size=n)
     n_blanks = config.seq_len - 2 * n - 1
@@ -264,8 +254,6 @@ def mad_compression(rng: "np.random.Generator", config: MadCompressionConfig) ->
     each id where it reads it: the published decoder (two dense layers with GELU after sinusoidal positions)
     sees the last state alone.
     """
-    import numpy as np
-
     tokens = np.append(rng.integers(config.vocab_size - 1, size=config.seq_len - 1), config.vocab_size - 1)
     return row(tokens, tokens)
 
@@ -292,8 +280,6 @@ class MadMemorisationConfig(TaskConfig):
 @cache
 def value_of_key(vocab_size: int) -> "np.ndarray":
     """The value of each key, int [keys]: keys and values shuffled by the published generator and seed."""
-    import numpy as np
-
     rng = np.random.default_rng(MAP_SEED)
     half = (vocab_size - 1) // 2
     keys, values = list(range(half)), list(range(half, vocab_size - 1))
@@ -314,8 +300,6 @@ def mad_memorisation(rng: "np.random.Generator", config: MadMemorisationConfig) 
     The map is the same in all rows, training and test. Ids: keys 0..k-1, values k..V-2, k = (V - 1) / 2,
     marker V - 1.
     """
-    import numpy as np
-
     values = value_of_key(config.vocab_size)
     keys = rng.integers(len(values), size=config.seq_len // 2)
     inputs = np.stack([keys, np.full(len(keys), config.vocab_size - 1)], axis=1).ravel()
