@@ -15,7 +15,7 @@ from hyena_jax.benchmark.settings import Function
 from hyena_jax.benchmark.timing import jit_program
 from hyena_jax.benchmark.verify import TOLERANCE, compare
 from hyena_jax.config import own_code
-from hyena_jax.config.registry import import_parts
+from hyena_jax.config.plugins import import_parts
 from hyena_jax.ops.counts import count
 from hyena_jax.system.errors import UserError, require
 

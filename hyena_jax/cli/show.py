@@ -67,9 +67,9 @@ class Show(OfRun):
         from hyena_jax.data.tokenizers import is_tokenizer
         from hyena_jax.inspect import example
         from hyena_jax.training.evaluate import load_data
-        from hyena_jax.training.folder import read_run
+        from hyena_jax.training.folder import read_folder
 
-        folder = read_run(self.workdir)
+        folder = read_folder(self.workdir)
         experiment, workdir = folder.experiment, str(self.workdir)
         most = min(self.max_tokens, getattr(experiment.model, "max_len", MAX_TOKENS))
         is_tokens = experiment.data.input_kind.is_tokens

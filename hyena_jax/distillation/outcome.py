@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from hyena_jax.distillation.measure import Original, Spectra, Tried
-from hyena_jax.training.checkpoint import Checkpoints
+from hyena_jax.training.checkpoint import Checkpoints, Meta
 from hyena_jax.training.evaluate import measured_on
 from hyena_jax.training.folder import CHECKPOINTS, write_description
 from hyena_jax.training.metrics import Values
@@ -66,12 +66,8 @@ def write_run(folder: Path, found: Outcome) -> None:
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
     state = jax.device_get(init_state(params, optimizer))
     with Checkpoints(folder / CHECKPOINTS, experiment.training.keep_checkpoints, print) as checkpoints:
-        meta = {
-            "step": 0,
-            "loss": found.last.values["loss"],
-            "measured_on": measured_on(found.original.data),
-        }
-        checkpoints.save(0, state.to_items(), meta)
+        meta = Meta(0, found.last.values["loss"], measured_on(found.original.data))
+        checkpoints.save(meta, state.to_items())
 
 
 def tables(found: Outcome) -> Iterator[Table]:

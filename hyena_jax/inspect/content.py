@@ -17,11 +17,12 @@ from hyena_jax.inspect import json_values, page
 from hyena_jax.inspect.example import Example, piece, probability, scores
 from hyena_jax.inspect.tracing import Trace, trace
 from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import METRICS
 from hyena_jax.system.output import bar
 from hyena_jax.training import lora, metrics
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.folder import BASE, RunFolder, read_run
-from hyena_jax.training.start import load_params, read_base
+from hyena_jax.training.folder import BASE, RunFolder, read_folder
+from hyena_jax.training.initial import load_params, read_base
 from hyena_jax.training.step import init_params
 
 
@@ -39,7 +40,7 @@ def content(
     Raises:
       UserError: if a folder holds no run, there is no such checkpoint, or the other run reads other inputs.
     """
-    folder = read_run(workdir)
+    folder = read_folder(workdir)
     experiment = folder.experiment
     model = models.build(experiment.model)
     number, params = load_params(folder, model, step, note)
@@ -54,7 +55,7 @@ def content(
         filters = json_values.filters(before, after)
         gates = json_values.recurrences(before, after)
         advance()
-    rows = metrics.read_rows(workdir / metrics.FILE)
+    rows = metrics.read_rows(workdir / METRICS)
     stages = read_stages(workdir, experiment)
     changes = [(f"from step {step} on", "; ".join(lines)) for step, lines in stage_changes(stages).items()]
     unit = "" if not experiment.loss.in_nats else " (nats per token)" if shown.labels else " (nats)"
@@ -115,7 +116,7 @@ def _beside(
     Raises:
       UserError: if it cannot read the input, or its mixers read another number of positions.
     """
-    folder = read_run(workdir)
+    folder = read_folder(workdir)
     config = folder.experiment.model
     if folder.encoding != encoding or config.input_kind.is_tokens != bool(shown.labels):
         raise UserError(f"must be a run with the same tokens or images, got {str(workdir)!r}", "beside")

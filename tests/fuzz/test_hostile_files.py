@@ -127,7 +127,7 @@ def readers(model, samples):
         values = read_json("workdir", path)
         if not isinstance(values, dict):
             raise UserError("not an object")
-        with contextlib.suppress(KeyError, TypeError, AttributeError):  # as `read_run` handles them
+        with contextlib.suppress(KeyError, TypeError, AttributeError):  # as `read_folder` handles them
             dataset.encoding_from_json(values)
 
     return {

@@ -31,7 +31,7 @@ from hyena_jax.inspect import content, example, json_values
 from hyena_jax.mixers import Hawk
 from hyena_jax.ops import hankel
 from hyena_jax.system.errors import UserError
-from hyena_jax.training import start
+from hyena_jax.training import initial
 from hyena_jax.training.folder import RunFolder
 from hyena_jax.training.step import init_params
 
@@ -148,7 +148,7 @@ def test_what_was_before_training(tmp_path):
     assert words == "drawn from the run's seed"
     chex.assert_trees_all_equal(drawn, init_params(model, 0))
     assert content._start(folder, model, 0, print) == ("", None)
-    start.write_base(tmp_path, base, start.digest(base), "elsewhere")
+    initial.write_base(tmp_path, base, initial.digest(base), "elsewhere")
     adapted = run_of(tmp_path, dataclasses.replace(CONFIG, lora=LoRAConfig(rank=1)))
     words, found = content._start(adapted, model, 3, print)
     assert words == "from the parameters that the run was given"
@@ -163,7 +163,7 @@ def test_a_run_that_was_converted_and_trained_on_started_at_step_0(tmp_path, mon
 
 
 def beside(other, shown, seen, monkeypatch, path):
-    monkeypatch.setattr(content, "read_run", lambda workdir: run_of(workdir, other, "equal"))
+    monkeypatch.setattr(content, "read_folder", lambda workdir: run_of(workdir, other, "equal"))
     monkeypatch.setattr(content, "load_params", lambda folder, model, step, note: (1, init_params(model, 0)))
     return content._beside(path, "equal", shown, seen, print)
 

@@ -16,7 +16,7 @@ from hyena_jax.data.tokenizers import BytesTokenizer, IdsTokenizer
 from hyena_jax.scoring import score_file, windows
 from hyena_jax.scoring.score import plan_scoring
 from hyena_jax.system.errors import UserError
-from hyena_jax.training.checkpoint import Checkpoints
+from hyena_jax.training.checkpoint import Checkpoints, Meta
 from hyena_jax.training.folder import CHECKPOINTS, write_description
 from hyena_jax.training.step import init_params
 
@@ -123,7 +123,7 @@ def run(tmp_path_factory):
     write_description(folder / "run", experiment, data.to_json())
     params = jax.device_get(init_params(models.build(experiment.model), 0))
     with Checkpoints(folder / "run" / CHECKPOINTS, 1, print) as checkpoints:
-        checkpoints.save(0, {"params": params}, {"step": 0, "loss": None})
+        checkpoints.save(Meta(0), {"params": params})
     return hyena_jax.load_run(folder / "run")
 
 
