@@ -136,10 +136,10 @@ def test_a_tracker_that_cannot_start_refuses_a_new_run_but_not_one_that_continue
 
 def test_a_run_that_fails_says_so_to_its_trackers(noted, tmp_path, console):
     def fails(*_):
-        raise KeyError("progress")
+        raise KeyError("hooks")
 
     with pytest.raises(KeyError):
-        train(noted(), tmp_path / "run", console, make_progress=fails)
+        train(noted(), tmp_path / "run", console, make_hooks=fails)
     assert NOTED == [("start", 1), ("close", True)]
 
 
