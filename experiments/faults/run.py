@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
+from hyena_jax.system.machine import describe_machine, describe_versions
 
 HERE = Path(__file__).parent
 

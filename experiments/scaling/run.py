@@ -128,7 +128,7 @@ def main() -> None:
         rows.append({**row, "rows": arguments.rows * total, "seconds": seconds})
         print(rows[-1], flush=True)
     alone = {n: run_layout(1, 1, "pmap", 1, n, arguments.steps) for n in sorted({r["rows"] for r in rows})}
-    from hyena_jax.benchmark.machine import describe_machine, describe_versions
+    from hyena_jax.system.machine import describe_machine, describe_versions
 
     machine = describe_machine() | describe_versions()
     results = {"machine": machine, "steps": arguments.steps, "rows": rows, "alone": alone}

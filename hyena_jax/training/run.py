@@ -28,6 +28,7 @@ from hyena_jax.parallel.processes import (
     together,
 )
 from hyena_jax.parallel.strategy import Strategy, check_batch
+from hyena_jax.system.chips import GIB
 from hyena_jax.system.errors import UserError, as_urls, require
 from hyena_jax.system.files import memory_size
 from hyena_jax.system.signals import Interrupted, StopRequest, stop_requests
@@ -48,7 +49,6 @@ from hyena_jax.training.step import Metrics, TrainState, init_params, init_state
 from hyena_jax.training.trackers import Start, Trackers
 
 T = TypeVar("T")
-GIB = 2**30
 LoadData = Callable[[DataConfig, Encoding | None], Dataset]
 
 
