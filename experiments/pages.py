@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from hyena_jax.config import TASK_CONFIGS
-from hyena_jax.sweeps.figure import COLOURS, fill_range, save
+from hyena_jax.sweeps.compare import KIB, GroupSummary, markdown
+from hyena_jax.sweeps.figure import COLOURS, fill_range, save_figure
 from hyena_jax.sweeps.runs import without_seed
-from hyena_jax.sweeps.table import KIB, GroupSummary, markdown
 
 if TYPE_CHECKING:
     from study import Study
@@ -365,7 +365,7 @@ def draw(study: "Study", groups: Mapping[str, Group], path: Path) -> None:
     figure.suptitle(study.title, fontsize="medium")
     for axes in figure.axes:
         axes.grid(alpha=0.25)
-    save(figure, path, dpi=130)
+    save_figure(figure, path, dpi=130)
 
 
 def _draw_bars(study: "Study", groups: Mapping[str, Group], axes: Axes) -> None:

@@ -27,9 +27,9 @@ from typing import Any
 import hyena_jax
 from hyena_jax import config
 from hyena_jax.config import Experiment
+from hyena_jax.sweeps.compare import n_params, state_size
 from hyena_jax.sweeps.runs import without_seed
 from hyena_jax.sweeps.sweep import Outcome
-from hyena_jax.sweeps.table import n_params, state_size
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.system.output import bar, watched
@@ -269,13 +269,12 @@ def first_losses(experiment: Experiment) -> dict[str, Any]:
     """What later code has to repeat: digests of the settings and the data, and the first losses."""
     from hyena_jax.data.dataset import iterate
     from hyena_jax.system.output import Output
-    from hyena_jax.training.loop import mapped_train_step
-    from hyena_jax.training.run import load, prepare
-    from hyena_jax.training.start import start
+    from hyena_jax.training.restore import initial_state
+    from hyena_jax.training.setup import make_setup, mapped_train_step
 
-    experiment, data = load(experiment)
-    setup = prepare(experiment, data, Output(quiet=True))
-    state, losses = start(setup), []
+    setup = make_setup(experiment, Output(quiet=True))
+    experiment, data = setup.experiment, setup.data
+    state, losses = initial_state(setup), []
     step = mapped_train_step(setup, state)
     batches = data.train_batches(experiment.data.batch_size, experiment.seed, *setup.strategy.row_shard)
     for _, batch in islice(iterate(batches), min(N_LOSSES, experiment.training.steps)):

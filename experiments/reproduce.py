@@ -13,16 +13,17 @@ import functools
 import runpy
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import protocol
-import tyro
 from pages import groups_of, rank_correlation, verdict
 from protocol import ended_after, n_rows
 from results import faults_in_a_line
 from study import Scale, Study, digest, results_of, run
 
+from hyena_jax.cli.base import script_flags
 from hyena_jax.sweeps.runs import without_seed
 from hyena_jax.system.errors import UserError, choose
 from hyena_jax.system.files import write_text
@@ -41,51 +42,52 @@ STUDIES = (
 )
 
 
-def main(
-    only: tuple[str, ...] = STUDIES,
-    workdir: Path = Path("runs"),
-    jobs: int = 1,
-    minutes: float | None = None,
-    quick: bool = False,
-    stale: bool = False,
-    scale: Scale = "here",
-) -> None:
-    """Trains what is missing, one experiment after the other, and writes the page.
+@dataclass(frozen=True)
+class Flags:
+    """Trains what is missing, one experiment after the other, and writes the page."""
 
-    Args:
-      only: the experiments to run.
-      workdir: folder of the runs, one folder for each experiment.
-      jobs: runs that are trained at the same time.
-      minutes: stop after so many; the same command continues.
-      quick: a few steps of some runs of each, whose results stay in workdir.
-      stale: train nothing but the first steps of one run a group, and list what differs from the results.
-      scale: `here` is a size for two CPU cores, `paper` the settings of the sources that give them in full,
-        for an accelerator.
-    """
+    only: tuple[str, ...] = STUDIES
+    """The experiments to run."""
+    workdir: Path = Path("runs")
+    """Folder of the runs, one folder for each experiment."""
+    jobs: int = 1
+    """Runs that are trained at the same time."""
+    minutes: float | None = None
+    """Stop after so many; the same command continues."""
+    quick: bool = False
+    """A few steps of some runs of each, whose results stay in workdir."""
+    stale: bool = False
+    """Train nothing but the first steps of one run a group, and list what differs from the results."""
+    scale: Scale = "here"
+    """`here` is a size for two CPU cores, `paper` the settings of the sources that give them in full, for
+    an accelerator."""
+
+
+def main(flags: Flags) -> None:
     faults: list[str] = []
     with faults_in_a_line():
-        for name in only:
+        for name in flags.only:
             choose("only", name, dict.fromkeys(STUDIES))
-        studies = {name: load(name) for name in only}
-        if scale == "paper":
-            chosen = {name: study for name, study in studies.items() if study.paper or only != STUDIES}
+        studies = {name: load(name) for name in flags.only}
+        if flags.scale == "paper":
+            chosen = {name: study for name, study in studies.items() if study.paper or flags.only != STUDIES}
             studies = {f"{name}/paper": study.at_paper_scale() for name, study in chosen.items()}
-        if stale:
+        if flags.stale:
             sys.exit(1 if list_stale(studies) else 0)
-        with ended_after(minutes):
+        with ended_after(flags.minutes):
             for name, study in studies.items():
-                folder = workdir / (f"{name}_quick" if quick else name)
+                folder = flags.workdir / (f"{name}_quick" if flags.quick else name)
                 groups = missing(study)
-                if not quick and not groups:
+                if not flags.quick and not groups:
                     print(f"{name}: up to date")
                     continue
                 print(f"{name}: {cost(study, groups)}")
                 has_others = len(groups) < len({*map(without_seed, study.runs)})
                 try:
-                    run(study, folder, jobs, quick, groups if has_others else ())
+                    run(study, folder, flags.jobs, flags.quick, groups if has_others else ())
                 except UserError as error:  # the other experiments may not have its fault
                     faults.append(f"{name}: {error}")
-        if not quick:
+        if not flags.quick:
             write_text(HERE / "README.md", page([load(name) for name in STUDIES]))
         if faults:
             raise UserError("; ".join(faults))
@@ -178,4 +180,4 @@ def page(studies: list[Study]) -> str:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    main(script_flags(Flags))

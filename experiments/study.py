@@ -22,10 +22,10 @@ from typing import Any, Literal
 
 import pages
 import protocol
-import tyro
 from results import faults_in_a_line
 
 import hyena_jax
+from hyena_jax.cli.base import script_flags
 from hyena_jax.config import Experiment, TaskConfig, TrainingConfig
 from hyena_jax.sweeps.runs import without_seed
 from hyena_jax.system.errors import UserError, require
@@ -106,39 +106,38 @@ class Study:
         return ["python", f"experiments/{name}/run.py", *(["--scale", *scale] if scale else [])]
 
 
+@dataclass(frozen=True)
+class Flags:
+    """Trains what is missing of an experiment, and writes results.json, plot.png and README.md."""
+
+    workdir: Path | None = None
+    """Folder of the runs; None takes `runs/` and the name of the experiment."""
+    scale: Scale = "here"
+    """`here` is a size for two CPU cores, `paper` the setting of the source, for an accelerator."""
+    only: tuple[str, ...] = ()
+    """Names of groups, or settings such as `pattern=hyena`: these groups, or those with one of the settings,
+    are trained, in a part of `workdir` of their own; all others keep their results."""
+    jobs: int = 1
+    """Runs that are trained at the same time."""
+    minutes: float | None = None
+    """Stop after so many; the same command continues."""
+    quick: bool = False
+    """A few steps of the first runs, whose results stay in WORKDIR_quick."""
+    plot_only: bool = False
+    """Draw and write from results.json, and train nothing."""
+
+
 def main(study: Study) -> None:
     """The command line of an experiment."""
-
-    def command(
-        workdir: Path | None = None,
-        scale: Scale = "here",
-        only: tuple[str, ...] = (),
-        jobs: int = 1,
-        minutes: float | None = None,
-        quick: bool = False,
-        plot_only: bool = False,
-    ) -> None:
-        """Trains what is missing, and writes results.json, plot.png and README.md.
-
-        Args:
-          workdir: folder of the runs; None takes `runs/` and the name of the experiment.
-          scale: `here` is a size for two CPU cores, `paper` the setting of the source, for an accelerator.
-          only: names of groups, or settings such as `pattern=hyena`: these groups, or those with one of the
-            settings, are trained, in a part of `workdir` of their own; all others keep their results.
-          jobs: runs that are trained at the same time.
-          minutes: stop after so many; the same command continues.
-          quick: a few steps of the first runs, whose results stay in WORKDIR_quick.
-          plot_only: draw and write from results.json, and train nothing.
-        """
-        with faults_in_a_line(), protocol.ended_after(minutes):
-            chosen = study.at_paper_scale() if scale == "paper" else study
-            folder = workdir or Path("runs") / chosen.folder.relative_to(HERE)
-            if not plot_only:
-                run(chosen, Path(f"{folder}_quick") if quick else folder, jobs, quick, only)
-            elif not quick:
-                write(chosen, chosen.folder, json.loads((chosen.folder / "results.json").read_text()))
-
-    tyro.cli(command, description=study.claim)
+    flags = script_flags(Flags)
+    with faults_in_a_line(), protocol.ended_after(flags.minutes):
+        chosen = study.at_paper_scale() if flags.scale == "paper" else study
+        folder = flags.workdir or Path("runs") / chosen.folder.relative_to(HERE)
+        if not flags.plot_only:
+            folder = Path(f"{folder}_quick") if flags.quick else folder
+            run(chosen, folder, flags.jobs, flags.quick, flags.only)
+        elif not flags.quick:
+            write(chosen, chosen.folder, json.loads((chosen.folder / "results.json").read_text()))
 
 
 def run(study: Study, workdir: Path, jobs: int, quick: bool, only: Sequence[str] = ()) -> dict[str, Any]:

@@ -27,6 +27,17 @@ _PLACES = {
 
 _MOVED = {
     "comparison": "sweeps",
+    "filters.lookup": "filters.implicit",
+    "filters.siren": "filters.implicit",
+    "filters.window": "filters.long_filter",
+    "inspect.long_filters": "inspect.reach",
+    "inspect.memory": "inspect.reach",
+    "inspect.subject": "inspect.example",
+    "mixers.gated_delta2": "mixers.gated_delta",
+    "mixers.kda": "mixers.gated_delta",
+    "mixers.token_shift": "models.blocks",
+    "models.norms": "mixers.norms",
+    "ops.fast.broadcasting": "ops.fast.derivatives",
     **{name: f"ops.{name}" for name in ("counts", "initializers", "layout")},
     **{
         name: f"system.{name}"

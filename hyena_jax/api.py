@@ -1,9 +1,10 @@
 """Commands as functions, for scripts and notebooks: `hyena_jax.train` and `hyena_jax.load_run`."""
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,22 +19,21 @@ from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer, decode_after, is_tokenizer
 from hyena_jax.generation import decoding
 from hyena_jax.generation.decoding import Continuation, Request
-from hyena_jax.generation.prompts import OnFull, encode_prompt
+from hyena_jax.generation.prompts import OnFull, encode_prompt, stops
 from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
-from hyena_jax.generation.stopping import stops
-from hyena_jax.scoring import embed
-from hyena_jax.scoring.embed import Embedding, Pool
-from hyena_jax.scoring.score import Likelihood, Scoring, prepare
+from hyena_jax.scoring.score import Embedding, Likelihood, Pool, Scoring, plan_scoring
 from hyena_jax.system.errors import as_printed, require
+from hyena_jax.system.files import METRICS
 from hyena_jax.system.output import Output, bar, watched
 from hyena_jax.system.startup import refuse_wrong_jaxlib
 from hyena_jax.system.storage.mirror import opened
 from hyena_jax.training import metrics
 from hyena_jax.training import run as training
 from hyena_jax.training.evaluate import evaluate_run, load_data
-from hyena_jax.training.folder import RunFolder, read_run
-from hyena_jax.training.start import load_params
+from hyena_jax.training.folder import RunFolder, read_folder
+from hyena_jax.training.initial import load_params
+from hyena_jax.training.options import StartOptions
 
 Prompt = str | Sequence[int] | np.ndarray
 """Text, if the data have a tokenizer, or token ids."""
@@ -79,7 +79,7 @@ class LoadedRun:
 
         Values that were not finite are None.
         """
-        return metrics.read_rows(self.workdir / metrics.FILE)
+        return metrics.read_rows(self.workdir / METRICS)
 
     def evaluate(
         self,
@@ -224,7 +224,7 @@ class LoadedRun:
     ) -> Scoring:
         """The texts, checked, and how the model will read them: see `score`, and `names` for errors."""
         options = prefix, stride, batch_size
-        return prepare(self.model, self.params, self.tokenizer, texts, names, *options)
+        return plan_scoring(self.model, self.params, self.tokenizer, texts, names, *options)
 
     def embed(
         self,
@@ -276,7 +276,7 @@ class LoadedRun:
         batch_size: int = 16,
     ) -> Embedding:
         """The texts, checked, and how the model will read them: see `embed`, and `names` for errors."""
-        return embed.prepare(self.scoring(texts, names, prefix, stride, batch_size), names, layer, pool)
+        return self.scoring(texts, names, prefix, stride, batch_size).embedding(names, layer, pool)
 
     @property
     def _has_tokenizer(self) -> bool:
@@ -294,12 +294,7 @@ def train(
     workdir: str | Path,
     *,
     quiet: bool = False,
-    profile: str | Path | None = None,
-    init_from: str | Path | None = None,
-    accept_changed_data: bool = False,
-    accept_changed_optimizer: bool = False,
-    profile_at: tuple[int, ...] = (),
-    profile_every: int | None = None,
+    **options: Any,
 ) -> LoadedRun:
     """The trained run in `workdir`, at its newest checkpoint; starts or resumes it as `hyena-jax train` does.
 
@@ -307,12 +302,8 @@ def train(
       experiment: None takes the experiment of the run in `workdir`, as `hyena-jax train --resume` does.
       workdir: the run's folder, or gs://BUCKET/NAME.
       quiet: print neither progress nor notes.
-      profile: folder for `jax.profiler` traces of a few steps: early ones, by default.
-      profile_at, profile_every: after these steps, and after every so many, each in a subfolder `step_N`.
-      init_from: file of parameters from `hyena-jax export`, or folder of a run, from which a new run starts.
-      accept_changed_data: continue although the data have changed since the run started.
-      accept_changed_optimizer: continue with other values of the optimizer, such as the learning rate; the
-        folder keeps from which step on.
+      options: any of the fields of `StartOptions`: `profile`, `profile_at`, `profile_every`, `init_from`,
+        `accept_changed_data`, `accept_changed_optimizer`. Paths may be text.
 
     Raises:
       UserError: if the experiment or the folder is wrong, before anything is written; or if the training data
@@ -333,13 +324,25 @@ def train(
         experiment = config.read_run(opened(workdir), keep_trackers=True)
     kind = type(experiment).__name__
     require(isinstance(experiment, Experiment), "experiment", kind, "an Experiment; load_config gives one")
-    profile = None if profile is None else Path(profile)
-    start = None if init_from is None else opened(init_from, "init_from")
-    console = Output(quiet=quiet)
-    accepted = accept_changed_data, accept_changed_optimizer
-    when = {"profile_at": profile_at, "profile_every": profile_every}
-    training.train(experiment, opened(workdir), console, profile, start, *accepted, **when)
+    start = StartOptions(**options)
+    if start.profile is not None:
+        start = replace(start, profile=Path(start.profile))
+    if start.init_from is not None:
+        start = replace(start, init_from=opened(start.init_from, "init_from"))
+    training.train(experiment, opened(workdir), Output(quiet=quiet), start)
     return load_run(workdir, quiet=quiet)
+
+
+_given = inspect.signature(train)
+train.__signature__ = _given.replace(  # for help() and editors: the options by their names
+    parameters=[
+        *(known for known in _given.parameters.values() if known.name != "options"),
+        *(
+            inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default)
+            for option in fields(StartOptions)
+        ),
+    ]
+)
 
 
 def load_run(workdir: str | Path, step: str | int = "latest", *, quiet: bool = False) -> LoadedRun:
@@ -368,7 +371,7 @@ def load_run(workdir: str | Path, step: str | int = "latest", *, quiet: bool = F
 
     refuse_wrong_jaxlib()
     workdir = opened(workdir)
-    folder = read_run(workdir)
+    folder = read_folder(workdir)
     for change in config.changed_plugins(folder.experiment, folder.plugins):
         note(f"changed since the run was trained: {change}")
     model = models.build(folder.experiment.model)

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from hyena_jax.config import NO_DECAY, AdamWConfig, Checked, Experiment
-from hyena_jax.config.flags import FLAT, as_flag, flags_of, positional, read
+from hyena_jax.config.flags import FLAT, as_flag, flags_of, positional, read_flags
 from hyena_jax.config.help import command_help
 from hyena_jax.system.errors import UserError, require
 
@@ -65,7 +65,7 @@ class Command:
 
 
 def made(line: str) -> Command:
-    return read(Command, "command", line.split())
+    return read_flags(Command, "command", line.split())
 
 
 def test_values_are_those_of_the_types():
@@ -75,7 +75,7 @@ def test_values_are_those_of_the_types():
     assert made("here --width 7").flat.width == 7
     assert made("here --inner.parts.1.shape 3 -4").inner.parts == (Part(), Part(5, (3, -4)))
     assert made("here --inner.parts.1.shape None").inner.parts[1].shape is None
-    assert read(Command, "command", ["--names=--odd", "x"]) == Command(Path("x"), names=("--odd",))
+    assert read_flags(Command, "command", ["--names=--odd", "x"]) == Command(Path("x"), names=("--odd",))
 
 
 def test_switches_have_no_value():
@@ -97,7 +97,9 @@ def test_a_tuple_takes_several_values_and_adds_up():
 
 
 def test_given_defaults_take_the_place_of_the_fields():
-    command = read(Command, "command", ["here", "--inner.parts.0.width", "2"], {"inner": Inner((Part(3),))})
+    command = read_flags(
+        Command, "command", ["here", "--inner.parts.0.width", "2"], {"inner": Inner((Part(3),))}
+    )
     assert command.inner == Inner((Part(2),))
     names = [flag.name for flag in flags_of(Command, {"inner": Inner(())})]
     assert not any("parts" in name for name in names)
@@ -146,7 +148,7 @@ def test_later_errors_name_the_flag_where_one_alone_is_called_so():
 def test_a_wrong_value_deep_inside_is_said_of_its_flag():
     flag = "--experiment.optimizer.groups.1.learning-rate"
     with pytest.raises(UserError, match=f"^{flag} must be at least 0.*, got -1.0$"):
-        read(Settings, "train", [flag, "-1"])
+        read_flags(Settings, "train", [flag, "-1"])
 
 
 def test_the_argument_of_an_error_survives_another_process():
@@ -156,7 +158,7 @@ def test_the_argument_of_an_error_survives_another_process():
 
 def test_help_says_what_each_flag_takes_does_and_is(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    text = command_help("command", Command.__doc__, flags_of(Command), ["A note."])
+    text = command_help("hyena-jax command", Command.__doc__, flags_of(Command), ["A note."])
     lines = text.splitlines()
     assert lines[0] == "usage: hyena-jax command FOLDER [options]"
     for line in (

@@ -85,7 +85,7 @@ def test_a_process_ends_with_its_launcher_before_it_has_imported_anything(tmp_pa
     os.close(held)
     script = tmp_path / "waits.py"
     script.write_text("import signal\nsignal.pause()")  # as a config, it would never end
-    command = [sys.executable, "-m", "hyena_jax.cli.launch", str(pipe), "train", str(script), "--help"]
+    command = [sys.executable, "-m", "hyena_jax.cli.launched", str(pipe), "train", str(script), "--help"]
     with subprocess.Popen(command, pass_fds=[pipe]) as process:
         os.close(pipe)
         assert process.wait(timeout=60) == -signal.SIGTERM
@@ -93,7 +93,7 @@ def test_a_process_ends_with_its_launcher_before_it_has_imported_anything(tmp_pa
 
 def test_no_signal_is_lost_while_a_process_starts():
     pipe, held = os.pipe()
-    command = [sys.executable, "-m", "hyena_jax.cli.launch", str(pipe), "bench"]
+    command = [sys.executable, "-m", "hyena_jax.cli.launched", str(pipe), "bench"]
     process = start_process(command, stdin=subprocess.DEVNULL, pass_fds=[pipe])
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == -signal.SIGINT

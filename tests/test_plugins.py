@@ -31,7 +31,7 @@ from hyena_jax.config import (
     S4DFilterConfig,
     register,
 )
-from hyena_jax.config.flags import read
+from hyena_jax.config.flags import read_flags
 from hyena_jax.system.errors import UserError
 
 EXTENSIONS = Path(__file__).parent / "extensions"
@@ -230,7 +230,7 @@ def test_a_module_named_by_a_string_is_imported_when_it_is_used():
 
 def chosen(given: Experiment, *arguments: str) -> Experiment:
     line = ["quickstart", "--workdir", "x", *arguments]
-    return read(Train, "train", line, {"experiment": given}).experiment
+    return read_flags(Train, "train", line, {"experiment": given}).experiment
 
 
 def test_kinds_are_chosen_by_name_outer_ones_first():

@@ -4,8 +4,11 @@ import dataclasses
 import json
 import math
 import os
+import re
 import runpy
+import shlex
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +22,8 @@ from grid import grid_but
 from results import faults_in_a_line
 from study import Study
 
+from hyena_jax.cli import base
+from hyena_jax.config.flags import read_flags
 from hyena_jax.sweeps.runs import without_seed
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted
@@ -106,6 +111,34 @@ def test_results_are_those_of_the_settings(name):
 def test_the_page_of_all_experiments_is_generated():
     studies = [reproduce.load(name) for name in reproduce.STUDIES]
     assert (EXPERIMENTS / "README.md").read_text(encoding="utf-8") == reproduce.page(studies)
+
+
+class Flags(Exception):
+    """Ends a script once it has read its flags."""
+
+
+SCRIPTS = (
+    "copying/run distillation/run faults/run fine_tuning/run generation/run generation/tokens images/run"
+    " long_context/run mad/run pictures/run reproduce scaling/run shakespeare_cpu/run shakespeare_cpu/windows"
+    " signed/run tour/run"
+).split()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_commands_that_pages_show_are_read(name, monkeypatch):
+    def stop(kind):
+        raise Flags(read_flags(kind, *sys.argv[:1], sys.argv[1:], program="python"))
+
+    for module in (base, study):
+        monkeypatch.setattr(module, "script_flags", stop)
+    monkeypatch.syspath_prepend((EXPERIMENTS / name).parent)
+    texts = [path.read_text(encoding="utf-8") for path in EXPERIMENTS.glob("**/*.md")]
+    pattern = rf"^python (experiments/{name}\.py[^\n#]*)"
+    commands = [found for text in texts for found in re.findall(pattern, text, re.MULTILINE)]
+    for command in commands or [f"experiments/{name}.py"]:
+        monkeypatch.setattr(sys, "argv", shlex.split(command))
+        with pytest.raises(Flags):
+            runpy.run_path(str(EXPERIMENTS / f"{name}.py"), run_name="__main__")
 
 
 FOLLOWED = {

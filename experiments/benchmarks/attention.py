@@ -7,15 +7,16 @@ the machine idle meanwhile.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import jax
 import numpy as np
 import torch
 import torch.nn.functional as F
-import tyro
 
 from hyena_jax.benchmark.timing import interleave, jit_program
+from hyena_jax.cli.base import script_flags
 from hyena_jax.ops.attention import Attention, Visible, plain_attention
 from hyena_jax.ops.fast.blocked_attention import blocked_attention
 from hyena_jax.system.malloc import keep_freed_memory, restart_with_large_pages
@@ -24,26 +25,27 @@ N_HEADS, HEAD_DIM = 4, 64
 N_THREADS = 2
 
 
-def main(
-    lengths: tuple[int, ...] = (1024, 4096, 8192),
-    seconds: float = 2.0,
-    least_runs: int = 5,
-    plain: bool = True,
-) -> None:
-    """Measures the forms, one length after another.
+@dataclass(frozen=True)
+class Flags:
+    """Measures the forms, one length after another."""
 
-    Args:
-      lengths: L.
-      seconds: measuring time of each program.
-      least_runs: minimum timed runs of each program.
-      plain: also measure the form that holds all weights in memory.
-    """
+    lengths: tuple[int, ...] = (1024, 4096, 8192)
+    """L."""
+    seconds: float = 2.0
+    """Measuring time of each program."""
+    least_runs: int = 5
+    """Minimum timed runs of each program."""
+    plain: bool = True
+    """Also measure the form that holds all weights in memory."""
+
+
+def main(flags: Flags) -> None:
     restart_with_large_pages()
     keep_freed_memory()
     torch.set_num_threads(N_THREADS)
-    forms = {"plain": plain_attention} if plain else {}
+    forms = {"plain": plain_attention} if flags.plain else {}
     forms |= {"blocks": blocked_attention}
-    for length in lengths:
+    for length in flags.lengths:
         shape = (1, length, N_HEADS, HEAD_DIM)
         arrays = [jax.random.normal(jax.random.key(i), shape) for i in range(4)]
         programs, megabytes = pytorch(arrays), {}
@@ -55,7 +57,7 @@ def main(
                 megabytes[name, part] = program.memory.temporary / 1e6
         for run in programs.values():
             jax.block_until_ready(run())
-        for (name, part), timing in (times := interleave(programs, seconds, least_runs)).items():
+        for (name, part), timing in (times := interleave(programs, flags.seconds, flags.least_runs)).items():
             ratio = timing.median / times["PyTorch", part].median
             low, median, high = (1e3 * t for t in (timing.lower, timing.median, timing.upper))
             memory = f", {megabytes[name, part]:.0f} MB" if (name, part) in megabytes else ""
@@ -89,4 +91,4 @@ def pytorch(arrays: list[jax.Array]) -> dict[tuple[str, str], Callable]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

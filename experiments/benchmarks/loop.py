@@ -8,16 +8,16 @@ Writes loop.json. Loop and bare step take turns of a few hundred steps in one pr
 import json
 import statistics
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import tyro
 from rich.console import Console
 from targets import STEPS, VOCABULARY, steps
 
 from hyena_jax import config as configs
+from hyena_jax.cli.base import script_flags
 from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.system.malloc import keep_freed_memory, restart_with_large_pages
 from hyena_jax.training.metrics import read_rows
@@ -26,17 +26,23 @@ from hyena_jax.training.run import train
 N_STEPS, WARM_UP = 300, 50
 
 
-def main(
-    output: Path = Path(__file__).parent, rounds: int = 3, mixers: tuple[str, ...] = ("hyena", "hawk")
-) -> None:
+@dataclass(frozen=True)
+class Flags:
     """Measures `shakespeare_cpu` with each mixer, and prints the ratio of medians."""
+
+    output: Path = Path(__file__).parent
+    rounds: int = 3
+    mixers: tuple[str, ...] = ("hyena", "hawk")
+
+
+def main(flags: Flags) -> None:
     restart_with_large_pages()
     keep_freed_memory()
     results = {}
-    for name in mixers:
+    for name in flags.mixers:
         spec, loop, bare = f"shakespeare_cpu:{name}", [], []
         program = steps(spec)
-        for _ in range(rounds):
+        for _ in range(flags.rounds):
             loop += loop_times(spec)
             for _ in range((N_STEPS - WARM_UP) // STEPS):
                 start = time.perf_counter()
@@ -48,7 +54,7 @@ def main(
             f"{spec}: loop {medians[0]:.1f} ms a step, bare {medians[1]:.1f}, {medians[0] / medians[1]:.3f}"
         )
     report = describe_machine() | describe_versions() | {"results": results}
-    (output / "loop.json").write_text(json.dumps(report, indent=2) + "\n")
+    (flags.output / "loop.json").write_text(json.dumps(report, indent=2) + "\n")
 
 
 def loop_times(spec: str) -> list[float]:
@@ -61,11 +67,11 @@ def loop_times(spec: str) -> list[float]:
         training = replace(experiment.training, steps=N_STEPS, eval_every=N_STEPS, eval_windows=1)
         experiment = replace(experiment, training=training, data=replace(experiment.data, path=str(text)))
         workdir = Path(folder) / "run"
-        train(experiment, workdir, Console(quiet=True), None)
+        train(experiment, workdir, Console(quiet=True))
         rows = [row for row in read_rows(workdir / "metrics.jsonl") if "train/loss" in row]
     characters = experiment.data.batch_size * experiment.model.max_len
     return [1e3 * characters / row["train/tokens_per_second"] for row in rows if row["step"] > WARM_UP]
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

@@ -4,22 +4,28 @@ python experiments/benchmarks/plot.py FOLDER [FOLDER ...]
 """
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from hyena_jax.benchmark.operators import OperatorsBenchmark
 from hyena_jax.benchmark.results import draw_picture
 from hyena_jax.benchmark.settings import PLOT, RESULTS
+from hyena_jax.cli.base import script_flags
+from hyena_jax.config.flags import positional
 
 
-def main(folders: Annotated[tuple[Path, ...], tyro.conf.Positional]) -> None:
+@dataclass(frozen=True)
+class Flags:
     """Draws the picture of each folder."""
-    for folder in folders:
+
+    folders: tuple[Path, ...] = field(metadata=positional("FOLDER..."))
+
+
+def main(flags: Flags) -> None:
+    for folder in flags.folders:
         results = json.loads((folder / RESULTS).read_text())
         draw_picture(folder / PLOT, OperatorsBenchmark.picture(results), results["machine"])
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

@@ -10,20 +10,21 @@ import itertools
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-import tyro
 
+from hyena_jax.cli.base import script_flags
 from hyena_jax.config import ShardsConfig
+from hyena_jax.config.flags import positional
 from hyena_jax.data.dataset import iterate, load
 
 
-@dataclass
+@dataclass(frozen=True)
 class Settings:
     """What is measured."""
 
-    source: tyro.conf.Positional[str]
+    source: str = field(metadata=positional("SOURCE"))
     seq_len: int = 2048
     batch_size: int = 256
     seconds: float = 4.0
@@ -65,4 +66,4 @@ def main(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings))
+    main(script_flags(Settings))

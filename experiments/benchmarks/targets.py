@@ -7,7 +7,7 @@ process; leave the machine idle meanwhile.
 """
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import flax_baseline
 import jax
 import jax.numpy as jnp
 import torch_baseline
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -25,6 +24,7 @@ from hyena_jax import config as configs
 from hyena_jax import models
 from hyena_jax.benchmark.settings import Effort
 from hyena_jax.benchmark.timing import Runnable, forward_backward, jit_program, measure
+from hyena_jax.cli.base import script_flags
 from hyena_jax.config import (
     ExplicitFilterConfig,
     GatedDelta2Config,
@@ -61,21 +61,25 @@ VOCABULARY = 65
 STEPS = 10
 
 
-def main(
-    output: Path = Path(__file__).parent, seconds: float = 6.0, keep_memory: bool = True, only: str = ""
-) -> None:
-    """Measures everything, one group after the other.
+@dataclass(frozen=True)
+class Flags:
+    """Measures everything, one group after the other."""
 
-    Args:
-      output: folder of targets.json.
-      seconds: measuring time of each program.
-      keep_memory: have glibc keep freed memory, as `hyena-jax` does, for PyTorch and JAX alike.
-      only: measure only the groups whose name starts with this, and write no file.
-    """
-    if keep_memory:
+    output: Path = Path(__file__).parent
+    """Folder of targets.json."""
+    seconds: float = 6.0
+    """Measuring time of each program."""
+    keep_memory: bool = True
+    """Have glibc keep freed memory, as `hyena-jax` does, for PyTorch and JAX alike."""
+    only: str = ""
+    """Measure only the groups whose name starts with this, and write no file."""
+
+
+def main(flags: Flags) -> None:
+    if flags.keep_memory:
         restart_with_large_pages()
         keep_freed_memory()
-    effort = Effort(seconds, 9, 60.0)
+    effort = Effort(flags.seconds, 9, 60.0)
     groups = {
         "hyena B=4 L=1024 D=256": partial(hyena, 4, 1024, 256),
         "hyena B=1 L=8192 D=256": partial(hyena, 1, 8192, 256),
@@ -89,7 +93,7 @@ def main(
     }
     table, results = Table("group", "program", "pass", "ms", "quartiles", "ratio", box=None), {}
     for group, make in groups.items():
-        if not group.startswith(only):
+        if not group.startswith(flags.only):
             continue
         programs = make()
         measured = measure(programs, effort)
@@ -107,18 +111,18 @@ def main(
                 "ratio": ratio,
                 "runs": found.seconds.runs,
             }
-    memory = {length: fastmax_memory(length) for length in (4096, 8192, 16384, 32768) if not only}
+    memory = {length: fastmax_memory(length) for length in (4096, 8192, 16384, 32768) if not flags.only}
     for length, megabytes in memory.items():
         table.add_row(
             "fastmax, temporary memory", f"L={length}", "forward + backward", f"{megabytes:.1f} MB", "", ""
         )
     Console(width=130).print(table)
-    if only:
+    if flags.only:
         return
     report = (
         describe_machine() | describe_versions("torch") | {"results": results, "fastmax_megabytes": memory}
     )
-    (output / "targets.json").write_text(json.dumps(report, indent=2) + "\n")
+    (flags.output / "targets.json").write_text(json.dumps(report, indent=2) + "\n")
 
 
 def both_passes(name: str, function: Any, params: Any, x: jax.Array, y_bar: jax.Array) -> dict:
@@ -293,4 +297,4 @@ def steps(spec: str) -> Runnable:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

@@ -11,23 +11,24 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import tokenizers
-import tyro
 
+from hyena_jax.cli.base import script_flags
+from hyena_jax.config.flags import positional
 from hyena_jax.data.documents import read_documents
 from hyena_jax.data.prepare import make_plan, prepare
 from hyena_jax.data.tokenizers import read_bpe
 
 
-@dataclass
+@dataclass(frozen=True)
 class Settings:
     """What is measured."""
 
-    input: tyro.conf.Positional[str]
+    input: str = field(metadata=positional("INPUT"))
     tokenizer_path: str
     field: str = "text"
     rounds: int = 5
@@ -66,4 +67,4 @@ def main(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings))
+    main(script_flags(Settings))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from hyena_jax.config import AttentionConfig, FIRConfig, HawkConfig, HyenaConfig, ImplicitFilterConfig
-from hyena_jax.filters.window import decay_rates
+from hyena_jax.filters.long_filter import decay_rates
 
 Tensors = dict[str, Any]
 # (config, max_len, params, x [B, L, D]) -> y [B, L, D].

@@ -10,53 +10,53 @@ The model is `shakespeare_cpu:hyena` (4 layers, width 128, 2,000 steps of 12 win
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from results import hyena_jax, measured_on, report
 
+from hyena_jax.cli.base import script_flags
 from hyena_jax.sweeps.figure import COLOURS
 
 HERE = Path(__file__).parent
 
 
-def main(
-    workdir: Path = Path("runs/distillation"),
-    path: str | None = None,
-    lengths: tuple[int, ...] = (64, 256),
-    sizes: tuple[int, ...] = (2, 4, 8, 16, 32, 64),
-    plot_only: bool = False,
-) -> None:
-    """Trains and distils what is missing, then writes the results.
+@dataclass(frozen=True)
+class Flags:
+    """Trains and distils what is missing, then writes the results."""
 
-    Args:
-      workdir: folder of the runs.
-      path: the text; None takes TensorFlow Datasets' copy.
-      lengths: contexts of the trained models.
-      sizes: state sizes, in real numbers per channel.
-      plot_only: draw plot.png from results.json, and train nothing.
-    """
+    workdir: Path = Path("runs/distillation")
+    """Folder of the runs."""
+    path: str | None = None
+    """The text; None takes TensorFlow Datasets' copy."""
+    lengths: tuple[int, ...] = (64, 256)
+    """Contexts of the trained models."""
+    sizes: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
+    """State sizes, in real numbers per channel."""
+    plot_only: bool = False
+    """Draw plot.png from results.json, and train nothing."""
 
+
+def main(flags: Flags) -> None:
     def measure() -> Iterator[dict]:
         runs = []
-        for length in lengths:
-            run = workdir / f"shakespeare_{length}"
-            data = ["--data.path", path] if path else []
+        for length in flags.lengths:
+            run = flags.workdir / f"shakespeare_{length}"
+            data = ["--data.path", flags.path] if flags.path else []
             context = ["--model.max-len", str(length), "--data.seq-len", str(length)]
             if not (run / "learning_curves.png").exists():
                 hyena_jax("train", "shakespeare_cpu:hyena", "--workdir", str(run), *context, *data)
-            for size in sizes:
-                folder = workdir / f"distilled_{length}_{size}"
+            for size in flags.sizes:
+                folder = flags.workdir / f"distilled_{length}_{size}"
                 if not folder.exists():
                     hyena_jax("distill", str(run), "--output", str(folder), "--state-size", str(size))
                 found = json.loads((folder / "distillation.json").read_text())
                 runs.append({"max_len": length, **found["tried"][0], "before": found["before"]["loss"]})
         yield {**measured_on(), "runs": runs}
 
-    report(HERE, measure, draw, plot_only)
+    report(HERE, measure, draw, flags.plot_only)
 
 
 def draw(results: dict) -> None:
@@ -88,4 +88,4 @@ def draw(results: dict) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

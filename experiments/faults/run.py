@@ -15,11 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from fault_folders import folders
 from fault_kills import Stage, Trial, kills, starts, stops
 from fault_processes import meetings, processes
@@ -29,6 +27,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from hyena_jax.cli.base import script_flags
+from hyena_jax.config.flags import FLAT
 from hyena_jax.system.machine import describe_machine, describe_versions
 
 HERE = Path(__file__).parent
@@ -54,47 +54,47 @@ class Counts:
     """Kills of one of two processes."""
 
 
-def main(
-    counts: Annotated[Counts, tyro.conf.arg(name="")] = Counts(),
-    seed: int = 0,
-    jobs: int = 2,
-    workdir: Path = Path("runs/faults"),
-    out: Path = HERE,
-    only: tuple[str, ...] = (),
-    each: int | None = None,
-) -> int:
-    """Tries every fault, then writes the results.
+@dataclass(frozen=True)
+class Flags:
+    """Tries every fault, then writes the results."""
 
-    Args:
-      counts: how often each fault is tried.
-      seed: draws moments and places.
-      jobs: runs at the same time.
-      workdir: folder of the runs, emptied first; the folders of survived trials are deleted.
-      out: folder of results.json.
-      only: try only the faults whose name contains one of these, and write nothing.
-      each: try each fault at most this often, the first of its trials.
-    """
+    counts: Counts = field(default=Counts(), metadata=FLAT)
+    seed: int = 0
+    """Draws moments and places."""
+    jobs: int = 2
+    """Runs at the same time."""
+    workdir: Path = Path("runs/faults")
+    """Folder of the runs, emptied first; the folders of survived trials are deleted."""
+    out: Path = HERE
+    """Folder of results.json."""
+    only: tuple[str, ...] = ()
+    """Try only the faults whose name contains one of these, and write nothing."""
+    each: int | None = None
+    """Try each fault at most this often, the first of its trials."""
+
+
+def main(flags: Flags) -> int:
     console, start = Console(highlight=False), time.perf_counter()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # else runs ignore them behind nohup or `&`
         signal.signal(number, signal.SIG_DFL)
-    shutil.rmtree(workdir, ignore_errors=True)
-    stage = prepare(Lab(workdir.resolve()).open())
+    shutil.rmtree(flags.workdir, ignore_errors=True)
+    stage = prepare(Lab(flags.workdir.resolve()).open())
     mounts = may_mount(stage.lab.root / "mount")
     seen = Counter()
     plan = []
-    for trial in trials(stage, counts, seed):
+    for trial in trials(stage, flags.counts, flags.seed):
         seen[trial.fault] += 1
-        is_chosen = not only or any(text in trial.fault for text in only)
-        if is_chosen and seen[trial.fault] <= (each or seen[trial.fault]):
+        is_chosen = not flags.only or any(text in trial.fault for text in flags.only)
+        if is_chosen and seen[trial.fault] <= (flags.each or seen[trial.fault]):
             plan.append(trial)
     tried = [trial for trial in plan if mounts or "disk" not in trial.fault]
-    results = list(try_all(stage, tried, jobs))
+    results = list(try_all(stage, tried, flags.jobs))
     console.print(table(plan, results))
     for result in results:
         if not result["survived"]:
             console.print(f"{result['fault']}, {result['trial']}: {result['error']}", soft_wrap=True)
     seconds = time.perf_counter() - start
-    if not only:
+    if not flags.only:
         report = {
             "command": " ".join(["python", *sys.argv]),
             "seconds": round(seconds),
@@ -103,8 +103,8 @@ def main(
             "faults": summary(plan, results),
             "trials": sorted(results, key=lambda result: (result["fault"], result["trial"])),
         }
-        text = json.dumps(report, indent=1).replace(str(stage.lab.root), str(workdir))
-        (out / "results.json").write_text(text + "\n")
+        text = json.dumps(report, indent=1).replace(str(stage.lab.root), str(flags.workdir))
+        (flags.out / "results.json").write_text(text + "\n")
     return 0 if all(result["survived"] for result in results) else 1
 
 
@@ -189,4 +189,4 @@ def table(plan: list[Trial], results: list[dict]) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main))
+    sys.exit(main(script_flags(Flags)))

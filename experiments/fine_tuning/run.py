@@ -11,15 +11,15 @@ import math
 import re
 import statistics
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 import numpy as np
-import tyro
 
 import hyena_jax
 from hyena_jax import models
+from hyena_jax.cli.base import script_flags
 from hyena_jax.config import (
     HYENA_GROUPS,
     AdamWConfig,
@@ -146,24 +146,28 @@ def step_times(experiments: dict[str, Experiment]) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def main(path: str, workdir: Path = Path("runs/fine_tuning")) -> None:
-    """Trains what is missing, then writes results.json.
+@dataclass(frozen=True)
+class Flags:
+    """Trains what is missing, then writes results.json."""
 
-    Args:
-      path: the text to fine-tune on, such as Tiny Shakespeare's input.txt.
-      workdir: folder of the runs.
-    """
+    path: str
+    """The text to fine-tune on, such as Tiny Shakespeare's input.txt."""
+    workdir: Path = Path("runs/fine_tuning")
+    """Folder of the runs."""
+
+
+def main(flags: Flags) -> None:
     results = {"hardware": describe_machine(), "versions": describe_versions(), "models": {}}
     for model in MODELS:
-        source = finished(workdir / model / "base", base(model))
-        experiments = {method: fine_tuning(source.experiment, method, path) for method in METHODS}
-        files = {"text": workdir / "text.txt", "library": workdir / "library.txt"}
-        texts = {"text": load(replace(source.experiment.data, path=path)), "library": source.data}
+        source = finished(flags.workdir / model / "base", base(model))
+        experiments = {method: fine_tuning(source.experiment, method, flags.path) for method in METHODS}
+        files = {"text": flags.workdir / "text.txt", "library": flags.workdir / "library.txt"}
+        texts = {"text": load(replace(source.experiment.data, path=flags.path)), "library": source.data}
         for name, file in files.items():
             file.write_bytes(texts[name].held_out[:EVALUATED].astype(np.uint8).tobytes())
         rows = {"base": losses(source, files)}
         for method, experiment in experiments.items():
-            run = finished(workdir / model / method, experiment, source.workdir)
+            run = finished(flags.workdir / model / method, experiment, source.workdir)
             changed = [
                 not np.array_equal(*pair)
                 for pair in zip(jax.tree.leaves(run.params), jax.tree.leaves(source.params), strict=True)
@@ -197,4 +201,4 @@ def trained(experiment: Experiment) -> int:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

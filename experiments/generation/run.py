@@ -13,12 +13,12 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from matplotlib.figure import Figure
 from rich.progress import track
 
@@ -28,6 +28,7 @@ from results import report
 
 from hyena_jax import models
 from hyena_jax.benchmark.operators import fitted_exponent
+from hyena_jax.cli.base import script_flags
 from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig, MixerConfig, ModalFilterConfig
 from hyena_jax.generation.decoding import Request, generate
 from hyena_jax.generation.sampling import SamplingRule
@@ -110,32 +111,33 @@ METHODS: dict[str, Callable[[int, int, float], dict]] = {
 }
 
 
-def main(
-    output: Path = Path(__file__).parent,
-    longest: int = 65_536,
-    batched: int = 16_384,
-    most_seconds: float = 40,
-    plot_only: bool = False,
-) -> None:
-    """Measures every method at powers of four, and a batch of 8 at one length.
+@dataclass(frozen=True)
+class Flags:
+    """Measures every method at powers of four, and a batch of 8 at one length."""
 
-    Args:
-      output: folder of results.json and plot.png.
-      longest: the greatest length to measure.
-      batched: the length that is also measured with a batch of 8.
-      most_seconds: lazy generations that take longer are extrapolated.
-      plot_only: draw plot.png from results.json, and measure nothing.
-    """
+    output: Path = Path(__file__).parent
+    """Folder of results.json and plot.png."""
+    longest: int = 65_536
+    """The greatest length to measure."""
+    batched: int = 16_384
+    """The length that is also measured with a batch of 8."""
+    most_seconds: float = 40
+    """Lazy generations that take longer are extrapolated."""
+    plot_only: bool = False
+    """Draw plot.png from results.json, and measure nothing."""
+
+
+def main(flags: Flags) -> None:
     restart_with_large_pages()
     keep_freed_memory()
-    lengths = [length for length in (256, 1024, 4096, 16_384, 65_536) if length <= longest]
-    cases = [(length, 1) for length in lengths] + [(batched, 8)] * (batched <= longest)
+    lengths = [length for length in (256, 1024, 4096, 16_384, 65_536) if length <= flags.longest]
+    cases = [(length, 1) for length in lengths] + [(flags.batched, 8)] * (flags.batched <= flags.longest)
 
     def measure() -> Iterator[dict]:
         results: dict[str, list[dict]] = {name: [] for name in METHODS}
         for length, batch in track(cases, description="generating"):
             for name, method in METHODS.items():
-                row = method(length, batch, most_seconds)
+                row = method(length, batch, flags.most_seconds)
                 results[name].append(row)
                 mark = " (extrapolated)" if row["extrapolated"] else ""
                 print(f"{name:>10} L={length:6d} B={batch} {row['seconds']:10.2f} s{mark}", flush=True)
@@ -149,7 +151,7 @@ def main(
         about = {"command": " ".join(["python", *sys.argv]), **describe_machine(), **describe_versions()}
         yield {**about, "exponents": exponents, "results": results}
 
-    report(output, measure, lambda found: draw(output / "plot.png", found), plot_only)
+    report(flags.output, measure, lambda found: draw(flags.output / "plot.png", found), flags.plot_only)
 
 
 def draw(path: Path, found: dict) -> None:
@@ -175,4 +177,4 @@ def draw(path: Path, found: dict) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

@@ -12,18 +12,19 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import numpy as np
-import tyro
 from rich.progress import track
 from run import build
 
+from hyena_jax.cli.base import script_flags
 from hyena_jax.config import MIXER_CONFIGS
 from hyena_jax.generation.decoding import Request, prefill, proceed
 from hyena_jax.generation.sampling import SamplingRule
-from hyena_jax.sweeps.table import state_size
+from hyena_jax.sweeps.compare import state_size
 from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.system.malloc import keep_freed_memory, restart_with_large_pages
 
@@ -47,22 +48,29 @@ def measure(name: str, context: int) -> dict:
     return {"tokens_per_second": N_TOKENS / median, "state_bytes": state_size(model.config)}
 
 
-def main(output: Path = Path(__file__).parent, contexts: tuple[int, ...] = (1024, 4096, 16_384)) -> None:
+@dataclass(frozen=True)
+class Flags:
     """Measures every mixer at every context, and writes tokens.json after each mixer."""
+
+    output: Path = Path(__file__).parent
+    contexts: tuple[int, ...] = (1024, 4096, 16_384)
+
+
+def main(flags: Flags) -> None:
     restart_with_large_pages()
     keep_freed_memory()
     report = {"command": " ".join(["python", *sys.argv]), **describe_machine()}
     report |= describe_versions() | {"mixers": {}}
     for name in track(MIXER_CONFIGS, description="generating"):
         row = report["mixers"][name] = {}
-        for context in contexts:
+        for context in flags.contexts:
             row[context] = measure(name, context)
             jax.clear_caches()
         speeds = [f"{value['tokens_per_second']:,.0f}" for value in row.values()]
         states = [f"{value['state_bytes'] / MIB:.3g}" for value in row.values()]
         print("| " + " | ".join([f"`{name}`", *speeds, *states]) + " |", flush=True)
-        (output / "tokens.json").write_text(json.dumps(report, indent=2) + "\n")
+        (flags.output / "tokens.json").write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

@@ -11,57 +11,60 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from results import hyena_jax, measured_on, report
 
+from hyena_jax.cli.base import script_flags
 from hyena_jax.sweeps.figure import COLOURS
 from hyena_jax.training.metrics import read_rows
 
 HERE = Path(__file__).parent
 
 
-def main(
-    workdir: Path = Path("runs/images"),
-    path: str | None = None,
-    out: Path = HERE,
-    variants: tuple[str, ...] = ("fastmax", "fastmax_p1", "fastmax_p3", "softmax", "hyena", "gated"),
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
-    path_seeds: tuple[int, ...] = (0, 1, 2),
-    steps: int | None = None,
-    plot_only: bool = False,
-) -> None:
-    """Trains what is missing, one run after the other, then writes the results.
+@dataclass(frozen=True)
+class Flags:
+    """Trains what is missing, one run after the other, then writes the results."""
 
-    Args:
-      workdir: folder of the runs.
-      path: folder with a pair of IDX files, for the MNIST variants; None trains on digits alone.
-      out: folder of results.json and accuracy.png.
-      variants: variants of the config `images`.
-      seeds: seeds of the runs on digits.
-      path_seeds: seeds of the runs on `path`.
-      steps: steps of every run, for a quick look in another workdir; None takes the config's.
-      plot_only: draw accuracy.png from results.json, and train nothing.
-    """
-    flags = [] if steps is None else ["--training.steps", str(steps)]
-    plan = {"digits": ("", seeds, flags)}
-    if path is not None:
-        plan[Path(path).name] = ("mnist_", path_seeds, [*flags, "--data.path", path])
+    workdir: Path = Path("runs/images")
+    """Folder of the runs."""
+    path: str | None = None
+    """Folder with a pair of IDX files, for the MNIST variants; None trains on digits alone."""
+    out: Path = HERE
+    """Folder of results.json and accuracy.png."""
+    variants: tuple[str, ...] = ("fastmax", "fastmax_p1", "fastmax_p3", "softmax", "hyena", "gated")
+    """Variants of the config `images`."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Seeds of the runs on digits."""
+    path_seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of the runs on `path`."""
+    steps: int | None = None
+    """Steps of every run, for a quick look in another workdir; None takes the config's."""
+    plot_only: bool = False
+    """Draw accuracy.png from results.json, and train nothing."""
+
+
+def main(flags: Flags) -> None:
+    settings = [] if flags.steps is None else ["--training.steps", str(flags.steps)]
+    plan = {"digits": ("", flags.seeds, settings)}
+    if flags.path is not None:
+        plan[Path(flags.path).name] = ("mnist_", flags.path_seeds, [*settings, "--data.path", flags.path])
 
     def measure() -> Iterator[dict]:
         results = {data: {} for data in plan}
         for data, (prefix, its_seeds, its_flags) in plan.items():
-            for variant in variants:
+            for variant in flags.variants:
                 spec, start = f"images:{prefix}{variant}", f"{data}_{variant}"
-                runs = [train(spec, seed, workdir / f"{start}_{seed}", its_flags) for seed in its_seeds]
+                runs = [train(spec, seed, flags.workdir / f"{start}_{seed}", its_flags) for seed in its_seeds]
                 results[data][variant] = summary(runs)
         yield {**measured_on("scikit-learn"), "results": results}
 
-    report(out, measure, lambda found: draw(found["results"], out / "accuracy.png"), plot_only)
+    report(
+        flags.out, measure, lambda found: draw(found["results"], flags.out / "accuracy.png"), flags.plot_only
+    )
 
 
 def train(spec: str, seed: int, workdir: Path, flags: list[str]) -> dict:
@@ -120,4 +123,4 @@ def draw(results: dict[str, dict], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

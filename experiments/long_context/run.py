@@ -17,12 +17,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import tyro
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from results import measured_on, report
 
+from hyena_jax.cli.base import script_flags
 from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig
 from hyena_jax.system.errors import choose
 
@@ -115,33 +114,34 @@ def in_a_process(step: Step) -> dict | None:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def main(
-    output: Path = FOLDER,
-    mixers: tuple[str, ...] = tuple(MIXERS),
-    lengths: tuple[int, ...] = LENGTHS,
-    layouts: bool = False,
-    plot_only: bool = False,
-    one: str | None = None,
-) -> None:
-    """Measures, prints and writes.
+@dataclass(frozen=True)
+class Flags:
+    """Measures, prints and writes."""
 
-    Args:
-      output: folder of results.json and plot.png.
-      mixers: mixers to measure.
-      lengths: lengths to measure.
-      layouts: also compile for several devices.
-      plot_only: draw plot.png from results.json, and measure nothing.
-      one: JSON of a single step to measure and print; the program starts itself with it.
-    """
-    if one is not None:
-        print(json.dumps(measure(Step(**json.loads(one)))))
+    output: Path = FOLDER
+    """Folder of results.json and plot.png."""
+    mixers: tuple[str, ...] = tuple(MIXERS)
+    """Mixers to measure."""
+    lengths: tuple[int, ...] = LENGTHS
+    """Lengths to measure."""
+    layouts: bool = False
+    """Also compile for several devices."""
+    plot_only: bool = False
+    """Draw plot.png from results.json, and measure nothing."""
+    one: str | None = None
+    """JSON of a single step to measure and print; the program starts itself with it."""
+
+
+def main(flags: Flags) -> None:
+    if flags.one is not None:
+        print(json.dumps(measure(Step(**json.loads(flags.one)))))
         return
     steps = []
-    for mixer in mixers:
-        steps += [Step(mixer, length) for length in lengths]
-        plain = [length for length in lengths if length <= LONGEST_PLAIN]
+    for mixer in flags.mixers:
+        steps += [Step(mixer, length) for length in flags.lengths]
+        plain = [length for length in flags.lengths if length <= LONGEST_PLAIN]
         steps += [Step(mixer, length, "none", length) for length in plain]
-        if layouts:
+        if flags.layouts:
             steps += [Step(mixer, LAYOUT_LEN, n_devices=n) for n in LAYOUTS[1:]]
 
     def measure_all() -> Iterator[dict]:
@@ -159,7 +159,12 @@ def main(
             )
             yield here["hardware"] | here["versions"] | {"rows": rows}
 
-    report(output, measure_all, lambda found: draw(found["rows"], output / "plot.png"), plot_only)
+    report(
+        flags.output,
+        measure_all,
+        lambda found: draw(found["rows"], flags.output / "plot.png"),
+        flags.plot_only,
+    )
 
 
 def draw(rows: list[dict], path: Path) -> None:
@@ -191,4 +196,4 @@ def draw(rows: list[dict], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

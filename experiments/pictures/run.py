@@ -8,13 +8,14 @@ Writes mixing.png and filters.png next to this file, and facts.json about the ru
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tyro
 
 import hyena_jax
 from hyena_jax import inspect
+from hyena_jax.cli.base import script_flags
 from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.training.step import init_params
 
@@ -23,23 +24,30 @@ TEXT = "ROMEO:\nBut, soft! what light through yonder window breaks?\n"
 LAYER = 1
 
 
-def main(hyena: Path, attention: Path, output: Path = HERE, layer: int = LAYER) -> None:
-    """Draws both pictures.
+@dataclass(frozen=True)
+class Flags:
+    """Draws both pictures."""
 
-    Args:
-      hyena: run of `shakespeare_cpu:hyena`.
-      attention: run of `shakespeare_cpu:attention`.
-      output: folder of the pictures.
-      layer: whose mixing matrix and filters are drawn, from 0.
-    """
-    runs = {"hyena": hyena_jax.load_run(hyena), "attention": hyena_jax.load_run(attention)}
-    own, other = (strongest(run, layer) for run in runs.values())
-    titles = (f"Hyena, layer {layer + 1}, channel {own[0]}", f"attention, layer {layer + 1}, head {other[0]}")
+    hyena: Path
+    """Run of `shakespeare_cpu:hyena`."""
+    attention: Path
+    """Run of `shakespeare_cpu:attention`."""
+    output: Path = HERE
+    """Folder of the pictures."""
+    layer: int = LAYER
+    """Whose mixing matrix and filters are drawn, from 0."""
+
+
+def main(flags: Flags) -> None:
+    runs = {"hyena": hyena_jax.load_run(flags.hyena), "attention": hyena_jax.load_run(flags.attention)}
+    own, other = (strongest(run, flags.layer) for run in runs.values())
+    number = flags.layer + 1
+    titles = (f"Hyena, layer {number}, channel {own[0]}", f"attention, layer {number}, head {other[0]}")
     figure = inspect.draw_mixing(dict(zip(titles, (own[1], other[1]), strict=True)), list(TEXT))
-    figure.savefig(output / "mixing.png", dpi=100)
+    figure.savefig(flags.output / "mixing.png", dpi=100)
 
     run = runs["hyena"]
-    seen = inspect.trace(run.model, run.params, encoded(run)).layers[layer]
+    seen = inspect.trace(run.model, run.params, encoded(run)).layers[flags.layer]
     initial = init_params(run.model, run.experiment.seed)
     before, after = (
         inspect.filters(seen.mixer, seen.own(params), run.experiment.model.max_len)
@@ -51,9 +59,9 @@ def main(hyena: Path, attention: Path, output: Path = HERE, layer: int = LAYER) 
     }
     # Channels with a window of middle length, and the longest.
     channels = (before.shape[1] // 2, 0)
-    inspect.draw_filters(before, after, channels).savefig(output / "filters.png", dpi=90)
+    inspect.draw_filters(before, after, channels).savefig(flags.output / "filters.png", dpi=90)
     facts = {
-        "layer": layer,
+        "layer": flags.layer,
         "channel": int(own[0]),
         "head": int(other[0]),
         "effective_lengths": lengths,
@@ -61,7 +69,7 @@ def main(hyena: Path, attention: Path, output: Path = HERE, layer: int = LAYER) 
         "machine": describe_machine(),
         "versions": describe_versions(),
     }
-    (output / "facts.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    (flags.output / "facts.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def encoded(run: hyena_jax.LoadedRun) -> np.ndarray:
@@ -86,4 +94,4 @@ def validation_loss(run: hyena_jax.LoadedRun) -> float:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

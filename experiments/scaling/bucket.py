@@ -7,7 +7,6 @@ a checkpoint every 2. Its parameters and metrics at the end are compared, bit by
 undisturbed run on the disk. Writes bucket.json and the table of README.md.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -17,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "tests")]
 
 from bucket_server import BUCKET, Fault, Proxy, environment, serving  # noqa: E402
+
+from hyena_jax.cli.base import script_flags  # noqa: E402
 
 LEASE = 2.0
 """Seconds after which a killed owner loses the lock; 60 in use."""
@@ -213,26 +215,32 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--in-a-row", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--only", default="", help="try these alone, and write nothing: kills, proxy or outage"
-    )
-    arguments = parser.parse_args()
+@dataclass(frozen=True)
+class Flags:
+    """Harms runs in a bucket, and writes bucket.json and the page."""
+
+    kills: int = 50
+    """Kills of a run."""
+    in_a_row: int = 5
+    """Times that one run is killed."""
+    seed: int = 0
+    """Draws the moments of the kills."""
+    only: str = ""
+    """Try these alone, and write nothing: kills, proxy or outage."""
+
+
+def main(flags: Flags) -> None:
     found = []
     folder = Path(tempfile.mkdtemp(prefix="hyena_jax_bucket_trials_"))
     with serving() as url:
         os.environ.update(environment(url))
-        lab = Lab(folder, url, arguments.seed)
-        for name, trial in trials(lab, arguments.kills, arguments.in_a_row):
-            if arguments.only in ("", name):
+        lab = Lab(folder, url, flags.seed)
+        for name, trial in trials(lab, flags.kills, flags.in_a_row):
+            if flags.only in ("", name):
                 found.append(trial())
                 print(found[-1], flush=True)
     shutil.rmtree(folder)
-    if arguments.only:
+    if flags.only:
         return
     from results import measured_on
 
@@ -257,4 +265,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(script_flags(Flags))

@@ -7,7 +7,6 @@ than the cores: the table shows how much work the distribution itself adds, as t
 the time that one device takes for all rows of that step.
 """
 
-import argparse
 import json
 import os
 import socket
@@ -15,7 +14,10 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+
+from hyena_jax.cli.base import script_flags
 
 HERE = Path(__file__).parent
 # (processes, devices of each, strategy, fsdp)
@@ -25,6 +27,23 @@ LAYOUTS = [
     *((n, 2, "pmap", 1) for n in (2, 4)),
 ]
 FLAG = "--xla_force_host_platform_device_count="
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Times a step of each layout, and writes results.json and the page."""
+
+    steps: int = 30
+    """Steps that are timed."""
+    rows: int = 4
+    """Rows per device."""
+    worker: bool = False
+    """Be one process of a layout: the program starts itself with this and the flags below."""
+    strategy: str = "pmap"
+    port: int = 0
+    processes: int = 1
+    process_id: int = 0
+    fsdp: int = 1
 
 
 def measure(strategy: str, fsdp: int, rows: int, steps: int) -> float:
@@ -61,15 +80,15 @@ def measure(strategy: str, fsdp: int, rows: int, steps: int) -> float:
     return statistics.median(seconds[3:])
 
 
-def worker(arguments: argparse.Namespace) -> None:
+def worker(flags: Flags) -> None:
     """One process of a layout; the first prints its time."""
     from hyena_jax.config import Cluster
     from hyena_jax.parallel import processes as distributed
 
-    if arguments.processes > 1:
-        address = f"127.0.0.1:{arguments.port}"
-        distributed.join(Cluster(False, address, arguments.processes, arguments.process_id), 100)
-    seconds = measure(arguments.strategy, arguments.fsdp, arguments.rows, arguments.steps)
+    if flags.processes > 1:
+        address = f"127.0.0.1:{flags.port}"
+        distributed.join(Cluster(False, address, flags.processes, flags.process_id), 100)
+    seconds = measure(flags.strategy, flags.fsdp, flags.rows, flags.steps)
     if distributed.is_first():
         print(json.dumps(seconds))
     distributed.leave()
@@ -82,7 +101,7 @@ def run_layout(processes: int, devices: int, strategy: str, fsdp: int, rows: int
         port = probe.getsockname()[1]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{FLAG}{devices}"}
     options = {"rows": rows, "steps": steps, "processes": processes, "strategy": strategy, "fsdp": fsdp}
-    command = [sys.executable, __file__, "--worker", "True", "--port", str(port)]
+    command = [sys.executable, __file__, "--worker", "--port", str(port)]
     command += [part for name, value in options.items() for part in (f"--{name}", str(value))]
     numbered = [[*command, "--process-id", str(i)] for i in range(processes)]
     started = [
@@ -108,40 +127,32 @@ def table(results: dict) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--rows", type=int, default=4, help="rows per device")
-    for name, default in (("worker", ""), ("strategy", "pmap")):
-        parser.add_argument(f"--{name}", default=default, help=argparse.SUPPRESS)
-    for name, default in (("port", 0), ("processes", 1), ("process-id", 0), ("fsdp", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        worker(arguments)
+def main(flags: Flags) -> None:
+    if flags.worker:
+        worker(flags)
         return
     rows = []
     for processes, devices, strategy, fsdp in LAYOUTS:
         total = processes * devices
-        seconds = run_layout(processes, devices, strategy, fsdp, arguments.rows * total, arguments.steps)
+        seconds = run_layout(processes, devices, strategy, fsdp, flags.rows * total, flags.steps)
         row = {"strategy": strategy, "fsdp": fsdp, "processes": processes, "devices": total}
-        rows.append({**row, "rows": arguments.rows * total, "seconds": seconds})
+        rows.append({**row, "rows": flags.rows * total, "seconds": seconds})
         print(rows[-1], flush=True)
-    alone = {n: run_layout(1, 1, "pmap", 1, n, arguments.steps) for n in sorted({r["rows"] for r in rows})}
+    alone = {n: run_layout(1, 1, "pmap", 1, n, flags.steps) for n in sorted({r["rows"] for r in rows})}
     from hyena_jax.system.machine import describe_machine, describe_versions
 
     machine = describe_machine() | describe_versions()
-    results = {"machine": machine, "steps": arguments.steps, "rows": rows, "alone": alone}
+    results = {"machine": machine, "steps": flags.steps, "rows": rows, "alone": alone}
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     results = json.loads((HERE / "results.json").read_text())
     readme = HERE / "README.md"
     text = readme.read_text(encoding="utf-8")
     before, after = text.index("<!-- table -->"), text.index("<!-- end -->")
     versions = f"JAX {machine['jax']}, Python {machine['python']}"
-    header = f"{machine['cores']} cores of an {machine['device']}, {versions}, {arguments.steps} steps"
+    header = f"{machine['cores']} cores of an {machine['device']}, {versions}, {flags.steps} steps"
     body = f"<!-- table -->\n{header} a layout.\n\n{table(results)}\n"
     readme.write_text(text[:before] + body + text[after:], encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(script_flags(Flags))

@@ -14,14 +14,14 @@ import runpy
 import statistics
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from results import hyena_jax, measured_on, report
 
+from hyena_jax.cli.base import script_flags
 from hyena_jax.config import config_files
 from hyena_jax.sweeps.figure import COLOURS
 from hyena_jax.training.metrics import read_rows
@@ -40,41 +40,42 @@ LARGER = {250: 2.530, 500: 1.85, 1000: 1.56, 1500: 1.48, 2000: 1.4474}
 """Losses that irhum/hyena publishes of its 1.5M parameters, on windows of its own, by step."""
 
 
-def main(
-    workdir: Path = Path("runs/shakespeare_cpu"),
-    path: str | None = None,
-    variants: tuple[str, ...] = VARIANTS,
-    jobs: int = 2,
-    measure_time: bool = False,
-    plot_only: bool = False,
-) -> None:
-    """Trains what is missing, or measures times, then writes the results.
+@dataclass(frozen=True)
+class Flags:
+    """Trains what is missing, or measures times, then writes the results."""
 
-    Args:
-      workdir: folder of the runs.
-      path: the text; None takes TensorFlow Datasets' copy.
-      variants: variants of the config `shakespeare_cpu`.
-      jobs: runs at a time, each with its part of the cores.
-      measure_time: measure the time of a step instead of training.
-      plot_only: draw from results.json, and train nothing.
-    """
+    workdir: Path = Path("runs/shakespeare_cpu")
+    """Folder of the runs."""
+    path: str | None = None
+    """The text; None takes TensorFlow Datasets' copy."""
+    variants: tuple[str, ...] = VARIANTS
+    """Variants of the config `shakespeare_cpu`."""
+    jobs: int = 2
+    """Runs at a time, each with its part of the cores."""
+    measure_time: bool = False
+    """Measure the time of a step instead of training."""
+    plot_only: bool = False
+    """Draw from results.json, and train nothing."""
 
+
+def main(flags: Flags) -> None:
     def measure() -> Iterator[dict]:
         results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"variants": {}}
         here = measured_on()
-        if not measure_time:
-            grid = ["--grid", f"variant={','.join(variants)}", "--grid", f"seed={','.join(map(str, SEEDS))}"]
-            hyena_jax("sweep", "shakespeare_cpu", *grid, "--jobs", str(jobs), *settings(workdir, path))
-        for variant in variants:
-            if measure_time:
+        if not flags.measure_time:
+            axes = [f"variant={','.join(flags.variants)}", f"seed={','.join(map(str, SEEDS))}"]
+            options = ["--grid", *axes, "--jobs", str(flags.jobs), *settings(flags.workdir, flags.path)]
+            hyena_jax("sweep", "shakespeare_cpu", *options)
+        for variant in flags.variants:
+            if flags.measure_time:
                 found = {
-                    "ms_per_step": step_time(variant, workdir / f"{variant}_timed", path),
+                    "ms_per_step": step_time(variant, flags.workdir / f"{variant}_timed", flags.path),
                     "timed_on": here,
                 }
             else:
-                runs = [read(workdir / f"variant={variant},seed={seed}", seed) for seed in SEEDS]
+                runs = [read(flags.workdir / f"variant={variant},seed={seed}", seed) for seed in SEEDS]
                 found = {"runs": runs, "parameters": count_parameters(variant)}
-                found["runs_on"] = here | {"jobs": jobs}
+                found["runs_on"] = here | {"jobs": flags.jobs}
             results["variants"][variant] = results["variants"].get(variant, {}) | found
             yield results
 
@@ -83,7 +84,7 @@ def main(
         draw_curves(results["variants"])
         draw_larger(json.loads((HERE / "larger.json").read_text()))
 
-    report(HERE, measure, draw, plot_only)
+    report(HERE, measure, draw, flags.plot_only)
 
 
 def settings(workdir: Path, path: str | None) -> list[str]:
@@ -213,4 +214,4 @@ def draw_larger(runs: dict[str, dict]) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

@@ -14,22 +14,24 @@ import json
 import statistics
 import sys
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import optax
-import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from results import faults_in_a_line
 
 import hyena_jax
+from hyena_jax.cli.base import script_flags
 from hyena_jax.config import TextConfig
+from hyena_jax.config.flags import positional
 from hyena_jax.data.text import Corpus, load_corpus
-from hyena_jax.sweeps.table import n_params
+from hyena_jax.sweeps.compare import n_params
 from hyena_jax.system.files import write_text
 from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.training.metrics import read_rows
@@ -42,31 +44,32 @@ ORDERS = range(2, 7)
 PRIOR = 5.0
 
 
-def main(
-    run: tyro.conf.Positional[Path | None] = None,
-    step: str = "best",
-    keep: str | None = None,
-    ngrams: Path | None = None,
-) -> None:
-    """Prints both losses of a run, or those of n-gram models.
+@dataclass(frozen=True)
+class Flags:
+    """Prints both losses of a run, or those of n-gram models."""
 
-    Args:
-      run: folder of a run on Tiny Shakespeare by characters.
-      step: the run's checkpoint: `best`, `latest` or a number.
-      keep: also write the losses, with those of the run's evaluations, to larger.json under this name.
-      ngrams: the text, for n-gram models.
-    """
-    if run is not None:
+    run: Path | None = field(default=None, metadata=positional("RUN"))
+    """Folder of a run on Tiny Shakespeare by characters."""
+    step: str = "best"
+    """The run's checkpoint: `best`, `latest` or a number."""
+    keep: str | None = None
+    """Also write the losses, with those of the run's evaluations, to larger.json under this name."""
+    ngrams: Path | None = None
+    """The text, for n-gram models."""
+
+
+def main(flags: Flags) -> None:
+    if flags.run is not None:
         with faults_in_a_line():
-            loaded = hyena_jax.load_run(run, step)
+            loaded = hyena_jax.load_run(flags.run, flags.step)
         whole, on_windows = loaded.evaluate()["loss"], loss_on_windows(loaded)
         print(f"step {loaded.step}   held-out text {whole:.4f}   published windows {on_windows:.4f}")
-        if keep is not None:
+        if flags.keep is not None:
             found = {"step": loaded.step, "held_out": whole, "published_windows": on_windows}
-            kept = json.loads(KEPT.read_text()) | {keep: {"best": found, **course(loaded, run)}}
+            kept = json.loads(KEPT.read_text()) | {flags.keep: {"best": found, **course(loaded, flags.run)}}
             write_text(KEPT, json.dumps(kept, indent=1) + "\n")
-    if ngrams is not None:
-        config = TextConfig(path=str(ngrams), tokenizer="characters", seq_len=SEQ_LEN)
+    if flags.ngrams is not None:
+        config = TextConfig(path=str(flags.ngrams), tokenizer="characters", seq_len=SEQ_LEN)
         compare_ngrams(load_corpus(config))
 
 
@@ -140,4 +143,4 @@ def compare_ngrams(data: Corpus) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

@@ -10,10 +10,9 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -21,9 +20,10 @@ from protocol import SEARCH_SEED, best_rate, search, trained, with_rate
 from results import faults_in_a_line, measured_on, report
 
 import hyena_jax
+from hyena_jax.cli.base import script_flags
 from hyena_jax.config import Experiment, load_plugin, read_run
-from hyena_jax.sweeps.figure import COLOURS, save
-from hyena_jax.sweeps.table import KIB, markdown, n_params, state_size
+from hyena_jax.sweeps.compare import KIB, markdown, n_params, state_size
+from hyena_jax.sweeps.figure import COLOURS, save_figure
 from hyena_jax.system.errors import UserError, choose
 from hyena_jax.system.files import write_text
 
@@ -70,60 +70,62 @@ PAIRS = (
 SEEDS = (0, 1, 2)
 
 
-def main(
-    shakespeare: str | None = None,
-    wikitext: str | None = None,
-    workdir: Path = Path("runs/signed"),
-    jobs: int = 1,
-    models: tuple[str, ...] = tuple(MODELS),
-    plot_only: bool = False,
-) -> None:
-    """Searches learning rates on Shakespeare, then trains three seeds of each model on both texts.
+@dataclass(frozen=True)
+class Flags:
+    """Searches learning rates on Shakespeare, then trains three seeds of each model on both texts."""
 
-    Args:
-      shakespeare: file of Tiny Shakespeare.
-      wikitext: file of WikiText-2's test text.
-      workdir: folder of the runs.
-      jobs: runs that are trained at the same time.
-      models: those to train; all others keep their results.
-      plot_only: draw and write from results.json, and train nothing.
-    """
-    texts = dict(zip(TEXTS, (shakespeare, wikitext), strict=True))
+    shakespeare: str | None = None
+    """File of Tiny Shakespeare."""
+    wikitext: str | None = None
+    """File of WikiText-2's test text."""
+    workdir: Path = Path("runs/signed")
+    """Folder of the runs."""
+    jobs: int = 1
+    """Runs that are trained at the same time."""
+    models: tuple[str, ...] = tuple(MODELS)
+    """Those to train; all others keep their results."""
+    plot_only: bool = False
+    """Draw and write from results.json, and train nothing."""
+
+
+def main(flags: Flags) -> None:
+    texts = dict(zip(TEXTS, (flags.shakespeare, flags.wikitext), strict=True))
     with faults_in_a_line():
-        for model in models:
+        for model in flags.models:
             choose("models", model, MODELS)
-        if not plot_only and None in texts.values():
+        if not flags.plot_only and None in texts.values():
             raise UserError("give the files of both texts, --shakespeare and --wikitext")
 
     def measure() -> Iterator[dict[str, Any]]:
         load_plugin(str(HERE / "third_gate.py"))
         results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        own = {model: make_run(model, SEARCH_SEED, shakespeare) for model in models}
+        own = {model: make_run(model, SEARCH_SEED, flags.shakespeare) for model in flags.models}
         searching = {model: run for model, run in own.items() if MODELS[model].rate is None}
-        found, _ = search(searching, lambda values: values["loss"], workdir / "search", jobs)
-        rates = {model: MODELS[model].rate for model in models} | {
+        found, _ = search(searching, lambda values: values["loss"], flags.workdir / "search", flags.jobs)
+        rates = {model: MODELS[model].rate for model in flags.models} | {
             model: best_rate(losses, own[model].optimizer.learning_rate) for model, losses in found.items()
         }
         new: dict[str, dict[str, Any]] = {
-            model: {"rate": rates[model], **measured_on(), "searched": {}, "losses": {}} for model in models
+            model: {"rate": rates[model], **measured_on(), "searched": {}, "losses": {}}
+            for model in flags.models
         }
         for model, losses in found.items():
             new[model]["searched"] = {f"{rate:g}": loss for rate, loss in sorted(losses.items())}
         for text, path in texts.items():
             runs = {
                 f"model={model},seed={seed}": with_rate(make_run(model, seed, path), rates[model])
-                for model in models
+                for model in flags.models
                 for seed in SEEDS
             }
-            outcomes = trained(runs, workdir / text, jobs)
-            for model in models:
+            outcomes = trained(runs, flags.workdir / text, flags.jobs)
+            for model in flags.models:
                 done = [outcomes[f"model={model},seed={seed}"] for seed in SEEDS]
                 size = read_run(done[0].workdir).model
                 new[model]["losses"][text] = [outcome.values["loss"] for outcome in done]
                 new[model] |= {"parameters": n_params(size), "state_bytes": state_size(size)}
         yield {model: (results | new)[model] for model in MODELS if model in results | new}
 
-    report(HERE, measure, write, plot_only)
+    report(HERE, measure, write, flags.plot_only)
 
 
 def make_run(model: str, seed: int, path: str) -> Experiment:
@@ -172,7 +174,7 @@ def draw(results: Mapping[str, Any]) -> None:
     figure.axes[0].invert_yaxis()
     figure.suptitle("line: mean of the seeds; orange: signed", fontsize="medium")
 
-    save(figure, HERE / "plot.png", dpi=130)
+    save_figure(figure, HERE / "plot.png", dpi=130)
 
 
 def page(results: Mapping[str, Any]) -> str:
@@ -246,4 +248,4 @@ contexts, longer training, and radii other than 0.3 and 0.9 were not tried."""
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(script_flags(Flags))

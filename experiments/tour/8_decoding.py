@@ -16,10 +16,10 @@ import numpy as np
 import show
 
 from hyena_jax.config import HyenaConfig, ImplicitFilterConfig
-from hyena_jax.distillation import hankel, modal_fit
+from hyena_jax.distillation import modal_fit
 from hyena_jax.filters import build_filter
 from hyena_jax.mixers import Hyena
-from hyena_jax.ops import modal_conv, online_conv
+from hyena_jax.ops import hankel, modal_conv, online_conv
 from hyena_jax.reference.convolution import linear_convolution
 from hyena_jax.reference.decoding import modal_convolution, online_convolution
 

@@ -7,15 +7,20 @@ cells one by one. The notebook NAME.ipynb holds the same cells, what they print 
 On one machine a second run writes the same bytes.
 """
 
-import argparse
 import ast
 import base64
 import contextlib
 import io
 import json
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from hyena_jax.cli.base import script_flags
+from hyena_jax.config import Checked
+from hyena_jax.config.flags import positional
+from hyena_jax.system.errors import choose
 
 HERE = Path(__file__).resolve().parent
 
@@ -94,22 +99,30 @@ def execute(text: str, where: str, variables: dict[str, Any]) -> list[dict[str, 
     return outputs
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="sources, such as 1_fourier; all by default")
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of the notebooks")
-    arguments = parser.parse_args()
-    unknown = set(arguments.names) - set(names())
-    if unknown:
-        parser.error(f"NAME must be among {', '.join(names())}; got {', '.join(sorted(unknown))}")
-    folder = arguments.output.resolve()
+@dataclass(frozen=True)
+class Flags(Checked):
+    """Runs the tour's sources and writes their notebooks, with outputs."""
+
+    names: tuple[str, ...] = field(default=(), metadata=positional("NAME..."))
+    """Sources, such as 1_fourier; all by default."""
+    output: Path = HERE
+    """Folder of the notebooks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.names:
+            choose("NAME", name, dict.fromkeys(names()))
+
+
+def main(flags: Flags) -> None:
+    folder = flags.output.resolve()
     os.environ["MPLBACKEND"] = "agg"
     os.chdir(HERE)  # as in Jupyter
-    for name in arguments.names or names():
+    for name in flags.names or names():
         text = json.dumps(notebook(name), indent=1, ensure_ascii=False) + "\n"
         (folder / f"{name}.ipynb").write_text(text, encoding="utf-8")
         print(name)
 
 
 if __name__ == "__main__":
-    main()
+    main(script_flags(Flags))

@@ -12,16 +12,16 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tyro
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from hyena_jax import config
+from hyena_jax.cli.base import script_flags
 from hyena_jax.config import ParallelConfig
 from hyena_jax.plan.compiling import DoesNotCompile, Limits
 from hyena_jax.plan.planning import StepPlan, make_plan
@@ -69,24 +69,27 @@ WHOLE = (
 )
 
 
-def main(
-    only: tuple[str, ...] = (), targets: tuple[str, ...] = ("v5e:4x4", "v5p:2x2x4"), again: bool = False
-) -> int:
-    """Compiles what is missing, and draws and writes everything.
+@dataclass(frozen=True)
+class Flags:
+    """Compiles what is missing, and draws and writes everything."""
 
-    Args:
-      only: parts of configs' names; empty: all.
-      again: compile what results.json holds, too.
-    """
+    only: tuple[str, ...] = ()
+    """Parts of configs' names; empty: all."""
+    targets: tuple[str, ...] = ("v5e:4x4", "v5p:2x2x4")
+    again: bool = False
+    """Compile what results.json holds, too."""
+
+
+def main(flags: Flags) -> int:
     path = FOLDER / "results.json"
-    rows = [Row(*each) for each in product(CONFIGS, targets, LAYOUTS)]
-    rows += [row for row in WHOLE if row.target in targets]
+    rows = [Row(*each) for each in product(CONFIGS, flags.targets, LAYOUTS)]
+    rows += [row for row in WHOLE if row.target in flags.targets]
     found = {}
     if path.exists():
         kept = json.loads(path.read_text())["rows"]
         found = {Row(*(each[name] for name in Row._fields)): each["result"] for each in kept}
-    chosen = [row for row in rows if not only or any(part in row.config for part in only)]
-    missing = [row for row in chosen if again or row not in found]
+    chosen = [row for row in rows if not flags.only or any(part in row.config for part in flags.only)]
+    missing = [row for row in chosen if flags.again or row not in found]
     with bar("compiling", len(missing)) as advance:
         for row in missing:
             continued = found.get(row._replace(whole=False), {})
@@ -210,4 +213,4 @@ def draw(path: Path, found: dict[Row, dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main))
+    sys.exit(main(script_flags(Flags)))

@@ -16,7 +16,7 @@ import reproduce
 from pages import Group, groups_of
 from study import results_of
 
-from hyena_jax.sweeps.table import KIB, markdown
+from hyena_jax.sweeps.compare import KIB, markdown
 from hyena_jax.system.files import write_text
 
 HERE = Path(__file__).parent

@@ -21,7 +21,7 @@ from hyena_jax.benchmark.settings import Function
 from hyena_jax.benchmark.timing import counted_program, forward_backward
 from hyena_jax.benchmark.verify import TOLERANCE, require_close
 from hyena_jax.config import own_code
-from hyena_jax.config.registry import import_parts
+from hyena_jax.config.plugins import import_parts
 from hyena_jax.system.errors import UserError, require
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from hyena_jax import config
-from hyena_jax.config.registry import OF_PATHS
+from hyena_jax.config.plugins import OF_PATHS
 from hyena_jax.system.errors import UserError, describe_fault
 from hyena_jax.system.startup import quiet_libraries
 

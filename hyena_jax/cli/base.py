@@ -8,16 +8,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hyena_jax import config
 from hyena_jax.config import Checked
-from hyena_jax.config.flags import FLAT, PluginFlags, positional
+from hyena_jax.config.flags import FLAT, PluginFlags, flags_of, positional, read_flags
+from hyena_jax.config.help import command_help
 from hyena_jax.system.errors import UserError, as_printed
 from hyena_jax.system.storage.location import Location
 
 if TYPE_CHECKING:
     from hyena_jax.system.output import Output
+
+T = TypeVar("T")
 
 HELP = ("-h", "--help")
 PLUGINS = "HYENA_JAX_PLUGINS"
@@ -97,9 +100,43 @@ class OfRun(Command):
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
 
+def read_command(
+    kind: type[Command], called: str, arguments: Sequence[str]
+) -> tuple[Command | None, list[str]]:
+    """The command that its arguments describe, and the names of its flags; None if help has been printed."""
+    rest, values = kind.take(called, list(arguments))
+    flags = flags_of(kind, values, rest)
+    if asks_for_help(rest):
+        notes = kind.notes()
+        if issubclass(kind, OfConfig) and not values:  # without a config, only its own flags
+            flags = [flag for flag in flags if flag.path[0] != "experiment"]
+            notes = [
+                f"Configs: {', '.join(config.config_files())}",
+                f"`hyena-jax {called} CONFIG --help` describes the options of a config.",
+            ]
+        print(command_help(f"hyena-jax {called}", kind.__doc__, flags, notes))
+        return None, []
+    return read_flags(kind, called, rest, values), [flag.name for flag in flags if flag.base is None]
+
+
 def asks_for_help(arguments: Sequence[str]) -> bool:
     """Whether one of the arguments is --help."""
     return any(argument in HELP for argument in arguments)
+
+
+def script_flags(kind: type[T]) -> T:
+    """The flags of a script outside of this package, a dataclass like a command's, from its command line.
+
+    `--help` prints them; that and a wrong flag end the process.
+    """
+    called, *arguments = sys.argv
+    if asks_for_help(arguments):
+        print(command_help(f"python {called}", kind.__doc__, flags_of(kind)))
+        sys.exit()
+    try:
+        return read_flags(kind, called, arguments, program="python")
+    except UserError as error:
+        sys.exit(fail(error, 2))
 
 
 def require_config_first(called: str, arguments: Sequence[str]) -> None:

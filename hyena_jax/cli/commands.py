@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hyena_jax import __version__
-from hyena_jax.cli.base import HELP, Command, OfConfig, asks_for_help
+from hyena_jax.cli.base import HELP, Command, read_command
 from hyena_jax.cli.bench import BenchCompare, BenchDecode, BenchFunction, BenchModel, BenchOperators
 from hyena_jax.cli.compare import Compare
 from hyena_jax.cli.convert import Convert
@@ -25,12 +25,12 @@ from hyena_jax.cli.show import Show
 from hyena_jax.cli.sweep import Sweep
 from hyena_jax.cli.task import DrawTask
 from hyena_jax.cli.train import Train
-from hyena_jax.config import config_files
-from hyena_jax.config.flags import as_flag, flags_of, read
-from hyena_jax.config.help import command_help, overview
+from hyena_jax.config.flags import as_flag
+from hyena_jax.config.help import overview
 from hyena_jax.system.errors import UserError, choose
 from hyena_jax.system.startup import refuse_wrong_jaxlib
 from hyena_jax.system.storage.location import Location
+from hyena_jax.training.options import StartOptions
 
 # By what a person wants to do. For a command of two words, a table by the second word.
 GROUPS = {
@@ -76,11 +76,16 @@ def _with_copies(command: Command) -> Command:
             from hyena_jax.system.storage.mirror import opened
 
             return opened(value, argument)
-        return tuple(local(one, argument) for one in value) if type(value) is tuple else value
+        if type(value) is tuple:
+            return tuple(local(one, argument) for one in value)
+        return inside(value) if isinstance(value, StartOptions) else value
 
-    values = {field.name: getattr(command, field.name) for field in dataclasses.fields(command)}
-    copies = {name: local(value, name) for name, value in values.items()}
-    return command if copies == values else dataclasses.replace(command, **copies)
+    def inside(fields: Any) -> Any:
+        values = {field.name: getattr(fields, field.name) for field in dataclasses.fields(fields)}
+        copies = {name: local(value, name) for name, value in values.items()}
+        return fields if copies == values else dataclasses.replace(fields, **copies)
+
+    return inside(command)
 
 
 def find(arguments: Sequence[str]) -> tuple[Command | None, list[str]]:
@@ -104,17 +109,4 @@ def find(arguments: Sequence[str]) -> tuple[Command | None, list[str]]:
             return None, []
         kind = choose(" ".join([*words, "command"]), rest[0], kind)
         words.append(rest.pop(0))
-    called = " ".join(words)
-    rest, values = kind.take(called, rest)
-    flags = flags_of(kind, values, rest)
-    if asks_for_help(rest):
-        notes = kind.notes()
-        if issubclass(kind, OfConfig) and not values:  # without a config, only its own flags
-            flags = [flag for flag in flags if flag.path[0] != "experiment"]
-            notes = [
-                f"Configs: {', '.join(config_files())}",
-                f"`hyena-jax {called} CONFIG --help` describes the options of a config.",
-            ]
-        print(command_help(called, kind.__doc__, flags, notes))
-        return None, []
-    return read(kind, called, rest, values), [flag.name for flag in flags if flag.base is None]
+    return read_command(kind, " ".join(words), rest)

@@ -35,8 +35,7 @@ class Compare(Command):
         """Prints the table; writes the figure and the table if asked to."""
         import_jax()  # only shapes are computed: no device is started
 
-        from hyena_jax.sweeps.compare import compare
-        from hyena_jax.sweeps.table import text_table
+        from hyena_jax.sweeps.compare import compare, text_table
 
         dirs, output = self.dirs, self.output
         rows = compare(dirs, by=self.by, metric=self.metric, x=self.x, output=output, note=note)

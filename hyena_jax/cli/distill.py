@@ -17,7 +17,7 @@ from hyena_jax.system.startup import start_jax
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hyena_jax.distillation.outcome import Found
+    from hyena_jax.distillation.outcome import Outcome
 
 # Sizes that `auto` tries, up to max_len: a state of max_len numbers could just as well store the inputs.
 AUTO_SIZES = (4, 8, 16, 32, 64, 128, 256)
@@ -57,19 +57,18 @@ class Distill(OfRun):
         start_jax(note)
         keep_freed_memory()
 
-        from hyena_jax.distillation import outcome, store
+        from hyena_jax.distillation import outcome
         from hyena_jax.system.files import new_folder
 
         console = table_console()
         try:
             found = self._distil(console)
-            source, last, increase = found.source, found.tried[-1], outcome.loss_increase(found)
-            holds = self.state_size != "auto" or increase <= self.max_loss_increase
+            last, holds = found.last, self.state_size != "auto" or found.keeps
             if holds:  # before anything is printed, which may fail
                 results = {"command": " ".join(["hyena-jax", *arguments]), "workdir": as_urls(self.workdir)}
                 text = json.dumps(results | outcome.to_json(found), indent=2) + "\n"
                 with new_folder(self.output) as draft:
-                    store.write_run(draft, source, last)
+                    outcome.write_run(draft, found)
                     (draft / RESULTS).write_text(text, encoding="utf-8")
                     outcome.draw(found, draft / "distillation.png")
             for part in outcome.tables(found):
@@ -78,25 +77,26 @@ class Distill(OfRun):
                 most = (
                     f"no state size up to {last.size} keeps the loss within {self.max_loss_increase:g} nats"
                 )
-                return fail(f"{most}: it grows by {increase:.4f}; nothing was written", 1)
+                return fail(f"{most}: it grows by {found.increase(last):.4f}; nothing was written", 1)
             console.print(outcome.verdict(found), soft_wrap=True)
             console.print(f"run folder: {self.output}   state size {last.size}", soft_wrap=True)
-            config_file, folder = map(shlex.quote, (str(self.output / store.CONFIG_FILE), str(self.output)))
-            more = f"train {config_file} --workdir {folder}{plugin_flags(source.experiment)}"
+            config_file, folder = map(shlex.quote, (str(self.output / outcome.CONFIG_FILE), str(self.output)))
+            more = f"train {config_file} --workdir {folder}{plugin_flags(found.original.experiment)}"
             console.print(f"to continue training: hyena-jax {more}", soft_wrap=True)
         except BrokenPipeError:
             return 0 if (self.output / RESULTS).exists() else unread()
         return 0
 
-    def _distil(self, console: "Console") -> "Found":
+    def _distil(self, console: "Console") -> "Outcome":
         """The run with recurrences of each state size, up to the first within the bound.
 
         Raises:
           UserError: if the run cannot be distilled; before its parameters are read.
         """
         from hyena_jax.api import load_run
-        from hyena_jax.distillation import outcome, sizes
+        from hyena_jax.distillation import measure
         from hyena_jax.distillation.model import check_distillable, long_filters
+        from hyena_jax.distillation.outcome import Outcome
         from hyena_jax.system.output import bar
         from hyena_jax.training.evaluate import load_data
 
@@ -112,16 +112,19 @@ class Distill(OfRun):
         run = load_run(self.workdir, self.step)
         filters = long_filters(experiment.model, run.params)
         data, about_data = load_data(run.folder, self.path), read_json("workdir", self.workdir / "data.json")
-        source = sizes.Source(experiment, run.step, run.params, data, about_data, filters)
+        original = measure.Original(experiment, run.step, run.params, data, about_data, filters)
         console.print(f"distilling {self.workdir}, step {run.step}")
         n_parts = 1 + len(filters) * (1 + len(state_sizes)) + len(state_sizes)
         with bar("distilling", n_parts, console) as advance:
-            before = sizes.evaluate_source(source, self.batch_size)
+            before, spectra = measure.evaluate_original(original, self.batch_size), []
             advance()
-            spectra = sizes.all_spectra(source, max(state_sizes), self.seed, advance)
-            tried: list[sizes.Tried] = []
+            for of_layer in filters:  # to twice the largest state size
+                spectra.append(measure.spectra(of_layer, 2 * max(state_sizes), self.seed))
+                advance()
+            found = Outcome(original, before, spectra, [], self.max_filter_error, self.max_loss_increase)
             for size in state_sizes:
-                tried.append(sizes.distill(source, spectra, size, self.batch_size, self.seed, advance))
-                if tried[-1].values["loss"] - before["loss"] <= self.max_loss_increase:
+                options = size, self.batch_size, self.seed, advance
+                found.tried.append(measure.distill(original, spectra, *options))
+                if found.keeps:
                     break
-        return outcome.Found(source, before, spectra, tried, self.max_filter_error, self.max_loss_increase)
+        return found

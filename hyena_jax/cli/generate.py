@@ -124,14 +124,14 @@ class Generate(OfRun):
             prefilled = prefill(run.decoder, run.params, prompts)
         else:  # prompts go on where others ended
             prompts = [encode(run.tokenizer, prompt, "prompt") for prompt in self.prompt]
-            prefilled = saved_state.load(self.load_state, run.decoder, run.params, origin)
+            prefilled = saved_state.load_state(self.load_state, run.decoder, run.params, origin)
             count = len(prefilled.read)
             most = f"at most {MAX_ROWS // count} for the {count} prompts of the state"
             require(count * self.num_samples <= MAX_ROWS, "num_samples", self.num_samples, most)
             if prompts:
                 prefilled = prefill(run.decoder, run.params, prompts, prefilled)
         if self.save_state is not None:
-            saved_state.save(self.save_state, prefilled, origin)
+            saved_state.save_state(self.save_state, prefilled, origin)
         return prefilled
 
     def _write(

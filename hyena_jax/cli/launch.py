@@ -11,18 +11,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from hyena_jax import cli
-from hyena_jax.cli.base import Command, note
+from hyena_jax.cli.base import Command, note, read_command
+from hyena_jax.cli.train import Train
 from hyena_jax.config import AtLeast, AtMost
 from hyena_jax.config.flags import HIDDEN
 from hyena_jax.system.errors import require
 from hyena_jax.system.signals import (
     STOPPED_CODE,
-    end_with,
     how_ended,
     noted_signals,
     start_process,
-    take_signals,
 )
 
 POLL_EVERY = 0.05
@@ -60,8 +58,6 @@ class Launch(Command):
           0; or 75 after a stop that was asked for, but 130 if SIGINT left nothing to save; or the exit code
           of the process that failed first, 128 + N if signal N ended it.
         """
-        from hyena_jax.cli.commands import find
-
         is_train = self.command[:1] == ("train",) and len(self.command) > 1
         require(is_train, "the command after --", " ".join(self.command), "train ...")
         with socket.socket() as probe:  # a free port
@@ -69,7 +65,8 @@ class Launch(Command):
             address = f"127.0.0.1:{probe.getsockname()[1]}"
         count = ["--num-processes", str(self.num_processes)]
         command = [*self.command, "--coordinator", address, *count, "--process-id"]
-        if find([*command, "0"])[0] is None:  # help; and wrong flags are one error, not one from each process
+        # Help; and wrong flags are one error, not one from each process.
+        if read_command(Train, "train", [*command[1:], "0"])[0] is None:
             return 0
         with noted_signals() as asked, ExitStack() as stack:
             pipe, held = os.pipe()  # when it closes, the processes know that the launcher is gone
@@ -77,7 +74,7 @@ class Launch(Command):
             stack.callback(os.close, pipe)
             processes: list[Process] = []
             for i in range(self.num_processes):
-                ours = [sys.executable, "-m", "hyena_jax.cli.launch", str(pipe), *command, str(i)]
+                ours = [sys.executable, "-m", "hyena_jax.cli.launched", str(pipe), *command, str(i)]
                 processes.append(start_process(ours, stdin=subprocess.DEVNULL, pass_fds=[pipe]))
                 stack.callback(processes[-1].wait)
                 stack.callback(processes[-1].kill)
@@ -118,18 +115,3 @@ def _first_failed(processes: Sequence[Process]) -> int | None:
     """A failed process, preferably one ended by a signal: that may have caused the others. None if none."""
     failed = [i for i, process in enumerate(processes) if process.poll() not in (None, 0, STOPPED_CODE)]
     return min(failed, key=lambda i: processes[i].returncode > 0, default=None)
-
-
-def launched() -> int:
-    """Runs the command of one process that was started; it stops and saves once its launcher has ended.
-
-    The first argument is the pipe that the launcher holds open. While the process has nothing to save, a
-    signal ends it at once and without a message: the launcher prints one for all.
-    """
-    take_signals()
-    end_with(int(sys.argv.pop(1)))
-    return cli.main()
-
-
-if __name__ == "__main__":
-    sys.exit(launched())

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -107,31 +106,23 @@ def _progress(what: str, total: int | None) -> Iterator[Callable[[int, int], Non
     Yields:
       advance(bytes, tokens); the first call says what was done before.
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import TimeRemainingColumn
 
-    from hyena_jax.system.output import Output
+    from hyena_jax.system.output import VALUES, Bar, Output
 
-    console = Output(stderr=True)
-    columns = (TextColumn(what), BarColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
-    began = printed = time.monotonic()
-    done, before, n_tokens = 0, None, 0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as live:
-        task = live.add_task("", total=total, speed="")
+    begun, done, n_tokens = time.monotonic(), 0, 0
+    columns = (VALUES, TimeRemainingColumn())
+    with Bar(Output(stderr=True), what, total, *columns, transient=True) as live:
+        live.is_row_due(ROW_EVERY)  # the first one is due after so many seconds
 
         def advance(n_bytes: int, tokens: int) -> None:
-            nonlocal done, before, n_tokens, printed
+            nonlocal done, n_tokens
             done, n_tokens = done + n_bytes, n_tokens + tokens
-            before = done if before is None else before
-            now = time.monotonic()
-            speed = f"{n_tokens / max(now - began, 1e-3):,.0f} tokens/s"
-            live.update(task, completed=done, speed=speed)
-            if not console.is_terminal and now - printed >= ROW_EVERY:
-                printed = now
-                left = ""
-                if total is not None and done > before:
-                    seconds = (now - began) / (done - before) * (total - done)
-                    left = f"   {timedelta(seconds=round(seconds))} left"
-                share = "" if total is None else f"   {done / total:6.1%}"
-                print(f"{what}{share}   {n_tokens:,} tokens   {speed}{left}", file=sys.stderr, flush=True)
+            speed = f"{n_tokens / max(time.monotonic() - begun, 1e-3):,.0f} tokens/s"
+            live.show(done, values=speed)
+            if live.is_row_due(ROW_EVERY):
+                share = None if total is None else f"{done / total:6.1%}"
+                shown = (what, share, f"{n_tokens:,} tokens", speed, live.left(done))
+                print("   ".join(filter(None, shown)), file=sys.stderr, flush=True)
 
         yield advance

@@ -13,7 +13,7 @@ from hyena_jax.system.startup import start_jax
 from hyena_jax.system.storage.location import Location
 
 if TYPE_CHECKING:
-    from hyena_jax.inspect.subject import Subject
+    from hyena_jax.inspect.example import Example
 
 MAX_TOKENS = 512
 
@@ -55,21 +55,21 @@ class Show(OfRun):
         from hyena_jax.system import files
         from hyena_jax.system.storage.mirror import share
 
-        text = page(content(self.workdir, self.step, self._subject(), self.beside, note))
+        text = page(content(self.workdir, self.step, self._example(), self.beside, note))
         path = self.output or self.workdir / "show.html"
         files.write_text(path, text)
         share(path)
         say(f"page: {path}   {len(text.encode()) / 1e6:.1f} MB, to be opened in a browser")
         return 0
 
-    def _subject(self) -> "Subject":
+    def _example(self) -> "Example":
         """What the model is shown with."""
         from hyena_jax.data.tokenizers import is_tokenizer
-        from hyena_jax.inspect import subject
+        from hyena_jax.inspect import example
         from hyena_jax.training.evaluate import load_data
-        from hyena_jax.training.folder import read_run
+        from hyena_jax.training.folder import read_folder
 
-        folder = read_run(self.workdir)
+        folder = read_folder(self.workdir)
         experiment, workdir = folder.experiment, str(self.workdir)
         most = min(self.max_tokens, getattr(experiment.model, "max_len", MAX_TOKENS))
         is_tokens = experiment.data.input_kind.is_tokens
@@ -77,8 +77,8 @@ class Show(OfRun):
             is_text = is_tokens and is_tokenizer(folder.encoding)
             require(is_text, "workdir", workdir, "a run on text, or on tokens with a tokenizer")
             if self.text is not None:
-                return subject.from_text(folder.encoding, self.text, most)
-            return subject.from_file(folder.encoding, Path(self.path), most)
+                return example.from_text(folder.encoding, self.text, most)
+            return example.from_file(folder.encoding, Path(self.path), most)
         has_patches = is_tokens or hasattr(experiment.model, "patch_size")
         require(has_patches, "workdir", workdir, "a run on tokens, or one of a model with patches of images")
-        return subject.held_out(load_data(folder, self.path), folder.encoding, self.index, most)
+        return example.held_out(load_data(folder, self.path), folder.encoding, self.index, most)

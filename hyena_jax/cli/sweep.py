@@ -64,8 +64,8 @@ class Sweep(Command):
     def run(self, arguments: Sequence[str]) -> int:
         """Trains the runs of the grid, and prints a line for each."""
         from hyena_jax.sweeps.grid import make_runs, parse_axis
+        from hyena_jax.sweeps.pool import DONE
         from hyena_jax.sweeps.sweep import sweep
-        from hyena_jax.sweeps.worker import DONE
         from hyena_jax.system.signals import STOPPED_CODE, Interrupted
 
         axes: dict[str, tuple[str, ...]] = {}

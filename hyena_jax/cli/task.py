@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hyena_jax.cli.base import Command
 from hyena_jax.config import TASK_CONFIGS, TaskConfig
 from hyena_jax.config.flags import FLAT, PluginFlags, positional, take_flag
-from hyena_jax.config.help import columns
+from hyena_jax.config.help import terminal_width
 from hyena_jax.config.registry import OWN_NAMES
 from hyena_jax.system.errors import UserError, choose, require
 
@@ -89,7 +89,7 @@ def example(task: "Task", config: TaskConfig, row: "Row") -> Iterator[str]:
             shown[position] = answer(config, int(target))
     inputs = [task.symbol(config, int(i)) for i in row.inputs]
     width = max(map(len, inputs + shown))
-    in_line = max(1, (columns() - len("inputs  ")) // (width + 1))
+    in_line = max(1, (terminal_width() - len("inputs  ")) // (width + 1))
     parts = []
     for first in range(0, len(inputs), in_line):
         rows = (("inputs", inputs), ("target", shown))
@@ -134,4 +134,4 @@ def _item(title: str, text: str) -> Iterator[str]:
     indent = " " * 4
     yield title
     for line in text.splitlines():
-        yield from textwrap.wrap(line, columns(), initial_indent=indent, subsequent_indent=indent)
+        yield from textwrap.wrap(line, terminal_width(), initial_indent=indent, subsequent_indent=indent)

@@ -4,15 +4,16 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from hyena_jax.cli.base import OfConfig, fail, note, say, unread
-from hyena_jax.config import AtLeast, Cluster, Experiment, plugin_flags
+from hyena_jax.config import Cluster, Experiment, plugin_flags
 from hyena_jax.config.flags import FLAT, PluginFlags, positional, take_flag
 from hyena_jax.system.errors import UserError, as_urls
 from hyena_jax.system.malloc import keep_freed_memory
 from hyena_jax.system.startup import import_jax, keep_compiled_programs, start_devices
 from hyena_jax.system.storage.location import Location, is_url, location_of
+from hyena_jax.training.options import NO_OPTIONS, StartOptions
 
 
 @dataclass(frozen=True)
@@ -27,20 +28,7 @@ class Train(OfConfig):
     """Name of a config, or a Python file with get_config()."""
     workdir: Path | Location
     """Folder of the run; created if missing, continued if it holds this experiment; or gs://BUCKET/NAME."""
-    profile: Path | None = None
-    """Write a jax.profiler trace of ten steps to this folder, soon after the start."""
-    profile_at: Annotated[tuple[int, ...], AtLeast(0)] = ()
-    """Trace the ten steps after each of these steps instead, into subfolders of --profile."""
-    profile_every: Annotated[int | None, AtLeast(11)] = None
-    """Trace ten steps after every N steps instead, into subfolders of --profile."""
-    init_from: Path | Location | None = None
-    """Initial parameters of a new run: a file written by `export`, or the folder of a run, whose newest
-    checkpoint and tokenizer it then takes."""
-    accept_changed_data: bool = False
-    """Continue the run although its data changed; the new data are read with the run's tokenizer."""
-    accept_changed_optimizer: bool = False
-    """Continue the run with other values of its optimizer, such as its learning rate, schedule, weight decay
-    or clipping; the folder keeps from which step on. What the optimizer's state holds must not change."""
+    options: StartOptions = field(default=NO_OPTIONS, metadata=FLAT)
     trains: ClassVar[bool] = True
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
     cluster: Cluster = field(default=Cluster(), metadata=FLAT)
@@ -69,13 +57,12 @@ class Train(OfConfig):
         keep_compiled_programs(note)
         keep_freed_memory()
 
-        from hyena_jax.generation.sample import write_sample
+        from hyena_jax.generation.sample import draw_predictions, has_labels, write_sample
         from hyena_jax.parallel import processes
         from hyena_jax.system.output import Output
         from hyena_jax.system.signals import STOPPED_CODE, Interrupted
         from hyena_jax.system.storage.mirror import share
-        from hyena_jax.training.loop import Diverged
-        from hyena_jax.training.predictions import draw_predictions, has_labels
+        from hyena_jax.training.hooks import Diverged
         from hyena_jax.training.run import train
 
         experiment, workdir = self.experiment, self.workdir
@@ -84,17 +71,7 @@ class Train(OfConfig):
         console = Output()
         try:
             with processes.leaving_on_failure(fail, location_of(workdir) is not None):
-                result = train(
-                    experiment,
-                    workdir,
-                    console,
-                    self.profile,
-                    self.init_from,
-                    self.accept_changed_data,
-                    self.accept_changed_optimizer,
-                    profile_at=self.profile_at,
-                    profile_every=self.profile_every,
-                )
+                result = train(experiment, workdir, console, self.options)
                 is_first = processes.is_first()
                 processes.leave()
         except Diverged as error:

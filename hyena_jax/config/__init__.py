@@ -78,53 +78,57 @@ from hyena_jax.config.models import (
     LoRAConfig,
     ModelConfig,
 )
-from hyena_jax.config.registry import (
-    REGISTRIES,
-    Targets,
-    changed_plugins,
-    is_of_own_code,
-    load_plugin,
-    missing_parts,
-    name_of,
-    own_code,
-    plugin_flags,
-    plugins_in,
-    register,
-)
-from hyena_jax.config.tasks import TASK_CONFIGS, TaskConfig
-from hyena_jax.config.training import (
+from hyena_jax.config.optimizers import (
     HYENA_GROUPS,
     NO_DECAY,
     OPTIMIZER_CONFIGS,
     SCHEDULE_CONFIGS,
-    AccuracyConfig,
     AdafactorConfig,
     AdamWConfig,
-    Cluster,
     ConstantConfig,
     CosineConfig,
-    CrossEntropyConfig,
     DecayScheduleConfig,
-    Experiment,
     GroupedOptimizerConfig,
     LinearConfig,
     LionConfig,
-    LoggingConfig,
-    LossConfig,
-    MetricConfig,
     MuonConfig,
     OptimizerConfig,
-    ParallelConfig,
     ParameterGroup,
     ScheduleConfig,
     SGDConfig,
+    WarmupScheduleConfig,
+    WarmupStableDecayConfig,
+)
+from hyena_jax.config.plugins import (
+    changed_plugins,
+    is_of_own_code,
+    load_plugin,
+    missing_parts,
+    own_code,
+    plugin_flags,
+    plugins_in,
+)
+from hyena_jax.config.registry import (
+    REGISTRIES,
+    Targets,
+    name_of,
+    register,
+)
+from hyena_jax.config.tasks import TASK_CONFIGS, TaskConfig
+from hyena_jax.config.training import (
+    AccuracyConfig,
+    Cluster,
+    CrossEntropyConfig,
+    Experiment,
+    LoggingConfig,
+    LossConfig,
+    MetricConfig,
+    ParallelConfig,
     TensorBoardConfig,
     TopKAccuracyConfig,
     TrackerConfig,
     TrainingConfig,
     WandbConfig,
-    WarmupScheduleConfig,
-    WarmupStableDecayConfig,
 )
 
 _ERRORS = "UserError", "choose", "describe_fault", "require"

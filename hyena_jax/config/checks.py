@@ -87,7 +87,7 @@ class Checked:
             value = getattr(self, name)
             if get_origin(hint) is Literal and isinstance(value, str):
                 choose(name, value, dict.fromkeys(get_args(hint)))
-            require(_is_a(value, hint), name, value, describe(hint))
+            require(_is_a(value, hint), name, value, type_in_words(hint))
             ranges = field_ranges(type(self)).get(name, ())
             if ranges and float not in (hint, *get_args(hint)):
                 ranges += (AtMost(MAX_COUNT),)
@@ -108,7 +108,7 @@ def check_annotations(config_class: type) -> None:
 
 
 def _is_supported(hint: Any) -> bool:
-    """Whether `_is_a` and `describe` know an annotated type."""
+    """Whether `_is_a` and `type_in_words` know an annotated type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return all(isinstance(argument, str) for argument in arguments)
@@ -177,15 +177,15 @@ def _is_a(value: object, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def describe(hint: Any) -> str:
+def type_in_words(hint: Any) -> str:
     """An annotated type in words, as in `must be ...`."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(map(describe, arguments))
+        return " or ".join(map(type_in_words, arguments))
     if origin is Literal:
         return f"one of {', '.join(arguments)}" if len(arguments) > 1 else repr(arguments[0])
     if origin is tuple:
-        inner = describe(arguments[0])
+        inner = type_in_words(arguments[0])
         count = "any number" if arguments[-1] is Ellipsis else str(len(arguments))
         return f"a tuple of {count} of: {inner}"
     if hint is type(None):

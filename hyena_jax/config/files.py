@@ -13,16 +13,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
 
-from hyena_jax.config.registry import (
-    REGISTRIES,
+from hyena_jax.config.plugins import (
     MissingPlugin,
-    Registry,
     import_parts,
     missing_parts,
-    name_of,
     own_code,
     plugins_in,
     require_plugins,
+)
+from hyena_jax.config.registry import (
+    REGISTRIES,
+    Registry,
+    name_of,
+    walk,
 )
 from hyena_jax.config.training import Experiment, LoggingConfig
 from hyena_jax.system.errors import UserError, choose, require
@@ -272,19 +275,19 @@ def stage_changes(stages: Iterable[Stage]) -> dict[int, list[str]]:
 
 
 def _values(experiment: Experiment) -> dict[str, Any]:
-    leaves = _leaves(experiment.optimizer, "optimizer", runtime=False)
+    leaves = _leaves(experiment.optimizer, runtime=False, path="optimizer")
     is_json = (str, int, float, type(None))
     return {path: value if isinstance(value, is_json) else str(value) for path, value in leaves}
 
 
 def identity_differences(ours: Experiment, theirs: Experiment) -> list[str]:
     """Lines `field: theirs -> ours` for the identity fields that differ."""
-    return _differences(_leaves(ours, "", runtime=False), _leaves(theirs, "", runtime=False))
+    return _differences(_leaves(ours, runtime=False), _leaves(theirs, runtime=False))
 
 
 def runtime_differences(ours: Experiment, theirs: Experiment) -> list[str]:
     """Lines `field: theirs -> ours` for the runtime fields that differ."""
-    return _differences(_leaves(ours, "", runtime=True), _leaves(theirs, "", runtime=True))
+    return _differences(_leaves(ours, runtime=True), _leaves(theirs, runtime=True))
 
 
 def _differences(ours: Iterable[tuple[str, Any]], theirs: Iterable[tuple[str, Any]]) -> list[str]:
@@ -297,21 +300,14 @@ def _differences(ours: Iterable[tuple[str, Any]], theirs: Iterable[tuple[str, An
     return [f"{key}: {b.get(key)!r} -> {a.get(key)!r}" for key in keys]
 
 
-def _leaves(value: Any, path: str, runtime: bool, is_runtime: bool = False) -> Iterable[tuple[str, Any]]:
-    """Pairs of path and value of all leaves in runtime fields, or in all other fields."""
-    children = ()
-    if dataclasses.is_dataclass(value):
-        if path and runtime == is_runtime:
-            yield f"{path}.type", name_of(value)
-        children = [
-            (f.name, getattr(value, f.name), "runtime" in f.metadata) for f in dataclasses.fields(value)
-        ]
-    elif isinstance(value, tuple):
-        children = [(i, child, False) for i, child in enumerate(value)]
-    elif runtime == is_runtime:
-        yield path, value
-    for name, child, marked in children:
-        yield from _leaves(child, f"{path}.{name}" if path else name, runtime, is_runtime or marked)
+def _leaves(config: Any, runtime: bool, path: str = "") -> Iterable[tuple[str, Any]]:
+    """Pairs of path and value, of a config its type, in runtime fields or in all others."""
+    for node in walk(config, path):
+        if node.is_runtime == runtime:
+            if not dataclasses.is_dataclass(node.value) and not isinstance(node.value, tuple):
+                yield node.path, node.value
+            elif node.path and dataclasses.is_dataclass(node.value):
+                yield f"{node.path}.type", name_of(node.value)
 
 
 def with_digest(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -278,7 +278,7 @@ def _check_window(config: ImplicitFilterConfig | SirenFilterConfig | WindowedFil
 FILTER_CONFIGS = FilterConfig.registry
 for _name, _config_class, _module in (
     ("implicit", ImplicitFilterConfig, "implicit:ImplicitFilter"),
-    ("siren", SirenFilterConfig, "siren:SirenFilter"),
+    ("siren", SirenFilterConfig, "implicit:SirenFilter"),
     ("windowed", WindowedFilterConfig, "explicit:WindowedFilter"),
     ("explicit", ExplicitFilterConfig, "explicit:ExplicitFilter"),
     ("short", ShortFilterConfig, "explicit:ShortFilter"),
@@ -288,7 +288,7 @@ for _name, _config_class, _module in (
     ("s4d", S4DFilterConfig, "state_space:S4DFilter"),
     ("modal", ModalFilterConfig, "state_space:ModalFilter"),
     ("real_modal", RealModalFilterConfig, "state_space:RealModalFilter"),
-    ("lookup", LookupFilterConfig, "lookup:LookupFilter"),
+    ("lookup", LookupFilterConfig, "implicit:LookupFilter"),
     ("stu", STUFilterConfig, "stu:STUFilter"),
 ):
     register(_name, _config_class, f"hyena_jax.filters.{_module}", f"hyena_jax.reference.filters:{_name}")

@@ -17,10 +17,11 @@ import re
 import reprlib
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from hyena_jax.config.checks import describe, field_types
+from hyena_jax.config.checks import field_types, type_in_words
 from hyena_jax.config.registry import is_kind
 from hyena_jax.system.errors import UserError, choose, is_unicode, require
 from hyena_jax.system.storage.location import Location, is_url
@@ -32,7 +33,6 @@ FLAT = {"flat": True}
 # Metadata of a field that no flag sets; and of one that takes all flags that the command lacks, as they are.
 HIDDEN = {"hidden": True}
 OTHERS = {**HIDDEN, "others": True}
-MISSING = dataclasses.MISSING
 
 _NEGATIVE = "--no-"
 
@@ -90,14 +90,19 @@ def flags_of(
     return _section(command, defaults, list(arguments)).flags()
 
 
-def read(
-    command: type[T], called: str, arguments: Sequence[str], defaults: Mapping[str, Any] | None = None
+def read_flags(
+    command: type[T],
+    called: str,
+    arguments: Sequence[str],
+    defaults: Mapping[str, Any] | None = None,
+    program: str = "hyena-jax",
 ) -> T:
     """The dataclass that the arguments describe.
 
     Args:
       called: the name of the command, for messages.
       defaults: see `flags_of`.
+      program: what is written before the name of the command.
 
     Raises:
       UserError: for an unknown or missing flag, or a wrong value; it names the flag.
@@ -108,7 +113,7 @@ def read(
     values = _parse(command, flags, called, rest)
     for flag in flags:
         if flag.default is MISSING and flag.path not in values:
-            raise UserError(f"must be given: see hyena-jax {called} --help", flag.name)
+            raise UserError(f"must be given: see {program} {called} --help", flag.name)
     return section.build(values, {flag.path: flag.name for flag in flags if flag.base is None})
 
 
@@ -241,7 +246,7 @@ def _convert(flag: Flag, hint: Any, text: str) -> Any:
     try:
         return _value(hint, text)
     except (TypeError, ValueError):
-        raise UserError(f"must be {describe(hint)}, got {_shown(text)}", flag.name) from None
+        raise UserError(f"must be {type_in_words(hint)}, got {_shown(text)}", flag.name) from None
 
 
 def _value(hint: Any, text: str) -> Any:

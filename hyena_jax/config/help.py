@@ -7,12 +7,13 @@ import sys
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from hyena_jax.config.checks import field_ranges, summary
-from hyena_jax.config.flags import MISSING, Flag, n_values
+from hyena_jax.config.flags import Flag, n_values
 from hyena_jax.system.storage.location import Location
 
 # Columns for the flags; a longer flag gets its own line.
@@ -26,13 +27,13 @@ def command_help(called: str, description: str, flags: Sequence[Flag], notes: Se
     """Usage, description, and every flag with its type, effect and default, by section.
 
     Args:
-      called: the name of the command.
+      called: the program and the name of the command.
       notes: paragraphs between the description and the flags.
     """
     places = [flag for flag in flags if flag.is_positional]
     required = [flag for flag in flags if not flag.is_positional and flag.default is MISSING]
     words = [flag.name for flag in places] + [_invocation(flag) for flag in required]
-    lines = [f"usage: hyena-jax {' '.join([called, *words])} [options]"]
+    lines = [f"usage: {' '.join([called, *words])} [options]"]
     lines += ["", *_wrap(" ".join(description.split()))]
     by_base: dict[type, list[str]] = {}
     for flag in flags:
@@ -70,7 +71,7 @@ def overview(
 
 
 def _row(left: str, right: str, width: int = LEFT) -> list[str]:
-    lines = textwrap.wrap(right, columns() - width, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(right, terminal_width() - width, break_on_hyphens=False) or [""]
     if len(left) + 4 > width:
         return [f"  {left}", *(" " * width + line for line in lines if line)]
     return [f"  {left}".ljust(width) + lines[0], *(" " * width + line for line in lines[1:])]
@@ -81,11 +82,11 @@ def _wrap(paragraph: str, indent: str = "") -> list[str]:
     return [
         line
         for text in paragraph.splitlines()
-        for line in textwrap.wrap(text, columns(), subsequent_indent=indent, break_on_hyphens=False)
+        for line in textwrap.wrap(text, terminal_width(), subsequent_indent=indent, break_on_hyphens=False)
     ]
 
 
-def columns() -> int:
+def terminal_width() -> int:
     """The width of the terminal, up to what can be read."""
     return min(shutil.get_terminal_size().columns, MAX_COLUMNS)
 

@@ -43,9 +43,12 @@ class TaskConfig(DataConfig):
         return self.vocab_size
 
     def for_evaluation(self) -> Self:
-        """The settings of the rows to evaluate on."""
-        test_seq_len = getattr(self, "test_seq_len", None)
-        return self if test_seq_len is None else replace(self, seq_len=test_seq_len, test_seq_len=None)
+        """The settings of the rows to evaluate on: a length `test_...` that is given takes its place."""
+        changes = {}
+        for name in ("seq_len", "min_len", "max_len"):
+            length = getattr(self, f"test_{name}", None)
+            changes |= {} if length is None else {name: length, f"test_{name}": None}
+        return replace(self, **changes) if changes else self
 
 
 class _TaskConfigs(Mapping[str, type[TaskConfig]]):

@@ -6,6 +6,7 @@ Shapes: B batch, P parts (processes).
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
@@ -105,13 +106,16 @@ class Dataset:
         """
         import grain
 
-        ours = rows_of(part, n_parts, batch_size)
+        ours, read = rows_of(part, n_parts, batch_size), self._train_rows_of(seed)
         if self.n_train_rows is None:
-            first = np.arange(batch_size)[ours]
-            return grain.MapDataset.range(MAX_COUNT).map(lambda t: self.train_rows(t * batch_size + first))
+            return grain.MapDataset.range(MAX_COUNT).map(lambda t: read(t * batch_size + ours))
         # Indices, not rows, are shuffled: grain's cost is per element, and one read serves a batch.
         indices = grain.MapDataset.range(self.n_train_rows).seed(seed).shuffle().repeat().batch(batch_size)
-        return indices.map(lambda batch: self.train_rows(batch[ours]))
+        return indices.map(lambda batch: read(batch[ours]))
+
+    def _train_rows_of(self, seed: int) -> Callable[[np.ndarray], Batch]:
+        """`train_rows` of a run's seed, on which rows may depend that are drawn."""
+        return self.train_rows
 
     def n_eval_rows(self, max_rows: int | None = None) -> int:
         """Number of rows that `eval_batches` yields, without padding."""
@@ -228,6 +232,41 @@ class Dataset:
         return {}
 
 
+@dataclasses.dataclass(frozen=True)
+class Normalization:
+    """(x / 255 - mean) / std of a pixel x: one mean and one std for all positions and colours."""
+
+    mean: float
+    std: float
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Images uint8 of any shape, normalised to float32."""
+        return self._values[images]
+
+    @cached_property
+    def _values(self) -> np.ndarray:
+        """The result for each of the 256 pixel values."""
+        return ((np.arange(256) / 255 - self.mean) / self.std).astype(np.float32)
+
+    def to_json(self) -> dict[str, float]:
+        """JSON values of this normalisation."""
+        return {"mean": self.mean, "std": self.std}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Normalization":
+        """The inverse of `to_json`. Raises UserError for other values."""
+        try:
+            mean, std = float(values["mean"]), float(values["std"])
+            require(
+                np.isfinite(mean) and 0 < std < np.inf, "mean and std", (mean, std), "finite, std above 0"
+            )
+            return cls(mean, std)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise UserError(
+                f"must be what to_json returns, got {str(values)[:80]}: {error!r}", "normalization"
+            ) from error
+
+
 def load(config: DataConfig, encoding: Encoding | None = None) -> Dataset:
     """The data of `config`, read with `encoding`, or with one built from the data if None.
 
@@ -261,8 +300,6 @@ def load(config: DataConfig, encoding: Encoding | None = None) -> Dataset:
 def encoding_from_json(values: Mapping[str, Any]) -> Encoding:
     """The encoding in the values of `Dataset.to_json`. Raises UserError or KeyError if there is none."""
     if "normalization" in values:
-        from hyena_jax.data.images import Normalization
-
         return Normalization.from_json(values["normalization"])
     if "encoding" in values:
         return values["encoding"]
@@ -290,6 +327,16 @@ def fill_in(experiment: Experiment, sizes: Mapping[str, Any]) -> Experiment:
         else:
             require(ours == value, f"model.{name}", ours, f"the data's {value}")
     return dataclasses.replace(experiment, model=dataclasses.replace(model, **found)) if found else experiment
+
+
+def with_bits_per_byte(
+    values: dict[str, float], sums: Mapping[str, Any], n_tokens: int, n_bytes: int | None
+) -> dict[str, float]:
+    """The metrics of held-out text, with bits per byte if its bytes are known, and the loss is in nats."""
+    if not values or not n_bytes:
+        return values
+    bits = sums["nats"] / sums["count"] * n_tokens / n_bytes / math.log(2)
+    return {"perplexity": values["perplexity"], "bits_per_byte": bits, **values}
 
 
 def perplexity(loss: float) -> float:

@@ -9,17 +9,16 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from hyena_jax.config import ImagesConfig
-from hyena_jax.data.dataset import Batch, Dataset
+from hyena_jax.data.dataset import Batch, Dataset, Normalization
 from hyena_jax.data.tfds import ensure_prepared, open_builder, quiet
 from hyena_jax.system.errors import UserError, require
 from hyena_jax.system.files import memory_size, open_input
@@ -36,41 +35,6 @@ class Labelled(NamedTuple):
 
     images: np.ndarray
     labels: np.ndarray
-
-
-@dataclass(frozen=True)
-class Normalization:
-    """(x / 255 - mean) / std of a pixel x: one mean and one std for all positions and colours."""
-
-    mean: float
-    std: float
-
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Images uint8 of any shape, normalised to float32."""
-        return self._values[images]
-
-    @cached_property
-    def _values(self) -> np.ndarray:
-        """The result for each of the 256 pixel values."""
-        return ((np.arange(256) / 255 - self.mean) / self.std).astype(np.float32)
-
-    def to_json(self) -> dict[str, float]:
-        """JSON values of this normalisation."""
-        return {"mean": self.mean, "std": self.std}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Normalization":
-        """The inverse of `to_json`. Raises UserError for other values."""
-        try:
-            mean, std = float(values["mean"]), float(values["std"])
-            require(
-                np.isfinite(mean) and 0 < std < np.inf, "mean and std", (mean, std), "finite, std above 0"
-            )
-            return cls(mean, std)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise UserError(
-                f"must be what to_json returns, got {str(values)[:80]}: {error!r}", "normalization"
-            ) from error
 
 
 def fit_normalization(images: np.ndarray) -> Normalization:

@@ -10,42 +10,22 @@
     hyena_jax.register("mine", Mine, load)
 
 Three functions: `from_tokens` (one long stream of tokens, read in windows as text is), `from_images` (images
-with labels) and `from_rows` (anything else, optionally with a weight for each target). Or write a subclass of
-`Dataset` (dataset.py), which reads the rows with given indices.
+with labels) and `from_rows` (rows.py: anything else, optionally with a weight for each target). Or write a
+subclass of `Dataset` (dataset.py), which reads the rows with given indices.
 
 Shapes: n rows, L length, B batch.
 """
 
-import hashlib
-import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
-from hyena_jax.config.data import input_kind
-from hyena_jax.data.dataset import NOTHING, Batch, Dataset, Stream, evenly_spaced
 from hyena_jax.data.images import ImageSet, Labelled, Normalization, image_set
+from hyena_jax.data.rows import Rows, from_rows
 from hyena_jax.data.text import Corpus
-from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, is_tokenizer, require_ours, tokenizer_from_json
-from hyena_jax.data.tokens import as_tokens, token_corpus
-from hyena_jax.system.errors import UserError, require
+from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, as_kept
+from hyena_jax.data.tokens import as_tokens, described, token_corpus
+from hyena_jax.system.errors import require
 
-if TYPE_CHECKING:
-    import grain
-
-HASHED_ROWS = 32
-"""Rows of a source that enter its fingerprint, in addition to their number."""
-
-CLASSES = "at least 0 where they are integers with a weight (give non-class targets as floats)"
-"""What targets must be: a negative class would count from the end, as a negative index does."""
-
-Example = Mapping[str, Any]
-"""One row as the user gives it: `inputs`, `targets` and optionally `weights`, without the axis of rows."""
-_Form = dict[str, tuple[tuple[int, ...], np.dtype]]
-"""The shape, and the dtype that a model reads, of each array of a row, by name."""
+__all__ = ["from_images", "from_rows", "from_tokens"]
 
 
 def from_tokens(
@@ -74,7 +54,7 @@ def from_tokens(
     held_out = as_tokens("held_out", held_out)
 
     def make_tokenizer(least_size: int) -> Tokenizer:
-        return IdsTokenizer(least_size) if tokenizer is None else _as_kept(tokenizer)
+        return IdsTokenizer(least_size) if tokenizer is None else as_kept(tokenizer)
 
     return token_corpus(train, held_out, seq_len, make_tokenizer, source)
 
@@ -122,318 +102,8 @@ def _labelled(argument: str, images: np.ndarray, labels: np.ndarray) -> Labelled
     must = "uint8 or floating point [n, H, W, C] or [n, H, W], not empty"
     fits = images.ndim == 4 and images.size > 0
     fits &= images.dtype == np.uint8 or np.issubdtype(images.dtype, np.floating)
-    require(fits, argument, _described(images), must)
+    require(fits, argument, described(images), must)
     is_label = labels.shape == images.shape[:1] and np.issubdtype(labels.dtype, np.integer)
-    require(is_label, f"labels of {argument}", _described(labels), f"integers [{len(images)}]")
+    require(is_label, f"labels of {argument}", described(labels), f"integers [{len(images)}]")
     require(labels.min() >= 0, f"labels of {argument}", int(labels.min()), "at least 0")
     return Labelled(images, labels)
-
-
-def from_rows(
-    train: Any,
-    held_out: Any = None,
-    *,
-    inputs: str = "tokens",
-    encoding: Any = None,
-    sizes: Mapping[str, Any] = NOTHING,
-    scores: Mapping[str, Callable] = NOTHING,
-    unit: str | None = None,
-    source: str = "rows",
-) -> "Rows":
-    """A data set of rows to train on and to evaluate on, with `inputs`, `targets` and optional `weights`.
-
-    `weights` have the shape of `targets` and are at least 0: means over targets are sum(w x) / sum(w), in
-    training over the whole batch. A target of weight 0 may be any number.
-
-    Args:
-      train: one of
-        arrays by name, {"inputs": [n, ...], "targets": [n, ...]} and optionally "weights";
-        a random-access source of `len(train)` rows, where `train[i]` is such a dict without the axis n;
-        an endless iterator over such dicts, with `get_state()`, which returns JSON, and `set_state(state)`:
-        every process reads all of it, in its own order.
-      held_out: arrays or a random-access source; None holds out the last tenth of `train`.
-      inputs: the `inputs` of the data's config: integers are read as int32 for `tokens`, as float32 for
-        `images`.
-      encoding: turns the raw data into `inputs`, and is kept with the run: a tokenizer of
-        `hyena_jax.data.tokenizers`, with which `generate` continues prompts; or any JSON value.
-      sizes: values for model fields that are None, such as vocab_size; not needed where the arrays or the
-        tokenizer determine them.
-      scores: metrics of these data by name, score(logits, targets) -> values in the shape of targets.
-      unit: what is counted, in the singular; None is `token`, `image` or `row`.
-      source: where the rows came from, for people.
-
-    A resumed run recognises its data by a fingerprint. For arrays it is their SHA-256. For a source it covers
-    the number of rows, 32 of them, and its attribute `fingerprint` (str) if any; for an iterator only that.
-
-    Raises:
-      UserError: if `train`, `held_out` or a row is none of these.
-    """
-    train = _Arrays(train) if isinstance(train, Mapping) else train
-    held_out = _Arrays(held_out) if isinstance(held_out, Mapping) else held_out
-    is_random_access = hasattr(train, "__len__") and hasattr(train, "__getitem__")
-    if not is_random_access:
-        _check_iterator(train)
-        require(held_out is not None, "held_out", None, "given with an iterator, which has no last tenth")
-    elif held_out is None:
-        cut = len(train) * 9 // 10
-        require(cut > 0, "train", len(train), "at least 2 rows, to hold one out")
-        train, held_out = _Part(train, 0, cut), _Part(train, cut, len(train))
-    is_random_access_too = hasattr(held_out, "__len__") and hasattr(held_out, "__getitem__")
-    require(is_random_access_too, "held_out", type(held_out).__name__, "arrays or a random-access source")
-    for name, part in (("train", train), ("held_out", held_out)):
-        if hasattr(part, "__len__"):
-            require(len(part) > 0, name, 0, "at least one row")
-    form = _form_of(held_out[0], inputs)
-    if is_random_access:
-        _check_form(_form_of(train[0], inputs), form)
-    tokenizer = _as_kept(encoding) if is_tokenizer(encoding) else None
-    encoding = None if tokenizer is not None else encoding
-    return Rows(
-        train=train,
-        held_out=held_out,
-        form=form,
-        inputs=inputs,
-        tokenizer=tokenizer,
-        encoding=encoding,
-        sizes={**_sizes(train, held_out, form, inputs, tokenizer), **sizes},
-        scores=dict(scores),
-        unit=unit or input_kind(inputs).unit,
-        source=source,
-        fingerprint=_fingerprint(train, held_out, tokenizer, encoding),
-    )
-
-
-class _Arrays:
-    """Arrays by name as a random-access source."""
-
-    def __init__(self, arrays: Mapping[str, Any]):
-        try:
-            self.arrays = {name: np.asarray(values) for name, values in arrays.items()}
-        except ValueError as error:
-            raise UserError(f"arrays must have rows of one shape: {error}") from error
-        for name, values in self.arrays.items():
-            if values.ndim == 0:
-                raise UserError(f"must be an array of rows, got {values.item()!r}", name)
-            _require_int32(name, values)
-        sizes = {name: len(values) for name, values in self.arrays.items()}
-        require(len(set(sizes.values())) == 1, "rows of the arrays", sizes, "equal in number")
-        weights = self.arrays.get("weights")
-        if weights is not None and weights.size:
-            fits = np.isfinite(weights).all() and weights.min() >= 0
-            require(bool(fits), "weights", float(weights.min()), "finite and at least 0")
-
-    def __len__(self) -> int:
-        return len(next(iter(self.arrays.values())))
-
-    def __getitem__(self, i: int) -> Example:
-        return {name: values[i] for name, values in self.arrays.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Rows `start` to `stop` of a random-access source."""
-
-    rows: Any
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def __getitem__(self, i: int) -> Example:
-        return self.rows[self.start + i]
-
-
-def _check_iterator(rows: Any) -> None:
-    has = all(hasattr(rows, name) for name in ("__next__", "get_state", "set_state"))
-    if not has:
-        raise UserError(
-            "must be arrays, a random-access source (__len__ and __getitem__), or an iterator with"
-            f" get_state() and set_state(state), so that a run resumes exactly; got {type(rows).__name__}",
-            "train",
-        )
-
-
-def _form_of(row: Any, inputs: str) -> _Form:
-    """The form of a row. Raises UserError if `row` is not a row."""
-    names, kind = {"inputs", "targets"}, input_kind(inputs)
-    is_row = isinstance(row, Mapping) and names <= set(row) <= names | {"weights"}
-    shown = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-    require(is_row, "a row", shown, "a dict with inputs, targets and optionally weights")
-    form: _Form = {}
-    for name, value in row.items():
-        try:
-            value = np.asarray(value)
-        except ValueError as error:
-            raise UserError(f"must be an array: {error}", f"{name} of a row") from error
-        _require_int32(f"{name} of a row", value)
-        is_real = value.dtype.kind in "biuf"
-        require(is_real, f"{name} of a row", value.dtype.name, "integers or floating point numbers")
-        as_float = name == "weights" or value.dtype.kind == "f" or (name == "inputs" and kind.is_images)
-        form[name] = (value.shape, np.dtype(np.float32 if as_float else np.int32))
-    if kind.is_tokens:
-        ids = np.asarray(row["inputs"])
-        require(ids.dtype.kind in "iu", "inputs of a row", ids.dtype.name, "integers, the ids of tokens")
-        require(ids.min(initial=0) >= 0, "inputs of a row", int(ids.min(initial=0)), "at least 0")
-    if "weights" in row:
-        weights = np.asarray(row["weights"])
-        is_weight = bool(np.isfinite(weights).all() and (weights >= 0).all())
-        require(is_weight, "weights of a row", weights.ravel()[:3].tolist(), "finite and at least 0")
-    shape = form.get("weights", form["targets"])[0]
-    targets = form["targets"][0]
-    require(shape == targets, "weights of a row", shape, f"of the shape {targets} of its targets")
-    if form["targets"][1] == np.int32:
-        least = int(_of_weight(row).min(initial=0))
-        require(least >= 0, "targets of a row", least, CLASSES)
-    return form
-
-
-def _sizes(
-    train: Any, held_out: Any, form: _Form, inputs: str, tokenizer: Tokenizer | None
-) -> dict[str, Any]:
-    """The sizes of a model that the rows determine. Raises UserError if arrays hold a wrong id or class."""
-    sizes, (shape, _), kind = {}, form["inputs"], input_kind(inputs)
-    if kind.is_images and len(shape) == 3:
-        sizes |= {"image_size": shape[:2], "channels": shape[2]}
-    if tokenizer is not None:
-        sizes["vocab_size"] = tokenizer.vocab_size
-    parts = [part.rows if isinstance(part, _Part) else part for part in (train, held_out)]
-    if not all(isinstance(part, _Arrays) for part in parts):
-        return sizes
-    targets = [_of_weight(part.arrays) for part in parts]
-    least, most = min(x.min(initial=0) for x in targets), max(x.max(initial=0) for x in targets)
-    if form["targets"][1] == np.int32:
-        require(least >= 0, "targets", int(least), CLASSES)
-    if form["targets"] == ((), np.int32):
-        sizes["n_classes"] = max(2, int(most) + 1)
-    if kind.is_tokens:
-        read = [part.arrays["inputs"] for part in parts]
-        least = min(int(x.min(initial=0)) for x in read)
-        require(least >= 0, "inputs", least, "at least 0")
-        largest = max(int(x.max(initial=0)) for x in read)
-        if form["targets"] == form["inputs"]:
-            largest = max(largest, int(most))
-        size = sizes.setdefault("vocab_size", max(2, largest + 1))
-        require(largest < size, "inputs and targets", largest, f"ids below the vocabulary's size {size}")
-    return sizes
-
-
-def _require_int32(name: str, values: np.ndarray) -> None:
-    """Refuses integers that a batch, which has int32, would not hold."""
-    if values.dtype.kind in "iu" and values.size and not np.can_cast(values.dtype, np.int32):
-        least, most, bounds = int(values.min()), int(values.max()), np.iinfo(np.int32)
-        wrong = most if most > bounds.max else least
-        require(bounds.min <= wrong <= bounds.max, name, wrong, "numbers of 32 bits")
-
-
-def _of_weight(arrays: Mapping[str, Any]) -> np.ndarray:
-    """The targets with a nonzero weight, of a row or of all rows."""
-    targets, weights = np.asarray(arrays["targets"]), arrays.get("weights")
-    return targets if weights is None else targets[np.asarray(weights) != 0]
-
-
-def _fingerprint(train: Any, held_out: Any, tokenizer: Tokenizer | None, encoding: Any) -> str:
-    kept = {"encoding": encoding} if tokenizer is None else {"tokenizer": tokenizer.to_json()}
-    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode())
-    for rows in (train, held_out):
-        part, rows = (rows, rows.rows) if isinstance(rows, _Part) else (rows, rows)
-        digest.update(f"rows {len(part) if hasattr(part, '__len__') else 'endless'}".encode())
-        digest.update(str(getattr(rows, "fingerprint", "")).encode())
-        if isinstance(rows, _Arrays):
-            if part is rows or part.start == 0:
-                for name, values in sorted(rows.arrays.items()):
-                    digest.update(f"{name} {values.dtype.str} {values.shape}".encode())
-                    digest.update(np.ascontiguousarray(values))
-        elif hasattr(part, "__len__"):
-            for i in evenly_spaced(len(part), HASHED_ROWS):
-                for name, value in sorted(part[int(i)].items()):
-                    digest.update(f"{name} {np.asarray(value).dtype.str} {np.shape(value)}".encode())
-                    digest.update(np.ascontiguousarray(value))
-    return digest.hexdigest()
-
-
-def _described(x: np.ndarray) -> str:
-    return f"{x.dtype}[{', '.join(map(str, x.shape))}]"
-
-
-def _as_kept(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer as read from a run folder."""
-    require_ours(tokenizer)
-    return tokenizer_from_json(tokenizer.to_json())
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Rows(Dataset):
-    """Rows of arrays, of a random-access source, or of an iterator. See `from_rows`."""
-
-    train: Any
-    held_out: Any
-    form: _Form
-    inputs: str
-    tokenizer: Tokenizer | None
-    encoding: Any
-    sizes: Mapping[str, Any] = field(default_factory=dict)
-    scores: Mapping[str, Callable] = field(default_factory=dict)
-    unit: str
-    source: str
-    fingerprint: str
-
-    @property
-    def n_train_rows(self) -> int:
-        """Rows to train on; an iterator has no number."""
-        return len(self.train)
-
-    @property
-    def n_held_out_rows(self) -> int:
-        """Rows to evaluate on."""
-        return len(self.held_out)
-
-    @property
-    def units_per_row(self) -> int:
-        """Targets in a row."""
-        return math.prod(self.form["targets"][0])
-
-    def train_batches(
-        self, batch_size: int, seed: int, part: int | Sequence[int] = 0, n_parts: int = 1
-    ) -> "grain.MapDataset[Batch] | Stream":
-        """As of all data; the rows of an iterator are a `Stream` in its order."""
-        if hasattr(self.train, "__len__"):
-            return super().train_batches(batch_size, seed, part, n_parts)
-        return Stream(self.train, self._stacked, batch_size, part, n_parts)
-
-    def train_rows(self, indices: np.ndarray) -> Batch:
-        """`inputs`, `targets` and `weights` if the rows have them."""
-        return self._rows(self.train, indices)
-
-    def held_out_rows(self, indices: np.ndarray) -> Batch:
-        """As `train_rows`."""
-        return self._rows(self.held_out, indices)
-
-    def _rows(self, rows: Any, indices: np.ndarray) -> Batch:
-        if isinstance(rows, _Part):
-            rows, indices = rows.rows, rows.start + indices
-        if isinstance(rows, _Arrays):
-            return {name: rows.arrays[name][indices].astype(dtype) for name, (_, dtype) in self.form.items()}
-        return self._stacked([rows[int(i)] for i in indices])
-
-    def _stacked(self, rows: Sequence[Example]) -> Batch:
-        """Rows as a batch. Raises UserError if one is not like the first held-out row."""
-        for row in rows:
-            _check_form(_form_of(row, self.inputs), self.form)
-        batch = {
-            name: np.stack([np.asarray(row[name], dtype) for row in rows])
-            for name, (_, dtype) in self.form.items()
-        }
-        size = self.sizes.get("vocab_size")
-        if size is not None and input_kind(self.inputs).is_tokens:
-            largest = int(batch["inputs"].max())
-            require(largest < size, "inputs of a row", largest, f"ids below the vocabulary's size {size}")
-        return batch
-
-
-def _check_form(form: _Form, first: _Form) -> None:
-    require(form == first, "a row", _shown(form), f"as the first held-out row, {_shown(first)}")
-
-
-def _shown(form: _Form) -> str:
-    return ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in form.items())

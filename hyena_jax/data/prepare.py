@@ -8,32 +8,17 @@ continues. plan.json says what is written here, and index.json, see `shard_index
 import dataclasses
 import hashlib
 import json
-import multiprocessing
-import multiprocessing.connection
-import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from hyena_jax.data.documents import Document, Span, parts_of, read_documents, spans_of
 from hyena_jax.data.objects import Objects
-from hyena_jax.data.shard_index import (
-    BIN,
-    DTYPES,
-    ENCODING,
-    ENDS,
-    INDEX,
-    Index,
-    Shard,
-    digest_of,
-    read_index,
-)
+from hyena_jax.data.shard_index import BIN, DTYPES, ENCODING, ENDS, INDEX, Index, Shard, digest_of, read_index
 from hyena_jax.data.tokenizers import BytesTokenizer, Tokenizer
+from hyena_jax.data.workers import Progress, share
 from hyena_jax.system.errors import UserError, require
 from hyena_jax.system.files import parse_json
 
@@ -42,11 +27,6 @@ KEYS = ("shards", "held_out")
 """The shards of a part, as in the index."""
 AT_ONCE = 2**20
 """Characters that are encoded together, at least."""
-LOOK_EVERY = 0.5
-"""Seconds between two calls of `progress`."""
-
-Progress = Callable[[int, int], None]
-"""progress(bytes of the input read by this call, tokens written by it)."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +120,7 @@ def prepare(plan: ShardPlan, output: str, workers: int, progress: Progress) -> I
     objects.write(ENCODING, json.dumps(plan.tokenizer.to_json()).encode())
     todo = [i for i in range(len(plan.parts)) if _part_name(i) not in there]
     progress(sum(size_of(part) for i, part in enumerate(plan.parts) if _part_name(i) in there), 0)
-    _share(todo, workers, _writer, (plan, output), progress)
+    share(write_part, (plan, output), todo, workers, progress)
     names = list(map(_part_name, range(len(plan.parts))))
     found = zip(names, objects.read_all(names), strict=True)
     parts = [_read_part(objects / name, data) for name, data in found]
@@ -177,8 +157,9 @@ def _require_same(output: str, theirs: bytes | None, ours: bytes) -> None:
     )
 
 
-def write_part(plan: ShardPlan, number: int, objects: Objects, progress: Progress) -> None:
+def write_part(plan: ShardPlan, output: str, number: int, progress: Progress) -> None:
     """Writes the shards of a part of the input, and last their description."""
+    objects = Objects(output, "output")
     names = dict(zip(KEYS, (f"shard-{number:05d}", f"held-out-{number:05d}"), strict=True))
     drafts, last = {key: _Draft(plan) for key in names}, None
     for documents in _together(
@@ -282,12 +263,13 @@ def verify(output: str, workers: int, progress: Progress) -> Index:
         )
     index = read_index(objects / INDEX, data, "output")
     shards = index.shards + index.held_out
-    _share(range(len(shards)), workers, _verifier, (index, output), progress)
+    share(verify_shard, (index, output), range(len(shards)), workers, progress)
     return index
 
 
-def verify_shard(index: Index, number: int, objects: Objects, progress: Progress) -> None:
+def verify_shard(index: Index, output: str, number: int, progress: Progress) -> None:
     """Raises UserError unless a shard is as its index says."""
+    objects = Objects(output, "output")
     shard = (index.shards + index.held_out)[number]
     dtype = DTYPES[index.dtype]
     for suffix, sha256 in ((BIN, shard.sha256), (ENDS, shard.ends_sha256)):
@@ -307,140 +289,3 @@ def verify_shard(index: Index, number: int, objects: Objects, progress: Progress
             agrees &= len(ends) == 0 or ends[-1] <= shard.tokens
         require(bool(agrees), what, "other numbers", "as its index says")
     progress(shard.tokens * dtype.itemsize, shard.tokens)
-
-
-Work = Callable[[int, Progress], None]
-
-
-def _writer(plan: ShardPlan, output: str) -> Work:
-    objects = Objects(output, "output")
-    return lambda number, progress: write_part(plan, number, objects, progress)
-
-
-def _verifier(index: Index, output: str) -> Work:
-    objects = Objects(output, "output")
-    return lambda number, progress: verify_shard(index, number, objects, progress)
-
-
-def _share(
-    numbers: Sequence[int],
-    workers: int,
-    make: Callable[..., Work],
-    arguments: tuple[Any, ...],
-    progress: Progress,
-) -> None:
-    """Does the work of all numbers, in several processes: each takes the next number when it is done with
-    one.
-
-    Args:
-      make: make(*arguments) returns what does the work of a number; called once in each process.
-
-    Raises:
-      OSError: if a process dies.
-      UserError, OSError: the first that the work raises.
-    """
-    workers = min(workers, len(numbers))
-    if workers <= 1:
-        with _one_thread():
-            work = make(*arguments)
-            for number in numbers:
-                work(number, progress)
-        return
-    context = multiprocessing.get_context("spawn")
-    following, counts = context.Value("q", 0), context.Array("q", 2)
-    readers, processes = [], []
-    try:
-        for _ in range(workers):
-            reader, writer = context.Pipe(duplex=False)
-            given = list(numbers), following, counts, writer, make, arguments
-            process = context.Process(target=_work, args=given, daemon=True)
-            process.start()
-            writer.close()  # the process has the other end alone, so that reading ends with it
-            readers.append(reader)
-            processes.append(process)
-        waiting, seen = dict(zip(readers, processes, strict=True)), (0, 0)
-        while waiting:
-            for reader in multiprocessing.connection.wait(list(waiting), LOOK_EVERY):
-                process = waiting.pop(reader)
-                _raise_its_error(reader, process)
-            with counts.get_lock():
-                now = counts[0], counts[1]
-            progress(now[0] - seen[0], now[1] - seen[1])
-            seen = now
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-
-
-def _raise_its_error(reader: Connection, process: Any) -> None:
-    try:
-        kind, message, argument = reader.recv()
-    except EOFError:
-        process.join()
-        raise OSError(
-            f"a worker process died with exit code {process.exitcode}; if it had too little memory, lower"
-            " --workers"
-        ) from None
-    if kind == "UserError":
-        raise UserError(message, argument)
-    if kind is not None:
-        raise OSError(message)
-
-
-def _work(
-    numbers: Sequence[int],
-    following: Any,
-    counts: Any,
-    writer: Connection,
-    make: Callable[..., Work],
-    arguments: tuple[Any, ...],
-) -> None:
-    """A process that works until no number is left, and says at the end which error there was."""
-    from hyena_jax.system.signals import take_signals
-
-    take_signals()
-    parent = multiprocessing.parent_process()
-
-    def end_with_parent() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-    def progress(n_bytes: int, n_tokens: int) -> None:
-        with counts.get_lock():
-            counts[0] += n_bytes
-            counts[1] += n_tokens
-
-    said = (None, "", None)
-    try:
-        with _one_thread():
-            work = make(*arguments)
-            while True:
-                with following.get_lock():
-                    i = following.value
-                    following.value += 1
-                if i >= len(numbers):
-                    break
-                work(numbers[i], progress)
-    except UserError as error:
-        said = ("UserError", error.message, error.argument)
-    except OSError as error:
-        said = ("OSError", str(error), None)
-    writer.send(said)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The tokenizers library uses one thread in this process: there is a process for each core."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

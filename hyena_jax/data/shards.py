@@ -1,50 +1,27 @@
 """Training on shards of token ids, in folders or buckets: windows are read when they are needed, many at a
 time.
 
-At a start the index is read, and no token: see `shard_index.py`. The order of rows is in `order.py`.
+At a start the indices are read, and no token: see `shard_sources.py`. The order of rows is in `order.py`.
 
 Shapes: B rows, L tokens of a row.
 """
 
-import fnmatch
-import glob
 import hashlib
 import json
-import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from hyena_jax.config import ShardsConfig
-from hyena_jax.config.checks import MAX_COUNT
-from hyena_jax.data.dataset import Batch, Dataset, rows_of
-from hyena_jax.data.objects import Objects, split
+from hyena_jax.data.dataset import Batch, Dataset, with_bits_per_byte
 from hyena_jax.data.order import Turns, drawn, places, turns
-from hyena_jax.data.shard_index import BIN, DTYPES, ENCODING, INDEX, Index, Shard, digest_of, read_index
-from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, read_bpe, tokenizer_from_json
+from hyena_jax.data.shard_index import digest_of
+from hyena_jax.data.shard_sources import Part, eos_of, open_sources, tokenizer_of
+from hyena_jax.data.tokenizers import Tokenizer
 from hyena_jax.system.errors import UserError, require
-from hyena_jax.system.files import parse_json
-from hyena_jax.system.storage.location import is_url
-
-if TYPE_CHECKING:
-    import grain
-
-NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)")
-"""A source with a name, `web=PATH`."""
-
-
-class Part(NamedTuple):
-    """A shard where it lies."""
-
-    objects: Objects
-    file: str
-    tokens: int
-    dtype: np.dtype
-    text_bytes: int | None
-    """Of its text in UTF-8; None if unknown."""
 
 
 class Parts:
@@ -111,14 +88,8 @@ class ShardSet(Dataset):
         """L."""
         return self.seq_len
 
-    def train_batches(
-        self, batch_size: int, seed: int, part: int | Sequence[int] = 0, n_parts: int = 1
-    ) -> "grain.MapDataset[Batch]":
-        """As of all data."""
-        import grain
-
-        ours = rows_of(part, n_parts, batch_size)
-        return grain.MapDataset.range(MAX_COUNT).map(lambda t: self.rows(seed, t * batch_size + ours))
+    def _train_rows_of(self, seed: int) -> Callable[[np.ndarray], Batch]:
+        return partial(self.rows, seed)
 
     def train_rows(self, indices: np.ndarray) -> Batch:
         """The rows of seed 0 with these numbers."""
@@ -184,23 +155,8 @@ class ShardSet(Dataset):
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """As of all tokens, and bits per byte if the bytes are known."""
-        values = super().metrics(sums)
-        if not values or not self.held_out_bytes:
-            return values
         n_tokens = int(self.held_out.tokens.sum())
-        bits = sums["nats"] / sums["count"] * n_tokens / self.held_out_bytes / math.log(2)
-        return {"perplexity": values["perplexity"], "bits_per_byte": bits, **values}
-
-
-class _Opened(NamedTuple):
-    """What one path, folder or list of files holds."""
-
-    objects: Objects
-    train: list[Part]
-    held_out: list[Part]
-    index: Index | None
-    digest: Any
-    """JSON values that change with the tokens."""
+        return with_bits_per_byte(super().metrics(sums), sums, n_tokens, self.held_out_bytes)
 
 
 def load_shards(config: ShardsConfig, tokenizer: Tokenizer | None = None) -> ShardSet:
@@ -213,11 +169,11 @@ def load_shards(config: ShardsConfig, tokenizer: Tokenizer | None = None) -> Sha
     """
     must = "folders of shards, as `hyena-jax prepare` writes them, or .bin files"
     require(config.sources != (), "data.sources", (), must)
-    sources = _opened("sources", config.sources, config)
-    validation = _opened("validation_sources", config.validation_sources, config)
+    sources = open_sources("sources", config.sources, config)
+    validation = open_sources("validation_sources", config.validation_sources, config)
     every = [one for group in (sources, validation) for found in group.values() for one in found]
-    tokenizer = _tokenizer_of(every, config, tokenizer)
-    eos = _eos_of(every, config)
+    tokenizer = tokenizer_of(every, config, tokenizer)
+    eos = eos_of(every, config)
     if config.weights is not None and len(config.weights) != len(sources):
         must = f"{len(sources)} numbers, one for each source: {', '.join(sources)}"
         require(False, "weights", config.weights, must)
@@ -268,161 +224,3 @@ def load_shards(config: ShardsConfig, tokenizer: Tokenizer | None = None) -> Sha
         fingerprint=hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(),
         source=f"{n_tokens:,} tokens in {n_shards:,} shards of {', '.join(sources)}",
     )
-
-
-def _opened(argument: str, entries: Sequence[str], config: ShardsConfig) -> dict[str, list[_Opened]]:
-    """What each source holds, by its name: that before `=`, or its path."""
-    found: dict[str, list[_Opened]] = {}
-    for entry in entries:
-        match = NAMED.fullmatch(entry)
-        name, path = (match[1], match[2]) if match is not None else (entry, entry)
-        paths = _matching(argument, path)
-        of_files: dict[str, list[str]] = {}
-        for one in paths:
-            folder, last = split(one)
-            if last.endswith(BIN):
-                of_files.setdefault(folder, []).append(last)
-            else:
-                folder, last = (folder, last) if last.endswith(".json") else (one, INDEX)
-                found.setdefault(name, []).append(_of_index(argument, folder, last, config))
-        for folder, files in of_files.items():
-            found.setdefault(name, []).append(_of_files(argument, folder, files, config))
-    return found
-
-
-def _matching(argument: str, path: str) -> list[str]:
-    """The paths that one with wildcards stands for; itself, if it has none."""
-    if not any(character in path for character in "*?["):
-        return [path]
-    if is_url(path):
-        folder, _, _ = re.split(r"[*?[]", path, maxsplit=1)[0].rpartition("/")
-        names = Objects(folder, argument).sizes()
-        # In a bucket, as in a folder, a wildcard does not match a slash.
-        urls = [f"{folder}/{name}" for name in names if f"{folder}/{name}".count("/") == path.count("/")]
-        found = [url for url in urls if fnmatch.fnmatchcase(url, path)]
-    else:
-        found = glob.glob(path)
-    require(found != [], argument, path, "a pattern that some .bin files, folders or index.json files match")
-    return sorted(found)
-
-
-def _of_index(argument: str, folder: str, name: str, config: ShardsConfig) -> _Opened:
-    objects = Objects(folder, argument)
-    data = objects.read(name)
-    if data is None:
-        raise UserError(
-            f"{objects / name} does not exist: write it with hyena-jax prepare, or name .bin files, such as"
-            f" {objects / '*.bin'}, with --data.dtype and --data.vocab-size",
-            argument,
-        )
-    index = read_index(objects / name, data, argument)
-    sizes = objects.sizes()
-    train, held_out = (
-        [_part(argument, objects, shard, index, sizes) for shard in shards]
-        for shards in (index.shards, index.held_out)
-    )
-    return _Opened(objects, train, held_out, index, hashlib.sha256(data).hexdigest())
-
-
-def _part(argument: str, objects: Objects, shard: Shard, index: Index, sizes: Mapping[str, int]) -> Part:
-    """A shard that an index lists. Raises UserError unless it is there, in the size that the index says."""
-    file, dtype = shard.name + BIN, DTYPES[index.dtype]
-    if file not in sizes:
-        raise UserError(f"{objects / file} is missing, but its index lists it", argument)
-    size = shard.tokens * dtype.itemsize
-    if sizes[file] != size:
-        raise UserError(f"{objects / file} has {sizes[file]:,} bytes, but its index says {size:,}", argument)
-    return Part(objects, file, shard.tokens, dtype, shard.text_bytes)
-
-
-def _of_files(argument: str, folder: str, files: Sequence[str], config: ShardsConfig) -> _Opened:
-    """`.bin` files of a folder: as its index describes them, or by their size."""
-    objects = Objects(folder, argument)
-    sizes = objects.sizes()
-    data = objects.read(INDEX)
-    if data is not None:
-        index = read_index(objects / INDEX, data, argument)
-        listed = {shard.name + BIN: shard for shard in index.shards + index.held_out}
-        if set(files) <= set(listed):
-            parts = [_part(argument, objects, listed[file], index, sizes) for file in files]
-            held_out = {shard.name + BIN for shard in index.held_out}
-            digest = [listed[file].sha256 for file in files]
-            sides = ([part for part in parts if (part.file in held_out) == side] for side in (False, True))
-            return _Opened(objects, *sides, index, [digest, index.dtype])
-    must = f"uint16 or uint32, for .bin files without an index such as {objects / files[0]}"
-    require(config.dtype is not None, "dtype", None, must)
-    dtype, parts = DTYPES[config.dtype], []
-    for file in files:
-        if file not in sizes:
-            raise UserError(f"{objects / file} does not exist", argument)
-        fits = sizes[file] > 0 and sizes[file] % dtype.itemsize == 0
-        must = f"{config.dtype} numbers, a multiple of {dtype.itemsize} bytes"
-        require(fits, f"{argument} {objects / file}", f"{sizes[file]} bytes", must)
-        parts.append(Part(objects, file, sizes[file] // dtype.itemsize, dtype, None))
-    return _Opened(objects, parts, [], None, [[part.file, part.tokens] for part in parts] + [config.dtype])
-
-
-def _tokenizer_of(every: Sequence[_Opened], config: ShardsConfig, tokenizer: Tokenizer | None) -> Tokenizer:
-    """The tokenizer that wrote all sources: the given one, that beside an index, or that of the config."""
-    indexed = [one for one in every if one.index is not None]
-    for one in indexed:
-        for name in ("dtype", "vocab_size"):
-            ours, theirs = getattr(config, name), getattr(one.index, name)
-            require(
-                ours in (None, theirs), name, ours, f"{theirs!r}, as the index of {one.objects.where} says"
-            )
-    given = None if tokenizer is None or not indexed else digest_of(tokenizer)
-    digests = {one.index.tokenizer_sha256: one.objects.where for one in indexed}
-    if len(digests) > 1:
-        (one, first), (other, second), *_ = digests.items()
-        raise UserError(
-            f"must be of one tokenizer, but the index of {first} is of {one[:12]} and that of {second} of"
-            f" {other[:12]} (SHA-256)",
-            "sources",
-        )
-    if given is not None and given not in digests:
-        (digest, where), *_ = digests.items()
-        raise UserError(
-            f"must be of the run's tokenizer ({given[:12]}), but the index of {where} is of {digest[:12]}"
-            " (SHA-256)",
-            "sources",
-        )
-    if tokenizer is not None:
-        return tokenizer
-    if indexed:
-        require(config.tokenizer_path is None, "tokenizer_path", config.tokenizer_path, "None with an index")
-        objects = indexed[0].objects
-        data = objects.read(ENCODING)
-        if data is None:
-            raise UserError(f"{objects / ENCODING} is missing: the tokenizer beside the index", "sources")
-        found = tokenizer_from_json(parse_json(data))
-        is_theirs = digest_of(found) in digests
-        require(
-            is_theirs,
-            f"{objects / ENCODING}",
-            digest_of(found)[:12],
-            f"of SHA-256 {next(iter(digests))[:12]}",
-        )
-        return found
-    if config.tokenizer_path is not None:
-        return read_bpe(config.tokenizer_path)
-    must = "given for .bin files without an index and without a tokenizer_path"
-    require(config.vocab_size is not None, "vocab_size", None, must)
-    return IdsTokenizer(config.vocab_size)
-
-
-def _eos_of(every: Sequence[_Opened], config: ShardsConfig) -> int | None:
-    """The id that ends documents in all sources; None if there is none."""
-    known = {one.objects.where: one.index.eos for one in every if one.index is not None}
-    for where, eos in known.items():
-        require(config.eos in (None, eos), "eos", config.eos, f"{eos!r}, as the index of {where} says")
-    found = {*known.values(), *([config.eos] if config.eos is not None or not known else [])}
-    if not config.documents:
-        return None
-    if len(found) > 1:
-        raise UserError(
-            f"must end documents with one id to keep them apart, got {sorted(map(str, found))}", "sources"
-        )
-    must = "False, since no id ends documents: prepare the sources with --eos, or give --data.eos"
-    require(found != {None}, "documents", True, must)
-    return found.pop()

@@ -8,9 +8,9 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from hyena_jax.config.checks import summary
 from hyena_jax.data.dataset import Batch, Dataset
 from hyena_jax.system.errors import UserError, choose, require
 from hyena_jax.tasks.task import TASKS, Draw, NextTokenTaskConfig, Row, Task, next_tokens
-
-if TYPE_CHECKING:
-    import grain
 
 Part = Literal["train", "test"]
 PARTS: Mapping[Part, int] = MappingProxyType({"train": 0, "test": 1})
@@ -111,8 +108,6 @@ class TaskRows(Dataset):
 
     task: Task
     config: TaskConfig
-    seed: int = 0
-    """Draws the training rows: the experiment's seed, see `train_batches`."""
 
     kind, unit = "task", "answer"
 
@@ -136,16 +131,13 @@ class TaskRows(Dataset):
         """Number of ids of the inputs and targets."""
         return {"vocab_size": self.config.n_symbols}
 
-    def train_batches(
-        self, batch_size: int, seed: int, part: int | Sequence[int] = 0, n_parts: int = 1
-    ) -> "grain.MapDataset[Batch]":
-        """As of all data, of rows drawn with `seed`."""
-        return Dataset.train_batches(dataclasses.replace(self, seed=seed), batch_size, seed, part, n_parts)
+    def _train_rows_of(self, seed: int) -> Callable[[np.ndarray], Batch]:
+        return partial(self._rows, "train", seed)
 
     def train_rows(self, indices: np.ndarray) -> Batch:
         """`inputs` int32 [B, L], `targets` int32 [B, n], `positions` int32 [B, n] unless n = L positions are
         scored, and `weights` float32 [B, n], 0 where there is no answer, unless all are scored."""
-        return self._rows("train", self.seed, indices)
+        return self._rows("train", 0, indices)
 
     def held_out_rows(self, indices: np.ndarray) -> Batch:
         """As `train_rows`."""

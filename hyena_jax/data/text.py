@@ -5,7 +5,6 @@ Shapes: n tokens to train on, m held-out tokens, L tokens of a row, B rows.
 
 import hashlib
 import json
-import math
 import os
 import platform
 import sysconfig
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hyena_jax.config import TextConfig
-from hyena_jax.data.dataset import PROMPT_TOKENS, Batch, Dataset
+from hyena_jax.data.dataset import PROMPT_TOKENS, Batch, Dataset, with_bits_per_byte
 from hyena_jax.data.tfds import ensure_prepared, open_builder, quiet
 from hyena_jax.data.tokenizers import Tokenizer, build_tokenizer, encode_start
 from hyena_jax.system.errors import UserError, require
@@ -85,12 +84,8 @@ class Corpus(Dataset):
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """As of all tokens, and bits per byte if the bytes are known."""
-        values = super().metrics(sums)
-        if not values or self.held_out_bytes is None:
-            return values
         n_tokens = len(self.held_out) - (self.tokenizer.bos is not None)  # those of the text
-        bits = sums["nats"] / sums["count"] * n_tokens / self.held_out_bytes / math.log(2)
-        return {"perplexity": values["perplexity"], "bits_per_byte": bits, **values}
+        return with_bits_per_byte(super().metrics(sums), sums, n_tokens, self.held_out_bytes)
 
 
 def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpus:

@@ -429,19 +429,19 @@ def build_tokenizer(config: TextConfig, *texts: str) -> Tokenizer:
 
 def read_bpe(path: str, bos: int | None = None) -> BpeTokenizer:
     """The byte-pair tokenizer of a `tokenizer.json`. Raises UserError if it cannot be used."""
-    data = read_bytes("tokenizer_path", path, MAX_JSON)
-    try:
-        return BpeTokenizer(data.decode(), bos)
-    except (UserError, UnicodeDecodeError) as error:
-        raise UserError(f"tokenizer_path {path!r} cannot be used: {error}") from error
+    return _read(path, lambda data: BpeTokenizer(data.decode(), bos))
 
 
 def read_sentencepiece(path: str, bos: int | None = None) -> SentencePieceTokenizer:
     """The tokenizer of a SentencePiece `.model`. Raises UserError if it cannot be used."""
+    return _read(path, lambda data: SentencePieceTokenizer(data, bos))
+
+
+def _read(path: str, make: Callable[[bytes], Tokenizer]) -> Tokenizer:
     data = read_bytes("tokenizer_path", path, MAX_JSON)
     try:
-        return SentencePieceTokenizer(data, bos)
-    except UserError as error:
+        return make(data)
+    except (UserError, UnicodeDecodeError) as error:
         raise UserError(f"tokenizer_path {path!r} cannot be used: {error}") from error
 
 
@@ -470,6 +470,12 @@ def require_ours(tokenizer: Tokenizer) -> None:
     """Raises UserError for a class of the user's own: a run keeps a tokenizer by its kind and fields."""
     name, must = type(tokenizer).__name__, "one of hyena_jax.data.tokenizers, not of a class of your own"
     require(type(tokenizer).__module__ == __name__, "the tokenizer of your data", name, must)
+
+
+def as_kept(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer as read from a run folder. Raises UserError for a class of the user's own."""
+    require_ours(tokenizer)
+    return tokenizer_from_json(tokenizer.to_json())
 
 
 def _code_points(text: str) -> np.ndarray:

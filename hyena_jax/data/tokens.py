@@ -136,11 +136,16 @@ def _listed(path: str, tokens: np.ndarray) -> Shard | None:
 def as_tokens(argument: str, tokens: Any) -> np.ndarray:
     """`tokens` as an array [n]. Raises UserError unless it is one-dimensional, of integers, and not empty."""
     tokens = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
-    found = f"{tokens.dtype}[{', '.join(map(str, tokens.shape))}]"
+    found = described(tokens)
     is_stream = tokens.ndim == 1 and tokens.dtype.kind in "iu"
     require(is_stream, argument, found, "a one-dimensional array of integer token ids")
     require(len(tokens) > 0, argument, found, "not empty")
     return tokens
+
+
+def described(x: np.ndarray) -> str:
+    """The dtype and shape of an array, for errors."""
+    return f"{x.dtype}[{', '.join(map(str, x.shape))}]"
 
 
 def _largest_id(argument: str, tokens: np.ndarray) -> int:

@@ -1,10 +1,10 @@
-"""Errors of distillation in the filters and in the model's predictions.
+"""Distils a run to a state size, and measures the errors in its filters and in its predictions.
 
 Axes: B batch, L length, N filters of a mixer, D channels of a filter, C = N D.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -12,15 +12,32 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hyena_jax import parallel
-from hyena_jax.config import ParallelConfig
+from hyena_jax import models, parallel
+from hyena_jax.config import Experiment, ParallelConfig
 from hyena_jax.data.text import Corpus
-from hyena_jax.distillation import hankel
-from hyena_jax.distillation.model import LongFilters
+from hyena_jax.distillation import modal_fit
+from hyena_jax.distillation.model import LongFilters, distilled_experiment, distilled_params, long_filters
+from hyena_jax.ops import hankel
 from hyena_jax.training.evaluate import held_out_values, sum_held_out
 from hyena_jax.training.loss import at_positions
 from hyena_jax.training.metrics import Values
 from hyena_jax.training.step import Batch, Metrics, make_eval_step
+
+
+class Original(NamedTuple):
+    """The run to distil; `about_data` is the content of its data.json."""
+
+    experiment: Experiment
+    step: int
+    params: optax.Params
+    data: Corpus
+    about_data: dict[str, Any]
+    filters: list[LongFilters]
+
+    @property
+    def max_len(self) -> int:
+        """Lmax of the model, the length of its filters."""
+        return self.experiment.model.max_len
 
 
 class Spectra(NamedTuple):
@@ -46,10 +63,55 @@ class FilterError(NamedTuple):
     balanced: float
 
 
+class Tried(NamedTuple):
+    """The model at one state size, its filters and their errors, and its metrics including `kl`."""
+
+    size: int
+    experiment: Experiment
+    params: optax.Params
+    filters: list[LongFilters]
+    errors: list[FilterError]
+    values: Values
+
+
+def evaluate_original(original: Original, batch_size: int) -> Values:
+    """The metrics of the run itself, computed like the distilled models' metrics; its kl is 0."""
+    model = models.build(original.experiment.model)
+    return _divergence((model, model), (original.params, original.params), original.data, batch_size)
+
+
 def spectra(filters: LongFilters, n_values: int, seed: int) -> Spectra:
     """Singular values of every channel: at least `n_values`, if there are as many."""
     alone = hankel.spectrum(filters.later, n_values, seed)
     return Spectra(alone, hankel.spectrum(hankel.continued(filters.later), n_values, seed))
+
+
+def distill(
+    original: Original,
+    spectra: Sequence[Spectra],
+    size: int,
+    batch_size: int,
+    seed: int,
+    advance: Callable[[], None],
+) -> Tried:
+    """The model whose filters have `size` real numbers of state per channel, with its errors."""
+    fitted = []
+    for filters in original.filters:
+        fitted.append(modal_fit.fit(filters.later, size // 2, seed))
+        advance()
+    experiment = distilled_experiment(original.experiment, size // 2)
+    params = distilled_params(original.params, original.filters, fitted)
+    # Errors of the filters that the model computes in float32, not of the float64 fit.
+    after = long_filters(experiment.model, params)
+    errors = [
+        error
+        for layer in zip(original.filters, after, spectra, strict=True)
+        for error in filter_errors(*layer, size)
+    ]
+    both = [models.build(one.model) for one in (original.experiment, experiment)]
+    values = _divergence(both, (original.params, params), original.data, batch_size)
+    advance()
+    return Tried(size, experiment, params, after, errors, values)
 
 
 def filter_errors(before: LongFilters, after: LongFilters, spectra: Spectra, order: int) -> list[FilterError]:
@@ -113,11 +175,11 @@ def kl_divergence(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
     return jnp.where(jnp.abs(ratio) < 1, near, far).sum(-1)
 
 
-def compare(
-    models: Sequence[nn.Module], params: Sequence[optax.Params], data: Corpus, batch_size: int
+def _divergence(
+    both: Sequence[nn.Module], params: Sequence[optax.Params], data: Corpus, batch_size: int
 ) -> Values:
     """Metrics of the second model on all held-out tokens, and `kl`, the mean KL(first || second) in nats."""
     strategy = parallel.make_strategy(ParallelConfig())
-    step = strategy.map_eval_step(make_comparison_step(*models))
+    step = strategy.map_eval_step(make_comparison_step(*both))
     sums = sum_held_out(strategy, step, strategy.place(tuple(params)), data, batch_size)
     return held_out_values(data, sums)

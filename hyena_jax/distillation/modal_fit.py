@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hyena_jax.distillation import hankel
-from hyena_jax.distillation.channels import in_groups
+from hyena_jax.ops import hankel
 
 # Steps of the refinement; most of the gain is in the first ten.
 STEPS = 40
@@ -54,7 +53,7 @@ def fit(taps: np.ndarray, n_modes: int, seed: int = 0) -> FittedModes:
     """
     n_taps = taps.shape[1]
     largest = 8 * max(4 * n_modes * n_taps, (4 * n_modes) ** 2, n_taps * min(n_taps, hankel.DENSE_ROWS))
-    return FittedModes(*in_groups(lambda group: _fit_group(group, n_modes, seed), taps, largest))
+    return FittedModes(*hankel.in_groups(lambda group: _fit_group(group, n_modes, seed), taps, largest))
 
 
 def response(modes: FittedModes, n_taps: int) -> np.ndarray:

@@ -11,9 +11,7 @@ import flax.linen as nn
 from hyena_jax.config import FILTER_CONFIGS, FilterConfig, Targets
 from hyena_jax.config.checks import require_sizes
 from hyena_jax.filters.explicit import ExplicitFilter, ShortFilter, WindowedFilter
-from hyena_jax.filters.implicit import CKConvFilter, ImplicitFilter
-from hyena_jax.filters.lookup import LookupFilter
-from hyena_jax.filters.siren import SirenFilter
+from hyena_jax.filters.implicit import CKConvFilter, ImplicitFilter, LookupFilter, SirenFilter
 from hyena_jax.filters.spectral import FNOFilter, TransferFunctionFilter
 from hyena_jax.filters.state_space import ModalFilter, RealModalFilter, S4DFilter
 from hyena_jax.filters.stu import STUFilter

@@ -6,26 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax.config import ExplicitFilterConfig, ShortFilterConfig, WindowedFilterConfig
-from hyena_jax.filters.window import check_length, decay_rates, l1_normalized, relative_time
+from hyena_jax.filters.long_filter import LongFilter, decay_rates, l1_normalized, relative_time
 from hyena_jax.ops.initializers import uniform_fan_in
 
 
-class ExplicitFilter(nn.Module):
+class ExplicitFilter(LongFilter):
     """h_t = taps_t for t < M, and 0 for t >= M.
-
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: see `ExplicitFilterConfig`.
 
     Parameters:
       taps [N, D, M]: tap t is the weight of the input t steps ago.
     """
 
-    n_filters: int
-    d_model: int
-    max_len: int
     config: ExplicitFilterConfig = ExplicitFilterConfig()
 
     def setup(self) -> None:
@@ -35,33 +26,22 @@ class ExplicitFilter(nn.Module):
         init = nn.initializers.normal(n_taps**-0.5)
         self.taps = self.param("taps", init, (self.n_filters, self.d_model, n_taps), jnp.float32)
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         h = self.taps[..., :length]
         return jnp.pad(h, [(0, 0), (0, 0), (0, length - h.shape[-1])])
 
 
-class ShortFilter(nn.Module):
+class ShortFilter(LongFilter):
     """h_t = taps_t exp(-r t/(Lmax-1)) for t < M, and 0 for t >= M; the window only with `decay`.
 
     Of D channels, channel c has the rate r = slow (fast / slow)^(c / (D-1)). With a window it is the filter
     of StripedHyena 2's medium convolutions (Ku et al. 2025, arXiv 2503.01868), whose released weights hold
     the product.
 
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: see `ShortFilterConfig`.
-
     Parameters:
       taps [N, D, M]: tap t is the weight of the input t steps ago, before the window.
     """
 
-    n_filters: int
-    d_model: int
-    max_len: int
     config: ShortFilterConfig = ShortFilterConfig()
 
     def setup(self) -> None:
@@ -70,9 +50,7 @@ class ShortFilter(nn.Module):
         init = uniform_fan_in(n_taps) if deviation is None else nn.initializers.normal(deviation)
         self.taps = self.param("taps", init, (self.n_filters, self.d_model, n_taps), jnp.float32)
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         h = self.taps[..., :length]
         if self.config.decay is not None:
             rates = np.geomspace(*self.config.decay, self.d_model)[:, None]
@@ -81,17 +59,11 @@ class ShortFilter(nn.Module):
         return jnp.pad(h, [(0, 0), (0, 0), (0, length - h.shape[-1])])
 
 
-class WindowedFilter(nn.Module):
+class WindowedFilter(LongFilter):
     """h = taps ⊙ (exp(decay t/(Lmax-1)) + shift), then divided by its L1 norm.
 
     The filter of the annotated variant of Hyena. Its text takes the norm over the lags, its code over the
     channels; `norm_axis` chooses, by default the channels.
-
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: see `WindowedFilterConfig`.
 
     Parameters:
       taps [N, D, Lmax]: tap t is the weight of the input t steps ago, before the window.
@@ -99,9 +71,6 @@ class WindowedFilter(nn.Module):
       shift [D]: the limit of the window; a constant unless trained.
     """
 
-    n_filters: int
-    d_model: int
-    max_len: int
     config: WindowedFilterConfig = WindowedFilterConfig()
 
     def setup(self) -> None:
@@ -118,9 +87,7 @@ class WindowedFilter(nn.Module):
             shift = jnp.asarray(self.shift, jnp.float32)
             self.shift = self.param("shift", lambda _: shift)
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         # A norm over the lags depends on the whole filter: evaluate all of it, then cut.
         taps = self.max_len if self.config.norm_axis == "length" else length
         dtype = self.taps.dtype

@@ -5,27 +5,18 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import FNOFilterConfig, TransferFunctionFilterConfig
-from hyena_jax.filters.window import check_length
+from hyena_jax.filters.long_filter import LongFilter
 
 
-class FNOFilter(nn.Module):
+class FNOFilter(LongFilter):
     """h = irfft(modes) over Lmax points: the lowest M modes are learned, the others 0 (arXiv 2010.08895).
 
     Always evaluated at Lmax and cut, so that a short filter is the beginning of a long one.
-
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: see `FNOFilterConfig`.
 
     Parameters:
       modes [N, D, M, 2]: mode 0 first; real and imaginary part last.
     """
 
-    n_filters: int
-    d_model: int
-    max_len: int
     config: FNOFilterConfig = FNOFilterConfig()
 
     def setup(self) -> None:
@@ -33,24 +24,16 @@ class FNOFilter(nn.Module):
         shape = (self.n_filters, self.d_model, n_modes, 2)
         self.modes = self.param("modes", nn.initializers.normal(1.0), shape, jnp.float32)
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         modes = jax.lax.complex(self.modes[..., 0], self.modes[..., 1])
         return jnp.fft.irfft(modes, self.max_len)[..., :length]
 
 
-class TransferFunctionFilter(nn.Module):
+class TransferFunctionFilter(LongFilter):
     """h = irfft(rfft([0, b_1..b_n]) / rfft([1, a_1..a_n])) + lag_zero δ, all over Lmax points.
 
     Always evaluated at Lmax and cut. A response longer than Lmax is aliased: h_t is the sum of the true
     response at t, t + Lmax, t + 2 Lmax, ...
-
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: see `TransferFunctionFilterConfig`.
 
     Parameters:
       numerator [N, D, n_state]: b_1 .. b_n, weights of the inputs 1 to n steps ago.
@@ -58,9 +41,6 @@ class TransferFunctionFilter(nn.Module):
       lag_zero [N, D]: weight of the current input.
     """
 
-    n_filters: int
-    d_model: int
-    max_len: int
     config: TransferFunctionFilterConfig = TransferFunctionFilterConfig()
 
     def setup(self) -> None:
@@ -71,9 +51,7 @@ class TransferFunctionFilter(nn.Module):
         self.denominator = self.param("denominator", zeros, (*shape, self.config.n_state), jnp.float32)
         self.lag_zero = self.param("lag_zero", nn.initializers.normal(1.0), shape, jnp.float32)
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         ratio = self._spectrum(0.0, self.numerator) / self._spectrum(1.0, self.denominator)
         h = jnp.fft.irfft(ratio, self.max_len)[..., :length]
         return h.at[..., 0].add(self.lag_zero)

@@ -6,21 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax.config import ModalFilterConfig, RealModalFilterConfig, S4DFilterConfig
-from hyena_jax.filters.window import check_length
+from hyena_jax.filters.long_filter import LongFilter
 from hyena_jax.ops.modal_conv import Modes, modal_response, modal_taps
 
 
-class S4DFilter(nn.Module):
+class S4DFilter(LongFilter):
     """h_t = 2 Re sum_n C_n Abar_n^t Bbar_n, a bilinear discretisation (Gu et al. 2022, arXiv 2206.11893).
 
     A_n = -exp(log_decay) + i frequency, Abar = (1 + dt A/2) / (1 - dt A/2), Bbar = dt B / (1 - dt A/2). Only
     one mode of each conjugate pair is stored, hence the 2 Re.
-
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: see `S4DFilterConfig`.
 
     Parameters:
       log_decay [N, D, n_state//2]: A's real part is -exp(log_decay).
@@ -30,9 +24,6 @@ class S4DFilter(nn.Module):
       c [N, D, n_state//2, 2]: real and imaginary part of C.
     """
 
-    n_filters: int
-    d_model: int
-    max_len: int
     config: S4DFilterConfig = S4DFilterConfig()
 
     def setup(self) -> None:
@@ -48,9 +39,7 @@ class S4DFilter(nn.Module):
         self.b = self.param("b", lambda _: one)
         self.c = self.param("c", nn.initializers.normal(0.5**0.5), (*modes, 2), jnp.float32)
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         return 2 * modal_response(*self._modes(), length)
 
     def recurrence(self) -> Modes:
@@ -68,16 +57,10 @@ class S4DFilter(nn.Module):
         return jnp.log(a_bar), _as_complex(self.c) * b_bar
 
 
-class ModalFilter(nn.Module):
+class ModalFilter(LongFilter):
     """h_0 free, h_t = Re sum_n R_n lambda_n^(t-1) with |lambda_n| < 1 (Massaroli et al. 2023, 2310.18780).
 
     lambda = exp(-exp(log_decay) + i angle).
-
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: see `ModalFilterConfig`.
 
     Parameters:
       log_decay [N, D, n_modes]: ln(-ln |lambda|).
@@ -86,9 +69,6 @@ class ModalFilter(nn.Module):
       lag_zero [N, D]: weight of the current input.
     """
 
-    n_filters: int
-    d_model: int
-    max_len: int
     config: ModalFilterConfig = ModalFilterConfig()
 
     def setup(self) -> None:
@@ -105,9 +85,7 @@ class ModalFilter(nn.Module):
         self.residue = self.param("residue", lambda key: residue(key, size, dtype) * energy**0.5)
         self.lag_zero = self.param("lag_zero", nn.initializers.normal(1.0), shape, jnp.float32)
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         return modal_taps(self.recurrence(), length)
 
     def recurrence(self) -> Modes:
@@ -116,25 +94,16 @@ class ModalFilter(nn.Module):
         return Modes(log_modes, _as_complex(self.residue), self.lag_zero)
 
 
-class RealModalFilter(nn.Module):
+class RealModalFilter(LongFilter):
     """h_t = sum_n R_n e^(-r_n t) with r = exp(log_rate) > 0: the long convolutions of StripedHyena 2.
 
     Their released weights store the pole -r as `log_poles` (Ku et al. 2025, arXiv 2503.01868).
-
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: see `RealModalFilterConfig`.
 
     Parameters:
       log_rate [N, D, n_modes]: ln r, r the rate of decay per token.
       residue [N, D, n_modes]: R.
     """
 
-    n_filters: int
-    d_model: int
-    max_len: int
     config: RealModalFilterConfig = RealModalFilterConfig()
 
     def setup(self) -> None:
@@ -149,9 +118,7 @@ class RealModalFilter(nn.Module):
             "residue", nn.initializers.normal(0.1 * config.n_modes**-0.5), shape, jnp.float32
         )
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         return modal_response(-jnp.exp(self.log_rate), self.residue, length)
 
     def recurrence(self) -> Modes:

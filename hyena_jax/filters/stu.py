@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax.config import STUFilterConfig
-from hyena_jax.filters.window import check_length
+from hyena_jax.filters.long_filter import LongFilter
 from hyena_jax.system.errors import require
 
 # The least eigenvalue, relative to the largest, whose vector float64 gives to 1e-7.
@@ -22,7 +22,7 @@ STEP, BEFORE, AFTER = 0.2, 14.0, 3.8
 ROWS = 2**14
 
 
-class STUFilter(nn.Module):
+class STUFilter(LongFilter):
     """h_t = sum_k phi_kt (M_k + (-1)^t M'_k): spectral filtering (Hazan et al. 2017, arXiv 1711.00946).
 
     phi_k = sigma_k^(1/4) e_k, of the K largest eigenvalues and eigenvectors of Z_ij = 2 / ((i+j)^3 - (i+j)),
@@ -33,20 +33,11 @@ class STUFilter(nn.Module):
     The vectors phi_k are constants, not parameters, and all their entries change with Lmax. So a shorter h is
     the beginning of the one with Lmax taps.
 
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: see `STUFilterConfig`.
-
     Parameters:
       weights [N, D, K]: M, the largest eigenvalue first.
       alternating_weights [N, D, K]: M'; only with alternating `separate`.
     """
 
-    n_filters: int
-    d_model: int
-    max_len: int
     config: STUFilterConfig = STUFilterConfig()
 
     def setup(self) -> None:
@@ -60,9 +51,7 @@ class STUFilter(nn.Module):
         if self.config.alternating == "separate":
             self.alternating_weights = self.param("alternating_weights", init, shape, jnp.float32)
 
-    def __call__(self, length: int) -> jax.Array:
-        """The first `length` taps, h [N, D, length]."""
-        check_length(length, self.max_len)
+    def taps_until(self, length: int) -> jax.Array:
         phi = jnp.asarray(self.phi[:, :length], self.weights.dtype)
         h = jnp.matmul(self.weights, phi, precision="highest")
         if self.config.alternating == "none":

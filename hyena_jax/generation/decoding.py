@@ -24,9 +24,8 @@ from hyena_jax.config import ModelConfig
 from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.generation import programs
 from hyena_jax.generation.programs import Chunk, Cursor, SamplingConfig, SamplingInputs
-from hyena_jax.generation.prompts import OnFull, check_prompts, right_aligned
+from hyena_jax.generation.prompts import OnFull, StopTexts, check_prompts, cut, right_aligned
 from hyena_jax.generation.sampling import SamplingRule
-from hyena_jax.generation.stopping import StopTexts, cut
 from hyena_jax.mixers.online import has_tiles
 from hyena_jax.ops.online_conv import TILE, due_size
 from hyena_jax.system.errors import choose, require

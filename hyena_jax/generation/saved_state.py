@@ -42,7 +42,7 @@ def origin(model_config: ModelConfig, params: optax.Params) -> str:
     return digest.hexdigest()
 
 
-def save(path: Path, prefilled: Prefilled, origin: str) -> None:
+def save_state(path: Path, prefilled: Prefilled, origin: str) -> None:
     """Writes the state and the tokens read, atomically; equal ones give equal files.
 
     Raises:
@@ -57,8 +57,8 @@ def save(path: Path, prefilled: Prefilled, origin: str) -> None:
         files.write_safetensors(draft, arrays, {"saved_state": json.dumps(about)})
 
 
-def load(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prefilled:
-    """The state that `save` wrote; shapes are checked against the model before arrays are read.
+def load_state(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prefilled:
+    """The state that `save_state` wrote; shapes are checked against the model before arrays are read.
 
     Raises:
       UserError: if the file is not a saved state, or belongs to another model or other parameters.

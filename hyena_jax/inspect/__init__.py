@@ -17,9 +17,16 @@ from hyena_jax.inspect.figures import (
     draw_mixing,
     draw_patches,
 )
-from hyena_jax.inspect.long_filters import effective_length, filters, hankel_values, spectrum
 from hyena_jax.inspect.matrices import jacobian_norms, mixing, plain_attention, strength
-from hyena_jax.inspect.memory import Gates, gates, memory_lengths
+from hyena_jax.inspect.reach import (
+    Gates,
+    effective_length,
+    filters,
+    gates,
+    hankel_values,
+    memory_lengths,
+    spectrum,
+)
 from hyena_jax.inspect.tracing import Activations, Layer, Trace, trace
 from hyena_jax.mixers.mixing import Mixing
 

@@ -14,19 +14,20 @@ from hyena_jax.config import MIXER_CONFIGS, Experiment, encode, read_stages, sta
 from hyena_jax.data.dataset import Encoding
 from hyena_jax.data.tokenizers import is_tokenizer
 from hyena_jax.inspect import json_values, page
-from hyena_jax.inspect.subject import Subject, piece, probability, scores
+from hyena_jax.inspect.example import Example, piece, probability, scores
 from hyena_jax.inspect.tracing import Trace, trace
 from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import METRICS
 from hyena_jax.system.output import bar
 from hyena_jax.training import lora, metrics
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.folder import BASE, RunFolder, read_run
-from hyena_jax.training.start import load_params, read_base
+from hyena_jax.training.folder import BASE, RunFolder, read_folder
+from hyena_jax.training.initial import load_params, read_base
 from hyena_jax.training.step import init_params
 
 
 def content(
-    workdir: Path, step: str, shown: Subject, beside: Path | None, note: Callable[[str], None]
+    workdir: Path, step: str, shown: Example, beside: Path | None, note: Callable[[str], None]
 ) -> page.Content:
     """The content of a run's page.
 
@@ -39,7 +40,7 @@ def content(
     Raises:
       UserError: if a folder holds no run, there is no such checkpoint, or the other run reads other inputs.
     """
-    folder = read_run(workdir)
+    folder = read_folder(workdir)
     experiment = folder.experiment
     model = models.build(experiment.model)
     number, params = load_params(folder, model, step, note)
@@ -54,7 +55,7 @@ def content(
         filters = json_values.filters(before, after)
         gates = json_values.recurrences(before, after)
         advance()
-    rows = metrics.read_rows(workdir / metrics.FILE)
+    rows = metrics.read_rows(workdir / METRICS)
     stages = read_stages(workdir, experiment)
     changes = [(f"from step {step} on", "; ".join(lines)) for step, lines in stage_changes(stages).items()]
     unit = "" if not experiment.loss.in_nats else " (nats per token)" if shown.labels else " (nats)"
@@ -108,14 +109,14 @@ def _start(
 
 
 def _beside(
-    workdir: Path, encoding: Encoding, shown: Subject, seen: Trace, note: Callable[[str], None]
+    workdir: Path, encoding: Encoding, shown: Example, seen: Trace, note: Callable[[str], None]
 ) -> json_values.Other:
     """Another run at work on the same input, as `seen` is.
 
     Raises:
       UserError: if it cannot read the input, or its mixers read another number of positions.
     """
-    folder = read_run(workdir)
+    folder = read_folder(workdir)
     config = folder.experiment.model
     if folder.encoding != encoding or config.input_kind.is_tokens != bool(shown.labels):
         raise UserError(f"must be a run with the same tokens or images, got {str(workdir)!r}", "beside")
@@ -143,7 +144,7 @@ def _beside(
 
 
 def _facts(
-    experiment: Experiment, rows: Sequence[Mapping[str, Any]], params: optax.Params, shown: Subject, unit: str
+    experiment: Experiment, rows: Sequence[Mapping[str, Any]], params: optax.Params, shown: Example, unit: str
 ) -> list[tuple[str, str]]:
     """The table at the top of the page; `unit` is of losses, in parentheses, or empty."""
     model = experiment.model

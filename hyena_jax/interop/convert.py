@@ -220,7 +220,7 @@ def _write_checkpoint(folder: Path, experiment: Experiment, shapes: Any, found: 
         "params": Streamed(wanted["params"], placeholders["params"], params),
         "train_state": Streamed(wanted["train_state"], placeholders["train_state"], moments),
     }
-    save_streamed(folder, items, {"loss": None})
+    save_streamed(folder, items)
 
 
 def _blocks(found: Source, path: str, dtype: np.dtype, n_rows: int) -> Iterator[np.ndarray]:

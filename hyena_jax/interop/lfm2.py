@@ -9,7 +9,15 @@ from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_windows, settings_of
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors
-from hyena_jax.interop.transforms import Transform, columns, filter_taps, less_one, same, transposed
+from hyena_jax.interop.transforms import (
+    Transform,
+    attention_sizes,
+    filter_taps,
+    less_one,
+    qkv,
+    same,
+    transposed,
+)
 from hyena_jax.system.errors import require
 
 BOS, RELEASED_VOCABULARY = 1, 65_536
@@ -101,22 +109,6 @@ def to_settings(model: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-def metadata(model: LanguageModelConfig) -> dict[str, str]:
-    """What an export says in addition to its config: nothing."""
-    return {}
-
-
-def exported_settings(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings for transformers: as they are."""
-    return values
-
-
-def ends(model: LanguageModelConfig, bos: int | None) -> dict[str, int | None]:
-    """The other special tokens, known if vocabulary and `bos` are those of the released models."""
-    is_released = bos == BOS and model.vocab_size == RELEASED_VOCABULARY
-    return ENDS if is_released else dict.fromkeys(ENDS)
-
-
 def _ffn_width(settings: Settings) -> int:
     """F; older files say a width that is still to be adjusted, as in `Lfm2MLP`."""
     name = "intermediate_size" if settings.get("block_ff_dim", None) is None else "block_ff_dim"
@@ -154,11 +146,9 @@ def _mixer(mixer: MixerConfig, ours: str, theirs: str, d_model: int) -> dict[str
             f"{ours}/filter/taps": filter_taps(f"{theirs}.conv.conv.weight", is_reversed=True),
             f"{ours}/out_proj/kernel": transposed(f"{theirs}.conv.out_proj.weight"),
         }
-    shared = (mixer.n_kv_heads or mixer.n_heads) * d_model // mixer.n_heads
     attention = f"{theirs}.self_attn"
-    names = tuple(f"{attention}.{part}_proj.weight" for part in "qkv")
     return {
-        f"{ours}/qkv_proj/kernel": columns(names, (d_model, shared, shared)),
+        f"{ours}/qkv_proj/kernel": qkv(attention, attention_sizes(mixer, d_model)),
         f"{ours}/q_norm/scale": less_one(f"{attention}.q_layernorm.weight"),
         f"{ours}/k_norm/scale": less_one(f"{attention}.k_layernorm.weight"),
         f"{ours}/out_proj/kernel": transposed(f"{attention}.out_proj.weight"),

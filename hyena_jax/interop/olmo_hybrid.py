@@ -15,7 +15,15 @@ from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_windows, settings_of
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensor, Tensors
-from hyena_jax.interop.transforms import Transform, columns, less_one, same, taps, transposed
+from hyena_jax.interop.transforms import (
+    Transform,
+    attention_sizes,
+    less_one,
+    qkv,
+    same,
+    taps,
+    transposed,
+)
 from hyena_jax.system.errors import UserError, printable, require
 
 BOS = None
@@ -161,22 +169,6 @@ def to_settings(model: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-def metadata(model: LanguageModelConfig) -> dict[str, str]:
-    """What an export says in addition to its config: nothing."""
-    return {}
-
-
-def exported_settings(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings for transformers: as they are."""
-    return values
-
-
-def ends(model: LanguageModelConfig, bos: int | None) -> dict[str, int | None]:
-    """The other special tokens, known if the vocabulary is the released one."""
-    is_released = bos is BOS and model.vocab_size == RELEASED_VOCABULARY
-    return ENDS if is_released else dict.fromkeys(ENDS)
-
-
 def _renamed(tensors: Tensors) -> Tensors:
     """The tensors by the names of the modules in transformers, with the taps in one.
 
@@ -256,20 +248,17 @@ def transformers_table(model: LanguageModelConfig) -> Table:
 
 def _mixer(mixer: MixerConfig, ours: str, theirs: str, d_model: int) -> dict[str, Transform]:
     if isinstance(mixer, AttentionConfig):
-        shared = (mixer.n_kv_heads or mixer.n_heads) * d_model // mixer.n_heads
         attention = f"{theirs}.self_attn"
-        names = tuple(f"{attention}.{part}_proj.weight" for part in "qkv")
         return {
-            f"{ours}/qkv_proj/kernel": columns(names, (d_model, shared, shared)),
+            f"{ours}/qkv_proj/kernel": qkv(attention, attention_sizes(mixer, d_model)),
             f"{ours}/q_norm/scale": less_one(f"{attention}.q_norm.weight"),
             f"{ours}/k_norm/scale": less_one(f"{attention}.k_norm.weight"),
             f"{ours}/out_proj/kernel": transposed(f"{attention}.o_proj.weight"),
         }
     delta, sizes = f"{theirs}.linear_attn", mixer.sizes(d_model)
     keys, values = sizes.keys * sizes.key_dim, sizes.values * sizes.value_dim
-    names = tuple(f"{delta}.{part}_proj.weight" for part in "qkv")
     return {
-        f"{ours}/qkv_proj/kernel": columns(names, (keys, keys, values)),
+        f"{ours}/qkv_proj/kernel": qkv(delta, (keys, keys, values)),
         f"{ours}/short_taps": taps(f"{delta}.conv1d.weight"),
         f"{ours}/beta_proj/kernel": transposed(f"{delta}.b_proj.weight"),
         f"{ours}/decay_proj/kernel": transposed(f"{delta}.a_proj.weight"),

@@ -23,7 +23,17 @@ from hyena_jax.interop.family import (
 )
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors, is_orbax, metadata_of
-from hyena_jax.interop.transforms import Transform, columns, joined, reshaped, same, taps, transposed
+from hyena_jax.interop.transforms import (
+    Transform,
+    attention_sizes,
+    columns,
+    dense,
+    joined,
+    qkv,
+    reshaped,
+    same,
+    taps,
+)
 from hyena_jax.system.errors import UserError, require
 
 BOS, RELEASED_VOCABULARY = 2, 256_000
@@ -193,21 +203,11 @@ def to_settings(model: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-def metadata(model: LanguageModelConfig) -> dict[str, str]:
-    """What an export says in addition to its config."""
+def exported(values: dict[str, Any], model: LanguageModelConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings for transformers 5, which counts the current token into its window, and the metadata."""
     windows = [mixer.window for mixer in model.pattern if isinstance(mixer, LocalAttentionConfig)]
-    return {OWN_WINDOW: str(windows[0])} if windows else {}
-
-
-def exported_settings(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings for transformers 5, which counts the current token into its window."""
-    return {**values, "attention_window_size": values["attention_window_size"] + 1}
-
-
-def ends(model: LanguageModelConfig, bos: int | None) -> dict[str, int | None]:
-    """The other special tokens, known if vocabulary and `bos` are those of the released models."""
-    is_released = bos == BOS and model.vocab_size == RELEASED_VOCABULARY
-    return ENDS if is_released else dict.fromkeys(ENDS)
+    metadata = {OWN_WINDOW: str(windows[0])} if windows else {}
+    return {**values, "attention_window_size": values["attention_window_size"] + 1}, metadata
 
 
 def _from_shapes(tensors: Tensors) -> LanguageModelConfig:
@@ -269,14 +269,12 @@ def transformers_table(model: LanguageModelConfig) -> Table:
                 found[f"{ours}/mixer/{gate}/bias"] = reshaped(
                     f"{block}.rg_lru.{name}_bias", (blocks, width // blocks), (width,)
                 )
-            found |= _dense(f"{ours}/mixer/out_proj", f"{block}.linear_out")
+            found |= dense(f"{ours}/mixer/out_proj", f"{block}.linear_out")
         else:
-            sizes = _qkv_sizes(mixer, d_model)
-            names = tuple(f"{block}.{part}_proj.weight" for part in "qkv")
-            found[f"{ours}/mixer/qkv_proj/kernel"] = columns(names, sizes)
-            found |= _dense(f"{ours}/mixer/out_proj", f"{block}.o_proj")
+            found[f"{ours}/mixer/qkv_proj/kernel"] = qkv(block, attention_sizes(mixer, d_model))
+            found |= dense(f"{ours}/mixer/out_proj", f"{block}.o_proj")
         for part, name in (("gate_proj", "gate_proj"), ("in_proj", "up_proj"), ("out_proj", "down_proj")):
-            found |= _dense(f"{ours}/mlp/{part}", f"{theirs}.mlp_block.{name}")
+            found |= dense(f"{ours}/mlp/{part}", f"{theirs}.mlp_block.{name}")
     return Table(found, copies={"lm_head.weight": "model.embed_tokens.weight"})
 
 
@@ -307,7 +305,7 @@ def flax_table(model: LanguageModelConfig) -> Table:
         else:
             block = f"{theirs}.attention_block"
             names = tuple(f"{block}.proj_{part}.kernel" for part in "qkv")
-            found[f"{ours}/mixer/qkv_proj/kernel"] = joined(names, _qkv_sizes(mixer, d_model), 1)
+            found[f"{ours}/mixer/qkv_proj/kernel"] = joined(names, attention_sizes(mixer, d_model), 1)
             final = f"{block}.proj_final"
         found[f"{ours}/mixer/out_proj/kernel"] = same(f"{final}.kernel")
         found[f"{ours}/mixer/out_proj/bias"] = same(f"{final}.bias")
@@ -330,16 +328,6 @@ def _blocks(
 
 def _ends(names: tuple[str, ...], end: str) -> tuple[str, ...]:
     return tuple(f"{name}.{end}" for name in names)
-
-
-def _dense(ours: str, theirs: str) -> dict[str, Transform]:
-    """A dense layer of PyTorch, with a bias."""
-    return {f"{ours}/kernel": transposed(f"{theirs}.weight"), f"{ours}/bias": same(f"{theirs}.bias")}
-
-
-def _qkv_sizes(mixer: LocalAttentionConfig, d_model: int) -> tuple[int, int, int]:
-    shared = (mixer.n_kv_heads or mixer.n_heads) * d_model // mixer.n_heads
-    return (d_model, shared, shared)
 
 
 def _half(name: str, index: int, ones: tuple[int, ...]) -> Transform:

@@ -15,7 +15,7 @@ from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_windows, settings_of
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors
-from hyena_jax.interop.transforms import Transform, reshaped, same, transposed
+from hyena_jax.interop.transforms import Transform, layer_norm, reshaped, same, transposed
 from hyena_jax.system.errors import UserError, require
 
 MAX_LEN = 4096
@@ -166,8 +166,8 @@ def _outer(embedding: str, embedding_norm: str, final_norm: str, head: str) -> d
     return {
         "embedding/embedding": same(f"{embedding}.weight"),
         "head/kernel": transposed(f"{head}.weight"),
-        **_norm("embedding_norm", embedding_norm),
-        **_norm("final_norm", final_norm),
+        **layer_norm("embedding_norm", embedding_norm),
+        **layer_norm("final_norm", final_norm),
     }
 
 
@@ -178,9 +178,9 @@ def _inner(
     mixer = f"{ours}/mixer"
     projections = zip(("r_proj", "k_proj", "v_proj", "out_proj"), names, strict=True)
     return {
-        **_norm(f"{ours}/mixer_norm", norm),
-        **_norm(f"{ours}/mlp_norm", mlp_norm),
-        **_norm(f"{mixer}/norm", f"{theirs}.{head_norm}"),
+        **layer_norm(f"{ours}/mixer_norm", norm),
+        **layer_norm(f"{ours}/mlp_norm", mlp_norm),
+        **layer_norm(f"{mixer}/norm", f"{theirs}.{head_norm}"),
         f"{mixer}/shift_mix": _rows(tuple(f"{theirs}.x_{name}" for name in SHIFTS), width),
         f"{mixer}/bonus": same(f"{theirs}.r_k"),
         **{f"{mixer}/{part}/kernel": transposed(f"{theirs}.{name}.weight") for part, name in projections},
@@ -192,10 +192,6 @@ def _channel_mixer(ours: str, theirs: str) -> dict[str, Transform]:
         f"{ours}/mlp/in_proj/kernel": transposed(f"{theirs}.key.weight"),
         f"{ours}/mlp/out_proj/kernel": transposed(f"{theirs}.value.weight"),
     }
-
-
-def _norm(ours: str, theirs: str) -> dict[str, Transform]:
-    return {f"{ours}/scale": same(f"{theirs}.weight"), f"{ours}/bias": same(f"{theirs}.bias")}
 
 
 def _vector(name: str, width: int) -> Transform:

@@ -11,7 +11,7 @@ import numpy as np
 from hyena_jax.config import CKConvFilterConfig, HyenaConfig, ImplicitFilterConfig, LanguageModelConfig
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_POSITIONS, MAX_SYMBOLS
 from hyena_jax.data.tokenizers import DnaTokenizer
-from hyena_jax.filters.window import decay_rates
+from hyena_jax.filters.long_filter import decay_rates
 from hyena_jax.interop.family import (
     Options,
     Source,
@@ -23,7 +23,7 @@ from hyena_jax.interop.family import (
 )
 from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors
-from hyena_jax.interop.transforms import Transform, reshaped, same, taps, transposed
+from hyena_jax.interop.transforms import Transform, dense, layer_norm, reshaped, same, taps, transposed
 from hyena_jax.system.errors import UserError, printable, require
 
 DELTAS = re.compile(r"backbone\.layers\.\d+\.mixer\.filter_fn\.modulation\.deltas")
@@ -148,7 +148,7 @@ def _table(model: LanguageModelConfig) -> Table:
     long_filter, n_filters = mixer.filter, mixer.order - 1
     embedding = "backbone.embeddings.word_embeddings.weight"
     found: dict[str, Transform] = {"embedding/embedding": same(embedding)}
-    found |= _norm("final_norm", "backbone.ln_f")
+    found |= layer_norm("final_norm", "backbone.ln_f")
     copies, constants = {"lm_head.weight": embedding}, {}
     times = np.linspace(0, 1, length)[None, :, None]
     # Stored even where the window is not used.
@@ -156,11 +156,13 @@ def _table(model: LanguageModelConfig) -> Table:
     rates = decay_rates(long_filter, n_filters * d_model)[None, None] if has_window else None
     for i in range(model.n_layers):
         ours, theirs = f"blocks_{i}", f"backbone.layers.{i}"
-        found |= _norm(f"{ours}/mixer_norm", f"{theirs}.norm1") | _norm(f"{ours}/mlp_norm", f"{theirs}.norm2")
-        found |= _dense(f"{ours}/mixer/in_proj", f"{theirs}.mixer.in_proj")
-        found |= _dense(f"{ours}/mixer/out_proj", f"{theirs}.mixer.out_proj")
-        found |= _dense(f"{ours}/mlp/in_proj", f"{theirs}.mlp.fc1")
-        found |= _dense(f"{ours}/mlp/out_proj", f"{theirs}.mlp.fc2")
+        found |= layer_norm(f"{ours}/mixer_norm", f"{theirs}.norm1") | layer_norm(
+            f"{ours}/mlp_norm", f"{theirs}.norm2"
+        )
+        found |= dense(f"{ours}/mixer/in_proj", f"{theirs}.mixer.in_proj")
+        found |= dense(f"{ours}/mixer/out_proj", f"{theirs}.mixer.out_proj")
+        found |= dense(f"{ours}/mlp/in_proj", f"{theirs}.mlp.fc1")
+        found |= dense(f"{ours}/mlp/out_proj", f"{theirs}.mlp.fc2")
         found[f"{ours}/mixer/short_taps"] = taps(f"{theirs}.mixer.short_filter.weight")
         found[f"{ours}/mixer/short_bias"] = same(f"{theirs}.mixer.short_filter.bias")
         filter_fn = f"{theirs}.mixer.filter_fn"
@@ -172,7 +174,7 @@ def _table(model: LanguageModelConfig) -> Table:
         frequency = f"{network}.1.freq"
         found[f"{ours}/mixer/filter/sine_frequency"] = reshaped(frequency, (1, width), (width,))
         for layer in range(long_filter.n_hidden + 1):
-            found |= _dense(f"{ours}/mixer/filter/dense_{layer}", f"{network}.{2 * layer}")
+            found |= dense(f"{ours}/mixer/filter/dense_{layer}", f"{network}.{2 * layer}")
             if layer > 0:  # one tensor serves all layers, and is stored with each
                 copies[f"{network}.{2 * layer + 1}.freq"] = frequency
         last = long_filter.n_hidden + 1
@@ -180,14 +182,6 @@ def _table(model: LanguageModelConfig) -> Table:
         if has_window:
             constants[f"{filter_fn}.modulation.deltas"] = rates
     return Table(found, copies, constants, None if has_window else DELTAS)
-
-
-def _norm(ours: str, theirs: str) -> dict[str, Transform]:
-    return {f"{ours}/scale": same(f"{theirs}.weight"), f"{ours}/bias": same(f"{theirs}.bias")}
-
-
-def _dense(ours: str, theirs: str) -> dict[str, Transform]:
-    return {f"{ours}/kernel": transposed(f"{theirs}.weight"), f"{ours}/bias": same(f"{theirs}.bias")}
 
 
 def _skip(name: str, d_model: int, n_filters: int) -> Transform:

@@ -21,6 +21,7 @@ from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import (
     Transform,
+    dense,
     filter_taps,
     less_one,
     log_rates,
@@ -159,9 +160,8 @@ def _attention(mixer: AttentionConfig, ours: str, theirs: str, d_model: int) -> 
         f"{ours}/qkv_proj/kernel": Transform(
             (f"{theirs}.Wqkv.weight",), lambda x: swap(x, heads, 3).T, lambda x: (swap(x.T, 3, heads),)
         ),
-        f"{ours}/out_proj/kernel": transposed(f"{theirs}.out_proj.weight"),
     }
-    return found | ({f"{ours}/out_proj/bias": same(f"{theirs}.out_proj.bias")} if mixer.out_bias else {})
+    return found | dense(f"{ours}/out_proj", f"{theirs}.out_proj", mixer.out_bias)
 
 
 def _hyena(mixer: HyenaConfig, ours: str, theirs: str, d_model: int) -> dict[str, Transform]:
@@ -176,10 +176,8 @@ def _hyena(mixer: HyenaConfig, ours: str, theirs: str, d_model: int) -> dict[str
             lambda x: _interleaved(x[:, 0, ::-1], d_model, 3),
             lambda x: (_interleaved(x, 3, d_model)[:, None, ::-1],),
         ),
-        f"{ours}/out_proj/kernel": transposed(f"{theirs}.out_filter_dense.weight"),
+        **dense(f"{ours}/out_proj", f"{theirs}.out_filter_dense", mixer.out_bias),
     }
-    if mixer.out_bias:
-        found[f"{ours}/out_proj/bias"] = same(f"{theirs}.out_filter_dense.bias")
     if isinstance(mixer.filter, ShortFilterConfig):
         is_reversed = mixer.filter.n_taps < CONVOLVED_FROM
         found[f"{ours}/filter/taps"] = filter_taps(f"{theirs}.filter.h", is_reversed)

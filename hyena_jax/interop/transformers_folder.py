@@ -71,7 +71,13 @@ def end_of(model: ModelConfig, bos: int | None) -> int | None:
         family, _ = settings_of(model)
     except UserError:
         return None
-    return family.ends(model, bos)["eos_token_id"]
+    return _ends(family, model, bos)["eos_token_id"]
+
+
+def _ends(family: Any, model: LanguageModelConfig, bos: int | None) -> dict[str, int | None]:
+    """The other special tokens, known if vocabulary and `bos` are those of the released models."""
+    is_released = bos == family.BOS and model.vocab_size == family.RELEASED_VOCABULARY
+    return family.ENDS if is_released else dict.fromkeys(family.ENDS)
 
 
 def _comparable(model: LanguageModelConfig, free: LanguageModelConfig) -> LanguageModelConfig:
@@ -121,15 +127,16 @@ def write(folder: Path, model: LanguageModelConfig, params: Any, encoding: Any, 
     """
     family, values = settings_of(model)
     bos = getattr(encoding, "bos", None)
-    ends = family.ends(model, bos)
-    values = {**family.exported_settings(values), "bos_token_id": bos, **ends}
+    ends, metadata = _ends(family, model, bos), {}
+    if family is recurrentgemma:
+        values, metadata = recurrentgemma.exported(values, model)
+    values = {**values, "bos_token_id": bos, **ends}
     leaves, tensors = named_leaves(params), {}
     for path, transform in family.transformers_table(model).transforms.items():
         arrays = transform.write(leaves[path])
         tensors |= dict(zip(transform.names, arrays, strict=True))
     with files.new_folder(folder) as draft:
-        metadata = {"format": "pt", **family.metadata(model)}
-        files.write_safetensors(draft / "model.safetensors", tensors, metadata)
+        files.write_safetensors(draft / "model.safetensors", tensors, {"format": "pt", **metadata})
         _write_json(draft / "config.json", values)
         if isinstance(encoding, BpeTokenizer):
             _write_tokenizer(draft, encoding, ends["eos_token_id"])

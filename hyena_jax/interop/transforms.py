@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hyena_jax.config import AttentionConfig, LocalAttentionConfig
+
 Read = Callable[..., np.ndarray]
 Write = Callable[[np.ndarray], tuple[np.ndarray, ...]]
 
@@ -39,6 +41,28 @@ def columns(names: tuple[str, ...], sizes: tuple[int, ...]) -> Transform:
 def transposed(name: str) -> Transform:
     """A kernel [E, D] as [D, E]."""
     return Transform((name,), lambda x: x.T, lambda x: (x.T,))
+
+
+def dense(ours: str, theirs: str, has_bias: bool = True) -> dict[str, Transform]:
+    """A dense layer of PyTorch."""
+    found = {f"{ours}/kernel": transposed(f"{theirs}.weight")}
+    return found | ({f"{ours}/bias": same(f"{theirs}.bias")} if has_bias else {})
+
+
+def layer_norm(ours: str, theirs: str) -> dict[str, Transform]:
+    """A LayerNorm of PyTorch."""
+    return {f"{ours}/scale": same(f"{theirs}.weight"), f"{ours}/bias": same(f"{theirs}.bias")}
+
+
+def qkv(theirs: str, sizes: tuple[int, int, int]) -> Transform:
+    """The kernels of queries, keys and values of transformers as one."""
+    return columns(tuple(f"{theirs}.{part}_proj.weight" for part in "qkv"), sizes)
+
+
+def attention_sizes(mixer: AttentionConfig | LocalAttentionConfig, d_model: int) -> tuple[int, int, int]:
+    """The channels of all queries, keys and values."""
+    shared = (mixer.n_kv_heads or mixer.n_heads) * d_model // mixer.n_heads
+    return d_model, shared, shared
 
 
 def joined(names: tuple[str, ...], sizes: tuple[int, ...], axis: int = 0) -> Transform:

@@ -50,13 +50,11 @@ from hyena_jax.mixers.aft import AFTConv, AFTFull, AFTLocal, AFTSimple
 from hyena_jax.mixers.annotated_hyena import AnnotatedHyena
 from hyena_jax.mixers.attention import Attention, LocalAttention
 from hyena_jax.mixers.fastmax import Fastmax
-from hyena_jax.mixers.gated_delta import GatedDelta
-from hyena_jax.mixers.gated_delta2 import GatedDelta2
+from hyena_jax.mixers.gated_delta import KDA, GatedDelta, GatedDelta2
 from hyena_jax.mixers.gated_hyena import GatedHyena
 from hyena_jax.mixers.h3 import H3
 from hyena_jax.mixers.hawk import Hawk
 from hyena_jax.mixers.hyena import Hyena
-from hyena_jax.mixers.kda import KDA
 from hyena_jax.mixers.mamba2 import Mamba2
 from hyena_jax.mixers.mamba3 import Mamba3
 from hyena_jax.mixers.mixer import Mixer

@@ -41,6 +41,12 @@ class AFT(Mixer):
       config: see the config of each.
       n_layers: initialisers of the output projection may depend on it.
       dtype: of the activations; None follows the input. Sums and states stay in float32.
+
+    Parameters:
+      qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each.
+      qkv_proj/bias [3*D]: likewise.
+      out_proj/kernel [D, D]
+      out_proj/bias [D]
     """
 
     config: AFTSimpleConfig | AFTConvConfig | AFTLocalConfig | AFTFullConfig
@@ -75,21 +81,10 @@ class AFT(Mixer):
 
 
 class AFTSimple(AFT):
-    """AFT-simple: w = 0. The state is the running sums, constant in the length.
-
-    Parameters:
-      qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each.
-      qkv_proj/bias [3*D]: likewise.
-      out_proj/kernel [D, D]
-      out_proj/bias [D]
-    """
+    """AFT-simple: w = 0. The state is the running sums, constant in the length."""
 
     config: AFTSimpleConfig = AFTSimpleConfig()
-
-    @staticmethod
-    def is_unbounded(config: AFTSimpleConfig) -> bool:
-        """Decoding may continue beyond max_len: the state does not grow."""
-        return True
+    has_constant_state = True
 
     def sums(self, keys: jax.Array, values: jax.Array, seq: Sequence) -> aft.Sums:
         document = seq.positions - seq.index  # a number of its own for each document of a row
@@ -108,12 +103,8 @@ class AFTFull(AFT):
     """AFT-full: w_{t,s} = u_t . v_s. The state is a cache of all keys and values.
 
     Parameters:
-      qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each.
-      qkv_proj/bias [3*D]: likewise.
       position_queries [Lmax, R]: u, by the position of the query.
       position_keys [Lmax, R]: v, by the position of the key.
-      out_proj/kernel [D, D]
-      out_proj/bias [D]
     """
 
     config: AFTFullConfig = AFTFullConfig()
@@ -134,16 +125,7 @@ class AFTFull(AFT):
 
 
 class AFTLocal(AFTFull):
-    """AFT-local: w_{t,s} = u_t . v_s where t - s < window, and 0, not minus infinity, beyond.
-
-    Parameters:
-      qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each.
-      qkv_proj/bias [3*D]: likewise.
-      position_queries [Lmax, R]: u, by the position of the query.
-      position_keys [Lmax, R]: v, by the position of the key.
-      out_proj/kernel [D, D]
-      out_proj/bias [D]
-    """
+    """AFT-local: w_{t,s} = u_t . v_s where t - s < window, and 0, not minus infinity, beyond."""
 
     config: AFTLocalConfig = AFTLocalConfig()
 
@@ -165,16 +147,10 @@ class AFTConv(AFT):
       position_taps [H, K]: tap 0 meets the current token.
       position_scale [H]: gamma.
       position_bias [H]: beta.
-      out_proj/kernel [D, D]
-      out_proj/bias [D]
     """
 
     config: AFTConvConfig = AFTConvConfig()
-
-    @staticmethod
-    def is_unbounded(config: AFTConvConfig) -> bool:
-        """Decoding may continue beyond max_len: the state does not grow."""
-        return True
+    has_constant_state = True
 
     def setup(self) -> None:
         super().setup()

@@ -11,8 +11,7 @@ from hyena_jax.filters import build_filter
 from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.mixer import LongConvolutionMixer
 from hyena_jax.mixers.sequence import Sequence
-from hyena_jax.ops.fast.broadcasting import sum_products
-from hyena_jax.ops.fast.derivatives import own_derivative
+from hyena_jax.ops.fast.derivatives import own_derivative, sum_products
 from hyena_jax.ops.initializers import initializers, uniform_fan_in
 
 # Least norm that a gate is divided by.
@@ -27,7 +26,6 @@ class AnnotatedHyena(LongConvolutionMixer):
     v <- v + x_n / max(||x_n||_2, 1e-12) ⊙ (h_n * v + b_n ⊙ v), the norm over channels; y = v + W_o v + b_o.
 
     Attributes:
-      config: see `AnnotatedHyenaConfig`.
       n_layers: of no effect: the published initialisation does not depend on the depth.
 
     Parameters:

@@ -30,7 +30,6 @@ class Attention(Mixer):
     (Shazeer 2019, arXiv 1911.02150). Positions are rotary, or absent.
 
     Attributes:
-      config: see `AttentionConfig`.
       n_layers: scales the initial output projection.
       dtype: of the activations; None follows the input. The softmax stays in float32.
 
@@ -111,30 +110,11 @@ class LocalAttention(Attention):
     """Attention to the last `window` keys and the query's own (Griffin: arXiv 2402.19427, section 2.3).
 
     The state holds S = min(window + 1, max_len) keys. Everything else is as in `Attention`.
-
-    Attributes:
-      config: see `LocalAttentionConfig`.
-      n_layers: scales the initial output projection.
-      dtype: of the activations; None follows the input. The softmax stays in float32.
-
-    Parameters:
-      qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
-      qkv_proj/bias [(H + 2*G)*d]: with qkv_bias.
-      q_norm/scale [Q]: with qk_norm_eps, the factor of the queries' norm less 1.
-      k_norm/scale [N]: with qk_norm_eps, likewise of the keys.
-      out_proj/kernel [D, D]
-      out_proj/bias [D]: with out_bias.
     """
 
     config: LocalAttentionConfig = LocalAttentionConfig()
-
-    @staticmethod
-    def is_unbounded(config: LocalAttentionConfig) -> bool:
-        """Decoding may continue beyond max_len: the state does not grow.
-
-        With a window of max_len or more, it then sees the last max_len keys, the most that it was trained on.
-        """
-        return True
+    # With a window of max_len or more, decoding sees the last max_len keys, the most that it was trained on.
+    has_constant_state = True
 
     @property
     def window(self) -> int:

@@ -28,7 +28,6 @@ class Fastmax(Mixer):
     With segment_ids the quadratic form is used, O(L^2): sums over keys cannot tell documents apart.
 
     Attributes:
-      config: see `FastmaxConfig`.
       n_layers: initialisers of the output projection may depend on it.
       dtype: of the activations; None follows the input. Kernel, sums and states stay in float32.
 
@@ -40,11 +39,7 @@ class Fastmax(Mixer):
     """
 
     config: FastmaxConfig = FastmaxConfig()
-
-    @staticmethod
-    def is_unbounded(config: FastmaxConfig) -> bool:
-        """Decoding may continue beyond max_len: the state does not grow."""
-        return True
+    has_constant_state = True
 
     def setup(self) -> None:
         config = self.config

@@ -22,7 +22,6 @@ class GatedHyena(LongConvolutionMixer):
     paper, whose FIR is centred and reads (K-1)/2 steps ahead. `causal=False` does so, the default does not.
 
     Attributes:
-      config: see `GatedHyenaConfig`.
       n_layers: of no effect: the published initialisation does not depend on the depth.
 
     Parameters:

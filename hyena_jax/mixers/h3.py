@@ -22,9 +22,6 @@ class H3(LongConvolutionMixer):
     of more than one channel the outer product of keys and values goes through the diagonal state space, one
     filter for each head, and is contracted with q over the key's channels.
 
-    Attributes:
-      config: see `H3Config`.
-
     Parameters:
       qkv_proj/kernel [D, 3*D]: columns are q, k, v, D each; head h has channels h*d .. (h+1)*d - 1.
       qkv_proj/bias [3*D]:

@@ -38,7 +38,6 @@ class Hawk(Mixer):
     with `config.reset_at_start` alone; without it, the equation above.
 
     Attributes:
-      config: see `HawkConfig`.
       n_layers: scales the initial output projection by sqrt(2 / n_layers).
       dtype: of the activations and of all dense layers, including the gates'; None follows the input. The
         gates' sigmoids, the recurrence and the state stay in float32.
@@ -60,11 +59,7 @@ class Hawk(Mixer):
     """
 
     config: HawkConfig = HawkConfig()
-
-    @staticmethod
-    def is_unbounded(config: HawkConfig) -> bool:
-        """Decoding may continue beyond max_len: the state does not grow."""
-        return True
+    has_constant_state = True
 
     def setup(self) -> None:
         config, width = self.config, self.width

@@ -52,9 +52,6 @@ class Hyena(LongConvolutionMixer):
     decay; and `real_modal`. LFM2's gated short convolution (2511.23404) is `short` of 3 taps with
     `short_filter_len=0`, without biases and skip; its columns are then C, B, v.
 
-    Attributes:
-      config: see `HyenaConfig`.
-
     Parameters:
       in_proj/kernel [D, (N+1)*W]: columns are the gates in ascending order, then v, W each.
       in_proj/bias [(N+1)*W]: with in_bias.

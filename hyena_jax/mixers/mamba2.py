@@ -30,9 +30,6 @@ class Mamba2(Mixer):
 
     This is the rule of `ops.delta_rule` without erasing: queries C, keys B, values dt x.
 
-    Attributes:
-      config: see `Mamba2Config`.
-
     Parameters:
       in_proj/kernel [D, 2*W + 2*G*N + H]: columns are z, x, B, C, dt; x head after head, B and C group after
         group.
@@ -46,11 +43,7 @@ class Mamba2(Mixer):
     """
 
     config: Mamba2Config = Mamba2Config()
-
-    @staticmethod
-    def is_unbounded(config: Mamba2Config) -> bool:
-        """Decoding may continue beyond max_len: the state does not grow."""
-        return True
+    has_constant_state = True
 
     def setup(self) -> None:
         config, width = self.config, self.width

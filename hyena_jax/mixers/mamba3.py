@@ -41,9 +41,6 @@ class Mamba3(Mixer):
     y = W_o sum_r ( mimo_o_r ⊙ o_r ⊙ SiLU(z ⊙ mimo_z_r) ). The planes are of neighbouring channels for R = 1,
     and of the channels i and i + N / 2 else, as in the published code.
 
-    Attributes:
-      config: see `Mamba3Config`.
-
     Parameters:
       in_proj/kernel [D, 2*W + 2*R*G*N + 3*H + S]: columns are z, x, B, C, dt, A, trap, angle; z and x head
         after head, B and C input after input, each group after group.
@@ -61,11 +58,7 @@ class Mamba3(Mixer):
     """
 
     config: Mamba3Config = Mamba3Config()
-
-    @staticmethod
-    def is_unbounded(config: Mamba3Config) -> bool:
-        """Decoding may continue beyond max_len: the state does not grow."""
-        return True
+    has_constant_state = True
 
     def setup(self) -> None:
         config, width = self.config, self.width

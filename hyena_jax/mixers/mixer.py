@@ -52,10 +52,13 @@ class Mixer(nn.Module):
     forms: Forms | None = None
     layer: int = 0
 
-    @staticmethod
-    def is_unbounded(config: MixerConfig) -> bool:
-        """Whether decoding may continue beyond max_len: neither the state nor a table limits the position."""
-        return False
+    has_constant_state = False
+    """Whether the state does not grow, and no table limits the position."""
+
+    @classmethod
+    def is_unbounded(cls, config: MixerConfig) -> bool:
+        """Whether decoding may continue beyond max_len."""
+        return cls.has_constant_state
 
     def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
         """y [B, T, D] of x [B, T, D]; `seq` has the operators along T, and all else is token by token."""

@@ -1,10 +1,13 @@
 """Norms over channels. Axes: C or D channels, H heads of K channels."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.typing import Initializer
 
+from hyena_jax.config.models import Norm
 from hyena_jax.mixers.inputs import sums_dtype
 
 
@@ -39,6 +42,23 @@ class RMSNorm(nn.Module):
             inverse = jax.lax.rsqrt(mean_square + self.epsilon)
         y = wide * inverse * (1 + scale.astype(wide.dtype))
         return y.astype(self.dtype or x.dtype)
+
+
+def make_norm(
+    name: Norm, dtype: jnp.dtype | None, eps: float | None = None
+) -> Callable[[jax.Array], jax.Array]:
+    """The norm that a config names: a module, or the identity for `none`.
+
+    Flax's LayerNorm computes its statistics in float32, too. With eps None it is 1e-5 in LayerNorm, as in
+    GPT-2 and PyTorch, and 1e-6 in RMSNorm.
+    """
+    match name:
+        case "layer":
+            return nn.LayerNorm(epsilon=1e-5 if eps is None else eps, dtype=dtype)
+        case "rms" | "rms_eps_outside":
+            return RMSNorm(1e-6 if eps is None else eps, dtype, name == "rms_eps_outside")
+        case "none":
+            return lambda x: x
 
 
 class HeadLayerNorm(nn.Module):

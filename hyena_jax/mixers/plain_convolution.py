@@ -18,9 +18,6 @@ from hyena_jax.ops.initializers import initializers
 class FIR(LongConvolutionMixer):
     """y = W_o (h * (W_i x) + skip ⊙ (W_i x)): the plain convolution baseline.
 
-    Attributes:
-      config: see `FIRConfig`.
-
     Parameters:
       in_proj/kernel [D, D]:
       in_proj/bias [D]:
@@ -51,9 +48,6 @@ class S4D(LongConvolutionMixer):
     """y = GLU(W_o GELU(h * x + skip ⊙ x)), h a diagonal state space (Gu et al. 2022, arXiv 2206.11893).
 
     GLU(a, b) = a ⊙ sigmoid(b); GELU by erf, as in the published layer.
-
-    Attributes:
-      config: see `S4DConfig`.
 
     Parameters:
       filter/*: one filter of D channels.

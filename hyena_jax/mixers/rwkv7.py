@@ -40,9 +40,6 @@ class RWKV7(Mixer):
 
     with LayerNorm over the channels of each head. The first layer mixes no other values into its own.
 
-    Attributes:
-      config: see `RWKV7Config`.
-
     Parameters:
       shift_mix [6, D]: mu of r, w, k, v, a, g.
       r_proj/kernel [D, D]: columns head after head, as of all below.
@@ -68,11 +65,7 @@ class RWKV7(Mixer):
     """
 
     config: RWKV7Config = RWKV7Config()
-
-    @staticmethod
-    def is_unbounded(config: RWKV7Config) -> bool:
-        """Decoding may continue beyond max_len: the state does not grow."""
-        return True
+    has_constant_state = True
 
     def setup(self) -> None:
         config, ranks, width = self.config, self.config.ranks(self.d_model), self.d_model

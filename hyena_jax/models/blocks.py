@@ -1,7 +1,10 @@
-"""The residual block, for every model. Axes: B batch, L length, T new tokens, D channels."""
+"""The residual block, for every model, and its feed-forward part.
+
+Axes: B batch, L length, T new tokens, D channels.
+"""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -14,9 +17,8 @@ from jax.ad_checkpoint import checkpoint_name
 from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig, name_of
 from hyena_jax.config.models import NormPlace
 from hyena_jax.mixers import Mixer, mixer_class
-from hyena_jax.mixers.sequence import FILTER, Handed
-from hyena_jax.mixers.token_shift import TokenShift, TokenShiftConfig
-from hyena_jax.models.norms import make_norm
+from hyena_jax.mixers.norms import make_norm
+from hyena_jax.mixers.sequence import FILTER, Handed, Sequence
 from hyena_jax.ops.fast.dense import dense_dot_general
 from hyena_jax.ops.forms import forms_for
 from hyena_jax.ops.initializers import initializers
@@ -97,6 +99,34 @@ class MLP(nn.Module):
                 hidden = GATES[gated](inner(name="gate_proj")(x)) * hidden
         out_proj = dense(x.shape[-1], kernel_init=init.out_kernel, bias_init=init.out_bias, name="out_proj")
         return out_proj(hidden)
+
+
+@dataclass(frozen=True)
+class TokenShiftConfig(MixerConfig):
+    """Token shift has no options."""
+
+
+class TokenShift(Mixer):
+    """x + mu ⊙ (x' - x), where x' is the token before x, 0 before a document's first (RWKV, 2305.13048).
+
+    A block may have it before its feed-forward part.
+
+    Parameters:
+      mu [D]: starts at 1 - (c / D)^(q^4) in channel c, q = 1 - layer / n_layers, as in RWKV-7's code.
+    """
+
+    config: TokenShiftConfig = TokenShiftConfig()
+    has_constant_state = True
+
+    def setup(self) -> None:
+        def init(key: jax.Array, shape: tuple[int], dtype: jnp.dtype) -> jax.Array:
+            fraction = jnp.arange(self.d_model, dtype=dtype) / self.d_model
+            return 1 - fraction ** ((1 - self.layer / self.n_layers) ** 4)
+
+        self.mu = self.param("mu", init, (self.d_model,), jnp.float32)
+
+    def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
+        return x + self.mu.astype(x.dtype) * (seq.shift(x) - x)
 
 
 class Block(nn.Module):
@@ -229,31 +259,27 @@ class Block(nn.Module):
         self, state: Any, x: jax.Array, lengths: jax.Array | None, handed: Handed
     ) -> tuple[Any, jax.Array]:
         """The next T tokens x [B, T, D]."""
-        return self._decode(
-            lambda mixer, state, x, **options: mixer.prefill(state, x, lengths, **options), state, x, handed
-        )
+        return self._decode("prefill", state, x, handed, lengths)
 
     def step(self, state: Any, x: jax.Array, handed: Handed) -> tuple[Any, jax.Array]:
         """The next token x [B, D]."""
-        return self._decode(
-            lambda mixer, state, x, **options: mixer.step(state, x, **options), state, x, handed
-        )
+        return self._decode("step", state, x, handed)
 
     def _decode(
-        self, advance: Callable[..., tuple[Any, jax.Array]], state: Any, x: jax.Array, handed: Handed
+        self, method: str, state: Any, x: jax.Array, handed: Handed, *arguments: jax.Array | None
     ) -> tuple[Any, jax.Array]:
-        """The next tokens x; `advance` is `prefill` or `step` of a mixer."""
+        """The next tokens x, by `prefill` or `step` of the mixers."""
         has_shift = self.model.ffn_shift
         of_mixer, of_shift = state if has_shift else (state, None)
         u = self._before(self.mixer_norm, x)
-        of_mixer, y = advance(self.mixer, of_mixer, u, **self._options(handed))
+        of_mixer, y = getattr(self.mixer, method)(of_mixer, u, *arguments, **self._options(handed))
         self._check_output(x, y)
         x = self._after(self.mixer_norm, x, y, True)
         if self.model.ffn == "none":
             return of_mixer, x
         u = self._before(self.mlp_norm, x)
         if has_shift:
-            of_shift, u = advance(self.mlp_shift, of_shift, u)
+            of_shift, u = getattr(self.mlp_shift, method)(of_shift, u, *arguments)
         x = self._after(self.mlp_norm, x, self.mlp(u), True)
         return BlockState(of_mixer, of_shift) if has_shift else of_mixer, x
 

@@ -10,8 +10,8 @@ import numpy as np
 from hyena_jax.config import LanguageModelConfig
 from hyena_jax.mixers import is_unbounded
 from hyena_jax.mixers.inputs import Shared
+from hyena_jax.mixers.norms import make_norm
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
-from hyena_jax.models.norms import make_norm
 from hyena_jax.ops.documents import documents
 from hyena_jax.ops.initializers import initializers
 from hyena_jax.ops.layout import Layout

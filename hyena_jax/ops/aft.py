@@ -22,7 +22,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops.fast.broadcasting import sum_products
+from hyena_jax.ops.fast.derivatives import sum_products
 
 EMPTY = -1e30
 """Exponent of padding and of keys that a query does not see. Such a key has weight exactly 0."""

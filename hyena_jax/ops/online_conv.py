@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops.fast.broadcasting import sum_products
+from hyena_jax.ops.fast.derivatives import sum_products
 from hyena_jax.ops.long_conv import blockwise_conv, fft_conv, long_conv
 
 # Steps from one tile to the next, a power of two. A step sums at most as many inputs directly.

@@ -24,14 +24,8 @@ All raise ValueError if the ambient mesh has no axis `sequence_axis`, or its siz
 `blockwise_conv`).
 """
 
-from collections.abc import Callable
-from functools import partial
-from math import prod
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from hyena_jax.ops import aft, attention, fastmax, few_taps
 from hyena_jax.ops import delta_rule as delta_rule_ops
@@ -45,8 +39,9 @@ from hyena_jax.ops.fast.derivatives import linear_solve
 from hyena_jax.ops.forms import forms_for
 from hyena_jax.ops.linear_recurrence import Recurrence
 from hyena_jax.ops.long_conv import Convolution
-
-ROWS, LENGTH, CHANNELS = "BLC"
+from hyena_jax.ops.mesh import LENGTH, ROWS, shard_axis, sharded, state_before, with_before
+from hyena_jax.ops.mesh import axis_size as axis_size  # where users found both
+from hyena_jax.ops.mesh import over_shards as over_shards
 
 
 def blockwise_conv(
@@ -60,7 +55,7 @@ def blockwise_conv(
 ) -> jax.Array:
     """`ops.long_conv.blockwise_conv` of u [G, w, B, L]; the devices exchange L for channels, and back."""
     # Each device evaluates the filters at its shard of the lags, and then reads those of its channels.
-    h, future = (x if x is None else _shard_axis(x, sequence_axis, -1) for x in (h, future))
+    h, future = (x if x is None else shard_axis(x, sequence_axis, -1) for x in (h, future))
 
     def local(
         u: jax.Array,
@@ -108,8 +103,8 @@ def short_conv(
         if axis_name is None:
             return short_conv_ops.short_conv(x, taps, bias, axis, None, ids)
         n = len(taps) - 1
-        seen = _with_before(x, n, axis, axis_name)
-        ids = None if ids is None else _with_before(ids, n, axis, axis_name)
+        seen = with_before(x, n, axis, axis_name)
+        ids = None if ids is None else with_before(ids, n, axis, axis_name)
         y = short_conv_ops.short_conv(seen, taps, bias, axis, None, ids)
         return jax.lax.slice_in_dim(y, n, y.shape[axis], axis=axis)
 
@@ -122,7 +117,7 @@ def shift(x: jax.Array, n: int, sequence_axis: str | None = None) -> jax.Array:
 
     def local(x: jax.Array, axis_name: str | None) -> jax.Array:
         if axis_name is not None:
-            return _with_before(x, n, 1, axis_name)[:, : x.shape[1]]
+            return with_before(x, n, 1, axis_name)[:, : x.shape[1]]
         return jnp.pad(x, [(0, 0), (n, 0)] + [(0, 0)] * (x.ndim - 2))[:, : x.shape[1]]
 
     axes = ROWS + LENGTH + "ijk"[: x.ndim - 2]
@@ -149,8 +144,8 @@ def few_taps_conv(
         if axis_name is None:
             return few_taps.few_taps_conv(u, h, skip, segment_ids, method)
         n = h.shape[1] - 1
-        seen = _with_before(u, n, 3, axis_name)
-        ids = None if segment_ids is None else _with_before(segment_ids, n, 1, axis_name)
+        seen = with_before(u, n, 3, axis_name)
+        ids = None if segment_ids is None else with_before(segment_ids, n, 1, axis_name)
         return few_taps.few_taps_conv(seen, h, skip, ids, method)[..., n:]
 
     return sharded(local, sequence_axis, ("GWBL", "WK", "W", "BL"), "GWBL")(u, h, skip, segment_ids)
@@ -240,21 +235,10 @@ def _run(
 ) -> jax.Array:
     """h; each device computes its shard twice: from 0, and from the state before the shard."""
     last = run(a, x, jnp.zeros_like(h0), reverse)[1]
-    start = _state_before(a.astype(h0.dtype).prod(axis=1), last, h0, reverse, axis_name)
+    # Each shard maps the state h before it to factor h + last.
+    part = a.astype(h0.dtype).prod(axis=1), last
+    start = state_before(lambda h, part: part[0] * h + part[1], h0, part, axis_name, reverse)
     return run(a, x, start, reverse)[0]
-
-
-def _state_before(
-    factor: jax.Array, last: jax.Array, h0: jax.Array, reverse: bool, axis_name: str
-) -> jax.Array:
-    """State [B, D] before this device's shard; each shard maps the state h before it to factor h + last."""
-    parts = jax.lax.all_gather((factor, last), axis_name)
-
-    def advance(h: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        return part[0] * h + part[1], h
-
-    starts = jax.lax.scan(advance, h0, parts, reverse=reverse)[1]
-    return jax.lax.dynamic_index_in_dim(starts, jax.lax.axis_index(axis_name), keepdims=False)
 
 
 def local_attention(
@@ -275,8 +259,8 @@ def local_attention(
             return attention.local_attention(q, k, v, window, None, segment_ids, method)
         length = q.shape[1]
         n = min(window, length * (jax.lax.axis_size(axis_name) - 1))
-        k, v = (_with_before(z, n, 1, axis_name) for z in (k, v))
-        ids = None if segment_ids is None else _with_before(segment_ids, n, 1, axis_name)
+        k, v = (with_before(z, n, 1, axis_name) for z in (k, v))
+        ids = None if segment_ids is None else with_before(segment_ids, n, 1, axis_name)
         positions = jax.lax.axis_index(axis_name) * length - n + jnp.arange(n + length, dtype=jnp.int32)
         return attention.local_attention(q, k, v, window, positions[None] >= 0, ids, method)
 
@@ -371,13 +355,7 @@ def delta_rule(
         memory = delta_rule_ops.no_memory(k, v)
         if axis_name is not None:
             part = delta_rule_ops.transfer(k, v, log_a, read, write, starts, chunk)
-            parts = jax.lax.all_gather(part, axis_name)
-
-            def advance(memory: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-                return part[0] @ memory + part[1], memory
-
-            memories = jax.lax.scan(advance, memory, parts)[1]
-            memory = jax.lax.dynamic_index_in_dim(memories, jax.lax.axis_index(axis_name), keepdims=False)
+            memory = state_before(lambda memory, part: part[0] @ memory + part[1], memory, part, axis_name)
         return method(q, k, v, log_a, read, write, memory, starts, chunk)[0]
 
     in_axes = ("BLHK", "BLHK", "BLGV", "BLGK"[: log_a.ndim], "BLGK", "BLGK", "BL")
@@ -400,17 +378,8 @@ def running_sums(
         sums = aft.running_sums(keys, values, aft.no_sums(keys, values), documents)
         here = aft.DocumentSums(documents[..., None, None], sums)
         last = jax.tree.map(lambda x: x[:, -1:], here)
-        parts = jax.lax.all_gather(last, axis_name)
         nothing = aft.DocumentSums(last.document, aft.no_sums(keys, values))
-
-        def advance(
-            before: aft.DocumentSums, shard: aft.DocumentSums
-        ) -> tuple[aft.DocumentSums, aft.DocumentSums]:
-            return aft.join(before, shard), before
-
-        starts = jax.lax.scan(advance, nothing, parts)[1]
-        index = jax.lax.axis_index(axis_name)
-        start = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), starts)
+        start = state_before(aft.join, nothing, last, axis_name)
         return aft.join(start, here).sums
 
     in_axes = ("BL1D", "BL1D", "1L" if len(documents) == 1 else "BL")
@@ -428,122 +397,3 @@ def block_dense(x: jax.Array, kernel: jax.Array, sequence_axis: str | None = Non
         return y.reshape(*x.shape[:-1], kernel.shape[-1])
 
     return sharded(local, sequence_axis, ("HBLI", "HIJ"), "HBLJ")(x, kernel)
-
-
-def _with_before(x: jax.Array, n: int, axis: int, axis_name: str) -> jax.Array:
-    """This device's x, with the n entries along `axis` before it; zeros before the sequence starts.
-
-    The entries come from as many earlier devices as needed, by one `ppermute` each.
-    """
-    length, n_devices = x.shape[axis], jax.lax.axis_size(axis_name)
-    parts = [x]
-    for hop in range(1, -(-n // length) + 1):
-        # A device without a sender receives zeros.
-        ring = [(i, i + hop) for i in range(n_devices - hop)]
-        size = min(length, n - (hop - 1) * length)
-        last = jax.lax.slice_in_dim(x, length - size, length, axis=axis)
-        parts.insert(0, jax.lax.ppermute(last, axis_name, ring))
-    return jnp.concatenate(parts, axis)
-
-
-def sharded(
-    local: Callable[..., Any], sequence_axis: str | None, in_axes: tuple[str, ...], out_axes: str
-) -> Callable[..., Any]:
-    """`local(*arrays, axis_name)` as a function of whole arrays.
-
-    Without an ambient mesh, `local` gets the whole arrays and `axis_name=None`. With one, it runs under
-    `over_shards` on each device's shards, and `axis_name` names the axis of its collectives, if any.
-    """
-    local = partial(local, axis_name=sequence_axis)
-    has_mesh = bool(jax.sharding.get_abstract_mesh().auto_axes)
-    return over_shards(local, sequence_axis, in_axes, out_axes) if sequence_axis or has_mesh else local
-
-
-def over_shards(
-    f: Callable[..., Any], sequence_axis: str | None, in_axes: tuple[str, ...], out_axes: str
-) -> Callable[..., Any]:
-    """`f(*local arrays)` as a function of the whole arrays, inside `jit` with a mesh (`jax.set_mesh`).
-
-    Axes are written as letters. `L` and `C` are sharded over the mesh axis `sequence_axis`, unless that is
-    None, and `B` over all other axes of the mesh (if their sizes do not divide it, every device holds all
-    rows). Any other letter is an axis that every device holds whole. Arrays without some of these axes are
-    cast to vary along the missing mesh axes, so that their gradients are summed over the devices.
-
-    Args:
-      in_axes: one string for each argument; an argument may be None.
-      out_axes: one string, for every array of the result.
-
-    Raises:
-      ValueError: when called, if the ambient mesh has no axis `sequence_axis`, or its size does not divide L
-        or C.
-    """
-
-    def mapped(*args: jax.Array | None) -> Any:
-        mesh = jax.sharding.get_abstract_mesh()
-        if sequence_axis is not None:
-            _check(args, in_axes, sequence_axis, axis_size(sequence_axis))
-        others = tuple(name for name in mesh.axis_names if name != sequence_axis)
-        rows = args[0].shape[in_axes[0].index(ROWS)]
-        if rows % prod(mesh.shape[name] for name in others):
-            others = ()
-        names = {ROWS: others or None, LENGTH: sequence_axis, CHANNELS: sequence_axis}
-
-        def spec(axes: str) -> PartitionSpec:
-            return PartitionSpec(*(names.get(axis) for axis in axes))
-
-        def local(*shards: jax.Array | None) -> Any:
-            return f(*(_vary(x, axes, names) for x, axes in zip(shards, in_axes, strict=True)))
-
-        in_specs = tuple(spec(axes) for axes in in_axes)
-        return jax.shard_map(local, in_specs=in_specs, out_specs=spec(out_axes))(*args)
-
-    return mapped
-
-
-def axis_size(sequence_axis: str) -> int:
-    """Devices along an axis of the ambient mesh.
-
-    Raises:
-      ValueError: if there is no such axis.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if sequence_axis not in mesh.axis_names:
-        raise ValueError(
-            f"sequence_axis must be an axis of the ambient mesh (jax.set_mesh), which has "
-            f"{mesh.axis_names}, got {sequence_axis!r}"
-        )
-    return mesh.shape[sequence_axis]
-
-
-def _shard_axis(x: jax.Array, sequence_axis: str | None, axis: int) -> jax.Array:
-    """x, with `axis` sharded over the devices along `sequence_axis` if their number divides its size.
-
-    Without a sequence axis, x itself.
-    """
-    if sequence_axis is None or x.shape[axis] % axis_size(sequence_axis):
-        return x
-    spec = PartitionSpec(*(sequence_axis if i == axis % x.ndim else None for i in range(x.ndim)))
-    return jax.lax.with_sharding_constraint(x, spec)
-
-
-def _vary(x: jax.Array | None, axes: str, names: dict[str, Any]) -> jax.Array | None:
-    """x cast to vary along all mesh axes in use."""
-    if x is None:
-        return None
-    missing = () if ROWS in axes else names[ROWS] or ()
-    if names[LENGTH] is not None and LENGTH not in axes and CHANNELS not in axes:
-        missing = (*missing, names[LENGTH])
-    return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-
-def _check(
-    args: tuple[jax.Array | None, ...], in_axes: tuple[str, ...], sequence_axis: str, n_devices: int
-) -> None:
-    what = {LENGTH: "sequence length", CHANNELS: "channels of a filter"}
-    for x, axes in zip(args, in_axes, strict=True):
-        for axis, size in zip(axes, () if x is None else x.shape, strict=x is not None):
-            if axis in what and size % n_devices:
-                raise ValueError(
-                    f"{what[axis]} must be a multiple of the {n_devices} devices along {sequence_axis!r}, "
-                    f"got {size}"
-                )

@@ -14,8 +14,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.ops.fast.broadcasting import sum_to
-from hyena_jax.ops.fast.derivatives import own_derivative
+from hyena_jax.ops.fast.derivatives import own_derivative, sum_to
 
 
 def short_conv(

@@ -50,7 +50,7 @@ SOURCES = {
 }
 HEAD = ("models/language_model.py", "logits")
 # Files that compute for others: the kind is that of the line that called them.
-HELPERS = ("ops/fast/broadcasting.py", "ops/fast/dense.py", "ops/fast/derivatives.py", "ops/shards.py")
+HELPERS = ("ops/fast/dense.py", "ops/fast/derivatives.py", "ops/shards.py")
 
 FREE = frozenset(
     """

@@ -26,7 +26,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from hyena_jax import parallel
 from hyena_jax.config import ParallelConfig
-from hyena_jax.config.registry import OF_PATHS
+from hyena_jax.config.plugins import OF_PATHS
 from hyena_jax.data.tokenizers import decode_after
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.interop.transformers_folder import end_of

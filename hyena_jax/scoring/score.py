@@ -1,11 +1,12 @@
-"""The log-likelihood of texts under a language model.
+"""What a language model says of texts: their log-likelihoods, and its hidden states as vectors of them.
 
-Shapes: B rows of a batch, L tokens of a row, V vocabulary; n tokens of a text, m of them scored.
+Shapes: B rows of a batch, L tokens of a row, D channels, V vocabulary; n tokens of a text, m of them scored.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,8 +19,16 @@ from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.data.dataset import perplexity
 from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer
 from hyena_jax.scoring.windows import WindowPlan
-from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.errors import UserError, choose, require
 from hyena_jax.training.loss import cross_entropy, scored
+
+Pool = Literal["mean", "last", "none"]
+POOLS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "mean": lambda states: states.mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32),
+    "last": lambda states: states[-1:],
+    "none": lambda states: states,
+}
+"""The rows [m, D] of a text, from the states [n, D] of its tokens."""
 
 
 class Likelihood(NamedTuple):
@@ -52,8 +61,8 @@ class Likelihood(NamedTuple):
         return bits / len(self.log_probs) * len(self.tokens) / self.n_bytes
 
 
-class Text(NamedTuple):
-    """A text to be scored."""
+class TextTokens(NamedTuple):
+    """A text to be read."""
 
     tokens: np.ndarray
     """Token ids, int32 [n]."""
@@ -66,7 +75,7 @@ class Scoring(NamedTuple):
 
     model: nn.Module
     params: optax.Params
-    texts: Sequence[Text]
+    texts: Sequence[TextTokens]
     context: np.ndarray
     """Token ids before every text, int32 [c], which are not scored."""
     n_symbols: int
@@ -139,8 +148,64 @@ class Scoring(NamedTuple):
                 advance(len(batch.windows))
             yield block, [found[i] for i in block]
 
+    def embedding(self, names: Sequence[str], layer: int | None, pool: Pool) -> "Embedding":
+        """These texts as vectors instead of scores, checked before anything is computed.
 
-def prepare(
+        Args:
+          names: what errors call the texts.
+          layer: the residual stream after so many blocks; None: what the head reads, after the last norm.
+          pool: `mean` or `last`: one vector of a text; `none`: one of each of its tokens.
+
+        Raises:
+          UserError: if the model has no such layer, or a text to pool is empty.
+        """
+        kind = type(self.model.config).__name__
+        require(hasattr(self.model, "features"), "model", kind, "one with a method `features`")
+        choose("pool", pool, POOLS)
+        most = self.model.config.n_layers
+        require(layer is None or 0 <= layer <= most, "layer", layer, f"in 0..{most}, the model's blocks")
+        for name, text in zip(names, self.texts, strict=True):
+            has_rows = pool == "none" or len(text.tokens) > 0
+            require(has_rows, name, "no token", f"at least one token long, for pool {pool!r}")
+        # A window of the plan predicts the token after each input: here each input of a text counts itself.
+        plan = replace(self.plan, n_context=len(self.context) + 1)
+        return Embedding(self._replace(plan=plan), layer, pool)
+
+
+class Embedding(NamedTuple):
+    """Texts, checked, and how their vectors are made.
+
+    A token's state depends on the tokens before it, as in scoring.
+    """
+
+    scoring: Scoring
+    layer: int | None
+    pool: Pool
+
+    @property
+    def sizes(self) -> list[int]:
+        """The rows of each text."""
+        return [len(text.tokens) if self.pool == "none" else 1 for text in self.scoring.texts]
+
+    def vectors(self, advance: Callable[[int], None] = lambda n_windows: None) -> Iterator[np.ndarray]:
+        """The rows of one text after the other, float32 [m, D].
+
+        Args:
+          advance: called after every batch with the number of its windows.
+        """
+        model = self.scoring.model
+
+        def states(params: dict, batch: dict[str, jax.Array]) -> jax.Array:
+            inputs = batch["inputs"]
+            found = model.apply({"params": params}, inputs, None, True, self.layer, method="features")
+            return found.astype("float32")
+
+        width = (model.config.d_model,)
+        for _, found in self.scoring.read(states, width, np.float32, 0, advance):
+            yield from map(POOLS[self.pool], found)
+
+
+def plan_scoring(
     model: nn.Module,
     params: optax.Params,
     tokenizer: Tokenizer,
@@ -183,12 +248,14 @@ def prepare(
     return Scoring(model, params, encoded, context, n_symbols, plan)
 
 
-def _encoded(tokenizer: Tokenizer, name: str, text: str | Sequence[int] | np.ndarray, n_symbols: int) -> Text:
+def _encoded(
+    tokenizer: Tokenizer, name: str, text: str | Sequence[int] | np.ndarray, n_symbols: int
+) -> TextTokens:
     """A text's tokens; its bytes are unknown if it is given as ids."""
     if isinstance(text, str):
         try:
             n_bytes = None if isinstance(tokenizer, IdsTokenizer) else len(text.encode())
-            return Text(tokenizer.encode(text).astype(np.int32), n_bytes)
+            return TextTokens(tokenizer.encode(text).astype(np.int32), n_bytes)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
     ids = np.asarray(text)
@@ -196,4 +263,4 @@ def _encoded(tokenizer: Tokenizer, name: str, text: str | Sequence[int] | np.nda
     require(is_list, name, f"{ids.dtype} {ids.shape}", "a text, or integers [length]")
     wrong = ids[(ids < 0) | (ids >= n_symbols)]
     require(wrong.size == 0, f"{name}: token ids", wrong[:1].tolist(), f"in 0..{n_symbols - 1}")
-    return Text(ids.astype(np.int32), None)
+    return TextTokens(ids.astype(np.int32), None)

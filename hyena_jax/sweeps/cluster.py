@@ -12,8 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hyena_jax.sweeps.pool import ENDED, POLL_EVERY, STOPPED, Event, Pool
-from hyena_jax.sweeps.worker import Request
+from hyena_jax.sweeps.pool import ENDED, POLL_EVERY, STOPPED, Event, Pool, Request
 from hyena_jax.system.errors import UserError, choose, require
 from hyena_jax.system.files import LOCK, locked
 from hyena_jax.system.signals import PATIENCE

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hyena_jax import config
 from hyena_jax.config import Experiment
-from hyena_jax.config.flags import FLAT, as_flag, flags_of, read
+from hyena_jax.config.flags import FLAT, as_flag, flags_of, read_flags
 from hyena_jax.system.errors import UserError, require
 
 VARIANT, SEED = "variant", "seed"
@@ -98,6 +98,6 @@ def _experiment(base: Experiment, point: Mapping[str, str], flags: Sequence[str]
         if name in switches and value.lower() in ("true", "false"):
             given[i] = name if value.lower() == "true" else f"--no-{name[2:]}"
     try:
-        return read(_Settings, "sweep", given, defaults).experiment
+        return read_flags(_Settings, "sweep", given, defaults).experiment
     except UserError as error:
         raise as_flag(error, [flag.name for flag in known]) from error

@@ -13,16 +13,36 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from hyena_jax.sweeps.worker import FAILED, READY, STEP
 from hyena_jax.system.errors import UserError, require
 from hyena_jax.system.signals import PATIENCE, STOPPED_CODE, how_ended, start_process
 
+# Kinds of requests, and of events.
+PLAN, TRAIN = "plan", "train"
+READY, STEP, PLANNED, DONE = "ready", "step", "planned", "done"
+DIVERGED, FAILED, FREE = "diverged", "failed", "free"
+"""FREE: the worker has trained several runs together, and has said how each ended."""
 POLL_EVERY = 0.2
 """Seconds to wait for an event before looking at signals."""
 STOPPED, ENDED = "stopped", "ended"
 """Kinds of events: the worker was asked to stop, and ended; it ended for another reason while it worked."""
 INSIDE = "HYENA_JAX_SWEEP_WORKER"
 """Environment variable of workers, where a sweep of their own is refused."""
+
+
+class Request(NamedTuple):
+    """What a worker is asked to do."""
+
+    kind: str
+    """PLAN: to estimate how long the run will take; TRAIN."""
+    config: dict[str, Any]
+    """The encoded experiment."""
+    workdir: str
+    """The run folder, or its URL; what training prints goes to `{workdir}.log`."""
+    init_from: str | None
+    """See `StartOptions`."""
+    others: "tuple[Request, ...]" = ()
+    """Further runs, to be trained together with this one. Events then have a value `run`, its name, and FREE
+    follows the last."""
 
 
 class Event(NamedTuple):

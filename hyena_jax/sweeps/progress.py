@@ -3,25 +3,25 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as RichProgress
+
+from hyena_jax.system.output import VALUES, Bar
 
 if TYPE_CHECKING:
     from hyena_jax.sweeps.sweep import Outcome
 
 
-class SweepProgress:
+class SweepProgress(Bar):
     """A bar over all runs with the time left; without a terminal, only the line of each run."""
 
     def __init__(
         self, console: Console, outcomes: "Mapping[str, Outcome]", todo: Sequence[str], n_workers: int
     ):
         """`todo` are the names of the runs to train."""
-        self._console, self._n_workers = console, n_workers
+        super().__init__(console, "", len(outcomes), VALUES, transient=True)
+        self._n_workers = n_workers
         self._n_runs, self._n_ended = len(outcomes), len(outcomes) - len(todo)
         # Of the runs that have not ended: the planned seconds, and the part that is done.
         self._planned = {name: outcomes[name].planned for name in todo}
@@ -29,26 +29,20 @@ class SweepProgress:
         self._parts = {name: min(1.0, outcomes[name].step / self._steps[name]) for name in todo}
         # How much longer than planned the runs took that have ended.
         self._ratios: list[float] = []
-        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}")
-        self._rich = RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._rich.add_task("", total=self._n_runs, left="")
         steps = sum(round(self._steps[name] * (1 - part)) for name, part in self._parts.items())
         done = f", {self._n_ended} of {self._n_runs} are done" if self._n_ended else ""
-        about = f"{len(todo)} runs to train{done}; {steps:,} steps; planned time {self._left() or 'unknown'}"
+        planned = self._planned_left() or "unknown"
+        about = f"{len(todo)} runs to train{done}; {steps:,} steps; planned time {planned}"
         console.print(about, soft_wrap=True)
 
     def __enter__(self) -> "SweepProgress":
-        self._rich.start()
-        self._show()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._rich.stop()
+        self._show_runs()
+        return super().__enter__()
 
     def step(self, name: str, step: int) -> None:
         """A run has reached `step`."""
         self._parts[name] = step / self._steps[name]
-        self._show()
+        self._show_runs()
 
     def ended(self, name: str, outcome: "Outcome") -> None:
         """A run has ended, however it did, or was stopped: prints its line."""
@@ -67,14 +61,14 @@ class SweepProgress:
             known = {key: value for key, value in outcome.values.items() if value is not None}
             shown = [key for key in known if key == "loss" or key.endswith("accuracy")][:2]
             result = "   ".join(f"{key.replace('_', ' ')} {known[key]:.4f}" for key in shown)
-        left = self._left()
+        left = self._planned_left()
         more = f"   {left} left" if left and self._parts else ""
         duration = timedelta(seconds=round(outcome.seconds))
         line = f"{self._n_ended}/{self._n_runs}  {name}   step {outcome.step}   {result}   {duration}{more}"
         self._console.print(line, soft_wrap=True)
-        self._show()
+        self._show_runs()
 
-    def _left(self) -> str:
+    def _planned_left(self) -> str:
         """The planned time of what is left, at the pace of the runs that have ended; empty if unknown."""
         known = [seconds for seconds in self._planned.values() if seconds is not None]
         if not known:
@@ -86,8 +80,6 @@ class SweepProgress:
             free_at[free_at.index(min(free_at))] += (usual if planned is None else planned) * (1 - part)
         return str(timedelta(seconds=round(pace * max(free_at))))
 
-    def _show(self) -> None:
-        done = self._n_ended + sum(self._parts.values())
-        text = f"{self._n_ended}/{self._n_runs} runs"
-        left = self._left()
-        self._rich.update(self._task, completed=done, description=text, left=left and f"{left} left")
+    def _show_runs(self) -> None:
+        done, left = self._n_ended + sum(self._parts.values()), self._planned_left()
+        self.show(done, f"{self._n_ended}/{self._n_runs} runs", values=left and f"{left} left")

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from typing import Any, Literal
 from hyena_jax import config
 from hyena_jax.config import Experiment
 from hyena_jax.config.files import Stage
+from hyena_jax.config.registry import name_of, walk
 from hyena_jax.system.errors import choose, is_unicode, require
 from hyena_jax.system.files import METRICS
 from hyena_jax.system.storage.mirror import opened
@@ -54,7 +55,7 @@ class Run:
         A field of the optimizer that was changed has all its values: `0.002; 0.001 from step 501`.
         """
         named = dict(re.findall(r"(?:^|,)([\w.]+)=([^,]*)", self.name))
-        texts = {**_texts(config.encode(self.experiment)), **named}
+        texts = {**_texts(self.experiment), **named}
         for key in {key for stage in self.stages for key in stage.values}:
             values = [(stage.first_step, stage.values.get(key)) for stage in self.stages]
             kept = values[:1] + [b for a, b in itertools.pairwise(values) if a[1] != b[1]]
@@ -196,19 +197,18 @@ def is_better(metric: str, a: float, b: float) -> bool:
     return a < b if metric in LOWER_IS_BETTER else a > b
 
 
-def _texts(encoded: Any, path: str = "") -> dict[str, str]:
-    """All leaves of an encoded experiment as texts by dotted path; a part also by its type."""
+def _texts(experiment: Experiment) -> dict[str, str]:
+    """All values of an experiment as texts, by dotted path; a part by its type."""
+
+    def kind(part: Any) -> str:
+        return name_of(part) if hasattr(part, "registry") else "" if is_dataclass(part) else str(part)
+
     found = {}
-    if isinstance(encoded, Mapping):
-        if "type" in encoded:
-            found[path] = encoded["type"]
-        items = encoded.items()
-    elif isinstance(encoded, list | tuple):
-        types = [value.get("type", "") if isinstance(value, Mapping) else str(value) for value in encoded]
-        found[path] = ",".join(types)
-        items = [(str(i), value) for i, value in enumerate(encoded)]
-    else:
-        return {path: encoded if isinstance(encoded, str) else json.dumps(encoded)}
-    for key, value in items:
-        found |= _texts(value, f"{path}.{key}" if path else key)
+    for path, value, _ in walk(experiment):
+        if isinstance(value, tuple):
+            found[path] = ",".join(map(kind, value))
+        elif hasattr(value, "registry"):
+            found[path] = found[f"{path}.type"] = kind(value)
+        elif not is_dataclass(value):
+            found[path] = str(value) if isinstance(value, str | Path) else json.dumps(value)
     return found

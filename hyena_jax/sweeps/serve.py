@@ -20,16 +20,17 @@ from hyena_jax.config import DataConfig, Experiment
 from hyena_jax.data import dataset
 from hyena_jax.data.dataset import Dataset, Encoding, Stream, iterate
 from hyena_jax.parallel.strategy import round_up
-from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, FREE, PLAN, PLANNED, STEP, Request
+from hyena_jax.sweeps.pool import DIVERGED, DONE, FAILED, FREE, PLAN, PLANNED, STEP, Request
 from hyena_jax.system.errors import UserError, describe_fault, require
 from hyena_jax.system.output import Output
 from hyena_jax.system.signals import Interrupted
 from hyena_jax.system.storage.mirror import fetch, opened, share
-from hyena_jax.training.console import Progress
-from hyena_jax.training.loop import Diverged, Setup, mapped_eval_step, mapped_train_step
-from hyena_jax.training.run import load, prepare, train
-from hyena_jax.training.start import start
-from hyena_jax.training.together import train_together, whole_run
+from hyena_jax.training.hooks import Diverged, Hook, LiveRun, Now, standard_hooks
+from hyena_jax.training.options import StartOptions
+from hyena_jax.training.restore import initial_state
+from hyena_jax.training.run import train
+from hyena_jax.training.setup import Setup, make_setup, mapped_eval_step, mapped_train_step
+from hyena_jax.training.together import Job, train_together
 
 STEPS_EVERY = 0.5
 """Least seconds between two events about steps."""
@@ -59,24 +60,17 @@ class Server:
                 self._train_together((request, *request.others))
                 return True
             experiment, workdir = self._experiment(request.config), opened(request.workdir)
-            init_from = None if request.init_from is None else opened(request.init_from, "init_from")
+            options = _options(request)
             if request.kind == PLAN:
-                loaded = load(experiment, self._load, workdir, init_from)
-                setup = prepare(*loaded, Console(quiet=True), workdir, init_from)
+                setup = make_setup(experiment, Console(quiet=True), workdir, options, self._load)
                 self._send(PLANNED, seconds=_estimated_seconds(setup))
             else:
                 log = Path(f"{workdir}.log")
                 fetch(log)
                 _print_to(log)
                 try:
-                    train(
-                        experiment,
-                        workdir,
-                        Output(width=110),
-                        init_from=init_from,
-                        load_data=self._load,
-                        make_progress=partial(_SentProgress, send=self._send),
-                    )
+                    hooks = partial(_hooks, send=self._send)
+                    train(experiment, workdir, Output(width=110), options, self._load, hooks)
                 finally:
                     sys.stdout.flush()
                     share(log)
@@ -103,14 +97,13 @@ class Server:
                 if not runs:
                     _print_to(log)
                 at_end.callback(share, log)
-                runs[workdir.name] = partial(
-                    whole_run,
+                runs[workdir.name] = Job(
                     self._experiment(request.config),
                     workdir,
                     Output(width=110, file=at_end.enter_context(open(log, "a", buffering=1))),
-                    None if request.init_from is None else opened(request.init_from, "init_from"),
+                    _options(request),
                     self._load,
-                    partial(_SentProgress, send=partial(self._send, run=workdir.name)),
+                    partial(_hooks, send=partial(self._send, run=workdir.name)),
                 )
 
             def report(name: str, error: Exception | None) -> None:
@@ -139,19 +132,22 @@ class Server:
         return loaded
 
 
-class _SentProgress(Progress):
-    """Prints rows of text, and sends the number of the last step."""
+def _options(request: Request) -> StartOptions:
+    """How the run starts."""
+    return StartOptions(init_from=request.init_from and opened(request.init_from, "init_from"))
 
-    def __init__(self, console: Console, start: int, steps: int, unit: str, send: Callable[..., None]):
-        super().__init__(console, start, steps, unit)
-        self._send, self._sent = send, 0.0
 
-    def advance(self, step: int) -> None:
-        super().advance(step)
-        now = time.monotonic()
-        if now - self._sent >= STEPS_EVERY:
-            self._sent = now
-            self._send(STEP, step=step)
+def _hooks(run: LiveRun, send: Callable[..., None]) -> list[Hook]:
+    """Those of every run, and one that sends the number of the last step."""
+    sent = 0.0
+
+    def send_step(now: Now) -> None:
+        nonlocal sent
+        if time.monotonic() - sent >= STEPS_EVERY:
+            sent = time.monotonic()
+            send(STEP, step=now.step)
+
+    return [*standard_hooks(run), send_step]
 
 
 def _send_error(send: Callable[..., None], error: Exception) -> None:
@@ -187,7 +183,7 @@ def _estimated_seconds(setup: Setup) -> float | None:
     batches = data.train_batches(experiment.data.batch_size, experiment.seed, *strategy.row_shard)
     if isinstance(batches, Stream):  # reading it would take rows from the run
         return None
-    state, eval_step = start(setup), mapped_eval_step(setup)
+    state, eval_step = initial_state(setup), mapped_eval_step(setup)
     train_step = mapped_train_step(setup, state)
     with closing(iterate(batches)) as rows:
         batch = strategy.place_batch(next(rows)[1])

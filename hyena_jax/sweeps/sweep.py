@@ -19,9 +19,22 @@ from hyena_jax import config
 from hyena_jax.config import Experiment
 from hyena_jax.config.files import with_digest, without_digest
 from hyena_jax.sweeps.grid import MAX_RUNS
-from hyena_jax.sweeps.pool import INSIDE, STOPPED, Event, Pool, ThisMachine
+from hyena_jax.sweeps.pool import (
+    DIVERGED,
+    DONE,
+    FAILED,
+    INSIDE,
+    PLAN,
+    PLANNED,
+    STEP,
+    STOPPED,
+    TRAIN,
+    Event,
+    Pool,
+    Request,
+    ThisMachine,
+)
 from hyena_jax.sweeps.progress import SweepProgress
-from hyena_jax.sweeps.worker import DIVERGED, DONE, FAILED, PLAN, PLANNED, STEP, TRAIN, Request
 from hyena_jax.system import files
 from hyena_jax.system.errors import UserError, require
 from hyena_jax.system.files import LOCK, SWEEP, locked, read_json
@@ -245,10 +258,10 @@ def _continued(run: Outcome, kept: Mapping[str, Any]) -> Outcome:
 def _holds(workdir: Path, experiment: Experiment) -> bool:
     """Whether a folder still holds a run of this experiment, with a checkpoint."""
     from hyena_jax.training.checkpoint import saved_steps
-    from hyena_jax.training.folder import CHECKPOINTS, read_run
+    from hyena_jax.training.folder import CHECKPOINTS, read_folder
 
     try:
-        found = read_run(workdir).experiment
+        found = read_folder(workdir).experiment
     except UserError:
         return False
     # Sizes that the model takes from its data are None in the experiment of a sweep.

@@ -9,34 +9,13 @@ import os
 import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
+from hyena_jax.sweeps.pool import FAILED, READY
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.malloc import keep_freed_memory
 from hyena_jax.system.signals import STOPPED_CODE, end_with, take_signals
 from hyena_jax.system.startup import quiet_libraries, refuse_wrong_jaxlib, start_jax
-
-# Kinds of requests, and of events.
-PLAN, TRAIN = "plan", "train"
-READY, STEP, PLANNED, DONE = "ready", "step", "planned", "done"
-DIVERGED, FAILED, FREE = "diverged", "failed", "free"
-"""FREE: the worker has trained several runs together, and has said how each ended."""
-
-
-class Request(NamedTuple):
-    """What a worker is asked to do."""
-
-    kind: str
-    """PLAN: to estimate how long the run will take; TRAIN."""
-    config: dict[str, Any]
-    """The encoded experiment."""
-    workdir: str
-    """The run folder, or its URL; what training prints goes to `{workdir}.log`."""
-    init_from: str | None
-    """See `training.run.train`."""
-    others: "tuple[Request, ...]" = ()
-    """Further runs, to be trained together with this one. Events then have a value `run`, its name, and FREE
-    follows the last."""
 
 
 def main(number: str, cores: str) -> int:

@@ -29,8 +29,6 @@ DRAFT = re.compile(r"\.[0-9a-f]{16}\.draft")
 """Names of drafts: see `replacing`."""
 MAX_JSON = 2**27
 """Most bytes of a JSON file, 128 MiB: the largest tokenizers have 35 MiB."""
-MAX_CODE = 2**24
-"""Most bytes of a Python file."""
 MAX_DEPTH = 100
 """JSON is refused if its lists and objects are nested deeper than this."""
 HOLES_FROM, LEAST_DATA = 2**26, 1 / 16

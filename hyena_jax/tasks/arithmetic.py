@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass
 from math import comb
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, ClassVar
 
 from hyena_jax.config.checks import AtLeast, AtMost, Between
 from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.config.tasks import TaskConfig
-from hyena_jax.tasks.task import Preset, Row, letter, register_task, row
-
-if TYPE_CHECKING:
-    import numpy as np
+from hyena_jax.tasks.task import Preset, Row, letter, np, register_task, row
 
 MAX_DIGITS = 1000
 
@@ -19,13 +16,11 @@ MAX_DIGITS = 1000
 class MajorityConfig(TaskConfig):
     """Majority: whether more than half of the bits are ones."""
 
+    n_symbols: ClassVar[int] = 3
+    """Two bits and the end."""
+
     seq_len: Annotated[int, AtLeast(2)] = 64
     """Inputs L: L - 1 bits, then the id 2."""
-
-    @property
-    def n_symbols(self) -> int:
-        """Two bits and the end."""
-        return 3
 
 
 def majority(rng: "np.random.Generator", config: MajorityConfig) -> Row:
@@ -38,8 +33,6 @@ def majority(rng: "np.random.Generator", config: MajorityConfig) -> Row:
 
     A tie, possible if L is odd, counts as 0.
     """
-    import numpy as np
-
     n = config.seq_len - 1
     bits = rng.integers(2, size=n)
     return row(np.append(bits, 2), [int(2 * bits.sum() > n)], [n])
@@ -70,8 +63,6 @@ def counting(rng: "np.random.Generator", config: CountingConfig) -> Row:
 
     The symbols are drawn uniformly from V. A smoke test of ours, without published numbers.
     """
-    import numpy as np
-
     symbols = rng.integers(config.n_ids, size=config.seq_len)
     order = np.argsort(symbols, kind="stable")
     ranked = symbols[order]
@@ -84,13 +75,11 @@ def counting(rng: "np.random.Generator", config: CountingConfig) -> Row:
 class AdditionConfig(TaskConfig):
     """Digit addition: the sum of two numbers of D digits."""
 
+    n_symbols: ClassVar[int] = 10
+    """The digits."""
+
     n_digits: Annotated[int, Between(1, MAX_DIGITS)] = 3
     """Digits D of each number."""
-
-    @property
-    def n_symbols(self) -> int:
-        """The digits."""
-        return 10
 
 
 def addition(rng: "np.random.Generator", config: AdditionConfig) -> Row:
@@ -102,8 +91,6 @@ def addition(rng: "np.random.Generator", config: AdditionConfig) -> Row:
         inputs   8 5 0 6 3 6 1 4 8
         target   · · · · · 1 4 8 6
     """
-    import numpy as np
-
     n = config.n_digits
     digits = rng.integers(10, size=(2, n))
     total, carry = np.empty(n + 1, np.int64), 0
@@ -122,8 +109,6 @@ def _majority_chance(config: MajorityConfig) -> float:
 
 def _counting_chance(config: CountingConfig) -> float:
     """At each position the likeliest count: one more than a binomial number of earlier occurrences."""
-    import numpy as np
-
     p, cap = 1 / config.n_ids, config.cap
     counts = np.zeros(cap)  # probabilities of the counts 1..C
     counts[0] = 1.0

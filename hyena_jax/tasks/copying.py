@@ -1,16 +1,13 @@
 """Copying from the context: selective copying, and copying all of it (memorisation)."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from hyena_jax.config.checks import AtLeast
 from hyena_jax.config.models import MAX_POSITIONS
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.system.errors import require
-from hyena_jax.tasks.task import SMALL, Preset, Row, register_task, row
-
-if TYPE_CHECKING:
-    import numpy as np
+from hyena_jax.tasks.task import SMALL, Preset, Row, np, register_task, row
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,6 @@ def selective_copying(rng: "np.random.Generator", config: SelectiveCopyingConfig
 
     Ids: noise 0, marker 1, data 2..V-1. The places do not repeat.
     """
-    import numpy as np
-
     length, n = config.seq_len, config.n_data
     data = rng.integers(2, config.vocab_size, n)
     inputs = np.concatenate([np.zeros(length, np.int64), np.ones(n, np.int64)])
@@ -84,8 +79,6 @@ def memorisation(rng: "np.random.Generator", config: MemorisationConfig) -> Row:
     Ids: noise 0, data 1..A-2, marker A - 1. With `variable` the data stand at random places, in order,
     among the noise.
     """
-    import numpy as np
-
     n, noise = config.n_data, config.n_noise
     data = rng.integers(1, config.vocab_size - 1, n)
     places = np.sort(rng.permutation(n + noise)[:n]) if config.variable else np.arange(n)

@@ -1,24 +1,24 @@
 """The six tasks of MAD (2403.17844; athms/mad-lab, mad/data/instances.py)."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.system.errors import require
 from hyena_jax.tasks.task import (
     SMALL,
+    Draw,
     NextTokenTaskConfig,
     Preset,
     Row,
+    np,
     register_task,
     require_even,
     row,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MAX_MOTIF = 8
 MAP_SEED = 12345
@@ -78,8 +78,6 @@ class MadNoisyRecallConfig(MadRecallConfig):
 
 def _recall_row(rng: "np.random.Generator", config: MadRecallConfig) -> Row:
     """Pairs of a key and its value, or of noise, of which the values of keys seen before are scored."""
-    import numpy as np
-
     half, n_pairs = config.n_plain // 2, config.seq_len // 2
     is_noise = rng.random(n_pairs) < config.noise
     is_noise[[rng.integers(n_pairs - 1), n_pairs - 1]] = False  # a pair to ask for, and the question
@@ -97,8 +95,6 @@ def _recall_row(rng: "np.random.Generator", config: MadRecallConfig) -> Row:
 
 def _scored(tokens: "np.ndarray", is_answer: "np.ndarray") -> Row:
     """Tokens [L + 1] as a row of which only the answers are scored."""
-    import numpy as np
-
     return row(tokens[:-1], np.where(is_answer, tokens, 0)[1:], weights=is_answer[1:])
 
 
@@ -148,8 +144,6 @@ class MadFuzzyRecallConfig(NextTokenTaskConfig):
 
 def _fuzzy_row(rng: "np.random.Generator", config: MadFuzzyRecallConfig, is_test: bool) -> Row:
     """Keys and values, of which the values of keys seen before are scored."""
-    import numpy as np
-
     most, n_plain = config.motif, config.vocab_size - 1
     half = n_plain // 2
 
@@ -228,8 +222,6 @@ def mad_selective_copying(rng: "np.random.Generator", config: MadSelectiveCopyin
     Ids: data 0..V-3, blank V - 2, marker V - 1. Each blank stands before a datum drawn at random, so that the
     last datum is right before the marker.
     """
-    import numpy as np
-
     n, blank = config.n_data, config.vocab_size - 2
     data = rng.integers(blank, size=n)
     n_blanks = config.seq_len - 2 * n - 1
@@ -262,8 +254,6 @@ def mad_compression(rng: "np.random.Generator", config: MadCompressionConfig) ->
     each id where it reads it: the published decoder (two dense layers with GELU after sinusoidal positions)
     sees the last state alone.
     """
-    import numpy as np
-
     tokens = np.append(rng.integers(config.vocab_size - 1, size=config.seq_len - 1), config.vocab_size - 1)
     return row(tokens, tokens)
 
@@ -290,8 +280,6 @@ class MadMemorisationConfig(TaskConfig):
 @cache
 def value_of_key(vocab_size: int) -> "np.ndarray":
     """The value of each key, int [keys]: keys and values shuffled by the published generator and seed."""
-    import numpy as np
-
     rng = np.random.default_rng(MAP_SEED)
     half = (vocab_size - 1) // 2
     keys, values = list(range(half)), list(range(half, vocab_size - 1))
@@ -312,8 +300,6 @@ def mad_memorisation(rng: "np.random.Generator", config: MadMemorisationConfig) 
     The map is the same in all rows, training and test. Ids: keys 0..k-1, values k..V-2, k = (V - 1) / 2,
     marker V - 1.
     """
-    import numpy as np
-
     values = value_of_key(config.vocab_size)
     keys = rng.integers(len(values), size=config.seq_len // 2)
     inputs = np.stack([keys, np.full(len(keys), config.vocab_size - 1)], axis=1).ravel()
@@ -353,109 +339,91 @@ ROWS = (6400, 3200, 1600, 800)
 NOISE = (0.4, 0.6, 0.8)
 
 
-def _numbers(*percent: float) -> str:
-    return f"{TABLE}: " + ", ".join(f"{m} {p:g}" for m, p in zip(MODELS, percent, strict=True))
+def _register(
+    name: str,
+    draw: Draw,
+    chance: Callable[[Any], float],
+    base: Any,
+    percent: tuple[float, ...],
+    others: Mapping[str, Any] | None = None,
+    lengths: tuple[int, ...] = SIZES,
+    **options: Any,
+) -> None:
+    """Registers a task with `small`, `baseline`, the baseline with one option changed, and other presets.
 
-
-def _grid(
-    base: Any, published: str, lengths: tuple[int, ...] = SIZES, others: tuple[Any, ...] = ()
-) -> dict[str, Preset]:
-    """`small`, `baseline`, and the baseline with one option changed."""
+    Args:
+      percent: published accuracy of each of MODELS.
+    """
+    published = f"{TABLE}: " + ", ".join(f"{m} {p:g}" for m, p in zip(MODELS, percent, strict=True))
     varied = {
         "baseline": base,
         **{f"v{k * base.vocab_size}": replace(base, vocab_size=k * base.vocab_size) for k in SIZES},
         **{f"l{k * base.seq_len}": replace(base, seq_len=k * base.seq_len) for k in lengths},
         **({f"rows{n}": replace(base, train_rows=n) for n in ROWS} if base.train_rows == 12_800 else {}),
-        **dict(others),
+        **(others or {}),
     }
-    small = Preset(type(base)(), SMALL)
-    return {"small": small, **{name: Preset(config, SOURCE, published) for name, config in varied.items()}}
+    presets = {"small": Preset(type(base)(), SMALL)}
+    presets |= {name: Preset(config, SOURCE, published) for name, config in varied.items()}
+    register_task(name, type(base), draw, chance, presets=presets, metric="macro_accuracy", **options)
 
 
-_NOISY = MadNoisyRecallConfig(vocab_size=32, seq_len=128, **BASE)
-_SELECTIVE = MadSelectiveCopyingConfig(vocab_size=16, seq_len=256, n_data=16, **BASE)
-_MAP = MadMemorisationConfig(vocab_size=256, seq_len=32, train_rows=256, test_rows=1_280, batch_size=128)
-
-register_task(
+_register(
     "mad_recall",
-    MadRecallConfig,
-    draw=mad_recall,
-    chance=_recall_chance,
-    metric="macro_accuracy",
+    mad_recall,
+    _recall_chance,
+    MadRecallConfig(vocab_size=16, seq_len=128, **BASE),
+    (94.1, 81.7, 99.0, 90.4, 80.8, 100),
     shows_positions=False,
-    presets=_grid(
-        MadRecallConfig(vocab_size=16, seq_len=128, **BASE), _numbers(94.1, 81.7, 99.0, 90.4, 80.8, 100)
-    ),
 )
-register_task(
+_NOISY = MadNoisyRecallConfig(vocab_size=32, seq_len=128, **BASE)
+_register(
     "mad_noisy_recall",
-    MadNoisyRecallConfig,
-    draw=mad_noisy_recall,
-    chance=_recall_chance,
+    mad_noisy_recall,
+    _recall_chance,
+    _NOISY,
+    (86.8, 78.8, 98.6, 90.1, 81.6, 100),
+    {f"noise{int(100 * f)}": replace(_NOISY, noise_fraction=f) for f in NOISE},
     symbol=lambda config, i: f"~{i}" if i >= config.n_plain else str(i),
-    metric="macro_accuracy",
     shows_positions=False,
-    presets=_grid(
-        _NOISY,
-        _numbers(86.8, 78.8, 98.6, 90.1, 81.6, 100),
-        others=tuple((f"noise{int(100 * f)}", replace(_NOISY, noise_fraction=f)) for f in NOISE),
-    ),
 )
-register_task(
+_register(
     "mad_fuzzy_recall",
-    MadFuzzyRecallConfig,
-    draw=mad_fuzzy_recall,
+    mad_fuzzy_recall,
+    _fuzzy_chance,
+    MadFuzzyRecallConfig(vocab_size=16, seq_len=128, **BASE),
+    (29.8, 7.9, 14.4, 6.7, 6.9, 35.7),
     draw_train=mad_fuzzy_recall_train,
-    chance=_fuzzy_chance,
     symbol=lambda config, i: {config.vocab_size - 1: "*"}.get(i, str(i)),
-    metric="macro_accuracy",
     shows_positions=False,
-    presets=_grid(
-        MadFuzzyRecallConfig(vocab_size=16, seq_len=128, **BASE),
-        _numbers(29.8, 7.9, 14.4, 6.7, 6.9, 35.7),
-    ),
 )
-register_task(
+_SELECTIVE = MadSelectiveCopyingConfig(vocab_size=16, seq_len=256, n_data=16, **BASE)
+_register(
     "mad_selective_copying",
-    MadSelectiveCopyingConfig,
-    draw=mad_selective_copying,
-    chance=lambda config: 1 / (config.vocab_size - 2),
+    mad_selective_copying,
+    lambda config: 1 / (config.vocab_size - 2),
+    _SELECTIVE,
+    (99.6, 93.1, 93.0, 86.3, 88.6, 100),
+    {f"data{n}": replace(_SELECTIVE, n_data=n) for n in (32, 64, 96)},
+    lengths=(2, 4),
     symbol=lambda config, i: {config.vocab_size - 2: "_", config.vocab_size - 1: "?"}.get(i, str(i)),
-    metric="macro_accuracy",
-    presets=_grid(
-        _SELECTIVE,
-        _numbers(99.6, 93.1, 93.0, 86.3, 88.6, 100),
-        lengths=(2, 4),
-        others=tuple((f"data{n}", replace(_SELECTIVE, n_data=n)) for n in (32, 64, 96)),
-    ),
 )
-register_task(
+_register(
     "mad_compression",
-    MadCompressionConfig,
-    draw=mad_compression,
-    chance=_compression_chance,
+    mad_compression,
+    _compression_chance,
+    MadCompressionConfig(vocab_size=16, seq_len=32, **BASE),
+    (51.6, 45.2, 44.8, 52.7, 38.8, 42.2),
     symbol=lambda config, i: {config.vocab_size - 1: "="}.get(i, str(i)),
-    metric="macro_accuracy",
-    presets=_grid(
-        MadCompressionConfig(vocab_size=16, seq_len=32, **BASE),
-        _numbers(51.6, 45.2, 44.8, 52.7, 38.8, 42.2),
-    ),
 )
-register_task(
+_MAP = MadMemorisationConfig(vocab_size=256, seq_len=32, train_rows=256, test_rows=1_280, batch_size=128)
+_register(
     "mad_memorisation",
-    MadMemorisationConfig,
-    draw=mad_memorisation,
-    chance=_memorisation_chance,
+    mad_memorisation,
+    _memorisation_chance,
+    _MAP,
+    (85.2, 89.5, 89.4, 89.5, 63.3, 52.8),
+    {f"v{size}": replace(_MAP, vocab_size=size) for size in (512, 1024, 2048, 4096, 8192)},
+    lengths=(),
     symbol=lambda config, i: {config.vocab_size - 1: "?"}.get(i, str(i)),
-    metric="macro_accuracy",
     shows_positions=False,
-    presets={
-        **_grid(_MAP, _numbers(85.2, 89.5, 89.4, 89.5, 63.3, 52.8), lengths=()),
-        **{
-            f"v{size}": Preset(
-                replace(_MAP, vocab_size=size), SOURCE, _numbers(85.2, 89.5, 89.4, 89.5, 63.3, 52.8)
-            )
-            for size in (512, 1024, 2048, 4096, 8192)
-        },
-    },
 )

@@ -1,7 +1,7 @@
 """Recall from the context: associative recall, multi-query associative recall, the induction head."""
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from hyena_jax.config.checks import Above, AtLeast
 from hyena_jax.config.tasks import TaskConfig
@@ -12,13 +12,11 @@ from hyena_jax.tasks.task import (
     Preset,
     Row,
     letter,
+    np,
     register_task,
     require_even,
     row,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,6 @@ def recall(rng: "np.random.Generator", config: RecallConfig) -> Row:
     Ids: 0 is not used, keys 1..n, values n + 1..2n, `=>` V - 1, n = (V - 2) / 2. Training predicts every next
     token (`predict_all`). Published rows are unique within a part, and test rows may occur in training.
     """
-    import numpy as np
-
     n, n_pairs = config.n_keys, config.seq_len // 2
     values = rng.integers(n + 1, 2 * n + 1, n)  # drawn for every key: two keys may share one
     keys = rng.integers(n, size=n_pairs)
@@ -102,8 +98,6 @@ def mqar(rng: "np.random.Generator", config: MQARConfig) -> Row:
     Query j stands at 2n + 2g_j, the gaps g drawn without repetition from 0..(L - 2n) / 2 - 1 with weights
     (g + 1)^(a - 1): early gaps are likeliest. Ids: keys 1..V/2-1, values V/2..V-1.
     """
-    import numpy as np
-
     half, n, length = config.vocab_size // 2, config.n_pairs, config.seq_len
     keys = 1 + _some_of(rng, half - 1, n)
     values = half + _some_of(rng, half, n)
@@ -160,7 +154,7 @@ SAFARI = RecallConfig(train_rows=2000, batch_size=32, vocab_size=30)
 HYENA_RECIPE = (
     "2 layers, width 64, MLP x4, AdamW (0.9, 0.98) 5e-4, decay 0.1, 200 epochs, cosine after 10 epochs"
 )
-LONG = {
+BY_LENGTH = {
     "l30k": (
         30_000,
         "Hyena 100, FlashTransformer 32.4, GSS 5.3, H3 8.4, AFT-conv 2.3, RWKV 12.4",
@@ -175,7 +169,7 @@ LONG = {
         " H3 0.6, transfer function 0.5, free taps 0.5, FNO 0.3",
     ),
 }
-SHORT = {
+BY_SIZE = {
     10: "Conv1d 32, AFT 55, H3 92, Transformer 100, Hyena 100",
     20: "Conv1d 11, AFT 21, H3 60, Transformer 100, Hyena 100",
     30: "Conv1d 10, AFT 12, H3 13, Transformer 92, Hyena 98",
@@ -194,11 +188,11 @@ register_task(
             f"v{size}_l2048": Preset(
                 replace(SAFARI, vocab_size=size, seq_len=2048), f"{HYENA}; {HYENA_RECIPE}", numbers
             )
-            for size, numbers in SHORT.items()
+            for size, numbers in BY_SIZE.items()
         },
         **{
             name: Preset(replace(SAFARI, seq_len=length), f"{HYENA}; {HYENA_RECIPE}", numbers)
-            for name, (length, numbers) in LONG.items()
+            for name, (length, numbers) in BY_LENGTH.items()
         },
     },
 )

@@ -3,22 +3,12 @@
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.system.errors import require
-from hyena_jax.tasks.task import (
-    SMALL,
-    Preset,
-    Row,
-    evaluated_lengths,
-    register_task,
-    row,
-)
-
-if TYPE_CHECKING:
-    import numpy as np
+from hyena_jax.tasks.task import SMALL, Preset, Row, evaluated_lengths, np, register_task, row
 
 MAX_MODULUS = 2**15
 PLUS, MINUS, TIMES, EQUALS, FIRST_DIGIT = 1, 2, 3, 4, 5
@@ -40,27 +30,18 @@ class ExpressionConfig(TaskConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.max_len >= self.min_len, "max_len", self.max_len, f"at least min_len={self.min_len}")
-        self.for_evaluation()
-
-    def for_evaluation(self) -> Self:
-        """The settings of the rows to evaluate on."""
-        if self.test_min_len is None and self.test_max_len is None:
-            return self
-        low, high = evaluated_lengths(self)
-        return replace(self, test_min_len=None, test_max_len=None, min_len=low, max_len=high)
+        evaluated_lengths(self)
 
 
 @dataclass(frozen=True)
 class ParityConfig(ExpressionConfig):
     """Parity: whether the number of ones so far is odd."""
 
+    n_symbols: ClassVar[int] = 3
+    """Padding, zero and one."""
+
     every_position: bool = True
     """Score the parity so far at every bit; False scores only the whole row's, at its last bit."""
-
-    @property
-    def n_symbols(self) -> int:
-        """Padding, zero and one."""
-        return 3
 
 
 def parity(rng: "np.random.Generator", config: ParityConfig) -> Row:
@@ -74,8 +55,6 @@ def parity(rng: "np.random.Generator", config: ParityConfig) -> Row:
     With `every_position` off, as published, the last bit alone has a target, the id 1 (even) or 2 (odd). Ids:
     padding 0, zero 1, one 2.
     """
-    import numpy as np
-
     n = rng.integers(config.min_len, config.max_len + 1)
     bits = rng.integers(2, size=n - 1)
     inputs = np.zeros(config.max_len, np.int64)
@@ -115,8 +94,6 @@ def modular_arithmetic(rng: "np.random.Generator", config: ModularArithmeticConf
     A row has n tokens with its result, n uniform in min_len..max_len, less one if n is even; then padding.
     Ids: padding 0, `+` 1, `-` 2, `*` 3, `=` 4, then the digits.
     """
-    import numpy as np
-
     n = rng.integers(config.min_len, config.max_len + 1)
     n_digits = (n - 1) // 2
     digits = rng.integers(config.modulus, size=n_digits)
@@ -160,8 +137,6 @@ def modular_addition(rng: "np.random.Generator", config: ModularAdditionConfig) 
 
     Every position is scored. Parity is m = 2.
     """
-    import numpy as np
-
     numbers = rng.integers(config.modulus, size=config.seq_len)
     return row(numbers, np.cumsum(numbers) % config.modulus)
 
@@ -196,8 +171,6 @@ def elements(group: str) -> tuple[tuple[int, ...], ...]:
 @cache
 def table(group: str) -> "np.ndarray":
     """T[a, b] = the element a b, int32 [|G|, |G|], with (p q)[j] = p[q[j]]."""
-    import numpy as np
-
     listed = elements(group)
     number = {p: i for i, p in enumerate(listed)}
     products = [[number[tuple(p[j] for j in q)] for q in listed] for p in listed]
@@ -217,8 +190,6 @@ def permutation_words(rng: "np.random.Generator", config: PermutationWordsConfig
     Ids number the permutations of 0..n-1 in lexicographic order (a4, a5: the even ones), the identity is 0.
     The product is (p q)[j] = p[q[j]].
     """
-    import numpy as np
-
     products = table(config.group)
     inputs = rng.integers(len(products), size=config.seq_len)
     targets = np.empty_like(inputs)

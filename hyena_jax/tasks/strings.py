@@ -4,22 +4,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
 
 from hyena_jax.config.checks import AtLeast, Between
 from hyena_jax.config.tasks import TaskConfig
 from hyena_jax.system.errors import UserError, require
-from hyena_jax.tasks.task import (
-    SMALL,
-    Preset,
-    Row,
-    evaluated_lengths,
-    register_task,
-    row,
-)
-
-if TYPE_CHECKING:
-    import numpy as np
+from hyena_jax.tasks.task import SMALL, Preset, Row, evaluated_lengths, np, register_task, row
 
 # Strings that are tried until one has an n-gram that occurs once; the published code tries 10 and fails.
 MAX_TRIES = 1000
@@ -123,16 +113,12 @@ def _string(rng: "np.random.Generator", config: StringTaskConfig) -> "np.ndarray
 
 def _copy_example(rng: "np.random.Generator", config: CopyingConfig) -> "tuple[np.ndarray, int]":
     """`$s|s.`"""
-    import numpy as np
-
     letters, n = _string(rng, config), config.n_letters
     return np.concatenate([[n], letters, [n + 1], letters, [n + 2]]), len(letters) + 1
 
 
 def _ngram_example(rng: "np.random.Generator", config: PrefixNgramConfig) -> "tuple[np.ndarray, int]":
     """`$g|s|t.`"""
-    import numpy as np
-
     n, size, answer_len = config.n_letters, config.n_gram, config.answer_len
     for _ in range(MAX_TRIES):
         letters = _string(rng, config)
@@ -155,8 +141,6 @@ def _ngram_example(rng: "np.random.Generator", config: PrefixNgramConfig) -> "tu
 
 def _packed(make: Example, rng: "np.random.Generator", config: StringTaskConfig) -> Row:
     """A training row full of examples; the last, cut off, is not scored."""
-    import numpy as np
-
     tokens, scored = np.zeros(0, np.int64), np.zeros(0)
     while len(tokens) < config.row_len:
         example, n_answer = make(rng, config)
@@ -170,8 +154,6 @@ def _packed(make: Example, rng: "np.random.Generator", config: StringTaskConfig)
 
 def _single(make: Example, rng: "np.random.Generator", config: StringTaskConfig) -> Row:
     """A test row of one example, padded with `*`."""
-    import numpy as np
-
     example, n_answer = make(rng, config)
     tokens = np.full(config.example_len(config.max_len), config.n_letters + 3)
     tokens[: len(example)] = example

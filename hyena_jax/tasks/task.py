@@ -1,6 +1,6 @@
 """What a task is: a config, a function that draws a row, and what is known about the row.
 
-A file of tasks imports NumPy where a row is drawn: commands read all configs, and `--help` answers at once.
+A file of tasks takes `np` from here.
 
 Shapes: L inputs, n scored positions.
 """
@@ -15,6 +15,18 @@ from hyena_jax.system.errors import require
 
 if TYPE_CHECKING:
     import numpy as np
+else:
+
+    class _NumPy:
+        """NumPy, imported where a row is drawn: commands read all configs, and `--help` answers at once."""
+
+        def __getattr__(self, name: str) -> Any:
+            import numpy
+
+            setattr(self, name, getattr(numpy, name))
+            return getattr(numpy, name)
+
+    np = _NumPy()
 
 
 class Row(NamedTuple):
@@ -145,7 +157,6 @@ def require_even(config: TaskConfig, *names: str) -> None:
 
 def row(inputs: Any, targets: Any, positions: Any = None, weights: Any = None) -> Row:
     """A row with the dtypes of `Row`. Raises UserError if ids or positions are not integers."""
-    import numpy as np
 
     def ids(name: str, values: Any) -> "np.ndarray":
         values = np.asarray(values)

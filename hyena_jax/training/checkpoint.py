@@ -28,7 +28,7 @@ from hyena_jax.parallel.processes import from_first, is_first, lost_another, on_
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.storage.bucket import Bucket
 from hyena_jax.system.storage.bucket_steps import BucketSteps
-from hyena_jax.system.storage.lease import SHORT, Lease
+from hyena_jax.system.storage.lease import SHORT_PATIENCE, Lease
 from hyena_jax.system.storage.location import location_of
 from hyena_jax.training.checkpoint_files import Blocks, as_os_error, misfit, replace_arrays, write_manifest
 from hyena_jax.training.local_steps import UNVERIFIED, LocalSteps
@@ -36,8 +36,38 @@ from hyena_jax.training.local_steps import UNVERIFIED, LocalSteps
 Tree = Any
 Steps = LocalSteps | BucketSteps
 
-TIMED = "timed"
-"""In the meta of a checkpoint: whether only the clock asked for it, so that a later one replaces it."""
+
+class Meta(NamedTuple):
+    """What a checkpoint says of itself besides its arrays."""
+
+    step: int
+    """The step of its folder, so that a renamed folder is noticed."""
+    loss: float | None = None
+    """The validation loss, or None if it was not evaluated there."""
+    measured_on: str | None = None
+    """The held-out rows of that loss: see `evaluate.measured_on`."""
+    reached: str | None = None
+    """The target that the run had reached there, if any."""
+    unevaluated: bool = False
+    """Whether its evaluation was cut short, so that a resumed run makes it first."""
+    timed: bool = False
+    """Whether only the clock asked for it, so that a later one replaces it."""
+    base: str | None = None
+    """With LoRA, the digest of the parameters that are adapted."""
+    data_state: Any = None
+    """JSON values: the state of the iterator of the data, if they can only be read once."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, without those that say nothing."""
+        fields = self._asdict().items()
+        given = {name: value for name, value in fields if value is not None and value is not False}
+        return {"step": self.step, "loss": self.loss, **given}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Meta":
+        """The inverse of `to_json`; the fields of later versions are left out, and values are not checked."""
+        known = {name: values[name] for name in cls._fields if name in values}
+        return cls(**{"step": None, **known})
 
 
 class Restored(NamedTuple):
@@ -45,14 +75,14 @@ class Restored(NamedTuple):
 
     step: int
     items: dict[str, Tree]
-    meta: dict[str, Any]
+    meta: Meta
 
 
 class Checkpoints:
     """The checkpoints of one run, for writing; all processes make the same calls.
 
     A context manager; leaving it waits for the pending save. Keeps the latest `keep` checkpoints, the newest
-    verified one before them, and the one whose meta has the lowest `loss`. Those whose meta has TIMED do not
+    verified one before them, and the one whose meta has the lowest `loss`. Timed ones do not
     count: each is kept until a later one is verified.
     """
 
@@ -86,7 +116,7 @@ class Checkpoints:
         is_stuck = lost_another(error)  # a pending save waits for that process and cannot end
         try:
             if not is_stuck:
-                self._finish(SHORT if isinstance(error, OSError) else None)
+                self._finish(SHORT_PATIENCE if isinstance(error, OSError) else None)
         finally:
             is_stuck |= self._pending is not None
             self._committer.shutdown(wait=not is_stuck)
@@ -133,21 +163,18 @@ class Checkpoints:
             )
         return None
 
-    def save(
-        self, step: int, items: dict[str, Tree], meta: dict[str, Any], is_replacing: bool = False
-    ) -> None:
+    def save(self, meta: Meta, items: dict[str, Tree], is_replacing: bool = False) -> None:
         """Saves trees in the background, after any pending save is finished.
 
         Leaves are NumPy arrays, or arrays over the devices of all processes, which then write them together.
         They are copied from the devices before this returns.
 
-        `meta` is JSON; its `step` is this step, so that a renamed folder is noticed, its `loss` the
-        validation loss at this step, or None if it was not evaluated, and `measured_on` names the rows of
-        that loss. With `is_replacing`, a checkpoint of this step is deleted first.
+        With `is_replacing`, a checkpoint of this step is deleted first.
         """
         self._finish()
+        step = meta.step
         arguments = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
-        arguments["meta"] = ocp.args.JsonSave(meta)
+        arguments["meta"] = ocp.args.JsonSave(meta.to_json())
         with self._writing(f"checkpoint {step}"):
             if self._manager is None:
                 options = ocp.CheckpointManagerOptions(
@@ -191,7 +218,7 @@ class Checkpoints:
                 yield
             except Exception:
                 if self._lease is not None:
-                    self._lease.check(SHORT)
+                    self._lease.check(SHORT_PATIENCE)
                 raise
 
     def _finish(self, patience: float | None = None) -> None:
@@ -201,7 +228,7 @@ class Checkpoints:
         is then left pending, since the libraries that write it give up much later.
         """
         if self._pending is not None:
-            while self._lease is not None and not wait([self._pending], SHORT).done:
+            while self._lease is not None and not wait([self._pending], SHORT_PATIENCE).done:
                 self._lease.check(patience)
             pending, self._pending = self._pending, None
             pending.result()
@@ -256,7 +283,7 @@ def _kept(steps: Steps, found: Sequence[int], keep: int) -> set[int | None]:
     """
     verified = (step for step in found if steps.is_verified(step))
     newest = max(found, default=None)  # which is being saved, so that its meta cannot be read yet
-    lasting = [step for step in sorted(found) if not steps.meta(step).get(TIMED)]
+    lasting = [step for step in sorted(found) if not steps.meta(step).get("timed")]
     return {newest, *lasting[-keep:], max(verified, default=None), _best(steps).step}
 
 
@@ -319,11 +346,11 @@ def steps_in(folder: Path, lease: Lease | None = None) -> Steps:
 
 
 def _best(steps: Steps) -> Best:
-    metas = [(step, steps.meta(step)) for step in steps.saved()]
+    metas = [(step, Meta.from_json(steps.meta(step))) for step in steps.saved()]
     known = [
-        Best(step, meta["loss"], meta.get("measured_on"))
+        Best(step, meta.loss, meta.measured_on)
         for step, meta in metas
-        if meta.get("step") == step and isinstance(meta.get("loss"), float) and math.isfinite(meta["loss"])
+        if meta.step == step and isinstance(meta.loss, float) and math.isfinite(meta.loss)
     ]
     comparable = [found for found in known if found.measured_on == known[0].measured_on]
     return min(comparable, key=lambda found: found.loss, default=Best(None, math.inf))
@@ -354,7 +381,7 @@ def _try_restore(steps: Steps, step: int, verified: bool, targets: dict[str, Tre
                 )
             items = {name: restored[name] for name in targets}
             if list(map(np.shape, jax.tree.leaves(items))) == list(map(np.shape, jax.tree.leaves(targets))):
-                return Restored(step, items, restored["meta"])
+                return Restored(step, items, Meta.from_json(restored["meta"]))
             unfit = "the tree of its arrays differs"
         except Exception as error:  # Orbax and its storage layer raise many kinds for unusable files
             unfit = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
@@ -388,7 +415,7 @@ class Streamed(NamedTuple):
     """By path, such as `blocks_0/mixer/in_proj/kernel`; an array that is not named keeps its placeholder."""
 
 
-def save_streamed(folder: Path, items: Mapping[str, Streamed], meta: dict[str, Any]) -> None:
+def save_streamed(folder: Path, items: Mapping[str, Streamed]) -> None:
     """Writes the checkpoint of step 0, with its manifest, array by array, in a folder without checkpoints.
 
     For parameters that do not fit into memory together: Orbax writes placeholders, and each array is then
@@ -400,7 +427,7 @@ def save_streamed(folder: Path, items: Mapping[str, Streamed], meta: dict[str, A
     """
     placeholders = {name: item.placeholders for name, item in items.items()}
     with Checkpoints(folder, 1, print) as checkpoints:
-        checkpoints.save(0, placeholders, {**meta, "step": 0})
+        checkpoints.save(Meta(0), placeholders)
     for name, item in items.items():
         replace_arrays(folder / "0" / name, item.shapes, item.blocks)
     for path in (folder / "0").rglob("*"):  # until the files are on the disk

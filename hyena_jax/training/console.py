@@ -2,34 +2,28 @@
 
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 import jax
 import optax
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hyena_jax import models
 from hyena_jax.config import GroupedOptimizerConfig, OptimizerConfig, WarmupScheduleConfig
+from hyena_jax.system.output import VALUES, Bar
 from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import lora
 from hyena_jax.training.optimizer import complete_groups, label_parameters
-
-if TYPE_CHECKING:
-    from hyena_jax.training.loop import Setup
+from hyena_jax.training.setup import Setup
 
 # Least seconds between two rows of training metrics, without a terminal.
 ROW_EVERY = 5.0
 
 
-class Progress:
+class Progress(Bar):
     """A progress bar with loss, validation loss, speed and time left; without a terminal, rows of text.
 
     Where nobody reads the output any more, as after `| head`, `is_unread` becomes True and nothing is raised,
@@ -39,51 +33,32 @@ class Progress:
     is_unread = False
 
     def __init__(self, console: Console, start: int, steps: int, unit: str):
-        self._console, self._start, self._steps, self._unit = console, start, steps, unit
+        columns = (MofNCompleteColumn(), VALUES, TimeRemainingColumn())
+        super().__init__(console, "compiling", steps, *columns, done=start)
+        self._steps, self._unit = steps, unit
         self._loss = self._validation_loss = self._speed = ""
-        # When compilation was over, and when the last row was printed.
-        self._began = self._printed = None
-        self._rich = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[values]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._rich.add_task("compiling", total=steps, completed=start, values="")
 
     def __enter__(self) -> "Progress":
         if not self._console.is_terminal:
             self._console.print("compiling the training step")
-        self._rich.start()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._rich.stop()
+        return super().__enter__()
 
     def advance(self, step: int) -> None:
         """Moves the bar to `step`."""
-        if self._began is None:
-            self._start, self._began = step, time.monotonic()
-        self._rich.update(self._task, completed=step, description="training")
+        self.show(step, "training")
 
     def training(self, step: int, loss: float, speed: float | None) -> None:
         """Shows the loss of `step`, and the speed in units a second; None: it is not known yet."""
         self._loss, self._speed = f"loss {loss:.4f}", "" if speed is None else f"{speed:,.0f} {self._unit}s/s"
-        self._show()
-        now = time.monotonic()
-        is_due = self._printed is None or now - self._printed >= ROW_EVERY or step == self._steps
-        if is_due and not self._console.is_terminal:
-            self._printed = now
-            shown = (f"step {step:6d}", self._loss, self._speed, self._left(step, now))
+        self._show_values()
+        if self.is_row_due(ROW_EVERY, is_last=step == self._steps):
+            shown = (f"step {step:6d}", self._loss, self._speed, self.left(step))
             self.note("   ".join(filter(None, shown)))
 
     def validation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Shows the validation loss after `step`, also as a row of text, with the experiment's metrics."""
         self._validation_loss = f"validation {loss:.4f}"
-        self._show()
+        self._show_values()
         more = "".join(f"   {name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())
         self.note(f"step {step:6d}   validation loss {loss:.4f}{more}")
 
@@ -97,20 +72,12 @@ class Progress:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Shows `evaluating` while the bar stands still."""
-        self._rich.update(self._task, description="evaluating")
+        self.show(what="evaluating")
         yield
-        self._rich.update(self._task, description="training")
+        self.show(what="training")
 
-    def _show(self) -> None:
-        values = "  ".join(filter(None, (self._loss, self._validation_loss, self._speed)))
-        self._rich.update(self._task, values=values)
-
-    def _left(self, step: int, now: float) -> str:
-        """Time for the remaining steps at the speed since compilation, evaluations included."""
-        if self._began is None or step == self._start:
-            return ""
-        seconds = (now - self._began) / (step - self._start) * (self._steps - step)
-        return f"{timedelta(seconds=round(seconds))} left"
+    def _show_values(self) -> None:
+        self.show(values="  ".join(filter(None, (self._loss, self._validation_loss, self._speed))))
 
 
 def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:
@@ -146,7 +113,7 @@ def parameter_table(params: optax.Params, config: OptimizerConfig) -> Table:
     return table
 
 
-def announce(console: Console, setup: "Setup", is_new: bool, changes: Sequence[str]) -> None:
+def announce(console: Console, setup: Setup, is_new: bool, changes: Sequence[str]) -> None:
     """Prints what will be trained, on which data and devices, and what changed since the last start."""
     experiment, devices, processes = setup.experiment, setup.strategy.devices, jax.process_count()
     if is_new:

@@ -12,7 +12,7 @@ import optax
 from hyena_jax import parallel
 from hyena_jax.config import DataConfig, ParallelConfig, TextConfig, TokensConfig, name_of
 from hyena_jax.config.checks import MAX_COUNT
-from hyena_jax.config.training import parse_target
+from hyena_jax.config.training import parse_until
 from hyena_jax.data.dataset import Batch, Dataset, load
 from hyena_jax.data.text import fingerprint_of_no_text
 from hyena_jax.parallel.strategy import Strategy, round_up
@@ -155,7 +155,7 @@ def load_data(run: RunFolder, path: str | None = None) -> Dataset:
 
 def is_reached(until: str, values: Values) -> bool:
     """Whether held-out values reach the target `NAME=VALUE`."""
-    name, target = parse_target(until)
+    name, target = parse_until(until)
     return values[name] <= target if name in LOWER_IS_BETTER else values[name] >= target
 
 
@@ -168,4 +168,4 @@ def check_target(until: str, data: Dataset, eval_step: Callable, *arguments: obj
     sums = jax.eval_shape(eval_step, *arguments)
     ones = {name: np.ones(sum_.shape[1:]) if sum_.ndim > 1 else 1.0 for name, sum_ in sums.items()}
     names = held_out_values(data, ones)
-    choose("the value in training.until", parse_target(until)[0], names)
+    choose("the value in training.until", parse_until(until)[0], names)

@@ -7,7 +7,7 @@ data.json            tokenizer and fingerprint of the text, or normalization and
 metrics.jsonl, learning_curves.png; sample.txt (text) or predictions.png (images)
 tensorboard/; wandb/ and wandb_id.txt: see `trackers.py` and `wandb.py`
 checkpoints/         see `checkpoint.py`
-base.safetensors, base.json: of a run that started from given parameters, see `start.py`
+base.safetensors, base.json: of a run that started from given parameters, see `initial.py`
 """
 
 import json
@@ -40,6 +40,7 @@ from hyena_jax.system.storage.lease import Lease
 from hyena_jax.system.storage.location import location_of
 from hyena_jax.system.storage.mirror import Mirror
 from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.options import NO_OPTIONS, StartOptions
 
 CHECKPOINTS = "checkpoints"
 BASE, DESCRIPTION = "base.safetensors", "base.json"
@@ -76,16 +77,13 @@ def check_run(
     workdir: Path,
     experiment: Experiment,
     data: Dataset,
-    accept_changed_data: bool = False,
-    accept_changed_optimizer: bool = False,
+    options: StartOptions = NO_OPTIONS,
     keeps_state: KeepsState = lambda _: False,
 ) -> RunFolder | None:
     """Checks that `workdir` can be the folder of this experiment; changes nothing.
 
     Args:
-      accept_changed_data: allow an existing run to continue with changed data.
-      accept_changed_optimizer: allow it to continue with other values of its optimizer, such as the learning
-        rate, if its state stays as it is.
+      options: may accept changed data, or other values of the optimizer if its state stays as it is.
       keeps_state: whether the experiment's optimizer can continue the state of another one.
 
     Returns:
@@ -106,13 +104,13 @@ def check_run(
                 f"must be empty or a run's folder, but {str(workdir)!r} holds other files", "workdir"
             )
         return None
-    run = read_run(workdir)
+    run = read_folder(workdir)
     differences, faults, offer = config.identity_differences(experiment, run.experiment), [], ""
     if differences and all(line.startswith("optimizer.") for line in differences):
         flag, can_continue = "--accept-changed-optimizer", keeps_state(run.experiment.optimizer)
-        if accept_changed_optimizer and can_continue:
+        if options.accept_changed_optimizer and can_continue:
             differences = []
-        elif accept_changed_optimizer:
+        elif options.accept_changed_optimizer:
             offer = f"{flag} does not continue it, since the optimizer's state would differ; "
         elif can_continue:
             offer = f"{flag} continues it with the new values; "
@@ -125,7 +123,7 @@ def check_run(
             f"workdir {str(workdir)!r} holds a different experiment: {'; '.join(differences)}"
             f" ({offer}a new run may start from its parameters: {new}, with your flags)"
         )
-    is_other_data = run.fingerprint != data.fingerprint and not accept_changed_data
+    is_other_data = run.fingerprint != data.fingerprint and not options.accept_changed_data
     if is_other_data and not any(line.startswith("data.") for line in differences):
         changes = config.runtime_differences(experiment, run.experiment)
         named = "; ".join(line for line in changes if line.startswith("data."))
@@ -145,8 +143,7 @@ def hold(
     workdir: Path,
     experiment: Experiment,
     data: Dataset,
-    accept_changed_data: bool,
-    accept_changed_optimizer: bool,
+    options: StartOptions,
     keeps_state: KeepsState,
     report: Callable[[str], None],
 ) -> Iterator[Held]:
@@ -157,8 +154,7 @@ def hold(
     Args:
       report: prints a line.
     """
-    accepted = accept_changed_data, accept_changed_optimizer
-    check = partial(check_run, workdir, experiment, data, *accepted, keeps_state)
+    check = partial(check_run, workdir, experiment, data, options, keeps_state)
     on_first(check)  # before the folder is created
     with ExitStack() as stack:
         held = Held()
@@ -253,7 +249,7 @@ def kept_encoding(workdir: Path, experiment: Experiment) -> Encoding | None:
     """The encoding of the run in `workdir`; None if there is no run, or its data are of another kind."""
     if not config.is_run(workdir):
         return None
-    run = read_run(workdir)
+    run = read_folder(workdir)
     return run.encoding if type(run.experiment.data) is type(experiment.data) else None
 
 
@@ -263,7 +259,7 @@ def write_description(workdir: Path, experiment: Experiment, data: dict[str, Any
     _write_json(workdir / "config.json", config.encode(experiment))
 
 
-def read_run(workdir: Path) -> RunFolder:
+def read_folder(workdir: Path) -> RunFolder:
     """Reads a run folder.
 
     Raises:

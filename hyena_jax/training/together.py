@@ -1,84 +1,138 @@
 """Runs of one model that are trained in one program, each in its own folder, as if it were alone."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import jax
 from rich.console import Console
 
 from hyena_jax.config import Experiment
 from hyena_jax.system.signals import Interrupted, StopRequest, stop_requests
-from hyena_jax.training.console import Progress
-from hyena_jax.training.loop import Step, mapped_joint_step
-from hyena_jax.training.run import LoadData, ended, load, prepare, steps
-from hyena_jax.training.step import Metrics, TrainState
-
-Run = Generator[Step, tuple[TrainState, Metrics], None]
-"""Yields each step that is due, and is sent what it gives."""
+from hyena_jax.training.hooks import Hook, LiveRun, call
+from hyena_jax.training.options import StartOptions
+from hyena_jax.training.run import batches, ended, start_run
+from hyena_jax.training.setup import LoadData, make_setup
+from hyena_jax.training.step import Metrics, TrainState, make_gradients, make_joint_step
 
 
-def whole_run(
-    experiment: Experiment,
-    workdir: Path,
-    console: Console,
-    init_from: Path | None,
-    load_data: LoadData,
-    make_progress: Callable[[Console, int, int, str], Progress],
-    stop: StopRequest,
-) -> Run:
-    """`run.train`, whose steps somebody else computes."""
-    setup = prepare(*load(experiment, load_data, workdir, init_from), console, workdir, init_from)
-    params = yield from steps(setup, workdir, console, stop, init_from, make_progress)
-    ended(setup, workdir, params, stop.name)
+class Job(NamedTuple):
+    """A run to train: the arguments of `run.train`."""
+
+    experiment: Experiment
+    workdir: Path
+    console: Console
+    options: StartOptions
+    load_data: LoadData
+    make_hooks: Callable[[LiveRun], Sequence[Hook]]
 
 
-def train_together(
-    runs: Mapping[str, Callable[[StopRequest], Run]], report: Callable[[str, Exception | None], None]
-) -> None:
+def train_together(jobs: Mapping[str, Job], report: Callable[[str, Exception | None], None]) -> None:
     """Trains runs whose experiments differ in seed and optimizer alone, and not in its accumulation_steps.
 
     A run that ends, diverges or fails leaves the others, whose step is then compiled again. Runs may begin at
     different steps, as where they were killed.
 
     Args:
-      runs: by name, see `whole_run`.
       report: called when a run has ended, with its name and its error, if there was one.
 
     Raises:
       Interrupted: if asked to stop; the runs that had not ended are saved.
     """
     with stop_requests() as stop, ExitStack() as at_end:
-        started = {name: at_end.enter_context(closing(run(stop))) for name, run in runs.items()}
-        due: dict[str, Step] = {}
+        members = {name: _Member(job, stop, at_end.enter_context(ExitStack())) for name, job in jobs.items()}
 
-        def proceed(name: str, move: Callable[[], Step]) -> None:
-            """To the next step of a run, or to its end."""
-            try:
-                due[name] = move()
-            except StopIteration:
-                report(name, None)
-            except Interrupted:
-                pass  # saved, and not ended
-            except Exception as error:
-                report(name, error)
+        def each(act: Callable[[_Member], None]) -> None:
+            """Acts on every run; one that fails or ends is closed, reported and left out."""
+            for name, member in list(members.items()):
+                try:
+                    with ExitStack() as on_error:
+                        on_error.push(member.files)
+                        act(member)
+                        on_error.pop_all()
+                    if not member.now.stops:
+                        continue
+                    member.end()
+                    report(name, None)
+                except Interrupted:
+                    pass  # saved, and not ended
+                except Exception as error:
+                    report(name, error)
+                del members[name]
 
-        for name, run in started.items():
-            proceed(name, partial(next, run))
+        each(_Member.begin)
         compiled = None
-        while due:
-            now = dict(due)
-            due.clear()
-            if compiled != tuple(now):
-                compiled, joint_step = tuple(now), mapped_joint_step(list(now.values()))
-            states, batches = zip(*((step.state, step.batch) for step in now.values()), strict=True)
+        while members:
+            each(_Member.read)
+            if compiled != tuple(members) and members:
+                compiled, joint_step = tuple(members), _mapped_joint_step(list(members.values()))
+            states, rows = [[getattr(one, part) for one in members.values()] for part in ("state", "batch")]
             try:
-                answers = zip(*joint_step(states, batches), strict=True)
+                answers = zip(*joint_step(tuple(states), tuple(rows)), strict=True) if members else ()
             except Exception as error:
-                for name in now:
-                    proceed(name, partial(started[name].throw, error))
+                each(lambda _, error=error: _raise(error))
             else:
-                for name, answer in zip(now, answers, strict=True):
-                    proceed(name, partial(started[name].send, answer))
+                for member, answer in zip(members.values(), answers, strict=True):
+                    member.state, member.metrics = answer
+                each(_Member.after_step)
         if stop.is_set:
             raise Interrupted(f"stopped by {stop.name}")
+
+
+class _Member:
+    """One of the runs; `run.train` shows its steps in one place."""
+
+    state: TrainState
+    metrics: Metrics
+
+    def __init__(self, job: Job, stop: StopRequest, files: ExitStack):
+        """Nothing is read or opened yet; `files` closes what will be."""
+        self.job, self.stop, self.files = job, stop, files
+
+    def begin(self) -> None:
+        """Up to the first step."""
+        job = self.job
+        self.setup = make_setup(job.experiment, job.console, job.workdir, job.options, job.load_data)
+        opened = start_run(self.setup, job.workdir, job.console, self.stop, job.options)
+        self.run, self.state = self.files.enter_context(opened)
+        self.batches = self.files.enter_context(closing(batches(self.run)))
+        self.hooks, self.now = job.make_hooks(self.run), self.run.now(self.run.start, self.state)
+        if self.run.must_evaluate:
+            call(self.hooks, self.now)
+
+    def read(self) -> None:
+        """The batch of the next step."""
+        self.t, batch = next(self.batches)
+        self.batch = self.setup.strategy.place_batch(batch)
+
+    def after_step(self) -> None:
+        """What follows the step."""
+        self.now = call(self.hooks, self.run.now(self.t + 1, self.state, self.metrics))
+
+    def end(self) -> None:
+        """Closes the run; raises Interrupted if a signal ended it."""
+        self.stop.defer()
+        params = self.setup.strategy.host_copy(self.state.model_params)
+        self.files.close()
+        ended(self.setup, self.job.workdir, params, self.stop.name)
+
+
+def _mapped_joint_step(members: Sequence[_Member]) -> Callable:
+    """`make_joint_step` over the devices, for runs whose setups differ in seed and optimizer alone."""
+    setup, states = members[0].setup, tuple(member.state for member in members)
+    gradients = make_gradients(
+        setup.model,
+        setup.strategy.axis_name,
+        setup.experiment.optimizer.accumulation_steps,
+        setup.loss,
+        setup.metrics,
+    )
+    optimizers = [member.setup.optimizer for member in members]
+    seeds = [member.setup.experiment.seed for member in members]
+    joint_step = make_joint_step(setup.model, optimizers, seeds, gradients)
+    return setup.strategy.map_train_step(joint_step, jax.eval_shape(lambda: states))
+
+
+def _raise(error: Exception) -> None:
+    raise error

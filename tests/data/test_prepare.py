@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -346,6 +348,17 @@ def test_the_command(lines, tmp_path, capsys):
     assert "so few documents that none is held out by --held-out 0.001: raise it" in capsys.readouterr().out
 
 
+def test_without_a_terminal_rows_say_speed_and_time_left(lines, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("hyena_jax.cli.prepare.ROW_EVERY", 0.0)
+    flags = f"--tokenizer bytes --eos 0 --shard-bytes 5000 --workers 1 --output {tmp_path / 'out'}".split()
+    assert run(["prepare", lines, *flags]) == 0
+    row = re.compile(r"preparing   [ \d]+\.\d%   [\d,]+ tokens   [\d,]+ tokens/s(   \d:\d\d:\d\d left)?")
+    rows = capsys.readouterr().err.splitlines()
+    assert all(row.fullmatch(line) for line in rows)
+    assert "100.0%" in rows[-1]
+    assert rows[-1].endswith("0:00:00 left")
+
+
 def test_texts_without_text_and_no_output_are_refused(tmp_path):
     (tmp_path / "empty.jsonl").write_text('{"text": ""}\n' * 3)
     for output, message in ((str(tmp_path / "out"), "all documents are empty"), ("", "--output must be")):
@@ -409,6 +422,20 @@ def test_an_error_of_a_worker_is_that_of_the_command(lines, tmp_path):
     with pytest.raises(UserError, match="field must be a key of every document") as caught:
         made(lines, tmp_path / "out", workers=2)
     assert caught.value.argument == "field"
+
+
+@pytest.mark.grid
+def test_a_worker_that_is_killed_is_one_line(lines, tmp_path):
+    def kill_one(n_bytes, n_tokens):
+        for process in multiprocessing.active_children()[:1]:
+            os.kill(process.pid, signal.SIGKILL)
+
+    with pytest.raises(OSError, match="a worker process died with exit code -9; if it had too little memory"):
+        made(lines, tmp_path / "out", workers=2, part_size=200, progress=kill_one)
+    assert multiprocessing.active_children() == []
+    made(lines, tmp_path / "out", part_size=200)
+    made(lines, tmp_path / "whole", part_size=200)
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
 def test_other_shards_and_other_files_are_left_alone(lines, tmp_path):

@@ -20,7 +20,7 @@ from hyena_jax.data.tokenizers import (
     encode_start,
     tokenizer_from_json,
 )
-from hyena_jax.generation.stopping import StopTexts, stops
+from hyena_jax.generation.prompts import StopTexts, stops
 from hyena_jax.system.errors import UserError
 
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467"

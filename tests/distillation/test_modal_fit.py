@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from distillation.systems import decaying_noise, noise, oscillations
 
-from hyena_jax.distillation import hankel, modal_fit
+from hyena_jax.distillation import modal_fit
+from hyena_jax.ops import hankel
 
 SYSTEMS = {
     "one pair": ([0.95 * np.exp(0.3j)], 1),

@@ -1,6 +1,7 @@
 """Which parameters of which layers are replaced, and by what."""
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -32,7 +33,7 @@ from hyena_jax.config import (
     TextConfig,
     register,
 )
-from hyena_jax.distillation import measure, modal_fit
+from hyena_jax.distillation import measure, modal_fit, outcome
 from hyena_jax.distillation.model import (
     LongFilters,
     check_distillable,
@@ -212,3 +213,13 @@ def test_kl_against_its_definition():
 def test_what_cannot_be_distilled(config, message):
     with pytest.raises(UserError, match=message):
         check_distillable(config)
+
+
+@pytest.mark.parametrize("n_values", [1, 32])
+def test_the_table_names_the_singular_values_that_were_computed(n_values):
+    """Of long filters only the first are, and the shortest filters have one."""
+    spectra = SimpleNamespace(alone=SimpleNamespace(values=np.ones((2, n_values))))
+    found = SimpleNamespace(original=SimpleNamespace(filters=[SimpleNamespace(layer=0)]), spectra=[spectra])
+    table = outcome._singular_values(found)
+    names = [column.header for column in table.columns][1:]
+    assert names == (["1."] if n_values == 1 else ["3.", "5.", "9.", "17."])

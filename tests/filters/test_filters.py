@@ -27,8 +27,8 @@ from hyena_jax.config import (
 )
 from hyena_jax.filters import FILTERS, build_filter, stu
 from hyena_jax.filters.implicit import positional_features
+from hyena_jax.filters.long_filter import decay_rates, l1_normalized
 from hyena_jax.filters.stu import spectral_vectors
-from hyena_jax.filters.window import decay_rates, l1_normalized
 from hyena_jax.reference import filters as oracles
 
 pytestmark = pytest.mark.xdist_group("filters")  # its tests share compiled programs

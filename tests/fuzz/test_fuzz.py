@@ -28,7 +28,7 @@ from hyena_jax.config import (
     encode,
 )
 from hyena_jax.system.errors import UserError
-from hyena_jax.training import run
+from hyena_jax.training import setup
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
@@ -214,7 +214,7 @@ def test_command_lines(places, monkeypatch):
     def built(*_: object) -> None:
         raise Built
 
-    monkeypatch.setattr(run, "init_params", build)
+    monkeypatch.setattr(setup, "init_params", build)
     monkeypatch.setattr(programs, "empty_state", lambda *_: None)
     monkeypatch.setattr(programs, "read", lambda model, params, state, *_: (state, np.zeros((1, 1))))
     monkeypatch.setattr(decoding, "_chunks", lambda *_: iter(()))

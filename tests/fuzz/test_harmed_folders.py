@@ -24,11 +24,11 @@ import tensorstore
 from fuzz.test_fuzz import TRAIN, assert_clear, contents, time_limit
 
 from hyena_jax import api, cli, models
-from hyena_jax.training.checkpoint import Checkpoints, saved_steps
+from hyena_jax.training.checkpoint import Checkpoints, Meta, saved_steps
 from hyena_jax.training.checkpoint_files import damage_in, write_manifest
-from hyena_jax.training.folder import read_run
-from hyena_jax.training.loop import Trainer
-from hyena_jax.training.start import load_params
+from hyena_jax.training.folder import read_folder
+from hyena_jax.training.hooks import LiveRun, Now
+from hyena_jax.training.initial import load_params
 
 pytestmark = pytest.mark.xdist_group("fuzz")
 
@@ -218,14 +218,14 @@ def all_metadata() -> Iterator[Case]:
 
 def poison(number: int, value: float, folder: Path, outside: Path) -> None:
     """Rewrites the newest checkpoint with an entry that is not finite."""
-    run, checkpoints = read_run(folder), folder / "checkpoints"
+    run, checkpoints = read_folder(folder), folder / "checkpoints"
     params = load_params(run, models.build(run.experiment.model), "latest", print)[1]
     leaves, structure = jax.tree.flatten(params)
     poisoned = leaves[number % len(leaves)] = leaves[number % len(leaves)].copy()
     poisoned.flat[number % poisoned.size] = value
     shutil.rmtree(checkpoints / "4")
     with Checkpoints(checkpoints, 2, print) as opened:
-        opened.save(4, {"params": jax.tree.unflatten(structure, leaves)}, {"step": 4, "loss": 1.0})
+        opened.save(Meta(4, 1.0), {"params": jax.tree.unflatten(structure, leaves)})
 
 
 def poisons() -> Iterator[Case]:
@@ -256,7 +256,7 @@ def digest(run, params) -> str:
 
 
 def loaded(folder: Path, step: str) -> str:
-    run = read_run(folder)
+    run = read_folder(folder)
     return digest(run, load_params(run, models.build(run.experiment.model), step, lambda _: None)[1])
 
 
@@ -266,16 +266,13 @@ def saved(whole):
     return {loaded(whole, step) for step in ("2", "4")}
 
 
-def save_next(trainer: Trainer, state, meta: dict) -> dict:
-    """Replaces training: writes all files of a run without computing."""
-    start = int(state.step)
-    state = state._replace(step=state.step + 1)
-    trainer.log.write(start + 1, {"train/loss": 1.0})
-    trainer.log.sync()
-    items = trainer.setup.strategy.to_global(state).to_items()
-    trainer.checkpoints.save(start + 1, items, {"step": start + 1, "loss": None})
-    yield from ()
-    return trainer.setup.strategy.host_copy(state.params)
+def save_next(run: LiveRun, step: int, state, metrics=None) -> Now:
+    """Replaces training, which ends at once: writes all files of a run without computing."""
+    after = state._replace(step=state.step + 1)
+    run.log.write(step + 1, {"train/loss": 1.0})
+    run.log.sync()
+    run.checkpoints.save(Meta(step + 1), run.setup.strategy.to_global(after).to_items())
+    return Now(step, state, metrics, is_last=True)
 
 
 def try_case(case: Case, whole: Path, saved: set[str], root: Path, monkeypatch) -> dict[str, int]:
@@ -287,7 +284,7 @@ def try_case(case: Case, whole: Path, saved: set[str], root: Path, monkeypatch) 
         return {"loss": 1.0}
 
     monkeypatch.setattr(api, "evaluate_run", note)
-    monkeypatch.setattr(Trainer, "steps", save_next)
+    monkeypatch.setattr(LiveRun, "now", save_next)
     monkeypatch.setattr("hyena_jax.training.run.draw_learning_curves", lambda *_: None)
     monkeypatch.setattr("hyena_jax.generation.sample.write_sample", lambda *_: None)
     shutil.rmtree(root, ignore_errors=True)

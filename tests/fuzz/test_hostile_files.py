@@ -88,7 +88,7 @@ def samples(model, tmp_path_factory):
     """The bytes of a good file of each format."""
     folder = tmp_path_factory.mktemp("samples")
     prompted, origin = prefill(*model, [np.array([3, 1, 4])]), saved_state.origin(model[0].config, model[1])
-    saved_state.save(folder / "state", prompted, origin)
+    saved_state.save_state(folder / "state", prompted, origin)
     export.write(folder / "model.safetensors", model[1], {}, step=0)
     np.save(folder / "tokens.npy", np.arange(300, dtype=np.uint16) % 7)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
@@ -127,11 +127,11 @@ def readers(model, samples):
         values = read_json("workdir", path)
         if not isinstance(values, dict):
             raise UserError("not an object")
-        with contextlib.suppress(KeyError, TypeError, AttributeError):  # as `read_run` handles them
+        with contextlib.suppress(KeyError, TypeError, AttributeError):  # as `read_folder` handles them
             dataset.encoding_from_json(values)
 
     return {
-        "state": lambda path: saved_state.load(path, *model, origin),
+        "state": lambda path: saved_state.load_state(path, *model, origin),
         "safetensors": lambda path: export.read(path, shapes, str),
         "npy": lambda path: dataset.load(TokensConfig(str(path), seq_len=8)),
         "bin": lambda path: dataset.load(TokensConfig(str(path), seq_len=8)),

@@ -90,7 +90,7 @@ def test_flags_with_huge_numbers_are_refused(tmp_path, monkeypatch, capsys, flag
     try:
         with time_limit(SECONDS):
             code = cli.main(["train", "quickstart", "--workdir", "run", flag, number])
-    except SystemExit as stop:  # tyro shows a panel
+    except SystemExit as stop:
         code = stop.code
     assert code == 2
     captured = capsys.readouterr()

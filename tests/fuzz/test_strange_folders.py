@@ -34,7 +34,7 @@ from hyena_jax.data.tokenizers import BytesTokenizer
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.arithmetic import MajorityConfig
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.folder import read_run, write_description
+from hyena_jax.training.folder import read_folder, write_description
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
 
@@ -345,7 +345,7 @@ def test_sweeps_harmed_after_they_ended(swept, tmp_path, monkeypatch):
             ends["done"] += 1
             for name, experiment in runs.items():
                 assert found[name].values.keys() == outcomes[name].values.keys(), said
-                assert read_run(copied / name).experiment.seed == experiment.seed, said
+                assert read_folder(copied / name).experiment.seed == experiment.seed, said
                 assert saved_steps(copied / name / "checkpoints") != [], said
         shutil.rmtree(case)
     assert min(ends["started"], ends["done"]) > 0, ends  # few draws meet sweep.json itself

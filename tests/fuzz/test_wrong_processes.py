@@ -41,7 +41,7 @@ def unconnected(monkeypatch):
 
 
 def outcome_of(command):
-    """The exit code of a command, or `joined`; it says why in a line of ours or a panel of tyro's."""
+    """The exit code of a command, or `joined`; it says why in one line."""
     output = io.StringIO()
     with time_limit(SECONDS), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:

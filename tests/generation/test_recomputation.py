@@ -154,8 +154,8 @@ def test_the_context_is_a_state_that_can_be_saved(mean, tmp_path):
     model, params = mean
     prompted = prefill(model, params, RAGGED[1:])
     origin = saved_state.origin(model.config, params)
-    saved_state.save(tmp_path / "state", prompted, origin)
-    loaded = saved_state.load(tmp_path / "state", model, params, origin)
+    saved_state.save_state(tmp_path / "state", prompted, origin)
+    loaded = saved_state.load_state(tmp_path / "state", model, params, origin)
     assert loaded.room == 16 - 7
     request = Request(30, seed=2)
     assert_same(*(continuations(proceed(model, params, p, request)) for p in (loaded, prompted)))

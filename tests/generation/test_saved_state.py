@@ -34,13 +34,13 @@ def saved(model, tmp_path):
     module, params = model
     prompted = prefill(module, params, [np.array([3, 1, 4]), np.array([1])])
     origin = saved_state.origin(module.config, params)
-    saved_state.save(tmp_path / "state", prompted, origin)
+    saved_state.save_state(tmp_path / "state", prompted, origin)
     return prompted, tmp_path / "state", origin
 
 
 def test_a_saved_state_goes_on_as_if_it_had_not_been_saved(model, saved):
     prompted, path, origin = saved
-    loaded = saved_state.load(path, *model, origin)
+    loaded = saved_state.load_state(path, *model, origin)
     assert loaded.room == prompted.room == 87
     request = Request(100, seed=2, n_samples=2)  # slides too
     for ours, expected in zip(
@@ -56,7 +56,7 @@ def test_a_state_of_other_parameters_is_refused(model, saved):
     module, params = model
     other = jax.tree.map(lambda x: x + 1, params)
     with pytest.raises(UserError, match="belongs to another model or checkpoint"):
-        saved_state.load(saved[1], module, other, saved_state.origin(module.config, other))
+        saved_state.load_state(saved[1], module, other, saved_state.origin(module.config, other))
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", 7, 2000, -1])
@@ -64,9 +64,9 @@ def test_what_is_no_saved_state_is_refused(model, saved, tmp_path, content):
     path = tmp_path / "wrong"
     path.write_bytes(saved[1].read_bytes()[:content] if isinstance(content, int) else content)
     with pytest.raises(UserError, match="cannot be read"):
-        saved_state.load(path, *model, saved[2])
+        saved_state.load_state(path, *model, saved[2])
     with pytest.raises(UserError, match="cannot be read"):
-        saved_state.load(tmp_path / "missing", *model, saved[2])
+        saved_state.load_state(tmp_path / "missing", *model, saved[2])
 
 
 def contents(path):
@@ -97,7 +97,7 @@ def test_equal_states_have_equal_files(saved):
     # Transposed twice: the memory lies otherwise.
     turned = jax.tree.map(lambda x: np.asfortranarray(x) if np.ndim(x) else x, prompted)
     for state in (prompted, prompted, turned):
-        saved_state.save(path, state, origin)
+        saved_state.save_state(path, state, origin)
         assert path.read_bytes() == before
 
 
@@ -112,7 +112,7 @@ def test_flipped_bits_are_found(model, saved, tmp_path):
         path.write_bytes(data)
         where = "the SHA-256 of the contents must be" if at >= n_header else "cannot be read"
         with pytest.raises(UserError, match=where):
-            saved_state.load(path, *model, saved[2])
+            saved_state.load_state(path, *model, saved[2])
 
 
 def about(**changes):
@@ -174,7 +174,7 @@ def test_a_state_that_is_not_the_models_is_refused(model, saved, tmp_path, chang
     path = tmp_path / "changed"
     write(path, *change(*contents(saved[1])))
     with pytest.raises(UserError, match=message):
-        saved_state.load(path, *model, saved[2])
+        saved_state.load_state(path, *model, saved[2])
 
 
 @pytest.mark.parametrize(
@@ -190,20 +190,20 @@ def test_a_state_that_is_not_the_models_is_refused(model, saved, tmp_path, chang
 def test_metadata_of_other_files_are_refused(model, saved, tmp_path, metadata, message):
     save_file(contents(saved[1])[1], tmp_path / "other", metadata)
     with pytest.raises(UserError, match=f"cannot be read as a saved state: .*{message}"):
-        saved_state.load(tmp_path / "other", *model, saved[2])
+        saved_state.load_state(tmp_path / "other", *model, saved[2])
 
 
 def test_the_first_format_is_refused(model, saved, tmp_path):
     path = tmp_path / "state.npz"
     np.savez(path, about=json.dumps({"format": 1, "origin": saved[2]}), leaf_0=np.zeros(3))
     with pytest.raises(UserError, match="saved by an earlier version, in format 1; read the prompts again"):
-        saved_state.load(path, *model, saved[2])
+        saved_state.load_state(path, *model, saved[2])
 
 
 def test_a_pipe_is_refused(model, saved, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="a file, not a pipe"):
-        saved_state.load(tmp_path / "pipe", *model, saved[2])
+        saved_state.load_state(tmp_path / "pipe", *model, saved[2])
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(saved, monkeypatch):
@@ -214,7 +214,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(saved, monkeypatch):
     before = path.read_bytes()
     monkeypatch.setattr("safetensors.numpy.save_file", full)
     with pytest.raises(OSError, match="could not be written: No space left"):
-        saved_state.save(path, prompted, origin)
+        saved_state.save_state(path, prompted, origin)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
 
@@ -234,8 +234,8 @@ def test_dtypes_of_states_are_kept(tmp_path, mixer, options, name):
     module = models.build(config)
     params = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["params"]
     prompted, origin = prefill(module, params, [np.array([3, 1, 4])]), saved_state.origin(config, params)
-    saved_state.save(tmp_path / "state", prompted, origin)
-    loaded = saved_state.load(tmp_path / "state", module, params, origin)
+    saved_state.save_state(tmp_path / "state", prompted, origin)
+    loaded = saved_state.load_state(tmp_path / "state", module, params, origin)
     assert name in {leaf.dtype.name for leaf in jax.tree.leaves(prompted.state)}
     chex.assert_trees_all_equal(loaded, prompted)
     chex.assert_trees_all_equal_dtypes(loaded.state, prompted.state)

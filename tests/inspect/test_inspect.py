@@ -27,11 +27,11 @@ from hyena_jax.config import (
     TextConfig,
 )
 from hyena_jax.data import own
-from hyena_jax.distillation import hankel
-from hyena_jax.inspect import content, json_values, subject
+from hyena_jax.inspect import content, example, json_values
 from hyena_jax.mixers import Hawk
+from hyena_jax.ops import hankel
 from hyena_jax.system.errors import UserError
-from hyena_jax.training import start
+from hyena_jax.training import initial
 from hyena_jax.training.folder import RunFolder
 from hyena_jax.training.step import init_params
 
@@ -104,32 +104,32 @@ def row(inputs, targets, weights):
 
 
 def test_a_text_begins_as_in_training():
-    shown = subject.from_text(Letters(), "abc", 3)
+    shown = example.from_text(Letters(), "abc", 3)
     assert shown.inputs.tolist() == [[0, 1, 2]]
     assert shown.labels == ("<bos>", "a", "b")
     assert shown.source.startswith("the first 3 tokens")
     with pytest.raises(UserError, match="text must be at least one token long, got ''"):
-        subject.from_text(Letters(), "", 3)
+        example.from_text(Letters(), "", 3)
 
 
 def test_the_padding_of_a_texts_last_window_is_not_shown():
     tokens = np.array([3, 1, 4, 1, 5, 9, 2])
     (*_, batch) = own.from_tokens(tokens, 4, held_out=tokens).eval_batches(1)
     assert batch["weights"].tolist() == [[1, 1, 0, 0]]
-    shown = subject.held_out(Rows(batch), Letters(), 0, 16)
+    shown = example.held_out(Rows(batch), Letters(), 0, 16)
     assert shown.labels == ("e", "i", "b")
     assert shown.shift == 1
-    assert subject.held_out(Rows(batch), Letters(), 0, 1).shift == 1
+    assert example.held_out(Rows(batch), Letters(), 0, 1).shift == 1
     logits = np.random.default_rng(0).standard_normal((1, 3, 11))
-    found = subject.scores(shown, logits)
-    wanted = [-np.log(subject.probability(logits)[0, t, token]) for t, token in ((0, 9), (1, 2))]
+    found = example.scores(shown, logits)
+    wanted = [-np.log(example.probability(logits)[0, t, token]) for t, token in ((0, 9), (1, 2))]
     assert_close(found.nats[1:], wanted, "float32")
 
 
 def test_answers_stand_where_they_are_given():
-    last = subject.held_out(row([1, 2, 3], [0, 0, 3], [0.0, 0, 1]), Letters(), 0, 16)
+    last = example.held_out(row([1, 2, 3], [0, 0, 3], [0.0, 0, 1]), Letters(), 0, 16)
     assert (last.shift, last.inputs.shape) == (0, (1, 3))
-    masked = subject.held_out(row([1, 2, 3, 4], [7, 3, 4, 5], [0.0, 1, 1, 1]), Letters(), 0, 16)
+    masked = example.held_out(row([1, 2, 3, 4], [7, 3, 4, 5], [0.0, 1, 1, 1]), Letters(), 0, 16)
     assert (masked.shift, masked.inputs.shape) == (1, (1, 4))
 
 
@@ -148,7 +148,7 @@ def test_what_was_before_training(tmp_path):
     assert words == "drawn from the run's seed"
     chex.assert_trees_all_equal(drawn, init_params(model, 0))
     assert content._start(folder, model, 0, print) == ("", None)
-    start.write_base(tmp_path, base, start.digest(base), "elsewhere")
+    initial.write_base(tmp_path, base, initial.digest(base), "elsewhere")
     adapted = run_of(tmp_path, dataclasses.replace(CONFIG, lora=LoRAConfig(rank=1)))
     words, found = content._start(adapted, model, 3, print)
     assert words == "from the parameters that the run was given"
@@ -163,14 +163,14 @@ def test_a_run_that_was_converted_and_trained_on_started_at_step_0(tmp_path, mon
 
 
 def beside(other, shown, seen, monkeypatch, path):
-    monkeypatch.setattr(content, "read_run", lambda workdir: run_of(workdir, other, "equal"))
+    monkeypatch.setattr(content, "read_folder", lambda workdir: run_of(workdir, other, "equal"))
     monkeypatch.setattr(content, "load_params", lambda folder, model, step, note: (1, init_params(model, 0)))
     return content._beside(path, "equal", shown, seen, print)
 
 
 def test_a_run_beside_reads_the_same_tokens(seen, tmp_path, monkeypatch):
     _, _, tokens, trace = seen
-    shown = subject.Subject(tokens, tuple("a" * 12), tokens, np.ones(tokens.shape), 1, "")
+    shown = example.Example(tokens, tuple("a" * 12), tokens, np.ones(tokens.shape), 1, "")
     assert beside(CONFIG, shown, trace, monkeypatch, tmp_path).seen.outputs.shape == (1, 12, 11)
     fewer = dataclasses.replace(CONFIG, vocab_size=10)
     with pytest.raises(UserError, match="beside must be a run with a vocab_size above the shown id 10, got"):
@@ -183,7 +183,7 @@ def test_a_run_beside_reads_as_many_patches(tmp_path, monkeypatch):
     sizes = {"image_size": (8, 8), "channels": 1, "n_classes": 2}
     config = ImageClassifierConfig(**common, **sizes, patch_size=(2, 2))
     model, image = models.build(config), np.zeros((1, 8, 8, 1), np.float32)
-    shown = subject.Subject(image, (), np.zeros(1, np.int32), np.ones(1), 0, "")
+    shown = example.Example(image, (), np.zeros(1, np.int32), np.ones(1), 0, "")
     seen = inspect.trace(model, init_params(model, 0), image)
     coarse = dataclasses.replace(config, patch_size=(4, 4))
     with pytest.raises(UserError, match="beside must be a run whose mixers read 16 positions, as this run's"):

@@ -15,7 +15,7 @@ from hyena_jax.ops import aft, attention, fastmax, few_taps, long_conv, shards, 
 from hyena_jax.ops.documents import documents
 from hyena_jax.ops.fast.blocked_attention import BLOCK_ROWS
 from hyena_jax.ops.linear_recurrence import linear_recurrence
-from hyena_jax.ops.shards import over_shards
+from hyena_jax.ops.mesh import over_shards
 
 AXES = ("data", "fsdp", "sequence")
 AXIS = "sequence"

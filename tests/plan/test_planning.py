@@ -14,7 +14,7 @@ from hyena_jax.config import ParallelConfig
 from hyena_jax.plan import planning, presentation, search, targets
 from hyena_jax.plan.compiling import VOCABULARY, Compiled, Limits, Unfinished
 from hyena_jax.plan.targets import parse_target
-from hyena_jax.sweeps.table import n_params
+from hyena_jax.sweeps.compare import n_params
 from hyena_jax.system.chips import GIB
 from hyena_jax.system.errors import UserError
 

@@ -34,16 +34,19 @@ class Entry(NamedTuple):
 
 
 def entries(module: type) -> list[Entry]:
-    """The section `Parameters` of a module's docstring.
+    """The section `Parameters` of a module's docstring, after those of its base classes that are not in it.
 
     Raises ValueError if there is none, or a line of it cannot be read.
     """
-    _, found, section = inspect.getdoc(module).partition("\nParameters:\n")
+    found: dict[str, Entry] = {}
+    for part in reversed(module.__mro__):
+        _, _, section = inspect.cleandoc(part.__doc__ or "").partition("\nParameters:\n")
+        # Continuation lines are indented deeper than the two spaces of an entry.
+        lines = re.sub(r"\n {3,}", " ", section).splitlines()
+        found |= {entry.path: entry for entry in (_entry(module, line) for line in lines if line.strip())}
     if not found:
         raise ValueError(f"{module.__name__} does not document its parameters")
-    # Continuation lines are indented deeper than the two spaces of an entry.
-    lines = re.sub(r"\n {3,}", " ", section).splitlines()
-    return [_entry(module, line) for line in lines if line.strip()]
+    return list(found.values())
 
 
 def _entry(module: type, line: str) -> Entry:

@@ -14,9 +14,9 @@ from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig
 from hyena_jax.data.dataset import load
 from hyena_jax.data.tokenizers import BytesTokenizer, IdsTokenizer
 from hyena_jax.scoring import score_file, windows
-from hyena_jax.scoring.score import prepare
+from hyena_jax.scoring.score import plan_scoring
 from hyena_jax.system.errors import UserError
-from hyena_jax.training.checkpoint import Checkpoints
+from hyena_jax.training.checkpoint import Checkpoints, Meta
 from hyena_jax.training.folder import CHECKPOINTS, write_description
 from hyena_jax.training.step import init_params
 
@@ -66,7 +66,7 @@ def test_scores_are_the_forward_passes_in_float64(params):
     with jax.enable_x64(True):
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
         tokenizer = IdsTokenizer(N_SYMBOLS)
-        scoring = prepare(MODEL, params, tokenizer, TEXTS, NAMES, context, stride, batch_size=2)
+        scoring = plan_scoring(MODEL, params, tokenizer, TEXTS, NAMES, context, stride, batch_size=2)
         for likelihood in (likelihood for block in scoring.likelihoods() for likelihood in block):
             assert len(likelihood.log_probs) == len(likelihood.tokens)
             if len(likelihood.tokens) in (31, 139):
@@ -79,17 +79,17 @@ def test_a_start_token_comes_before_the_prefix(params):
     class WithStart(IdsTokenizer):
         bos = 5
 
-    scoring = prepare(MODEL, params, WithStart(N_SYMBOLS), ["1 2"], ["x"], prefix="7")
+    scoring = plan_scoring(MODEL, params, WithStart(N_SYMBOLS), ["1 2"], ["x"], prefix="7")
     assert scoring.context.tolist() == [5, 7]
     assert scoring.plan.n_context == 2
-    assert prepare(MODEL, params, WithStart(N_SYMBOLS), [], []).context.tolist() == [5]
+    assert plan_scoring(MODEL, params, WithStart(N_SYMBOLS), [], []).context.tolist() == [5]
 
 
 def test_scores_do_not_depend_on_the_batch(params):
     tokenizer = IdsTokenizer(N_SYMBOLS)
-    scoring = prepare(MODEL, params, tokenizer, TEXTS, NAMES, batch_size=16)
+    scoring = plan_scoring(MODEL, params, tokenizer, TEXTS, NAMES, batch_size=16)
     together = [likelihood.log_probs for block in scoring.likelihoods() for likelihood in block]
-    ((alone,),) = prepare(MODEL, params, tokenizer, TEXTS[3:4], ["d"], batch_size=1).likelihoods()
+    ((alone,),) = plan_scoring(MODEL, params, tokenizer, TEXTS[3:4], ["d"], batch_size=1).likelihoods()
     np.testing.assert_allclose(alone.log_probs, together[3], rtol=0, atol=2e-6)
 
 
@@ -123,7 +123,7 @@ def run(tmp_path_factory):
     write_description(folder / "run", experiment, data.to_json())
     params = jax.device_get(init_params(models.build(experiment.model), 0))
     with Checkpoints(folder / "run" / CHECKPOINTS, 1, print) as checkpoints:
-        checkpoints.save(0, {"params": params}, {"step": 0, "loss": None})
+        checkpoints.save(Meta(0), {"params": params})
     return hyena_jax.load_run(folder / "run")
 
 
@@ -274,6 +274,6 @@ def test_ids_are_checked(params):
         ([0.5], "x must be a"),
     ):
         with pytest.raises(UserError, match=message):
-            prepare(MODEL, params, IdsTokenizer(N_SYMBOLS), [text], ["x"])
+            plan_scoring(MODEL, params, IdsTokenizer(N_SYMBOLS), [text], ["x"])
     with pytest.raises(UserError, match=r"prefix must be at most the model's max_len=67, got '68 tokens'"):
-        prepare(MODEL, params, BytesTokenizer(), [], [], prefix=[0] * 68)
+        plan_scoring(MODEL, params, BytesTokenizer(), [], [], prefix=[0] * 68)

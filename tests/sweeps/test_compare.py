@@ -19,9 +19,9 @@ from hyena_jax.config import (
     TextConfig,
 )
 from hyena_jax.data.tokenizers import BytesTokenizer
-from hyena_jax.sweeps.figure import draw, in_legend
+from hyena_jax.sweeps.compare import summarise, text_table
+from hyena_jax.sweeps.figure import draw_curves, in_legend
 from hyena_jax.sweeps.runs import group, read_runs
-from hyena_jax.sweeps.table import summarise, text_table
 from hyena_jax.system.errors import UserError
 from hyena_jax.training.folder import write_description
 
@@ -149,7 +149,7 @@ def test_a_figure_of_any_number_of_groups(tmp_path, n_groups, x):
         wider = experiment(AttentionConfig(2), max_len=16 + i)
         write_run(tmp_path / "runs" / f"$max_len={i}", wider, (0.1 * i, 0.5))
     groups = group(read_runs([tmp_path / "runs"])[0])
-    draw(tmp_path / "figure.svg", groups, "accuracy", x)
+    draw_curves(tmp_path / "figure.svg", groups, "accuracy", x)
     text = (tmp_path / "figure.svg").read_text()
     assert text.count('<g id="axes_') >= (9 if n_groups == 9 else 1)
     assert len(text_table([summarise(members, "loss") for members in groups[:2]]).rows) == min(2, n_groups)

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from hyena_jax.sweeps.pool import Pool
-from hyena_jax.sweeps.worker import DONE, STEP
+from hyena_jax.sweeps.pool import DONE, STEP, Pool
 
 WORKER = """#!{python}
 import os, pathlib, signal, sys

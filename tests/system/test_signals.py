@@ -64,11 +64,6 @@ def test_a_signal_at_start_up_ends_a_training(tmp_path, name, code, line):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_module_of_the_commands_is_the_command(tmp_path):
-    done = train(tmp_path, CONFIG.format(name="SIGINT"), module="hyena_jax.cli")
-    assert (done.returncode, done.stderr) == (130, "hyena-jax: interrupted\n")
-
-
 def test_nohup_stays_at_start_up(tmp_path):
     """An ignored signal stays ignored; the next one, which is not ignored, ends the process."""
     text = CONFIG.format(name="SIGHUP").replace("while True", "os.kill(os.getpid(), 15)\n    while True")

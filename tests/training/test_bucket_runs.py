@@ -23,7 +23,7 @@ from hyena_jax.system.signals import Interrupted
 from hyena_jax.system.storage import mirror
 from hyena_jax.system.storage.bucket import ABSENT, Bucket
 from hyena_jax.system.storage.bucket_steps import BucketSteps
-from hyena_jax.system.storage.lease import LOCK, Lease
+from hyena_jax.system.storage.lease import LOCK_OBJECT, Lease
 from hyena_jax.system.storage.location import Location
 from hyena_jax.system.storage.mirror import opened
 from hyena_jax.training.checkpoint import saved_steps
@@ -88,7 +88,7 @@ def test_a_stopped_run_ends_as_one_on_a_disk(bucket, whole, experiment, console,
     train(experiment, opened(bucket), console)
     assert "continuing after step 5" in console.file.getvalue()
     assert steps(bucket) == [12, 8]
-    assert below(bucket).stat(LOCK).size == 0
+    assert below(bucket).stat(LOCK_OBJECT).size == 0
     files = [name for name in names(bucket) if "/" not in name]
     assert files == ["config.json", "data.json", "learning_curves.png", "lock.json"]
     assert names(bucket, "metrics/") == ["metrics/00000.jsonl"]
@@ -170,7 +170,7 @@ def test_an_owner_that_lost_the_lock_writes_no_more(run, experiment, console, mo
 
     def taken_over(self, step):
         if step == 16:
-            below(run).put(LOCK, b"{}")
+            below(run).put(LOCK_OBJECT, b"{}")
             below(run).put("metrics/00000.jsonl", b"")
         commit(self, step)
 
@@ -178,7 +178,7 @@ def test_an_owner_that_lost_the_lock_writes_no_more(run, experiment, console, mo
     with pytest.raises(OSError, match=rf"{run} was taken over by another process"):
         train(longer(experiment, 24, checkpoint_every=4), opened(run), console)
     assert steps(run) == [12, 8]
-    assert below(run).get(LOCK) == b"{}"
+    assert below(run).get(LOCK_OBJECT) == b"{}"
     assert below(run).get("metrics/00000.jsonl") == b""
 
 
@@ -366,7 +366,7 @@ def test_one_of_two_processes_is_killed_and_one_and_four_continue(bucket, text, 
         os.kill(distributed.pid_of(launcher, 1), signal.SIGKILL)
         launcher.stdout.readlines()
         assert launcher.wait() == 128 + signal.SIGKILL
-    below(bucket).put(LOCK, b"")  # else the next start waits for a lease of the usual length
+    below(bucket).put(LOCK_OBJECT, b"")  # else the next start waits for a lease of the usual length
     assert cli.main(arguments(bucket, 20)) == 0
     mesh = ["--parallel.strategy", "sharded", "--parallel.fsdp", "4"]
     with distributed.launched(4, [*arguments(bucket, 26), *mesh]) as launcher:

@@ -25,6 +25,7 @@ from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import restore_readonly, saved_steps
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import have_equal_states, make_optimizer
+from hyena_jax.training.options import StartOptions
 from hyena_jax.training.run import train
 from hyena_jax.training.step import init_params, init_state
 
@@ -60,7 +61,7 @@ def test_the_values_are_those_of_a_continuation_by_hand(without_dropout, tmp_pat
     state = jax.eval_shape(lambda: init_state(shapes, optimizer)).to_items()
     target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), state)
     items = restore_readonly(run / "checkpoints", target, print).items
-    result = train(changed, run, console, accept_changed_optimizer=True)
+    result = train(changed, run, console, StartOptions(accept_changed_optimizer=True))
 
     def loss(params, batch):
         logits = model.apply({"params": params}, batch["inputs"])
@@ -129,7 +130,7 @@ def test_show_and_compare_say_that_it_was_changed(trained, experiment, tmp_path,
     for name in ("same", "changed"):
         shutil.copytree(trained, tmp_path / "runs" / name)
     changed = with_optimizer(experiment, 14, learning_rate=1e-3)
-    train(changed, tmp_path / "runs" / "changed", console, accept_changed_optimizer=True)
+    train(changed, tmp_path / "runs" / "changed", console, StartOptions(accept_changed_optimizer=True))
     also = with_optimizer(experiment, 12, learning_rate=1e-3)
     train(also, tmp_path / "runs" / "also", console)
     rows = hyena_jax.compare(tmp_path / "runs")
@@ -154,13 +155,13 @@ def test_a_change_of_what_the_state_holds_is_refused(trained, experiment, tmp_pa
         wrong = replace(experiment, optimizer=other)
         message = "--accept-changed-optimizer does not continue it, since the optimizer's state would differ"
         with pytest.raises(UserError, match=message):
-            train(wrong, run, console, accept_changed_optimizer=True)
+            train(wrong, run, console, StartOptions(accept_changed_optimizer=True))
         with pytest.raises(UserError, match="holds a different experiment") as refused:
             train(wrong, run, console)
         assert "--accept" not in str(refused.value)
     other = with_optimizer(replace(experiment, seed=3), 13, learning_rate=1e-4)
     with pytest.raises(UserError, match="optimizer.learning_rate.*; seed: 0 -> 3 "):
-        train(other, run, console, accept_changed_optimizer=True)
+        train(other, run, console, StartOptions(accept_changed_optimizer=True))
     assert (run / "config.json").read_bytes() == held
     assert saved_steps(run / "checkpoints")[0] == 12
 
@@ -187,6 +188,11 @@ def test_which_states_are_alike(before, after, equal):
 def test_factors_of_lora_continue_on_their_base(trained, experiment, tmp_path, console):
     adapted = replace(experiment, model=replace(experiment.model, lora=LoRAConfig(rank=2)))
     run = tmp_path / "run"
-    train(with_optimizer(adapted, 2), run, console, init_from=trained)
-    train(with_optimizer(adapted, 3, learning_rate=1e-4), run, console, accept_changed_optimizer=True)
+    train(with_optimizer(adapted, 2), run, console, StartOptions(init_from=trained))
+    train(
+        with_optimizer(adapted, 3, learning_rate=1e-4),
+        run,
+        console,
+        StartOptions(accept_changed_optimizer=True),
+    )
     assert saved_steps(run / "checkpoints")[0] == 3

@@ -9,7 +9,7 @@ import tensorstore
 
 from hyena_jax.system.errors import UserError
 from hyena_jax.training import checkpoint, local_steps
-from hyena_jax.training.checkpoint import Best, Checkpoints, best, restore_readonly, saved_steps
+from hyena_jax.training.checkpoint import Best, Checkpoints, Meta, best, restore_readonly, saved_steps
 from hyena_jax.training.checkpoint_files import damage_in, write_manifest
 
 
@@ -21,7 +21,7 @@ def items(step: int) -> dict:
 def save_all(folder, losses: dict[int, float | None], keep: int = 2) -> None:
     with Checkpoints(folder, keep, print) as checkpoints:
         for step, loss in losses.items():
-            checkpoints.save(step, items(step), {"step": step, "loss": loss})
+            checkpoints.save(Meta(step, loss), items(step))
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_later_process_still_knows_the_best(folder):
 
 def test_what_was_saved_comes_back(folder):
     restored, lines = restore(folder)
-    assert (restored.step, restored.meta) == (5, {"step": 5, "loss": None})
+    assert (restored.step, restored.meta) == (5, Meta(5))
     np.testing.assert_array_equal(restored.items["params"]["w"], items(5)["params"]["w"])
     assert restored.items["train_state"]["step"] == 5
     assert lines == []
@@ -180,7 +180,7 @@ def test_links_are_set_aside_and_what_they_name_stays(folder, tmp_path):
     with Checkpoints(folder, 1, lines.append) as checkpoints:
         assert checkpoints.restore(items(0)).step == 5
         for step in (8, 9):
-            checkpoints.save(step, items(step), {"step": step, "loss": None})
+            checkpoints.save(Meta(step), items(step))
     assert lines[1:] == [
         "checkpoint 2 is damaged: set aside as 2.damaged (it is a symbolic link)",
         "checkpoint 7 is damaged: set aside as 7.damaged (it is a symbolic link)",
@@ -197,7 +197,7 @@ def test_a_folder_that_is_a_link_is_used(folder, tmp_path):
     with Checkpoints(folder, 2, print) as checkpoints:
         assert checkpoints.restore(items(0)).step == 4
         for step in (5, 6):
-            checkpoints.save(step, items(step), {"step": step, "loss": None})
+            checkpoints.save(Meta(step), items(step))
     assert folder.is_symlink()
     assert saved_steps(folder) == saved_steps(disk) == [6, 5, 2]
     assert (disk / "5.damaged").is_dir()
@@ -281,7 +281,7 @@ def test_only_losses_on_the_rows_of_the_newest_are_compared(tmp_path):
     with Checkpoints(tmp_path, 4, print) as checkpoints:
         for step, (loss, rows) in metas.items():
             about = {} if rows is None else {"measured_on": rows}
-            checkpoints.save(step, items(step), {"step": step, "loss": loss, **about})
+            checkpoints.save(Meta(step, loss, **about), items(step))
     assert best(tmp_path) == Best(3, 2.0, "b")
 
 
@@ -335,7 +335,7 @@ def test_a_full_disk_is_an_os_error_and_the_old_checkpoints_stay(folder):
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, usual[1]))
             noise = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
             changed = {**items(6), "params": {"w": noise, "b": np.zeros(3, np.float32)}}
-            checkpoints.save(6, changed, {"step": 6, "loss": None})
+            checkpoints.save(Meta(6), changed)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
         signal.signal(signal.SIGXFSZ, handler)
@@ -355,7 +355,7 @@ def test_an_unfinished_save_is_no_checkpoint(folder):
 
 def test_saving_a_step_twice_is_an_error(folder):
     with Checkpoints(folder, 2, print) as checkpoints, pytest.raises(Exception, match="5"):
-        checkpoints.save(5, items(5), {"step": 5, "loss": None})
+        checkpoints.save(Meta(5), items(5))
 
 
 def test_the_manifest_names_every_file(folder):

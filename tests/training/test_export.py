@@ -17,9 +17,10 @@ from hyena_jax.interop.card import Facts, card
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.recall import RecallConfig
 from hyena_jax.training import export
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
+from hyena_jax.training.initial import load_params
+from hyena_jax.training.options import StartOptions
 from hyena_jax.training.run import train
-from hyena_jax.training.start import load_params
 from hyena_jax.training.step import init_params
 
 PARAMS = {
@@ -216,14 +217,14 @@ def test_a_run_starts_from_the_parameters_of_another(experiment, tmp_path, conso
     model = models.build(dataclasses.replace(still.model, vocab_size=256))
     given, file = init_params(model, 5), tmp_path / "model.safetensors"
     export.write(file, given, config.encode(still), step=0)
-    train(still, tmp_path / "run", console, init_from=file)
-    run = read_run(tmp_path / "run")
+    train(still, tmp_path / "run", console, StartOptions(init_from=file))
+    run = read_folder(tmp_path / "run")
     chex.assert_trees_all_equal(load_params(run, model, "latest", print)[1], given)
 
     wider = dataclasses.replace(still, model=dataclasses.replace(still.model, d_ff=9))
     with pytest.raises(UserError, match="does not fit the model: 3 parameters"):
-        train(wider, tmp_path / "other", console, init_from=file)
+        train(wider, tmp_path / "other", console, StartOptions(init_from=file))
     assert "blocks_0/mlp/in_proj/kernel must be (8, 9), got (8, 8)" in console.file.getvalue()
     assert not (tmp_path / "other").exists()
     file.unlink()
-    train(still, tmp_path / "run", console, init_from=file)  # which has long begun
+    train(still, tmp_path / "run", console, StartOptions(init_from=file))  # which has long begun

@@ -14,9 +14,11 @@ from hyena_jax import cli
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted, stop_requests
 from hyena_jax.training import run as training
+from hyena_jax.training import setup
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.folder import locked, read_run
+from hyena_jax.training.folder import locked, read_folder
 from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.options import StartOptions
 from hyena_jax.training.run import train
 
 pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
@@ -63,22 +65,22 @@ def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp
     )
     run = tmp_path / "run"
     train(letters, run, console)
-    encoding, before = read_run(run).encoding.to_json(), contents(run)
+    encoding, before = read_folder(run).encoding.to_json(), contents(run)
     text.write_text(text.read_text().replace("wall", "hall"))
     with pytest.raises(UserError, match="fingerprint differs; --accept-changed-data"):
         train(longer(letters), run, console)
     assert contents(run) == before
-    train(longer(letters), run, console, accept_changed_data=True)
+    train(longer(letters), run, console, StartOptions(accept_changed_data=True))
     output = " ".join(console.file.getvalue().split())
     assert "changed since the last start: text: fingerprint" in output
     assert "continuing after step 12" in output
-    assert read_run(run).encoding.to_json() == encoding
+    assert read_folder(run).encoding.to_json() == encoding
     train(longer(letters, 15), run, console)
     text.write_text(text.read_text() + "ß" * 100)
     with pytest.raises(UserError, match="the text changed since"):
         train(longer(letters, 16), run, console)
     with pytest.raises(UserError, match="ß"):
-        train(longer(letters, 16), run, console, accept_changed_data=True)
+        train(longer(letters, 16), run, console, StartOptions(accept_changed_data=True))
 
 
 def test_what_a_kill_leaves_of_a_new_folder_is_continued(experiment, tmp_path, console):
@@ -111,13 +113,13 @@ def test_a_line_that_is_no_row_is_named(run, experiment, console, line):
 
 
 def test_a_signal_acts_as_usual_until_a_step_was_trained(experiment, tmp_path, console, monkeypatch):
-    usual = training.init_params
+    usual = setup.init_params
 
     def init_params(model, seed):
         signal.raise_signal(signal.SIGINT)
         return usual(model, seed)
 
-    monkeypatch.setattr(training, "init_params", init_params)
+    monkeypatch.setattr(setup, "init_params", init_params)
     with pytest.raises(KeyboardInterrupt) as raised:
         train(experiment, tmp_path / "run", console)
     assert not isinstance(raised.value, Interrupted)

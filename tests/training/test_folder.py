@@ -15,12 +15,12 @@ from hyena_jax import cli, config, models
 from hyena_jax.config import OptimizerConfig, ParameterGroup
 from hyena_jax.system.errors import UserError
 from hyena_jax.training import export
-from hyena_jax.training.checkpoint import Checkpoints, saved_steps
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.checkpoint import Checkpoints, Meta, saved_steps
+from hyena_jax.training.folder import read_folder
+from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.run import train
-from hyena_jax.training.start import load_params
 from hyena_jax.training.step import init_state
 
 pytestmark = pytest.mark.xdist_group("run_folder")  # its tests share a run
@@ -150,7 +150,7 @@ def test_checkpoints_may_be_on_another_disk(folder, tmp_path, capsys):
     new.mkdir()
     empty.mkdir()
     (new / "checkpoints").symlink_to(empty)
-    flags = ["--workdir", new, "--data.path", read_run(folder).experiment.data.path]
+    flags = ["--workdir", new, "--data.path", read_folder(folder).experiment.data.path]
     assert run("train", "quickstart", *flags, *SMALL) == 0
     assert saved_steps(empty) == [4, 2]
 
@@ -204,7 +204,7 @@ def test_a_setting_that_was_edited_on_purpose_is_read(folder, capsys):
 
 def poison(folder, value: float) -> str:
     """Rewrites the newest checkpoint with one entry not finite; returns the parameter's name."""
-    checkpoints, loaded = folder / "checkpoints", read_run(folder)
+    checkpoints, loaded = folder / "checkpoints", read_folder(folder)
     model = models.build(loaded.experiment.model)
     step, params = load_params(loaded, model, "latest", print)
     state = init_state(params, make_optimizer(loaded.experiment.optimizer, params, 6))
@@ -212,7 +212,7 @@ def poison(folder, value: float) -> str:
     state = jax.device_get(state._replace(params=params, step=np.int32(step)))
     shutil.rmtree(checkpoints / str(step))
     with Checkpoints(checkpoints, 2, print) as opened:
-        opened.save(step, state.to_items(), {"step": step, "loss": 1.0})
+        opened.save(Meta(step, 1.0), state.to_items())
     return "final_norm/scale"
 
 
@@ -247,7 +247,7 @@ def test_the_state_of_every_optimizer_is_declared_as_it_is_expected(tmp_path, na
         optimizer = dataclasses.replace(optimizer, groups=groups)
     state = jax.device_get(init_state(params, make_optimizer(optimizer, params, 6))).to_items()
     with Checkpoints(tmp_path / "checkpoints", 2, print) as opened:
-        opened.save(1, state, {"step": 1, "loss": None})
+        opened.save(Meta(1), state)
     with Checkpoints(tmp_path / "checkpoints", 2, print) as opened:
         chex.assert_trees_all_equal(opened.restore(state).items, state)
 
@@ -262,4 +262,4 @@ def test_a_run_is_trained_from_its_own_settings_in_python(folder, console):
 
 def test_the_config_of_a_run_starts_another(folder, tmp_path, console):
     train(config.load(str(folder / "config.json")), tmp_path / "again", console)
-    assert read_run(tmp_path / "again").experiment == read_run(folder).experiment
+    assert read_folder(tmp_path / "again").experiment == read_folder(folder).experiment

@@ -27,16 +27,16 @@ from hyena_jax.config import (
     TrainingConfig,
 )
 from hyena_jax.data.images import load_image_set
+from hyena_jax.generation.sample import draw_predictions
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted
-from hyena_jax.training import loop
+from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
+from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
-from hyena_jax.training.predictions import draw_predictions
 from hyena_jax.training.run import train
-from hyena_jax.training.start import load_params
 
 pytestmark = pytest.mark.xdist_group("image_runs")  # its tests share a run
 
@@ -98,7 +98,7 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
     judged = [row for row in found if "validation/loss" in row]
     assert [{*row} for row in judged] == 3 * [{"step", "time", "validation/loss", "validation/accuracy"}]
     assert judged[-1]["validation/loss"] < judged[0]["validation/loss"] < 1.5
-    run = read_run(whole)
+    run = read_folder(whole)
     assert run.encoding == load_image_set(experiment.data).normalization
     model = run.experiment.model
     assert (model.image_size, model.channels, model.n_classes) == ((6, 5), 1, 3)
@@ -109,7 +109,7 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
 def test_a_stopped_run_continues_as_if_it_had_not_been(
     whole, experiment, tmp_path, console, monkeypatch, stop_after
 ):
-    workdir, usual = tmp_path / "stopped", loop.iterate
+    workdir, usual = tmp_path / "stopped", training.iterate
 
     def iterate(dataset, start, *_):
         for t, batch in usual(dataset, start):
@@ -117,11 +117,11 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(
                 signal.raise_signal(signal.SIGTERM)
             yield t, batch
 
-    monkeypatch.setattr(loop, "iterate", iterate)
+    monkeypatch.setattr(training, "iterate", iterate)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(experiment, workdir, console)
     assert saved_steps(workdir / "checkpoints")[0] == stop_after
-    monkeypatch.setattr(loop, "iterate", usual)
+    monkeypatch.setattr(training, "iterate", usual)
     train(experiment, workdir, console)
     assert_same_run(whole, workdir)
 
@@ -146,15 +146,15 @@ def test_devices_and_accumulation_share_a_batch(experiment, tmp_path, console, h
 
 def log_probabilities(workdir, images):
     """Float64 log-probabilities of the images in the file, from a run's saved parameters."""
-    model, normalization = models.build(read_run(workdir).experiment.model), read_run(workdir).encoding
-    _, saved = load_params(read_run(workdir), model, "latest", print)
+    model, normalization = models.build(read_folder(workdir).experiment.model), read_folder(workdir).encoding
+    _, saved = load_params(read_folder(workdir), model, "latest", print)
     inputs = ((images / 255 - normalization.mean) / normalization.std).astype(np.float32)[..., None]
     logits = np.float64(jax.jit(model.apply)({"params": saved}, inputs))
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def evaluate_saved(workdir, path=None, batch_size=64):
-    run = read_run(workdir)
+    run = read_folder(workdir)
     model = models.build(run.experiment.model)
     _, saved = load_params(run, model, "latest", print)
     return evaluate_run(run, model, saved, path, batch_size)
@@ -219,11 +219,11 @@ def test_changed_images_are_refused(whole, experiment, tmp_path, console):
 def test_a_broken_data_json_is_refused(whole):
     (whole / "data.json").write_text('{"fingerprint": "", "normalization": {"mean": 0}}')
     with pytest.raises(UserError, match=r"data.json cannot be read: normalization must be"):
-        read_run(whole)
+        read_folder(whole)
 
 
 def test_predictions_are_drawn(whole, experiment, tmp_path):
-    run, path = read_run(whole), tmp_path / "predictions.png"
+    run, path = read_folder(whole), tmp_path / "predictions.png"
     model = models.build(run.experiment.model)
     _, saved = load_params(run, model, "latest", print)
     n_right, n_drawn = draw_predictions(model, saved, load_image_set(experiment.data), 40, path)

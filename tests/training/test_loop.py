@@ -31,15 +31,17 @@ from hyena_jax.system.errors import UserError
 from hyena_jax.system.output import Output
 from hyena_jax.system.signals import Interrupted, stop_requests
 from hyena_jax.system.trees import named_leaves
-from hyena_jax.training import loop
+from hyena_jax.training import hooks
+from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.console import Progress
-from hyena_jax.training.folder import BASE, read_run
+from hyena_jax.training.folder import BASE, read_folder
 from hyena_jax.training.goodput import flops_per_unit
-from hyena_jax.training.loop import Diverged
+from hyena_jax.training.hooks import Diverged
+from hyena_jax.training.initial import load_params, write_base
 from hyena_jax.training.metrics import read_rows
+from hyena_jax.training.options import StartOptions
 from hyena_jax.training.run import train
-from hyena_jax.training.start import load_params, write_base
 from hyena_jax.training.step import init_params
 
 pytestmark = pytest.mark.xdist_group("trained")  # its tests share a run
@@ -65,7 +67,7 @@ def rows(workdir):
 
 def params(workdir):
     step, values = load_params(
-        read_run(workdir), models.build(read_run(workdir).experiment.model), "latest", print
+        read_folder(workdir), models.build(read_folder(workdir).experiment.model), "latest", print
     )
     return step, jax.tree.leaves(values)
 
@@ -91,7 +93,7 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
     assert losses[-1] < losses[0] < 5.6
     assert saved_steps(whole / "checkpoints")[0] == 12
     assert best(whole / "checkpoints").loss == min(losses)
-    run = read_run(whole)
+    run = read_folder(whole)
     assert run.experiment.model.vocab_size == 256
     assert dataclasses.replace(run.experiment.model, vocab_size=None) == experiment.model
 
@@ -105,7 +107,7 @@ def test_another_seed_is_another_run(whole, experiment, tmp_path, console):
 
 def train_stopped_once(experiment, workdir, console, monkeypatch, stop_after):
     """A run that SIGTERM stops after that step, and that is then continued."""
-    usual = loop.iterate
+    usual = training.iterate
 
     def iterate(dataset, start, *_):
         for t, batch in usual(dataset, start):
@@ -113,11 +115,11 @@ def train_stopped_once(experiment, workdir, console, monkeypatch, stop_after):
                 signal.raise_signal(signal.SIGTERM)
             yield t, batch
 
-    monkeypatch.setattr(loop, "iterate", iterate)
+    monkeypatch.setattr(training, "iterate", iterate)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(experiment, workdir, console)
     assert saved_steps(workdir / "checkpoints")[0] == stop_after
-    monkeypatch.setattr(loop, "iterate", usual)
+    monkeypatch.setattr(training, "iterate", usual)
     train(experiment, workdir, console)
     assert f"continuing after step {stop_after}" in console.file.getvalue()
 
@@ -149,7 +151,7 @@ def test_checkpoints_by_the_clock_are_replaced_and_change_nothing_else(whole, ex
 def test_a_run_that_fails_continues_after_its_last_checkpoint_by_the_clock(
     whole, experiment, tmp_path, console, monkeypatch
 ):
-    usual, died = loop.iterate, tmp_path / "died"
+    usual, died = training.iterate, tmp_path / "died"
 
     def iterate(dataset, start, *_):
         for t, batch in usual(dataset, start):
@@ -157,11 +159,11 @@ def test_a_run_that_fails_continues_after_its_last_checkpoint_by_the_clock(
                 raise OSError("the machine is gone")
             yield t, batch
 
-    monkeypatch.setattr(loop, "iterate", iterate)
+    monkeypatch.setattr(training, "iterate", iterate)
     with pytest.raises(OSError, match="gone"):
         train(by_the_clock(experiment), died, console)
     assert saved_steps(died / "checkpoints") == [7, 6, 5, 4]  # 4 is the best, 5 lasts, 6 waited for 7
-    monkeypatch.setattr(loop, "iterate", usual)
+    monkeypatch.setattr(training, "iterate", usual)
     train(experiment, died, console)
     assert "continuing after step 7" in console.file.getvalue()
     assert_same_run(whole, died)
@@ -215,7 +217,7 @@ def failing_at(step, usual, error):
 @pytest.mark.grid
 def test_an_error_of_the_data_loses_no_step(whole, experiment, tmp_path, console, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "iterate", failing_at(7, loop.iterate, OSError("a bad disk")))
+        patch.setattr(training, "iterate", failing_at(7, training.iterate, OSError("a bad disk")))
         with pytest.raises(OSError, match="a bad disk"):
             train(experiment, tmp_path / "run", console)
     assert saved_steps(tmp_path / "run" / "checkpoints")[0] == 7
@@ -252,17 +254,17 @@ def test_a_run_that_began_from_given_parameters_begins_so_again(
     """Killed before its first checkpoint, it is resumed by itself, and its source has changed meanwhile."""
     source = shutil.copytree(whole, tmp_path / "source")
     for name in ("undisturbed", "killed"):
-        patched = failing_at(0, loop.iterate, OSError("killed"))
+        patched = failing_at(0, training.iterate, OSError("killed"))
         with monkeypatch.context() as patch, contextlib.suppress(OSError):
             if name == "killed":
-                patch.setattr(loop, "iterate", patched)
-            train(experiment, tmp_path / name, console, init_from=source)
+                patch.setattr(training, "iterate", patched)
+            train(experiment, tmp_path / name, console, StartOptions(init_from=source))
     assert saved_steps(tmp_path / "killed" / "checkpoints") == []
     shutil.rmtree(source)
     train(experiment, tmp_path / "killed", console)
     assert_same_run(tmp_path / "undisturbed", tmp_path / "killed")
     assert rows(tmp_path / "killed")[0] != rows(whole)[0]
-    run = read_run(tmp_path / "killed")
+    run = read_folder(tmp_path / "killed")
     words, start = content._start(run, models.build(run.experiment.model), 12, console.print)
     assert words == "from the parameters that the run was given"
     for x, y in zip(jax.tree.leaves(start), params(whole)[1], strict=True):
@@ -302,7 +304,7 @@ def test_losses_on_other_rows_are_not_compared(whole, experiment, text, console)
     assert found.step == 16
     assert [about.measured_on.split(":")[1] == "1" for about in (earlier, found)] == [False, True]
     text.write_text("".join(sorted(text.read_text())))
-    train(with_training(experiment, steps=20), whole, console, accept_changed_data=True)
+    train(with_training(experiment, steps=20), whole, console, StartOptions(accept_changed_data=True))
     again = best(folder)
     assert again.step == 20
     assert again.measured_on.split(":")[0] != found.measured_on.split(":")[0]
@@ -342,14 +344,14 @@ import os, signal, sys
 from pathlib import Path
 from rich.console import Console
 from hyena_jax import config
-from hyena_jax.training import loop, run
-usual = loop.iterate
+from hyena_jax.training import run
+usual = run.iterate
 def iterate(dataset, start, *_):
     for t, batch in usual(dataset, start):
         if t == {step}:
             os.kill(os.getpid(), signal.SIGKILL)
         yield t, batch
-loop.iterate = iterate
+run.iterate = iterate
 run.train(config.read(Path({config!r})), Path({workdir!r}), Console())
 """
 
@@ -405,17 +407,17 @@ def test_the_first_step_of_a_start_has_no_speed(experiment, tmp_path, console, s
 @pytest.mark.grid
 def test_what_rows_compute_is_compiled_before_speed_is_measured(experiment, tmp_path, console, monkeypatch):
     compiled = []
-    loop.param_norm.clear_cache()
+    hooks.param_norm.clear_cache()
 
-    class Watched(loop.Clock):
+    class Watched(hooks.Clock):
         def begin(self, step):
-            compiled.append(loop.param_norm._cache_size())
+            compiled.append(hooks.param_norm._cache_size())
             super().begin(step)
 
-    monkeypatch.setattr(loop, "Clock", Watched)
+    monkeypatch.setattr(hooks, "Clock", Watched)
     train(experiment, tmp_path / "run", console)
     assert compiled == [1]
-    assert loop.param_norm._cache_size() == 1
+    assert hooks.param_norm._cache_size() == 1
 
 
 @pytest.mark.scale
@@ -506,8 +508,8 @@ def test_wrong_input_is_refused_before_the_folder_exists(experiment, tmp_path, c
 
 @pytest.mark.grid
 def test_a_run_says_what_its_time_went_into(experiment, tmp_path, console, monkeypatch):
-    monkeypatch.setattr(loop, "COUNT_AFTER", 0.0)
-    monkeypatch.setattr(loop, "peak_flops", lambda kind: 1e12)
+    monkeypatch.setattr(hooks, "COUNT_AFTER", 0.0)
+    monkeypatch.setattr(hooks, "peak_flops", lambda kind: 1e12)
     train(with_training(experiment, steps=4, log_every=1, eval_every=2), tmp_path / "run", console)
     found = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "train/loss" in row]
     assert not any(name in found[0] for name in ("goodput/mfu", "goodput/model_flops_per_second"))
@@ -547,18 +549,23 @@ def test_the_peak_of_a_device_is_known_by_its_kind():
 def test_profiles_are_written_at_steps_and_periodically(experiment, tmp_path, console):
     folders = tmp_path / "at", tmp_path / "every"
     experiment = with_training(experiment, steps=26)
-    train(experiment, tmp_path / "a", console, folders[0], profile_at=(2, 5, 13))
+    train(experiment, tmp_path / "a", console, StartOptions(folders[0], profile_at=(2, 5, 13)))
     assert {path.name for path in folders[0].iterdir()} == {"step_2", "step_13"}  # 5 is within the first
-    train(experiment, tmp_path / "b", console, folders[1], profile_every=11)
+    train(experiment, tmp_path / "b", console, StartOptions(folders[1], profile_every=11))
     assert {path.name for path in folders[1].iterdir()} == {"step_11", "step_22"}
     assert all(list(path.rglob("*.xplane.pb")) for folder in folders for path in folder.iterdir())
     with pytest.raises(UserError, match="profile_every must be absent without profile, got 11"):
-        train(experiment, tmp_path / "c", console, profile_every=11)
+        train(experiment, tmp_path / "c", console, StartOptions(profile_every=11))
 
 
 @pytest.mark.grid
 def test_a_profile_is_written(experiment, tmp_path, console):
-    train(with_training(experiment, steps=8), tmp_path / "run", console, profile=tmp_path / "profile")
+    train(
+        with_training(experiment, steps=8),
+        tmp_path / "run",
+        console,
+        StartOptions(profile=tmp_path / "profile"),
+    )
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
@@ -573,7 +580,7 @@ def test_a_second_signal_acts_as_usual():
 
 
 def test_parameters_of_any_saved_step_can_be_read(whole, console):
-    run = read_run(whole)
+    run = read_folder(whole)
     model = models.build(run.experiment.model)
     steps = saved_steps(whole / "checkpoints")
     assert load_params(run, model, str(steps[-1]), print)[0] == steps[-1]
@@ -582,4 +589,4 @@ def test_parameters_of_any_saved_step_can_be_read(whole, console):
         with pytest.raises(UserError, match="step must be"):
             load_params(run, model, wrong, print)
     with pytest.raises(UserError, match="holds no run"):
-        read_run(whole / "checkpoints")
+        read_folder(whole / "checkpoints")

@@ -25,8 +25,8 @@ from hyena_jax.config import (
 from hyena_jax.data.examples import examples_of
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.trees import named_leaves
-from hyena_jax.training import lora, start
-from hyena_jax.training.folder import BASE, DESCRIPTION, read_run
+from hyena_jax.training import initial, lora
+from hyena_jax.training.folder import BASE, DESCRIPTION, read_folder
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_eval_step, make_train_step
 
@@ -165,7 +165,7 @@ def test_strategies_agree(base):
 @pytest.fixture(scope="module")
 def run(trained, text_file, tmp_path_factory):
     """Four steps of LoRA on the run `trained`: to be copied, not changed."""
-    experiment = read_run(trained).experiment
+    experiment = read_folder(trained).experiment
     experiment = dataclasses.replace(
         experiment,
         model=dataclasses.replace(experiment.model, lora=LORA),
@@ -209,7 +209,7 @@ def test_an_export_is_merged_and_another_run_starts_from_the_folder(run, tmp_pat
     chex.assert_trees_all_equal(load_file(file), named_leaves(run.params))
     assert json.loads(file.with_suffix(".json").read_text())["model"]["lora"]["rank"] is None
     shapes = jax.eval_shape(lambda: run.params)
-    chex.assert_trees_all_equal(start.read_params(run.workdir, shapes, print), run.params)
+    chex.assert_trees_all_equal(initial.read_params(run.workdir, shapes, print), run.params)
     capsys.readouterr()
 
 
@@ -280,7 +280,7 @@ def test_a_wrong_base_is_refused(run, tmp_path, harm, message):
         base.write_bytes(data)
     else:
         params = jax.tree.map(lambda leaf: leaf + 1, run.params)
-        start.write_base(folder, params, start.digest(params), "elsewhere")
+        initial.write_base(folder, params, initial.digest(params), "elsewhere")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=message):
         hyena_jax.load_run(folder)

@@ -28,7 +28,7 @@ from hyena_jax.config import (
     register,
 )
 from hyena_jax.system.errors import UserError
-from hyena_jax.training.checkpoint import Checkpoints
+from hyena_jax.training.checkpoint import Checkpoints, Meta
 from hyena_jax.training.console import parameter_table
 from hyena_jax.training.optimizer import global_norm, label_parameters, make_optimizer, make_schedule
 
@@ -284,7 +284,7 @@ def test_the_state_of_every_optimizer_is_saved_and_restored(tmp_path, name):
     optimizer, params = make_optimizer(PLAIN[name][0], tree(0), 10), tree(0)
     _, state = jax.jit(optimizer.update)(tree(1), optimizer.init(params), params)
     with Checkpoints(tmp_path, 1, print) as checkpoints:
-        checkpoints.save(1, {"opt_state": state}, {"step": 1, "loss": None})
+        checkpoints.save(Meta(1), {"opt_state": state})
     with Checkpoints(tmp_path, 1, print) as checkpoints:
         found = checkpoints.restore({"opt_state": optimizer.init(params)}).items["opt_state"]
     assert jax.tree.structure(found) == jax.tree.structure(state)
@@ -312,7 +312,7 @@ def test_a_state_from_before_there_were_several_optimizers_is_restored(tmp_path)
     for t in range(3):
         _, state = jax.jit(old.update)(tree(t), state, params)
     with Checkpoints(tmp_path, 1, print) as checkpoints:
-        checkpoints.save(3, {"opt_state": state}, {"step": 3, "loss": None})
+        checkpoints.save(Meta(3), {"opt_state": state})
     with Checkpoints(tmp_path, 1, print) as checkpoints:
         found = checkpoints.restore({"opt_state": new.init(params)}).items["opt_state"]
     expected, _ = jax.jit(old.update)(tree(3), state, params)

@@ -14,12 +14,12 @@ from hyena_jax.data.tokenizers import IdsTokenizer
 from hyena_jax.models import build
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted
-from hyena_jax.training import loop
+from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
+from hyena_jax.training.initial import load_params
 from hyena_jax.training.run import train
-from hyena_jax.training.start import load_params
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(make, form, tmp_path, con
     smooth = CrossEntropyConfig(label_smoothing=0.1)
     experiment = make(form, loss=smooth, metrics=(TopKAccuracyConfig(2),))
     train(experiment, tmp_path / "whole", console)
-    usual = loop.iterate
+    usual = training.iterate
 
     def iterate(dataset, start, *_):
         for t, batch in usual(dataset, start):
@@ -98,7 +98,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(make, form, tmp_path, con
             yield t, batch
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "iterate", iterate)
+        patch.setattr(training, "iterate", iterate)
         with pytest.raises(Interrupted):
             train(experiment, tmp_path / "stopped", console)
     assert saved_steps(tmp_path / "stopped" / "checkpoints")[0] == 7
@@ -110,7 +110,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(make, form, tmp_path, con
     last = found[-1]
     assert 0 < np.log(last["validation/perplexity"]) != last["validation/loss"]
     assert last["validation/top_2_accuracy"] >= last["validation/accuracy"]
-    run = read_run(tmp_path / "whole")
+    run = read_folder(tmp_path / "whole")
     _, params = load_params(run, build(run.experiment.model), "latest", print)
     values = evaluate_run(run, build(run.experiment.model), params, None, 5)
     assert values["tokens"] == 24

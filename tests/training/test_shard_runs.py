@@ -18,12 +18,12 @@ from hyena_jax.data.dataset import load
 from hyena_jax.data.tokenizers import BytesTokenizer
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted
-from hyena_jax.training import loop
+from hyena_jax.training import run as training
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
+from hyena_jax.training.initial import load_params
 from hyena_jax.training.loss import cross_entropy, scored
 from hyena_jax.training.run import train
-from hyena_jax.training.start import load_params
 from hyena_jax.training.step import init_params
 
 pytestmark = pytest.mark.xdist_group("shards")  # its tests share a run
@@ -76,7 +76,7 @@ def whole(trained, on_shards, console):
 def test_a_stopped_run_on_moved_shards_continues_as_if_it_had_not_been(
     whole, on_shards, sources, tmp_path, console, monkeypatch
 ):
-    usual = loop.iterate
+    usual = training.iterate
 
     def iterate(dataset, start, *readers):
         for t, batch in usual(dataset, start, *readers):
@@ -85,7 +85,7 @@ def test_a_stopped_run_on_moved_shards_continues_as_if_it_had_not_been(
             yield t, batch
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "iterate", iterate)
+        patch.setattr(training, "iterate", iterate)
         with pytest.raises(Interrupted):
             train(on_shards, tmp_path / "stopped", console)
     moved = shutil.copytree(sources, tmp_path / "moved")
@@ -96,7 +96,7 @@ def test_a_stopped_run_on_moved_shards_continues_as_if_it_had_not_been(
 
 
 def test_what_a_run_measures_is_what_eval_measures(whole):
-    run = read_run(whole)
+    run = read_folder(whole)
     step, params = load_params(run, model := models.build(run.experiment.model), "latest", print)
     values = evaluate_run(run, model, params, None, 8)
     last = rows(whole)[-1]

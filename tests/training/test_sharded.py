@@ -32,13 +32,13 @@ from hyena_jax.config import (
 from hyena_jax.parallel.replicas import check_replicas
 from hyena_jax.parallel.sharded import batch_spec, leaf_spec
 from hyena_jax.system.errors import UserError
-from hyena_jax.training.checkpoint import Checkpoints
+from hyena_jax.training.checkpoint import Checkpoints, Meta
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
+from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.run import train
-from hyena_jax.training.start import load_params
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
 CONFIG = LanguageModelConfig(
@@ -180,7 +180,7 @@ def test_a_checkpoint_is_restored_in_every_layout(tmp_path, saved):
     strategy = parallel.make_strategy(LAYOUTS[saved])
     with Checkpoints(tmp_path, 1, print) as checkpoints:
         placed = strategy.to_global(strategy.place(values))
-        checkpoints.save(3, {"params": placed}, {"step": 3, "loss": None})
+        checkpoints.save(Meta(3), {"params": placed})
     for layout in LAYOUTS.values():
         strategy = parallel.make_strategy(layout)
         target = strategy.restore_target(jax.eval_shape(lambda: values))
@@ -201,7 +201,7 @@ def test_a_save_under_way_is_not_changed_by_later_steps(tmp_path, layout):
     ones = strategy.place_batch({"x": np.ones((4, 1), np.float32)})
     with Checkpoints(tmp_path, 1, print) as checkpoints:
         state, _ = step(state, ones)
-        checkpoints.save(1, {"params": strategy.to_global(state)}, {"step": 1, "loss": None})
+        checkpoints.save(Meta(1), {"params": strategy.to_global(state)})
         for _ in range(20):
             state, _ = step(state, ones)
         jax.block_until_ready(state)
@@ -215,7 +215,7 @@ def test_a_sharded_run_is_evaluated_by_pmap(experiment, tmp_path, console):
     training = dataclasses.replace(experiment.training, steps=2)
     layout = dataclasses.replace(sharded(1, 2, 2), check_replicas_every=2)
     train(dataclasses.replace(experiment, training=training, parallel=layout), tmp_path / "run", console)
-    run = read_run(tmp_path / "run")
+    run = read_folder(tmp_path / "run")
     model = models.build(run.experiment.model)
     values = evaluate_run(run, model, load_params(run, model, "latest", print)[1], None, 8)
     logged = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]

@@ -31,9 +31,9 @@ from hyena_jax.tasks.mad import MadRecallConfig
 from hyena_jax.tasks.recall import MQARConfig, RecallConfig
 from hyena_jax.tasks.strings import CopyingConfig
 from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_run
+from hyena_jax.training.folder import read_folder
+from hyena_jax.training.initial import load_params
 from hyena_jax.training.run import train
-from hyena_jax.training.start import load_params
 
 pytestmark = pytest.mark.xdist_group("task_runs")  # its tests share runs
 
@@ -73,7 +73,7 @@ def whole(trained_on_mqar, tmp_path):
 
 def by_hand(workdir, data):
     """correct bool [rows, n], targets and weights, from all logits of the trained model."""
-    run = read_run(workdir)
+    run = read_folder(workdir)
     model = build(run.experiment.model)
     _, params = load_params(run, model, "latest", print)
     batch = next(data.eval_batches(data.config.test_rows))
@@ -133,7 +133,7 @@ def test_eval_speaks_the_task_s_metric_and_the_error_by_position(whole, tmp_path
 )
 def test_masked_and_macro_metrics_are_those_computed_by_hand(config, tmp_path, console):
     train(on(config), tmp_path / "run", console)
-    data, run = load(config), read_run(tmp_path / "run")
+    data, run = load(config), read_folder(tmp_path / "run")
     correct, targets, weights = by_hand(tmp_path / "run", data)
     _, params = load_params(run, build(run.experiment.model), "latest", print)
     values = evaluate_run(run, build(run.experiment.model), params, None, 4)
@@ -177,7 +177,7 @@ def test_positions_and_a_sharded_length_are_refused_before_anything_is_written(t
 
 @pytest.mark.grid
 def test_kl_of_two_models_is_summed_over_the_scored_positions(whole):
-    run, data = read_run(whole), load(MQAR)
+    run, data = read_folder(whole), load(MQAR)
     model = build(run.experiment.model)
     _, params = load_params(run, model, "latest", print)
     other = jax.tree.map(lambda x: 0.9 * x, params)

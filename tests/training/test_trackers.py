@@ -15,7 +15,7 @@ from hyena_jax import cli, config
 from hyena_jax.api import load_run
 from hyena_jax.cli.train import Train
 from hyena_jax.config import Experiment, LoggingConfig, TrackerConfig, WandbConfig, register
-from hyena_jax.config.flags import read
+from hyena_jax.config.flags import read_flags
 from hyena_jax.system.errors import UserError
 from hyena_jax.training.metrics import MetricsLog, read_rows
 from hyena_jax.training.run import train
@@ -136,10 +136,10 @@ def test_a_tracker_that_cannot_start_refuses_a_new_run_but_not_one_that_continue
 
 def test_a_run_that_fails_says_so_to_its_trackers(noted, tmp_path, console):
     def fails(*_):
-        raise KeyError("progress")
+        raise KeyError("hooks")
 
     with pytest.raises(KeyError):
-        train(noted(), tmp_path / "run", console, make_progress=fails)
+        train(noted(), tmp_path / "run", console, make_hooks=fails)
     assert NOTED == [("start", 1), ("close", True)]
 
 
@@ -219,7 +219,7 @@ def test_only_training_needs_a_tracker_s_plugin(noted, tmp_path, console, capsys
 
 def chosen(arguments: list[str]) -> Experiment:
     rest, defaults = Train.take("train", [*arguments, "--workdir", "x"])
-    return read(Train, "train", rest, defaults).experiment
+    return read_flags(Train, "train", rest, defaults).experiment
 
 
 @pytest.mark.grid

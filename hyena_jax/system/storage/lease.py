@@ -21,8 +21,8 @@ from types import TracebackType
 from hyena_jax.system.errors import UserError, printable
 from hyena_jax.system.storage.bucket import ABSENT, Bucket, Found, Refused
 
-LOCK, CLOCK = "lock.json", "clock.json"
-SHORT = 10.0
+LOCK_OBJECT, CLOCK_OBJECT = "lock.json", "clock.json"
+SHORT_PATIENCE = 10.0
 """Seconds of patience of those who can try again, or only want to know."""
 SECONDS = 60.0
 """Without a renewal for so long, the owner counts as dead. An object may be put about once a second."""
@@ -30,6 +30,26 @@ SECONDS = 60.0
 
 class Lost(OSError):
     """Another process holds the lock now: this one must not write any more."""
+
+
+def repeat(do: Callable[[], None], every: float, done: threading.Event) -> threading.Thread:
+    """Starts a thread that calls `do` every so many seconds until `done` is set, or the lock is lost.
+
+    Where the bucket does not answer, the next call may be answered: the lock may still be held until then.
+    """
+
+    def call() -> None:
+        while not done.wait(every):
+            try:
+                do()
+            except Lost:
+                return
+            except OSError:
+                continue
+
+    thread = threading.Thread(target=call, name="repeat", daemon=True)
+    thread.start()
+    return thread
 
 
 class Lease:
@@ -50,8 +70,7 @@ class Lease:
         self._generation = self._taken(report)
         self._is_lost = False
         self._mutex, self._done = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
-        self._thread.start()
+        repeat(lambda: self.check(SHORT_PATIENCE), self._seconds / 4, self._done)
 
     def __enter__(self) -> "Lease":
         return self
@@ -60,7 +79,7 @@ class Lease:
         self._done.set()
         with self._mutex, suppress(Refused, OSError):  # it ends by itself
             if not self._is_lost:
-                self._bucket.put(LOCK, b"", self._generation, SHORT)
+                self._bucket.put(LOCK_OBJECT, b"", self._generation, SHORT_PATIENCE)
 
     def check(self, patience: float | None = None) -> None:
         """Renews the lock now, so that what is written next is written by its owner.
@@ -71,7 +90,7 @@ class Lease:
         with self._mutex:
             self.raise_if_lost()
             try:
-                found = self._bucket.put(LOCK, self._content, self._generation, patience)
+                found = self._bucket.put(LOCK_OBJECT, self._content, self._generation, patience)
                 self._generation = found.generation
             except Refused:
                 self._is_lost = True
@@ -85,29 +104,20 @@ class Lease:
                 f" {self._seconds:.0f} s; this one stops, and writes no more"
             )
 
-    def _renew(self) -> None:
-        while not self._done.wait(self._seconds / 4):
-            try:
-                self.check(SHORT)
-            except Lost:
-                return
-            except OSError:
-                continue  # no answer; the lock is still ours if nobody took it over until there is one
-
     def _taken(self, report: Callable[[str], None]) -> int:
         """Takes the lock; returns the generation of its object."""
-        found = self._bucket.stat(LOCK)
+        found = self._bucket.stat(LOCK_OBJECT)
         if found is not None and found.size > 0:
             found = self._outlived(found, report)
         try:
             generation = ABSENT if found is None else found.generation
-            return self._bucket.put(LOCK, self._content, generation).generation
+            return self._bucket.put(LOCK_OBJECT, self._content, generation).generation
         except Refused as error:
             raise self._in_use() from error
 
     def _outlived(self, lock: Found, report: Callable[[str], None]) -> Found | None:
         """The lock that may be taken, now that its owner is dead or has freed it."""
-        now = self._bucket.put(CLOCK, self._content).updated
+        now = self._bucket.put(CLOCK_OBJECT, self._content).updated
         left = self._seconds - (now - lock.updated).total_seconds()
         if left > self._seconds / 4:
             report(
@@ -117,7 +127,7 @@ class Lease:
         deadline = time.monotonic() + left
         while time.monotonic() < deadline:
             time.sleep(self._seconds / 60)
-            found = self._bucket.stat(LOCK)
+            found = self._bucket.stat(LOCK_OBJECT)
             if found is None or found.size == 0:
                 return found
             if found.generation != lock.generation:
@@ -126,7 +136,7 @@ class Lease:
 
     def _owner(self) -> str:
         try:
-            about = json.loads(self._bucket.get(LOCK) or b"{}")
+            about = json.loads(self._bucket.get(LOCK_OBJECT) or b"{}")
             return printable(f"process {about['process']} on {about['machine']}")
         except (ValueError, KeyError, TypeError):
             return "another process"

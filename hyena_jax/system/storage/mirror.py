@@ -19,13 +19,12 @@ from types import TracebackType
 from typing import BinaryIO, NamedTuple
 
 from hyena_jax.system.errors import require
-from hyena_jax.system.files import EVENTS, RUN_CONFIG, SWEEP
-from hyena_jax.system.files import METRICS as METRICS
+from hyena_jax.system.files import EVENTS, METRICS, RUN_CONFIG, SWEEP
 from hyena_jax.system.storage.bucket import ABSENT, Bucket, Refused, checksum
-from hyena_jax.system.storage.lease import CLOCK, LOCK, SHORT, Lease, Lost
+from hyena_jax.system.storage.lease import CLOCK_OBJECT, LOCK_OBJECT, SHORT_PATIENCE, Lease, Lost, repeat
 from hyena_jax.system.storage.location import Location, is_url, location_of, new_copy
 
-PARTS = "metrics/"
+METRICS_PARTS = "metrics/"
 """Where the parts of METRICS lie."""
 EVERY = 30.0
 """Seconds between two puts, besides those before each checkpoint."""
@@ -81,7 +80,7 @@ def download(bucket: Bucket, path: Path) -> None:
     In the place of other files are empty ones, so that a folder of anything else is refused.
     """
     objects, folders = bucket.level()
-    objects = [found for found in objects if found.name not in (LOCK, CLOCK)]
+    objects = [found for found in objects if found.name not in (LOCK_OBJECT, CLOCK_OBJECT)]
     if not objects and not folders:
         return
     path.mkdir(parents=True)
@@ -98,7 +97,7 @@ def download(bucket: Bucket, path: Path) -> None:
                 (path / name).mkdir()
         return
     bucket.each(lambda found: bucket.get_file(found.name, path / found.name), objects)
-    if parts := bucket.below(PARTS):
+    if parts := bucket.below(METRICS_PARTS):
         with open(path / METRICS, "wb") as file:
             file.writelines(bucket.each(lambda found: bucket.get(found.name) or b"", parts))
 
@@ -119,20 +118,17 @@ class Mirror:
           UserError: if another process holds the lock.
         """
         self._path, self._bucket = path, Bucket(location_of(path))
-        self._stack = ExitStack()
-        self.lease = self._stack.enter_context(Lease(self._bucket, report))
-        with ExitStack() as on_failure:
-            on_failure.push(self._stack)
+        with ExitStack() as stack:
+            self.lease = stack.enter_context(Lease(self._bucket, report))
             renew(path)
             path.mkdir(parents=True, exist_ok=True)
-            on_failure.pop_all()
+            self._stack = stack.pop_all()
         self._put = {name: _state(path / name) for name in self._names()}
         self._growing: dict[str, _Growing] = {}
         self._mutex, self._done = threading.Lock(), threading.Event()
 
     def __enter__(self) -> "Mirror":
-        self._thread = threading.Thread(target=self._keep_putting, name="mirror", daemon=True)
-        self._thread.start()
+        self._thread = repeat(lambda: self.put(SHORT_PATIENCE), EVERY, self._done)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -166,7 +162,7 @@ class Mirror:
             self._bucket.delete(gone)
             for name in gone:
                 del self._put[name]
-            self._put_growing(self._path / METRICS, PARTS, ".jsonl", _whole_lines)
+            self._put_growing(self._path / METRICS, METRICS_PARTS, ".jsonl", _whole_lines)
             for path in sorted((self._path / EVENTS).glob("*")):
                 self._put_growing(path, f"{EVENTS}/{path.name}.", "", _whole_records)
 
@@ -214,15 +210,6 @@ class Mirror:
         self._bucket.delete(found.name for found in parts[n + 1 :])
         size, generation = (-1, parts[n].generation) if n < len(parts) else (0, ABSENT)
         return _Growing(os.fstat(file.fileno()).st_ino, offset, n, size, generation)
-
-    def _keep_putting(self) -> None:
-        while not self._done.wait(EVERY):
-            try:
-                self.put(SHORT)
-            except Lost:
-                return  # as the run learns by itself
-            except OSError:
-                continue  # the bucket may answer the next time
 
 
 class _Growing(NamedTuple):

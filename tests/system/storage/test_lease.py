@@ -12,7 +12,7 @@ import pytest
 
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.storage.bucket import Bucket
-from hyena_jax.system.storage.lease import LOCK, Lease, Lost
+from hyena_jax.system.storage.lease import LOCK_OBJECT, Lease, Lost
 from hyena_jax.system.storage.location import Location
 
 SHORT = 1.0
@@ -53,7 +53,7 @@ def test_a_lock_is_held_and_freed(bucket):
     lines = []
     with Lease(opened(bucket), lines.append) as lease:
         lease.check()
-        owner = json.loads(opened(bucket).get(LOCK))
+        owner = json.loads(opened(bucket).get(LOCK_OBJECT))
         assert owner["process"] == os.getpid()
         lease.check()
     with Lease(opened(bucket), lines.append):
@@ -92,8 +92,8 @@ def test_an_owner_that_was_paused_is_told(holder, bucket):
 
 def test_a_check_is_refused_after_a_takeover(bucket):
     slow = Lease(opened(bucket), print, 100.0)
-    found = opened(bucket).stat(LOCK)
-    opened(bucket).put(LOCK, b"{}", found.generation)
+    found = opened(bucket).stat(LOCK_OBJECT)
+    opened(bucket).put(LOCK_OBJECT, b"{}", found.generation)
     for _ in range(2):
         with pytest.raises(Lost):
             slow.check()
@@ -101,18 +101,18 @@ def test_a_check_is_refused_after_a_takeover(bucket):
         slow.raise_if_lost()
     with slow:
         pass
-    assert opened(bucket).get(LOCK) == b"{}"  # not freed for another owner
+    assert opened(bucket).get(LOCK_OBJECT) == b"{}"  # not freed for another owner
 
 
 def race(url: str, is_stale: bool) -> list[str]:
     """What two threads get that ask for one lock at the same time: `won` or `in use`."""
     buckets = [opened(url), opened(url)]
     if is_stale:
-        buckets[0].put(LOCK, b"{}")
+        buckets[0].put(LOCK_OBJECT, b"{}")
     barrier, got = threading.Barrier(2), []
 
     def ask(bucket: Bucket) -> None:
-        bucket.stat(LOCK)  # connects
+        bucket.stat(LOCK_OBJECT)  # connects
         if is_stale:
             time.sleep(0.25)
         barrier.wait()

@@ -6,7 +6,7 @@ from test_decoding import drawn, model
 
 from hyena_jax.data.tokenizers import BytesTokenizer, CharactersTokenizer, IdsTokenizer
 from hyena_jax.generation.decoding import Request, generate
-from hyena_jax.generation.stopping import StopTexts, stops
+from hyena_jax.generation.prompts import StopTexts, stops
 from hyena_jax.ops.online_conv import TILE
 from hyena_jax.system.errors import UserError
 

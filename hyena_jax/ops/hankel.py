@@ -13,11 +13,13 @@ The functions here work on either of two versions, depending on the taps that th
 A real Hankel matrix is symmetric: its singular values are the magnitudes of its eigenvalues.
 """
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-
-from hyena_jax.distillation.channels import in_groups
+from threadpoolctl import threadpool_limits
 
 # Up to this many rows a dense matrix is decomposed; beyond, a random subspace multiplied by FFT.
 DENSE_ROWS = 512
@@ -25,6 +27,8 @@ OVERSAMPLING = 10
 POWER_ITERATIONS = 3
 # Singular values below this fraction of the largest are rounding errors.
 RANK_TOLERANCE = 1e-13
+# Bytes of the largest array of a group of channels.
+GROUP_BYTES = 64 * 2**20
 
 
 class Spectrum(NamedTuple):
@@ -135,3 +139,21 @@ def _squared_norm(taps: np.ndarray, n_rows: int) -> np.ndarray:
     """Squared Frobenius norm [C] of the Hankel matrices: tap t occurs min(t + 1, 2m - 1 - t) times."""
     times = n_rows - np.abs(np.arange(2 * n_rows - 1) - (n_rows - 1))
     return np.square(taps[:, : 2 * n_rows - 1]) @ times
+
+
+def in_groups(
+    function: Callable[[np.ndarray], tuple[np.ndarray, ...]], taps: np.ndarray, channel_bytes: int
+) -> list[np.ndarray]:
+    """`function` of taps [C, T], computed on groups of channels that fit in memory, on all cores.
+
+    All results have C first.
+
+    Args:
+      channel_bytes: bytes per channel of the largest array that the function makes.
+    """
+    cores = os.cpu_count() or 1
+    rows = max(1, min(GROUP_BYTES // channel_bytes, -(-len(taps) // cores)))
+    groups = [taps[i : i + rows] for i in range(0, len(taps), rows)]
+    # BLAS threads spin while they wait: on many small matrices they would take the cores from this pool.
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(cores) as pool:
+        return [np.concatenate(parts) for parts in zip(*pool.map(function, groups), strict=True)]

@@ -1,18 +1,25 @@
-"""The long filters of a mixer: over the lags, their spectra, lengths and Hankel singular values.
+"""How far back a mixer reaches: its long filters over the lags, and the memory and gates of an RG-LRU.
 
-Axes: N filters of a mixer, D channels of a filter, L lags, k singular values.
+Axes: B batch, N filters of a mixer, D channels of a filter, L length or lags, k singular values, W channels
+of a recurrence.
 """
+
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hyena_jax.distillation import hankel
+from hyena_jax.mixers import Hawk
+from hyena_jax.ops import hankel
 from hyena_jax.system.errors import require
 
 # The part of a filter's energy that its effective length holds.
 ENERGY = 0.95
+# What is reported of a channel that never forgets.
+LONGEST = 1e6
 
 
 def filters(mixer: nn.Module, params: optax.Params, length: int) -> np.ndarray | None:
@@ -52,8 +59,39 @@ def hankel_values(h: np.ndarray, n_values: int = 64) -> np.ndarray:
     """Singular values [..., k] of the Hankel matrix of h_1, h_2, ... of h [..., L], largest first.
 
     k = min(n_values, floor((L - 1) / 2)). How fast they fall says how large a recurrence must be that gives
-    the same filter: see `hyena_jax.distillation.hankel`. h_0 is left out, since any recurrence can have it.
+    the same filter: see `hyena_jax.ops.hankel`. h_0 is left out, since any recurrence can have it.
     """
     later = h[..., 1:].reshape(-1, h.shape[-1] - 1)
     values = hankel.spectrum(later, n_values).values[:, :n_values]
     return values.reshape(*h.shape[:-1], -1)
+
+
+class Gates(NamedTuple):
+    """The gates of an RG-LRU over one input, each [B, L, W], float32 at least.
+
+    Attributes:
+      recurrence: r_t, in [0, 1]: 0 keeps the state.
+      input: i_t, in [0, 1].
+      decay: a_t, the factor of the state; with `sign` it may be negative.
+    """
+
+    recurrence: jax.Array
+    input: jax.Array
+    decay: jax.Array
+
+
+def gates(mixer: nn.Module, params: optax.Params, x: jax.Array) -> Gates | None:
+    """The gates of a `Hawk` for its input x [B, L, D]; None for another mixer."""
+    if not isinstance(mixer, Hawk):
+        return None
+    return Gates(*jax.jit(lambda params, x: mixer.apply({"params": params}, x, method="gates"))(params, x))
+
+
+def memory_lengths(decay: jax.Array) -> jax.Array:
+    """-1 / (mean over t of log |a_t|) [B, W], in steps: after so many a state has shrunk by the factor e.
+
+    Args:
+      decay: a_t [B, L, W]; 0 shrinks everything at once. At most `LONGEST`.
+    """
+    rate = -jnp.log(jnp.abs(decay)).mean(axis=1)
+    return 1 / jnp.maximum(rate, 1 / LONGEST)

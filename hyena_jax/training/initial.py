@@ -5,9 +5,8 @@
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -16,28 +15,25 @@ import optax
 
 from hyena_jax import config, models
 from hyena_jax.config import Experiment
-from hyena_jax.parallel.processes import on_first
 from hyena_jax.system.errors import UserError, require
 from hyena_jax.system.files import read_json
 from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import export, lora
-from hyena_jax.training.checkpoint import Checkpoints, best, restore_readonly, saved_steps
+from hyena_jax.training.checkpoint import Meta, best, restore_readonly, saved_steps
 from hyena_jax.training.folder import (
     BASE,
     CHECKPOINTS,
     DESCRIPTION,
     RunFolder,
-    read_run,
-    require_checkpoint_if_logged,
+    read_folder,
 )
-from hyena_jax.training.loop import Setup, all_finite
-from hyena_jax.training.step import TrainState, init_params, init_state
+from hyena_jax.training.step import init_params
 
 Report = Callable[[str], None]
 """Prints a line for the user."""
 
 
-def read_start(
+def read_initial(
     experiment: Experiment,
     shapes: optax.Params,
     workdir: Path | None,
@@ -66,56 +62,6 @@ def read_start(
         return None, None
     params = read_params(init_from, shapes, report)
     return params, digest(params)
-
-
-def restore_or_start(
-    setup: Setup, workdir: Path, run: RunFolder | None, source: str, checkpoints: Checkpoints
-) -> tuple[TrainState, dict[str, Any]]:
-    """The placed state of the newest checkpoint, or of step 0; and the meta of that checkpoint, or {}.
-
-    A run that starts from given parameters keeps them in its folder. All processes must call this.
-
-    Args:
-      run: the run that `folder.hold` found in `workdir`.
-      source: where given parameters came from.
-
-    Raises:
-      UserError: if the checkpoints cannot be used, do not fit or are gone: see `Checkpoints.restore`.
-    """
-    strategy = setup.strategy
-    shapes = jax.eval_shape(lambda: _draw(setup))
-    restored = checkpoints.restore(strategy.restore_target(shapes).to_items())
-    if restored is None:
-        on_first(lambda: require_checkpoint_if_logged(workdir, run))
-        on_first(lambda: _keep(workdir, setup, source))
-        return start(setup), {}
-    state = strategy.from_global(TrainState.from_items(restored.items))
-    if lora.lora_of(setup.experiment.model) is not None:
-        _require_same_base(f"checkpoint {restored.step}", restored.meta, setup.initial_sha256)
-        state = state._replace(base=strategy.place(setup.initial))
-    found = int(state.step)
-    require(found == restored.step, f"step in checkpoint {restored.step}", found, "the step of its folder")
-    if not all_finite(state.params):
-        _require_finite(strategy.host_copy(state.params), f"checkpoint {restored.step}")
-    return state, restored.meta
-
-
-def start(setup: Setup) -> TrainState:
-    """The placed state of step 0."""
-    state = setup.strategy.make_state(lambda: _draw(setup))
-    if setup.initial is None:
-        return state
-    given = "params" if lora.lora_of(setup.experiment.model) is None else "base"
-    return state._replace(**{given: setup.strategy.place(setup.initial)})
-
-
-def _draw(setup: Setup) -> TrainState:
-    """The state of step 0 before it is placed, without given parameters."""
-    adaptation, seed = lora.lora_of(setup.experiment.model), setup.experiment.seed
-    if adaptation is None:
-        return init_state(init_params(setup.model, seed), setup.optimizer)
-    shapes = jax.eval_shape(lambda: setup.initial)
-    return init_state(lora.init_factors(adaptation, shapes, seed), setup.optimizer)
 
 
 def load_params(run: RunFolder, model: nn.Module, step: str, report: Report) -> tuple[int, optax.Params]:
@@ -149,11 +95,11 @@ def load_params(run: RunFolder, model: nn.Module, step: str, report: Report) -> 
     target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved)
     restored = restore_readonly(folder, {"params": target}, report, number)
     params, where = restored.items["params"], str(folder / str(restored.step))
-    _require_finite(params, where)
+    require_finite(params, where)
     if adaptation is None:
         return restored.step, params
     base, sha256 = read_base(folder.parent, shapes, report)
-    _require_same_base(where, restored.meta, sha256)
+    require_same_base(where, restored.meta, sha256)
     return restored.step, lora.on_host(run.experiment.model, lora.Adapted(base, params))
 
 
@@ -167,7 +113,7 @@ def read_params(path: Path, shapes: optax.Params, report: Report) -> optax.Param
     if not path.is_dir():
         return export.read(path, shapes, report)
     try:
-        run = read_run(path)
+        run = read_folder(path)
         _, params = load_params(run, models.build(run.experiment.model), "latest", report)
     except UserError as error:
         raise UserError(f"{str(path)!r} cannot be read: {error}", "init_from") from error
@@ -204,22 +150,13 @@ def digest(params: optax.Params) -> str:
     return found.hexdigest()
 
 
-def _keep(workdir: Path, setup: Setup, source: str) -> None:
-    """Writes the parameters that a run starts from, unless they are drawn or already there."""
-    if setup.initial is None:  # what is there is of another start, which was killed before there was a run
-        for name in (BASE, DESCRIPTION):
-            (workdir / name).unlink(missing_ok=True)
-    elif not (config.is_run(workdir) and (workdir / BASE).exists()):
-        write_base(workdir, setup.initial, setup.initial_sha256, source)
-
-
-def _require_same_base(checkpoint: str, meta: Mapping[str, Any], sha256: str) -> None:
+def require_same_base(checkpoint: str, meta: Meta, sha256: str) -> None:
     """Raises UserError unless the factors of a checkpoint were trained on the base with this digest."""
-    allowed = f"the {str(meta.get('base'))[:12]} that {checkpoint} was trained on"
-    require(meta.get("base") == sha256, f"SHA-256 of {BASE}", sha256[:12], allowed)
+    allowed = f"the {str(meta.base)[:12]} that {checkpoint} was trained on"
+    require(meta.base == sha256, f"SHA-256 of {BASE}", sha256[:12], allowed)
 
 
-def _require_finite(params: optax.Params, source: str) -> None:
+def require_finite(params: optax.Params, source: str) -> None:
     """Raises UserError, with the parameter's name, if an entry of NumPy parameters is not finite."""
     for name, leaf in named_leaves(params).items():
         if not np.isfinite(leaf).all():

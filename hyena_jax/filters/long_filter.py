@@ -1,19 +1,43 @@
-"""Helpers that the filters share: time, the decaying window, the norm, a check. Axes: L length."""
+"""The base class of the filters, and what they share: time, the decaying window, the norm.
 
+Axes: L length, D channels, N filters.
+"""
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import ImplicitFilterConfig, SirenFilterConfig, WindowedFilterConfig
+from hyena_jax.config import FilterConfig, ImplicitFilterConfig, SirenFilterConfig, WindowedFilterConfig
 from hyena_jax.system.errors import require
 
 # Least norm to divide by, as a window may leave a filter all zeros; the gradient divides by its square.
 LEAST_NORM = 1e-18
 
 
-def check_length(length: int, max_len: int) -> None:
-    """Raises UserError unless 1 <= length <= max_len."""
-    require(1 <= length <= max_len, "sequence length", length, f"in 1..max_len={max_len}")
+class LongFilter(nn.Module):
+    """A filter; a subclass adds the default of `config`, its parameters, and `taps_until`.
+
+    Attributes:
+      n_filters: N.
+      d_model: D.
+      max_len: Lmax.
+      config: the filter's options.
+    """
+
+    n_filters: int
+    d_model: int
+    max_len: int
+    config: FilterConfig
+
+    def __call__(self, length: int) -> jax.Array:
+        """The first `length` taps, h [N, D, length]; raises UserError unless 1 <= length <= max_len."""
+        require(1 <= length <= self.max_len, "sequence length", length, f"in 1..max_len={self.max_len}")
+        return self.taps_until(length)
+
+    def taps_until(self, length: int) -> jax.Array:
+        """h [N, D, length], for a length that fits."""
+        raise NotImplementedError
 
 
 def relative_time(taps: int, max_len: int, dtype: jnp.dtype) -> jax.Array:

@@ -21,7 +21,7 @@ MAX_BYTES, MAX_CHARACTERS = 2**26, 64
 BOS = "<bos>"
 
 
-class Subject(NamedTuple):
+class Example(NamedTuple):
     """One input of a model.
 
     Attributes:
@@ -42,7 +42,7 @@ class Subject(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """How a model predicts each token of a subject; NaN and -1 where nothing is predicted.
+    """How a model predicts each token of an example; NaN and -1 where nothing is predicted.
 
     Attributes:
       nats: the loss of each token [L].
@@ -55,7 +55,7 @@ class Scores(NamedTuple):
     probability: np.ndarray
 
 
-def from_text(tokenizer: Tokenizer, text: str, most: int, path: Path | None = None) -> Subject:
+def from_text(tokenizer: Tokenizer, text: str, most: int, path: Path | None = None) -> Example:
     """The first `most` tokens of a text, from a file if `path` is given; `bos` is one of them.
 
     Raises:
@@ -73,10 +73,10 @@ def from_text(tokenizer: Tokenizer, text: str, most: int, path: Path | None = No
     source = f"{part} {len(ids)} tokens of {'the given text' if path is None else path}"
     targets = np.append(ids[1:], 0)
     weights = np.append(np.ones(len(ids) - 1, np.float32), np.float32(0))
-    return Subject(ids[None], _pieces(tokenizer, ids), targets[None], weights[None], 1, source)
+    return Example(ids[None], _pieces(tokenizer, ids), targets[None], weights[None], 1, source)
 
 
-def from_file(tokenizer: Tokenizer, path: Path, most: int) -> Subject:
+def from_file(tokenizer: Tokenizer, path: Path, most: int) -> Example:
     """The first `most` tokens of a text file in UTF-8. Raises UserError if it cannot be read."""
     try:
         text = read_bytes("path", path, MAX_BYTES).decode().removeprefix("\ufeff")
@@ -85,7 +85,7 @@ def from_file(tokenizer: Tokenizer, path: Path, most: int) -> Subject:
     return from_text(tokenizer, text, most, path)
 
 
-def held_out(data: Dataset, encoding: Encoding, index: int, most: int) -> Subject:
+def held_out(data: Dataset, encoding: Encoding, index: int, most: int) -> Example:
     """A held-out row of a run's data: the first `most` tokens of a window, or an image.
 
     Raises:
@@ -97,7 +97,7 @@ def held_out(data: Dataset, encoding: Encoding, index: int, most: int) -> Subjec
     is_image = batch["inputs"].ndim > 2
     source = f"held-out {'image' if is_image else 'row'} {index}; data: {data.source}"
     if is_image:
-        return Subject(batch["inputs"], (), batch["targets"], batch["weights"], 0, source)
+        return Example(batch["inputs"], (), batch["targets"], batch["weights"], 0, source)
     inputs, targets, weights = batch["inputs"], _everywhere(batch, "targets"), _everywhere(batch, "weights")
     # What a target without weight says does not count: a text's last window ends with padding.
     counts = weights[0] > 0
@@ -108,7 +108,7 @@ def held_out(data: Dataset, encoding: Encoding, index: int, most: int) -> Subjec
     inputs, targets, weights = (x[:, :most] for x in (inputs, targets, weights))
     labels = _pieces(encoding, inputs[0]) if is_tokenizer(encoding) else tuple(f"{i} " for i in inputs[0])
     source = f"{inputs.shape[1]} tokens, {source}"
-    return Subject(inputs, labels, targets, weights, int(is_text), source)
+    return Example(inputs, labels, targets, weights, int(is_text), source)
 
 
 def _everywhere(batch: Batch, name: str) -> np.ndarray:
@@ -129,17 +129,17 @@ def piece(tokenizer: Tokenizer, token: int) -> str:
     return BOS if token == getattr(tokenizer, "bos", None) else tokenizer.decode([token])
 
 
-def scores(subject: Subject, logits: np.ndarray) -> Scores:
-    """How logits [1, L, V] predict the tokens of a subject; token 0 of a text is not predicted."""
-    nats = np.asarray(cross_entropy(jnp.asarray(logits), jnp.asarray(subject.targets)))[0].astype(np.float64)
+def scores(example: Example, logits: np.ndarray) -> Scores:
+    """How logits [1, L, V] predict the tokens of an example; token 0 of a text is not predicted."""
+    nats = np.asarray(cross_entropy(jnp.asarray(logits), jnp.asarray(example.targets)))[0].astype(np.float64)
     probabilities = np.asarray(probability(logits))[0]
-    counts = subject.weights[0] > 0
+    counts = example.weights[0] > 0
     found = Scores(
         np.where(counts, nats, np.nan),
         np.where(counts, probabilities.argmax(-1), -1),
         np.where(counts, probabilities.max(-1), np.nan),
     )
-    if subject.shift == 0:
+    if example.shift == 0:
         return found
     return Scores(
         *(np.insert(x[:-1], 0, nothing) for x, nothing in zip(found, (np.nan, -1, np.nan), strict=True))
