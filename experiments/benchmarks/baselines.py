@@ -23,7 +23,7 @@ from hyena_jax.benchmark.timing import Runnable, forward_backward, jit_program
 from hyena_jax.benchmark.verify import BATCH, LENGTH, MAX_LEN, random_params, require_close, small_width
 from hyena_jax.cli.bench import BenchOperators
 from hyena_jax.config import MIXER_CONFIGS
-from hyena_jax.config.flags import read
+from hyena_jax.config.flags import read_flags
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops.counts import count
 from hyena_jax.system.errors import UserError
@@ -132,6 +132,6 @@ def verify_baseline(what: str, mixer: str, module: ModuleType, d_model: int, dty
 if __name__ == "__main__":
     restart_with_large_pages()
     try:
-        sys.exit(read(BenchBaselines, "baselines.py", sys.argv[1:]).run(sys.argv))
+        sys.exit(read_flags(BenchBaselines, "baselines.py", sys.argv[1:]).run(sys.argv))
     except UserError as error:
         sys.exit(f"error: {error}")

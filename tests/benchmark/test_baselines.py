@@ -9,7 +9,7 @@ import pytest
 from grid import grid_but, in_grid
 
 from hyena_jax.benchmark import timing
-from hyena_jax.config.flags import read
+from hyena_jax.config.flags import read_flags
 from hyena_jax.system.errors import UserError
 
 sys.path.append(str(Path(__file__).parents[2] / "experiments" / "benchmarks"))
@@ -35,7 +35,7 @@ def test_the_torch_versions_pass(name):
 
 def run(*arguments) -> int:
     quick = ["--lengths", "8", "--d-model", "8", "--seconds", "0.01", "--least-runs", "2"]
-    return read(baselines.BenchBaselines, "baselines.py", [*arguments, *quick]).run([])
+    return read_flags(baselines.BenchBaselines, "baselines.py", [*arguments, *quick]).run([])
 
 
 @pytest.fixture(autouse=True)
