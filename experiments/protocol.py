@@ -26,12 +26,12 @@ from typing import Any
 
 import hyena_jax
 from hyena_jax import config
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.config import Experiment
 from hyena_jax.sweeps.compare import n_params, state_size
 from hyena_jax.sweeps.runs import without_seed
 from hyena_jax.sweeps.sweep import Outcome
 from hyena_jax.system.errors import UserError
+from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.system.output import bar, watched
 from hyena_jax.system.signals import Interrupted, raising
 

@@ -60,7 +60,7 @@ def report(
 
 def measured_on(*packages: str) -> dict[str, Any]:
     """This machine, and the versions of JAX and of further packages."""
-    from hyena_jax.benchmark.machine import describe_machine, describe_versions  # starts JAX
+    from hyena_jax.system.machine import describe_machine, describe_versions  # starts JAX
 
     return {"hardware": describe_machine(), "versions": describe_versions(*packages)}
 

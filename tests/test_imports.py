@@ -38,7 +38,7 @@ ALLOWED = {
         "system",
         "training",
     },
-    "plan": {"benchmark", "config", "models", "ops", "parallel", "system", "training"},
+    "plan": {"config", "data", "models", "ops", "parallel", "system", "training"},
     "distillation": {"config", "data", "models", "ops", "parallel", "system", "training"},
     "inspect": {"config", "data", "mixers", "models", "ops", "system", "training"},
     "interop": {"config", "data", "filters", "models", "ops", "system", "training"},

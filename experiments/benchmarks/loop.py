@@ -17,8 +17,8 @@ from rich.console import Console
 from targets import STEPS, VOCABULARY, steps
 
 from hyena_jax import config as configs
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.cli.base import script_flags
+from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.system.malloc import keep_freed_memory, restart_with_large_pages
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.run import train

@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyena_jax.benchmark.operators import picture
-from hyena_jax.benchmark.results import draw
+from hyena_jax.benchmark.operators import OperatorsBenchmark
+from hyena_jax.benchmark.results import draw_picture
 from hyena_jax.benchmark.settings import PLOT, RESULTS
 from hyena_jax.cli.base import script_flags
 from hyena_jax.config.flags import positional
@@ -23,7 +23,8 @@ class Flags:
 
 def main(flags: Flags) -> None:
     for folder in flags.folders:
-        draw(folder / PLOT, picture(json.loads((folder / RESULTS).read_text())))
+        results = json.loads((folder / RESULTS).read_text())
+        draw_picture(folder / PLOT, OperatorsBenchmark.picture(results), results["machine"])
 
 
 if __name__ == "__main__":

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
+import flax_baseline
 import jax
 import jax.numpy as jnp
+import torch_baseline
 from rich.console import Console
 from rich.table import Table
 
 from hyena_jax import config as configs
 from hyena_jax import models
-from hyena_jax.benchmark import flax_baseline, torch_baseline
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.benchmark.settings import Effort
-from hyena_jax.benchmark.timing import Program, jit_program, measure
+from hyena_jax.benchmark.timing import Runnable, forward_backward, jit_program, measure
 from hyena_jax.cli.base import script_flags
 from hyena_jax.config import (
     ExplicitFilterConfig,
@@ -40,6 +40,7 @@ from hyena_jax.config import (
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops import fastmax
 from hyena_jax.parallel import Pmap, all_devices
+from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.system.malloc import keep_freed_memory, restart_with_large_pages
 from hyena_jax.system.trees import named_leaves
 from hyena_jax.training.optimizer import make_optimizer
@@ -126,14 +127,9 @@ def main(flags: Flags) -> None:
 
 def both_passes(name: str, function: Any, params: Any, x: jax.Array, y_bar: jax.Array) -> dict:
     """Programs for y = function(params, x), and for y with the gradients of params and x."""
-
-    def forward_backward(params: Any, x: jax.Array, y_bar: jax.Array) -> tuple:
-        y, pull_back = jax.vjp(function, params, x)
-        return y, pull_back(y_bar)
-
     return {
         (name, "forward"): jit_program(function, params, x),
-        (name, "forward + backward"): jit_program(forward_backward, params, x, y_bar),
+        (name, "forward + backward"): jit_program(forward_backward(function), (params, x), y_bar),
     }
 
 
@@ -166,7 +162,7 @@ def hyena(batch: int, length: int, width: int) -> dict:
     programs |= both_passes("naive Flax", naive.apply, converted, x, y_bar)
     torch = torch_baseline.programs("hyena", HYENA, length, params["params"], x, y_bar)
     for part, run in torch.items():
-        programs["PyTorch", part.replace("_", " + ")] = Program(run)
+        programs["PyTorch", part.replace("_", " + ")] = Runnable(run)
     implicit = mixer_class(HyenaConfig())(width, length, HyenaConfig())
     implicit_params = jax.jit(implicit.init)(jax.random.key(0), x)
 
@@ -274,7 +270,7 @@ def train_steps(mixers: tuple[str, ...]) -> dict:
     return {(name, f"{STEPS} steps"): steps(f"shakespeare_cpu:{name}") for name in mixers}
 
 
-def steps(spec: str) -> Program:
+def steps(spec: str) -> Runnable:
     """Ten training steps as the training loop runs them, on random characters."""
     experiment = configs.load(spec)
     model = models.build(replace(experiment.model, vocab_size=VOCABULARY))
@@ -297,7 +293,7 @@ def steps(spec: str) -> Program:
         return metrics
 
     run()
-    return Program(run)
+    return Runnable(run)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.cli.base import script_flags
 from hyena_jax.config.flags import FLAT
+from hyena_jax.system.machine import describe_machine, describe_versions
 
 HERE = Path(__file__).parent
 

@@ -19,7 +19,6 @@ import numpy as np
 
 import hyena_jax
 from hyena_jax import models
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.cli.base import script_flags
 from hyena_jax.config import (
     HYENA_GROUPS,
@@ -38,6 +37,7 @@ from hyena_jax.config import (
     TrainingConfig,
 )
 from hyena_jax.data.dataset import load
+from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import lora
 from hyena_jax.training.optimizer import make_optimizer

@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from results import report
 
 from hyena_jax import models
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
-from hyena_jax.benchmark.scaling import fitted_exponent
+from hyena_jax.benchmark.operators import fitted_exponent
 from hyena_jax.cli.base import script_flags
 from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig, MixerConfig, ModalFilterConfig
 from hyena_jax.generation.decoding import Request, generate
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.sweeps.figure import COLOURS
+from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.system.malloc import keep_freed_memory, restart_with_large_pages
 
 VOCABULARY = 256

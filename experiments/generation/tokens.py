@@ -20,12 +20,12 @@ import numpy as np
 from rich.progress import track
 from run import build
 
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.cli.base import script_flags
 from hyena_jax.config import MIXER_CONFIGS
 from hyena_jax.generation.decoding import Request, prefill, proceed
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.sweeps.compare import state_size
+from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.system.malloc import keep_freed_memory, restart_with_large_pages
 
 N_TOKENS = 512

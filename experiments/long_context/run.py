@@ -88,7 +88,7 @@ def compile_step(step: Step):
 
 def measure(step: Step) -> dict:
     """Planned memory; on one device, also the peak, and the seconds of the second of two steps."""
-    from hyena_jax.benchmark.memory import compiled_memory, resident_bytes
+    from hyena_jax.system.machine import compiled_memory, resident_bytes
 
     compiled, state, batch = compile_step(step)
     row = {**asdict(step), "planned_bytes": compiled_memory(compiled).total}

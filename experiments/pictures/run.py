@@ -15,8 +15,8 @@ import numpy as np
 
 import hyena_jax
 from hyena_jax import inspect
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.cli.base import script_flags
+from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.training.step import init_params
 
 HERE = Path(__file__).parent

@@ -139,7 +139,7 @@ def main(flags: Flags) -> None:
         rows.append({**row, "rows": flags.rows * total, "seconds": seconds})
         print(rows[-1], flush=True)
     alone = {n: run_layout(1, 1, "pmap", 1, n, flags.steps) for n in sorted({r["rows"] for r in rows})}
-    from hyena_jax.benchmark.machine import describe_machine, describe_versions
+    from hyena_jax.system.machine import describe_machine, describe_versions
 
     machine = describe_machine() | describe_versions()
     results = {"machine": machine, "steps": flags.steps, "rows": rows, "alone": alone}

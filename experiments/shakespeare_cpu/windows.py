@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from results import faults_in_a_line
 
 import hyena_jax
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.cli.base import script_flags
 from hyena_jax.config import TextConfig
 from hyena_jax.config.flags import positional
 from hyena_jax.data.text import Corpus, load_corpus
 from hyena_jax.sweeps.compare import n_params
 from hyena_jax.system.files import write_text
+from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.training.metrics import read_rows
 
 KEPT = Path(__file__).parent / "larger.json"

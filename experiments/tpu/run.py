@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from hyena_jax import config
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.cli.base import script_flags
 from hyena_jax.config import ParallelConfig
 from hyena_jax.plan.compiling import DoesNotCompile, Limits
@@ -30,6 +29,7 @@ from hyena_jax.plan.presentation import CAVEAT, GIB, as_json
 from hyena_jax.plan.targets import parse_target
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.files import write_text
+from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.system.output import bar
 
 FOLDER = Path(__file__).parent

@@ -1,186 +1,178 @@
-"""`hyena-jax bench operators`: mixers and baselines over lengths. Axes: B batch, L length, D channels."""
+"""`hyena-jax bench operators`: mixers over lengths. Axes: B batch, L length, D channels."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.benchmark import flax_baseline, verify
-from hyena_jax.benchmark.results import Cells, Picture, Results, curves, describe_device, milliseconds, panels
-from hyena_jax.benchmark.runner import Benchmark, Case, Measurement, Size, cost_cells, work_cells
-from hyena_jax.benchmark.scaling import crossover, fitted_exponent
+from hyena_jax.benchmark import verify
+from hyena_jax.benchmark.results import (
+    Cells,
+    Picture,
+    Results,
+    Row,
+    cost_cells,
+    curves,
+    milliseconds,
+    panels,
+    work_cells,
+)
+from hyena_jax.benchmark.runner import BOTH, FORWARD, Benchmark, Case, Size
 from hyena_jax.benchmark.settings import Operators
-from hyena_jax.benchmark.timing import Program, jit_program
-from hyena_jax.config import MIXER_CONFIGS, MixerConfig
+from hyena_jax.benchmark.timing import counted_program, forward_backward
+from hyena_jax.config import MIXER_CONFIGS
 from hyena_jax.mixers import mixer_class
-from hyena_jax.ops.counts import count
+from hyena_jax.system.trees import n_entries
 
-FORWARD, BOTH, FILTER = "forward", "forward_backward", "filter"
-# Autograd keeps about this many arrays for each one in the equations; estimates which programs cannot fit.
-KEPT_BY_AUTOGRAD = 6
-
-
-class Method(NamedTuple):
-    """One way to compute a mixer."""
-
-    name: str
-    mixer: str
-    config: MixerConfig
-    source: str
-    """`ours`, or a baseline's name."""
+LONG_FILTER = "filter"
+# At shorter lengths fixed costs dominate, and an exponent would describe them.
+LEAST_LENGTH, LEAST_POINTS = 4096, 3
 
 
-def make(settings: Operators) -> Benchmark:
-    """Every method over the lengths, with exponents and crossovers."""
-    configs = {name: MIXER_CONFIGS[name]() for name in settings.chosen}
-    chosen = {method.name: method for method in methods(configs, settings.baseline)}
-    return Benchmark(
-        methods=list(chosen),
-        sizes=[{"length": length} for length in sorted(settings.lengths)],
-        check=lambda name: verify_method(chosen[name], settings.d_model, settings.dtype),
-        build=lambda name, size: build(chosen[name], size, settings),
-        cells=cells,
-        picture=picture,
-        summary=scaling,
-        lines=describe_scaling,
-        roofline_dtype=settings.dtype,
-    )
+class OperatorsBenchmark(Benchmark):
+    """Mixers over lengths, with exponents, and the lengths from which each is faster than attention."""
+
+    references = ("attention",)
+    """The methods that all others are compared with."""
+
+    def __init__(self, settings: Operators):
+        self.settings = settings
+        self.configs = {name: MIXER_CONFIGS[name]() for name in settings.chosen}
+        self.methods = list(self.configs)
+        self.sizes = [{"length": length} for length in sorted(settings.lengths)]
+        self.roofline_dtype = settings.dtype
+
+    def check(self, method: str) -> bool:
+        return verify.verify_mixer(method, self.configs[method], self.settings.d_model, self.settings.dtype)
+
+    def passes(self, mixer: str, size: Size) -> dict[str, tuple[Callable, tuple]]:
+        """What is timed of a mixer: functions and their arguments, the parameters first."""
+        config, length, d_model = self.configs[mixer], size["length"], self.settings.d_model
+        dtype = jnp.dtype(self.settings.dtype)
+        module = mixer_class(config)(d_model, length, config, 1, dtype)
+        shape = (self.settings.batch_size, length, d_model)
+        x, cotangent = (jax.random.normal(jax.random.key(i), shape).astype(dtype) for i in range(2))
+        params = verify.initial_params(module, x[:1, :1], 2)
+
+        def forward(params: dict, x: jax.Array) -> jax.Array:
+            return module.apply({"params": params}, x, None, True)
+
+        def long_filter(params: dict) -> jax.Array:
+            return module.apply({"params": params}, method=lambda mixer: mixer.filter(length))
+
+        found = {FORWARD: (forward, (params, x)), BOTH: (forward_backward(forward), ((params, x), cotangent))}
+        if callable(getattr(module.bind({"params": params}), "filter", None)):
+            found[LONG_FILTER] = long_filter, (params,)
+        return found
+
+    def build(self, method: str, size: Size) -> Case:
+        passes = self.passes(method, size)
+        params, _ = passes[FORWARD][1]
+        programs = {part: counted_program(function, *args) for part, (function, args) in passes.items()}
+        return Case(programs, {"mixer": method, "n_params": n_entries(params)})
+
+    def cells(self, row: Row) -> Iterator[Cells]:
+        passes = row["passes"]
+        yield {
+            "method": row["method"],
+            "length": f"{row['length']:,}",
+            "forward ms": milliseconds(passes[FORWARD]),
+            "forward + backward ms": milliseconds(passes[BOTH]),
+            "filter ms": milliseconds(passes[LONG_FILTER]) if LONG_FILTER in passes else "",
+            **cost_cells(passes[BOTH]),
+            **work_cells(passes[BOTH]),
+        }
+
+    @staticmethod
+    def picture(results: Results) -> Picture:
+        """Time and memory of forward + backward by length, with attention in every row of panels."""
+        settings = results["settings"]
+        sizes = f"batch {settings['batch_size']}, {settings['d_model']} channels, {settings['dtype']}"
+        points = [(row["method"], row["length"], row["passes"][BOTH]) for row in results["rows"]]
+        shown = panels(points, ", forward + backward")
+        return Picture(f"Mixers: {sizes}", "length, tokens", shown, reference="attention")
+
+    def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Exponents of both passes by method, and the lengths from which methods beat the references."""
+        times = {part: _median_seconds(rows, part) for part in (FORWARD, BOTH)}
+        exponents = {
+            part: {method: fitted_exponent(points) for method, points in by_method.items()}
+            for part, by_method in times.items()
+        }
+        both = times[BOTH]
+        others = dict.fromkeys(row["method"] for row in rows if row["mixer"] != "attention")
+        crossovers = {
+            reference: {method: crossover(both[method], both[reference]) for method in others}
+            for reference in self.references
+            if reference in both
+        }
+        return {"exponents": exponents, "crossovers": crossovers}
+
+    def lines(self, results: Results) -> list[str]:
+        """Lines about the exponents and crossovers, and the machine's limits."""
+        lines, longest = [], max(results["settings"]["lengths"])
+        for part, exponents in results["exponents"].items():
+            fitted = [f"{method} {value:.2f}" for method, value in exponents.items() if value is not None]
+            if fitted:
+                listed = ", ".join(fitted)
+                lines.append(f"time of {part} grows as length to the power, from 4,096 on: {listed}")
+        for reference, lengths in results["crossovers"].items():
+            starts = [
+                f"{method} {f'none up to {longest:,}' if at is None else f'{round(at):,}'}"
+                for method, at in lengths.items()
+            ]
+            if starts:
+                lines.append(
+                    f"faster than {reference}, forward and backward, from length: {', '.join(starts)}"
+                )
+        roofline = results["roofline"]
+        flops, n_bytes = roofline["flops_per_second"] / 1e9, roofline["bytes_per_second"] / 1e9
+        lines.append(f"this machine: {flops:,.1f} GFLOP/s in a matrix product, {n_bytes:,.1f} GB/s in a copy")
+        return lines
 
 
-def methods(configs: Mapping[str, MixerConfig], baselines: tuple[str, ...]) -> list[Method]:
-    """Ours for every mixer, and each baseline that has the mixer, if its options are the defaults."""
-    found = []
-    for name, config in configs.items():
-        found.append(Method(name, name, config, "ours"))
-        for source in baselines:
-            if name in _baseline(source).MIXERS and config == MIXER_CONFIGS[name]():
-                found.append(Method(f"{name} ({source})", name, config, source))
-    return found
-
-
-def verify_method(method: Method, d_model: int, dtype: str) -> bool:
-    """Raises `verify.Mismatch` unless the method equals its oracle; returns whether there is one."""
-    if method.source == "ours":
-        return verify.verify_mixer(method.name, method.config, d_model, dtype)
-    baseline = partial(_baseline(method.source).value_and_gradient, mixer=method.mixer)
-    verify.verify_baseline(method.name, method.mixer, baseline, d_model, dtype)
-    return True
-
-
-def build(method: Method, size: Size, settings: Operators) -> Case:
-    """Compiles a method's passes; counted is the work that our mixer does for the same results."""
-    config, dtype, length = method.config, jnp.dtype(settings.dtype), size["length"]
-    module = mixer_class(config)(settings.d_model, length, config, 1, dtype)
-    shape = (settings.batch_size, length, settings.d_model)
-    x, cotangent = (jax.random.normal(jax.random.key(i), shape).astype(dtype) for i in range(2))
-    params = verify.initial_params(module, x[:1, :1], 2)
-    n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-    facts = {"mixer": method.mixer, "n_params": n_params}
-
-    def ours(params: dict, x: jax.Array) -> jax.Array:
-        return module.apply({"params": params}, x, None, True)
-
-    def long_filter(params: dict) -> jax.Array:
-        return module.apply({"params": params}, method=lambda mixer: mixer.filter(length))
-
-    passes = _passes(ours, params, x, cotangent)
-    if callable(getattr(module.bind({"params": params}), "filter", None)):
-        passes[FILTER] = long_filter, (params,)
-    works = {part: count(function, *args) for part, (function, args) in passes.items()}
-    if method.source == "torch":
-        runs = _baseline("torch").programs(method.mixer, config, length, params, x, cotangent)
-        programs = {part: Program(run) for part, run in runs.items()}
-        return Case(programs, facts, works, int(KEPT_BY_AUTOGRAD * works[FORWARD].bytes))
-    if method.source == "flax":
-        naive = flax_baseline.build(method.mixer, config, length, dtype)
-        params = flax_baseline.convert_params(params)
-        passes = _passes(lambda params, x: naive.apply({"params": params}, x), params, x, cotangent)
-    programs = {part: jit_program(function, *args) for part, (function, args) in passes.items()}
-    return Case(programs, facts, works)
-
-
-def _passes(
-    forward: Callable[[Any, Any], Any], params: Any, x: Any, cotangent: Any
-) -> dict[str, tuple[Callable, tuple]]:
-    """Functions and their arguments: y, and y with the gradients of all parameters and x."""
-
-    def forward_backward(params: Any, x: Any, cotangent: Any) -> tuple[Any, Any]:
-        y, pullback = jax.vjp(forward, params, x)
-        return y, pullback(cotangent)
-
-    return {FORWARD: (forward, (params, x)), BOTH: (forward_backward, (params, x, cotangent))}
-
-
-def _baseline(source: str) -> Any:
-    if source == "flax":
-        return flax_baseline
-    from hyena_jax.benchmark import torch_baseline
-
-    return torch_baseline
-
-
-def scaling(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Exponents of both passes by method, and the length from which each method is faster than attention."""
-    times = {part: _times(rows, part) for part in (FORWARD, BOTH)}
-    exponents = {
-        part: {method: fitted_exponent(points) for method, points in by_method.items()}
-        for part, by_method in times.items()
-    }
-    both = times[BOTH]
-    others = dict.fromkeys(row["method"] for row in rows if row["mixer"] != "attention")
-    crossovers = {
-        reference: {method: crossover(both[method], both[reference]) for method in others}
-        for reference in ("attention", "attention (torch)")
-        if reference in both
-    }
-    return {"exponents": exponents, "crossovers": crossovers}
-
-
-def describe_scaling(results: Results) -> list[str]:
-    """Lines about the exponents and crossovers of `scaling`, and the machine's limits."""
-    lines, longest = [], max(results["settings"]["lengths"])
-    for part, exponents in results["exponents"].items():
-        fitted = [f"{method} {value:.2f}" for method, value in exponents.items() if value is not None]
-        if fitted:
-            lines.append(f"time of {part} grows as length to the power, from 4,096 on: {', '.join(fitted)}")
-    for reference, lengths in results["crossovers"].items():
-        starts = [
-            f"{method} {f'none up to {longest:,}' if at is None else f'{round(at):,}'}"
-            for method, at in lengths.items()
-        ]
-        if starts:
-            lines.append(f"faster than {reference}, forward and backward, from length: {', '.join(starts)}")
-    roofline = results["roofline"]
-    flops, n_bytes = roofline["flops_per_second"] / 1e9, roofline["bytes_per_second"] / 1e9
-    lines.append(f"this machine: {flops:,.1f} GFLOP/s in a matrix product, {n_bytes:,.1f} GB/s in a copy")
-    return lines
-
-
-def cells(row: Measurement) -> Iterator[Cells]:
-    """The line of a method and length."""
-    both = row.passes[BOTH]
-    yield {
-        "method": row.method,
-        "length": f"{row.size['length']:,}",
-        "forward ms": milliseconds(row.passes[FORWARD].seconds),
-        "forward + backward ms": milliseconds(both.seconds),
-        "filter ms": milliseconds(row.passes[FILTER].seconds) if FILTER in row.passes else "",
-        **cost_cells(both),
-        **work_cells(both),
-    }
-
-
-def picture(results: Results) -> Picture:
-    """Time and memory of forward + backward by length, with attention in every row of panels."""
-    settings = results["settings"]
-    sizes = f"batch {settings['batch_size']}, {settings['d_model']} channels, {settings['dtype']}"
-    points = [(row["method"], row["length"], row["passes"][BOTH]) for row in results["rows"]]
-    title = f"Mixers: {sizes}; {describe_device(results)}"
-    return Picture(title, "length, tokens", panels(points, ", forward + backward"), reference="attention")
-
-
-def _times(rows: Sequence[Mapping[str, Any]], part: str) -> dict[str, dict[int, float]]:
+def _median_seconds(rows: Sequence[Row], part: str) -> dict[str, dict[int, float]]:
     """Median seconds of a pass by method and length."""
     return curves((row["method"], row["length"], row["passes"][part]["seconds"]["median"]) for row in rows)
+
+
+def fitted_exponent(times: Mapping[int, float], least_length: int = LEAST_LENGTH) -> float | None:
+    """The exponent e of the least-squares fit time = c length^e in logarithms.
+
+    Args:
+      times: by length, in any unit; lengths below `least_length` are left out.
+
+    Returns:
+      None with fewer than LEAST_POINTS lengths.
+    """
+    points = [(math.log(length), math.log(time)) for length, time in times.items() if length >= least_length]
+    if len(points) < LEAST_POINTS:
+        return None
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    covariance = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    return covariance / sum((x - mean_x) ** 2 for x, _ in points)
+
+
+def crossover(times: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+    """The length from which `times` stays below `other` at all longer lengths that both have.
+
+    Between two measured lengths, the logarithm of their ratio is interpolated linearly in the logarithm of
+    the length.
+
+    Returns:
+      None if `other` is still ahead at the longest common length, or there is no common length; the shortest
+      common length if `times` is below at all of them.
+    """
+    lengths = sorted(times.keys() & other.keys())
+    ratios = {length: math.log(times[length] / other[length]) for length in lengths}
+    if not lengths or ratios[lengths[-1]] >= 0:
+        return None
+    slower = [length for length in lengths if ratios[length] >= 0]
+    if not slower:
+        return float(lengths[0])
+    before = slower[-1]
+    after = lengths[lengths.index(before) + 1]
+    part = ratios[before] / (ratios[before] - ratios[after])
+    return math.exp(math.log(before) + part * math.log(after / before))

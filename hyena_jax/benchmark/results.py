@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from hyena_jax.benchmark.machine import describe_machine, describe_versions
 from hyena_jax.benchmark.settings import PLOT, RESULTS, Settings, flags
-from hyena_jax.benchmark.timing import Timing
 from hyena_jax.sweeps.figure import COLOURS
+from hyena_jax.system.chips import MIB
 from hyena_jax.system.errors import require
 from hyena_jax.system.files import write_text
+from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.system.output import Output
 from hyena_jax.system.signals import EndAtOnce, end_at_once
 
@@ -25,7 +25,8 @@ Cells = dict[str, str]
 """One line of a table: cells by the names of their columns."""
 Results = dict[str, Any]
 """The contents of results.json."""
-MIB = 2**20
+Row = dict[str, Any]
+"""One of its rows: a method, its size, facts, and `passes`: by name, the fields of `timing.Measured`."""
 
 REFERENCE_COLOUR = "#000000"
 # Lines that share a colour, such as ours and PyTorch's, differ by these.
@@ -43,7 +44,7 @@ class Panel(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """The input of `draw`: panels side by side, over the same lengths."""
+    """The input of `draw_picture`: panels side by side, over the same lengths."""
 
     title: str
     x_label: str
@@ -56,13 +57,17 @@ class Report:
     """Prints rows as they are measured, and keeps them in the output folder if there is one.
 
     Attributes:
-      rows: the measurements so far, as in results.json.
+      rows: the measurements so far.
       notes: lines printed below the rows.
+      summary: further entries of results.json.
     """
 
     def __init__(self, settings: Settings, console: Console, command: Sequence[str]):
         """Raises UserError or OSError, before anything is measured, if the folder cannot be written."""
-        self.console, self.rows, self.notes = Output(quiet=True) if settings.json else console, [], []
+        self.console = Output(quiet=True) if settings.json else console
+        self.rows: list[Row] = []
+        self.notes: list[str] = []
+        self.summary: dict[str, Any] = {}
         self._settings, self._command = settings, command
         if settings.output is not None:
             is_lost = settings.output.is_symlink() and not settings.output.exists()
@@ -71,8 +76,8 @@ class Report:
             with tempfile.TemporaryFile(dir=next(path for path in places if path.exists())):
                 pass
 
-    def add(self, row: dict[str, Any], lines: Iterable[Cells]) -> None:
-        """Prints the lines of a row, and keeps it as in results.json."""
+    def add(self, row: Row, lines: Iterable[Cells]) -> None:
+        """Prints the lines of a row, and keeps it."""
         lines = list(lines)
         texts = [format_line(cells.values(), cells) for cells in lines]
         if not self.rows:
@@ -90,47 +95,40 @@ class Report:
                 raise
             self.console = Output(quiet=True)
 
-    def write(self, **summary: Any) -> None:
-        """Writes results.json with the rows so far; from then on, a signal reports that they are kept.
-
-        Args:
-          summary: further entries of the file.
-        """
+    def write(self) -> None:
+        """Writes results.json with the rows so far; from then on, a signal reports that they are kept."""
         folder = self._settings.output
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PLOT).unlink(missing_ok=True)  # it shows an earlier benchmark
-        write_text(folder / RESULTS, json.dumps(self._results(summary), indent=1) + "\n")
+        write_text(folder / RESULTS, json.dumps(self._results(), indent=1) + "\n")
         n = len(self.rows)
         if n and isinstance(signal.getsignal(signal.SIGINT), EndAtOnce):
             kept = f"{n} rows measured so far are" if n > 1 else "row measured so far is"
             end_at_once(signal.SIGINT, 130, f"interrupted; the {kept} in {folder}")
 
-    def finish(
-        self, lines: Callable[[Results], list[str]], picture: Callable[[Results], Picture], **summary: Any
-    ) -> None:
+    def finish(self, lines: Callable[[Results], list[str]], picture: Callable[[Results], Picture]) -> None:
         """Prints the notes and `lines`, and writes results.json with all notes, and the picture of it."""
-        folder, results = self._settings.output, self._results(summary)
+        folder, results = self._settings.output, self._results()
         self._print((*self.notes, *lines(results)))
         if folder is not None:
-            self.write(**summary)
-            draw(folder / PLOT, picture(results))
+            self.write()
+            draw_picture(folder / PLOT, picture(results), results["machine"])
             self._print([f"results: {folder}"])
         if self._settings.json:
             print(json.dumps(results, indent=1))
 
-    def _results(self, summary: Mapping[str, Any]) -> Results:
-        others = ("torch",) if "torch" in getattr(self._settings, "baseline", ()) else ()
+    def _results(self) -> Results:
         return {
             "benchmark": self._settings.benchmark,
             "command": " ".join(self._command),
             "settings": flags(self._settings),
             "machine": describe_machine(),
-            "versions": describe_versions(*others),
+            "versions": describe_versions(),
             "notes": self.notes,
             "rows": self.rows,
-            **summary,
+            **self.summary,
         }
 
 
@@ -144,21 +142,43 @@ def format_line(cells: Iterable[str], columns: Iterable[str]) -> str:
     return "  ".join([first.ljust(22), *map(str.rjust, others, widths)])
 
 
-def milliseconds(timing: Timing) -> str:
-    """Median and quartiles, to three digits."""
+def milliseconds(measured: Mapping[str, Any]) -> str:
+    """Median and quartiles of a pass, to three digits."""
+    timing = measured["seconds"]
 
     def digits(seconds: float) -> str:
         value = 1e3 * seconds
         return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
-    if timing.runs == 1:
-        return f"{digits(timing.median)} (1 run)"
-    return f"{digits(timing.median)} ({digits(timing.lower)}-{digits(timing.upper)})"
+    if timing["runs"] == 1:
+        return f"{digits(timing['median'])} (1 run)"
+    return f"{digits(timing['median'])} ({digits(timing['lower'])}-{digits(timing['upper'])})"
 
 
 def number(value: float | None, form: str, unit: float = 1.0) -> str:
     """A number in units; empty if it was not measured."""
     return "" if value is None else format(value / unit, form)
+
+
+def cost_cells(measured: Mapping[str, Any]) -> Cells:
+    """What a pass took before its runs, and what it plans and takes of memory."""
+    traced = [measured[name] for name in ("trace_seconds", "lower_seconds") if measured[name] is not None]
+    return {
+        "trace s": number(sum(traced) if traced else None, ".2f"),
+        "compile s": number(measured["compile_seconds"], ".2f"),
+        "dispatch µs": number(measured["seconds"]["dispatch"], ",.0f", 1e-6),
+        "MiB planned": number(measured["compiled_bytes"], ",.1f", MIB),
+        "MiB live": number(measured["live_bytes"], ",.1f", MIB),
+    }
+
+
+def work_cells(measured: Mapping[str, Any]) -> Cells:
+    """Counted operations of a pass, and the share of the machine's limits."""
+    return {
+        "GFLOP": number(measured["flops"], ",.3g", 1e9),
+        "by XLA": number(measured["xla_flops"], ",.3g", 1e9),
+        "roofline": number(measured["roofline_share"], ".1%"),
+    }
 
 
 def curves(points: Iterable[tuple[str, int, float | None]], unit: float = 1.0) -> dict[str, dict[int, float]]:
@@ -181,16 +201,13 @@ def panels(points: Iterable[tuple[str, int, Mapping[str, Any]]], of_what: str = 
     return [Panel(f"time{of_what}", "ms", time), Panel(f"memory{of_what}", "MiB", memory)]
 
 
-def describe_device(results: Results) -> str:
-    """The device and cores that the results were measured on, for a picture's title."""
-    machine = results["machine"]
-    return f"{machine['device']}, {machine['cores']} cores"
-
-
-def draw(path: Path, picture: Picture) -> None:
+def draw_picture(path: Path, picture: Picture, machine: Mapping[str, Any]) -> None:
     """Draws the panels on logarithmic axes: ours and baselines in one colour, at most eight lines a panel.
 
     More lines are split into several rows of panels with the same axes.
+
+    Args:
+      machine: that of the results, for the title.
     """
     families: dict[str, list[str]] = {}
     for method in dict.fromkeys(method for panel in picture.panels for method in panel.curves):
@@ -207,7 +224,8 @@ def draw(path: Path, picture: Picture) -> None:
 
     lengths = sorted({x for panel in picture.panels for points in panel.curves.values() for x in points})
     figure = Figure(figsize=(11, 0.8 + 3.6 * len(groups)), layout="constrained")
-    figure.suptitle(picture.title, fontsize="medium")
+    title = f"{picture.title}; {machine['device']}, {machine['cores']} cores"
+    figure.suptitle(title, fontsize="medium")
     grid = figure.subplots(len(groups), len(picture.panels), squeeze=False, sharex=True, sharey="col")
     for row, group in zip(grid, groups, strict=True):
         coloured = [(REFERENCE_COLOUR, reference), *zip(COLOURS, group, strict=False)]

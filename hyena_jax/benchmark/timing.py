@@ -1,4 +1,4 @@
-"""Programs measured together: compiled, warmed up, then timed in turns.
+"""Programs measured together: compiled, warmed up, then timed in turns; and the machine's own limits.
 
 The programs take turns so that other load on the machine affects all of them alike.
 """
@@ -12,9 +12,11 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 
-from hyena_jax.benchmark.memory import CompiledMemory, compiled_memory, live_memory
 from hyena_jax.benchmark.settings import Effort
+from hyena_jax.ops.counts import Work, count
+from hyena_jax.system.machine import CompiledMemory, compiled_memory, live_memory
 
 Key = TypeVar("Key")
 
@@ -22,6 +24,12 @@ Key = TypeVar("Key")
 PAUSE = 2e-3
 # More runs than this add nothing to a median.
 MAX_RUNS = 200
+# For the machine's limits, rows of the square matrices and bytes of the array: far beyond any cache, and
+# quick enough to repeat. Seconds to measure them, and the least runs.
+MATMUL_SIZE = {"cpu": 2048}
+COPY_BYTES = {"cpu": 2**28}
+ACCELERATOR_MATMUL_SIZE, ACCELERATOR_COPY_BYTES = 8192, 2**31
+ROOFLINE_SECONDS, ROOFLINE_RUNS = 1.0, 5
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Timing:
         return Timing(*(time / rounds for time in times), self.runs)
 
 
-class Program(NamedTuple):
+class Runnable(NamedTuple):
     """A function without arguments, and what its compiler reported; None for a program without a compiler."""
 
     run: Callable[[], Any]
@@ -59,6 +67,8 @@ class Program(NamedTuple):
     xla_bytes: float | None = None
     rounds: int = 1
     """Equal parts of one run, such as tokens; seconds are of one part, but those of the first run."""
+    work: Work | None = None
+    """Its operations, where they are counted: those that our own form of it takes."""
 
 
 @dataclass(frozen=True)
@@ -79,21 +89,55 @@ class Measured:
     """From XLA's cost analysis, which counts a loop as one round, and an FFT as nothing or a product."""
     xla_bytes: float | None
     """Bytes accessed, from the same analysis."""
-    flops: float | None = None
-    """Counted in the jaxpr of our mixer: see `counts`."""
-    least_bytes: float | None = None
+    flops: float | None
+    """Counted in the jaxpr: see `ops.counts`."""
+    least_bytes: float | None
     """The least traffic, counted in the same jaxpr."""
-    roofline_share: float | None = None
+    roofline_share: float | None
     """The least time that these counts and the measured roofline allow, over the median."""
 
 
-def jit_program(function: Callable, *args: Any) -> Program:
+class Roofline(NamedTuple):
+    """FLOP/s of a matrix product in a dtype, and bytes/s of a copy, reads and writes together."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+    def least_seconds(self, flops: float, n_bytes: float) -> float:
+        """The least time for `flops` and `n_bytes`, limited by the slower of the two."""
+        return max(flops / self.flops_per_second, n_bytes / self.bytes_per_second)
+
+
+def forward_backward(function: Callable) -> Callable[[tuple, Any], tuple[Any, list[jax.Array]]]:
+    """(arguments, cotangent of y) -> y, and the gradients of the arguments' arrays in floating point."""
+
+    def both(args: tuple, cotangent: Any) -> tuple[Any, list[jax.Array]]:
+        leaves, structure = jax.tree.flatten(args)
+        is_real = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+
+        def of_real(real: list[jax.Array]) -> Any:
+            given = iter(real)
+            mixed = [next(given) if kind else x for x, kind in zip(leaves, is_real, strict=True)]
+            return function(*structure.unflatten(mixed))
+
+        y, pullback = jax.vjp(of_real, [x for x, kind in zip(leaves, is_real, strict=True) if kind])
+        return y, pullback(cotangent)[0]
+
+    return both
+
+
+def counted_program(function: Callable, *args: Any) -> Runnable:
+    """`function(*args)`, compiled, with its operations."""
+    return jit_program(function, *args)._replace(work=count(function, *args))
+
+
+def jit_program(function: Callable, *args: Any) -> Runnable:
     """`function(*args)`, compiled."""
     program = compiled(jax.jit(function), *args)
     return program._replace(run=partial(program.run, *args))
 
 
-def compiled(function: Any, *args: Any) -> Program:
+def compiled(function: Any, *args: Any) -> Runnable:
     """A transformed function, compiled; the program's `run` still takes the arguments.
 
     Args:
@@ -113,12 +157,19 @@ def compiled(function: Any, *args: Any) -> Program:
     *traced, lower, compile_ = (end - start for start, end in itertools.pairwise(times))
     cost, memory = executable.cost_analysis() or {}, compiled_memory(executable)
     flops, n_bytes = cost.get("flops"), cost.get("bytes accessed")
-    trace = traced[0] if traced else None
-    return Program(executable, trace, lower, compile_, memory, flops, n_bytes)
+    return Runnable(executable, *(traced or [None]), lower, compile_, memory, flops, n_bytes)
 
 
-def measure(programs: Mapping[Key, Program], effort: Effort) -> dict[Key, Measured]:
+def measure(
+    programs: Mapping[Key, Runnable], effort: Effort, roofline: Roofline | None = None
+) -> dict[Key, Measured]:
     """Warms up and measures programs together; the result has the keys of `programs`."""
+
+    def share(work: Work | None, seconds: Timing) -> float | None:
+        if work is None or roofline is None:
+            return None
+        return roofline.least_seconds(work.flops, work.bytes) / seconds.median
+
     first = {key: time_once(program.run) for key, program in programs.items()}
     quick = {key: programs[key].run for key, seconds in first.items() if seconds <= effort.max_seconds}
     live = {key: live_memory(run) for key, run in quick.items()}
@@ -135,6 +186,9 @@ def measure(programs: Mapping[Key, Program], effort: Effort) -> dict[Key, Measur
             live_bytes=live.get(key),
             xla_flops=program.xla_flops,
             xla_bytes=program.xla_bytes,
+            flops=program.work and program.work.flops,
+            least_bytes=program.work and program.work.bytes,
+            roofline_share=share(program.work, timings[key].of_one(program.rounds)),
         )
         for key, program in programs.items()
     }
@@ -187,3 +241,26 @@ def summarize(seconds: list[float], dispatch: Sequence[float] = ()) -> Timing:
         return Timing(seconds[0], seconds[0], seconds[0], seconds[0], 1, returned)
     lower, median, upper = statistics.quantiles(seconds, n=4, method="inclusive")
     return Timing(median, lower, upper, statistics.fmean(seconds), len(seconds), returned)
+
+
+def measure_roofline(dtype: str) -> Roofline:
+    """A large matrix product and a large copy on the first local device, medians of several runs."""
+    backend = jax.local_devices()[0].platform
+    size = MATMUL_SIZE.get(backend, ACCELERATOR_MATMUL_SIZE)
+    n_bytes = COPY_BYTES.get(backend, ACCELERATOR_COPY_BYTES)
+    matrix = jnp.ones((size, size), dtype)
+    array = jnp.ones(n_bytes // matrix.dtype.itemsize, dtype)
+    multiply = jax.jit(jnp.matmul)
+    # Adding 1 costs nothing next to the traffic, and cannot be removed as a copy could. In place: the kernel
+    # hands out fresh memory page by page, several times slower.
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    latest = [array]
+
+    def copy() -> jax.Array:
+        latest[0] = add(latest[0])
+        return latest[0]
+
+    jax.block_until_ready((multiply(matrix, matrix), copy()))
+    programs = {"matmul": lambda: multiply(matrix, matrix), "copy": copy}
+    times = interleave(programs, ROOFLINE_SECONDS, ROOFLINE_RUNS)
+    return Roofline(2 * size**3 / times["matmul"].median, 2 * n_bytes / times["copy"].median)

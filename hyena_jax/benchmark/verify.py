@@ -1,6 +1,5 @@
 """Checks before timing: every mixer and model is compared with its float64 oracle."""
 
-from collections.abc import Callable
 from dataclasses import fields, replace
 
 import flax.linen as nn
@@ -9,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax import models
-from hyena_jax.config import MIXER_CONFIGS, MODEL_CONFIGS, LanguageModelConfig, MixerConfig, ModelConfig
+from hyena_jax.config import MODEL_CONFIGS, LanguageModelConfig, MixerConfig, ModelConfig
+from hyena_jax.data.examples import random_inputs
 from hyena_jax.mixers import mixer_class, mixer_oracle
 from hyena_jax.system.errors import UserError
 
@@ -27,7 +27,7 @@ class Mismatch(Exception):
     """A mixer or model differs from its oracle, so it is not timed."""
 
 
-def compare(what: str, actual: jax.Array, expected: np.ndarray, dtype: str) -> None:
+def require_close(what: str, actual: jax.Array, expected: np.ndarray, dtype: str) -> None:
     """Raises Mismatch unless both agree within the tolerance of `dtype`; NaN never agrees."""
     actual = np.asarray(actual).astype(np.float64)
     error = np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30)
@@ -50,42 +50,13 @@ def verify_mixer(name: str, config: MixerConfig, d_model: int, dtype: str) -> bo
     oracle = mixer_oracle(config)
     if oracle is None:
         return False
-    width = _width(config, d_model)
+    width = small_width(config, d_model)
     module = mixer_class(config)(width, MAX_LEN, config, 1, jnp.dtype(dtype))
     x = jax.random.normal(jax.random.key(0), (BATCH, LENGTH, width)).astype(dtype)
     params = random_params(module, x)
     y = jax.jit(lambda params, x: module.apply({"params": params}, x, None, True))(params, x)
-    compare(name, y, oracle(jax.device_get(params), np.asarray(x, np.float64), MAX_LEN), dtype)
+    require_close(name, y, oracle(jax.device_get(params), np.asarray(x, np.float64), MAX_LEN), dtype)
     return True
-
-
-def verify_baseline(what: str, mixer: str, baseline: Callable, d_model: int, dtype: str) -> None:
-    """Compares a baseline's y and gradient of x with our default mixer's, which match the oracle.
-
-    Args:
-      what: the baseline's name, for the message.
-      mixer: the mixer's name.
-      baseline: (config, params, x [B, L, D], cotangent, max_len) -> y, gradient of x; arrays of any kind.
-
-    Raises:
-      Mismatch: where they differ.
-    """
-    config = MIXER_CONFIGS[mixer]()
-    width = _width(config, d_model)
-    module = mixer_class(config)(width, MAX_LEN, config, 1, jnp.dtype(dtype))
-    x, cotangent = (
-        jax.random.normal(jax.random.key(i), (BATCH, LENGTH, width)).astype(dtype) for i in range(2)
-    )
-    params = random_params(module, x)
-
-    def ours(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        y, pullback = jax.vjp(lambda x: module.apply({"params": params}, x), x)
-        return y, pullback(cotangent)[0]
-
-    expected = jax.jit(ours)(x)
-    actual = baseline(config, params, x, cotangent, MAX_LEN)
-    for part, a, e in zip(("", ", gradient of the input,"), actual, expected, strict=True):
-        compare(what + part, a, np.asarray(e).astype(np.float64), dtype)
 
 
 def verify_model(name: str, config: ModelConfig) -> bool:
@@ -98,18 +69,18 @@ def verify_model(name: str, config: ModelConfig) -> bool:
       Mismatch: where they differ.
     """
     oracle = MODEL_CONFIGS.oracle(type(config))
-    small = _small(config)
+    small = small_model(config)
     found = [mixer_oracle(mixer) for mixer in getattr(small, "pattern", ())]
     if oracle is None or None in found:
         return False
     handed = {}
     mixers = [lambda params, x, of=of: of(params, x, small.max_len, None, handed) for of in found]
     model = models.build(small)
-    inputs = example_inputs(small, BATCH, min(LENGTH, getattr(small, "max_len", LENGTH)))
+    inputs = random_inputs(small, BATCH, min(LENGTH, getattr(small, "max_len", LENGTH)))
     params = random_params(model, inputs)
     logits = jax.jit(lambda params, x: model.apply({"params": params}, x, None, True))(params, inputs)
     expected = oracle(jax.device_get(params), np.asarray(inputs), small, mixers)
-    compare(name, logits, expected, getattr(config, "dtype", "float32"))
+    require_close(name, logits, expected, getattr(config, "dtype", "float32"))
     return True
 
 
@@ -119,10 +90,10 @@ def verify_decoding(name: str, config: LanguageModelConfig) -> None:
     Raises:
       Mismatch: where they differ.
     """
-    small = _small(config)
+    small = small_model(config)
     model = models.build(small)
     length = min(LENGTH, small.max_len)
-    tokens = example_inputs(small, BATCH, length)
+    tokens = random_inputs(small, BATCH, length)
     params = random_params(model, tokens)
     expected = np.float64(jax.jit(lambda params: model.apply({"params": params}, tokens))(params))
 
@@ -132,19 +103,7 @@ def verify_decoding(name: str, config: LanguageModelConfig) -> None:
         state, second = bound.step(state, tokens[:, -2])
         return jnp.concatenate([first, second[:, None], bound.step(state, tokens[:, -1])[1][:, None]], axis=1)
 
-    compare(f"decoding with {name}", jax.jit(decode)(params), expected, config.dtype)
-
-
-def example_inputs(config: ModelConfig, batch: int, length: int) -> jax.Array:
-    """Random tokens int32 [B, length], or other inputs of the model, such as images, in their one shape."""
-    shape, dtype = config.input_row()
-    if config.input_kind.is_tokens:
-        shape = (length, *shape[1:])
-    if jnp.issubdtype(dtype, jnp.integer):
-        # Without a vocabulary size: 0 and 1 are valid for every model that reads integers.
-        most = getattr(config, "vocab_size", None) or 2
-        return jax.random.randint(jax.random.key(0), (batch, *shape), 0, most, dtype)
-    return jax.random.normal(jax.random.key(0), (batch, *shape), dtype)
+    require_close(f"decoding with {name}", jax.jit(decode)(params), expected, config.dtype)
 
 
 def initial_params(module: nn.Module, inputs: jax.Array, seed: int) -> dict:
@@ -161,7 +120,7 @@ def random_params(module: nn.Module, inputs: jax.Array) -> dict:
     return structure.unflatten(moved)
 
 
-def _width(config: MixerConfig, d_model: int) -> int:
+def small_width(config: MixerConfig, d_model: int) -> int:
     """A width that is quick for loops in Python, if the mixer allows it."""
     small = min(d_model, LARGEST_WIDTH)
     try:
@@ -171,7 +130,7 @@ def _width(config: MixerConfig, d_model: int) -> int:
     return small
 
 
-def _small(config: ModelConfig) -> ModelConfig:
+def small_model(config: ModelConfig) -> ModelConfig:
     """The same kind of model with each mixer, narrow and short where its parts allow it."""
     largest = {
         "dropout": 0.0,

@@ -1,6 +1,7 @@
 """`hyena-jax bench operators | model | decode | function | compare`: checks, measures, prints, compares."""
 
-import importlib
+import json
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -17,11 +18,16 @@ from hyena_jax.system.malloc import keep_freed_memory
 from hyena_jax.system.startup import import_jax, start_devices
 
 if TYPE_CHECKING:
-    from hyena_jax.benchmark.compare import Difference
+    from hyena_jax.benchmark.comparison import Difference
+    from hyena_jax.benchmark.runner import Benchmark
 
 
-class _Bench(Command):
+class Bench(Command):
     """What the benchmarks share."""
+
+    def prepare(self) -> "Benchmark":
+        """What is measured. Raises UserError where that does not fit the flags."""
+        raise NotImplementedError
 
     def run(self, arguments: Sequence[str]) -> int:
         """Measures; returns exit code 1 if a value differs from its oracle.
@@ -33,7 +39,7 @@ class _Bench(Command):
         start_devices()
         keep_freed_memory()
         self.check()
-        # PyTorch's idle threads would otherwise spin for more work, and slow down whatever runs next.
+        # The idle threads of PyTorch, in a file of the user's, would otherwise spin for more work.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
         from hyena_jax.benchmark import runner
@@ -41,39 +47,58 @@ class _Bench(Command):
         from hyena_jax.benchmark.verify import Mismatch
 
         report = Report(self, table_console(), ["hyena-jax", *arguments])
-        module = importlib.import_module(f"hyena_jax.benchmark.{self.benchmark}")
         try:
-            runner.run(module.make(self), self, report)
+            runner.run(self.prepare(), self, report)
         except Mismatch as error:
             return fail(error, 1)
         return 0
 
 
 @dataclass(frozen=True)
-class BenchOperators(Operators, _Bench):
+class BenchOperators(Operators, Bench):
     """Time mixers, forward and with their gradients, over lengths."""
+
+    def prepare(self) -> "Benchmark":
+        from hyena_jax.benchmark.operators import OperatorsBenchmark
+
+        return OperatorsBenchmark(self)
 
 
 @dataclass(frozen=True)
-class BenchModel(Model, _Bench, OfConfig):
+class BenchModel(Model, Bench, OfConfig):
     """Time a config's model on random data: forward, loss and gradient, and the whole training step.
 
     The first two run on one device. The step runs with pmap on all, whatever the config's strategy is.
     """
 
+    def prepare(self) -> "Benchmark":
+        from hyena_jax.benchmark.model import ModelBenchmark
+
+        return ModelBenchmark(self)
+
 
 @dataclass(frozen=True)
-class BenchDecode(Decode, _Bench):
+class BenchDecode(Decode, Bench):
     """Time the prefill of a prompt and then the decoding loop, in language models of one mixer each."""
 
+    def prepare(self) -> "Benchmark":
+        from hyena_jax.benchmark.decode import DecodeBenchmark
+
+        return DecodeBenchmark(self)
+
 
 @dataclass(frozen=True)
-class BenchFunction(Function, _Bench):
+class BenchFunction(Function, Bench):
     """Time functions of your own file, forward and with the gradients of their inputs, over sizes.
 
     The file has `make_inputs(size)`, which returns the arguments as a tuple of arrays; and, if the values are
     to be checked first, `oracle(*arguments)`, which returns them as NumPy computes them in float64.
     """
+
+    def prepare(self) -> "Benchmark":
+        from hyena_jax.benchmark.function import FunctionBenchmark
+
+        return FunctionBenchmark(self)
 
 
 @dataclass(frozen=True)
@@ -104,7 +129,7 @@ class BenchCompare(Command):
 
     def run(self, arguments: Sequence[str]) -> int:
         """Prints a line for each program that both have; returns 1 if one is slower than allowed."""
-        from hyena_jax.benchmark import compare
+        from hyena_jax.benchmark import comparison
 
         if all(Path(side).is_dir() for side in (self.a, self.b)):
             require(not self.bench, "bench", self.bench, "absent with folders, which were measured before")
@@ -112,9 +137,12 @@ class BenchCompare(Command):
             found = self._compare(Path(self.a), Path(self.b))
         else:
             found = self._measure()
-        slower = [one for one in found if one.verdict == compare.SLOWER and one.ratio > 1 + self.threshold]
-        if self.json:
-            print(compare.as_json(found))
+        slower = [one for one in found if one.verdict == comparison.SLOWER and one.ratio > 1 + self.threshold]
+        if self.json:  # a bound that does not exist is null
+            rows = (
+                {k: None if v in (math.inf, 0.0) else v for k, v in one._asdict().items()} for one in found
+            )
+            print(json.dumps(list(rows), indent=1))
         else:
             self._print(found)
         if slower:
@@ -128,11 +156,11 @@ class BenchCompare(Command):
         return 0
 
     def _measure(self) -> "list[Difference]":
-        from hyena_jax.benchmark.commits import commit, measure_commits
+        from hyena_jax.benchmark.comparison import commit, measure_commits
 
         hashes = {name: commit(name) for name in (self.a, self.b)}
         unknown = sorted(
-            (name for name, found in hashes.items() if found is None), key=lambda name: Path(name).is_dir()
+            (name for name in hashes if hashes[name] is None), key=lambda name: Path(name).is_dir()
         )
         if unknown:
             allowed = "both must be results folders, or both commits of the repository here"
@@ -148,27 +176,27 @@ class BenchCompare(Command):
             return self._compare(folder / "a", folder / "b")
 
     def _compare(self, a: Path, b: Path) -> "list[Difference]":
-        from hyena_jax.benchmark import compare
+        from hyena_jax.benchmark import comparison
 
-        of_a, of_b = compare.read_all(a), compare.read_all(b)
+        of_a, of_b = comparison.read_all(a), comparison.read_all(b)
         for results in (*of_a[1:], *of_b):
-            compare.require_comparable(of_a[0], results, self.allow_different)
-        found = compare.differences(of_a, of_b)
-        if found[0].processes == 1 and (drift := compare.drift(of_a[0], of_b[0])) is not None:
+            comparison.require_comparable(of_a[0], results, self.allow_different)
+        found = comparison.differences(of_a, of_b)
+        if found[0].processes == 1 and (drift := comparison.drift(of_a[0], of_b[0])) is not None:
             note(drift)
         return found
 
     def _print(self, found: "list[Difference]") -> None:
         from rich.table import Table
 
-        from hyena_jax.benchmark import compare
+        from hyena_jax.benchmark import comparison
 
         table = Table("row", "pass", "A ms", "B ms", "B / A", "interval", "visible", "verdict", box=None)
         for one in found:
             interval = f"{one.lower:.3f}-{one.upper:.3f}"
             times = (f"{1e3 * seconds:.4g}" for seconds in (one.a, one.b))
             ratios = f"{one.ratio:.3f}", interval, f"{one.visible:.3f}"
-            may_drift = one.processes == 1 and one.verdict in (compare.SLOWER, compare.FASTER)
+            may_drift = one.processes == 1 and one.verdict in (comparison.SLOWER, comparison.FASTER)
             verdict = one.verdict + (", or the machine was" if may_drift else "")
             table.add_row(one.row, one.part.replace("_", " "), *times, *ratios, verdict)
         console = table_console()

@@ -82,8 +82,8 @@ def _loss_unit(experiment: Experiment) -> str:
 def _card(run: "LoadedRun", license_name: str) -> str:
     import jax
 
-    from hyena_jax.benchmark.machine import describe_machine, describe_versions
     from hyena_jax.interop.card import Facts, card
+    from hyena_jax.system.machine import describe_machine, describe_versions
 
     losses = [row[LOSS] for row in run.metrics() if row["step"] == run.step and LOSS in row]
     return card(

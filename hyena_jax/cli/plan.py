@@ -8,10 +8,9 @@ from typing import Annotated
 from hyena_jax.cli.base import OfConfig, fail, note, table_console
 from hyena_jax.config import Above, AtLeast, Experiment
 from hyena_jax.config.flags import FLAT, PluginFlags, positional
+from hyena_jax.system.chips import GIB
 from hyena_jax.system.errors import require
 from hyena_jax.system.files import memory_size, require_own_folder
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,12 @@ class Plan(OfConfig):
 
     def run(self, arguments: Sequence[str]) -> int:
         """Prints one plan, or the best of a search."""
-        from hyena_jax.benchmark.machine import describe_versions
         from hyena_jax.plan import presentation
         from hyena_jax.plan.compiling import DoesNotCompile, Limits, Unfinished
         from hyena_jax.plan.planning import make_plan, with_other_kernels
         from hyena_jax.plan.search import candidates, search
         from hyena_jax.plan.targets import parse_target, require_compiler
+        from hyena_jax.system.machine import describe_versions
         from hyena_jax.system.output import bar
 
         experiment, whole = self.experiment, self.whole

@@ -19,14 +19,15 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from hyena_jax import config, models, parallel
-from hyena_jax.benchmark.memory import compiled_memory
-from hyena_jax.benchmark.model import subject_of
 from hyena_jax.config import Experiment
+from hyena_jax.data.examples import examples_of
 from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.plan.compiling import COMPILER, FACTS, FAULT, MEMORY, PROGRAM, USER, VOCABULARY
 from hyena_jax.plan.kernels import Kernel, kernels
 from hyena_jax.plan.targets import compile_only_devices, parse_target
 from hyena_jax.system.errors import UserError
+from hyena_jax.system.machine import compiled_memory
+from hyena_jax.system.trees import n_entries
 from hyena_jax.training.goodput import forward_work
 from hyena_jax.training.loss import loss_function
 from hyena_jax.training.optimizer import make_optimizer
@@ -47,12 +48,12 @@ def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> Lowered:
     Raises:
       UserError: if the batch or the model cannot be sharded over the devices so.
     """
-    subject = subject_of(experiment, (), VOCABULARY)
-    experiment = subject.experiment
+    examples = examples_of(experiment, (), VOCABULARY)
+    experiment = examples.experiment
     strategy = parallel.make_strategy(experiment.parallel, devices)
     parts = experiment.optimizer.accumulation_steps
     check_batch(experiment.data.batch_size, strategy.row_shards, parts)
-    batch = jax.eval_shape(next(iter(subject.batches.values())))
+    batch = jax.eval_shape(next(iter(examples.batches.values())))
     model = models.build(experiment.model, strategy.sequence_axis, strategy.layout)
     loss = loss_function(experiment.loss)
     shapes = jax.eval_shape(lambda: init_params(model, experiment.seed))
@@ -65,9 +66,9 @@ def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> Lowered:
     except ValueError as error:  # operators refuse what they cannot shard
         raise UserError(f"the step cannot be lowered for this layout: {error}") from error
     facts = {
-        "unit": subject.unit,
+        "unit": examples.unit,
         "units": batch["targets"].size,
-        "n_params": _size(shapes),
+        "n_params": n_entries(shapes),
         "parameters": _bytes(shapes, strategy),
         "optimizer": _bytes(state.opt_state, strategy),
         "kernels": {
@@ -81,12 +82,8 @@ def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> Lowered:
 
 def n_params(experiment: Experiment) -> int:
     """The number of parameters of an experiment's model, at its own depth."""
-    model = models.build(subject_of(experiment, (), VOCABULARY).experiment.model)
-    return _size(jax.eval_shape(lambda: init_params(model, experiment.seed)))
-
-
-def _size(tree: Any) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+    model = models.build(examples_of(experiment, (), VOCABULARY).experiment.model)
+    return n_entries(jax.eval_shape(lambda: init_params(model, experiment.seed)))
 
 
 def _kernels(traced: Any) -> list[Kernel]:

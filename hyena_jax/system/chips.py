@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
-TERA, GIGA, GIB = 1e12, 1e9, 2**30
+TERA, GIGA, MIB, GIB = 1e12, 1e9, 2**20, 2**30
 
 
 class Chip(NamedTuple):

@@ -1,4 +1,4 @@
-"""Names of the leaves of a tree, such as parameters."""
+"""Names and sizes of the leaves of a tree, such as parameters."""
 
 from typing import Any
 
@@ -13,3 +13,8 @@ def path_name(path: jax.tree_util.KeyPath, separator: str = "/") -> str:
 def named_leaves(tree: Any, separator: str = "/") -> dict[str, Any]:
     """The leaves by their paths, in the order of the tree."""
     return {path_name(path, separator): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def n_entries(tree: Any) -> int:
+    """The number of entries of all leaves, such as that of a model's parameters."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))

@@ -1,7 +1,6 @@
 """The three benchmark commands at tiny sizes, and their errors."""
 
 import dataclasses
-import importlib.util
 import json
 import signal
 import sys
@@ -10,10 +9,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hyena_jax.benchmark import decode, machine, memory, operators, results, runner, verify
-from hyena_jax.benchmark.model import make_subject, subject_of
+from hyena_jax.benchmark import results, runner, timing, verify
+from hyena_jax.benchmark.decode import DecodeBenchmark
+from hyena_jax.benchmark.model import ModelBenchmark
 from hyena_jax.benchmark.settings import Decode, Operators, flags
-from hyena_jax.benchmark.timing import Program
+from hyena_jax.benchmark.timing import Runnable
 from hyena_jax.cli import main
 from hyena_jax.config import (
     MIXER_CONFIGS,
@@ -23,7 +23,9 @@ from hyena_jax.config import (
     ImagesConfig,
     LanguageModelConfig,
 )
+from hyena_jax.data.examples import examples_of
 from hyena_jax.mixers import mixer_oracle
+from hyena_jax.system import machine
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import EndAtOnce
 
@@ -120,9 +122,9 @@ def run(*arguments) -> int:
 @pytest.fixture(autouse=True)
 def _small_roofline(monkeypatch):
     """The machine's limits do not matter here."""
-    monkeypatch.setattr(machine, "MATMUL_SIZE", {"cpu": 8})
-    monkeypatch.setattr(machine, "COPY_BYTES", {"cpu": 1024})
-    monkeypatch.setattr(machine, "BUDGET", 0.01)
+    monkeypatch.setattr(timing, "MATMUL_SIZE", {"cpu": 8})
+    monkeypatch.setattr(timing, "COPY_BYTES", {"cpu": 1024})
+    monkeypatch.setattr(timing, "ROOFLINE_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -153,10 +155,10 @@ def results_of(folder):
 def test_operators_write_a_table_numbers_and_a_plot(tmp_path, capsys):
     folder = tmp_path / "new"
     sizes = ["--lengths", 32, 16, "--d-model", 8, "--batch-size", 2]
-    mixers = ["--mixers", "fir", "attention", "--baseline", "flax"]
+    mixers = ["--mixers", "fir", "attention"]
     assert run("operators", *mixers, *sizes, *QUICK, "--output", folder) == 0
     captured = capsys.readouterr()
-    names = ["fir", "attention", "attention (flax)"]
+    names = ["fir", "attention"]
     rows = results_of(folder)["rows"]
     assert [(row["method"], row["length"]) for row in rows] == [
         (n, length) for length in (16, 32) for n in names
@@ -183,11 +185,11 @@ def test_rows_are_kept_when_a_benchmark_is_interrupted(tmp_path, capsys, monkeyp
     folder, first, said = tmp_path / "new" / "er", [], []
     usual, handler = runner.measure, signal.signal(signal.SIGINT, EndAtOnce(130, "interrupted"))
 
-    def interrupt(programs, effort):
+    def interrupt(programs, *others):
         if first:
             said.append(signal.getsignal(signal.SIGINT).line)
             raise KeyboardInterrupt
-        first.append(usual(programs, effort))
+        first.append(usual(programs, *others))
         return first[0]
 
     monkeypatch.setattr(runner, "measure", interrupt)
@@ -208,7 +210,7 @@ def test_rows_are_kept_when_a_benchmark_is_interrupted(tmp_path, capsys, monkeyp
 
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(operators, "verify_method", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(verify, "verify_mixer", lambda *_: pytest.fail("measured"))
     assert run("operators", "--mixers", "fir", "--output", tmp_path / "file" / "inner") == 3
     assert "Not a directory" in capsys.readouterr().err
 
@@ -228,18 +230,19 @@ def test_no_speed_of_what_is_wrong(tmp_path, capsys, monkeypatch):
 def test_what_memory_cannot_hold_and_what_takes_too_long_is_left_out_at_all_larger_sizes(monkeypatch):
     notes, done = [], []
 
-    def bench(sizes, **limits):
-        def build(method, size):
-            needed = 2**60 if size["batch"] == 9 else 1
-            return runner.Case({"run": Program(lambda: None)}, {}, estimated_bytes=needed)
+    def bench(sizes_, **limits):
+        class OfNothing(runner.Benchmark):
+            methods = ("a",)
+            sizes = tuple({"length": x, "batch": y} for x, y in sizes_)
+            check = cells = picture = None
 
-        parts = dict.fromkeys(("check", "cells", "picture"))
-        benchmark = runner.Benchmark(
-            ["a"], [{"length": x, "batch": y} for x, y in sizes], build=build, **parts
-        )
+            def build(self, method, size):
+                needed = 2**60 if size["batch"] == 9 else 1
+                return runner.Case({"run": Runnable(lambda: None)}, {}, estimated_bytes=needed)
+
         settings = Operators(0.0, 1, **limits)
-        rows = runner.measure_rows(benchmark, settings, None, partial(done.append, 1), notes.append)
-        return [tuple(row.size.values()) for row in rows]
+        rows = runner.measure_rows(OfNothing(), settings, None, partial(done.append, 1), notes.append)
+        return [(row["length"], row["batch"]) for row in rows]
 
     assert bench([(8, 1), (8, 2), (16, 1)], max_seconds=-1.0) == [(8, 1)]
     assert notes == ["a: a run at length 8, batch 1 took over -1 s; no longer"]
@@ -250,20 +253,11 @@ def test_what_memory_cannot_hold_and_what_takes_too_long_is_left_out_at_all_larg
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_live_memory_sees_what_a_run_takes():
-    seen = memory.live_memory(lambda: np.ones(2**23))
+    seen = machine.live_memory(lambda: np.ones(2**23))
     # The allocator cannot return pages of which only parts are free.
     assert seen is None or 0.98 * 2**26 <= seen < 2**27
-    assert memory.fits(1)
-    assert not memory.fits(2**60)
-
-
-def test_torch_beside_ours(capsys):
-    pytest.importorskip("torch", reason="needs PyTorch")
-    arguments = ["--mixers", "attention", "aft_simple", "--lengths", 8, "--d-model", 8, "--baseline", "torch"]
-    assert run("operators", *arguments, *QUICK) == 0
-    out = capsys.readouterr().out
-    assert "attention (torch)" in out
-    assert "aft_simple (torch)" not in out
+    assert machine.fits(1)
+    assert not machine.fits(2**60)
 
 
 @pytest.mark.grid
@@ -283,7 +277,7 @@ def test_flags_change_the_model_that_is_timed(config, tmp_path, monkeypatch):
     model = seen[0].experiment.model
     assert [type(mixer).__name__ for mixer in model.pattern] == ["HawkConfig", "AttentionConfig"]
     assert model.d_model == 16
-    assert make_subject(seen[0]).experiment.model.pattern == model.pattern
+    assert ModelBenchmark(seen[0]).examples.experiment.model.pattern == model.pattern
     assert flags(seen[0])["experiment"]["model"]["d_model"] == 16
 
 
@@ -299,18 +293,18 @@ IMAGES = ImageClassifierConfig(pattern=(AttentionConfig(2),), n_layers=1, d_mode
 def test_images_have_the_sizes_that_the_config_says(tmp_path):
     """A known data set fills in and refuses as in training; a folder is read where the model lacks sizes."""
     data = ImagesConfig(batch_size=4)
-    known = subject_of(Experiment(model=IMAGES, data=data), (), 256).experiment.model
+    known = examples_of(Experiment(model=IMAGES, data=data), (), 256).experiment.model
     assert (known.image_size, known.channels, known.n_classes) == ((8, 8), 1, 10)
     large = dataclasses.replace(IMAGES, image_size=(32, 16), channels=3, n_classes=7)
     with pytest.raises(UserError, match=r"model.image_size must be the data's \(8, 8\), got \(32, 16\)"):
-        subject_of(Experiment(model=large, data=data), (), 256)
+        examples_of(Experiment(model=large, data=data), (), 256)
     absent = dataclasses.replace(data, path=str(tmp_path / "absent"))
-    found = subject_of(Experiment(model=large, data=absent), (), 256)
+    found = examples_of(Experiment(model=large, data=absent), (), 256)
     assert found.experiment.model == large
     (make,) = found.batches.values()
     assert make()["inputs"].shape == (4, 32, 16, 3)
     with pytest.raises(UserError, match="absent"):
-        subject_of(Experiment(model=IMAGES, data=absent), (), 256)
+        examples_of(Experiment(model=IMAGES, data=absent), (), 256)
 
 
 @pytest.mark.grid
@@ -360,9 +354,9 @@ def test_a_mixer_without_state_cannot_be_timed_decoding(plugin, capsys):
     error = capsys.readouterr().err
     assert "mixers must be causal and have init_state, prefill and step, which are timed; 'mean'" in error
     assert len(error.splitlines()) == 1
-    able, notes = decode.with_state(Decode(mixers=("all",)))
-    assert able == [name for name in MIXER_CONFIGS if name != "mean"]
-    assert notes == ["mean: not causal, or without init_state, prefill and step"]
+    benchmark = DecodeBenchmark(Decode(mixers=("all",)))
+    assert benchmark.methods == [name for name in MIXER_CONFIGS if name != "mean"]
+    assert benchmark.lines({}) == ["mean: not causal, or without init_state, prefill and step"]
 
 
 FUNCTIONS = """
@@ -461,7 +455,7 @@ WRONG = {
     "batch": ("operators --batch-size -1", "--batch-size must be at least 1, got -1"),
     "width": ("operators --mixers attention --d-model 6", "n_heads must be a divisor of d_model=6, got 4"),
     "dtype": ("operators --dtype float31", "dtype 'float31' is unknown (did you mean 'float32'?)"),
-    "baseline": ("operators --baseline troch", "baseline 'troch' is unknown (did you mean 'torch'?)"),
+    "no baseline": ("operators --baseline torch", "--baseline is not a flag of bench operators"),
     "seconds": ("operators --seconds 0", "seconds must be in (0, 600], got 0.0"),
     "runs": ("operators --least-runs 0", "--least-runs must be at least 1"),
     "output": ("operators --output {tmp}", "new, empty, or of an earlier benchmark"),
@@ -488,16 +482,12 @@ def test_wrong_input_is_one_line_and_code_2(arguments, message, tmp_path, capsys
     assert captured.out == ""
 
 
-def test_torch_that_is_not_installed_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert run("operators", "--baseline", "torch") == 2
-    assert "baseline 'torch' needs PyTorch, which is not installed" in capsys.readouterr().err
-
-
 def test_the_plot_takes_what_was_not_measured(tmp_path):
     panels = [
         results.Panel("time", "ms", {"a": {8: 1.0}, "b": {}}),
         results.Panel("memory", "MiB", {"a": {8: 0.0}}),
     ]
-    results.draw(tmp_path / "plot.png", results.Picture("title", "length", panels))
+    results.draw_picture(
+        tmp_path / "plot.png", results.Picture("title", "length", panels), machine.describe_machine()
+    )
     assert (tmp_path / "plot.png").exists()

@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import pytest
 
-from hyena_jax.benchmark.scaling import crossover, fitted_exponent
+from hyena_jax.benchmark.operators import crossover, fitted_exponent
 from hyena_jax.benchmark.settings import Effort
 from hyena_jax.benchmark.timing import (
     MAX_RUNS,
-    Program,
+    Runnable,
     Timing,
     interleave,
     jit_program,
@@ -76,7 +76,7 @@ def test_a_measured_program_says_what_its_compiler_said():
 
 def test_what_takes_too_long_is_run_once():
     runs = []
-    measured = measure({"a": Program(lambda: runs.append(1))}, Effort(1.0, 5, max_seconds=0.0))["a"]
+    measured = measure({"a": Runnable(lambda: runs.append(1))}, Effort(1.0, 5, max_seconds=0.0))["a"]
     assert len(runs) == 1
     assert measured.seconds.runs == 1
 

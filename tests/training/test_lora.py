@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 
 import hyena_jax
 from hyena_jax import cli, config, models, parallel
-from hyena_jax.benchmark.model import subject_of
 from hyena_jax.config import (
     AttentionConfig,
     HawkConfig,
@@ -23,6 +22,7 @@ from hyena_jax.config import (
     ParallelConfig,
     SGDConfig,
 )
+from hyena_jax.data.examples import examples_of
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import initial, lora
@@ -292,4 +292,4 @@ def test_a_wrong_base_is_refused(run, tmp_path, harm, message):
 
 def test_a_plan_and_a_benchmark_refuse_what_they_would_not_measure(run):
     with pytest.raises(UserError, match="model.lora.rank must be None: the step that trains all parameters"):
-        subject_of(run.experiment, (), 256)
+        examples_of(run.experiment, (), 256)

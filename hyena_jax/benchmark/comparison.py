@@ -1,15 +1,26 @@
-"""Two benchmarks compared row by row: ratios of times, their intervals, and what that shows."""
+"""Two benchmarks compared row by row: ratios of times, their intervals, and what that shows.
 
-import json
+Of two folders of results; or of two commits, which are measured first: each in its own git work tree, in
+turns, every time in a new process.
+"""
+
 import math
+import os
+import shlex
+import signal
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hyena_jax.benchmark.settings import RESULTS
 from hyena_jax.system.errors import UserError, printable
 from hyena_jax.system.files import memory_size, parse_json, read_bytes
+from hyena_jax.system.output import watched
+from hyena_jax.system.signals import raising
 
 FASTER, SLOWER, UNSEEN, TOO_FEW = "faster", "slower", "no difference seen", "too few runs"
 ERROR_RATE = 0.05
@@ -62,7 +73,7 @@ def read_all(folder: Path) -> list[dict[str, Any]]:
     for file in files:
         try:
             results = parse_json(read_bytes("results", file, memory_size()))
-            for key, value in programs(results).items():
+            for key, value in times_by_program(results).items():
                 is_order = LEAST <= value["lower"] <= value["median"] <= value["upper"] <= MOST
                 if not is_order or not 1 <= value["runs"] <= MOST:
                     raise ValueError(f"the times of {key}")
@@ -84,7 +95,7 @@ def kind_of(results: Mapping[str, Any]) -> str:
     return results.get("benchmark") or results["command"].split()[2]
 
 
-def programs(results: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, float]]:
+def times_by_program(results: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, float]]:
     """The times of all programs, by what they measure: a method at its sizes, and a pass."""
     found = {}
     for row in results["rows"]:
@@ -155,7 +166,7 @@ def differences(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) 
     Raises:
       UserError: if they have no program in common.
     """
-    of_a, of_b = ([programs(results) for results in side] for side in (a, b))
+    of_a, of_b = ([times_by_program(results) for results in side] for side in (a, b))
     pairs = min(len(of_a), len(of_b))
     sides = of_a[:pairs] + of_b[:pairs]
     common = [key for key in of_a[0] if all(key in found for found in sides)]
@@ -214,7 +225,73 @@ def _error_of_runs(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[floa
     return math.sqrt(total), freedom
 
 
-def as_json(found: Sequence[Difference]) -> str:
-    """The differences as JSON; a bound that does not exist is null."""
-    rows = ({k: None if v in (math.inf, 0.0) else v for k, v in one._asdict().items()} for one in found)
-    return json.dumps(list(rows), indent=1)
+def commit(name: str) -> str | None:
+    """The hash of a commit of the repository around the working directory; None if there is none."""
+    ended = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    return ended.stdout.strip() if ended.returncode == 0 else None
+
+
+def measure_commits(a: str, b: str, benchmark: str, rounds: int, folder: Path) -> None:
+    """Measures both commits `rounds` times each, in the order A B B A A B ...
+
+    Args:
+      a, b: hashes.
+      benchmark: the command line after `hyena-jax bench`.
+      folder: gets a/1, b/1, a/2, ..., each with the output of one process.
+
+    Raises:
+      UserError: if a quotation of the command line is not closed, or a commit refuses the command line, finds
+        a wrong value, or has no `hyena_jax`.
+      OSError: if git or a process fails otherwise.
+    """
+    folder = folder.resolve()  # the processes run in the work trees
+    try:
+        arguments = shlex.split(benchmark)
+    except ValueError as error:
+        raise UserError(f"must be a command line, got {benchmark!r}: {error}", "bench") from error
+    order = [side for i in range(rounds) for side in ("ab" if i % 2 == 0 else "ba")]
+    with (
+        raising(signal.SIGINT, KeyboardInterrupt()),
+        _work_tree(a, folder / "tree-a") as tree_a,
+        _work_tree(b, folder / "tree-b") as tree_b,
+    ):
+        for i, side in enumerate(watched("measuring", order, len(order))):
+            tree = tree_a if side == "a" else tree_b
+            output = folder / side / str(i // 2 + 1)
+            output.parent.mkdir(exist_ok=True)
+            command = [sys.executable, "-m", "hyena_jax", "bench", *arguments]
+            path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH")]))
+            ended = subprocess.run(
+                [*command, "--output", str(output)],
+                cwd=tree,
+                env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if ended.returncode:
+                reason = (ended.stderr.strip().splitlines() or ["no output"])[-1]
+                line = f"commit {(a if side == 'a' else b)[:10]}: {reason}"
+                raise UserError(line) if ended.returncode in (1, 2) else OSError(line)
+
+
+@contextmanager
+def _work_tree(commit: str, folder: Path) -> Iterator[Path]:
+    """The files of a commit in a folder, which is removed in the end."""
+    made = _git("worktree", "add", "--detach", "--quiet", str(folder), commit)
+    if made.returncode:
+        raise OSError(f"git worktree add: {made.stderr.strip()}")
+    try:
+        if not (folder / "hyena_jax" / "__main__.py").exists():
+            raise UserError(f"commit {commit[:10]} has no hyena_jax/__main__.py: run this in its repository")
+        yield folder
+    finally:
+        _git("worktree", "remove", "--force", str(folder))
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess:
+    try:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise UserError("git is not installed, which commits are compared with") from None

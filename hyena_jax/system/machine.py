@@ -1,6 +1,9 @@
-"""How much memory a program takes: planned by its compiler, and observed while it runs."""
+"""The machine that runs a program: its processor and versions, and the memory that the program takes."""
 
 import ctypes
+import importlib.metadata
+import os
+import platform
 import re
 import sys
 from collections.abc import Callable
@@ -9,11 +12,43 @@ from typing import Any, NamedTuple
 
 import jax
 
-STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+from hyena_jax.system.files import n_cpus
+
+PACKAGES = ("jax", "jaxlib", "flax", "numpy", "optax")
+CLEAR_REFS = Path("/proc/self/clear_refs")
 # Written to CLEAR_REFS, it makes the kernel forget the highest resident set so far.
 RESET_PEAK = "5"
 # The part of the available memory that a program may plan to take.
 USABLE = 0.8
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor or accelerator, cores, and settings of the environment that change times, as JSON values."""
+    device = jax.local_devices()[0]
+    return {
+        "platform": device.platform,
+        "device": processor() if device.platform == "cpu" else device.device_kind,
+        "devices": len(jax.local_devices()),
+        "cores": n_cpus(),
+        "system": platform.platform(),
+        "glibc_tunables": os.environ.get("GLIBC_TUNABLES"),
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+        "xla_flags": os.environ.get("XLA_FLAGS"),
+    }
+
+
+def describe_versions(*others: str) -> dict[str, str]:
+    """Versions of Python, of the packages that every experiment uses, and of `others`."""
+    packages = {name: importlib.metadata.version(name) for name in (*PACKAGES, *others)}
+    return {"python": sys.version.split()[0]} | packages
+
+
+def processor() -> str:
+    """The processor's name."""
+    try:
+        return re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
+    except (OSError, TypeError):
+        return platform.processor() or platform.machine()
 
 
 class CompiledMemory(NamedTuple):
@@ -65,9 +100,14 @@ def live_memory(run: Callable[[], Any]) -> int | None:
     return max(resident_bytes("VmHWM") - before, 0)
 
 
-def resident_bytes(field: str) -> int:
-    """This process's resident memory on Linux: VmRSS now, or VmHWM at its peak."""
-    return 1024 * int(re.search(rf"{field}:\s+(\d+)", STATUS.read_text())[1])
+def resident_bytes(field: str, process: int | str = "self") -> int:
+    """A process's resident memory on Linux, VmRSS now or VmHWM at its peak; 0 once the process has ended."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(rf"{field}:\s+(\d+)", status)
+    return 1024 * int(found[1]) if found else 0
 
 
 def fits(n_bytes: int) -> bool:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyena_jax.benchmark import compare
-from hyena_jax.benchmark.commits import measure_commits
+from hyena_jax.benchmark import comparison
+from hyena_jax.benchmark.comparison import measure_commits
 from hyena_jax.benchmark.timing import summarize
 from hyena_jax.cli import main
 from hyena_jax.system.errors import UserError
@@ -54,17 +54,19 @@ def verdicts(ratio, n_processes, n_rows, n_comparisons, noise=0.02, between=0.03
                 else np.zeros((1, n_rows))
             )
             sides.append([made(factor * np.exp(logs), noise, runs, rng) for logs in each])
-        found.append([one.verdict for one in compare.differences(*sides)])
+        found.append([one.verdict for one in comparison.differences(*sides)])
     return found
 
 
 @pytest.mark.parametrize(("n_processes", "runs"), [(1, 5), (1, 40), (5, 5)])
 def test_equal_programs_differ_in_five_percent_of_tables(n_processes, runs):
     found = verdicts(1.0, n_processes, 3, 400, runs=runs)
-    wrong = np.mean([set(rows) != {compare.UNSEEN} for rows in found])
+    wrong = np.mean([set(rows) != {comparison.UNSEEN} for rows in found])
     # 0.05 is allowed; three standard deviations of a rate of 0.05 in 400 are 0.033.
     assert wrong < 0.083
-    slower, faster = (np.mean([kind in rows for rows in found]) for kind in (compare.SLOWER, compare.FASTER))
+    slower, faster = (
+        np.mean([kind in rows for rows in found]) for kind in (comparison.SLOWER, comparison.FASTER)
+    )
     assert slower < 0.06
     assert faster < 0.06
 
@@ -74,7 +76,9 @@ def test_a_difference_as_large_as_the_visible_one_is_seen_in_four_of_five(n_proc
     rng = np.random.default_rng(1)
     sides = [[made([1.0], 0.02, runs, rng) for _ in range(max(n_processes, 40))] for _ in range(2)]
     if n_processes == 1:
-        visible = np.median([compare.differences([a], [b])[0].visible for a, b in zip(*sides, strict=True)])
+        visible = np.median(
+            [comparison.differences([a], [b])[0].visible for a, b in zip(*sides, strict=True)]
+        )
         found = verdicts(visible, 1, 1, 200, runs=runs)
     else:
         processes = [
@@ -82,12 +86,12 @@ def test_a_difference_as_large_as_the_visible_one_is_seen_in_four_of_five(n_proc
             for _ in range(40)
         ]
         visible = np.median(
-            [compare.differences(x[:n_processes], x[n_processes:])[0].visible for x in processes]
+            [comparison.differences(x[:n_processes], x[n_processes:])[0].visible for x in processes]
         )
         found = verdicts(visible, n_processes, 1, 200, runs=runs)
-    seen = np.mean([rows == [compare.SLOWER] for rows in found])
+    seen = np.mean([rows == [comparison.SLOWER] for rows in found])
     assert 0.65 < seen < 0.95
-    assert all(rows != [compare.FASTER] for rows in found)
+    assert all(rows != [comparison.FASTER] for rows in found)
 
 
 def test_a_known_ratio_has_its_interval_and_its_exit_code(tmp_path, capsys):
@@ -183,15 +187,15 @@ def test_one_process_each_cannot_tell_a_slower_program_from_a_slower_machine(tmp
 
 
 def test_few_runs_have_no_verdict():
-    (one,) = compare.differences([made([1.0], runs=1)], [made([2.0], runs=1)])
-    assert (one.verdict, one.ratio) == (compare.TOO_FEW, pytest.approx(2.0))
+    (one,) = comparison.differences([made([1.0], runs=1)], [made([2.0], runs=1)])
+    assert (one.verdict, one.ratio) == (comparison.TOO_FEW, pytest.approx(2.0))
 
 
 def test_results_of_earlier_versions_are_read():
     """A row of `decode` without passes, one of `model` without its method, and a file without its kind."""
     seconds = summarize([1.0, 1.0, 1.0]).__dict__
     row = {"method": "hawk", "context": 1024, "batch": 1, "prefill": {"seconds": seconds}, "step": seconds}
-    assert list(compare.programs({"rows": [row]})) == [
+    assert list(comparison.times_by_program({"rows": [row]})) == [
         ("hawk, context 1,024, batch 1", "prefill"),
         ("hawk, context 1,024, batch 1", "step"),
     ]
@@ -199,16 +203,16 @@ def test_results_of_earlier_versions_are_read():
         "settings": {"config": "quickstart"},
         "rows": [{"length": 8, "passes": {"f": {"seconds": seconds}}}],
     }
-    assert list(compare.programs(model)) == [("quickstart, length 8", "f")]
+    assert list(comparison.times_by_program(model)) == [("quickstart, length 8", "f")]
     old = made([1.0], command="hyena-jax bench operators")
     del old["benchmark"]
-    compare.require_comparable(old, made([1.0]), False)
+    comparison.require_comparable(old, made([1.0]), False)
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     """A repository of this package with two commits; in the second, AFT simple also sorts its input often."""
-    root, package = tmp_path / "repository", Path(compare.__file__).parents[1]
+    root, package = tmp_path / "repository", Path(comparison.__file__).parents[1]
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, root / "hyena_jax", ignore=ignored)
     shutil.copytree(package.parent / "configs", root / "configs", ignore=ignored)
