@@ -54,8 +54,5 @@ def filter_class(config: FilterConfig) -> type[nn.Module]:
 
 
 def has_constant_state(config: FilterConfig) -> bool:
-    """Whether decoding with the filter needs a state that does not grow.
-
-    Such a filter has few taps, or is the impulse response of a small recurrence.
-    """
+    """Whether decoding needs a state that does not grow: a filter of few taps, or of a small recurrence."""
     return config.reach is not None or callable(getattr(filter_class(config), "recurrence", None))

@@ -23,8 +23,7 @@ from hyena_jax.ops.initializers import uniform_fan_in, uniform_within
 class CKConvFilter(LongFilter):
     """h = SineNetwork(PositionalFeatures(t)), without a window (Romero et al. 2021, arXiv 2102.02611).
 
-    Time is relative to `max_len`, never to the current length, so the filter of a short sequence is the
-    beginning of the filter of a long one. Always float32 (or float64).
+    Time is relative to `max_len`, never to the current length. Always float32 (or float64).
 
     Parameters:
       positions [Lmax, E]: features of lag t in row t: time, then cosines, then sines, low to high.

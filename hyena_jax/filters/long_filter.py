@@ -16,13 +16,9 @@ LEAST_NORM = 1e-18
 
 
 class LongFilter(nn.Module):
-    """A filter; a subclass adds the default of `config`, its parameters, and `taps_until`.
+    """A filter: N = n_filters, D = d_model, Lmax = max_len.
 
-    Attributes:
-      n_filters: N.
-      d_model: D.
-      max_len: Lmax.
-      config: the filter's options.
+    A subclass adds the default of `config`, its parameters, and `taps_until`.
     """
 
     n_filters: int

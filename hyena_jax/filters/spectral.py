@@ -11,7 +11,7 @@ from hyena_jax.filters.long_filter import LongFilter
 class FNOFilter(LongFilter):
     """h = irfft(modes) over Lmax points: the lowest M modes are learned, the others 0 (arXiv 2010.08895).
 
-    Always evaluated at Lmax and cut, so that a short filter is the beginning of a long one.
+    Always evaluated at Lmax and cut.
 
     Parameters:
       modes [N, D, M, 2]: mode 0 first; real and imaginary part last.

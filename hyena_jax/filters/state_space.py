@@ -43,7 +43,6 @@ class S4DFilter(LongFilter):
         return 2 * modal_response(*self._modes(), length)
 
     def recurrence(self) -> Modes:
-        """The recurrence whose impulse response the filter is."""
         log_modes, weights = self._modes()
         return Modes(log_modes, 2 * weights * jnp.exp(log_modes), 2 * weights.real.sum(-1))
 
@@ -89,7 +88,6 @@ class ModalFilter(LongFilter):
         return modal_taps(self.recurrence(), length)
 
     def recurrence(self) -> Modes:
-        """The recurrence whose impulse response the filter is."""
         log_modes = jax.lax.complex(-jnp.exp(self.log_decay), self.angle)
         return Modes(log_modes, _as_complex(self.residue), self.lag_zero)
 
@@ -122,7 +120,6 @@ class RealModalFilter(LongFilter):
         return modal_response(-jnp.exp(self.log_rate), self.residue, length)
 
     def recurrence(self) -> Modes:
-        """The recurrence whose impulse response the filter is."""
         log_modes = -jnp.exp(self.log_rate)
         return Modes(log_modes, self.residue * jnp.exp(log_modes), self.residue.sum(-1))
 

@@ -30,8 +30,7 @@ class STUFilter(LongFilter):
     mixer `fir` with this filter is the tensordot form of the STU (2409.10489) with one more dense layer. In
     its published code M' is M (`shared`), so that odd lags vanish and even ones are doubled.
 
-    The vectors phi_k are constants, not parameters, and all their entries change with Lmax. So a shorter h is
-    the beginning of the one with Lmax taps.
+    The vectors phi_k are constants, not parameters, and all their entries change with Lmax.
 
     Parameters:
       weights [N, D, K]: M, the largest eigenvalue first.
@@ -71,9 +70,6 @@ def spectral_vectors(max_len: int, n_vectors: int) -> np.ndarray:
     A [Lmax, Q]. The vectors are computed from A. Computed from Z, the last ones would depend on the LAPACK:
     Z's eigenvalues fall to 1e-16 of the largest, the precision of float64, within 18 vectors (Lmax 64) to 32
     (Lmax 8192). A's singular values are their roots, 1e-8 there, of which float64 keeps half the digits.
-
-    Raises:
-      UserError: for more vectors than have a resolved eigenvalue.
     """
     s = np.exp(np.arange(-np.log(2 * max_len) - BEFORE, AFTER, STEP))
     weight = -np.expm1(-s) * np.sqrt(STEP * s * np.exp(-s))

@@ -12,7 +12,7 @@ Each query's sums are scaled by exp(-largest exponent among its keys): no expone
 denominator comes near 0, and nothing depends on a later key. The scale cancels in the mean, so the largest
 exponent is a constant for the derivative.
 
-This file holds the sums with w = 0 and the biases w; `fast.aft_blocks` the sums with w, block by block.
+The sums with w, block by block, are in `fast.aft_blocks`.
 """
 
 import math
@@ -41,9 +41,7 @@ class Sums(NamedTuple):
 
 Bias = Callable[[jax.Array, jax.Array], jax.Array]
 """Position biases w [B or 1, T, S, H or 1] of queries and keys at positions [B or 1, T] and [B or 1, S].
-
-Anything where one is no position, or the query does not see the key.
-"""
+Any value where one is not a position, or the query does not see the key."""
 
 
 def mean(sums: Sums) -> jax.Array:
@@ -98,11 +96,8 @@ def join(a: DocumentSums, b: DocumentSums) -> DocumentSums:
 def running_sums(keys: jax.Array, values: jax.Array, before: Sums, documents: jax.Array) -> Sums:
     """Running sums of keys and values with w = 0, in each document: [B, S, ...], in O(S) work and memory.
 
+    `before` [B, 1, ...] has the earlier keys of the first key's document; `documents` is int32 [B or 1, S].
     About sqrt(S) blocks of about sqrt(S) keys: one scan runs inside all blocks at once, one over the blocks.
-
-    Args:
-      before: sums [B, 1, ...] over the earlier keys of the first key's document.
-      documents: document of each key, int32 [B or 1, S].
     """
     n_keys = keys.shape[1]
     block = math.isqrt(n_keys - 1) + 1

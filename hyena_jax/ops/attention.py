@@ -4,7 +4,8 @@ Axes: B batch, T queries, S keys, L either where T = S, H heads, G heads of keys
 heads that share one, N blocks of t queries each, d head_dim. Query head h attends with key head h // R.
 `B or 1` is 1 where the rows do not differ.
 
-Every form is differentiable in forward and reverse mode, any number of times.
+Every form computes the softmax in float32 (float64 stays), gives a query that sees no key some finite value,
+and is differentiable in forward and reverse mode, any number of times.
 """
 
 from collections.abc import Callable
@@ -31,8 +32,7 @@ class Visible(NamedTuple):
 
 
 # A form of attention: (q [B, T, H, d], k [B, S, G, d], v [B, S, G, d], visible) -> [B, T, H, d] in the dtype
-# of q. The softmax is computed in float32 (float64 stays float64). A query that sees no key gets some finite
-# value.
+# of q.
 Attention = Callable[[jax.Array, jax.Array, jax.Array, Visible], jax.Array]
 
 
@@ -49,17 +49,10 @@ def softmax_attention(
     """Attends with q [B, T, H, d] over k, v [B, S, G, d]; returns [B, T, H, d].
 
     Args:
-      is_causal: query t sees keys s <= offset + t.
-      offset: position of the first query among the keys, an int or an integer array []; an int lets
-        `blocked_attention` skip keys that come later.
-      real: boolean [B or 1, S], False at keys that no query may see; None is everywhere True.
-      segment_ids: integers of the queries [B or 1, T] and of the keys [B or 1, S]; a query sees only keys of
-        its own id. None is one segment.
+      is_causal, real, segment_ids: as in `Visible`.
+      offset: as in `Visible`; an int lets `blocked_attention` skip keys that come later.
       method: `plain_attention`, `fast.blocked_attention.blocked_attention`, or another function of this kind;
         None is the `attention` of `ops.forms.forms_for()`.
-
-    The softmax is computed in float32 (float64 stays float64). A query without a visible key gets some finite
-    value.
 
     >>> q, k, v = jnp.zeros((1, 3, 2, 4)), jnp.zeros((1, 3, 1, 4)), jnp.arange(12.0).reshape(1, 3, 1, 4)
     >>> softmax_attention(q, k, v, is_causal=True)[0, :, 0, 0].tolist()  # equal weights: running means
@@ -142,19 +135,13 @@ def local_attention(
     """Attends with q [B, T, H, d] to the query's own key and the `window` keys before it, in O(T window).
 
     Args:
-      k: keys [B, S, G, d]: up to `window` keys before the queries' own, then the T queries' own keys.
-      v: values [B, S, G, d].
+      k, v: [B, S, G, d]: up to `window` keys before the queries' own, then the T queries' own keys; another S
+        raises ValueError.
       window: at least 1. A query sees window + 1 keys, those with 0 <= query - key <= window.
-      real: boolean [B or 1, S], False at keys that no query may see; None is everywhere True.
-      segment_ids: integers [B or 1, S]; a query sees only keys of the same id. None is one segment.
+      real: as in `Visible`.
+      segment_ids: integers [B or 1, S] of the keys; a query sees only keys of its own key's id.
       method: as in `softmax_attention`; with more than 2 window keys it is mapped over blocks of `window`
         queries.
-
-    Returns:
-      [B, T, H, d]. A query without a visible key gets some finite value.
-
-    Raises:
-      ValueError: if S is not in T..T + window.
     """
     batch, n_queries, n_keys = q.shape[0], q.shape[1], k.shape[1]
     if not n_queries <= n_keys <= n_queries + window:
@@ -172,8 +159,7 @@ def local_attention(
     if n_keys <= 2 * window:  # two blocks or fewer would cost more than attending at once
         return attend(q, k, v, real, segment_ids)
 
-    # Blocks of `window` queries, and a block of keys before the first: query block j sees only key blocks j
-    # and j + 1.
+    # Blocks of `window` queries, and a block of keys before the first: block j sees key blocks j and j + 1.
     n_before = window - (n_keys - n_queries)
     n_after = -n_queries % window
     real = jnp.ones((1, n_keys), bool) if real is None else real
@@ -196,17 +182,13 @@ def rotary(x: jax.Array, positions: jax.Array, n_turned: int, base: float, scali
     """Rotary positions (Su et al. 2021, arXiv 2104.09864), which make q_t . k_s depend on t - s.
 
     Of the first n = n_turned channels of a head, channels i and i + n/2, i < n/2, are rotated as a pair by
-    the angle positions / scaling base^(-2i/n); the other channels stay.
+    the angle positions / scaling base^(-2i/n); the other channels stay. Computed in float32 (float64 stays).
 
     Args:
-      x: queries or keys [B, T, H, d].
+      x: queries or keys [B, T, H, d]; the result has their shape and dtype.
       positions: int [T].
       n_turned: an even number, at most d.
-      scaling: by which positions are divided to extend a model's context (Chen et al. 2023, arXiv
-        2306.15595).
-
-    Returns:
-      [B, T, H, d] in the dtype of x; computed in float32 (float64 stays float64).
+      scaling: divides positions, to extend a model's context (Chen et al. 2023, arXiv 2306.15595).
     """
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     half = n_turned // 2

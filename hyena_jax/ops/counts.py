@@ -1,7 +1,7 @@
 """How much work a function does: its operations, counted in its jaxpr.
 
-Users' mixers and filters are counted like ours, without registering anything. Everything that is computed
-counts, including products that a mask discards and values that a backward pass recomputes. The rules:
+Everything that is computed counts, including products that a mask discards and values that a backward pass
+recomputes. The rules:
 
 - a multiply-add of a product is 2 FLOPs, a complex one 8;
 - a real transform of n points is 2.5 n log2 n FLOPs, a complex one 5 n log2 n;
@@ -32,11 +32,9 @@ class Work(NamedTuple):
     products: float = 0.0
     """FLOPs of matrix products and convolutions."""
     transforms: float = 0.0
-    """FLOPs of FFTs."""
     other: float = 0.0
     """FLOPs of everything else: elementwise operations and sums."""
     bytes: float = 0.0
-    """Bytes of arguments, results, and the arrays that products, transforms, sums and loops return."""
     open_loops: int = 0
     """Loops whose number of rounds is unknown before they run; each is counted as one round."""
 
@@ -88,7 +86,6 @@ def _of_jaxpr(jaxpr: Jaxpr) -> Work:
 
 
 def _of_equation(equation: Any) -> Work:
-    """The work of one equation and of the functions that it calls."""
     name, params = equation.primitive.name, equation.params
     written = sum(map(_bytes, equation.outvars))
     match name:
@@ -143,7 +140,6 @@ SUMS = ("reduce", "cum", "scatter")
 
 
 def _flops(variable: Any, real: int, of_complex: int) -> int:
-    """FLOPs of an array with `real` or `of_complex` FLOPs per element, by its dtype."""
     aval = variable.aval
     if not hasattr(aval, "dtype") or not jnp.issubdtype(aval.dtype, jnp.inexact):
         return 0
@@ -151,7 +147,6 @@ def _flops(variable: Any, real: int, of_complex: int) -> int:
 
 
 def _transforms(equation: Any) -> float:
-    """5 n log2 n for each complex transform of n points, half as many for a real one."""
     argument, result = equation.invars[0].aval, equation.outvars[0].aval
     lengths = equation.params["fft_lengths"]
     n = prod(lengths)

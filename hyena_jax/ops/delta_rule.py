@@ -47,24 +47,21 @@ def delta_rule(
 ) -> tuple[jax.Array | None, jax.Array]:
     """The outputs o [B, m L, G, V], and the memory after the last token [B, G, K, V].
 
-    The values of head g belong to the queries and keys of head g // R.
-
     Within a chunk, what is erased solves a triangular system, so that all work is matrix products, and only
     the memory passes from chunk to chunk (2406.06484, section 3.2). The backward pass keeps the N memories
     between the chunks, and recomputes the rest chunk by chunk.
 
     Args:
-      q: queries [B, m L, H, K], scaled by the caller, the m queries of a token one after the other; None
-        computes the memory alone, and returns None for o.
-      k: keys [B, n L, H, K], the n keys of a token one after the other.
-      v: values [B, n L, G, V].
+      q: queries [B, m L, H, K], scaled by the caller, a token's m queries one after the other; None computes
+        the memory alone, and returns None for o.
+      k: keys [B, n L, H, K], a token's n keys one after the other.
+      v: values [B, n L, G, V]; head g has the queries and keys of head g // R.
       log_a: log a, finite and at most 0: [B, L, G] of each head, or [B, L, G, K] of each channel of a key.
       read: r [B, n L, G, K], for what is erased; None erases nothing. The memory diverges if the rule turns
         and stretches it, as r = beta k does where beta |k|^2 exceeds 2.
       write: e [B, n L, G, K], where it is erased; None is k.
       state: the memory before the first token [B, G, K, V].
-      starts: boolean [B, L], True at the first token of a document, where the memory is reset to 0; None is
-        False.
+      starts: boolean [B, L], True at a document's first token, where the memory is reset to 0.
       chunk: C; with a decay of each channel, the next power of 2. It changes the speed, and the results only
         by rounding: most where keys are equal and r^T k is close to 2, where float32 was wrong by 2e-5 of the
         largest output at C = 16 and by 1e-4 at 64.
@@ -140,8 +137,8 @@ def transfer(
 ) -> tuple[jax.Array, jax.Array]:
     """A [B, G, K, K] and S [B, G, K, V]: the tokens turn any memory M before them into A M + S.
 
-    A is what the rule makes of the identity without values. The arguments k, v, log_a, read, write, starts
-    and chunk are those of `delta_rule`.
+    A is what the rule makes of the identity without values. k, v, log_a, read, write, starts and chunk are as
+    in `delta_rule`.
     """
     memory, width = no_memory(k, v), v.shape[3]
     identity = jnp.broadcast_to(jnp.eye(k.shape[3], dtype=memory.dtype), (*memory.shape[:3], k.shape[3]))
@@ -217,7 +214,6 @@ class ChannelDecay:
         self.entering, self.leaving = jnp.exp(up_to[..., 0, :, :]), jnp.exp(after[..., 0, :, :])
 
     def products(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """As of `HeadDecay`."""
         m, n = (z.shape[-2] // self.size for z in (x, y))
         found = _product(_blocks(x, self.size), _blocks(y, self.size).mT)
         lead = jnp.broadcast_shapes(found.shape[:-3], self.entering.shape[:-2])
@@ -232,32 +228,25 @@ class ChannelDecay:
         return found[..., 0, :, :]
 
     def recall(self, x: jax.Array, memory: jax.Array) -> jax.Array:
-        """As of `HeadDecay`."""
         return (jnp.repeat(self.entering, x.shape[-2] // self.size, axis=-2) * x) @ memory
 
     def store(self, y: jax.Array, values: jax.Array) -> jax.Array:
-        """As of `HeadDecay`."""
         return (jnp.repeat(self.leaving, y.shape[-2] // self.size, axis=-2) * y).mT @ values
 
     def keep(self, memory: jax.Array) -> jax.Array:
-        """As of `HeadDecay`."""
         return self.entering[..., -1, :, None] * memory
 
 
 def decays(log_a: jax.Array, starts: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Products of a over the tokens of a chunk.
+    """Products of a over the tokens of a chunk, of log_a [..., C].
 
-    Args:
-      log_a: [..., C].
-      starts: broadcast against log_a; True where everything earlier is forgotten.
-
-    Returns:
-      [..., C, C], from the token after the column's to the row's; 0 above the diagonal.
-      [..., C], from the first token to each.
+    The first result [..., C, C] is from the token after the column's to the row's, 0 above the diagonal; the
+    second [..., C] from the first token to each. `starts` broadcasts against log_a, True where everything
+    earlier is forgotten.
     """
     total = jnp.cumsum(log_a, axis=-1)
-    # What rounding takes from the sums. Without it a difference of two sums has the rounding error of the
-    # sums: after a token with log a = -1000, all later weights of the chunk would be wrong by 1e-4.
+    # What rounding takes from the sums. Without it, all weights of the chunk after a token with log a = -1000
+    # would be wrong by 1e-4.
     steps = total - jnp.pad(total[..., :-1], [(0, 0)] * (total.ndim - 1) + [(1, 0)])
     lost = jax.lax.stop_gradient(jnp.cumsum(log_a - steps, axis=-1))
     between = (total[..., :, None] - total[..., None, :]) + (lost[..., :, None] - lost[..., None, :])
@@ -315,7 +304,6 @@ def unit_triangular_inverse(lower: jax.Array) -> jax.Array:
 
 
 def _product(x: jax.Array, y: jax.Array) -> jax.Array:
-    """x y [..., i, k] of x [..., i, j] and y [..., j, k]."""
     if y.shape[-1] > SMALL:
         return jnp.matmul(x, y, precision="highest")
     return (x[..., None] * y[..., None, :, :]).sum(axis=-2)

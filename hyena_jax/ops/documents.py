@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 class Documents(NamedTuple):
-    """For each token, [B, L]: its document's number in the row, its position in the document, both from 0,
+    """For each token, [B, L]: its document's number in the row, its position in that, both int32 from 0,
     and whether a new document begins there, except at the first token of a row."""
 
     number: jax.Array
@@ -16,10 +16,7 @@ class Documents(NamedTuple):
 
 
 def documents(segment_ids: jax.Array) -> Documents:
-    """The documents of segment_ids, integers [B, L]; numbers and positions are int32.
-
-    An id that returns later in a row is another document.
-    """
+    """The documents of segment_ids, integers [B, L]; an id that returns later is another document."""
     changes = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
     index = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
     start = jax.lax.cummax(jnp.where(changes, index, 0), axis=1)

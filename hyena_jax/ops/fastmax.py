@@ -62,10 +62,7 @@ def _features_first(x: jax.Array, p: int) -> jax.Array:
 
 
 def _monomials(x: jax.Array, p: int, select: str) -> jax.Array:
-    """Each feature as a product of p entries of (1, x), selected by products with 0-1 matrices.
-
-    Much faster than concatenated slices and their derivatives.
-    """
+    """Each feature, a product of p entries of (1, x), selected by 0-1 matrices: much faster than slices."""
     width = x.shape[-1]
     indices = np.array(list(combinations_with_replacement(range(width + 1), p)))  # [M, p], 0 for the 1
     coefficients = _coefficients(indices).astype(x.dtype)
@@ -133,13 +130,10 @@ def fastmax_causal(
 ) -> tuple[jax.Array, jax.Array]:
     """o [B, L, H, d] of q, k, v over the keys up to each query, and the sums after the last key.
 
-    Inside a chunk the weights are computed directly; all earlier keys enter by their sums. The backward pass
-    runs over the chunks in reverse, with sums over later queries; it keeps only the sums before each chunk,
-    no features.
-
-    Args:
-      before: the sums over earlier keys; `no_sums` at the start.
-      real: bool [B, L], False for keys that do not count; None if all count.
+    `before` are the sums over earlier keys (`no_sums` at the start); `real`, bool [B, L], is False for keys
+    that do not count. Inside a chunk the weights are computed directly; all earlier keys enter by their sums.
+    The backward pass runs over the chunks in reverse, with sums over later queries; it keeps only the sums
+    before each chunk, no features.
     """
     values = _counted(v) if real is None else jnp.where(real[..., None, None], _counted(v), 0)
     rows = before.reshape(-1, *before.shape[2:])
@@ -159,7 +153,7 @@ def _causal(
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
     """Weighted sums of v [n, N, C, d+1] with q, k [n, N, C, d], and the sums [N, M, d+1] after all chunks.
 
-    The residuals for `_causal_pull_back` are q, k, v and the sums [n, N, M, d+1] before each chunk.
+    The residuals are q, k, v and the sums [n, N, M, d+1] before each chunk.
     """
 
     def of_chunk(sums: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple]:
@@ -193,7 +187,6 @@ def _causal_pull_back(
 
 
 def _products(x: jax.Array, y: jax.Array) -> jax.Array:
-    """x . y [N, T, S] of x [N, T, d] and y [N, S, d]."""
     return jnp.einsum("ntd,nsd->nts", x, y)
 
 

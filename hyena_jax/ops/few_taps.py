@@ -38,18 +38,11 @@ def few_taps_conv(
     segment_ids: jax.Array | None = None,
     method: Convolution | None = None,
 ) -> jax.Array:
-    """y = h * u + skip ⊙ u, causal.
+    """y = h * u + skip ⊙ u, causal, for u [G, w, B, L], h [w, K] and skip [w].
 
     Args:
-      u: input [G, w, B, L].
-      h: filters [w, K].
-      skip: weights of the input itself [w].
-      segment_ids: integers [B, L] or None. A tap counts only where its input has the output's id; sums,
-        also of many taps.
+      segment_ids: integers [B, L]; a tap counts only where its input has the output's id; always sums.
       method: the Fourier form, for more taps; as in `long_conv.long_conv`.
-
-    Returns:
-      y [G, w, B, L].
     """
     length, dtype = u.shape[-1], jnp.float64 if jnp.float64 in (u.dtype, h.dtype) else jnp.float32
     wide, h = u.astype(dtype), h[:, :length].astype(dtype)

@@ -36,13 +36,11 @@ def forms_for(platform: str | None = None, kernels: bool = False) -> Forms:
     On a CPU these are the fastest that we measured. Of convolutions, forward alone, `toeplitz_conv` is faster
     than `fft_conv` up to L = 64 (0.6 to 0.8 of the time), but with the backward pass slower from 32 on;
     `matmul_fft_conv` takes 2 to 4 times as long. `loop_recurrence` takes 0.4 to 0.9 of the time of
-    `scan_recurrence` and 0.2 to 0.6 of `associative_recurrence`, from L = 64 to 131,072 (two cores).
+    `scan_recurrence` and 0.2 to 0.6 of `associative_recurrence`, from L = 64 to 131,072 (two cores). On a GPU
+    and a TPU nothing is measured yet.
 
-    On a GPU and a TPU nothing is measured yet.
-
-    Args:
-      kernels: take the Pallas kernels of the platform (see `kernels.check`). The recurrence's have only
-        reverse mode; they and the delta rule's are not taken under x64.
+    `kernels` takes the platform's Pallas kernels (see `kernels.check`). The recurrence's have only reverse
+    mode; they and the delta rule's are not taken under x64.
     """
     platform = platform or jax.default_backend()
     if platform == "cpu":
@@ -77,10 +75,8 @@ def tpu_products(u: jax.Array, h: jax.Array) -> jax.Array:
 def tpu_conv(u: jax.Array, h: jax.Array, precision: str = "highest") -> jax.Array:
     """y = h * u as `tpu_products`, but for middle lengths as one kernel, `fused_conv`.
 
-    The kernel takes u [..., C, B, L] with h [C, 1, L] in float32; other shapes go to `matmul_fft_conv`.
-
-    Args:
-      precision: of the kernel; "high" has relative errors of about 1e-5, and half the products.
+    The kernel takes u [..., C, B, L] with h [C, 1, L] in float32; other shapes go to `matmul_fft_conv`. Its
+    `precision` "high" has relative errors of about 1e-5, and half the products.
     """
     if not TOEPLITZ_LEN < u.shape[-1] <= FUSED_LEN:
         return tpu_products(u, h)

@@ -3,14 +3,12 @@
 Axes: C channels, T taps, m rows, k leading singular values.
 
 The Hankel matrix of taps g_0 .. g_{T-1} is H_ij = g_{i+j}, m x m with m = floor(T/2). Its rank is the order
-of the smallest recurrence that gives these taps, and its singular values say how close a smaller one comes.
-The functions here work on either of two versions, depending on the taps that they are given:
+of the smallest recurrence that gives these taps, and its singular values, the magnitudes of its eigenvalues,
+say how close a smaller one comes. The functions here work on either of two versions of the taps:
 
 - the taps alone: a model of length Lmax reads no other taps, so this version decides;
 - the taps followed by T + 1 zeros (`continued`): the Hankel operator of the filter as a system whose response
   ends there. The bound of balanced truncation holds for it, but is large if the filter has not decayed.
-
-A real Hankel matrix is symmetric: its singular values are the magnitudes of its eigenvalues.
 """
 
 import os
@@ -146,10 +144,7 @@ def in_groups(
 ) -> list[np.ndarray]:
     """`function` of taps [C, T], computed on groups of channels that fit in memory, on all cores.
 
-    All results have C first.
-
-    Args:
-      channel_bytes: bytes per channel of the largest array that the function makes.
+    All results have C first; `channel_bytes` is the size per channel of the largest array the function makes.
     """
     cores = os.cpu_count() or 1
     rows = max(1, min(GROUP_BYTES // channel_bytes, -(-len(taps) // cores)))

@@ -19,11 +19,10 @@ class Initializers(NamedTuple):
     out_bias: Initializer
     embedding: Initializer
     head: Initializer
-    """For the kernel of a head."""
 
 
 def initializers(name: str, n_layers: int, fan_in: int, out_fan_in: int) -> Initializers:
-    """The initialisers that `name` stands for.
+    """The initialisers that `name`, one of `hyena_jax.config.Init`, stands for.
 
     - `gpt2`: N(0, 0.02^2); residual outputs N(0, 0.02^2 / (2 n_layers)); biases 0 (the published Hyena's);
     - `griffin`: variance 1 / fan_in; residual outputs 2 / (n_layers fan_in); biases 0; embeddings 1 / D;
@@ -33,8 +32,6 @@ def initializers(name: str, n_layers: int, fan_in: int, out_fan_in: int) -> Init
       outputs and biases 0; embeddings U(±1e-4).
 
     Args:
-      name: one of `hyena_jax.config.Init`.
-      n_layers: depth of the residual stack.
       fan_in: inputs of all layers but the last; for embeddings the width D.
       out_fan_in: inputs of the last layer, which is added to the residual stream.
     """

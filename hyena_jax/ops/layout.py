@@ -30,10 +30,7 @@ class Layout:
 
     @property
     def random_bits(self) -> str | None:
-        """JAX's generator of dropout's random bits: on TPUs the chip's own, nearly free; elsewhere Threefry.
-
-        Their masks then differ from those of other platforms.
-        """
+        """Generator of dropout's bits: on TPUs the chip's, nearly free, with other masks than Threefry's."""
         return "rbg" if self.platform == "tpu" else None
 
     def pin(self, x: jax.Array) -> jax.Array:

@@ -31,18 +31,14 @@ def linear_recurrence(
     which have only reverse mode.
 
     Args:
-      a: factors [B, L, D].
-      x: inputs [B, L, D].
-      h0: state before the first step [B, D]; None is 0.
+      a, x: of one shape [B, L, D], L > 0, and real, else ValueError.
+      h0: [B, D]; None is 0.
       reverse: run from t = L-1 down to 0: h_t = a_t ⊙ h_{t+1} + x_t, with h_L = h0.
       method: a form: `scan_recurrence`, `loop_recurrence`, `associative_recurrence`, or one of
         `kernels.recurrence`; None is `forms_for().recurrence`.
 
     Returns:
       h [B, L, D] in the dtype of x, and the state after the last step [B, D], float32 or float64.
-
-    Raises:
-      ValueError: if a and x differ in shape or are complex, h0 is not [B, D], or L is 0.
 
     >>> a, x = jnp.full((1, 4, 1), 0.5), jnp.ones((1, 4, 1))
     >>> h, last = linear_recurrence(a, x)
@@ -122,10 +118,7 @@ def _as_solution(form: Recurrence) -> Recurrence:
 
 
 def _delay(x: jax.Array, start: float, reverse: bool) -> jax.Array:
-    """x_{t-1} at t, and `start` at t = 0; in reverse x_{t+1} at t, and `start` at t = L-1.
-
-    A padded slice, because XLA's CPU code for a concatenation is several times slower.
-    """
+    """x_{t-1}, or x_{t+1} in reverse, at t. Padded, as XLA's CPU code for a concatenation is much slower."""
     if reverse:
         return jnp.pad(x[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=start)
     return jnp.pad(x[:, :-1], ((0, 0), (1, 0), (0, 0)), constant_values=start)

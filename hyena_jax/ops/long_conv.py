@@ -28,20 +28,14 @@ Convolution = Callable[[jax.Array, jax.Array], jax.Array]
 def long_conv(
     u: jax.Array, h: jax.Array, skip: jax.Array | None = None, method: Convolution | None = None
 ) -> jax.Array:
-    """y = h * u + skip ⊙ u, causal.
+    """y = h * u + skip ⊙ u, causal, with the broadcast shape of u and h.
 
     Args:
-      u: input [..., L].
-      h: filter [..., L], broadcast against u before the last axis.
+      u: input [..., L], real floating point as h, else ValueError.
+      h: filter [..., L], broadcast against u before the last axis; another length raises ValueError.
       skip: weight of the input itself [...]; added to h_0, which is equivalent and free.
       method: `fft_conv`, `toeplitz_conv`, `direct_conv`, or one of `fast.matmul_fft`; None is
         `forms_for().convolution`.
-
-    Returns:
-      y, with the broadcast shape of u and h and the dtype of u.
-
-    Raises:
-      ValueError: if u and h differ in length, or one is not real floating point.
 
     >>> u, h = jnp.ones((2, 3, 5)), jnp.ones((3, 5))
     >>> long_conv(u, h)[0, 0].round().astype(int).tolist()
@@ -78,13 +72,9 @@ def blockwise_conv(
       u: input [G, w, B, L]; each of the G groups of channels is convolved with the same filters.
       h: filters [w / J, >= L]; only the first L taps are used. Channels c J .. c J + J - 1 of a group have
         filter c.
-      skip: weights of the input itself, [w].
+      skip: [w], as in `long_conv`.
       block_len: steps of a block; None: the whole sequence is one block.
       future: filters [w / J, >= L] of the reversed sequence, whose output is added; lag 0 counts in both.
-      method: as in `long_conv`.
-
-    Returns:
-      y [G, w, B, L].
     """
     n_groups, width, batch, length = u.shape
     taps, n_shared = min(length, block_len or length), width // len(h)

@@ -33,18 +33,13 @@ def over_shards(
 ) -> Callable[..., Any]:
     """`f(*local arrays)` as a function of the whole arrays, inside `jit` with a mesh (`jax.set_mesh`).
 
-    Axes are written as letters. `L` and `C` are sharded over the mesh axis `sequence_axis`, unless that is
-    None, and `B` over all other axes of the mesh (if their sizes do not divide it, every device holds all
-    rows). Any other letter is an axis that every device holds whole. Arrays without some of these axes are
-    cast to vary along the missing mesh axes, so that their gradients are summed over the devices.
+    Axes are written as letters, a string for each argument (which may be None), and one for every array of
+    the result. `L` and `C` are sharded over the mesh axis `sequence_axis`, unless that is None, and `B` over
+    all other axes of the mesh (if their sizes do not divide it, every device holds all rows). Any other
+    letter is an axis that every device holds whole. Arrays without some of these axes are cast to vary along
+    the missing mesh axes, so that their gradients are summed over the devices.
 
-    Args:
-      in_axes: one string for each argument; an argument may be None.
-      out_axes: one string, for every array of the result.
-
-    Raises:
-      ValueError: when called, if the ambient mesh has no axis `sequence_axis`, or its size does not divide L
-        or C.
+    The call raises ValueError if the mesh has no axis `sequence_axis`, or its size does not divide L or C.
     """
 
     def mapped(*args: jax.Array | None) -> Any:
@@ -70,11 +65,7 @@ def over_shards(
 
 
 def axis_size(sequence_axis: str) -> int:
-    """Devices along an axis of the ambient mesh.
-
-    Raises:
-      ValueError: if there is no such axis.
-    """
+    """Devices along an axis of the ambient mesh; ValueError if there is no such axis."""
     mesh = jax.sharding.get_abstract_mesh()
     if sequence_axis not in mesh.axis_names:
         raise ValueError(
@@ -85,10 +76,7 @@ def axis_size(sequence_axis: str) -> int:
 
 
 def shard_axis(x: jax.Array, sequence_axis: str | None, axis: int) -> jax.Array:
-    """x, with `axis` sharded over the devices along `sequence_axis` if their number divides its size.
-
-    Without a sequence axis, x itself.
-    """
+    """x, with `axis` sharded along `sequence_axis`, if that is not None and its size divides the axis."""
     if sequence_axis is None or x.shape[axis] % axis_size(sequence_axis):
         return x
     spec = PartitionSpec(*(sequence_axis if i == axis % x.ndim else None for i in range(x.ndim)))
@@ -116,9 +104,7 @@ def state_before(
 ) -> Any:
     """The state before this device's shard; `join(state, part)` is the state after a shard.
 
-    Args:
-      start: the state before the first shard (in reverse, the last).
-      part: what this device's shard does to a state.
+    `start` is the state before the first shard (in reverse, the last), `part` what this shard does to any.
     """
     parts = jax.lax.all_gather(part, axis_name)
 

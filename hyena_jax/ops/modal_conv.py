@@ -73,10 +73,7 @@ def step(modes: Modes, state: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def prefill(modes: Modes, state: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """y [W, B, T] of the next tokens u [W, B, T], and the state after them.
-
-    In blocks of K: O(T (log K + n)).
-    """
+    """y [W, B, T] of the next tokens u [W, B, T], and the state after them, in O(T (log K + n))."""
     _, batch, length = u.shape
     inputs = u.reshape(-1, len(modes.weights), batch, length).astype(modes.lag_zero.dtype)
     groups = state.reshape(batch, -1, *modes.weights.shape).swapaxes(0, 1)

@@ -37,10 +37,9 @@ class Tiling(NamedTuple):
 
 
 class FilterTaps(NamedTuple):
-    """A filter as `reversed_taps` [2 S - 1, w].
+    """A filter as `reversed_taps` [2 S - 1, w]; `tiling` is None while no tiles are open.
 
-    `block_len` [] is the number of steps in a block that is convolved by itself, None where the sequence is
-    one block; `tiling` is None while no tiles are open.
+    `block_len` [] is the steps of a block that is convolved by itself; None: the sequence is one block.
     """
 
     taps: jax.Array
@@ -49,9 +48,9 @@ class FilterTaps(NamedTuple):
 
 
 class History(NamedTuple):
-    """A filter, and its inputs up to `position` []; the tokens (and blocks) of a row begin at `first` [B].
+    """A filter, and its inputs [B, S, W] up to `position` []; `later` is [B, S, W] while tiles are open.
 
-    The inputs so far are [B, S, W] and, while tiles are open, `later` is [B, S, W].
+    The tokens (and blocks) of a row begin at `first` [B].
     """
 
     filter: FilterTaps
@@ -98,11 +97,7 @@ def forward_taps(taps: jax.Array) -> jax.Array:
 
 
 def prefill(history: History, u: jax.Array, block_len: int | None) -> tuple[jax.Array, jax.Array]:
-    """y [W, B, T] of the next tokens u [W, B, T], and the inputs after them.
-
-    Args:
-      block_len: as in the history's filter, but static.
-    """
+    """y [W, B, T] of the next tokens u [W, B, T], and the inputs after them; block_len is static."""
     position, first = history.position, history.first
     inputs, h = _write(history.inputs, u, position), forward_taps(history.filter.taps)
     # Blocks count from a row's first token.
@@ -115,10 +110,7 @@ def prefill(history: History, u: jax.Array, block_len: int | None) -> tuple[jax.
 
 
 def step(history: History, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """y [W, B, 1] of the next token u [W, B, 1], and the inputs after it.
-
-    With tiles, a skipped `absorb` makes the output NaN, never silently wrong.
-    """
+    """y [W, B, 1] of the next u [W, B, 1], and the inputs after it; NaN if an `absorb` was skipped."""
     position, taps = history.position, history.filter.taps
     begin = _block_bounds(history).begin
     inputs = _write(history.inputs, u, position)
@@ -230,7 +222,6 @@ def _add_tile(
 
 
 def _block_bounds(history: History) -> BlockBounds:
-    """The block that holds the position, in each row."""
     block_len, position = history.filter.block_len, history.position
     if block_len is None:
         return BlockBounds(jnp.zeros((), jnp.int32), jnp.asarray(jnp.iinfo(jnp.int32).max))

@@ -20,8 +20,7 @@ def factors(
     """The factors a_t of the state, and 1 - a_t^2; all arguments are of one dtype and broadcast.
 
     Not in the paper: factors of either sign, without which a recurrence cannot track parity (Grazzi et al.
-    2024, arXiv 2411.12537). They replace a_t in both places of the equation, so that h keeps the variance of
-    its inputs.
+    2024, arXiv 2411.12537). They replace a_t in both places of the equation: h keeps its inputs' variance.
 
     Args:
       r: recurrence gate [B, L, D], in [0, 1]: 0 keeps the state.

@@ -14,7 +14,7 @@ can shard neither a kernel nor an FFT), and with a sequence axis the devices exc
     shift               the last n inputs
     few_taps_conv       the last K - 1 inputs
     local_attention     the last `window` keys and values
-    softmax_attention   all keys and values
+    softmax_attention   all keys and values, which every device then holds
     fastmax_*           sums of features over keys
     delta_rule          what a shard makes of a memory: a matrix and a memory, [B, G, K, K] and [B, G, K, V]
     running_sums        running sums at the last key
@@ -83,14 +83,9 @@ def short_conv(
     segment_ids: jax.Array | None = None,
     sequence_axis: str | None = None,
 ) -> jax.Array:
-    """`ops.short_conv.short_conv` from the start.
+    """`ops.short_conv.short_conv` from the start, of x [..., B, L, ...] with L at the negative `axis`.
 
-    Args:
-      x: [..., B, L, ...].
-      taps: [K, ...], of the other axes of x; 1 where x has B and L.
-      bias: [...], likewise.
-      axis: which axis of x is L; negative.
-      segment_ids: integers [B, L], or None.
+    taps [K, ...] and bias [...] have the other axes of x, and 1 where x has B and L; segment_ids [B, L].
     """
     n_before, n_after = x.ndim + axis - 1, -axis - 1
     axes = "wxyz"[:n_before] + ROWS + LENGTH + "ijk"[:n_after]
@@ -161,8 +156,8 @@ def linear_recurrence(
 ) -> jax.Array:
     """h of `ops.linear_recurrence.linear_recurrence`, for a and x [..., B, L, D], and h0 [..., B, D].
 
-    Each device runs its shard from 0. The products of factors and the last states of all shards give the
-    state before each shard, from which each device reruns its shard.
+    Each device runs its shard twice: from 0, and from the state before it, which all shards' products of
+    factors and last states give.
     """
     axes = "wxyz"[: x.ndim - 3] + "BLI"
 
@@ -181,10 +176,9 @@ def linear_recurrence(
 
 
 def _recurrence_form(axis_name: str, run: Recurrence) -> Recurrence:
-    """`run` of each shard as a form of the recurrence over all of them.
+    """`run` of each shard as a form of the recurrence over all of them, which returns the shard's last state.
 
-    h0 counts on the first device alone (in reverse, on the last); the returned state is the one after the
-    local shard.
+    h0 counts on the first device alone (in reverse, on the last).
     """
 
     def form(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
@@ -233,7 +227,6 @@ def _recurrence(
 def _run(
     a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str, run: Recurrence
 ) -> jax.Array:
-    """h; each device computes its shard twice: from 0, and from the state before the shard."""
     last = run(a, x, jnp.zeros_like(h0), reverse)[1]
     # Each shard maps the state h before it to factor h + last.
     part = a.astype(h0.dtype).prod(axis=1), last
@@ -276,10 +269,7 @@ def softmax_attention(
     method: Attention | None = None,
     sequence_axis: str | None = None,
 ) -> jax.Array:
-    """`ops.attention.softmax_attention` of q [B, L, H, d] to k and v [B, L, G, d]; segment_ids [B, L].
-
-    Every device then holds all keys and values.
-    """
+    """`ops.attention.softmax_attention` of q [B, L, H, d] to k and v [B, L, G, d]; segment_ids [B, L]."""
 
     def local(
         q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, axis_name: str | None
@@ -338,8 +328,7 @@ def delta_rule(
 ) -> jax.Array:
     """o of `ops.delta_rule.delta_rule` from an empty memory, by the form `method`.
 
-    Each device learns what its shard makes of any memory; these maps, composed, give the memory before each
-    shard, from which each device runs its shard.
+    What the earlier shards make of any memory, composed, gives the memory before a device's shard.
     """
 
     def local(
@@ -367,8 +356,7 @@ def running_sums(
 ) -> aft.Sums:
     """`ops.aft.running_sums` from the start, of keys and values [B, L, H, d]; documents [B or 1, L].
 
-    Each device sums its shard from zero, then adds the sums of earlier shards wherever the same document
-    continues.
+    The earlier shards' sums are added wherever the same document continues.
     """
 
     def local(keys: jax.Array, values: jax.Array, documents: jax.Array, axis_name: str | None) -> aft.Sums:

@@ -29,16 +29,11 @@ def short_conv(
 
     Args:
       x: L inputs along `axis`.
-      taps: [K, ...]; each tap [...] broadcasts against x.
-      bias: broadcast against x.
-      axis: which axis of x is time.
+      taps: [K, ...]; each tap [...], as the bias, broadcasts against x.
       history: the K - 1 inputs before x along `axis`, oldest first, else shaped as x; None if x starts the
         sequence, with the faster backward pass.
       segment_ids: integers that broadcast against x, L along `axis`. A tap counts only where its input has
-        the output's id.
-
-    Raises:
-      ValueError: with both history and segment_ids, as the history's segment is unknown.
+        the output's id. Not together with a history, whose segment is unknown: ValueError.
 
     >>> x = jnp.array([1.0, 2, 3, 4]).reshape(1, 4, 1)  # [B, L, D]
     >>> short_conv(x, jnp.array([[1.0], [10.0]]), jnp.zeros(1), axis=1)[0, :, 0].tolist()

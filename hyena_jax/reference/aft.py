@@ -1,8 +1,6 @@
 """The attention-free transformer's operators, by definition.
 
-Zhai et al. 2021, arXiv 2105.14103. Axes: B batch, L length, D channels, H heads. `params` as in
-`hyena_jax.mixers.AFT*`, as NumPy arrays. The package, `hyena_jax.reference`, describes the arguments of a
-mixer's oracle.
+Zhai et al. 2021, arXiv 2105.14103. Axes: B batch, L length, D channels, H heads.
 """
 
 import numpy as np
@@ -35,8 +33,7 @@ def aft(q: np.ndarray, k: np.ndarray, v: np.ndarray, w: np.ndarray, segment_ids:
 def simple(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     """`aft` with w = 0 for q, k, v [L, D], with a state of three numbers a channel (AFT-simple).
 
-    The state is the largest key so far, and the numerator and denominator divided by its exponential: no
-    exponential overflows.
+    The largest key so far, and the numerator and denominator over its exponential, so that none overflows.
     """
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     largest = np.full(k.shape[1], -np.inf)

@@ -1,7 +1,6 @@
 """Softmax attention, by its definition.
 
-Axes: B batch, L length, D channels, H heads, G heads of keys and values, d head_dim. The package,
-`hyena_jax.reference`, describes the arguments of a mixer's oracle.
+Axes: B batch, L length, D channels, H heads, G heads of keys and values, d head_dim.
 """
 
 import numpy as np

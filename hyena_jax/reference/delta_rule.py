@@ -1,8 +1,7 @@
 """The delta rule, token by token, and the layers of gated DeltaNet and Mamba-2.
 
 Axes: B batch, L tokens, n updates and m queries of a token, H heads of queries and keys, G heads of values, K
-channels of a key, V channels of a value. The package, `hyena_jax.reference`, describes the arguments of a
-mixer's oracle.
+channels of a key, V channels of a value.
 """
 
 import numpy as np

@@ -1,7 +1,6 @@
 """Fastmax attention, by its definition.
 
-Gerami et al. 2024, arXiv 2402.07901. Axes: B batch, L length, H heads, d head_dim. The package,
-`hyena_jax.reference`, describes the arguments of a mixer's oracle.
+Gerami et al. 2024, arXiv 2402.07901. Axes: B batch, L length, H heads, d head_dim.
 """
 
 from math import factorial

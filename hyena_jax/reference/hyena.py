@@ -1,7 +1,6 @@
 """Hyena in its published forms, and the other mixers with long convolutions.
 
-Axes: B batch, L length, D channels, W inner width, N gating projections, F filters, H heads. The package,
-`hyena_jax.reference`, describes the arguments of a mixer's oracle.
+Axes: B batch, L length, D channels, W inner width, N gating projections, F filters, H heads.
 """
 
 from functools import wraps

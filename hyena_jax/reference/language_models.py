@@ -1,7 +1,6 @@
 """Whole language models of one kind of mixer, from tokens to logits: nothing but NumPy.
 
-Axes: B batch, L length, V vocabulary. `params` are the nested dictionaries of
-`hyena_jax.models.LanguageModel`, as NumPy arrays, and `config` is its config, whose pattern has one mixer.
+Axes: B batch, L length, V vocabulary. Arguments as in `reference.models`; a config's pattern has one mixer.
 """
 
 import numpy as np

@@ -1,7 +1,6 @@
 """Mamba-3 (2603.15569), token by token, as its equations are written.
 
 Axes: B batch, L tokens, H heads, P channels of a head, N state size, R inputs of a token, S planes that turn.
-The package, `hyena_jax.reference`, describes the arguments of a mixer's oracle.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Linear recurrences, and the RG-LRU block of Hawk and Griffin.
 
 De et al. 2024, arXiv 2402.19427. Axes: B batch, L length, D channels, W recurrence width, H blocks of the
-gates. The package, `hyena_jax.reference`, describes the arguments of a mixer's oracle.
+gates.
 """
 
 import numpy as np

@@ -1,7 +1,6 @@
 """The time mixer of RWKV-7 (2503.14456), token by token, as its equations are written.
 
-Axes: B batch, L tokens, D channels, H heads, K channels of a head. The package, `hyena_jax.reference`,
-describes the arguments of a mixer's oracle.
+Axes: B batch, L tokens, D channels, H heads, K channels of a head.
 """
 
 import numpy as np

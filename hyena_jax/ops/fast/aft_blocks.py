@@ -16,10 +16,8 @@ LEAST_BLOCK = 16
 
 PRODUCT_RANGE = 30
 """Largest difference between keys at which exp(k) exp(w) may stand for exp(k + w).
-
-A sum of weights is then at least exp(-30), and its inverse square, which the derivative of the mean needs,
-fits in float32.
-"""
+A sum of weights is then at least exp(-30), and its inverse square, which the mean's derivative needs, fits
+in float32."""
 
 Window = tuple[jax.Array, jax.Array, Sums]
 """What follows a window: its last K - 1 keys and values, and the sums [B, 1, ...] over all earlier keys."""
@@ -36,12 +34,9 @@ def blockwise_sums(
     """Sums of T queries over the S keys, as far as a query sees them: O(T S) work.
 
     In memory are keys, values and sums, and a block's weights: O(S^1.5) for each head, O(S) for each channel.
-    With a window O(T K) work, and S >= K - 1 + T: the K - 1 keys before the first query's are there.
-
-    Args:
-      positions: of the queries in their documents, int32 [B or 1, T].
-      own: index of the first query's own key, int32 []; the other queries' keys follow it.
-      window: the most keys K that a query sees.
+    With a window, the most keys K that a query sees, O(T K) work, and S >= K - 1 + T: the K - 1 keys before
+    the first query's are there. The queries are at `positions`, int32 [B or 1, T], in their documents; `own`,
+    int32 [], is the index of the first query's own key, which the other queries' keys follow.
     """
     n_queries = positions.shape[1]
     # With b queries in a block and n keys before it, a block takes n + b^2 exponentials for each channel: the
@@ -113,11 +108,7 @@ def window_sums(
     """Sums of T queries with w inside a window of K keys that ends at their own, and w = 0 before the window.
 
     The window is summed directly. A correction (exp(w) - 1) exp(k) to sums over all keys would cancel where
-    w is very negative.
-
-    Args:
-      keys: the T queries' own.
-      positions: of the queries in their documents, int32 [B or 1, T].
+    w is very negative. Keys are the T queries' own; positions, int32 [B or 1, T], the queries' in documents.
     """
     n_queries, n_kept = keys.shape[1], window - 1
     earlier_keys, earlier_values, sums = before

@@ -40,10 +40,8 @@ def blocked_attention(
     share a range of keys. If `visible.offset` is an int, the range omits the keys after the blocks' last
     query (`is_causal`) and before the window of their first; otherwise every block reads all keys.
 
-    Args:
-      block_rows: t R, the rows of weights in a block.
-      most_ranges: the most key ranges. With n ranges a causal square takes (n + 1) / 2n of the full square's
-        products.
+    A block has `block_rows` = t R rows of weights. With n <= `most_ranges` ranges of keys a causal square
+    takes (n + 1) / 2n of the full square's products.
     """
     (batch, n_queries, n_heads, head_dim), (_, n_keys, n_kv_heads, _) = q.shape, k.shape
     n_shared = n_heads // n_kv_heads

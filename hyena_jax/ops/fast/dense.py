@@ -22,10 +22,8 @@ Factors = tuple[jax.Array, jax.Array]
 def dense_dot_general(x: jax.Array, kernel: jax.Array, *_: object, **__: object) -> jax.Array:
     """x [..., D] kernel [D, C] -> [..., C], for an output whose gradient is expensive to compute.
 
-    The gradient with respect to the kernel transposes the input; JAX's own rule, right before a residual
-    sum, transposes the gradient with respect to the output.
-
-    It is a `dot_general` of `nn.Dense`, whose further arguments name these axes.
+    The kernel's gradient transposes the input; JAX's own rule, right before a residual sum, transposes the
+    output's gradient. It is a `dot_general` of `nn.Dense`, whose further arguments name these axes.
     """
     return own_derivative(lambda x, kernel: (x @ kernel, (x, kernel)), _dense_pull_back)(x, kernel)
 
@@ -39,11 +37,10 @@ def _dense_pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Array, jax
 def split_dense(x: jax.Array, kernel: jax.Array, n_parts: int) -> tuple[jax.Array, ...]:
     """x [..., D] kernel [D, C] -> n_parts arrays [..., C / n_parts], each from its own product.
 
-    Gradients as in `dense_dot_general`.
-
-    Splitting one large product costs a copy, and its gradient more; concatenating the parts' gradients for
-    one product costs little. For a single row, such as a token that is decoded, splitting costs nothing,
-    while XLA for CPUs would fuse the slice of the kernel into the product, which then reads it out of order.
+    Gradients as in `dense_dot_general`. Splitting one large product costs a copy, and its gradient more;
+    concatenating the parts' gradients for one product costs little. For a single row, such as a token that is
+    decoded, splitting costs nothing, while XLA for CPUs would fuse the slice of the kernel into the product,
+    which then reads it out of order.
     """
     return own_derivative(partial(_split_dense, n_parts=n_parts), _split_pull_back)(x, kernel)
 
@@ -61,10 +58,8 @@ def _split_pull_back(factors: Factors, y_bars: tuple[jax.Array, ...]) -> tuple[j
 def block_dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """x [H, N, I] kernel [H, I, J] -> [H, N, J], a product for each of H blocks.
 
-    Gradients as in `dense_dot_general`.
-
-    A single row of a single block is multiplied twice: XLA for CPUs would fuse the kernel's reshape into the
-    product of one row, which then reads it out of order.
+    Gradients as in `dense_dot_general`. A single row of a single block is multiplied twice: XLA for CPUs
+    would fuse the kernel's reshape into the product of one row, which then reads it out of order.
     """
     return own_derivative(_block_dense, _block_dense_pull_back)(x, kernel)
 
@@ -80,10 +75,7 @@ def _block_dense_pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Arra
 
 
 def to_channels_first(x: jax.Array, kernel: jax.Array, n_parts: int = 1) -> tuple[jax.Array, ...]:
-    """x [B, L, D] kernel [D, C] -> n_parts arrays [C / n_parts, B, L], split as in `split_dense`.
-
-    Only x and the gradient with respect to x are transposed.
-    """
+    """x [B, L, D] kernel [D, C] -> n_parts of [C / n_parts, B, L]: only x and its gradient are transposed."""
     return own_derivative(partial(_to_channels_first, n_parts=n_parts), _to_pull_back)(x, kernel)
 
 

@@ -19,11 +19,8 @@ def own_derivative(
 ) -> Callable[..., Any]:
     """f(*args) = forward(*args)[0], with gradients computed by `pull_back`.
 
-    Forward mode and higher derivatives go through JAX's own derivative of `forward`.
-
-    Args:
-      forward: float arrays -> (y, residuals), differentiable in both modes.
-      pull_back: (residuals, gradient with respect to y) -> a gradient for each argument.
+    `forward`, float arrays -> (y, residuals), is differentiable in both modes; forward mode and higher
+    derivatives go through it. `pull_back` is (residuals, y_bar) -> a gradient for each argument.
     """
 
     @jax.custom_jvp
@@ -83,18 +80,14 @@ def linear_solve(
 ) -> Tree:
     """The solution x of matvec(params, x) = b, by `jax.lax.custom_linear_solve`, for x of several arrays.
 
-    `custom_linear_solve` can be transposed only if all arrays of its right-hand side b have a tangent, or
-    none has. So a 0 that is computed from all of b and the parameters (`_nothing`) is added to each array of
-    b: as soon as one of these has a tangent, all arrays of b have one. XLA drops the 0.
+    `matvec` is linear in x, on float arrays; JAX differentiates it for all but the first gradient. `solve` is
+    b -> x, given the parameters, and `transpose_solve` solves the transposed equation.
+
+    `custom_linear_solve` can be transposed only if all arrays of b have a tangent, or none has. So a 0 that
+    is computed from all of b and the parameters (`_nothing`) is added to each array of b; XLA drops the 0.
 
     The given functions are called through `jax.jit`, which keeps their NumPy constants inside. As arguments
     of the solve, constants would be cast to device-varying twice under `jax.shard_map`, which is an error.
-
-    Args:
-      matvec: (params, x) -> b on float arrays, linear in x; JAX differentiates it for all but the first
-        gradient.
-      solve: b -> x, given the parameters.
-      transpose_solve: solves the transposed equation.
     """
 
     def tied_matvec(x: Tree) -> Tree:

@@ -32,7 +32,6 @@ def _matmul_fft(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
 
 
 def _matmul_ifft(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """The inverse of `_matmul_fft`."""
     rows, twiddle, columns = (jnp.conj(m) for m in _fourier_matrices(shape, x.dtype))
     x = x.reshape(*x.shape[:-1], *shape)
     x = jnp.einsum("...jk,ck->...jc", x, columns, precision="highest") * twiddle

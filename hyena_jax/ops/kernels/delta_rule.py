@@ -2,13 +2,12 @@
 
 Axes: as in `ops.delta_rule`; a kernel sees one chunk of C tokens of one head.
 
-The arithmetic is that of `ops.delta_rule`, kept in VMEM: inputs and outputs cross HBM once each, and in
-addition the N memories between the chunks, from which the backward kernel recomputes each chunk. The memory
-is held as S^T [V, K], so that the decay of a channel is one lane. Decays between tokens are products by
-halves, for a decay of each head too: all exponents are sums of log a, so that nothing is subtracted and
-nothing overflows. Halves, and blocks of the triangular system, are masks of whole tiles [C, C] rather than
-slices: more products, and nothing that moves within a register. The backward kernel is JAX's derivative of
-the forward kernel's chunk.
+The arithmetic is that of `ops.delta_rule`, kept in VMEM: inputs, outputs, and the N memories between the
+chunks, from which the backward kernel recomputes each chunk, cross HBM once each. The memory is held as S^T
+[V, K], so that the decay of a channel is one lane. Decays between tokens are products by halves (see
+`ChannelDecay`), for a decay of each head too. Halves, and blocks of the triangular system, are masks of whole
+tiles [C, C] rather than slices: more products, and nothing that moves within a register. The backward kernel
+is JAX's derivative of the forward kernel's chunk.
 
 On a CPU the kernels run only with `interpret=True`. They compile for TPU v5e and v5p, and are not measured
 on a device yet. x64 is not supported.
@@ -67,9 +66,6 @@ def fused_delta_rule(
     Its gradients in reverse mode are one kernel as well; forward mode and second derivatives are those of the
     plain form. That form also takes what the kernel does not: several updates or queries of a token, no
     queries, single tokens, and float64.
-
-    Args:
-      interpret: run without a TPU.
     """
     arrays, length = (q, k, v, log_a, read, write, state), log_a.shape[1]
     is_double = any(x is not None and x.dtype == jnp.float64 for x in arrays)
@@ -140,7 +136,6 @@ def _backward(
     y_bar: tuple[jax.Array, jax.Array],
     interpret: bool,
 ) -> list[jax.Array]:
-    """The gradients of what is given."""
     (*sequences, _), (o_bar, after_bar) = given, y_bar
     inputs = _inputs(rule, sequences, starts)
     batch, heads, n_chunks = memories.shape[:3]
@@ -255,11 +250,8 @@ def _of_chunk(
 ) -> tuple:
     """o [C, V], and the memory after the chunk [V, K].
 
-    Args:
-      q, k: [C, K].
-      v: [C, V].
-      log_a: [C, K], or [1, C] of a head.
-      rest: r and e [C, K], as far as the rule has them, and the memory before the chunk [V, K].
+    q and k [C, K], v [C, V], log_a [C, K], or [1, C] of a head; `rest` is r and e [C, K], as far as the rule
+    has them, and the memory before the chunk [V, K].
     """
     *others, memory = rest
     decay = Decay(rule, log_a, k.shape[1])
@@ -357,8 +349,7 @@ _solve.defvjp(_solve_forward, _solve_backward)
 def _inverse(lower: jax.Array) -> jax.Array:
     """(I + lower)^-1, by halves as `ops.delta_rule.unit_triangular_inverse`, of whole tiles.
 
-    With the inverse T of the diagonal blocks and the corners B between them, that of blocks of twice the size
-    is T - T B T.
+    The diagonal blocks' inverse T and the corners B between them give that of twice the size: T - T B T.
     """
     size = len(lower)
     row, column = (jax.lax.broadcasted_iota(jnp.int32, (size,) * 2, axis) for axis in (0, 1))

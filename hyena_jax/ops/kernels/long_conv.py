@@ -21,8 +21,8 @@ multiplies bfloat16; a float32 factor is split into a sum of two or three bfloat
 The product over c could be three real products instead of four; as one product with [256, 256] it also fills
 the wider matrix unit of v6e.
 
-The kernels do not multiply by a mixer's gates: those products have the dtype of the activations and take
-part in other fusions, and these kernels are bound by the matrix unit, not by HBM. The skip is part of h_0.
+The kernels do not multiply by a mixer's gates: those products take part in other fusions, and these kernels
+are bound by the matrix unit, not by HBM. The skip is part of h_0.
 
 Estimated by `plan.kernels`, not measured on a device: forward with C=768, B=8, L=2,048 on v5e, the matrix
 unit takes 0.83 ms at "highest" and 0.42 ms at "high", the vector unit 0.24 and 0.18 ms, HBM 0.13 ms. On a CPU
@@ -61,18 +61,12 @@ PARTS = {"high": 2, "highest": 3}
 def fused_conv(
     u: jax.Array, h: jax.Array, precision: Precision = "highest", interpret: bool = False
 ) -> jax.Array:
-    """y = h * u, causal, as one kernel; `matmul_fft_conv` for float64 and for h of any other shape.
+    """y = h * u, causal, as one kernel, for float32 u [..., C, B, L] and h [C, 1, L].
 
-    Args:
-      u: input [..., C, B, L], float32.
-      h: filters [C, 1, L], float32.
-      precision: "highest" rounds like float32 and multiplies 6 pairs of bfloat16 parts; "high" multiplies 3
-        pairs; in the tests its errors are below 1e-5 of the largest entry.
-      interpret: run without a TPU.
-
-    Returns:
-      y [..., C, B, L]. Its gradients in reverse mode are one kernel as well; forward mode and second
-      derivatives are those of `matmul_fft_conv`.
+    Other dtypes and shapes of h go to `matmul_fft_conv`. Gradients in reverse mode are one kernel as well;
+    forward mode and second derivatives are those of `matmul_fft_conv`. `precision` "highest" rounds like
+    float32 and multiplies 6 pairs of bfloat16 parts; "high" multiplies 3 pairs: in the tests its errors are
+    below 1e-5 of the largest entry.
     """
     if u.ndim < 3 or h.shape != (u.shape[-3], 1, u.shape[-1]) or u.dtype != jnp.float32:
         return matmul_fft_conv(u, h)
@@ -95,7 +89,6 @@ def _n_rows(length: int) -> int:
 
 
 def _prime_factors(n: int) -> list[int]:
-    """The prime factors of n that are 2, 3 or 5, with repetition."""
     for prime in (2, 3, 5):
         if n % prime == 0:
             return [prime, *_prime_factors(n // prime)]
@@ -160,10 +153,7 @@ def _call(
     """Launches a kernel on blocks of sequences [B, S, n] and filters [S, n].
 
     The filters' blocks are the slowest axis of the grid, so that a filter's spectrum is computed once and the
-    sum of its gradient stays in VMEM.
-
-    Args:
-      n_transforms: of each sequence; for the cost.
+    sum of its gradient stays in VMEM. `n_transforms` of each sequence are for the cost.
     """
     u = inputs[0]
     groups, batch, channels, n = u.shape
@@ -225,10 +215,9 @@ def _cost(
 def _tables(n_rows: int, n_parts: int) -> tuple[np.ndarray, np.ndarray]:
     """The constants of a transform and its inverse.
 
-    Returns:
-      twiddles [2, R, 1, 128]: real and imaginary parts at (j, c).
-      matrices [2, parts, 256, 256], bfloat16: the parts of [[Re F, Im F], [-Im F, Re F]] with the Fourier
-        matrix F, by which the rows (Re x, Im x) of a spectrum are multiplied; and of its inverse over R.
+    Twiddles [2, R, 1, 128]: real and imaginary parts at (j, c). Matrices [2, parts, 256, 256], bfloat16: the
+    parts of [[Re F, Im F], [-Im F, Re F]] with the Fourier matrix F, by which the rows (Re x, Im x) of a
+    spectrum are multiplied; and of its inverse over R.
     """
     n = n_rows * LANES
     j, c = np.arange(n_rows)[:, None, None], np.arange(LANES)
@@ -382,7 +371,6 @@ def _add(a: Complex, b: Complex) -> Complex:
 
 
 def _times(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The product of two spectra."""
     (a_re, a_im), (b_re, b_im) = _pair(a), _pair(b)
     return jnp.concatenate([a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re], axis=-1)
 

@@ -1,10 +1,9 @@
 """The linear recurrence as Pallas kernels: `gpu_recurrence` (Triton) and `tpu_recurrence` (Mosaic).
 
-Axes: B batch, L length, D channels. Both are methods for `linear_recurrence`: they take a and x [B, L, D],
-float32 or bfloat16, and h0 [B, D] float32, and return h [B, L, D] in the dtype of x and the last h [B, D]
-float32; they compute in float32. Each reads a and x once and writes h once. The backward pass is one pass in
-the other direction that reads a, h and h_bar once and writes a_bar and x_bar once. Only reverse mode is
-defined: for forward mode or second derivatives pass `associative_recurrence` to `linear_recurrence`.
+Axes: B batch, L length, D channels. Both are methods for `linear_recurrence`, for float32 or bfloat16, and
+compute in float32. Each reads a and x once and writes h once. The backward pass is one pass in the other
+direction that reads a, h and h_bar once and writes a_bar and x_bar once. Only reverse mode is defined: for
+forward mode or second derivatives pass `associative_recurrence` to `linear_recurrence`.
 
 On a CPU they run only with `interpret=True`. They compile for CUDA sm_90 and TPU v5e, and are not measured
 on a GPU or a TPU yet. x64 is not supported. XLA cannot shard a kernel: under `jit` with sharded arrays call
