@@ -98,7 +98,7 @@ __all__ = [
 
 
 def mixer_class(config: MixerConfig) -> type[nn.Module]:
-    """The module that a mixer's config describes; its fields are (d_model, max_len, config, ...).
+    """The module of a mixer's config, with the fields (d_model, max_len, config, ...).
 
     Raises:
       UserError: if the config's class is not registered.
@@ -117,10 +117,7 @@ def has_state(module: type[nn.Module]) -> bool:
 
 
 def is_unbounded(config: MixerConfig) -> bool:
-    """Whether decoding may continue beyond max_len, as the mixer's module declares.
-
-    Such a mixer has a state that does not grow with the sequence, and no table over absolute positions.
-    """
+    """Whether decoding may continue beyond max_len: no state that grows, no table over absolute positions."""
     says = getattr(mixer_class(config), "is_unbounded", None)
     return says is not None and says(config)
 
