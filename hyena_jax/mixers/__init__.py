@@ -23,7 +23,7 @@ A mixer may also declare
 
 and mark the values that it mixes, of which `show` then draws the matrices: see mixing.py.
 
-A module without `Mixer` may have the four methods itself, with a state of its own kind; or `__call__` alone,
+A module without `Mixer` may have the four methods itself, with its own kind of state; or `__call__` alone,
 and decoding then recomputes its context. With a field `sequence_axis: str | None = None` its length can be
 sharded, and with `platform: str | None = None` it is told what it is compiled for, "cpu", "gpu" or "tpu".
 

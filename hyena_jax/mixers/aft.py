@@ -119,7 +119,7 @@ class AFTFull(AFT):
 
 
 class AFTLocal(AFTFull):
-    """AFT-local: as AFT-full where t - s < window; beyond, w is 0, not minus infinity."""
+    """AFT-local: w_{t,s} = u_t . v_s where t - s < window, and 0, not minus infinity, beyond."""
 
     config: AFTLocalConfig = AFTLocalConfig()
 

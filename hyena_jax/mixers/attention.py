@@ -105,7 +105,7 @@ class Attention(Mixer):
 class LocalAttention(Attention):
     """Attention to the last `window` keys and the query's own (Griffin: arXiv 2402.19427, section 2.3).
 
-    The state holds S = min(window + 1, max_len) keys. Everything else is as in `Attention`.
+    The state holds S = min(window + 1, max_len) keys.
     """
 
     config: LocalAttentionConfig = LocalAttentionConfig()

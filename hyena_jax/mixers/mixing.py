@@ -8,8 +8,7 @@ Such a mixer marks two places in `mix`, and computes the same with and without t
 
 The letters name the axes: B batch, T tokens, d channels that share a matrix; all others together are the N
 matrices (heads, or channels). Gates, queries and keys are computed before the first mark: after it they would
-see the impulse that takes the place of the values. Where options leave it nonlinear in them, a mixer has
-no marks.
+see the impulse that takes the place of the values. A mixer that is nonlinear in them has no marks.
 """
 
 from typing import NamedTuple

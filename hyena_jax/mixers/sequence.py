@@ -1,6 +1,6 @@
 """What a mixer does along the sequence: `seq`, the second argument of `Mixer.mix`.
 
-A mixer computes everything else token by token. Its operators along the sequence are
+Its operators are
 
     fir, shift, before, cache    the last few inputs, or all of them
     recur                        h_t = a_t h_{t-1} + x_t
@@ -171,8 +171,7 @@ class Sequence:
     def of_first_layer(self, name: str, x: jax.Array) -> jax.Array:
         """x [B, T, ...] of the first layer that calls this by `name`, in that layer and in all later ones.
 
-        It belongs to the same tokens, so that decoding keeps no memory of it. A mixer by itself is its own
-        first layer.
+        Decoding keeps no memory of it. A mixer by itself is its own first layer.
         """
         return self.handed.setdefault(name, x)
 
@@ -453,9 +452,8 @@ class Sequence:
     def conv(self, u: jax.Array, filters: Filters, o: int) -> jax.Array:
         """u [W, B, T] through long convolution o, its skip included, in the dtype of u.
 
-        The memory depends on the filter: modes, for one that is the impulse response of a small recurrence
-        (`ops.modal_conv`); the last inputs, for one of few taps (`ops.few_taps`); else all inputs
-        (`ops.online_conv`).
+        The memory depends on the filter: modes of a small recurrence (`ops.modal_conv`), the last inputs for
+        few taps (`ops.few_taps`), else all inputs (`ops.online_conv`).
         """
         skip = None if filters.skip is None else filters.skip[o]
         for all_filters in (filters.past, filters.modes):
