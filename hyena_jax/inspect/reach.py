@@ -88,7 +88,7 @@ def gates(mixer: nn.Module, params: optax.Params, x: jax.Array) -> Gates | None:
 
 
 def memory_lengths(decay: jax.Array) -> jax.Array:
-    """-1 / (mean over t of log |a_t|) [B, W], at most `LONGEST`: the steps in which a state shrinks by e.
+    """-1 / (mean over t of log |a_t|) [B, W], at most `LONGEST`: steps in which a state shrinks e-fold.
 
     `decay` is a_t [B, L, W]; 0 shrinks everything at once.
     """
