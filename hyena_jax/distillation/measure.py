@@ -146,8 +146,7 @@ def filter_errors(before: LongFilters, after: LongFilters, spectra: Spectra, ord
 def make_comparison_step(model: nn.Module, other: nn.Module) -> Callable[[tuple, Batch], Metrics]:
     """`step((params, other_params), batch)`: per row the sums of `make_eval_step` for `other`, and `kl`.
 
-    kl [B] is the sum over a row's tokens, or over its scored positions, of KL(model || other), nats, between
-    next-token distributions.
+    kl [B] sums KL(model || other) of next-token distributions, nats, over a row's tokens or scored positions.
     """
     eval_other = make_eval_step(other)
 
@@ -167,8 +166,8 @@ def make_comparison_step(model: nn.Module, other: nn.Module) -> Callable[[tuple,
 def kl_divergence(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
     """KL(p || q) = sum_v (p_v ln(p_v / q_v) - p_v + q_v) [...] of logarithms [..., V]; never negative.
 
-    The terms q_v - p_v sum to 0 over v. With them each summand is at least 0, and where p and q are close,
-    first-order terms cancel before rounding.
+    The terms q_v - p_v, whose sum is 0, make each summand at least 0, and cancel first-order terms before
+    rounding where p and q are close.
     """
     p, ratio = jnp.exp(log_p), log_q - log_p
     near, far = p * (jnp.expm1(ratio) - ratio), jnp.exp(log_q) - p - p * ratio

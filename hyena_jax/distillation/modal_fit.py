@@ -46,10 +46,8 @@ def fit(taps: np.ndarray, n_modes: int, seed: int = 0) -> FittedModes:
     """Modes fitted to taps [C, T] in the L2 norm, float64.
 
     Each channel starts from the best of three: the recurrence of Ho and Kalman from the taps, the same from
-    the taps continued by zeros (whose error balanced truncation bounds), and a ring.
-
-    Args:
-      seed: seed of the random subspace, used where filters are too long for dense Hankel matrices.
+    the taps continued by zeros (whose error balanced truncation bounds), and a ring. `seed` is of the random
+    subspace, used where filters are too long for dense Hankel matrices.
     """
     n_taps = taps.shape[1]
     largest = 8 * max(4 * n_modes * n_taps, (4 * n_modes) ** 2, n_taps * min(n_taps, hankel.DENSE_ROWS))
@@ -70,8 +68,8 @@ def ring(n_channels: int, n_modes: int, n_taps: int) -> tuple[np.ndarray, np.nda
 def ho_kalman(taps: np.ndarray, n_modes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """log_decay and angle [C, d] of the largest recurrence from `hankel.realization` that fits in d modes.
 
-    A conjugate pair of eigenvalues takes one mode, and so does a real eigenvalue: the largest recurrence has
-    order 2d minus the number of its real eigenvalues. Unused modes are taken from the ring.
+    A conjugate pair of eigenvalues takes one mode, and so does a real eigenvalue: the order is 2d minus the
+    number of real eigenvalues. Unused modes are taken from the ring.
     """
     a = hankel.realization(taps, 2 * n_modes, seed)
     log_decay, angle = ring(len(taps), n_modes, taps.shape[1])
@@ -90,9 +88,9 @@ def ho_kalman(taps: np.ndarray, n_modes: int, seed: int = 0) -> tuple[np.ndarray
 def refine(taps: np.ndarray, log_decay: np.ndarray, angle: np.ndarray, steps: int = STEPS) -> FittedModes:
     """Modes refined by Levenberg-Marquardt steps on the L2 error, with least-squares residues throughout.
 
-    This is variable projection in the form of Ruhe and Wedin (1980): after a Gauss-Newton step in modes and
-    residues together, the residues are replaced by the least-squares residues of the new modes. Each channel
-    has its own damping, and takes only steps that lower its error.
+    This is variable projection in the form of Ruhe and Wedin (1980): a Gauss-Newton step in modes and
+    residues together, then the least-squares residues of the new modes. Each channel has its own damping, and
+    takes only steps that lower its error.
     """
     n_modes, n_taps = log_decay.shape[1], taps.shape[1]
     now = _evaluate(taps, log_decay, angle)

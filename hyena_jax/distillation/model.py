@@ -64,8 +64,7 @@ def check_distillable(config: ModelConfig) -> None:
 def long_filters(config: LanguageModelConfig, params: optax.Params) -> list[LongFilters]:
     """The filters of every layer with long filters, as the model evaluates them.
 
-    Raises:
-      UserError: if the model's module has no `blocks`, or a mixer's module with a filter has no `filter`.
+    The model's module must have `blocks`, and their mixers' modules a `filter`.
     """
     # Rematerialisation would wrap each block and hide its parts.
     bound = models.build(replace(config, remat="none")).bind({"params": params})

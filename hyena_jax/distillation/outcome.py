@@ -34,7 +34,7 @@ def get_config():
 
 
 class Outcome(NamedTuple):
-    """Results to report; the last of `tried` is the chosen size."""
+    """Results to report."""
 
     original: Original
     before: Values
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
     @property
     def last(self) -> Tried:
-        """The chosen size."""
+        """The chosen size, the last of `tried`."""
         return self.tried[-1]
 
     def increase(self, tried: Tried) -> float:

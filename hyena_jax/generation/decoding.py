@@ -59,10 +59,8 @@ class Request:
 
 
 class Prefilled(NamedTuple):
-    """A model that has read prompts: its state, the logits [P, V] of the next token, and the tokens read.
-
-    `room` is how many more tokens the state can read; None if the state does not grow.
-    """
+    """A model that has read prompts: its state, the logits [P, V] of the next token, the tokens read, and how
+    many more the state has room for; None if it does not grow."""
 
     state: Any
     logits: jax.Array
@@ -105,9 +103,6 @@ def prefill(
       prompts: token ids int [length], each of at least one.
       before: an earlier result to continue from, a row for each prompt; the prompts must be equally long.
       context: tokens that the state has room for in all; None takes max_len.
-
-    Raises:
-      UserError: if a prompt is empty, longer than the room, or holds an invalid id; or if the rows differ.
     """
     prompts = check_prompts(model.config, prompts, "error")
     tokens, lengths = right_aligned(prompts)
@@ -132,13 +127,9 @@ def prefill(
 def proceed(
     model: nn.Module, params: optax.Params, prefilled: Prefilled, request: Request
 ) -> Iterator[Chunk]:
-    """Continues prompts that were read.
+    """Continues prompts that were read, at most TILE tokens at a time, until all are drawn or all rows stop.
 
-    Yields:
-      Pieces of at most TILE tokens, until there are `request.n_tokens` or every row has stopped.
-
-    Raises:
-      UserError: before the first chunk, if a value is out of range, or the room is too small with `error`.
+    The call itself raises UserError, if a value is out of range or, with `error`, the room is too small.
     """
     _check_request(request, model.config)
     if request.on_full == "error" and prefilled.room is not None:
@@ -175,7 +166,6 @@ def _check_request(request: Request, config: ModelConfig) -> None:
 def _chunks(
     model: nn.Module, params: optax.Params, prefilled: Prefilled, request: Request
 ) -> Iterator[Chunk]:
-    """The host's side of the loop, which counts tokens, tiles and room."""
     n_prompts, left = len(prefilled.read), request.n_tokens
     sampling = SamplingConfig(request.rule, request.n_symbols, request.lazy)
     rows = SamplingInputs(

@@ -26,7 +26,7 @@ Watch = Callable[[Sequence[int]], int | None]
 
 
 def encode(tokenizer: "Tokenizer", text: str, name: str) -> np.ndarray:
-    """The ids of a text, int32 [n]. Raises UserError, naming `name`, if it cannot be encoded."""
+    """The ids of a text, int32 [n]; errors call it `name`."""
     try:
         return tokenizer.encode(text)
     except UserError as error:
@@ -44,12 +44,7 @@ def encode_prompt(tokenizer: "Tokenizer", text: str) -> np.ndarray:
 def check_prompts(
     config: ModelConfig, prompts: Sequence[np.ndarray], on_full: OnFull = "slide"
 ) -> list[np.ndarray]:
-    """The prompts as int32 arrays; with `slide`, only the last max_len tokens of each.
-
-    Raises:
-      UserError: if there are none, or one is empty, too long or not a list of valid token ids; or if the
-        model's config has no max_len or no vocab_size.
-    """
+    """The prompts, each of one or more valid ids, as int32; with `slide`, only their last max_len tokens."""
     for name in ("max_len", "vocab_size"):
         require(hasattr(config, name), "model", type(config).__name__, f"one whose config has {name}")
     require(len(prompts) >= 1, "prompts", len(prompts), "at least one")
@@ -102,11 +97,7 @@ class StopTexts:
 
 
 def stops(tokenizer: "Tokenizer", texts: Sequence[str]) -> tuple[tuple[int, ...], StopTexts | None]:
-    """The ids of texts that are a single token, which the device checks, and the texts that the host checks.
-
-    Raises:
-      UserError: if a text is empty or cannot be encoded; or is several ids and the tokenizer is of ids.
-    """
+    """The ids of texts that are a single token, which the device checks, and the others, for the host."""
     ids = []
     for text in texts:
         require(text != "", "stop", text, "at least one character")

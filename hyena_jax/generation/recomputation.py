@@ -25,10 +25,8 @@ class Recomputing(nn.Module):
     """A causal model with `init_state`, `prefill` and `step` that call only its parallel form.
 
     The rows are left-aligned, so that rows of different lengths need no mask: a causal model's output at a
-    token does not depend on the zeros that follow. A step costs as much as scoring S tokens.
-
-    Attributes:
-      model: logits [B, L, V] of tokens int [B, L]; its parameters are the parameters of this module.
+    token does not depend on the zeros that follow. A step costs as much as scoring S tokens. `model` gives
+    logits [B, L, V] of tokens int [B, L]; its parameters are the parameters of this module.
     """
 
     model: nn.Module

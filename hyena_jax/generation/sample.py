@@ -37,11 +37,7 @@ def stream(tokenizer: Tokenizer, prompt: np.ndarray, chunks: Iterator[Chunk]) ->
 def write_sample(
     path: Path, model: nn.Module, params: optax.Params, data: Dataset, experiment: Experiment
 ) -> None:
-    """Continues the run's prompt by `logging.sample_tokens` tokens, on the screen and in the file at `path`.
-
-    Args:
-      data: with a `tokenizer`, and a `prompt`.
-    """
+    """Continues the run's prompt by `logging.sample_tokens` tokens, on the screen and in a file."""
     prompt = data.prompt(experiment.logging.sample_prompt)
     n_symbols = data.tokenizer.vocab_size
     request = Request(experiment.logging.sample_tokens, seed=experiment.seed, n_symbols=n_symbols)
@@ -58,9 +54,7 @@ def has_labels(data: Dataset) -> bool:
 def draw_predictions(
     model: nn.Module, params: optax.Params, data: Dataset, count: int, path: Path
 ) -> tuple[int, int]:
-    """Draws `count` evenly spaced held-out images (or all) with their predicted labels.
-
-    Wrong predictions are red, with the true label next to them.
+    """Draws `count` evenly spaced held-out images (or all) with their predicted labels, wrong ones in red.
 
     Returns:
       How many predictions are right, and how many images were drawn.

@@ -1,7 +1,7 @@
 """Saves a model's state after prompts to a file, so that prompts are read once and continued often.
 
-The file is a safetensors file. Its arrays are the leaves of a `Prefilled`, named by their paths: `logits`,
-`read/0`, `state/shared/position`. Its metadata are one text of JSON.
+It is a safetensors file of the leaves of a `Prefilled`, named by their paths: `logits`, `read/0`,
+`state/shared/position`. Its metadata are one text of JSON.
 """
 
 import hashlib
@@ -43,11 +43,7 @@ def origin(model_config: ModelConfig, params: optax.Params) -> str:
 
 
 def save_state(path: Path, prefilled: Prefilled, origin: str) -> None:
-    """Writes the state and the tokens read, atomically; equal ones give equal files.
-
-    Raises:
-      OSError: if the file cannot be written.
-    """
+    """Writes the state and the tokens read, atomically; equal ones give equal files."""
     room, rows = prefilled.room, prefilled.read
     context = None if room is None else room + max(map(len, rows))
     about = {"format": FORMAT, "origin": origin, "rows": len(rows), "context": context}
@@ -58,11 +54,7 @@ def save_state(path: Path, prefilled: Prefilled, origin: str) -> None:
 
 
 def load_state(path: Path, model: nn.Module, params: optax.Params, origin: str) -> Prefilled:
-    """The state that `save_state` wrote; shapes are checked against the model before arrays are read.
-
-    Raises:
-      UserError: if the file is not a saved state, or belongs to another model or other parameters.
-    """
+    """The state that `save_state` wrote; one of another model or `origin` is refused before it is read."""
     with open_input("load_state", path, memory_size()) as file:
         if file.read(4) == b"PK\x03\x04":  # a zip archive, as format 1 was
             again = "read the prompts again and save their state"
@@ -77,7 +69,6 @@ def load_state(path: Path, model: nn.Module, params: optax.Params, origin: str) 
 
 
 def _about(file: safe_open, origin: str) -> dict[str, Any]:
-    """What the metadata say of the state, which must be of this origin."""
     text = (file.metadata() or {}).get("saved_state", "")
     require(0 < len(text) <= MAX_ABOUT, "saved_state in the metadata", text[:80], "a short text")
     about = parse_json(text)
@@ -109,7 +100,6 @@ def _prefilled(file: safe_open, about: dict[str, Any], model: nn.Module, params:
 
 
 def _shapes(file: safe_open, about: dict[str, Any], model: nn.Module, params: optax.Params) -> Prefilled:
-    """The shapes and dtypes that the arrays must have."""
     rows, context, most = about["rows"], about["context"], model.config.max_len
     n_arrays = len(file.keys())
     require(type(rows) is int and 1 <= rows <= n_arrays, "rows", rows, f"in 1..{n_arrays}")

@@ -33,12 +33,8 @@ def content(
 
     Args:
       step: `latest`, `best` or a number.
-      shown: what the model is shown with.
-      beside: folder of a run whose mixing matrices are shown beside this run's; None: plain attention.
+      beside: folder of a run whose mixing matrices are shown next to this run's; None: plain attention.
       note: prints a note for the user.
-
-    Raises:
-      UserError: if a folder holds no run, there is no such checkpoint, or the other run reads other inputs.
     """
     folder = read_folder(workdir)
     experiment = folder.experiment
@@ -111,11 +107,7 @@ def _start(
 def _beside(
     workdir: Path, encoding: Encoding, shown: Example, seen: Trace, note: Callable[[str], None]
 ) -> json_values.Other:
-    """Another run at work on the same input, as `seen` is.
-
-    Raises:
-      UserError: if it cannot read the input, or its mixers read another number of positions.
-    """
+    """Another run at work on the same input, whose mixers must read as many positions as those of `seen`."""
     folder = read_folder(workdir)
     config = folder.experiment.model
     if folder.encoding != encoding or config.input_kind.is_tokens != bool(shown.labels):

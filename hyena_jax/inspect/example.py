@@ -56,11 +56,7 @@ class Scores(NamedTuple):
 
 
 def from_text(tokenizer: Tokenizer, text: str, most: int, path: Path | None = None) -> Example:
-    """The first `most` tokens of a text, from a file if `path` is given; `bos` is one of them.
-
-    Raises:
-      UserError: if the text has no token or cannot be encoded.
-    """
+    """The first `most` tokens of a text, from a file if `path` is given; `bos` is one of them."""
     name = "text" if path is None else f"path {str(path)!r}"
     try:
         ids = np.asarray(encode_start(tokenizer, text[: MAX_CHARACTERS * most]), np.int32)
@@ -77,7 +73,7 @@ def from_text(tokenizer: Tokenizer, text: str, most: int, path: Path | None = No
 
 
 def from_file(tokenizer: Tokenizer, path: Path, most: int) -> Example:
-    """The first `most` tokens of a text file in UTF-8. Raises UserError if it cannot be read."""
+    """The first `most` tokens of a text file in UTF-8."""
     try:
         text = read_bytes("path", path, MAX_BYTES).decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -86,11 +82,7 @@ def from_file(tokenizer: Tokenizer, path: Path, most: int) -> Example:
 
 
 def held_out(data: Dataset, encoding: Encoding, index: int, most: int) -> Example:
-    """A held-out row of a run's data: the first `most` tokens of a window, or an image.
-
-    Raises:
-      UserError: if there is no such row.
-    """
+    """A held-out row of a run's data: the first `most` tokens of a window, or an image."""
     n_rows = data.n_eval_rows()
     require(0 <= index < n_rows, "index", index, f"in 0..{n_rows - 1}, the held-out rows")
     batch = next(islice(data.eval_batches(1), index, None))

@@ -25,10 +25,7 @@ def draw_mixing(matrices: Mapping[str, np.ndarray], labels: Sequence[str] | None
     """Matrices [L, L], next to each other, by their titles: rows are outputs, columns the inputs they read.
 
     A matrix without negative entries runs from white to black, another from blue over white to red. Each row
-    is divided by its largest magnitude, since rows differ by their gates.
-
-    Args:
-      labels: the L tokens.
+    is divided by its largest magnitude, since rows differ by their gates. `labels` are the L tokens.
     """
     figure = _figure(4.4 * len(matrices), 5.6)
     for axes, (title, matrix) in zip(

@@ -39,7 +39,7 @@ class View(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """How a layer mixes: a title for all views, the views, and whether any output reads later inputs.
+    """How a layer mixes: views under one title, and whether any output reads later inputs.
 
     `about` says what there is to see; it may be empty.
     """
@@ -53,8 +53,7 @@ class Mixed(NamedTuple):
 def mixed(layer: Layer, params: optax.Params, n_heads: int) -> Mixed:
     """The mixing matrices of a layer: all together, and the `n_heads` that contribute most.
 
-    Args:
-      params: the layer's own parameters.
+    `params` are the layer's own.
     """
     is_causal = bool(getattr(layer.mixer.config, "causal", True))
     found = mixing(layer.mixer, params, layer.inputs, layer.handed)
@@ -117,12 +116,9 @@ def matrices(
 ) -> list[tuple[Json, np.ndarray]]:
     """For each layer its mixing matrices next to attention's or another run's, and the first of them.
 
-    So many matrices of single heads are kept that all together have at most `MATRIX_BYTES`; if even one of
-    each layer is too much, layers are left out, evenly spaced.
-
-    Args:
-      other: None compares with attention without parameters.
-      advance: called after each layer.
+    As many matrices of single heads are kept as fit in `MATRIX_BYTES`; if even one of each layer does not,
+    layers are left out, evenly spaced. `other` None compares with attention without parameters; `advance` is
+    called after each layer.
     """
     length = seen.layers[0].inputs.shape[1] if seen.layers else 1
     most = max(MATRIX_BYTES // length**2, 2)
@@ -156,10 +152,9 @@ def _view(view: View, is_causal: bool) -> Json:
 def filters(
     before: Sequence[tuple[Layer, optax.Params]] | None, after: Sequence[tuple[Layer, optax.Params]]
 ) -> list[Json]:
-    """The long filters of every layer over all lags of its mixer, before and after training.
+    """The long filters of every layer over all lags of its mixer, before (None: unknown) and after training.
 
-    Args:
-      before, after: the layers with their own parameters; None: there is nothing to compare with.
+    The layers come with their own parameters.
     """
     pairs = []
     for i, (layer, new) in enumerate(after):
@@ -315,8 +310,7 @@ def rounded(values: Any) -> list[float | None]:
 def packed(matrix: Any, triangle: bool = False, wide: bool = False) -> Json:
     """A matrix as integers of one byte in base64, with one factor for each row; `wide` takes two bytes.
 
-    Args:
-      triangle: keep the entries up to the diagonal.
+    `triangle` keeps only the entries up to the diagonal.
     """
     matrix = np.nan_to_num(np.asarray(matrix, np.float64))
     dtype = np.dtype("<i2" if wide else "i1")

@@ -26,8 +26,7 @@ def mixing(
     """The matrices M [B, N, L, L] of a mixer for its input x [B, L, D], and the values that they mix.
 
     M v is what enters the mixer's output projection, gates included: see `hyena_jax.mixers.mixing`. None for
-    a mixer that marks no values, or whose options leave no such matrices; `jacobian_norms` then says as much
-    as can be said.
+    a mixer without such matrices; `jacobian_norms` then says as much as can be said.
 
     Args:
       mixer: an unbound module, such as `trace` returns.
@@ -48,15 +47,14 @@ def jacobian_norms(
     """How much output t of a function of x [1, L, D] depends on input s: [L, L] of the block norms.
 
     Entry (t, s) is the Frobenius norm of the block dy_t / dx_s [D, D]. Unlike a mixing matrix it also sees
-    how the gates depend on the input. The blocks come from reverse mode, which every mixer needs to train;
-    forward mode is refused by the kernels that `ops.linear_recurrence` takes on a GPU and a TPU.
+    how the gates depend on the input. By reverse mode, since the kernels of `ops.linear_recurrence` on GPUs
+    and TPUs refuse forward mode.
 
     Args:
       function: y [1, L, ...] of x [1, L, D].
-      n_probes: None computes the gradient of each single output and is exact. A number computes the gradients
-        along so many random directions of each position's output instead: the squares of the norms are then
-        unbiased estimates, better for blocks of higher rank.
-      seed: of the random directions.
+      n_probes: None computes the gradient of each single output and is exact. A number computes gradients
+        along so many random directions (by `seed`) of each position's output: the squares of the norms are
+        then unbiased estimates, better for blocks of higher rank.
 
     Raises:
       ValueError: if x is not [1, L, D], or n_probes is below 1.
@@ -75,7 +73,7 @@ def jacobian_norms(
             directions = jax.random.normal(jax.random.key(seed), shape, y.dtype) / n_probes**0.5
 
         def pull(index: jax.Array) -> jax.Array:
-            """Squares [L], summed over the input's channels, of the gradient along a direction of one y_t."""
+            """Squared gradients along a direction of one y_t, summed over the input's channels [L]."""
             at = jnp.zeros_like(y).at[index // len(directions)].set(directions[index % len(directions)])
             x_bar = pull_back(at)[0][0].astype(jnp.promote_types(x.dtype, jnp.float32))
             return jnp.square(x_bar).sum(-1)

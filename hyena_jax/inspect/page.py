@@ -29,7 +29,6 @@ class Content(NamedTuple):
     """What a page shows.
 
     Attributes:
-      title: of the run.
       facts: rows of a table about the run.
       config: the experiment as JSON text.
       body: sections that differ between text and images, as HTML; everything in them is escaped.
@@ -53,11 +52,8 @@ def page(content: Content) -> str:
     """The page as text.
 
     Text from outside is escaped; in the data `<` is written as an escape of JSON, so that no text ends the
-    element. The content security policy allows this page's own script and style by their digests, and images
-    in the page, and nothing else.
-
-    Raises:
-      UserError: if the page would be larger than `MAX_BYTES`.
+    element. The content security policy allows only this page's own script and style, by their digests, and
+    images in the page. Raises UserError above `MAX_BYTES`.
     """
     folder = Path(__file__).parent
     script = (folder / "page.js").read_text(encoding="utf-8")

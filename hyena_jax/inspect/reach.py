@@ -58,8 +58,8 @@ def effective_length(h: np.ndarray, energy: float = ENERGY) -> np.ndarray:
 def hankel_values(h: np.ndarray, n_values: int = 64) -> np.ndarray:
     """Singular values [..., k] of the Hankel matrix of h_1, h_2, ... of h [..., L], largest first.
 
-    k = min(n_values, floor((L - 1) / 2)). How fast they fall says how large a recurrence must be that gives
-    the same filter: see `hyena_jax.ops.hankel`. h_0 is left out, since any recurrence can have it.
+    k = min(n_values, floor((L - 1) / 2)). Their fall says how large a recurrence with the same filter must
+    be: see `hyena_jax.ops.hankel`. h_0 is left out, since any recurrence can have it.
     """
     later = h[..., 1:].reshape(-1, h.shape[-1] - 1)
     values = hankel.spectrum(later, n_values).values[:, :n_values]
@@ -88,10 +88,9 @@ def gates(mixer: nn.Module, params: optax.Params, x: jax.Array) -> Gates | None:
 
 
 def memory_lengths(decay: jax.Array) -> jax.Array:
-    """-1 / (mean over t of log |a_t|) [B, W], in steps: after so many a state has shrunk by the factor e.
+    """-1 / (mean over t of log |a_t|) [B, W], at most `LONGEST`: steps in which a state shrinks e-fold.
 
-    Args:
-      decay: a_t [B, L, W]; 0 shrinks everything at once. At most `LONGEST`.
+    `decay` is a_t [B, L, W]; 0 shrinks everything at once.
     """
     rate = -jnp.log(jnp.abs(decay)).mean(axis=1)
     return 1 / jnp.maximum(rate, 1 / LONGEST)

@@ -71,7 +71,7 @@ def trace(model: nn.Module, params: optax.Params, inputs: jax.Array) -> Trace:
     """Runs a model once, without dropout, and keeps what passes through its mixers and blocks.
 
     Args:
-      model: a module of `hyena_jax.models`, or a user's own that uses registered mixers.
+      model: of `hyena_jax.models`, or a user's own that uses registered mixers.
       inputs: tokens [B, L] or images [B, height, width, colours].
     """
     if getattr(model.config, "remat", "none") != "none":  # it would wrap each block and hide its parts

@@ -23,7 +23,7 @@ A mixer may also declare
 
 and mark the values that it mixes, of which `show` then draws the matrices: see mixing.py.
 
-A module without `Mixer` may have the four methods itself, with a state of its own kind; or `__call__` alone,
+A module without `Mixer` may have the four methods itself, with its own kind of state; or `__call__` alone,
 and decoding then recomputes its context. With a field `sequence_axis: str | None = None` its length can be
 sharded, and with `platform: str | None = None` it is told what it is compiled for, "cpu", "gpu" or "tpu".
 
@@ -98,7 +98,7 @@ __all__ = [
 
 
 def mixer_class(config: MixerConfig) -> type[nn.Module]:
-    """The module that a mixer's config describes; its fields are (d_model, max_len, config, ...).
+    """The module of a mixer's config, with the fields (d_model, max_len, config, ...).
 
     Raises:
       UserError: if the config's class is not registered.
@@ -117,10 +117,7 @@ def has_state(module: type[nn.Module]) -> bool:
 
 
 def is_unbounded(config: MixerConfig) -> bool:
-    """Whether decoding may continue beyond max_len, as the mixer's module declares.
-
-    Such a mixer has a state that does not grow with the sequence, and no table over absolute positions.
-    """
+    """Whether decoding may continue beyond max_len: no state that grows, no table over absolute positions."""
     says = getattr(mixer_class(config), "is_unbounded", None)
     return says is not None and says(config)
 

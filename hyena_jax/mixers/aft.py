@@ -37,11 +37,6 @@ position_init = nn.initializers.normal(0.1)
 class AFT(Mixer):
     """All four; a subclass adds the sums over keys.
 
-    Attributes:
-      config: see the config of each.
-      n_layers: initialisers of the output projection may depend on it.
-      dtype: of the activations; None follows the input. Sums and states stay in float32.
-
     Parameters:
       qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each.
       qkv_proj/bias [3*D]: likewise.
@@ -120,7 +115,6 @@ class AFTFull(AFT):
         return blockwise_sums(keys, values, self.bias(), seq.positions, seq.position)
 
     def bias(self) -> aft.Bias:
-        """w_{t,s} = u_t . v_s."""
         return aft.low_rank_bias(self.position_queries, self.position_keys)
 
 

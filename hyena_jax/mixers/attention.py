@@ -27,11 +27,7 @@ class Attention(Mixer):
     et al. 2024, arXiv 2402.01032, with the windows of the released code).
 
     Groups of heads can share keys and values (Ainslie et al. 2023, arXiv 2305.13245), or all heads can
-    (Shazeer 2019, arXiv 1911.02150). Positions are rotary, or absent.
-
-    Attributes:
-      n_layers: scales the initial output projection.
-      dtype: of the activations; None follows the input. The softmax stays in float32.
+    (Shazeer 2019, arXiv 1911.02150). Positions are rotary, or absent. The softmax is in float32.
 
     Parameters:
       qkv_proj/kernel [D, (H + 2*G)*d]: columns are the H queries, the G keys, the G values, d each.
@@ -109,7 +105,7 @@ class Attention(Mixer):
 class LocalAttention(Attention):
     """Attention to the last `window` keys and the query's own (Griffin: arXiv 2402.19427, section 2.3).
 
-    The state holds S = min(window + 1, max_len) keys. Everything else is as in `Attention`.
+    The state holds S = min(window + 1, max_len) keys.
     """
 
     config: LocalAttentionConfig = LocalAttentionConfig()

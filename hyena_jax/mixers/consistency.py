@@ -33,12 +33,7 @@ def check_consistency(mixer: nn.Module) -> None:
     it has one, continues a sequence as the parallel form does. For a `Mixer` that accepts segment_ids: a
     document among others is computed as alone. Narrow dtypes and sharded sequences are not compared.
 
-    Args:
-      mixer: unbound; see the contract in `hyena_jax.mixers`.
-
-    Raises:
-      UserError: if two forms differ, or a state grows without bound that is declared not to.
-      Exception: what the mixer itself raises.
+    `mixer` is unbound. Raises UserError if two forms differ, or a state grows that is declared not to.
     """
     name, length, rng = type(mixer).__name__, min(N_TOKENS, mixer.max_len), np.random.default_rng(0)
     x, other = rng.standard_normal((2, 2, length, mixer.d_model)).astype(np.float32)

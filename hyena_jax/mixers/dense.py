@@ -25,7 +25,6 @@ class SplitDense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> list[jax.Array]:
-        """The parts, in the order of the columns."""
         x, kernel, bias = _parameters(self, x, x.shape[-1], self.n_parts * self.features)
         parts = split_dense(x, kernel, self.n_parts)
         if bias is None:
@@ -45,7 +44,6 @@ class ToChannelsFirst(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> list[jax.Array]:
-        """The parts, in the order of the columns."""
         x, kernel, bias = _parameters(self, x, x.shape[-1], self.n_parts * self.features)
         parts = to_channels_first(x, kernel, self.n_parts)
         if bias is None:
@@ -65,7 +63,6 @@ class FromChannelsFirst(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """y [B, L, C]."""
         x, kernel, bias = _parameters(self, x, x.shape[0], self.features)
         y = from_channels_first(x, kernel)
         return y if bias is None else y + bias

@@ -22,14 +22,10 @@ class Fastmax(Mixer):
     """Attention with a polynomial kernel (Gerami et al. 2024, arXiv 2402.07901).
 
     o_t = sum_s f(scale q_t . k_s) v_s / sum_s f(scale q_t . k_s), f(x) = sum_{l=0..p} x^l / l!, with queries
-    and keys standardised over the channels of their head. Decoding costs O(M d) per token and head,
-    M = C(d+p, p), at any length, and gives the same values for both forms, `factorized` or not.
+    and keys standardised over the channels of their head, and f in float32. Decoding costs O(M d) per token
+    and head, M = C(d+p, p), at any length, and gives the same values for both forms, `factorized` or not.
 
     With segment_ids the quadratic form is used, O(L^2): sums over keys cannot tell documents apart.
-
-    Attributes:
-      n_layers: initialisers of the output projection may depend on it.
-      dtype: of the activations; None follows the input. Kernel, sums and states stay in float32.
 
     Parameters:
       qkv_proj/kernel [D, 3*D]: columns are queries, keys, values, D each, head after head.

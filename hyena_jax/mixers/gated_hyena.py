@@ -18,8 +18,8 @@ class GatedHyena(LongConvolutionMixer):
     """A gate that interpolates between a long and a short convolution.
 
     v, g = split(W_in x); y = (k * v) ⊙ g + s ⊙ (1 - g), with k one long filter without skip and s a depthwise
-    FIR of x itself; a dense layer of y is the output. It comes from an implementation without a
-    paper, whose FIR is centred and reads (K-1)/2 steps ahead. `causal=False` does so, the default does not.
+    FIR of x itself; a dense layer of y is the output. In the original, an implementation without a paper, the
+    FIR is centred and reads (K-1)/2 steps ahead, as with `causal=False`; the default does not.
 
     Attributes:
       n_layers: of no effect: the published initialisation does not depend on the depth.

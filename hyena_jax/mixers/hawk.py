@@ -34,13 +34,11 @@ class Hawk(Mixer):
 
     FIR_K is a depthwise filter of K taps with a bias; p is the argument of softplus in the released code, so
     that the paper's a = sigmoid(Lambda) is exp(-softplus(p)). Where a document starts h_t = i_t ⊙ u_t, since
-    nothing comes before that the input would have to make room for. At the first token of a row this holds
-    with `config.reset_at_start` alone; without it, the equation above.
+    the input need not make room for an earlier one; at the start of a row, only with `config.reset_at_start`.
 
     Attributes:
       n_layers: scales the initial output projection by sqrt(2 / n_layers).
-      dtype: of the activations and of all dense layers, including the gates'; None follows the input. The
-        gates' sigmoids, the recurrence and the state stay in float32.
+      dtype: of all dense layers, including the gates'; their sigmoids and the recurrence are in float32.
 
     Parameters:
       in_proj/kernel [D, 2*W]: columns are the GELU branch (W_g), the recurrent branch (W_r), W each.

@@ -34,8 +34,8 @@ class Hyena(LongConvolutionMixer):
     - `gate_first` (the published code), gates x_0..x_{N-1}: for o = 0..N-2,
       g = v ⊙ x_{N-1-o}, v <- h_o * g + b_o ⊙ g; then v <- v ⊙ x_0; F = N - 1;
 
-    and a dense projection of v, after the activation, is the output. Order 2 of irhum/hyena, an
-    implementation in Flax with two long filters and four projections, is `gate_first` of order 3.
+    and a dense projection of v, after the activation, is the output. Order 2 of irhum/hyena (Flax; two long
+    filters, four projections) is `gate_first` of order 3.
 
     Head i holds channels i W/H .. (i+1) W/H - 1, and all heads share their W/H filters and skips.
 

@@ -8,8 +8,7 @@ Such a mixer marks two places in `mix`, and computes the same with and without t
 
 The letters name the axes: B batch, T tokens, d channels that share a matrix; all others together are the N
 matrices (heads, or channels). Gates, queries and keys are computed before the first mark: after it they would
-see the impulse that takes the place of the values. Where options leave it nonlinear in them, a mixer has
-no marks.
+see the impulse that takes the place of the values. A mixer that is nonlinear in them has no marks.
 """
 
 from typing import NamedTuple
@@ -30,8 +29,8 @@ AT_ONCE = 8
 class Mixing(NamedTuple):
     """The matrices M of a mixer for one input, and the values v that they mix.
 
-    o_{t,n} = sum_s M^n_{t,s} v_{s,n}. M depends on the input through gates, queries and keys, all of which it
-    includes; v does not include them. In a causal mixer M is 0 above its diagonal.
+    o_{t,n} = sum_s M^n_{t,s} v_{s,n}. All gates, queries and keys are in M, none in v. In a causal mixer M is
+    0 above its diagonal.
 
     Attributes:
       matrices: M [B, N, L, L], float32 at least: row t holds what output t takes from each value.
@@ -48,10 +47,7 @@ class Mixing(NamedTuple):
 
 
 class Probe(Parallel):
-    """Whole sequences, of which the marked arrays are kept as [B, L, N, d].
-
-    With an impulse s, the values are 1 at position s and 0 elsewhere.
-    """
+    """Keeps the marked arrays as [B, L, N, d]; with an impulse s, the values are 1 at s and 0 elsewhere."""
 
     def __init__(
         self, shape: tuple[int, int], impulse: jax.Array | None = None, handed: Handed | None = None
@@ -78,12 +74,7 @@ def mixing_matrices(
     """The matrices of a mixer for its input x [B, L, D]; None for one that marks no values.
 
     Column s of all matrices is the mixer's answer to an impulse at position s, since no matrix sees the
-    values of another.
-
-    Args:
-      mixer: unbound.
-      params: the mixer's own parameters.
-      handed: what earlier layers hand on to it; None for a first layer.
+    values of another. Arguments as of `hyena_jax.inspect.mixing`.
     """
     if not isinstance(mixer, Mixer):
         return None

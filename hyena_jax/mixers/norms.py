@@ -49,8 +49,8 @@ def make_norm(
 ) -> Callable[[jax.Array], jax.Array]:
     """The norm that a config names: a module, or the identity for `none`.
 
-    Flax's LayerNorm computes its statistics in float32, too. With eps None it is 1e-5 in LayerNorm, as in
-    GPT-2 and PyTorch, and 1e-6 in RMSNorm.
+    Without `eps` it is 1e-5 in LayerNorm, as in GPT-2 and PyTorch, and 1e-6 in RMSNorm. Flax's LayerNorm
+    computes its statistics in float32, too.
     """
     match name:
         case "layer":
@@ -62,17 +62,13 @@ def make_norm(
 
 
 class HeadLayerNorm(nn.Module):
-    """LayerNorm over the K channels of each head of x [..., H, K], with a factor and a bias [H K].
-
-    Computed in the dtype of x.
-    """
+    """LayerNorm over the K channels of each head of x [..., H, K], in its dtype; factor and bias [H K]."""
 
     epsilon: float
     scale_init: Initializer = nn.initializers.ones
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """y [..., H, K] of x [..., H, K]."""
         heads, n_channels = x.shape[-2:], x.shape[-2] * x.shape[-1]
         scale = self.param("scale", self.scale_init, (n_channels,), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (n_channels,), jnp.float32)
@@ -93,7 +89,6 @@ class GroupRMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """y [..., C] of x [..., C]."""
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32).astype(x.dtype)
         groups = x.reshape(*x.shape[:-1], self.n_groups, -1)
         mean_square = jnp.square(groups).mean(axis=-1, keepdims=True)

@@ -73,11 +73,7 @@ class Online(Sequence):
         return MixerState(Shared(self.position, self.constants), self.first, self.empty)
 
     def state(self) -> MixerState:
-        """The state after these tokens, once `mix` has called all operators.
-
-        Raises:
-          UserError: if `mix` has called fewer operators than for the state before.
-        """
+        """The state after these tokens; UserError if `mix` has called fewer operators than before them."""
         missing = sorted(self.state_before.memory.keys() - self.memory.keys())
         if missing:
             raise UserError(f"`mix` did not call {', '.join(missing)} this time: {SAME_CALLS}")
@@ -131,10 +127,8 @@ class Online(Sequence):
 
 
 def map_histories(function: Callable[[History], History], tree: Any) -> Any:
-    """A mixer's or a model's state with `function` applied to the history of each long convolution.
-
-    `online_conv.open_tiles`, `absorb` and `close_tiles` are such functions. Other memories stay as they are.
-    """
+    """A mixer's or a model's state with `function`, such as `online_conv.absorb`, applied to the history of
+    each long convolution."""
 
     def mapped(node: Any) -> Any:
         if not isinstance(node, MixerState):

@@ -137,14 +137,9 @@ class RWKV7(Mixer):
 
 
 class LowRank(nn.Module):
-    """W_2 f(W_1 x) + bias, in float32 at least.
+    """W_2 f(W_1 x) + bias, float32 at least; `dtype` is of the products.
 
-    Attributes:
-      width: of the output, D.
-      rank: columns of W_1.
-      activation: f; None is the identity.
-      bias_init: None has no bias.
-      dtype: of the products.
+    W_1 has `rank` columns and W_2 `width`; f is `activation`, or the identity. No bias without `bias_init`.
     """
 
     width: int

@@ -1,6 +1,6 @@
 """What a mixer does along the sequence: `seq`, the second argument of `Mixer.mix`.
 
-A mixer computes everything else token by token. Its operators along the sequence are
+Its operators are
 
     fir, shift, before, cache    the last few inputs, or all of them
     recur                        h_t = a_t h_{t-1} + x_t
@@ -151,10 +151,7 @@ class Sequence:
         return jnp.where(self.real.reshape(*self.real.shape, *(1 for _ in range(after))), x, fill)
 
     def starts(self, of_rows: bool = True) -> jax.Array | None:
-        """True where a document begins after another and, with `of_rows`, at a row's first real token.
-
-        bool [B, T], or None for nowhere.
-        """
+        """Bool [B, T], or None: where a document follows another and, with `of_rows`, a row's first token."""
         raise NotImplementedError
 
     def gathers(self, name: str) -> None:
@@ -174,8 +171,7 @@ class Sequence:
     def of_first_layer(self, name: str, x: jax.Array) -> jax.Array:
         """x [B, T, ...] of the first layer that calls this by `name`, in that layer and in all later ones.
 
-        It belongs to the same tokens, so that decoding keeps no memory of it. A mixer by itself is its own
-        first layer.
+        Decoding keeps no memory of it. A mixer by itself is its own first layer.
         """
         return self.handed.setdefault(name, x)
 
@@ -195,9 +191,6 @@ class Sequence:
             such parts of equal shapes, whose channels follow each other; y is then a list too.
           taps: [C, K], tap 0 meets the current input.
           bias: [C].
-
-        Raises:
-          UserError: if the shapes do not fit.
         """
         parts = x if isinstance(x, list) else [x]
         shape, dtype = parts[0].shape, parts[0].dtype
@@ -263,9 +256,9 @@ class Sequence:
         return self.carry("shift", lambda: jnp.zeros_like(x, shape=(len(x), n, *x.shape[2:])), run, whole)
 
     def before(self, x: jax.Array, n: int, fill: float = 0) -> jax.Array:
-        """The n inputs before x [B, T, ...], oldest first, padding and other documents included: [B, n, ...].
+        """The n inputs before x [B, T, ...], oldest first: [B, n, ...], with `fill` before the first input.
 
-        `fill` stands before the first input.
+        They include padding and other documents.
         """
 
         def run(before: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -277,7 +270,7 @@ class Sequence:
     def cache(self, x: jax.Array, fill: float = 0) -> jax.Array:
         """All inputs: x [B, T, ...] of whole sequences, else [B, S, ...] with `fill` where none is yet.
 
-        The caller masks padding and slots beyond `index`. Where the state has no room for x, it becomes NaN.
+        The caller masks padding and slots beyond `index`. Without room for x, the result is NaN.
         """
 
         def run(before: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -435,9 +428,8 @@ class Sequence:
         A filter of few taps keeps documents apart; any other refuses them.
 
         Args:
-          skip: weights of the convolutions' own inputs [F, w], or None.
+          skip, block_len: as of `Filters`.
           expand: from the filters' own channels to w.
-          block_len: steps of a block that is convolved by itself; None: the sequence is one block.
           is_bidirectional: the second half of the filters is of the future.
         """
         is_plain = block_len is None and not is_bidirectional
@@ -460,9 +452,8 @@ class Sequence:
     def conv(self, u: jax.Array, filters: Filters, o: int) -> jax.Array:
         """u [W, B, T] through long convolution o, its skip included, in the dtype of u.
 
-        The memory depends on the filter: modes, for one that is the impulse response of a small recurrence
-        (`ops.modal_conv`); the last inputs, for one of few taps (`ops.few_taps`); else all inputs
-        (`ops.online_conv`).
+        The memory depends on the filter: modes of a small recurrence (`ops.modal_conv`), the last inputs for
+        few taps (`ops.few_taps`), else all inputs (`ops.online_conv`).
         """
         skip = None if filters.skip is None else filters.skip[o]
         for all_filters in (filters.past, filters.modes):

@@ -3,6 +3,9 @@
     Module(config)
     __call__(inputs, segment_ids, deterministic) -> logits
 
+`segment_ids` is None, or [B, L] for models that keep documents apart. With `deterministic` False, dropout is
+applied, from the RNG stream `dropout`.
+
 Optional, and not used if the module lacks it:
 
     hidden(inputs, segment_ids, deterministic) -> x     } the loss then computes logits part by part
@@ -61,14 +64,13 @@ def build(config: ModelConfig, sequence_axis: str | None = None, layout: Layout 
     """The module that `config` describes.
 
     Args:
-      sequence_axis: axis of the ambient mesh (`jax.set_mesh`) over which the sequences of a language model
-        are sharded when it is called; None shards none. The parameters do not depend on it.
+      sequence_axis: axis of the ambient mesh (`jax.set_mesh`) over which L is sharded in calls, or None. The
+        parameters do not depend on it.
       layout: the devices that the model is compiled for; None: JAX's default backend, and no mesh.
 
     Raises:
       ValueError: if the config's class is not registered; if vocab_size, image_size, channels or n_classes is
-        still None (training fills them in from the data); or if a sequence axis is given for a model or a
-        mixer that cannot shard its length.
+        None (training takes them from the data); or if a module cannot shard its length over sequence_axis.
     """
     require(isinstance(config, ModelConfig), "config", config, "a ModelConfig")
     module = MODEL_CONFIGS.target(type(config))
@@ -127,7 +129,6 @@ def check_decoding(model: nn.Module, params: Any) -> None:
 
     Raises:
       UserError: if prefill or step does not return a state like the one before, and logits.
-      Exception: what the parts themselves raise.
     """
     size, vocabulary = 2, model.config.vocab_size
 
@@ -152,12 +153,7 @@ def check_decoding(model: nn.Module, params: Any) -> None:
 
 
 def check_consistency(config: ModelConfig) -> None:
-    """`mixers.consistency.check_consistency` of each mixer with a part that is not this package's.
-
-    Raises:
-      UserError: if the forms of a mixer differ.
-      Exception: what the parts themselves raise.
-    """
+    """`mixers.consistency.check_consistency` of each mixer with a part that is not this package's."""
     for mixer in dict.fromkeys(getattr(config, "pattern", ())):
         if isinstance(mixer, MixerConfig) and plugins_in(mixer):
             module = mixers.mixer_class(mixer)

@@ -23,8 +23,7 @@ class Autoencoder(nn.Module):
     z <- GELU(dense(norm(z))), and the head to norm(z). Id i of the result sees x_L + p_i and nothing else.
 
     Attributes:
-      config: see `AutoencoderConfig`; vocab_size V must be known.
-      layout: the devices that the model is compiled for.
+      config: its vocab_size V must be known.
 
     Parameters:
       embedding/embedding [V, D]: row i is token i.
@@ -65,11 +64,7 @@ class Autoencoder(nn.Module):
         self.head = nn.Dense(config.vocab_size, dtype=dtype, kernel_init=init.head, bias_init=init.bias)
 
     def __call__(self, tokens: jax.Array, segment_ids: None = None, deterministic: bool = True) -> jax.Array:
-        """Logits float32 [B, L, V] of the same tokens int [B, L], from the last position's output.
-
-        Args:
-          segment_ids: None; an argument only because all models are called alike.
-          deterministic: False applies dropout, from the RNG stream `dropout`.
+        """Logits float32 [B, L, V] of the same tokens, from the last position's output.
 
         Raises:
           ValueError: if tokens are not integers [B, L] with L in 1..max_len.

@@ -135,17 +135,13 @@ class Block(nn.Module):
     With `norm_place` "after", x <- x + norm(mixer(x)), then x <- x + norm(mlp(x)). With `ffn_shift`, mlp
     reads u + mu ⊙ (u' - u) of its input u, where u' is that of the token before.
 
-    Decoding follows the mixer contract: the block's state is its mixer's, or a `BlockState`. `handed` is what
-    mixers hand on to those of later blocks, a dict that they read and fill.
+    Decoding follows the mixer contract: the block's state is its mixer's, or a `BlockState`. `dtype`,
+    `sequence_axis` and `handed` are as of `Mixer`.
 
     Attributes:
-      mixer_config: which mixer.
       model: the config of the model that the block is part of.
       layer: which of the model's blocks this is, from 0.
-      dtype: of the activations; None follows the input.
-      sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
       layout: the devices that the model is compiled for.
-      norm_place: where its norms are.
 
     Parameters:
       mixer_norm/scale [D]: the factor of LayerNorm, or the factor less 1 of RMSNorm.
@@ -218,7 +214,6 @@ class Block(nn.Module):
         return self._after(self.mixer_norm, x, y, deterministic)
 
     def _before(self, norm: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-        """What a half of the block reads."""
         return norm(x) if self.norm_place == "before" else x
 
     def _after(
@@ -268,7 +263,6 @@ class Block(nn.Module):
     def _decode(
         self, method: str, state: Any, x: jax.Array, handed: Handed, *arguments: jax.Array | None
     ) -> tuple[Any, jax.Array]:
-        """The next tokens x, by `prefill` or `step` of the mixers."""
         has_shift = self.model.ffn_shift
         of_mixer, of_shift = state if has_shift else (state, None)
         u = self._before(self.mixer_norm, x)
@@ -285,11 +279,8 @@ class Block(nn.Module):
 
 
 def sequence_layout(config: MixerConfig, sequence_axis: str | None) -> dict[str, str]:
-    """The keyword argument that gives a mixer's module the sequence axis; empty without an axis.
-
-    Raises:
-      ValueError: if there is a sequence axis and the mixer has no such field.
-    """
+    """The keyword argument that gives a mixer's module the sequence axis, or ValueError if it has none; empty
+    without an axis."""
     if sequence_axis is None:
         return {}
     module = mixer_class(config)
@@ -316,7 +307,7 @@ def apply_blocks(
     """The blocks, one after the other.
 
     With `remat`, the backward pass recomputes half a block at a time: the mixer or the feed-forward part.
-    Where parameters are sharded, each half gathers its own, and the backward pass gathers them again.
+    Each half gathers its own sharded parameters, in the backward pass again.
     """
 
     def mix(block: Block, inputs: tuple[jax.Array, Handed]) -> tuple[jax.Array, Handed]:
@@ -373,10 +364,9 @@ def _remat(half: Callable[[Block, Arrays], Arrays], block: Block) -> Callable:
 def _recomputed(half: Callable[[Block, Arrays], Arrays], block: Block, x: Arrays) -> Arrays:
     """half(block, x), which the backward pass recomputes once its output gradient is available.
 
-    At most one half's activations are then live. `nn.remat` alone decides what is stored, not when the rest
-    is recomputed, and XLA for CPUs recomputes all halves first, which saves nothing: see `wait_for`, and
-    tests/models/test_recomputed_memory.py, which fails without it. Reverse mode only; for forward mode set
-    `remat="none"`.
+    At most one half's activations are then live. With `nn.remat` alone, XLA for CPUs recomputes all halves
+    first, which saves nothing: see `wait_for`, and tests/models/test_recomputed_memory.py. Reverse mode only;
+    for forward mode set `remat="none"`.
     """
 
     def forward(block: Block, x: Arrays) -> tuple[Arrays, Callable]:

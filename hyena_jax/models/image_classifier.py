@@ -16,8 +16,7 @@ class ImageClassifier(nn.Module):
     """Patches in row-major order, blocks, and a linear head on the patches' mean or on each patch.
 
     Attributes:
-      config: see `ImageClassifierConfig`; image_size, channels and n_classes must be known.
-      layout: the devices that the model is compiled for.
+      config: its image_size, channels and n_classes must be known.
 
     Parameters:
       patches/kernel [patch_height, patch_width, colours, D]: row, column and colour of a pixel in its patch.
@@ -61,12 +60,7 @@ class ImageClassifier(nn.Module):
         """Logits, float32 at least, of images [B, height, width, colours], floating point.
 
         The shape is [B, n_classes] with head `average_pool` and [B, L, n_classes] with `per_token`, L =
-        max_len patches in row-major order; pixels at the right and lower border that fill no patch are
-        ignored.
-
-        Args:
-          segment_ids: None; an argument only because all models are called alike.
-          deterministic: False applies dropout, from the RNG stream `dropout`.
+        max_len. Pixels at the right and lower border that fill no patch are ignored.
 
         Raises:
           ValueError: for images of another rank, size or number of colours than the config's.

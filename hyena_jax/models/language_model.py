@@ -29,12 +29,9 @@ class LanguageModelState(NamedTuple):
 class LanguageModel(nn.Module):
     """Token embedding, blocks, final norm and head.
 
-    The states follow the mixer contract, with tokens in and logits out.
-
     Attributes:
-      config: see `LanguageModelConfig`; vocab_size V must be known.
+      config: its vocab_size V must be known.
       sequence_axis: axis of the ambient mesh over which L is sharded in `__call__` and `hidden`, or None.
-      layout: the devices that the model is compiled for.
 
     Parameters:
       embedding/embedding [P, D]: row i is token i; also the head, transposed, with tied_head. P is V rounded
@@ -100,7 +97,6 @@ class LanguageModel(nn.Module):
         Args:
           segment_ids: None, or integers [B, L], for mixers that accept them: each run of equal ids is a
             document, and learned positions restart there.
-          deterministic: False applies dropout, from the RNG stream `dropout`.
           n_blocks: only the first so many blocks; None: all.
 
         Raises:
@@ -142,10 +138,7 @@ class LanguageModel(nn.Module):
         lengths: jax.Array | None = None,
         last_only: bool = False,
     ) -> tuple[LanguageModelState, jax.Array]:
-        """Logits [B, T, V] of the next tokens [B, T]; see the mixer contract for `lengths`.
-
-        With `last_only`, the logits of the last token alone, [B, 1, V].
-        """
+        """Logits [B, T, V] of the next tokens [B, T]; with `last_only` [B, 1, V], of the last token alone."""
         self._check(tokens, rank=2)
         n_tokens = tokens.shape[1]
         first = state.first if lengths is None else n_tokens - jnp.asarray(lengths, jnp.int32)

@@ -1,7 +1,7 @@
 """A run as a model of EleutherAI's Language Model Evaluation Harness (lm-eval), which brings the tasks.
 
-Requests are tokenised, truncated, windowed and ended as the harness's own class for transformers does it with
-the run's export, so that both get the same figures.
+Requests are tokenised, truncated, windowed and ended as the harness's class for transformers does it with the
+run's export, so that both get the same figures.
 
 Shapes: B rows of a batch, L tokens of a row.
 """
@@ -61,9 +61,6 @@ def evaluate(
       limit: documents of each task; None: all.
       num_fewshot: examples before each document; None: the task's own number.
       batch_size: rows at once.
-
-    Raises:
-      UserError: if there is no such task, the harness cannot read or run it, or the run has no tokenizer.
     """
     folders = [name for name in tasks if name and os.path.isdir(name)]
     names = [name for name in tasks if name not in folders]
@@ -99,7 +96,6 @@ class HarnessModel(TemplateLM):
     """What the harness asks of a model: likelihoods of texts, maybe after a context, and continuations."""
 
     def __init__(self, run: "LoadedRun", batch_size: int = 16):
-        """`batch_size` rows are computed at once."""
         super().__init__()
         self.run, self.batch_size, self.tokenizer_ = run, batch_size, run.tokenizer
         self.max_length = run.model.config.max_len
@@ -184,7 +180,7 @@ class HarnessModel(TemplateLM):
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """What follows each context, up to one of the texts at which its task stops, or the token of the end.
 
-        Samples of one context, which are requests that are equal, have the seeds 0, 1 and so on.
+        Equal requests are samples of one context, with the seeds 0, 1 and so on.
         """
         found, groups, repeats = [""] * len(requests), {}, Counter()
         for i, request in enumerate(requests):

@@ -85,11 +85,9 @@ class Scoring(NamedTuple):
     def likelihoods(
         self, first: int = 0, advance: Callable[[int], None] = lambda n_windows: None
     ) -> Iterator[list[Likelihood]]:
-        """The scores of all texts, one block of the plan after the other, in the order of the texts.
+        """The scores of the texts in order, block by block, without the blocks that end before text `first`.
 
-        Args:
-          first: blocks that end before this text are left out.
-          advance: called after every batch with the number of its windows.
+        `advance` is called after every batch with the number of its windows.
         """
 
         def log_likelihood(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -114,7 +112,6 @@ class Scoring(NamedTuple):
 
         Args:
           compute: (params, batch) -> [B, L, *width], from `inputs` and `targets`, int32 [B, L].
-          dtype: of the result.
           first, advance: see `likelihoods`.
 
         Yields:
@@ -154,10 +151,7 @@ class Scoring(NamedTuple):
         Args:
           names: what errors call the texts.
           layer: the residual stream after so many blocks; None: what the head reads, after the last norm.
-          pool: `mean` or `last`: one vector of a text; `none`: one of each of its tokens.
-
-        Raises:
-          UserError: if the model has no such layer, or a text to pool is empty.
+          pool: `mean` or `last`: one vector of a text, which may not be empty; `none`: one of each token.
         """
         kind = type(self.model.config).__name__
         require(hasattr(self.model, "features"), "model", kind, "one with a method `features`")
@@ -173,10 +167,7 @@ class Scoring(NamedTuple):
 
 
 class Embedding(NamedTuple):
-    """Texts, checked, and how their vectors are made.
-
-    A token's state depends on the tokens before it, as in scoring.
-    """
+    """Texts, checked, and how their vectors are made."""
 
     scoring: Scoring
     layer: int | None
@@ -188,11 +179,7 @@ class Embedding(NamedTuple):
         return [len(text.tokens) if self.pool == "none" else 1 for text in self.scoring.texts]
 
     def vectors(self, advance: Callable[[int], None] = lambda n_windows: None) -> Iterator[np.ndarray]:
-        """The rows of one text after the other, float32 [m, D].
-
-        Args:
-          advance: called after every batch with the number of its windows.
-        """
+        """The rows of one text after the other, float32 [m, D]; `advance` as of `Scoring.likelihoods`."""
         model = self.scoring.model
 
         def states(params: dict, batch: dict[str, jax.Array]) -> jax.Array:
@@ -218,16 +205,12 @@ def plan_scoring(
     """Checks everything before anything is computed.
 
     Args:
+      tokenizer: may have a start token `bos`, which then begins the context of every text.
       texts: texts or token ids.
       names: what errors call them.
-      tokenizer: may have a start token `bos`, which then begins the context of every text.
       prefix: text or token ids before every text, after the start token.
       stride: see `windows`; None: half of the model's max_len.
       batch_size: windows of max_len tokens at once.
-
-    Raises:
-      UserError: if a text cannot be encoded, the model has no max_len or no vocab_size, or another argument
-        is out of range.
     """
     for name in ("max_len", "vocab_size"):
         kind = type(model.config).__name__

@@ -31,9 +31,8 @@ COUNTED = ("tokens", "scored", "bytes", "log_likelihood")
 def row(name: str, found: Likelihood, per_token: bool) -> Row:
     """The JSON object of a text; null for what is not known or not finite.
 
-    Args:
-      per_token: add `ids` and `log_probs`, one for each token: null for a first token that is not scored,
-        else nine digits, which identify a float32.
+    `per_token` adds `ids` and `log_probs`, one for each token: null for a first token that is not scored,
+    else nine digits, which identify a float32.
     """
     values = {
         "name": name,
@@ -87,15 +86,11 @@ def continued(
 ) -> Iterator[tuple[list[Row], Callable[[Sequence[Row]], None]]]:
     """Opens a new file of scores, or one that the same scoring began.
 
+    Scorings are the same if their JSON values `about` are equal. Any other file, or one that another process
+    writes, is refused and stays unchanged.
+
     Yields:
       The rows that are in it, with their COUNTED values, and a function that appends rows.
-
-    Args:
-      about: JSON values that the scores depend on.
-
-    Raises:
-      UserError: if the file holds other scores or something else, or another process writes it; it is then
-        unchanged.
     """
     is_free = path.parent.is_dir() and (path.is_file() or not path.exists())
     require(is_free, "output", str(path), "a new file, or one with scores, in an existing folder")
@@ -143,7 +138,7 @@ def _check_head(path: Path, line: bytes, head: str, about: Mapping[str, Any]) ->
 
 
 def _read(path: Path, number: int, line: bytes) -> Row:
-    """The COUNTED values of a row; raises UserError if they cannot be those of a text."""
+    """The COUNTED values of a row, checked."""
     try:
         read = json.loads(line)
         if text_of(with_checksum(read)).encode() != line:  # as bytes: 1E-05 is 1e-05 with a flipped bit

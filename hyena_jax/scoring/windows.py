@@ -8,8 +8,7 @@ the first window scores up to M tokens, and each later one S, the stride. So
     t <= M    s_t is predicted from all tokens before it, s_0 .. s_{t-1};
     t >  M    s_t is predicted from s_{kS} .. s_{t-1}, k = ceil((t - M) / S): M - S + 1 to M tokens.
 
-Tokens of the context are not scored. Nothing precedes s_0, so without a context the first token of a text is
-not scored either.
+Tokens of the context are not scored, nor is s_0, which nothing precedes.
 """
 
 from collections.abc import Iterator
@@ -59,10 +58,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """How texts are read: a function of their numbers of tokens alone, not of what was scored before.
-
-    So batches that are computed again give the same bits.
-    """
+    """How texts are read: by their numbers of tokens alone, so that recomputed batches give the same bits."""
 
     sizes: tuple[int, ...]
     """Tokens of each text."""
