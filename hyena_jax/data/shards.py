@@ -156,10 +156,7 @@ class ShardSet(Dataset):
 def load_shards(config: ShardsConfig, tokenizer: Tokenizer | None = None) -> ShardSet:
     """The shards of `config`; `tokenizer` is the tokenizer of a run that is opened again, or None.
 
-    Raises:
-      UserError: if a source has no index and no shards, a shard is missing or has another size than the index
-      says,
-        sources do not fit together or the weights do not fit them, or a source is too short for one window.
+    UserError says which shard is missing or changed, which source is too short, or what does not fit.
     """
     must = "folders of shards, as `hyena-jax prepare` writes them, or .bin files"
     require(config.sources != (), "data.sources", (), must)
