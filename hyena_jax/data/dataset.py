@@ -97,12 +97,10 @@ class Dataset:
         that can only be read in their own order return a `Stream` instead.
 
         Args:
-          batch_size: B, over all parts.
+          batch_size: B, over all parts; a multiple of P.
           seed: in [0, 2**32).
           part: p, or several of them, whose rows follow one another.
           n_parts: P.
-
-        Raises UserError if P does not divide B.
         """
         import grain
 
@@ -114,7 +112,7 @@ class Dataset:
         return indices.map(lambda batch: read(batch[ours]))
 
     def _train_rows_of(self, seed: int) -> Callable[[np.ndarray], Batch]:
-        """`train_rows` of a run's seed, on which rows may depend that are drawn."""
+        """`train_rows`, where drawn rows may depend on the run's seed."""
         return self.train_rows
 
     def n_eval_rows(self, max_rows: int | None = None) -> int:
@@ -152,15 +150,13 @@ class Dataset:
 
     @cached_property
     def _first(self) -> Batch:
-        """The first row to evaluate on."""
         return next(self.eval_batches(1, 1))
 
     def complete(self, experiment: Experiment) -> Experiment:
         """The experiment with sizes of the model that are None filled in from the data.
 
         Raises:
-          UserError: if the model contradicts the data (it has fewer symbols or classes, another size, or
-            reads other or shorter rows), or if there is a sample prompt that the data cannot encode.
+          UserError: if the model contradicts the data, or the data cannot encode the sample prompt.
         """
         kept, model = experiment.data.inputs, experiment.model
         must = f"{self.inputs!r}, as its load says"
@@ -180,10 +176,7 @@ class Dataset:
         return fill_in(experiment, sizes)
 
     def prompt(self, text: str | None) -> np.ndarray:
-        """The tokens [n], n >= 1, of logging.sample_prompt; None takes the start of the first held-out row.
-
-        Raises UserError if the tokenizer has none for this text.
-        """
+        """The tokens [n], n >= 1, of logging.sample_prompt; None starts as the first held-out row does."""
         if text is None:
             return self._first["inputs"][0, :PROMPT_TOKENS]
         try:
@@ -245,16 +238,14 @@ class Normalization:
 
     @cached_property
     def _values(self) -> np.ndarray:
-        """The result for each of the 256 pixel values."""
         return ((np.arange(256) / 255 - self.mean) / self.std).astype(np.float32)
 
     def to_json(self) -> dict[str, float]:
-        """JSON values of this normalisation."""
         return {"mean": self.mean, "std": self.std}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Normalization":
-        """The inverse of `to_json`. Raises UserError for other values."""
+        """The inverse of `to_json`; UserError for other values."""
         try:
             mean, std = float(values["mean"]), float(values["std"])
             require(
@@ -298,7 +289,7 @@ def load(config: DataConfig, encoding: Encoding | None = None) -> Dataset:
 
 
 def encoding_from_json(values: Mapping[str, Any]) -> Encoding:
-    """The encoding in the values of `Dataset.to_json`. Raises UserError or KeyError if there is none."""
+    """The encoding in the values of `Dataset.to_json`; UserError or KeyError if there is none."""
     if "normalization" in values:
         return Normalization.from_json(values["normalization"])
     if "encoding" in values:
@@ -309,10 +300,7 @@ def encoding_from_json(values: Mapping[str, Any]) -> Encoding:
 def fill_in(experiment: Experiment, sizes: Mapping[str, Any]) -> Experiment:
     """The experiment with each model field that is None filled in from the size of the same name.
 
-    Sizes without a field in the model are ignored.
-
-    Raises:
-      UserError: if the model contradicts a size: it has fewer symbols or classes, or another size.
+    Sizes without a field in the model are ignored; UserError if the model contradicts a size.
     """
     model, found = experiment.model, {}
     names = {field.name for field in dataclasses.fields(model)}
@@ -398,10 +386,8 @@ class Stream:
 def batches(data: Dataset, batch_size: int, seed: int = 0, start: int = 0) -> Iterator[tuple[int, Batch]]:
     """Yields (t, batch t) to train on, endlessly, for t = start, start + 1, ...
 
-    Batch t depends on `seed` and t alone: to continue after t steps, start at t. See `Dataset.train_batches`.
-
-    Args:
-      batch_size: B; arrays are `inputs` [B, ...] and `targets` [B, ...], see `Dataset.train_rows`.
+    Batch t depends on `seed` and t alone: to continue after t steps, start at t. Arrays are `inputs` [B, ...]
+    and `targets` [B, ...], B = `batch_size`: see `Dataset.train_batches` and `Dataset.train_rows`.
 
     Raises:
       UserError: if `start` is not 0 with data that can only be read in their own order.

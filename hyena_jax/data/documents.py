@@ -1,7 +1,6 @@
 """The documents of files to be tokenised: texts, JSON lines, Parquet, and data sets of TensorFlow Datasets.
 
-An input is cut into spans that can be read by themselves, so that many processes can share the work, and what
-a span holds does not depend on them.
+An input is cut into spans, which processes can read by themselves; the cuts do not depend on their number.
 """
 
 import gzip
@@ -48,7 +47,6 @@ class Document(NamedTuple):
 
     text: str
     is_end: bool
-    """Whether the document ends here."""
     place: str
     """For errors."""
     size: int
@@ -62,9 +60,6 @@ def spans_of(
 
     A folder is all files below it, ordered by path. `tfds:NAME:SPLIT` is a split of TensorFlow Datasets, by
     default `train`; it is downloaded and prepared if it is not there yet.
-
-    Raises:
-      UserError: if an input does not exist or is none of these.
     """
     spans = []
     for given in inputs:
@@ -81,7 +76,7 @@ def spans_of(
 
 
 def parts_of(spans: Sequence[Span], part_size: int) -> list[list[Span]]:
-    """Neighbouring spans together, so that each part has at least `part_size` bytes, but for the last one."""
+    """Neighbouring spans together; each part has at least `part_size` bytes, but for the last one."""
     parts, size = [], part_size
     for span in spans:
         if size >= part_size:
@@ -93,15 +88,10 @@ def parts_of(spans: Sequence[Span], part_size: int) -> list[list[Span]]:
 
 
 def read_documents(span: Span, field: str, tfds_dir: str | None) -> Iterator[Document]:
-    """The documents of a span, without empty ones.
+    """The documents of a span, without empty ones; a text is one document, in the pieces of `_cut`.
 
-    A text is one document, which comes in pieces. They are cut as `_cut` says.
-
-    Args:
-      field: key of a document's text, in JSON, of a column of Parquet, or of a feature.
-
-    Raises:
-      UserError: if the text is not UTF-8, or a document has no such field; it says where.
+    `field` is the key of a document's text, in JSON, of a column of Parquet, or of a feature. UserError says
+    where text is not UTF-8 or a document has no such field.
     """
     if span.path.startswith(TFDS):
         yield from _of_tfds(span, field, tfds_dir)

@@ -41,9 +41,6 @@ def examples_of(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: in
     Args:
       seq_len: lengths of text; empty: the experiment's.
       vocab_size: of a model that takes its vocabulary from its text.
-
-    Raises:
-      UserError: if a length is not possible, or the data cannot be read.
     """
     rank = getattr(getattr(experiment.model, "lora", None), "rank", None)
     require(rank is None, "model.lora.rank", rank, "None: the step that trains all parameters is measured")
@@ -60,7 +57,6 @@ def examples_of(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: in
             model = experiment.model
 
             def pixels() -> dict[str, jax.Array]:
-                """Random pixels, all of one class."""
                 inputs = random_inputs(model, data.batch_size, model.max_len)
                 return {"inputs": inputs, "targets": jnp.zeros(data.batch_size, jnp.int32)}
 
@@ -78,7 +74,6 @@ def examples_of(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: in
 
 
 def _random_text(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: int) -> Examples:
-    """Random tokens; a model that takes its vocabulary from its text gets `vocab_size`."""
     model, batch_size = experiment.model, experiment.data.batch_size
     if getattr(model, "vocab_size", 0) is None:
         model = replace(model, vocab_size=vocab_size)

@@ -56,19 +56,17 @@ class ImageSet(Dataset):
     held_out: Labelled
     normalization: Normalization
     fingerprint: str
-    """SHA-256 of the normalisation and all images and labels, in hexadecimal."""
+    """SHA-256 of the normalisation and all images and labels."""
     source: str
 
     inputs, kind, unit = "images", "images", "image"
 
     @property
     def n_train_rows(self) -> int:
-        """Images to train on."""
         return len(self.train.images)
 
     @property
     def n_held_out_rows(self) -> int:
-        """Images to evaluate on."""
         return len(self.held_out.images)
 
     def train_rows(self, indices: np.ndarray) -> Batch:
@@ -76,7 +74,6 @@ class ImageSet(Dataset):
         return self._rows(self.train, indices)
 
     def held_out_rows(self, indices: np.ndarray) -> Batch:
-        """As `train_rows`."""
         return self._rows(self.held_out, indices)
 
     def _rows(self, part: Labelled, indices: np.ndarray) -> Batch:
@@ -92,20 +89,14 @@ class ImageSet(Dataset):
 
     @property
     def curves(self) -> dict[str, str]:
-        """Loss and accuracy."""
         return {**super().curves, "accuracy": "accuracy"}
 
     def to_json(self) -> dict[str, Any]:
-        """The fingerprint and the normalisation."""
         return {"fingerprint": self.fingerprint, "normalization": self.normalization.to_json()}
 
 
 def load_image_set(config: ImagesConfig, normalization: Normalization | None = None) -> ImageSet:
-    """The images of `config`; normalization None fits one to the training part.
-
-    Raises UserError if the images cannot be read or differ in shape, or all pixels of the training part are
-    equal.
-    """
+    """The images of `config`; normalization None fits one to the training part."""
     if config.path is not None:
         train, held_out, source = _from_path(config)
     elif config.name == "digits":
@@ -176,11 +167,7 @@ def read_pair(argument: str, path: str) -> Labelled:
     """Images uint8 [n, H, W, 1] and labels uint8 [n] of the only pair of IDX files in a folder.
 
     Files are recognised by their magic numbers, not by their names, and may be compressed with gzip; other
-    files in the folder do no harm, unless they begin with gzip's magic number and are not gzip files.
-
-    Raises:
-      UserError: if there is no such folder or pair, a file is incomplete, or the two differ in number. It
-        names `argument`, the file, what was found and what is allowed.
+    files do no harm, unless they begin with gzip's magic number and are not gzip files.
     """
     require(Path(path).is_dir(), argument, path, "an existing folder with a pair of IDX files")
     files = _find_pair(argument, path)

@@ -26,9 +26,7 @@ class Objects:
     def __init__(self, where: str, argument: str):
         """Opens `where`, a folder, which need not exist, or gs://BUCKET/NAME.
 
-        Raises:
-          UserError: if a URL is wrongly spelled, or packages are missing; it names `argument`.
-          OSError: if there are no credentials for a bucket.
+        OSError if there are no credentials for the bucket; other errors name `argument`.
         """
         import tensorstore as ts
 
@@ -58,7 +56,7 @@ class Objects:
         return None if found.state == "missing" else found.value
 
     def read_all(self, names: Iterable[str]) -> list[bytes]:
-        """The contents of objects. Raises UserError if one does not exist."""
+        """The contents of objects; UserError if one does not exist."""
         begun = [(name, self._store.read(name)) for name in names]
         return [self.finish(name, future) for name, future in begun]
 
@@ -67,7 +65,7 @@ class Objects:
         return self._store.read(name, byte_range=slice(start, stop))
 
     def finish(self, name: str, future: "ts.Future[Any]") -> bytes:
-        """The bytes that `begin` reads. Raises UserError if there are fewer, or none."""
+        """The bytes that `begin` reads; UserError if there are fewer, or none."""
         try:
             found = future.result()
         except ValueError as error:

@@ -79,9 +79,7 @@ class Turns(NamedTuple):
 def turns(weights: Sequence[float], argument: str) -> Turns:
     """The turns of sources with these weights, each spread evenly; those of equal weights follow one another.
 
-    Raises:
-      UserError: if a weight is not positive, or too small a share of their sum for one row in a period; it
-        names `argument`.
+    UserError, which names `argument`, if a weight is not positive or too small for one row in a period.
     """
     require(all(weight > 0 for weight in weights), argument, tuple(weights), "numbers above 0")
     exact = np.array(weights, np.float64) / sum(weights) * PERIOD
@@ -111,8 +109,7 @@ class Place(NamedTuple):
 def places(seed: int, rows: np.ndarray, sizes: Sequence[int], taken: Turns) -> Place:
     """The source, epoch and window of each row [k]; a source has each window once in an epoch.
 
-    Args:
-      sizes: windows of each source, at least 1.
+    `sizes` are the windows of each source, at least 1.
     """
     periods, at = np.divmod(rows.astype(np.int64), PERIOD)
     source = taken.source[at]

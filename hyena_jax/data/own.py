@@ -45,7 +45,7 @@ def from_tokens(
       source: where they came from, for people.
 
     Raises:
-      UserError: if the tokens are not integers [n], are too few, or are not in the tokenizer's vocabulary.
+      UserError: if the tokens are not such integers, or are not in the tokenizer's vocabulary.
     """
     train = as_tokens("tokens", tokens)
     if held_out is None:

@@ -1,8 +1,8 @@
 """Documents to shards of token ids, by several processes: the same bytes for any number of them.
 
-A part of the input becomes at most two shards, of what is trained on and of what is held out. Its
-description, part-00000.json, is written last; parts that have one are left alone, so that the same call
-continues. plan.json says what is written here, and index.json, see `shard_index.py`, that all of it is.
+A part of the input becomes at most two shards: to train on, and held out. Its description, part-00000.json,
+is written last; parts that have one are left alone, so that the same call continues. plan.json says what is
+written here, and index.json, see `shard_index.py`, that all of it is.
 """
 
 import dataclasses
@@ -24,7 +24,6 @@ from hyena_jax.system.files import parse_json
 
 PLAN = "plan.json"
 KEYS = ("shards", "held_out")
-"""The shards of a part, as in the index."""
 AT_ONCE = 2**20
 """Characters that are encoded together, at least."""
 
@@ -39,7 +38,6 @@ class ShardPlan:
     held_out: float
     """The part of all documents that is held out."""
     field: str
-    """See `read_documents`."""
     tfds_dir: str | None
     parts: tuple[tuple[Span, ...], ...]
 
@@ -54,7 +52,6 @@ class ShardPlan:
         return sum(map(size_of, self.parts))
 
     def to_json(self) -> dict[str, Any]:
-        """The content of plan.json."""
         names = ("eos", "held_out", "field")
         settings = {name: getattr(self, name) for name in names}
         return {"tokenizer_sha256": digest_of(self.tokenizer), **settings, "parts": self.parts}
@@ -80,9 +77,6 @@ def make_plan(
     Args:
       eos: the id that ends every document, or the text of its token; None: documents follow without a border.
       part_size: bytes of the input in a part, at least, unless a part is the last one.
-
-    Raises:
-      UserError: if an input cannot be read, or `eos` is not one token.
     """
     if isinstance(eos, str):
         ids = tokenizer.encode(eos).tolist()
@@ -102,12 +96,7 @@ def make_plan(
 def prepare(plan: ShardPlan, output: str, workers: int, progress: Progress) -> Index:
     """Writes the shards that are not there yet, and the index. All processes end with this one.
 
-    Args:
-      output: a new folder or one of the same plan, or gs://BUCKET/NAME.
-
-    Raises:
-      UserError: if `output` holds other shards or other files, or a document cannot be read or encoded.
-      OSError: if something cannot be written, or a process dies.
+    `output` is a new folder or one of the same plan, or gs://BUCKET/NAME.
     """
     objects = Objects(output, "output")
     there = objects.sizes()
@@ -132,7 +121,6 @@ def prepare(plan: ShardPlan, output: str, workers: int, progress: Progress) -> I
 
 
 def _read_part(where: str, data: bytes) -> dict[str, Shard | None]:
-    """What a part's description says."""
     try:
         values = parse_json(data)
         return {key: None if values[key] is None else Shard.read(values[key]) for key in KEYS}
@@ -211,8 +199,6 @@ def _is_held_out(text: str, share: float) -> bool:
 
 
 class _Draft:
-    """A shard that is being made."""
-
     def __init__(self, plan: ShardPlan):
         self._plan, self._dtype = plan, DTYPES[plan.dtype]
         self._rows: list[np.ndarray] = []
@@ -252,8 +238,7 @@ class _Draft:
 def verify(output: str, workers: int, progress: Progress) -> Index:
     """Compares every shard with the index: size, SHA-256, largest id, and the ends of documents.
 
-    Raises:
-      UserError: if a shard differs; it says which, and how.
+    UserError says which shard differs, and how.
     """
     objects = Objects(output, "output")
     data = objects.read(INDEX)

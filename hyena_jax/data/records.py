@@ -24,16 +24,10 @@ class Record(NamedTuple):
 
 
 def read_records(path: Path, file_format: Format = "auto") -> list[Record]:
-    """The records of a UTF-8 file, in its order.
+    """The records of a UTF-8 file, in its order; the format `auto` goes by the suffix: see FASTA.
 
     A line is a record without its newline, even if it is empty. A FASTA record is what follows a header
     `>NAME description`, in upper and lower case as it stands, without white space.
-
-    Args:
-      file_format: `auto` decides by the suffix of the file: see FASTA.
-
-    Raises:
-      UserError: if the file cannot be read, is not UTF-8, is empty, or is not FASTA but should be.
     """
     data = read_bytes("path", path, memory_size() // MEMORY_PER_BYTE)
     text = decoded("path", data, repr(str(path))).removeprefix(BYTE_ORDER_MARK)

@@ -130,33 +130,27 @@ class Rows(Dataset):
 
     @property
     def n_train_rows(self) -> int:
-        """Rows to train on; an iterator has no number."""
         return len(self.train)
 
     @property
     def n_held_out_rows(self) -> int:
-        """Rows to evaluate on."""
         return len(self.held_out)
 
     @property
     def units_per_row(self) -> int:
-        """Targets in a row."""
         return math.prod(self.form["targets"][0])
 
     def train_batches(
         self, batch_size: int, seed: int, part: int | Sequence[int] = 0, n_parts: int = 1
     ) -> "grain.MapDataset[Batch] | Stream":
-        """As of all data; the rows of an iterator are a `Stream` in its order."""
         if hasattr(self.train, "__len__"):
             return super().train_batches(batch_size, seed, part, n_parts)
         return Stream(self.train, self._stacked, batch_size, part, n_parts)
 
     def train_rows(self, indices: np.ndarray) -> Batch:
-        """`inputs`, `targets` and `weights` if the rows have them."""
         return self._rows(self.train, indices)
 
     def held_out_rows(self, indices: np.ndarray) -> Batch:
-        """As `train_rows`."""
         return self._rows(self.held_out, indices)
 
     def _rows(self, rows: Any, indices: np.ndarray) -> Batch:
@@ -167,7 +161,7 @@ class Rows(Dataset):
         return self._stacked([rows[int(i)] for i in indices])
 
     def _stacked(self, rows: Sequence[Example]) -> Batch:
-        """Rows as a batch. Raises UserError if one is not like the first held-out row."""
+        """Rows as a batch; UserError if one is not like the first held-out row."""
         for row in rows:
             _check_form(_form_of(row, self.inputs), self.form)
         batch = {
@@ -190,8 +184,6 @@ def _shown(form: _Form) -> str:
 
 
 class _Arrays:
-    """Arrays by name as a random-access source."""
-
     def __init__(self, arrays: Mapping[str, Any]):
         try:
             self.arrays = {name: np.asarray(values) for name, values in arrays.items()}
@@ -231,7 +223,7 @@ class _Part:
 
 
 def _form_of(row: Any, inputs: str) -> _Form:
-    """The form of a row. Raises UserError if `row` is not a row."""
+    """A row's form; UserError if `row` is not a row."""
     names, kind = {"inputs", "targets"}, input_kind(inputs)
     is_row = isinstance(row, Mapping) and names <= set(row) <= names | {"weights"}
     shown = sorted(row) if isinstance(row, Mapping) else type(row).__name__
@@ -267,7 +259,7 @@ def _form_of(row: Any, inputs: str) -> _Form:
 def _sizes(
     train: Any, held_out: Any, form: _Form, inputs: str, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    """The sizes of a model that the rows determine. Raises UserError if arrays hold a wrong id or class."""
+    """The sizes of a model that the rows determine; UserError if arrays hold a wrong id or class."""
     sizes, (shape, _), kind = {}, form["inputs"], input_kind(inputs)
     if kind.is_images and len(shape) == 3:
         sizes |= {"image_size": shape[:2], "channels": shape[2]}

@@ -43,7 +43,7 @@ class Shard:
 
     @classmethod
     def read(cls, values: Any) -> "Shard":
-        """The shard that JSON values describe. Raises KeyError, TypeError or ValueError if they do not."""
+        """The shard that JSON values describe; KeyError, TypeError or ValueError if they do not."""
         kinds = {"name": str, "sha256": str, "ends_sha256": str}
         found = {field.name: values[field.name] for field in dataclasses.fields(cls)}
         for name, value in found.items():
@@ -81,11 +81,7 @@ class Index:
 
 
 def read_index(where: str, data: bytes, argument: str) -> Index:
-    """The index in a file's content.
-
-    Raises:
-      UserError: if it is none; it names `argument` and `where`.
-    """
+    """The index in a file's content; errors name `argument` and `where`."""
     try:
         values = parse_json(data)
         version = values["version"]

@@ -101,7 +101,7 @@ def _of_index(argument: str, folder: str, name: str, config: ShardsConfig) -> So
 
 
 def _part(argument: str, objects: Objects, shard: Shard, index: Index, sizes: Mapping[str, int]) -> Part:
-    """A shard that an index lists. Raises UserError unless it is there, in the size that the index says."""
+    """A shard that an index lists; UserError unless it is there, in the size that the index says."""
     file, dtype = shard.name + BIN, DTYPES[index.dtype]
     if file not in sizes:
         raise UserError(f"{objects / file} is missing, but its index lists it", argument)

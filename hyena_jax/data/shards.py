@@ -28,7 +28,6 @@ class Parts:
     """Shards in a row, and the windows in them."""
 
     def __init__(self, parts: Sequence[Part], counts: Sequence[int]):
-        """`counts` are the windows of each shard."""
         kept = [(part, count) for part, count in zip(parts, counts, strict=True) if count > 0]
         self.parts = [part for part, _ in kept]
         self.tokens = np.array([part.tokens for part in self.parts], np.int64)
@@ -57,7 +56,6 @@ class ShardSet(Dataset):
     kind: str = "tokens"
     tokenizer: Tokenizer
     train: tuple[Parts, ...]
-    """Of each source."""
     held_out: Parts
     turns: Turns
     seq_len: int
@@ -85,7 +83,6 @@ class ShardSet(Dataset):
 
     @property
     def units_per_row(self) -> int:
-        """L."""
         return self.seq_len
 
     def _train_rows_of(self, seed: int) -> Callable[[np.ndarray], Batch]:
@@ -123,11 +120,9 @@ class ShardSet(Dataset):
         return {**self._batch(self._read(reads)), "weights": inside.astype(np.float32)}
 
     def _read(self, reads: Sequence[tuple[Part, int]]) -> np.ndarray:
-        """L + 1 tokens, int32 [B, L + 1], of each shard from a token on; 0 beyond its end. All reads are
-        begun first.
+        """L + 1 tokens, int32 [B, L + 1], of each shard from a token on; 0 beyond its end.
 
-        Raises:
-          UserError: if a shard is shorter than it was, or holds an id beyond the vocabulary.
+        All reads are begun first. UserError if a shard has become shorter, or an id is not in the vocabulary.
         """
         futures = []
         for part, start in reads:
@@ -154,7 +149,6 @@ class ShardSet(Dataset):
         return batch
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """As of all tokens, and bits per byte if the bytes are known."""
         n_tokens = int(self.held_out.tokens.sum())
         return with_bits_per_byte(super().metrics(sums), sums, n_tokens, self.held_out_bytes)
 
@@ -162,10 +156,7 @@ class ShardSet(Dataset):
 def load_shards(config: ShardsConfig, tokenizer: Tokenizer | None = None) -> ShardSet:
     """The shards of `config`; `tokenizer` is the tokenizer of a run that is opened again, or None.
 
-    Raises:
-      UserError: if a source has no index and no shards, a shard is missing or has another size than the index
-      says,
-        sources do not fit together or the weights do not fit them, or a source is too short for one window.
+    UserError says which shard is missing or changed, which source is too short, or what does not fit.
     """
     must = "folders of shards, as `hyena-jax prepare` writes them, or .bin files"
     require(config.sources != (), "data.sources", (), must)

@@ -36,7 +36,6 @@ LABELS = {
     "macro_accuracy": "accuracy, mean over classes",
     "scaled_accuracy": "scaled accuracy, 0 at chance",
 }
-"""The label of the axis of each metric."""
 
 
 def load_task(config: TaskConfig, encoding: None = None) -> "TaskRows":
@@ -45,7 +44,7 @@ def load_task(config: TaskConfig, encoding: None = None) -> "TaskRows":
 
 
 def task_rows(task: Task, config: TaskConfig) -> "TaskRows":
-    """The rows of any task. Raises UserError if its metric is unknown."""
+    """The rows of any task."""
     choose("metric", task.metric, LABELS)
     return TaskRows(task, config)
 
@@ -53,10 +52,8 @@ def task_rows(task: Task, config: TaskConfig) -> "TaskRows":
 def draw_row(task: Task, config: TaskConfig, part: Part, seed: int, index: int) -> Row:
     """Row `index` of a part, a pure function of its arguments.
 
-    With `config.disjoint`, rows are drawn until one belongs to the part, as a hash of its inputs decides.
-
-    Raises:
-      UserError: if none does, because the settings allow too few different rows.
+    With `config.disjoint`, rows are drawn until one belongs to the part, as a hash of its inputs decides;
+    UserError if the settings allow too few different rows.
     """
     rng = np.random.default_rng((seed, PARTS[part], index))
     is_test = part == "test"
@@ -85,7 +82,7 @@ def example_row(task: Task, config: TaskConfig, part: Part, seed: int, index: in
 
 
 def _check_row(row: Any, draw: Draw) -> None:
-    """Raises UserError unless a task drew a row whose arrays fit together."""
+    """UserError unless a task drew a row whose arrays fit together."""
     what = f"what {getattr(draw, '__name__', 'the task')} draws"
     require(isinstance(row, Row), what, type(row).__name__, "a row: return hyena_jax.tasks.task.row(...)")
     shapes = {name: array.shape for name, array in row._asdict().items() if array is not None}
@@ -113,7 +110,6 @@ class TaskRows(Dataset):
 
     @property
     def inputs(self) -> str:
-        """As the config says."""
         return self.config.inputs
 
     @property
@@ -123,7 +119,6 @@ class TaskRows(Dataset):
 
     @property
     def n_held_out_rows(self) -> int:
-        """Rows to evaluate on."""
         return self.config.test_rows
 
     @property
@@ -140,7 +135,6 @@ class TaskRows(Dataset):
         return self._rows("train", 0, indices)
 
     def held_out_rows(self, indices: np.ndarray) -> Batch:
-        """As `train_rows`."""
         return self._rows("test", self.config.test_seed, indices)
 
     def _rows(self, part: Part, seed: int, indices: np.ndarray) -> Batch:
@@ -171,7 +165,6 @@ class TaskRows(Dataset):
 
     @property
     def curves(self) -> Mapping[str, str]:
-        """The loss and the task's metrics."""
         note = "; training: all tokens" if getattr(self.config, "predict_all", False) else ""
         return {"loss": f"loss (nats per answer{note})", **{name: LABELS[name] for name in self.metric_names}}
 
@@ -204,7 +197,7 @@ class TaskRows(Dataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the settings and some rows of both parts, in hexadecimal."""
+        """SHA-256 of the settings and some rows of both parts."""
         settings = [type(self.config).__qualname__, dataclasses.asdict(self.config)]
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         for part in PARTS:
@@ -242,7 +235,7 @@ class TaskRows(Dataset):
 
 
 def _batch(rows: Sequence[Row], n_symbols: int) -> Batch:
-    """Rows as arrays [B, ...] by name. Raises UserError if they do not fit together or the vocabulary."""
+    """Rows as arrays [B, ...] by name; UserError if they do not fit together or the vocabulary."""
     first, batch = rows[0], {}
     for name in (name for name in Row._fields if getattr(first, name) is not None):
         shapes = {np.shape(getattr(row, name)) for row in rows}

@@ -50,7 +50,7 @@ class Corpus(Dataset):
     held_out_bytes: int | None = None
     """UTF-8 bytes of the held-out text, for losses per byte; None if unknown."""
     fingerprint: str
-    """SHA-256 of the tokenizer and both token arrays, in hexadecimal."""
+    """SHA-256 of the tokenizer and both token arrays."""
     source: str
     seq_len: int
     """L."""
@@ -83,7 +83,6 @@ class Corpus(Dataset):
         return self.held_out[:PROMPT_TOKENS] if text is None else super().prompt(text)
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """As of all tokens, and bits per byte if the bytes are known."""
         n_tokens = len(self.held_out) - (self.tokenizer.bos is not None)  # those of the text
         return with_bits_per_byte(super().metrics(sums), sums, n_tokens, self.held_out_bytes)
 
@@ -91,8 +90,7 @@ class Corpus(Dataset):
 def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpus:
     """The text of `config`, encoded with `tokenizer`, or with one built from the whole text if None.
 
-    Raises UserError if the text cannot be read, has symbols that `tokenizer` lacks, or if either part is
-    shorter than `config.seq_len` + 1 tokens.
+    UserError if `tokenizer` lacks a symbol, or a part is shorter than `config.seq_len` + 1 tokens.
     """
     text = load_text(config)
     if tokenizer is None:
@@ -113,7 +111,7 @@ def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpu
 
 
 def check_lengths(kind: str, train: np.ndarray, held_out: np.ndarray, seq_len: int) -> None:
-    """Raises UserError unless both parts have at least seq_len + 1 tokens, enough for one row."""
+    """UserError unless both parts have at least seq_len + 1 tokens, enough for one row."""
     for part, tokens in (("training", train), ("held-out", held_out)):
         if len(tokens) <= seq_len:
             raise UserError(
@@ -150,7 +148,7 @@ class Text(NamedTuple):
 
 
 def load_text(config: TextConfig) -> Text:
-    """Reads the text that `config` names. Raises UserError if it is missing, empty or unreadable."""
+    """Reads the text that `config` names."""
     if config.path is None:
         return _from_python_stdlib() if config.name == "python_stdlib" else _from_tfds(config)
     text = read_text("path", config.path)
@@ -165,8 +163,7 @@ def load_text(config: TextConfig) -> Text:
 def read_text(argument: str, path: str) -> str:
     """The UTF-8 text of a file, or the concatenated texts of all files below a folder.
 
-    Newlines are unchanged; a byte order mark at the start of a file is left out. Raises UserError, which
-    names `argument`, if the text cannot be read or is empty.
+    Newlines are unchanged; a byte order mark at the start of a file is left out. Errors name `argument`.
     """
     root, texts = Path(path), []
     if root.suffix in (".npy", ".bin"):
@@ -191,7 +188,7 @@ def read_text(argument: str, path: str) -> str:
 
 
 def decoded(argument: str, data: bytes, place: str) -> str:
-    """The text of UTF-8 bytes. Raises UserError, which names `argument` and the place, for other bytes."""
+    """The text of UTF-8 bytes; UserError, which names `argument` and the place, for other bytes."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

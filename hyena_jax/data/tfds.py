@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def open_builder(name: str, tfds_dir: str | None, bundled: str) -> "tfds.core.DatasetBuilder":
     """The data set `name`, prepared or not, as ArrayRecord files in `tfds_dir`.
 
-    Raises UserError for an unknown name (`bundled` is the name that needs no download) or an unusable folder.
+    `bundled` is the name that needs no download, for the error of an unknown name.
     """
     import tensorflow_datasets as tfds
 
@@ -45,7 +45,7 @@ def open_builder(name: str, tfds_dir: str | None, bundled: str) -> "tfds.core.Da
 def ensure_prepared(builder: "tfds.core.DatasetBuilder", manual_dir: str | None, instead: str) -> None:
     """Writes ArrayRecord files, unless that was done, of source files in `manual_dir` or downloaded ones.
 
-    Raises UserError if that fails; `instead` says what a user without network can give instead.
+    `instead` says what a user without network can give instead, in the error if that fails.
     """
     import tensorflow_datasets as tfds
 

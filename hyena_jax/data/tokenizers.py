@@ -89,7 +89,6 @@ class BytesTokenizer(Tokenizer):
         return _checked(ids, self.vocab_size).astype(np.uint8).tobytes().decode(errors="replace")
 
     def stream(self) -> StreamDecoder:
-        """Holds back the bytes of an incomplete character."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
         def decode(ids: Sequence[int], final: bool = False) -> str:
@@ -105,11 +104,9 @@ class _SymbolsTokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of symbols."""
         return len(self.symbols)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the symbols of `ids`."""
         return "".join(map(self.symbols.__getitem__, _checked(ids, self.vocab_size)))
 
 
@@ -237,7 +234,6 @@ class BpeTokenizer(Tokenizer):
             return self._model.decode(ids, skip_special_tokens=False)
 
     def stream(self) -> StreamDecoder:
-        """Holds back the pieces of an incomplete character."""
         return _PieceStream(self.decode)
 
 
@@ -260,7 +256,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of pieces."""
         return self._model.vocab_size()
 
     def encode(self, text: str) -> np.ndarray:
@@ -277,7 +272,6 @@ class SentencePieceTokenizer(Tokenizer):
         return self._model.decode(_checked(ids, self.vocab_size).tolist())
 
     def stream(self) -> StreamDecoder:
-        """Holds back the pieces of an incomplete character."""
         return _PieceStream(self.decode)
 
     def to_json(self) -> dict[str, Any]:
@@ -368,11 +362,9 @@ class IdsTokenizer(Tokenizer):
         return _checked([int(word) for word in words], self.vocab_size).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the numbers, separated by spaces."""
         return " ".join(map(str, _checked(ids, self.vocab_size)))
 
     def stream(self) -> StreamDecoder:
-        """Every id is certain at once; a space precedes all but the first."""
         is_first = True
 
         def decode(ids: Sequence[int], final: bool = False) -> str:
@@ -410,10 +402,7 @@ def decode_after(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]
 
 
 def build_tokenizer(config: TextConfig, *texts: str) -> Tokenizer:
-    """The tokenizer that `config.tokenizer` names; its vocabulary covers all `texts`.
-
-    Raises UserError if `config.tokenizer_path` cannot be read or is not a Hugging Face tokenizer.
-    """
+    """The tokenizer that `config.tokenizer` names; its vocabulary covers all `texts`."""
     if config.tokenizer == "bytes":
         return BytesTokenizer()
     if config.tokenizer == "characters":
@@ -446,7 +435,7 @@ def _read(path: str, make: Callable[[bytes], Tokenizer]) -> Tokenizer:
 
 
 def tokenizer_from_json(values: dict[str, Any]) -> Tokenizer:
-    """The inverse of `Tokenizer.to_json`. Raises UserError for values that no tokenizer wrote."""
+    """The inverse of `Tokenizer.to_json`; UserError for values that no tokenizer wrote."""
     readers = {
         "bytes": lambda: BytesTokenizer(),
         "characters": lambda: CharactersTokenizer(values["symbols"]),
@@ -473,7 +462,7 @@ def require_ours(tokenizer: Tokenizer) -> None:
 
 
 def as_kept(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer as read from a run folder. Raises UserError for a class of the user's own."""
+    """The tokenizer as read from a run folder; UserError for a class of the user's own."""
     require_ours(tokenizer)
     return tokenizer_from_json(tokenizer.to_json())
 
@@ -563,7 +552,7 @@ def silent_stderr() -> Iterator[None]:
 
 @contextmanager
 def _faults_refused() -> Iterator[None]:
-    """Turns errors of the tokenizers library inside it into UserErrors.
+    """Turns errors of the tokenizers library into UserErrors.
 
     On rules that it does not expect, the library panics: it prints a message and raises a BaseException.
     """

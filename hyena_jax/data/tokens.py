@@ -26,10 +26,6 @@ def load_tokens(config: TokensConfig, tokenizer: Tokenizer | None = None) -> Cor
 
     Beside an index that lists the files they are not read at a start: the index says their largest ids and
     digests.
-
-    Raises:
-      UserError: if a file cannot be read or does not hold tokens, an id is not in the vocabulary, or a part
-        is shorter than `config.seq_len` + 1.
     """
     require(config.path is not None, "data.path", None, "a .npy or .bin file of tokens")
     train, source = _mapped("path", config.path, config.dtype), f"{config.path}"
@@ -66,9 +62,6 @@ def token_corpus(
     Args:
       make_tokenizer: makes the tokenizer, given the least vocabulary size that holds all ids.
       known: the shards that the tokens are, as an index describes them; None reads all tokens.
-
-    Raises:
-      UserError: if an id is negative or not in the vocabulary, or a part is too short.
     """
     if known is not None:
         largest = max(shard.largest for shard in known)
@@ -134,7 +127,7 @@ def _listed(path: str, tokens: np.ndarray) -> Shard | None:
 
 
 def as_tokens(argument: str, tokens: Any) -> np.ndarray:
-    """`tokens` as an array [n]. Raises UserError unless it is one-dimensional, of integers, and not empty."""
+    """`tokens` as an array [n]; UserError unless it is one-dimensional, of integers, and not empty."""
     tokens = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
     found = described(tokens)
     is_stream = tokens.ndim == 1 and tokens.dtype.kind in "iu"

@@ -33,9 +33,8 @@ def share(
 ) -> None:
     """Calls work(*arguments, number, progress) for all numbers, in several processes.
 
-    Raises:
-      OSError: if a process dies.
-      Exception: the first that the work raises; the other processes end at their next call of `progress`.
+    Raises the first exception of the work, when the other processes end at their next call of `progress`;
+    OSError if a process dies.
     """
     workers = min(workers, len(numbers))
     if workers <= 1:
@@ -72,7 +71,6 @@ def share(
 
 
 def _begin(*given: Any) -> None:
-    """The start of a process of the pool."""
     global _given
     _given = given
     take_signals()
@@ -86,7 +84,6 @@ def _begin(*given: Any) -> None:
 
 
 def _work(number: int) -> None:
-    """The work of a number, in a process of the pool."""
     counts, work, arguments = _given
 
     def progress(n_bytes: int, n_tokens: int) -> None:

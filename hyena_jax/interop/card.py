@@ -9,7 +9,6 @@ class Facts(NamedTuple):
     """What a card says."""
 
     config: Mapping[str, Any]
-    """The experiment as JSON values."""
     step: int
     n_parameters: int
     fingerprint: str

@@ -1,7 +1,6 @@
 """`convert`: a published model as a run folder, at step 0. Nothing is written unless all of it fits.
 
-Tensors are mapped, turned into parameters one at a time and written in blocks, so that memory holds about the
-largest tensor, not the model.
+Parameters are made one at a time and written in blocks, so memory holds about the largest tensor.
 """
 
 import io
@@ -41,7 +40,6 @@ FORMATS: Mapping[str, Callable[[Path, Tensors, Options], Source]] = {
     "stripedhyena2": stripedhyena2.read,
     "rwkv7": rwkv7.read,
 }
-"""The families by the name that `convert` knows them by."""
 OBJECTS = {"stripedhyena2": (io.BytesIO,)}
 """What PyTorch files of a family hold besides tensors: the statistics of Transformer Engine, bytes."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
@@ -49,7 +47,6 @@ RECORD = "conversion.json"
 ROW_LEN = 2048
 """Tokens of a row that the new run would train on or evaluate at a time, if its model reads as many."""
 MAX_PROBLEMS = 5
-"""Most problems that an error lists."""
 AT_ONCE = 2**24
 """Numbers that are compared at a time."""
 
@@ -73,13 +70,8 @@ def convert(
     Args:
       family: one of FORMATS.
       source: the file or folder with the weights.
-      output: a folder that does not exist, or is empty.
+      output: a folder that does not exist, or is empty; nothing is written if a tensor does not fit.
       tokenizer_path: a tokenizer to use instead of the one in the folder `source`.
-
-    Raises:
-      UserError: if the source cannot be read, or a tensor is missing, unexpected, misshaped or not finite, or
-        an option or tokenizer does not fit; nothing is written then.
-      OSError: if the folder cannot be written.
     """
     require_free("output", output)
     require(source.exists() or source.is_symlink(), "source", str(source), "a file or a folder that exists")
@@ -112,7 +104,7 @@ def convert(
 
 
 def _tokenizer(found: Source, source: Path, given: Path | None) -> tuple[Tokenizer, Path | None]:
-    """The tokenizer, and its file: the given one, or one next to the weights; else ids are their own text."""
+    """The given tokenizer, or one next to the weights, and its file; else ids are their own text."""
     if found.tokenizer is not None:
         require(given is None, "tokenizer", str(given), "None: the tokens of this family are known")
     path = None if found.tokenizer is not None else _tokenizer_file(source, given)
@@ -135,7 +127,7 @@ def _tokenizer_file(source: Path, given: Path | None) -> Path | None:
 
 
 def _data(tokenizer: Tokenizer, path: Path | None, model: LanguageModelConfig) -> TextConfig | TokensConfig:
-    """The config of data for this tokenizer, whose file will be at `path`; the data are not known."""
+    """The config of data for this tokenizer, whose file will be at `path`."""
     length = min(model.max_len, ROW_LEN)
     if tokenizer.kind == "ids":
         return TokensConfig(vocab_size=tokenizer.vocab_size, seq_len=length)
@@ -144,7 +136,6 @@ def _data(tokenizer: Tokenizer, path: Path | None, model: LanguageModelConfig) -
 
 
 def _problems(found: Source, parameters: Mapping[str, Any]) -> Iterator[str]:
-    """What keeps the tensors from being the model's parameters; each names a tensor."""
     table, tensors = found.table, found.tensors
     yield from (f"the parameter {path} has no source" for path in parameters.keys() - table.transforms.keys())
     used: set[str] = set()
@@ -198,10 +189,7 @@ def _equal(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def _write_checkpoint(folder: Path, experiment: Experiment, shapes: Any, found: Source) -> None:
-    """Writes the checkpoint of step 0, with the optimizer's state before its first step.
-
-    The state is known from that of placeholders of one number: whatever has a parameter's shape is 0.
-    """
+    """Step 0. The optimizer's state is that of one-number placeholders: what has a parameter's shape is 0."""
     small = jax.tree.map(lambda leaf: np.zeros((1,) * len(leaf.shape), leaf.dtype), shapes)
 
     def state(params: Any) -> TrainState:
@@ -224,7 +212,7 @@ def _write_checkpoint(folder: Path, experiment: Experiment, shapes: Any, found: 
 
 
 def _blocks(found: Source, path: str, dtype: np.dtype, n_rows: int) -> Iterator[np.ndarray]:
-    """A parameter's rows. Raises UserError, with the tensor's name, if a number is not finite."""
+    """A parameter's rows; UserError with the tensor's name if a number is not finite."""
     transform, tensors = found.table.transforms[path], found.tensors
     whole = transform.read(*(tensors[name].read() for name in transform.names))
     for first in range(0, len(whole), n_rows):

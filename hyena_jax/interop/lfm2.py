@@ -22,7 +22,7 @@ from hyena_jax.system.errors import require
 
 BOS, RELEASED_VOCABULARY = 1, 65_536
 ENDS = {"eos_token_id": 7, "pad_token_id": 0}
-"""Other special tokens of the released models."""
+"""Special tokens of the released models, in addition to BOS."""
 
 
 def read(source: Path, tensors: Tensors, options: Options) -> Source:
@@ -43,7 +43,7 @@ def convolution(n_taps: int) -> HyenaConfig:
 
 
 def from_settings(settings: Settings) -> LanguageModelConfig:
-    """The model that a `config.json` describes. Raises UserError for options that ours lacks."""
+    """The model that a `config.json` describes; UserError for options that ours lacks."""
     settings.require("model_type", "lfm2")
     settings.require("conv_bias", False)
     settings.require("tie_word_embeddings", True)

@@ -29,7 +29,6 @@ from hyena_jax.system.errors import UserError, printable, require
 BOS = None
 """Texts of the released model begin with no token of their own."""
 ENDS = {"eos_token_id": 100_257, "pad_token_id": 100_277}
-"""Special tokens of the released model."""
 RELEASED_VOCABULARY = 100_352
 OTHER_NAMES = {
     "attention_layer_norm.weight": "input_layernorm.weight",
@@ -56,7 +55,7 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
 
 
 def from_settings(settings: Settings) -> LanguageModelConfig:
-    """The model that a `config.json` describes. Raises UserError for options that ours lacks."""
+    """The model that a `config.json` describes."""
     settings.require("model_type", "olmo_hybrid")
     settings.require("hidden_act", "silu")
     settings.require("attention_bias", False)
@@ -129,7 +128,7 @@ def _rotary_base(settings: Settings) -> float | None:
 
 
 def to_settings(model: LanguageModelConfig) -> dict[str, Any]:
-    """The `config.json` of a model like this; `from_settings` of it shows whether it says all of it."""
+    """The `config.json` of a model like this; see `lfm2.to_settings`."""
     require(model.ffn != "none", "model.ffn", model.ffn, "'swiglu' for transformers")
     mixers = [model.pattern[i % len(model.pattern)] for i in range(model.n_layers)]
     delta = next(mixer for mixer in model.pattern if isinstance(mixer, GatedDeltaConfig))
@@ -170,11 +169,7 @@ def to_settings(model: LanguageModelConfig) -> dict[str, Any]:
 
 
 def _renamed(tensors: Tensors) -> Tensors:
-    """The tensors by the names of the modules in transformers, with the taps in one.
-
-    Raises:
-      UserError: for two names of the same tensor, and for norms of which the names do not say where they are.
-    """
+    """The tensors by the names of the modules in transformers, with the taps in one; UserError if unclear."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         match = LAYER.fullmatch(name)

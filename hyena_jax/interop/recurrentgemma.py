@@ -38,7 +38,6 @@ from hyena_jax.system.errors import UserError, require
 
 BOS, RELEASED_VOCABULARY = 2, 256_000
 ENDS = {"eos_token_id": 1, "pad_token_id": 0}
-"""Other special tokens of the released models."""
 OWN_WINDOW = "hyena_jax.window"
 """Key in the metadata of an export: the window of the run, which transformers is told one more."""
 TRAINED_LEN = 8192
@@ -50,7 +49,8 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
     """The model in a folder of `transformers`, or in an Orbax folder of DeepMind's Flax code.
 
     The released weights were trained with DeepMind's code, where a token sees `attention_window_size` earlier
-    ones, as with our `window`; transformers 5 shows it one less, which no file says: see `Options.window_of`.
+    ones, as with our `window`; transformers 5 shows it one less, which no file says: see
+    `Options.window_of`.
     """
     refuse_windows(options, but="window_of")
     note = None
@@ -111,7 +111,7 @@ def _recurrence(width: int, gate_blocks: int, taps: int) -> HawkConfig:
 
 
 def from_settings(settings: Settings) -> LanguageModelConfig:
-    """The model that a `config.json` describes. Raises UserError for options that ours lacks."""
+    """The model that a `config.json` describes."""
     settings.require("model_type", "recurrent_gemma")
     settings.require("hidden_activation", "gelu_pytorch_tanh")
     settings.require("attention_bias", False)
@@ -169,10 +169,7 @@ def _with_window(
 
 
 def to_settings(model: LanguageModelConfig) -> dict[str, Any]:
-    """The `config.json` of a model like this; `from_settings` of it shows whether it says all of it.
-
-    transformers 5 shows a token one earlier one less than `attention_window_size`.
-    """
+    """The `config.json` of a model like this (see `lfm2`), with the window as DeepMind counts it."""
     require(model.ffn != "none", "model.ffn", model.ffn, "'geglu' for transformers")
     recurrence = next(mixer for mixer in model.pattern if isinstance(mixer, HawkConfig))
     default = LocalAttentionConfig(n_heads=recurrence.gate_blocks, window=WINDOW)

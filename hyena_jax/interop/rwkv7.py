@@ -60,7 +60,7 @@ def language_model(
 
 
 def from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> LanguageModelConfig:
-    """The model of a file of RWKV-LM. Raises UserError if it lacks a tensor that says a size."""
+    """The model of a file of RWKV-LM."""
 
     def of(name: str, n_axes: int) -> tuple[int, ...]:
         if name not in shapes:
@@ -82,7 +82,7 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> LanguageModelConfig:
 
 
 def from_settings(settings: Settings) -> LanguageModelConfig:
-    """The model that a `config.json` describes. Raises UserError for options that ours lacks."""
+    """The model that a `config.json` describes."""
     settings.require("model_type", "rwkv7")
     for name, only in (
         ("hidden_act", "sqrelu"),
@@ -174,7 +174,7 @@ def _outer(embedding: str, embedding_norm: str, final_norm: str, head: str) -> d
 def _inner(
     ours: str, norm: str, mlp_norm: str, theirs: str, names: tuple[str, ...], head_norm: str, width: int
 ) -> dict[str, Transform]:
-    """The norms of a block, and what both forms name alike in its mixer, or store alike."""
+    """The norms of a block, and what both forms name or store alike in its mixer."""
     mixer = f"{ours}/mixer"
     projections = zip(("r_proj", "k_proj", "v_proj", "out_proj"), names, strict=True)
     return {

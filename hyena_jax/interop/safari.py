@@ -33,7 +33,7 @@ STANDALONE_SHIFT = 0.05
 
 
 def read(source: Path, tensors: Tensors, options: Options) -> Source:
-    """A language model of safari; its config, which checkpoints do not hold, is `--config`.
+    """A language model of safari; `--config` is its config, which checkpoints do not hold.
 
     The config is that of the model, or a file that has it under `model` or `model_config`.
     """

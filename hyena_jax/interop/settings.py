@@ -22,7 +22,7 @@ class Settings:
         self.values = values
 
     def get(self, name: str, default: Any = MISSING) -> Any:
-        """The value as it is; null counts as missing. Raises UserError if it is missing without a default."""
+        """The value as it is; null counts as missing. UserError if it is missing without a default."""
         value = self.values.get(name)
         if value is None:
             if default is MISSING:
@@ -46,7 +46,6 @@ class Settings:
         return float(value)
 
     def flag(self, name: str, default: Any = MISSING) -> bool:
-        """A bool."""
         value = self.get(name, default)
         self.expect(isinstance(value, bool), name, value, "true or false")
         return value
@@ -94,7 +93,7 @@ class Settings:
 
 
 def read_settings(path: Path) -> Settings:
-    """The settings in a JSON or, by its suffix, a YAML file. Raises UserError if it cannot be read."""
+    """The settings in a JSON or, by its suffix, a YAML file."""
     require(not path.is_symlink(), "config", str(path), "a file, not a symbolic link")
     data = read_bytes("config", path, MAX_JSON)
     try:

@@ -1,7 +1,7 @@
 """Named tensors in files of other projects, mapped and not loaded: safetensors, PyTorch, Orbax.
 
-Every header is checked against the size of its file before anything is allocated. Files are opened where they
-are: an index may only name files next to it, and symbolic links are refused. Nothing in a file is executed.
+Headers are checked against the size of their file before anything is allocated. An index may only name files
+next to it, and symbolic links are refused. Nothing in a file is executed.
 """
 
 import math
@@ -50,9 +50,6 @@ def read_tensors(source: Path, allowed_objects: tuple[type, ...] = ()) -> dict[s
     Args:
       source: a `.safetensors` file, a PyTorch file, or a folder.
       allowed_objects: classes of objects that a PyTorch file may hold in addition to tensors.
-
-    Raises:
-      UserError: if there are none, or a file is a link, damaged, of another format, or holds other objects.
     """
     if not source.is_dir():
         return _read_file(source, allowed_objects)
@@ -77,7 +74,6 @@ def _read_file(path: Path, allowed_objects: tuple[type, ...]) -> dict[str, Tenso
 
 
 def _read_indexed(folder: Path, index: Path) -> dict[str, Tensor]:
-    """The tensors of all files that an index names."""
     values = read_json("source", _plain(index))
     names = values.get("weight_map") if isinstance(values, dict) else None
     is_map = isinstance(names, dict) and all(isinstance(file, str) for file in names.values())
@@ -100,7 +96,7 @@ def _read_indexed(folder: Path, index: Path) -> dict[str, Tensor]:
 
 
 def _plain(path: Path) -> Path:
-    """The path. Raises UserError if it is a symbolic link."""
+    """Refuses symbolic links."""
     require(not path.is_symlink(), "source", str(path), "a file, not a symbolic link")
     return path
 
@@ -165,7 +161,7 @@ def read_pytorch(path: Path, allowed_objects: tuple[type, ...] = ()) -> dict[str
 
 
 def _check_records(path: Path, records: list[zipfile.ZipInfo] | None, size: int) -> None:
-    """Raises UserError unless the records of a PyTorch file lie in it as they are, without compression."""
+    """Refuses PyTorch files unless their records lie in them as they are, without compression."""
     allowed = "a PyTorch file as torch.save writes it since version 1.6"
     require(records is not None, "source", str(path), allowed)
     is_stored = all(record.compress_type == zipfile.ZIP_STORED for record in records)

@@ -37,8 +37,7 @@ FREE_OF_MIXERS = ("init", "ring", "min_radius", "max_radius")
 def settings_of(model: ModelConfig) -> tuple[Any, dict[str, Any]]:
     """The family of a model, one of FAMILIES, and the values of its `config.json`.
 
-    Raises:
-      UserError: if no family can say this model; it names the options in which it differs.
+    UserError names the options in which the model differs from those that a family can say.
     """
     if not isinstance(model, LanguageModelConfig):
         raise UserError("format transformers needs a language model")
@@ -81,7 +80,7 @@ def _ends(family: Any, model: LanguageModelConfig, bos: int | None) -> dict[str,
 
 
 def _comparable(model: LanguageModelConfig, free: LanguageModelConfig) -> LanguageModelConfig:
-    """A model with what its values do not depend on taken from another, and with defaults filled in."""
+    """The model with defaults filled in, and from `free` what its values do not depend on."""
     pattern = [model.pattern[i % len(model.pattern)] for i in range(model.n_layers)]
     others = [free.pattern[i % len(free.pattern)] for i in range(model.n_layers)]
     mixers = tuple(_filled(mixer, other, model) for mixer, other in zip(pattern, others, strict=True))
@@ -121,9 +120,7 @@ def write(folder: Path, model: LanguageModelConfig, params: Any, encoding: Any, 
       encoding: the run's tokenizer; one with a file of its own is written in its format.
       card: the text of README.md.
 
-    Raises:
-      UserError: if transformers cannot say the model.
-      OSError: if writing fails; then there is no folder.
+    If writing fails, there is no folder.
     """
     family, values = settings_of(model)
     bos = getattr(encoding, "bos", None)
@@ -146,7 +143,7 @@ def write(folder: Path, model: LanguageModelConfig, params: Any, encoding: Any, 
 
 
 def _write_tokenizer(folder: Path, encoding: BpeTokenizer, eos: int | None) -> None:
-    """The tokenizer, which adds `bos` before every text and no other token, as the model reads it."""
+    """It adds `bos` before every text and no other token, as the model reads it."""
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 

@@ -67,17 +67,14 @@ class MadNoisyRecallConfig(MadRecallConfig):
 
     @property
     def n_plain(self) -> int:
-        """Ids that are keys or values."""
         return self.vocab_size - self.n_noise
 
     @property
     def noise(self) -> float:
-        """Probability of a pair of noise."""
         return self.noise_fraction
 
 
 def _recall_row(rng: "np.random.Generator", config: MadRecallConfig) -> Row:
-    """Pairs of a key and its value, or of noise, of which the values of keys seen before are scored."""
     half, n_pairs = config.n_plain // 2, config.seq_len // 2
     is_noise = rng.random(n_pairs) < config.noise
     is_noise[[rng.integers(n_pairs - 1), n_pairs - 1]] = False  # a pair to ask for, and the question
@@ -143,7 +140,6 @@ class MadFuzzyRecallConfig(NextTokenTaskConfig):
 
 
 def _fuzzy_row(rng: "np.random.Generator", config: MadFuzzyRecallConfig, is_test: bool) -> Row:
-    """Keys and values, of which the values of keys seen before are scored."""
     most, n_plain = config.motif, config.vocab_size - 1
     half = n_plain // 2
 
@@ -349,11 +345,7 @@ def _register(
     lengths: tuple[int, ...] = SIZES,
     **options: Any,
 ) -> None:
-    """Registers a task with `small`, `baseline`, the baseline with one option changed, and other presets.
-
-    Args:
-      percent: published accuracy of each of MODELS.
-    """
+    """Registers a task and its presets; `percent` is the published accuracy of each of MODELS."""
     published = f"{TABLE}: " + ", ".join(f"{m} {p:g}" for m, p in zip(MODELS, percent, strict=True))
     varied = {
         "baseline": base,

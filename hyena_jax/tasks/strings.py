@@ -95,7 +95,6 @@ class PrefixNgramConfig(StringTaskConfig):
         return least, f"n_gram + answer_len + 3 = {least}"
 
     def answer_letters(self, n: int) -> int:
-        """Most letters of what is to be named."""
         return self.answer_len or n - self.n_gram
 
     def example_len(self, n: int) -> int:
@@ -201,8 +200,7 @@ def _symbol(config: StringTaskConfig, i: int) -> str:
 def _chance_of(counts: dict[int, float], n_letters: int) -> float:
     """The best guess at each place of the answer: a letter or the full stop.
 
-    Args:
-      counts: the probability of each number of letters of the answer.
+    `counts` are the probabilities of each number of letters of the answer.
     """
     right = total = 0.0
     for place in range(max(counts) + 1):

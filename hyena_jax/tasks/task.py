@@ -57,7 +57,6 @@ class Preset(NamedTuple):
 
 
 SMALL = "the published task at a size for two CPU cores"
-"""The source of a preset `small`."""
 
 
 def plain(config: Any, i: int) -> str:
@@ -93,7 +92,6 @@ class Task:
 
 
 TASKS: dict[type[TaskConfig], Task] = {}
-"""The tasks by the class of their config."""
 
 
 def register_task(
