@@ -151,7 +151,7 @@ def gather(value: T) -> list[T]:
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def together(make: Callable[[], T]) -> T:
+def on_all(make: Callable[[], T]) -> T:
     """The result of `make` in this process; if `make` raises in one process, all processes raise.
 
     All processes must call this. They raise the UserError or OSError of the first process that had one.
@@ -179,7 +179,7 @@ def from_first(make: Callable[[], T]) -> T:
 
 def on_first(make: Callable[[], T]) -> T | None:
     """The result of `make`, which only process 0 runs; None on the others. Its error is raised on all."""
-    return together(lambda: make() if is_first() else None)
+    return on_all(lambda: make() if is_first() else None)
 
 
 def require_equal_devices() -> None:

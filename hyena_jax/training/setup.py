@@ -16,7 +16,7 @@ from hyena_jax import config, models, parallel
 from hyena_jax.config import DataConfig, Experiment, OptimizerConfig, TrackerConfig
 from hyena_jax.data import dataset
 from hyena_jax.data.dataset import Dataset, Encoding
-from hyena_jax.parallel.processes import require_equal, require_equal_devices, together
+from hyena_jax.parallel.processes import on_all, require_equal, require_equal_devices
 from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.system.chips import GIB
 from hyena_jax.system.errors import UserError, require
@@ -138,7 +138,7 @@ def make_setup(
         state = jax.eval_shape(partial(init_state, optimizer=optimizer), trained)
         _check_capacity(experiment, strategy, state if adaptation is None else (state, shapes), batch)
     report = partial(console.print, soft_wrap=True)
-    initial, sha256 = together(lambda: read_initial(experiment, shapes, workdir, options.init_from, report))
+    initial, sha256 = on_all(lambda: read_initial(experiment, shapes, workdir, options.init_from, report))
     rows = measured_on(data, experiment.training.eval_windows)
     return Setup(experiment, data, strategy, model, trained, optimizer, loss, metrics, initial, sha256, rows)
 
@@ -202,7 +202,7 @@ def _with_data(
                 # With other symbols; `folder.check_run` then reports that the data changed.
                 return load_data(experiment.data, None)
 
-    data = together(read)
+    data = on_all(read)
     with config.own_code("your plugin failed", experiment):
         experiment = data.complete(experiment)
     agree(experiment, **{"the data's fingerprint": data.fingerprint})

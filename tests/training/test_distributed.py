@@ -22,9 +22,9 @@ from hyena_jax.parallel.processes import (
     gather,
     join,
     lost_another,
+    on_all,
     require_equal,
     require_equal_devices,
-    together,
 )
 from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import saved_steps
@@ -329,7 +329,7 @@ def test_alone_everything_is_agreed():
     assert from_first(lambda: [1, 2]) == [1, 2]
     require_equal({"it": 3})
     with pytest.raises(UserError, match="wrong"):
-        together(lambda: (_ for _ in ()).throw(UserError("wrong")))
+        on_all(lambda: (_ for _ in ()).throw(UserError("wrong")))
 
 
 @pytest.mark.parametrize(
