@@ -17,14 +17,9 @@ HAVE_KERNELS = ("gpu", "tpu")
 
 
 def make_strategy(config: ParallelConfig, devices: Sequence[jax.Device] | None = None) -> Strategy:
-    """The strategy that `config` names, over its devices.
+    """The strategy that `config` names, over its devices; refuses kernels `on` where they do not run.
 
-    Args:
-      devices: those to choose from, which may be described only, not present; None: all that JAX has.
-
-    Raises:
-      UserError: if there are too few devices, or they do not fit the mesh; or for `kernels` `on` where there
-        are none, or they do not run.
+    `devices` are those to choose from, which may be described only, not present; None: all that JAX has.
     """
     chosen = all_devices(config.devices, devices)
     platform = chosen[0].platform

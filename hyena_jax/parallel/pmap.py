@@ -47,8 +47,7 @@ class Pmap(Strategy):
         return _split(batch, self._n_ours)
 
     def map_train_step(self, train_step: Callable, shapes: Tree) -> Callable:
-        """See `Strategy`. `train_step` must compute the same state and metrics on every device, as it does
-        when it averages gradients; `shapes` are not needed."""
+        """See `Strategy`. `train_step` must compute the same on all devices, as by averaging gradients."""
         return jax.pmap(
             train_step,
             axis_name=AXIS,

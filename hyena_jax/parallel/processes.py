@@ -29,14 +29,9 @@ STATUS = "(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): "
 def join(cluster: Cluster, heartbeat_timeout: int) -> None:
     """Joins the other processes, if the flags name any. Call it before anything is computed.
 
-    Args:
-      heartbeat_timeout: seconds; a process that is silent for longer counts as dead, and JAX ends the other
-        processes. A process that is done waits this long for the others.
-
-    Raises:
-      UserError: if neither the flags nor the environment say where the processes are, or they do not fit
-        together: see `call_roll`.
-      OSError: if they cannot be reached within `cluster.join_timeout` seconds.
+    A process that is silent for `heartbeat_timeout` seconds counts as dead, and JAX ends the others; a
+    process that is done waits this long for them. OSError if they cannot be reached within
+    `cluster.join_timeout` seconds.
     """
     if not cluster.distributed and cluster.coordinator is None:
         return
@@ -70,7 +65,6 @@ def join(cluster: Cluster, heartbeat_timeout: int) -> None:
 
 
 def _from_environment(cluster: Cluster) -> Cluster:
-    """The processes as the cluster's environment names them."""
     from jax._src import clusters  # the public API detects them only inside `initialize`, too late for us
 
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
@@ -117,8 +111,7 @@ def lost_another(error: BaseException | None) -> bool:
 def leaving_on_failure(report: Callable[[object, int], int], is_remote: bool) -> Iterator[None]:
     """Reports an error after which several processes cannot continue, and exits at once with code 3.
 
-    Args:
-      is_remote: whether the run writes to a bucket: threads may wait for it long after it failed.
+    `is_remote`: the run writes to a bucket, for which threads may wait long after an OSError.
     """
     try:
         yield
@@ -215,8 +208,8 @@ def watch_preemption() -> None:
 def is_preempted(step: int) -> bool:
     """Whether all processes stop after this step, since one of them got SIGTERM: the same in all of them.
 
-    All processes must call this after every step. After SIGTERM, they agree on the step after the latest that
-    any of them has reached.
+    All must call this after every step. After SIGTERM, they agree on the step after the latest that any
+    reached.
     """
     if jax.process_count() == 1:
         return False
@@ -226,8 +219,5 @@ def is_preempted(step: int) -> bool:
 
 
 def first_request(name: str | None) -> str | None:
-    """The name of the signal that the first of the interrupted processes got; None if none was interrupted.
-
-    All processes must call this.
-    """
+    """The signal's name that the first interrupted process got, or None. All processes must call this."""
     return next((asked for asked in gather(name) if asked is not None), None)

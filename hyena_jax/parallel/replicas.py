@@ -13,12 +13,8 @@ from hyena_jax.system.trees import path_name
 def check_replicas(tree: Tree, step: int) -> None:
     """Compares all copies of every shard of every leaf, within this process and between processes.
 
-    Args:
-      tree: arrays over all devices, as `Strategy.to_global` returns them. All processes must call this.
-      step: the training step, for the message.
-
-    Raises:
-      OSError: on all processes, if two copies differ in a bit; the message names the leaf and the devices.
+    `tree` holds arrays over all devices, as `Strategy.to_global` returns them. All processes must call this;
+    all raise OSError, which names `step`, the leaf and the devices, if two copies differ in a bit.
     """
     first_seen: dict[str, tuple[str, str]] = {}
     for where, part, digest in (copy for copies in gather(_digests(tree)) for copy in copies):

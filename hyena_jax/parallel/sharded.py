@@ -48,9 +48,8 @@ def arrange(config: ParallelConfig, devices: Sequence[jax.Device]) -> np.ndarray
     network connects several slices of TPUs. Only `data` spans them, slice after slice; within a slice the
     devices lie as its links connect them, so that a process's devices need not be neighbours.
 
-    Raises:
-      UserError: if they are not as many as the mesh has, fsdp x sequence is larger than a slice, data is not
-        a multiple of the slices, or a process's devices are not whole rows of the mesh.
+    UserError if they are not as many as the mesh has, fsdp x sequence is larger than a slice, data is not a
+    multiple of the slices, or a process's devices are not whole rows of the mesh.
     """
     inner = config.fsdp * config.sequence
     data = config.data or max(1, len(devices) // inner)
@@ -142,15 +141,7 @@ class Sharded(Strategy):
     """The state is sharded over fsdp, a batch over the whole mesh."""
 
     def __init__(self, config: ParallelConfig, devices: Sequence[jax.Device], kernels: bool = False):
-        """See `arrange` for the order of the devices in the mesh.
-
-        Args:
-          devices: those of all processes.
-          kernels: see `Layout`.
-
-        Raises:
-          UserError: if the devices do not fit the mesh.
-        """
+        """`devices` are those of all processes; see `arrange` for their order. `kernels`: see `Layout`."""
         self.devices = tuple(devices)
         arranged = arrange(config, devices)
         self._mesh = Mesh(arranged, AXES)
@@ -175,8 +166,7 @@ class Sharded(Strategy):
             raise UserError(f"parallel.sequence={n_parts}: {error}") from error
 
     def make_state(self, make: Callable[[], Tree]) -> Tree:
-        """See `Strategy`. Each device computes and holds only its own shard: the whole state need not fit on
-        one device."""
+        """See `Strategy`. Each device computes and holds only its shard: the whole need not fit on one."""
         with jax.set_mesh(self._mesh):
             return jax.jit(make, out_shardings=self.shardings(jax.eval_shape(make)))()
 

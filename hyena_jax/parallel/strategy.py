@@ -109,14 +109,7 @@ class Strategy(ABC):
 
 
 def all_devices(count: int | None, devices: Sequence[jax.Device] | None = None) -> tuple[jax.Device, ...]:
-    """The first `count` devices of each process, or all; process after process.
-
-    Args:
-      devices: those to choose from; None: all that JAX has.
-
-    Raises:
-      UserError: if a process has fewer.
-    """
+    """The first `count` of `devices` (None: all of JAX) in each process, or all; process after process."""
     among = jax.devices() if devices is None else devices
     n_local = min(Counter(device.process_index for device in among).values())
     at_most = (

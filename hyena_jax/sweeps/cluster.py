@@ -84,11 +84,9 @@ class Machine:
         self._pool = Pool([""], [])
 
     def start(self, folder: str, versions: Mapping[str, str]) -> None:
-        """Starts the worker.
+        """Starts the worker, in the working `folder` where the machine has it: relative paths refer to it.
 
-        Args:
-          folder: the working directory, to which relative paths refer, where the machine has it.
-          versions: of packages, as they must be here too.
+        `versions` are of packages, as they must be here too.
         """
         found = _versions()
         must = f"the same on all machines of the cluster: {found} on {socket.gethostname()}"
@@ -117,7 +115,7 @@ class Machine:
 
 
 def parse_resources(texts: Sequence[str]) -> dict[str, float] | None:
-    """The resources of `NAME=AMOUNT` texts; None if there are none. Raises UserError for other texts."""
+    """The resources of `NAME=AMOUNT` texts, which are checked; None if there are none."""
     found = {}
     for text in texts:
         name, _, amount = text.partition("=")
@@ -153,7 +151,6 @@ class _Worker:
 
     @property
     def pending(self) -> Any:
-        """What to wait for."""
         return self.starting if self.starting is not None else self.events
 
     def ask(self, work: str, request: Any) -> None:
@@ -243,9 +240,7 @@ class RayPool:
     def _next(self, worker: _Worker) -> Event | None:
         """The next event of a worker; None if it has started, or there are no more of its work.
 
-        Raises:
-          UserError: if it may not work there: see `Machine`.
-          ray.exceptions.RayActorError: if its machine is gone.
+        Raises UserError if it may not work there: see `Machine`; RayActorError if its machine is gone.
         """
         try:
             if worker.starting is not None:

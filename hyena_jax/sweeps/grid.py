@@ -22,11 +22,7 @@ class _Settings:
 
 
 def parse_axis(text: str) -> tuple[str, tuple[str, ...]]:
-    """The field and the values of an axis `FIELD=VALUE,VALUE`, or with lists of parts `FIELD=PART,PART;PART`.
-
-    Raises:
-      UserError: if it is not of that form, or has a value twice.
-    """
+    """The field and values of an axis `FIELD=VALUE,VALUE`; with lists of parts `FIELD=PART,PART;PART`."""
     name, equals, listed = text.partition("=")
     values = tuple(value.strip() for value in listed.split(";" if ";" in listed else ","))
     allowed = "FIELD=VALUE,VALUE,... (with lists of parts: FIELD=PART,PART;PART)"
@@ -88,7 +84,6 @@ def make_runs(
 
 
 def _experiment(base: Experiment, point: Mapping[str, str], flags: Sequence[str]) -> Experiment:
-    """The experiment at one point of the grid."""
     given = [*flags, *(f"--{name.replace('_', '-')}={value}" for name, value in point.items())]
     defaults = {"experiment": base}
     known = [flag for flag in flags_of(_Settings, defaults, given) if flag.base is None]

@@ -64,10 +64,8 @@ class ThisMachine:
         self.n_workers = len(self._cores)
 
     def pool(self, n_runs: int, lock: int) -> "Pool":
-        """The workers for that many runs.
-
-        They hold the lock on the sweep's folder too: one that outlives a killed sweep, to save, keeps it.
-        """
+        """The workers for that many runs. They hold the lock on the sweep's folder too: one that outlives a
+        killed sweep, to save, keeps it."""
         return Pool(self._cores[:n_runs], [lock])
 
 
@@ -123,10 +121,7 @@ class _Worker:
 
 
 class Pool:
-    """Workers that each do one piece of work at a time; a context manager.
-
-    If it ends by an error, the runs are saved.
-    """
+    """Workers that each do one piece of work at a time; a context manager. After an error, runs are saved."""
 
     def __init__(self, cores: Sequence[str], held: Sequence[int]):
         """`cores` are the CPUs of each worker, as `worker.main` takes them; workers inherit `held` files."""
@@ -151,15 +146,9 @@ class Pool:
     def run(self, work: Iterable[tuple[str, Any]], asked: Sequence[int]) -> Iterator[Event]:
         """Gives each piece of work, a name and a request, to a worker that is free; yields what they say.
 
-        A worker that ends while it works, because it was killed or crashed, is replaced.
-
-        Args:
-          asked: signals that ask to stop, also while this runs: no more work is given, and workers stop and
-            save; a second SIGINT ends them at once.
-
-        Raises:
-          UserError: if JAX cannot start.
-          OSError: if a worker ends while it starts.
+        A worker that ends while it works, because it was killed or crashed, is replaced. `asked` are signals
+        that ask to stop, also while this runs: no more work is given, and workers stop and save; a second
+        SIGINT ends them at once. UserError if JAX cannot start; OSError if a worker ends while it starts.
         """
         waiting, given, is_stopping = deque(work), {}, False
         spent: dict[str, float] = {}  # seconds of workers that somebody else stopped

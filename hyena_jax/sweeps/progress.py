@@ -19,7 +19,6 @@ class SweepProgress(Bar):
     def __init__(
         self, console: Console, outcomes: "Mapping[str, Outcome]", todo: Sequence[str], n_workers: int
     ):
-        """`todo` are the names of the runs to train."""
         super().__init__(console, "", len(outcomes), VALUES, transient=True)
         self._n_workers = n_workers
         self._n_runs, self._n_ended = len(outcomes), len(outcomes) - len(todo)

@@ -110,11 +110,8 @@ class Group:
 def read_runs(folders: str | Path | Sequence[str | Path]) -> tuple[list[Run], list[str]]:
     """The runs in a folder or in several, each a run's or one that holds runs, such as a sweep's.
 
-    Returns:
-      The runs, and the names of those inside a folder that have not been evaluated, which are left out.
-
-    Raises:
-      UserError: if a folder holds no run that was evaluated, or one of its files is damaged.
+    Also returns the names of those inside a folder that have not been evaluated, which are left out.
+    UserError if a folder holds no run that was evaluated.
     """
     folders = [folders] if isinstance(folders, str | Path) else folders
     require(len(folders) > 0, "DIR", folders, "at least one folder")
@@ -145,11 +142,7 @@ def _read(workdir: Path) -> Run:
 def group(runs: Sequence[Run], by: str | None = None) -> list[Group]:
     """The runs in groups: those that differ only in their seed, or those with the same value of a field.
 
-    Args:
-      by: a field such as `model.d_model`, or an axis of the sweep, such as `variant`.
-
-    Raises:
-      UserError: if no run has that field.
+    `by` is a field such as `model.d_model`, or an axis of the sweep, such as `variant`.
     """
     groups: dict[str, list[Run]] = {}
     if by is not None:
@@ -179,8 +172,7 @@ def without_seed(name: str) -> str:
 def choose_metric(runs: Sequence[Run], metric: str | None) -> str:
     """The metric to compare: the named one; or the first accuracy that all runs measured, else the loss.
 
-    Raises:
-      UserError: if some run has not measured it.
+    UserError if a run has not measured the named one.
     """
     measured = [run.metrics for run in runs]
     common = {name: None for name in measured[0] if all(name in names for names in measured)}

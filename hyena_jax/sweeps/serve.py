@@ -42,10 +42,7 @@ without JAX's own the next run starts later."""
 
 
 class Server:
-    """Serves requests, and keeps the data of the last one for the next.
-
-    `send(kind, **values)` sends an event.
-    """
+    """Serves requests, and keeps the data of the last for the next; `send(kind, **values)` sends an event."""
 
     def __init__(self, send: Callable[..., None]):
         self._send = send
@@ -123,7 +120,6 @@ class Server:
         return config.decode(encoded)
 
     def _load(self, data: DataConfig, encoding: Encoding | None) -> Dataset:
-        """`dataset.load`, or the data of the run before if they are the same."""
         if self._kept is not None and self._kept[:2] == (data, encoding):
             return self._kept[2]
         loaded = dataset.load(data, encoding)
@@ -133,12 +129,10 @@ class Server:
 
 
 def _options(request: Request) -> StartOptions:
-    """How the run starts."""
     return StartOptions(init_from=request.init_from and opened(request.init_from, "init_from"))
 
 
 def _hooks(run: LiveRun, send: Callable[..., None]) -> list[Hook]:
-    """Those of every run, and one that sends the number of the last step."""
     sent = 0.0
 
     def send_step(now: Now) -> None:
@@ -151,7 +145,6 @@ def _hooks(run: LiveRun, send: Callable[..., None]) -> list[Hook]:
 
 
 def _send_error(send: Callable[..., None], error: Exception) -> None:
-    """Says that, and why, a run did not end as planned."""
     match error:
         case Diverged():
             send(DIVERGED, error=str(error))

@@ -82,10 +82,7 @@ class Outcome:
     init_from: str | None = None
     """The file of parameters or the folder of a run from which it starts; None if they are drawn."""
     values: dict[str, float | None] | None = None
-    """The values of the last evaluation on held-out data, by name; None before the first.
-
-    A value that was not finite is None.
-    """
+    """Held-out values of the last evaluation by name, None if not finite; None before the first."""
 
 
 def sweep(
@@ -189,8 +186,7 @@ def sweep(
 def _read(root: Path, runs: Mapping[str, Experiment], init_from: str | None) -> dict[str, Outcome]:
     """How the runs have ended so far, in the folder of a new or an earlier sweep; changes nothing.
 
-    Raises:
-      UserError: if a name cannot be a folder's, or `root` holds anything but these runs.
+    Refuses a name that cannot be a folder's, and a `root` that holds anything but these runs.
     """
     new = {name: Outcome(root / name, run, init_from=init_from) for name, run in runs.items()}
     for name in runs:
@@ -230,7 +226,7 @@ def _read(root: Path, runs: Mapping[str, Experiment], init_from: str | None) -> 
 
 
 def _continued(run: Outcome, kept: Mapping[str, Any]) -> Outcome:
-    """How a run has ended, given its entry in the file; raises UserError if that is of another run."""
+    """How a run has ended, given its entry in the file; refuses the entry of another run."""
     workdir, theirs = run.workdir, config.decode(kept["config"])
     if differences := config.identity_differences(run.experiment, theirs):
         shown = "; ".join(differences[:3])
@@ -295,11 +291,7 @@ def _named(path: Path) -> str:
 def _planned(
     outcomes: dict[str, Outcome], pool: "Pool | RayPool", asked: Sequence[int], console: Output
 ) -> dict[str, Outcome]:
-    """The runs with the seconds that each will take; runs that differ in seed and rate share them.
-
-    Raises:
-      UserError: if one of them cannot be trained.
-    """
+    """The runs with the seconds that each will take; runs that differ in seed and rate share them."""
     unplanned = [name for name, outcome in outcomes.items() if outcome.planned is None]
     alike = _alike(outcomes, unplanned, ("seed", "optimizer.learning_rate"))
     requests = [(names[0], _request(PLAN, outcomes[names[0]])) for names in alike]
@@ -332,7 +324,6 @@ def _alike(outcomes: Mapping[str, Outcome], names: Sequence[str], fields: Sequen
 
 
 def _ended(outcome: Outcome, event: Event) -> Outcome:
-    """The run as it ended."""
     status = {DONE: DONE, DIVERGED: DIVERGED, STOPPED: WAITING}.get(event.kind, FAILED)
     said = filter(None, (event.values.get("argument"), event.values.get("error")))
     error, seconds = " ".join(said) or None, outcome.seconds + event.seconds

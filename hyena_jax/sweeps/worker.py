@@ -21,9 +21,7 @@ from hyena_jax.system.startup import quiet_libraries, refuse_wrong_jaxlib, start
 def main(number: str, cores: str) -> int:
     """Serves requests until it is asked to stop.
 
-    Args:
-      number: the file descriptor of the connection.
-      cores: the CPUs to use, such as `0,1`; empty for all.
+    `number` is the connection's file descriptor, `cores` the CPUs to use, such as `0,1`; empty for all.
     """
     take_signals()
     if cores:  # before anything starts threads

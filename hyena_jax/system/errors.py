@@ -41,8 +41,7 @@ def require(condition: bool, argument: str, value: object, allowed: str) -> None
 def choose(what: str, name: str, allowed: Mapping[str, T], hint: str = "") -> T:
     """Returns `allowed[name]`; refuses an unknown name and suggests the nearest valid one.
 
-    Args:
-      hint: what else the name may be; then only a very near one is suggested.
+    With `hint`, what else the name may be, only a very near one is suggested.
     """
     if name in allowed:
         return allowed[name]

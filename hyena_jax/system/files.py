@@ -45,9 +45,8 @@ def write_text(path: Path, text: str) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """An empty draft next to `path` for the caller to write; it replaces `path` once it is on the disk.
 
-    A failure leaves `path` as it was. The file gets the mode that the umask gives to new files, even if its
-    writer changed it. A link is replaced, not its target: nothing outside a folder is written through links
-    in it.
+    A failure leaves `path` as it was. The file's mode is that of new files, even if its writer changed it. A
+    link is replaced, not its target: nothing outside a folder is written through links in it.
     """
     draft = path.with_name(f".{secrets.token_hex(8)}.draft")
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -98,12 +97,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def locked(workdir: Path) -> Iterator[int]:
     """Creates the folder if it is missing, and locks it; the lock ends with the process, however it ends.
 
-    Yields the descriptor of the lock: a process that inherits it holds the lock too.
-
-    If the block fails before anything else is in a folder that was created here, the folder is removed.
-
-    Raises:
-      UserError: if another process trains here, or a file is in the way.
+    Yields the descriptor of the lock: a process that inherits it holds the lock too. UserError if another
+    process holds it. If the block fails before anything else is in a new folder, the folder is removed.
     """
     is_new = not workdir.exists()
     try:
@@ -166,13 +161,10 @@ def require_new_file(argument: str, path: Path) -> None:
 
 @contextmanager
 def open_input(argument: str, path: str | Path, most: int | None = None) -> Iterator[BinaryIO]:
-    """A regular file of at most `most` bytes, open for reading.
+    """A regular file of at most `most` bytes, open for reading; UserError about `argument` if it is not.
 
     Pipes and devices may be endless. A sparse file may claim any size; one that is nearly all holes was never
     written.
-
-    Raises:
-      UserError: if `path` is not such a file or cannot be read; it names `argument`, the path and the reason.
     """
     try:
         _require_regular(argument, path, os.stat(path))  # opening a device may already have an effect
@@ -215,7 +207,7 @@ def _is_nearly_empty(descriptor: int, size: int) -> bool:
 
 
 def read_bytes(argument: str, path: str | Path, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes. Raises what `open_input` does."""
+    """The content of a regular file of at most `most` bytes; see `open_input`."""
     with open_input(argument, path, most) as file:
         try:
             return file.read(os.fstat(file.fileno()).st_size)
@@ -224,7 +216,7 @@ def read_bytes(argument: str, path: str | Path, most: int) -> bytes:
 
 
 def read_json(argument: str, path: str | Path, most: int = MAX_JSON) -> Any:
-    """The value in a JSON file. Raises what `open_input` and `parse_json` do."""
+    """The value in a JSON file; see `open_input` and `parse_json`."""
     data = read_bytes(argument, path, most)
     try:
         return parse_json(data)
@@ -233,11 +225,7 @@ def read_json(argument: str, path: str | Path, most: int = MAX_JSON) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of an untrusted JSON text, at most MAX_DEPTH deep, so that recursion over it is safe.
-
-    Raises:
-      UserError: if the text is not JSON, saying where, or is too deep.
-    """
+    """The value of an untrusted JSON text at most MAX_DEPTH deep, for safe recursion; UserError otherwise."""
     too_deep = f"JSON must be at most {MAX_DEPTH} lists and objects deep"
     try:
         value = json.loads(text)
@@ -256,10 +244,9 @@ def parse_json(text: str | bytes) -> Any:
 
 @contextmanager
 def open_safetensors(argument: str, path: str | Path, most: int | None = None) -> Iterator["safe_open"]:
-    """A safetensors file. Its header has at most 100 MB and fits the file's size: the library checks it.
+    """A safetensors file; UserError if its header is wrong, also if the caller reads a missing array.
 
-    Raises:
-      UserError: as `open_input` does, or if the header is wrong or the caller reads a missing array.
+    The library checks that the header has at most 100 MB and fits the file's size.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -271,11 +258,7 @@ def open_safetensors(argument: str, path: str | Path, most: int | None = None) -
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, "np.ndarray"], metadata: Mapping[str, str]) -> None:
-    """Writes a safetensors file: the same arrays and metadata give the same bytes.
-
-    Raises:
-      OSError: if the file cannot be written.
-    """
+    """Writes a safetensors file: the same arrays and metadata give the same bytes."""
     import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import save_file

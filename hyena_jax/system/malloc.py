@@ -18,9 +18,8 @@ def restart_with_large_pages(pages: Path = PAGES) -> None:
     """Starts this process again, with its number and arguments, so that glibc asks for pages of 2 MB.
 
     Temporaries of more than 64 MB are mapped anew at each run, whatever is set; large pages make that cheap.
-    glibc reads the variable only when a process starts. Signals that are blocked stay so.
-
-    Returns where the variable is set already, or where `pages`, the kernel's setting, leaves no choice.
+    glibc reads the variable only when a process starts. Signals that are blocked stay so. Returns where the
+    variable is set, or `pages`, the kernel's setting, leaves no choice.
     """
     with suppress(OSError, ValueError):  # then this process goes on as it is
         if TUNABLES not in os.environ and "[madvise]" in pages.read_text():

@@ -38,11 +38,8 @@ class Output(Console):
 class Bar:
     """A progress bar, shown on a terminal while a `with` block runs; elsewhere nothing, or rows of text.
 
-    Args:
-      total: None if it is unknown.
-      columns: what is shown behind the bar: rich's columns, or VALUES.
-      done: where the bar starts.
-      options: see `rich.progress.Progress`.
+    `total` is None if unknown; `columns`, rich's or VALUES, are shown behind the bar, which starts at `done`;
+    `options` are those of `rich.progress.Progress`.
     """
 
     def __init__(
@@ -99,11 +96,8 @@ class Bar:
 def bar(what: str, total: int, console: Console | None = None) -> Iterator[Callable[..., None]]:
     """A progress bar with the time left, which disappears at the end; nothing without a terminal.
 
-    Yields:
-      advance(by=1), which moves the bar.
-
-    Args:
-      console: where lines are printed meanwhile; if it is not a terminal, the bar is on the standard error.
+    Yields `advance(by=1)`, which moves it. Lines are printed to `console` meanwhile; if that is not a
+    terminal, the bar is on the standard error.
     """
     console = console if console is not None and console.is_terminal else Console(stderr=True)
     columns = (MofNCompleteColumn(), TimeRemainingColumn())

@@ -21,8 +21,8 @@ PATIENCE = 30.0
 class EndAtOnce:
     """A signal handler that ends the process at once, with one line and an exit code.
 
-    It raises nothing, since a library may swallow an exception, and leaving the interpreter while XLA's
-    threads compile is a segmentation fault. What a command writes must survive this, as it survives SIGKILL.
+    It raises nothing: a library may swallow an exception, and leaving the interpreter while XLA's threads
+    compile is a segmentation fault. What a command writes must survive this, as it survives SIGKILL.
     """
 
     def __init__(self, code: int, line: str):
@@ -136,8 +136,8 @@ def raising(number: int, error: BaseException) -> Iterator[None]:
 def _usual_handlers() -> Iterator[dict[int, Any]]:
     """Yields the handlers of the signals that ask to stop, by number; at the end they are set again.
 
-    Ignored signals are left out and stay ignored: SIGHUP under nohup, SIGINT in a background job. Python
-    handles signals only in the main thread: in another thread there are none.
+    Without ignored signals, which stay so: SIGHUP under nohup, SIGINT in a background job. Python handles
+    signals only in the main thread: in another thread there are none.
     """
     can_handle = threading.current_thread() is threading.main_thread()
     usual = {number: signal.getsignal(number) for number in STOPPING if can_handle}

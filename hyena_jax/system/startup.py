@@ -110,8 +110,8 @@ def start_devices() -> None:
 def refuse_wrong_jaxlib() -> None:
     """Raises UserError if this jaxlib miscompiles and may run on a CPU.
 
-    A CPU is assumed unless JAX_PLATFORMS names an accelerator first: asking JAX would start its backends,
-    which must not happen before several processes have joined.
+    It may unless JAX_PLATFORMS names an accelerator first: asking JAX would start its backends, which must
+    not happen before several processes have joined.
     """
     version = importlib.metadata.version("jaxlib")
     platform = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
@@ -128,7 +128,7 @@ def keep_compiled_programs(note: Callable[[str], None]) -> None:
 
     The folder is `hyena_jax` in XDG_CACHE_HOME or ~/.cache, or the value of CACHE_VARIABLE, which may be
     gs://BUCKET/NAME: there nothing is removed, which a rule of the bucket can do. If a later read or write
-    fails, on a full disk for instance, JAX compiles as it would without the cache.
+    fails, as on a full disk, JAX compiles as without the cache.
     """
     import jax
 
@@ -162,15 +162,11 @@ def _user_cache() -> Path:
 
 
 def _for_these_cpus() -> str:
-    """The name of the folder of programs compiled for as many CPUs as this process may use.
-
-    XLA splits loops by the number of CPUs, which is not part of JAX's cache keys.
-    """
+    """XLA splits loops by the number of CPUs, which is not part of JAX's cache keys."""
     return f"{n_cpus()}_cpus"
 
 
 def _own_folder(parent: Path) -> Path:
-    """The folder of these programs, created if missing."""
     folder = parent.resolve() / _for_these_cpus()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()

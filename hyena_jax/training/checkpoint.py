@@ -82,8 +82,8 @@ class Checkpoints:
     """The checkpoints of one run, for writing; all processes make the same calls.
 
     A context manager; leaving it waits for the pending save. Keeps the latest `keep` checkpoints, the newest
-    verified one before them, and the one whose meta has the lowest `loss`. Timed ones do not
-    count: each is kept until a later one is verified.
+    verified one before them, and the one with the lowest `loss`. Timed ones do not count: each is kept until
+    a later one is verified.
     """
 
     def __init__(
@@ -93,12 +93,8 @@ class Checkpoints:
         report: Callable[[str], None],
         lease: Lease | None = None,
     ):
-        """Opens them.
-
-        Args:
-          report: called with a line about each checkpoint that cannot be used.
-          lease: the lock of a folder in a bucket, which is checked before each commit.
-        """
+        """`report` gets a line about each checkpoint that cannot be used; `lease`, the lock of a folder in a
+        bucket, is checked before each commit."""
         self._lease = lease
         self._steps = steps_in(folder.resolve(), lease)  # it may be a link to a larger disk
         self._keep = keep
@@ -134,12 +130,10 @@ class Checkpoints:
         `targets` are trees of arrays or of `jax.ShapeDtypeStruct`; a leaf with a sharding is restored with
         it, however it was sharded when saved, and each process reads only what its devices hold.
 
-        If none is verified, the newest readable one is used and reported. Checkpoints newer than that are
-        set aside and reported: left in place, they would make Orbax skip the later save of the same step.
-
-        Raises:
-          UserError: if there are checkpoints but none can be used; they stay where they are, so that the next
-            start is refused too. If one is whole but does not fit the model.
+        If none is verified, the newest readable one is used and reported. Newer ones are set aside and
+        reported: Orbax would skip the later save of the same step. If none can be used, or a whole one does
+        not fit the model, UserError is raised and all stay where they are, so that the next start is refused
+        too.
         """
         on_first(self._steps.begin)
         steps = from_first(lambda: _by_trust(self._steps))
@@ -166,10 +160,8 @@ class Checkpoints:
     def save(self, meta: Meta, items: dict[str, Tree], is_replacing: bool = False) -> None:
         """Saves trees in the background, after any pending save is finished.
 
-        Leaves are NumPy arrays, or arrays over the devices of all processes, which then write them together.
-        They are copied from the devices before this returns.
-
-        With `is_replacing`, a checkpoint of this step is deleted first.
+        Leaves are NumPy arrays, or arrays over the devices of all processes, which then write them together;
+        they are copied before this returns. With `is_replacing`, a checkpoint of this step is deleted first.
         """
         self._finish()
         step = meta.step
@@ -224,8 +216,8 @@ class Checkpoints:
     def _finish(self, patience: float | None = None) -> None:
         """Waits for the pending save, and raises its error.
 
-        A bucket that does not answer for `patience` seconds, or the usual ones, is an error too. The save
-        is then left pending, since the libraries that write it give up much later.
+        A bucket that is silent for `patience` seconds, or the usual ones, is an error too. The save is then
+        left pending: the libraries that write it give up much later.
         """
         if self._pending is not None:
             while self._lease is not None and not wait([self._pending], SHORT_PATIENCE).done:
@@ -238,8 +230,8 @@ class Checkpoints:
 def _quiet() -> Iterator[None]:
     """Silences Orbax's thread, whose error is raised where we wait for it, and what a failure interrupts.
 
-    After a failure TensorStore reports to a closed event loop, and Orbax's coroutines are dropped. Reports
-    may come late, so after a failure they stay silenced for the rest of the process.
+    TensorStore then reports to a closed event loop, and Orbax's coroutines are dropped. Reports may come
+    late, so after a failure they stay silenced for the rest of the process.
     """
     usual, usual_in_threads = sys.unraisablehook, threading.excepthook
 
@@ -277,10 +269,7 @@ class _LatestAndBest:
 
 
 def _kept(steps: Steps, found: Sequence[int], keep: int) -> set[int | None]:
-    """The steps that stay: see `Checkpoints`.
-
-    The newest verified one is among them, since the one being saved gets its manifest only afterwards.
-    """
+    """The steps that stay. The newest verified one does: the one being saved gets its manifest afterwards."""
     verified = (step for step in found if steps.is_verified(step))
     newest = max(found, default=None)  # which is being saved, so that its meta cannot be read yet
     lasting = [step for step in sorted(found) if not steps.meta(step).get("timed")]
@@ -290,11 +279,7 @@ def _kept(steps: Steps, found: Sequence[int], keep: int) -> set[int | None]:
 def restore_readonly(
     folder: Path, targets: dict[str, Tree], report: Callable[[str], None], step: int | None = None
 ) -> Restored:
-    """The checkpoint of `step`, or the one that `Checkpoints.restore` would use; changes nothing on disk.
-
-    Raises:
-      UserError: if there is none, or the requested one is missing or damaged.
-    """
+    """The checkpoint of `step`, or the one that `Checkpoints.restore` would use; changes nothing on disk."""
     place = steps_in(folder)
     steps = from_first(lambda: _by_trust(place))
     if step is not None:
@@ -336,11 +321,7 @@ def saved_steps(folder: Path) -> list[int]:
 
 
 def steps_in(folder: Path, lease: Lease | None = None) -> Steps:
-    """The checkpoints in a folder, or in the bucket whose local copy it belongs to.
-
-    Args:
-      lease: see `Checkpoints`.
-    """
+    """The checkpoints in a folder, or in the bucket whose local copy it belongs to."""
     location = location_of(folder)
     return LocalSteps(folder) if location is None else BucketSteps(Bucket(location), lease)
 
@@ -363,11 +344,7 @@ def _by_trust(steps: Steps) -> list[tuple[int, bool]]:
 
 
 def _try_restore(steps: Steps, step: int, verified: bool, targets: dict[str, Tree]) -> Restored | str:
-    """The items of a checkpoint, or why it cannot be used.
-
-    Raises:
-      UserError: if the files are as they were saved but do not fit: the model changed.
-    """
+    """The items of a checkpoint, or why it cannot be used; UserError if it is whole but does not fit."""
     fault = from_first(lambda: steps.fault(step))
     if fault is not None:
         return fault
@@ -394,7 +371,7 @@ def _try_restore(steps: Steps, step: int, verified: bool, targets: dict[str, Tre
 
 
 def _set_aside_best(steps: Steps, step: int) -> list[str]:
-    """Sets aside best checkpoints that are damaged, until the best is `step` or whole; a line about each."""
+    """Sets aside damaged best checkpoints, until the best is `step` or whole; a line about each."""
     lines = []
     while (found := _best(steps).step) not in (None, step):
         fault = steps.fault(found)
@@ -419,11 +396,8 @@ def save_streamed(folder: Path, items: Mapping[str, Streamed]) -> None:
     """Writes the checkpoint of step 0, with its manifest, array by array, in a folder without checkpoints.
 
     For parameters that do not fit into memory together: Orbax writes placeholders, and each array is then
-    replaced, in blocks of rows, by one of its full shape.
-
-    Raises:
-      OSError: if writing fails.
-      Exception: what `blocks` raise; the checkpoint is then incomplete, and must be removed.
+    replaced, in blocks of rows, by one of its full shape. If that fails, the incomplete checkpoint must be
+    removed by the caller.
     """
     placeholders = {name: item.placeholders for name, item in items.items()}
     with Checkpoints(folder, 1, print) as checkpoints:

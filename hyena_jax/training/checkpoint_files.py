@@ -88,9 +88,8 @@ def _digest(path: Path) -> str:
 def misfit(store: Callable[[str], dict[str, Any]], targets: dict[str, Tree]) -> str | None:
     """The first difference between the arrays in a checkpoint and `targets`; None if there is none.
 
-    Args:
-      store: TensorStore's specification of the key-value store of an item.
-      targets: for each item, a tree of arrays or of `jax.ShapeDtypeStruct`.
+    `store(item)` is TensorStore's specification of an item's key-value store; `targets` has for each item a
+    tree of arrays or of `jax.ShapeDtypeStruct`.
     """
     try:
         found = (text for item, target in targets.items() for text in _misfits(store(item), item, target))
@@ -142,14 +141,9 @@ def _shape(sizes: Any) -> str:
 
 
 def replace_arrays(folder: Path, shapes: Tree, blocks: Mapping[str, Blocks]) -> None:
-    """Replaces arrays in the folder of an item by those of the full shapes, block by block, unflushed.
+    """Replaces arrays in the folder of an item by those of the full `shapes`, block by block, unflushed.
 
-    Args:
-      shapes: a tree of arrays or of `jax.ShapeDtypeStruct`.
-      blocks: by path in that tree, such as `blocks_0/mixer/in_proj/kernel`.
-
-    Raises:
-      OSError: if writing fails.
+    `blocks` are by path in the tree `shapes`, such as `blocks_0/mixer/in_proj/kernel`.
     """
     store, leaves = {"driver": "ocdbt", "base": f"file://{folder.absolute()}/"}, named_leaves(shapes)
     # Every block would wait for the disk; the files are flushed once all are written.

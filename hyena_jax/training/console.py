@@ -26,8 +26,8 @@ ROW_EVERY = 5.0
 class Progress(Bar):
     """A progress bar with loss, validation loss, speed and time left; without a terminal, rows of text.
 
-    Where nobody reads the output any more, as after `| head`, `is_unread` becomes True and nothing is raised,
-    so that the steps since the last checkpoint can be saved.
+    Where nobody reads the output any more, as after `| head`, `is_unread` becomes True instead of an error,
+    so that the last steps can be saved.
     """
 
     is_unread = False

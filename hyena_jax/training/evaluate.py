@@ -44,11 +44,11 @@ def sum_held_out(
     """The results of `eval_step(params, batch)`, [B] or [B, m], summed over the rows of the held-out data.
 
     Every held-out row counts once (or `max_rows` of them). Rows are summed without intermediate rounding, so
-    that, beyond the rounding within a row, the result does not depend on how rows were batched. All processes
-    must call this.
+    the result does not depend on how rows were batched, beyond the rounding within a row. All processes must
+    call this.
 
     Args:
-      eval_step: `make_eval_step`, mapped by `strategy`; `params` are placed by `strategy`.
+      eval_step: of `make_eval_step`, mapped by `strategy`; `params` are placed by `strategy`.
       watch: yields the same batches, and may show progress.
     """
     n_rows = data.n_eval_rows(max_rows)
@@ -69,11 +69,7 @@ def measured_on(data: Dataset, max_rows: int | None = None) -> str:
 
 
 def held_out_values(data: Dataset, sums: Sums) -> Values:
-    """Metrics from sums over held-out targets: the mean `loss`, `Dataset.metrics`, and other means.
-
-    Raises:
-      UserError: if all weights are 0.
-    """
+    """Metrics from sums over held-out targets: the mean `loss`, `Dataset.metrics`, and other means."""
     count = sums["count"]
     require(count > 0, "sum of the weights of held-out targets", count, "above 0")
     others = sums.keys() - TAKEN - data.tallies.keys()
@@ -92,12 +88,7 @@ def evaluate_run(
 ) -> Values:
     """Metrics on all held-out data of a run, or on all data at `path`; and the number of evaluated units.
 
-    Args:
-      watch: see `sum_held_out`.
-      data_config: evaluate on what is held out of these data instead, such as longer rows of a task.
-
-    Raises:
-      UserError: if the data cannot be read, do not fit the model, or are not what the run held out.
+    With `data_config`, on what is held out of these data instead, such as longer rows of a task.
     """
     require(1 <= batch_size <= MAX_COUNT, "batch_size", batch_size, f"in 1..{MAX_COUNT}")
     data = load_data(run, path) if data_config is None else load_other_data(run, data_config)
@@ -109,11 +100,7 @@ def evaluate_run(
 
 
 def load_other_data(run: RunFolder, data_config: DataConfig) -> Dataset:
-    """Data of the kind of a run's data, read with its encoding, with other settings.
-
-    Raises:
-      UserError: if they cannot be read, are of another kind, or do not fit the model.
-    """
+    """Data of the kind of a run's data, read with its encoding, with other settings."""
     ours = run.experiment.data
     require(type(data_config) is type(ours), "data", name_of(data_config), f"{name_of(ours)!r}, as the run's")
     experiment = replace(run.experiment, data=data_config)  # which checks the length
@@ -123,11 +110,7 @@ def load_other_data(run: RunFolder, data_config: DataConfig) -> Dataset:
 
 
 def load_data(run: RunFolder, path: str | None = None) -> Dataset:
-    """The data of a run; or the data at `path`, all of them held out.
-
-    Raises:
-      UserError: if they cannot be read, do not fit the model, or differ from what the run was started with.
-    """
+    """The data of a run, refused if they changed since its start; or the data at `path`, all held out."""
     config = run.experiment.data
     if path is not None:
         names = {field.name for field in fields(config)}
@@ -162,8 +145,7 @@ def is_reached(until: str, values: Values) -> bool:
 def check_target(until: str, data: Dataset, eval_step: Callable, *arguments: object) -> None:
     """Raises UserError unless the target names a value that evaluations of `data` measure.
 
-    Args:
-      eval_step: as `make_eval_step` makes it; traced with `arguments`, its parameters and a batch.
+    `eval_step`, as `make_eval_step` makes it, is traced with `arguments`, its parameters and a batch.
     """
     sums = jax.eval_shape(eval_step, *arguments)
     ones = {name: np.ones(sum_.shape[1:]) if sum_.ndim > 1 else 1.0 for name, sum_ in sums.items()}

@@ -43,12 +43,7 @@ def config_beside(path: Path) -> Path:
 def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> None:
     """Writes `path`, the same bytes for the same run, and the config beside it, in readable form (`.json`).
 
-    Args:
-      params: arrays of any dtype that safetensors knows.
-      config: the experiment as JSON values.
-
-    Raises:
-      OSError: if writing fails; then `path` is as it was.
+    `config` is the experiment as JSON values. If writing fails, `path` is as it was.
     """
     metadata = {"config": json.dumps(config), "step": str(step)}
     try:
@@ -64,13 +59,8 @@ def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> Non
 def read(path: Path, shapes: Tree, report: Callable[[str], None], argument: str = "init_from") -> Tree:
     """The tree of `shapes` filled with the arrays in `path` of the same names, in the dtypes of `shapes`.
 
-    Args:
-      report: gets a line for each tensor that is missing, unexpected or not finite, or has another shape or a
-        dtype that NumPy cannot read.
-      argument: what errors call the file.
-
-    Raises:
-      UserError: if there is such a tensor, or `path` is not a safetensors file.
+    Raises UserError, which calls the file `argument`, if a tensor is missing, unexpected or not finite, or
+    has another shape or a dtype that NumPy cannot read; `report` gets a line for each.
     """
     wanted = named_leaves(shapes)
     with open_safetensors(argument, path) as file:
@@ -92,11 +82,7 @@ def read(path: Path, shapes: Tree, report: Callable[[str], None], argument: str 
 
 
 def require_fit(path: Path, params: Tree, shapes: Tree, report: Callable[[str], None]) -> None:
-    """Raises UserError unless the parameters of the run in the folder `path` are those of `shapes`.
-
-    Args:
-      report: as in `read`.
-    """
+    """Refuses, as `read` does, parameters of the run in the folder `path` that are not those of `shapes`."""
     found = {name: Tensor(DTYPES[1], leaf.shape) for name, leaf in named_leaves(params).items()}
     _refuse("init_from", path, list(_problems(named_leaves(shapes), found)), report)
 

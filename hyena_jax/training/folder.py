@@ -80,18 +80,14 @@ def check_run(
     options: StartOptions = NO_OPTIONS,
     keeps_state: KeepsState = lambda _: False,
 ) -> RunFolder | None:
-    """Checks that `workdir` can be the folder of this experiment; changes nothing.
+    """The run in `workdir`, None if there is none yet; UserError if it cannot be this experiment's folder.
+
+    It cannot if it holds other files, another experiment, a run on other data, or a link that leads outside.
+    Changes nothing.
 
     Args:
       options: may accept changed data, or other values of the optimizer if its state stays as it is.
       keeps_state: whether the experiment's optimizer can continue the state of another one.
-
-    Returns:
-      The run in the folder, or None if there is none yet.
-
-    Raises:
-      UserError: if workdir is not a folder, or holds other files, another experiment, or a run on other data;
-        if a link in it leads outside.
     """
     is_run = config.is_run(workdir)
     if workdir.exists() and not workdir.is_dir():
@@ -147,13 +143,8 @@ def hold(
     keeps_state: KeepsState,
     report: Callable[[str], None],
 ) -> Iterator[Held]:
-    """Checks and locks `workdir`. All processes must call this.
-
-    Process 0 alone checks and locks; its errors are raised in all processes.
-
-    Args:
-      report: prints a line.
-    """
+    """Checks and locks `workdir` in process 0 alone; its errors are raised in all. All processes must call
+    this."""
     check = partial(check_run, workdir, experiment, data, options, keeps_state)
     on_first(check)  # before the folder is created
     with ExitStack() as stack:
@@ -170,14 +161,9 @@ def hold(
 def open_run(
     workdir: Path, run: RunFolder | None, experiment: Experiment, data: Dataset, step: int
 ) -> list[str]:
-    """Makes `workdir`, which is locked, the folder of this experiment.
+    """Makes `workdir`, which is locked, the folder of this experiment, which continues after `step`.
 
-    Args:
-      run: the run that `check_run` found in it.
-      step: the step after which it continues.
-
-    Returns:
-      The differences from the last start, as readable lines.
+    `run` is what `check_run` found in it. Returns the differences from the last start, as readable lines.
     """
     if run is not None:
         stages = config.stages_after(config.read_stages(workdir, run.experiment), experiment, step)
@@ -239,7 +225,6 @@ def _refuse_inside_text(workdir: Path, data: config.DataConfig) -> None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether `path` is something that `Checkpoints` leaves in its folder."""
     step, _, rest = path.name.partition(".")
     is_whole = rest or path.is_symlink() or (path / "_CHECKPOINT_METADATA").is_file()
     return bool(STEP_FOLDER.fullmatch(step) and is_whole)
@@ -260,11 +245,7 @@ def write_description(workdir: Path, experiment: Experiment, data: dict[str, Any
 
 
 def read_folder(workdir: Path) -> RunFolder:
-    """Reads a run folder.
-
-    Raises:
-      UserError: if workdir holds no run, or one of its files is damaged.
-    """
+    """Reads a run folder; UserError if it holds no run, or one of its files is damaged."""
     experiment = config.read_run(workdir)
     plugins = read_json("workdir", workdir / RUN_CONFIG).get("plugins", {})
     data = read_json("workdir", workdir / "data.json")
@@ -280,7 +261,7 @@ def read_folder(workdir: Path) -> RunFolder:
 def require_checkpoint_if_logged(workdir: Path, run: RunFolder | None) -> None:
     """Refuses a run without a checkpoint whose log goes beyond the steps at which there must be one.
 
-    Its checkpoints were deleted, or their disk is not there: a run that starts over would drop the log.
+    The checkpoints were deleted, or their disk is missing: a run that starts over would drop the log.
     """
     if run is None:
         return
@@ -302,7 +283,6 @@ def leads_outside(workdir: Path, path: Path) -> bool:
 
 
 def _write_json(path: Path, value: dict) -> None:
-    """Writes a JSON file with its digest, unless the file already holds the same text."""
     text = json.dumps(with_digest(value), indent=2) + "\n"
     try:
         is_there = read_bytes("workdir", path, most=len(text)).decode() == text

@@ -16,11 +16,7 @@ PASSES_OF_TRAINING = 3
 
 
 def forward_work(config: ModelConfig, params: Any, inputs: Any) -> Work:
-    """The work of a forward pass: transforms by n log n, as CPUs take them.
-
-    Args:
-      params, inputs: arrays or their shapes.
-    """
+    """The work of a forward pass on arrays or shapes: transforms by n log n, as CPUs take them."""
     if hasattr(config, "remat"):
         config = replace(config, remat="none")
     model = models.build(config, None, Layout("cpu"))

@@ -196,8 +196,7 @@ class Log:
     def _goodput(self, speed: float | None) -> Values:
         """How the devices were used at a speed in units a second, and what else the run's time went into.
 
-        Model FLOPs are three times those of the forward pass: nothing that is recomputed counts. They are
-        counted once the run has lasted a while, since counting takes longer than some runs.
+        FLOPs are counted once the run has lasted a while, since counting takes longer than some runs.
         """
         clock, data, devices = self.run.clock, self.run.setup.data, self.run.setup.strategy.devices
         row = clock.shares()
@@ -366,7 +365,6 @@ class Show:
             self.run.progress.note(self._summary(now.step - self.run.start))
 
     def _summary(self, n_steps: int) -> str:
-        """The line about where the time went, of the steps after the first."""
         clock, devices, unit = self.run.clock, self.run.setup.strategy.devices, self.run.setup.data.unit
         shares = clock.shares()
         parts = {"training": 1 - sum(shares.values()), **shares}

@@ -43,9 +43,6 @@ def read_initial(
     """The parameters that a run starts from, with their digest, or None to draw them; with LoRA, the base.
 
     A run without a checkpoint starts once more from what its folder kept: the source may have changed.
-
-    Raises:
-      UserError: if they cannot be read or do not fit the model, or LoRA has no base.
     """
     adapts = lora.lora_of(experiment.model) is not None
     if workdir is not None and config.is_run(workdir):
@@ -67,11 +64,7 @@ def read_initial(
 def load_params(run: RunFolder, model: nn.Module, step: str, report: Report) -> tuple[int, optax.Params]:
     """The number of a saved step, and its parameters as NumPy arrays; of a run with LoRA, merged.
 
-    Args:
-      step: `latest`, `best`, or a number.
-
-    Raises:
-      UserError: if `step` is anything else, or is not saved, or no checkpoint is usable.
+    `step` is `latest`, `best`, or a number; UserError if it is not saved, or no checkpoint is usable.
     """
     folder = run.checkpoints
     steps = saved_steps(folder)
@@ -106,9 +99,7 @@ def load_params(run: RunFolder, model: nn.Module, step: str, report: Report) -> 
 def read_params(path: Path, shapes: optax.Params, report: Report) -> optax.Params:
     """The parameters of the newest checkpoint of the run in a folder, or of a file from `export`.
 
-    Raises:
-      UserError: if they cannot be read, or are not those of `shapes`; `report` gets a line for each that
-        differs.
+    Raises UserError if they are not those of `shapes`; `report` gets a line for each that differs.
     """
     if not path.is_dir():
         return export.read(path, shapes, report)
@@ -122,11 +113,7 @@ def read_params(path: Path, shapes: optax.Params, report: Report) -> optax.Param
 
 
 def read_base(workdir: Path, shapes: optax.Params, report: Report) -> tuple[optax.Params, str]:
-    """The parameters that a run's folder keeps, as NumPy arrays, and their digest.
-
-    Raises:
-      UserError: if the files are missing, do not fit the model, or are not what was written.
-    """
+    """The parameters that a run's folder keeps, as NumPy arrays, and their digest; refuses changed files."""
     path = workdir / BASE
     about = read_json("base", workdir / DESCRIPTION)
     params = export.read(path, shapes, report, "base")

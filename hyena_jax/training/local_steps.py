@@ -18,7 +18,6 @@ from hyena_jax.system.errors import UserError
 from hyena_jax.system.files import STEP_FOLDER, read_json
 from hyena_jax.training.checkpoint_files import damage_in, is_verified, write_manifest
 
-"""Names of committed checkpoints."""
 TEMPORARY = ".orbax-checkpoint-tmp"
 """Part of the names of folders that Orbax has not committed."""
 UNVERIFIED = "the run was stopped before its digests were written"

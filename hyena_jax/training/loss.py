@@ -58,15 +58,15 @@ def scored(
 ) -> Tree:
     """`score(logits, targets)` for a model's logits at the `inputs` of a batch, and its `targets`.
 
-    A batch may hold `positions`, int [B, n]: target i of a row belongs to the logits at its position i, and
-    a model with `hidden` and `logits` computes no others. It may hold `segment_ids`, int [B, L]: each run of
+    A batch may hold `positions`, int [B, n]: target i of a row belongs to the logits at its position i, and a
+    model with `hidden` and `logits` computes no others. It may hold `segment_ids`, int [B, L]: each run of
     equal ids is a document, which the model keeps apart from the others.
 
     Args:
       params: the model's, or `lora.Adapted` ones.
-      score: returns arrays of the shape of `targets`; each entry depends only on its own target and logits.
-        The logits of a model with `hidden` and `logits` may be computed chunk by chunk, and are then
-        recomputed in the backward pass: see `LanguageModelConfig.loss_chunk`.
+      score: returns arrays of the shape of `targets`; each entry depends only on its own target and logits,
+        which may be computed chunk by chunk and recomputed in the backward pass: see
+        `LanguageModelConfig.loss_chunk`.
     """
     if isinstance(params, Adapted):
         params = merged(model.config.lora, params)
@@ -114,8 +114,8 @@ def at_positions(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
 def chunk_tokens(model: nn.Module, shape: tuple[int, ...]) -> int | None:
     """Tokens per row whose logits are in memory at a time, for targets [B, L] or [B]; None for all.
 
-    The field `loss_chunk` of the model's config decides, if it is set. A model without `hidden` and `logits`,
-    or without a vocabulary, computes all logits at once.
+    The field `loss_chunk` of the model's config decides, if it is set. Models without `hidden` and `logits`,
+    or without a vocabulary, compute all at once.
     """
     vocab_size = getattr(model.config, "vocab_size", None)
     if vocab_size is None or len(shape) != 2 or not has_hidden(model):
@@ -151,11 +151,7 @@ def loss_function(config: LossConfig) -> Score:
 
 
 def metric_functions(experiment: Experiment, data: Dataset) -> dict[str, Score]:
-    """The metrics of an experiment and of its data, by label.
-
-    Raises:
-      UserError: if two have the same label, or one has a label that training uses itself.
-    """
+    """The metrics of an experiment and of its data, by label; refuses labels given twice or in TAKEN."""
     functions = dict(data.scores)
     for config in experiment.metrics:
         if config.label in functions:
@@ -179,8 +175,7 @@ def train_values(
 ) -> dict[str, jax.Array]:
     """At each target the values of `loss`, floating, and of each metric in float32, without a gradient.
 
-    Raises:
-      UserError: if one of them, which may be the user's, fails or returns other values than one a target.
+    Scores may be the user's: UserError if one fails, or returns other values than one a target.
     """
     given = f"logits {logits.dtype}{[*logits.shape]} and targets {targets.dtype}{[*targets.shape]}"
     found = {}

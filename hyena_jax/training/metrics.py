@@ -24,10 +24,8 @@ Values = dict[str, float]
 class MetricsLog:
     """Appends rows `{"step": ..., "time": ..., name: value, ...}`; a context manager.
 
-    `time` is when the row was written, in seconds since 1970 (UTC). Values that are not finite are written as
-    null, since JSON has no infinity.
-
-    On resume, rows beyond `step` belong to steps that were lost and will be repeated: they are dropped. The
+    `time` is in seconds since 1970 (UTC). Values that are not finite are written as null, since JSON has no
+    infinity. On resume, rows beyond `step` are dropped: their steps were lost and will be repeated. The
     checkpoint of a step is saved after its rows.
     """
 
@@ -38,12 +36,8 @@ class MetricsLog:
         tracker: Tracker | None = None,
         put: Callable[[], None] = lambda: None,
     ):
-        """Opens the file.
-
-        Args:
-          tracker: is given each row too, and flushed with the file; whoever made it closes it.
-          put: called once they are flushed.
-        """
+        """`tracker` is given each row too, and flushed with the file; whoever made it closes it. `put` is
+        called once they are flushed."""
         path = workdir / METRICS
         kept = [_line(row) for row in read_rows(path) if row["step"] <= step]
         files.write_text(path, "".join(kept))
@@ -72,7 +66,6 @@ class MetricsLog:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    """A row as a line of strict JSON."""
     return json.dumps(without_infinities(row), allow_nan=False) + "\n"
 
 
@@ -98,11 +91,8 @@ class NoLog:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """All rows of a metrics file; none if there is no file. A last line cut short by a kill is dropped.
-
-    Raises:
-      UserError: if any other line is not a row.
-    """
+    """All rows of a metrics file; none without a file. Drops a last line cut short by a kill, refuses
+    others."""
     if not path.exists():
         return []
     *whole, _ = read_bytes("metrics", path, memory_size()).split(b"\n")
@@ -124,8 +114,7 @@ def read_rows(path: Path) -> list[dict]:
 def draw_learning_curves(workdir: Path, labels: dict[str, str]) -> Path:
     """Draws metrics against the step into `learning_curves.png`, one below the other.
 
-    Args:
-      labels: for each metric, by name, the label of its axis.
+    `labels` are those of the axes, by metric.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -39,12 +39,8 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """The optax transformation of `config`; a user's own is first traced on the parameters' shapes.
 
-    Args:
-      params: the parameters, or their shapes.
-
-    Raises:
-      UserError: if the config's class is not registered; if its function does not make a transformation, or
-        one that fails on these parameters; if a group matches no parameter. See also `make_schedule`.
+    `params` may be shapes. UserError if a user's function fails or makes something else, or a group matches
+    no parameter.
     """
     part = OptimizerConfig.registry.part_of(type(config))
     make, what = OptimizerConfig.registry.target(type(config)), f"optimizer {part.name!r}"
@@ -81,7 +77,6 @@ def _check_update(what: str, optimizer: optax.GradientTransformation, params: op
 
 
 def _form(tree: optax.Params) -> tuple:
-    """What two trees have in common whose leaves differ in their values alone."""
     return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
 
@@ -125,11 +120,7 @@ def sgd(config: SGDConfig, schedule: optax.Schedule, params: optax.Params) -> op
 
 
 def muon(config: MuonConfig, schedule: optax.Schedule, params: optax.Params) -> optax.GradientTransformation:
-    """The momentum, orthogonalised and scaled, for matrices; Adam's direction for other parameters.
-
-    Raises:
-      UserError: if `config.matrices` matches no matrix.
-    """
+    """The momentum, orthogonalised and scaled, for matrices; Adam's direction for other parameters."""
     pattern = compile_pattern("optimizer.matrices", config.matrices)
 
     def kind(path: jax.tree_util.KeyPath, leaf: jax.Array) -> str:
@@ -176,9 +167,6 @@ def in_groups(
     Args:
       direction: from gradients to an ascent direction, which the learning rate multiplies, such as
         `optax.scale_by_adam()`.
-
-    Raises:
-      UserError: if a group matches no parameter, or its pattern is not a regular expression.
     """
     groups = complete_groups(config)
     labels = label_parameters(config.groups, params)
@@ -213,7 +201,7 @@ def complete_groups(config: GroupedOptimizerConfig) -> list[ParameterGroup]:
 def label_parameters(groups: Iterable[ParameterGroup], params: optax.Params) -> optax.Params:
     """The tree of `params` with, at each leaf, the index of the first group that matches its path.
 
-    Leaves that no group matches get the number of groups.
+    Leaves that no group matches get the number of groups; UserError if a group that is not optional has none.
     """
     groups = tuple(groups)
     patterns = [
@@ -255,9 +243,6 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
 
     If the config does not say when the decay ends, it ends at `total_steps`: then a run that is extended
     later follows a different schedule than one that had all steps from the start.
-
-    Raises:
-      UserError: if the config's class is not registered, or its function does not make a schedule.
     """
     registry = ScheduleConfig.registry
     make, name = registry.target(type(config.schedule)), registry.part_of(type(config.schedule)).name

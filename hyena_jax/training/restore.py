@@ -20,14 +20,8 @@ def restore_or_start(
 ) -> tuple[TrainState, Meta | None]:
     """The placed state of the newest checkpoint, or of step 0, and the meta of that checkpoint.
 
-    A run that starts from given parameters keeps them in its folder. All processes must call this.
-
-    Args:
-      run: the run that `folder.hold` found in `workdir`.
-      source: where given parameters came from.
-
-    Raises:
-      UserError: if the checkpoints cannot be used, do not fit or are gone: see `Checkpoints.restore`.
+    A run that starts from given parameters, which came from `source`, keeps them in its folder. `run` is what
+    `folder.hold` found in `workdir`. All processes must call this.
     """
     strategy = setup.strategy
     shapes = jax.eval_shape(lambda: _draw(setup))

@@ -58,10 +58,9 @@ def train(
     each reads its own rows of every batch, and only the first prints and writes.
 
     Raises:
-      UserError: see `make_setup`, `folder.check_run` and `Checkpoints.restore`.
+      UserError: if the input is wrong.
       Diverged: if the loss or a gradient is not finite.
-      Interrupted: after a signal in `signals.STOPPING`, once a step was trained; before that, signals act as
-        usual.
+      Interrupted: after a signal in `signals.STOPPING`, once a step was trained; before, they act as usual.
     """
     check_profile(options, workdir)
     with stop_requests() as stop:
@@ -94,10 +93,7 @@ def start_run(
 ) -> Iterator[tuple[LiveRun, TrainState]]:
     """Holds the folder, restores the state or starts from step 0, and opens all that is written; closes it.
 
-    Where nothing is left to train, it says so, and opens nothing more.
-
-    Returns:
-      The run, and its placed state.
+    Yields the run and its placed state. Where nothing is left to train, it says so, and opens nothing more.
     """
     experiment, data, training = setup.experiment, setup.data, setup.experiment.training
     report = partial(console.print, soft_wrap=True)
@@ -129,11 +125,7 @@ def start_run(
 
 
 def already_done(setup: Setup, meta: Meta | None, step: int) -> str | None:
-    """That nothing is left to train after the checkpoint of `step`, and how to continue; None if there is.
-
-    Args:
-      meta: of that checkpoint.
-    """
+    """That nothing is left to train after the checkpoint of `step`, and how to continue; None if there is."""
     training = setup.experiment.training
     if meta is None:
         return None
@@ -146,11 +138,8 @@ def already_done(setup: Setup, meta: Meta | None, step: int) -> str | None:
 
 
 def batches(run: LiveRun) -> Iterator[tuple[int, Batch]]:
-    """The number and the batch of each further step. An error of the data saves the steps so far first.
-
-    Raises:
-      UserError: if the data end.
-    """
+    """The number and batch of each further step. If the data end or fail, the steps so far are saved
+    first."""
     rows, n_readers = run.rows, run.setup.data.n_readers
     with closing(iterate(rows, run.start, n_readers)) as found:
         while True:
@@ -173,11 +162,7 @@ def batches(run: LiveRun) -> Iterator[tuple[int, Batch]]:
 
 
 def ended(setup: Setup, workdir: Path, params: optax.Params | Adapted, asked: str | None) -> Result:
-    """The result of a run whose steps have ended.
-
-    Raises:
-      Interrupted: if it was asked to stop by the signal `asked`.
-    """
+    """The result of a run whose steps have ended; Interrupted if the signal `asked` stopped it."""
     experiment, data = setup.experiment, setup.data
     if is_first():
         curves = {**data.curves, **{label: label for label in setup.metrics}}

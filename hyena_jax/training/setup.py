@@ -76,15 +76,8 @@ def make_setup(
 ) -> Setup:
     """Reads the data and builds everything that a run is made of, checked to fit together; writes nothing.
 
-    All processes must call this.
-
-    Args:
-      workdir: the run's folder, if there is one; its data are read as before, and what it starts from may be
-        kept there.
-
-    Raises:
-      UserError: if the data cannot be read, or anything does not fit: see `make_optimizer`,
-        `metric_functions` and `read_initial`.
+    All processes must call this. If `workdir` holds a run, its data are read as before, and what it starts
+    from may be kept there.
     """
     experiment, data = _with_data(experiment, workdir, options, load_data)
     strategy = parallel.make_strategy(experiment.parallel)
@@ -177,12 +170,9 @@ def mapped_eval_step(setup: Setup) -> Callable:
 def _with_data(
     experiment: Experiment, workdir: Path | None, options: StartOptions, load_data: LoadData
 ) -> tuple[Experiment, Dataset]:
-    """The experiment completed from its data, and the data.
+    """The experiment completed from its data, and the data, which must be the same in all processes.
 
     They are read as an existing run in `workdir` reads them; for a new run, as the run in `init_from` does.
-
-    Raises:
-      UserError: if they cannot be read or do not fit the experiment, or processes read different data.
     """
 
     def read() -> Dataset:
@@ -212,14 +202,8 @@ def _with_data(
 def _check_capacity(experiment: Experiment, strategy: Strategy, state: Any, batch: Any) -> None:
     """Refuses a run whose state, or the activations of one of its layers, exceed the memory.
 
-    Both are lower bounds, so no run is refused that could fit. Only the memory of CPUs is checked.
-
-    Args:
-      state: shapes of the state before the first step.
-      batch: a batch of any size, with rows like all others.
-
-    Raises:
-      UserError: it names what to lower.
+    Both are lower bounds, so no run is refused that could fit. Only the memory of CPUs is checked. `state`
+    are shapes before the first step; `batch` has any number of rows.
     """
     if strategy.devices[0].platform != "cpu":
         return

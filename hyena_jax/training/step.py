@@ -34,10 +34,8 @@ class TrainState(NamedTuple):
     """Everything that changes while training.
 
     `bad_step` is the first step whose loss or gradient was not finite, or FINITE. Once set, it stays set, so
-    reading it now and then is enough.
-
-    With LoRA, `params` are the factors alone, and `base` the model's parameters, which stay as they are and
-    are not part of checkpoints.
+    reading it now and then is enough. With LoRA, `params` are the factors alone, and `base` the model's
+    parameters, which stay as they are and are not part of checkpoints.
     """
 
     step: jax.Array
@@ -90,21 +88,18 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """One pure `train_step(state, batch) -> (state, metrics)`.
 
+    `batch` holds `inputs` [B, ...] and `targets`, int32 [B, L] or [B], and may hold `weights`, float32 of
+    their shape: means over targets are then sum(w x) / sum(w), with both sums over all devices and parts, and
+    0 if all weights are 0. The step's metrics are float32 scalars: the means of `loss` and of each metric,
+    `grad_norm` (before clipping), and int32 `bad_step`.
+
     Args:
       model: `model.apply({"params": params}, inputs, None, deterministic)` gives logits; see `scored`.
-      optimizer: any optax transformation.
       seed: root of the dropout keys; each step and device folds in its own index.
       axis_name: the mapped axis over which gradients and metrics are averaged, or None under plain jit,
         where a mean over the batch is already global.
       accumulation_steps: equal parts of the batch, of which only one is in memory at a time.
       loss: the score that is minimised, see `loss.Score`.
-      metrics: further scores, by name.
-
-    Returns:
-      The step. `batch` holds `inputs` [B, ...] and `targets`, int32 [B, L] or [B], and may hold `weights`,
-      float32 of their shape: means over targets are then sum(w x) / sum(w), with both sums over all devices
-      and parts, and 0 if all weights are 0. The step's metrics are float32 scalars: the means of `loss` and
-      of each metric, `grad_norm` (before clipping), and int32 `bad_step`.
     """
     gradients = make_gradients(model, axis_name, accumulation_steps, loss, metrics)
 
@@ -125,13 +120,10 @@ def make_joint_step(
 ]:
     """`step(states, batches) -> (states, metrics)`: the training steps of several runs of one model.
 
-    Gradients are computed for all runs at once, by `vmap`; updates, which cost little, one after the other,
-    so that optimizers may differ in all their settings. Each run's values are those of its `make_train_step`,
-    but for rounding, and on TPUs for the masks of dropout. The runs may be at different steps.
-
-    Args:
-      optimizers, seeds: of each run.
-      gradients: of `make_gradients`.
+    Gradients, of `make_gradients`, are computed for all runs at once, by `vmap`; updates, which cost little,
+    one after the other, so that optimizers may differ in all their settings. Each run's values are those of
+    its `make_train_step`, but for rounding, and on TPUs for the masks of dropout. The runs may be at
+    different steps.
     """
 
     def joint_step(
@@ -222,7 +214,6 @@ def _dropout_key(model: nn.Module, seed: int, state: TrainState) -> jax.Array:
 def _updated(
     optimizer: optax.GradientTransformation, state: TrainState, grads: optax.Params, means: Metrics
 ) -> tuple[TrainState, Metrics]:
-    """The state after an update, and the metrics of the step."""
     grad_norm = global_norm(grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -243,8 +234,8 @@ def make_eval_step(
 
     Sums of `loss` and `metrics`; of the weights, as `count`; and, if targets are classes, of `nats` (negative
     log-likelihoods), `correct` and `probability`, whatever the loss. `batch` also holds `weights` of the
-    shape of `targets`, 0 where a target is padding. Sums by row, not over the batch, so that adding them up
-    on the host does not depend on how rows were batched. `tallies` are the data's: see `Dataset`.
+    shape of `targets`, 0 where a target is padding. Sums are by row: adding them up on the host then does not
+    depend on how rows were batched. `tallies` are the data's: see `Dataset`.
     """
     score = partial(eval_values, loss, metrics)
 

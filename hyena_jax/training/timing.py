@@ -100,8 +100,7 @@ class Profile(ExitStack):
     """Traces PROFILE_STEPS steps into a folder, PROFILE_FROM steps after the start; earlier in a short run.
 
     With `profile_at` or `profile_every`, after these steps and after every so many, each trace in its own
-    subfolder. A context manager, which ends the trace; does nothing without a folder, nor in any process but
-    the first.
+    subfolder. A context manager, which ends the trace; does nothing without a folder, nor in later processes.
     """
 
     def __init__(self, options: StartOptions, start: int, steps: int):

@@ -31,20 +31,14 @@ class Job(NamedTuple):
 def train_together(jobs: Mapping[str, Job], report: Callable[[str, Exception | None], None]) -> None:
     """Trains runs whose experiments differ in seed and optimizer alone, and not in its accumulation_steps.
 
-    A run that ends, diverges or fails leaves the others, whose step is then compiled again. Runs may begin at
-    different steps, as where they were killed.
-
-    Args:
-      report: called when a run has ended, with its name and its error, if there was one.
-
-    Raises:
-      Interrupted: if asked to stop; the runs that had not ended are saved.
+    A run that ends, diverges or fails leaves the others, whose step is then compiled again; `report` gets its
+    name, and its error or None. Runs may begin at different steps. If asked to stop, raises Interrupted, and
+    the runs that had not ended are saved.
     """
     with stop_requests() as stop, ExitStack() as at_end:
         members = {name: _Member(job, stop, at_end.enter_context(ExitStack())) for name, job in jobs.items()}
 
         def each(act: Callable[[_Member], None]) -> None:
-            """Acts on every run; one that fails or ends is closed, reported and left out."""
             for name, member in list(members.items()):
                 try:
                     with ExitStack() as on_error:
@@ -91,7 +85,6 @@ class _Member:
         self.job, self.stop, self.files = job, stop, files
 
     def begin(self) -> None:
-        """Up to the first step."""
         job = self.job
         self.setup = make_setup(job.experiment, job.console, job.workdir, job.options, job.load_data)
         opened = start_run(self.setup, job.workdir, job.console, self.stop, job.options)
@@ -102,12 +95,10 @@ class _Member:
             call(self.hooks, self.now)
 
     def read(self) -> None:
-        """The batch of the next step."""
         self.t, batch = next(self.batches)
         self.batch = self.setup.strategy.place_batch(batch)
 
     def after_step(self) -> None:
-        """What follows the step."""
         self.now = call(self.hooks, self.run.now(self.t + 1, self.state, self.metrics))
 
     def end(self) -> None:
@@ -119,7 +110,6 @@ class _Member:
 
 
 def _mapped_joint_step(members: Sequence[_Member]) -> Callable:
-    """`make_joint_step` over the devices, for runs whose setups differ in seed and optimizer alone."""
     setup, states = members[0].setup, tuple(member.state for member in members)
     gradients = make_gradients(
         setup.model,

@@ -51,8 +51,7 @@ class Tracker:
     def close(self, failed: bool) -> None:
         """Ends the tracking, after the last checkpoint was written.
 
-        Args:
-          failed: whether the run ended by an error; being asked to stop is not one.
+        `failed`: whether the run ended by an error; being asked to stop is not one.
         """
 
 
@@ -64,15 +63,7 @@ class Trackers(Tracker):
     """
 
     def __init__(self, start: Start, report: Callable[[str], None]):
-        """Starts the trackers of the experiment.
-
-        Args:
-          report: prints a line.
-
-        Raises:
-          UserError: if a tracker of a new run cannot start.
-          OSError: if the event file of TensorBoard cannot be written.
-        """
+        """Starts the trackers of the experiment. OSError if TensorBoard's event file cannot be written."""
         self._report = report
         self._open: dict[str, Tracker] = {}
         for config in start.experiment.logging.all_trackers:
@@ -131,8 +122,8 @@ class Trackers(Tracker):
 class EventFile(Tracker):
     """A TensorBoard event file; each start of a run writes its own.
 
-    Rows are written by the thread that logs them. The SummaryWriter of tensorboardX has a thread for this,
-    which dies unnoticed on a full disk, and then its queue blocks the training forever.
+    The thread that logs rows writes them: tensorboardX's SummaryWriter has its own, which dies unnoticed on a
+    full disk, and its queue then blocks the training forever.
     """
 
     def __init__(self, config: TensorBoardConfig, start: Start):

@@ -54,14 +54,9 @@ class Bucket:
     """Seconds for which a call is repeated: a busy bucket may answer 429 or 503 for a minute."""
 
     def __init__(self, location: Location, argument: str = "workdir"):
-        """Opens it, without a look at what is there.
+        """Does not look at what is there; `argument` is where the location came from, for messages.
 
-        Args:
-          argument: where the location came from, for messages.
-
-        Raises:
-          UserError: if the packages are missing.
-          OSError: if there are no credentials.
+        Raises UserError without the packages, OSError without credentials.
         """
         self.location, self.argument = location, argument
         self._prefix = f"{location.name}/" if location.name else ""
@@ -95,12 +90,8 @@ class Bucket:
     ) -> Found:
         """Puts an object whole, in place of an earlier one.
 
-        Args:
-          generation: that the earlier one must have; ABSENT if there must be none; None for any.
-          patience: seconds for which the call is repeated; None for the usual ones.
-
-        Raises:
-          Refused: if its generation is another one.
+        Raises Refused unless the earlier one has this `generation`: ABSENT if there must be none, None for
+        any. The call is repeated for `patience` seconds, None for the usual ones.
         """
         from google.api_core.exceptions import PreconditionFailed
 
@@ -177,7 +168,6 @@ class Bucket:
 
     @contextmanager
     def _unless_absent(self) -> Iterator[None]:
-        """Ends the block where an object does not exist."""
         from google.api_core.exceptions import NotFound
 
         with suppress(NotFound):

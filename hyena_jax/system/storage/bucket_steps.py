@@ -3,9 +3,8 @@
     checkpoints/<step>/manifest.json    name, size, CRC-32C and generation of every object, put last
 
 The manifest is the commit: a step without one was never finished, and is deleted by the next start, which
-holds the folder's lock. Objects never change, so one list of them shows whether they are those that were
-saved, and nothing is read back. A step is deleted manifest first: a kill leaves an unfinished step, not a
-damaged one.
+holds the folder's lock. Objects never change, so one list shows whether they are those that were saved, and
+nothing is read back. A step is deleted manifest first: a kill leaves an unfinished step, not a damaged one.
 """
 
 import json
@@ -25,11 +24,7 @@ class BucketSteps:
     deletes = True
 
     def __init__(self, bucket: Bucket, lease: Lease | None = None):
-        """Opens them.
-
-        Args:
-          lease: the lock of the run's folder, which whoever commits or deletes must hold.
-        """
+        """Whoever commits or deletes must hold `lease`, the lock of the run's folder."""
         self._bucket, self._lease = bucket, lease
         # By step and generation of its manifest, which never changes.
         self._read = lru_cache(maxsize=64)(lambda step, generation: bucket.get(f"{step}/{MANIFEST}"))

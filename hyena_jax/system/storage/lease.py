@@ -35,7 +35,7 @@ class Lost(OSError):
 def repeat(do: Callable[[], None], every: float, done: threading.Event) -> threading.Thread:
     """Starts a thread that calls `do` every so many seconds until `done` is set, or the lock is lost.
 
-    Where the bucket does not answer, the next call may be answered: the lock may still be held until then.
+    It continues where the bucket does not answer: the lock may still be held.
     """
 
     def call() -> None:
@@ -56,13 +56,9 @@ class Lease:
     """The lock, held; a context manager, which frees it."""
 
     def __init__(self, bucket: Bucket, report: Callable[[str], None], seconds: float | None = None):
-        """Takes the lock. If it is held, waits until its owner renews it, or has not for a lease.
+        """Takes the lock; UserError if another process holds it.
 
-        Args:
-          report: called with a line before a long wait.
-
-        Raises:
-          UserError: if another process holds it.
+        If it is held, waits, after a line to `report`, until its owner renews it, or has not for a lease.
         """
         self._bucket, self._seconds = bucket, SECONDS if seconds is None else seconds
         about = {"owner": uuid.uuid4().hex, "machine": socket.gethostname(), "process": os.getpid()}
@@ -82,11 +78,7 @@ class Lease:
                 self._bucket.put(LOCK_OBJECT, b"", self._generation, SHORT_PATIENCE)
 
     def check(self, patience: float | None = None) -> None:
-        """Renews the lock now, so that what is written next is written by its owner.
-
-        Raises:
-          Lost: if it is another process's.
-        """
+        """Renews the lock now, so that what is written next is written by its owner; else raises Lost."""
         with self._mutex:
             self.raise_if_lost()
             try:

@@ -33,11 +33,7 @@ class Location(NamedTuple):
 
     @classmethod
     def parse(cls, url: str, argument: str) -> "Location":
-        """Reads `gs://BUCKET/NAME`; a slash at the end changes nothing.
-
-        Raises:
-          UserError: if it is anything else; it names `argument`.
-        """
+        """Reads `gs://BUCKET/NAME`; a slash at the end changes nothing. Errors name `argument`."""
         match = _URL.fullmatch(url)
         require(match is not None, argument, url, ALLOWED)
         return cls(match[1], match[2].strip("/"))

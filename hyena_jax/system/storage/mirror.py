@@ -35,10 +35,8 @@ SEALED = 2**20
 def opened(where: str | Path | Location, argument: str = "workdir") -> Path:
     """The folder itself, or a local copy of the small files of one in a bucket.
 
-    Raises:
-      UserError: if a URL is wrong, the bucket does not exist, or a package is missing; or for a path that
-        begins like a URL.
-      OSError: if the bucket cannot be read.
+    Raises UserError for a wrong URL, or one that was made a `Path`, a missing bucket or package; OSError if
+    the bucket cannot be read.
     """
     if is_url(where):
         location = where if isinstance(where, Location) else Location.parse(str(where), argument)
@@ -109,14 +107,7 @@ class Mirror:
     """
 
     def __init__(self, path: Path, report: Callable[[str], None]):
-        """Takes the lock, and makes the copy once more: from here on nobody else changes the folder.
-
-        Args:
-          report: called with a line before a long wait.
-
-        Raises:
-          UserError: if another process holds the lock.
-        """
+        """Takes the lock, as `Lease` does, and makes the copy once more, now that nobody else changes it."""
         self._path, self._bucket = path, Bucket(location_of(path))
         with ExitStack() as stack:
             self.lease = stack.enter_context(Lease(self._bucket, report))
@@ -139,14 +130,9 @@ class Mirror:
                 self.put()
 
     def put(self, patience: float | None = None) -> None:
-        """Puts what has changed since the last put.
+        """Puts what has changed since the last put; raises Lost first if another process took the lock.
 
-        Args:
-          patience: of the look whether the lock is still held; None for the usual one.
-
-        Raises:
-          Lost: if another process took the lock over; nothing is put then.
-          OSError: if the bucket does not answer.
+        `patience` is that of the look whether it is still held.
         """
         with self._mutex:
             self.lease.check(patience)
@@ -175,8 +161,7 @@ class Mirror:
     def _put_growing(self, path: Path, prefix: str, ending: str, whole: Callable[[bytes], int]) -> None:
         """Puts what was appended to a file, in parts called `{prefix}{number}{ending}`.
 
-        Args:
-          whole: how many bytes of the beginning of a file belong to whole records.
+        `whole(data)`: how many of its first bytes belong to whole records.
         """
         if not path.exists():
             return
