@@ -58,7 +58,7 @@ def train(
     each reads its own rows of every batch, and only the first prints and writes.
 
     Raises:
-      UserError: if the input is wrong.
+      UserError: if the input is wrong: see `make_setup`, `folder.check_run` and `Checkpoints.restore`.
       Diverged: if the loss or a gradient is not finite.
       Interrupted: after a signal in `signals.STOPPING`, once a step was trained; before, they act as usual.
     """
