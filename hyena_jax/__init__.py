@@ -38,6 +38,7 @@ _MOVED = {
     "mixers.token_shift": "models.blocks",
     "models.norms": "mixers.norms",
     "ops.fast.broadcasting": "ops.fast.derivatives",
+    "reference.language_models": "reference.models",
     **{name: f"ops.{name}" for name in ("counts", "initializers", "layout")},
     **{
         name: f"system.{name}"

@@ -15,7 +15,7 @@ from hyena_jax.config import (
     LanguageModelConfig,
     LookupFilterConfig,
 )
-from hyena_jax.reference import language_models as reference
+from hyena_jax.reference import models as reference
 
 SIZES = {"d_model": 6, "max_len": 11, "vocab_size": 13, "n_layers": 2}
 CHAINED = {"norm": "none", "ffn": "none", "d_ff": None, "residual": False, "learned_positions": True}
