@@ -39,6 +39,8 @@ _MOVED = {
     "models.norms": "mixers.norms",
     "ops.fast.broadcasting": "ops.fast.derivatives",
     "reference.language_models": "reference.models",
+    "reference.mamba3": "reference.delta_rule",
+    "reference.rwkv7": "reference.delta_rule",
     **{name: f"ops.{name}" for name in ("counts", "initializers", "layout")},
     **{
         name: f"system.{name}"

@@ -1,7 +1,8 @@
-"""The delta rule, token by token, and the layers of gated DeltaNet and Mamba-2.
+"""The delta rule, token by token, and the layers with a matrix memory: gated delta rules, RWKV-7, Mambas.
 
 Axes: B batch, L tokens, n updates and m queries of a token, H heads of queries and keys, G heads of values, K
-channels of a key, V channels of a value.
+channels of a key, V channels of a value. The equations of `rwkv7` (2503.14456) and `mamba3` (2603.15569) are
+written out: D channels, P channels of a head, N state size, R inputs of a token, S planes that turn.
 """
 
 import numpy as np
@@ -158,3 +159,105 @@ def mamba2(config, params, x, max_len, segment_ids) -> np.ndarray:
     y = y.reshape(batch, length, groups, -1)
     y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + config.norm_eps)
     return dense(params["out_proj"], np.float64(params["norm"]["scale"]) * y.reshape(batch, length, width))
+
+
+def rwkv7(config, params, x, max_len, segment_ids, handed) -> np.ndarray:
+    """W_o (g ⊙ (LayerNorm(o) + (r ⊙ k ⊙ bonus) v)), o of a memory that decays, erases and writes."""
+    batch, length, _ = x.shape
+    starts, heads = document_starts(segment_ids), config.n_heads
+    before = token_before(x, starts)
+    inputs = [x + mu * (before - x) for mu in np.float64(params["shift_mix"])]
+    of_r, of_w, of_k, of_v, of_a, of_g = inputs
+    r, k, v = dense(params["r_proj"], of_r), dense(params["k_proj"], of_k), dense(params["v_proj"], of_v)
+    w = np.exp(-np.exp(-0.5) * sigmoid(_low_rank(params["decay"], of_w, np.tanh)))
+    a = sigmoid(_low_rank(params["rate"], of_a))
+    gate = _low_rank(params["gate"], of_g, sigmoid)
+    v_first = handed.setdefault("rwkv7_v", v)
+    if v_first is not v:
+        v = v + (v_first - v) * sigmoid(_low_rank(params["value"], of_v))
+    kappa = k * np.float64(params["removal"])
+    k = k * (1 + (a - 1) * np.float64(params["booster"]))
+    r, k, v, w, a, kappa = (z.reshape(batch, length, heads, -1) for z in (r, k, v, w, a, kappa))
+    kappa = kappa / np.maximum(np.sqrt((kappa**2).sum(axis=-1, keepdims=True)), 1e-12)
+    o = np.zeros(v.shape)
+    for row in range(batch):
+        for head in range(heads):
+            state = np.zeros((k.shape[3], v.shape[3]))
+            for t in range(length):
+                if starts[row, t]:
+                    state = 0 * state
+                at = row, t, head
+                transition = np.diag(w[at]) - np.outer(a[at] * kappa[at], kappa[at])
+                state = transition @ state + np.outer(k[at], v[at])
+                o[at] = state.T @ r[at]
+    o = o - o.mean(axis=-1, keepdims=True)
+    o = o / np.sqrt((o**2).mean(axis=-1, keepdims=True) + config.norm_eps)
+    norm = params["norm"]
+    o = o.reshape(x.shape) * np.float64(norm["scale"]) + np.float64(norm["bias"])
+    bonus = (r * k * np.float64(params["bonus"])).sum(axis=-1, keepdims=True) * v
+    return dense(params["out_proj"], gate * (o + bonus.reshape(x.shape)))
+
+
+def token_before(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The token before each of x [B, L, D]; 0 at the start [B, L] of a document."""
+    before = np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
+    return np.where(starts[..., None], 0, before)
+
+
+def _low_rank(params, x, activation=lambda x: x) -> np.ndarray:
+    """W_2 f(W_1 x) + bias."""
+    return dense(params["up"], activation(dense(params["down"], x))) + np.float64(params.get("bias", 0))
+
+
+def mamba3(config, params, x, max_len, segment_ids) -> np.ndarray:
+    """W_o sum_r (mimo_o_r ⊙ o_r ⊙ SiLU(z ⊙ mimo_z_r)), o of the trapezoidal rule with keys that turn."""
+    batch, length, d_model = x.shape
+    heads, n_inputs, groups, states = config.n_heads, config.n_inputs, config.n_groups, config.d_state
+    width, of_inputs = config.inner_factor * d_model, n_inputs * groups * states
+    columns = np.cumsum([width, width, of_inputs, of_inputs, heads, heads, heads])
+    z, v, b, c, dt, rate, trap, angle = np.split(dense(params["in_proj"], x), columns, axis=-1)
+    z, v = (part.reshape(batch, length, heads, 1, -1) for part in (z, v))
+    dt = softplus(dt + np.float64(params["dt_bias"]))
+    if config.rate == "softplus":
+        rate = softplus(rate)
+    else:
+        rate = np.where(rate > 0, 1 + rate, 1 / (1 - np.minimum(rate, 0)))
+    a, weight = np.exp(-np.maximum(rate, 1e-4) * dt), sigmoid(trap)
+    theta = np.cumsum(np.pi * np.tanh(angle)[:, :, None] * dt[..., None], axis=1)  # [B, L, H, S]
+    k, q = (_turned(config, params, name, part, theta) for name, part in (("b", b), ("c", c)))
+    if n_inputs > 1:
+        v, z = v * np.float64(params["mimo_x"]), z * np.float64(params["mimo_z"])
+    starts, o = document_starts(segment_ids), np.zeros(v.shape)
+    for row in range(batch):
+        for head in range(heads):
+            h, last_k, last_v = np.zeros((states, v.shape[4])), k[row, 0, head] * 0, v[row, 0, head] * 0
+            for t in range(length):
+                if starts[row, t]:
+                    h, last_k, last_v = 0 * h, 0 * last_k, 0 * last_v
+                share, step, factor = weight[row, t, head], dt[row, t, head], a[row, t, head]
+                h = factor * h + (1 - share) * step * factor * last_k.T @ last_v
+                last_k, last_v = k[row, t, head], v[row, t, head]
+                h = h + share * step * last_k.T @ last_v
+                o[row, t, head] = q[row, t, head] @ h
+    o = o + np.float64(params["skip"])[:, None, None] * v
+    if config.out_norm:
+        scale = np.float64(params["norm"]["scale"]).reshape(heads, 1, -1)
+        o = scale * o / np.sqrt((o**2).mean(axis=-1, keepdims=True) + config.norm_eps)
+    y = o * silu(z) * (np.float64(params["mimo_o"]) if n_inputs > 1 else 1)
+    return dense(params["out_proj"], y.sum(axis=3).reshape(batch, length, width))
+
+
+def _turned(config, params, name, part, theta) -> np.ndarray:
+    """B or C, normalised, with its bias, turned: [B, L, H, R, N]."""
+    part = part.reshape(*part.shape[:2], config.n_inputs, config.n_groups, config.d_state)
+    part = part / np.sqrt((part**2).mean(axis=-1, keepdims=True) + config.norm_eps)
+    part = np.float64(params[f"{name}_norm"]["scale"]) * part
+    of_heads = np.repeat(part, config.n_heads // config.n_groups, axis=3).swapaxes(2, 3)
+    y = of_heads + np.float64(params[f"{name}_bias"])
+    turned, half = y.copy(), config.d_state // 2
+    for plane in range(theta.shape[-1]):
+        i, j = (2 * plane, 2 * plane + 1) if config.n_inputs == 1 else (plane, plane + half)
+        cos, sin = np.cos(theta[..., plane])[..., None], np.sin(theta[..., plane])[..., None]
+        turned[..., i] = y[..., i] * cos - y[..., j] * sin
+        turned[..., j] = y[..., i] * sin + y[..., j] * cos
+    return turned
