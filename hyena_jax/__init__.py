@@ -38,6 +38,7 @@ _MOVED = {
     "mixers.token_shift": "models.blocks",
     "models.norms": "mixers.norms",
     "ops.fast.broadcasting": "ops.fast.derivatives",
+    "reference.decoding": "reference.convolution",
     "reference.language_models": "reference.models",
     "reference.mamba3": "reference.delta_rule",
     "reference.rwkv7": "reference.delta_rule",

@@ -18,8 +18,7 @@ from hyena_jax.filters import build_filter
 from hyena_jax.filters.implicit import CKConvFilter, ImplicitFilter
 from hyena_jax.inspect import effective_length
 from hyena_jax.reference import filters as reference
-from hyena_jax.reference.convolution import linear_convolution
-from hyena_jax.reference.decoding import modal_convolution
+from hyena_jax.reference.convolution import linear_convolution, modal_convolution
 
 LENGTH, CHANNELS = 256, 4
 lag = np.arange(LENGTH)

@@ -5,7 +5,7 @@ import pytest
 import scipy.linalg
 from tolerances import assert_close
 
-from hyena_jax.reference import convolution, decoding
+from hyena_jax.reference import convolution
 
 
 @pytest.mark.parametrize(("length", "taps"), [(1, 1), (7, 3), (3, 11)])
@@ -44,7 +44,7 @@ def test_toeplitz(length):
 def test_online_convolution(length):
     """Inputs that depend on outputs; every input meets every later output in exactly one tile."""
     h = np.random.default_rng(length).normal(size=length)
-    u, y, tiles = decoding.online_convolution(h, 1.0, lambda y: np.cos(3 * y))
+    u, y, tiles = convolution.online_convolution(h, 1.0, lambda y: np.cos(3 * y))
     assert_close(u[1:], np.cos(3 * y[:-1]))
     assert_close(y, np.convolve(u, h)[:length])
     covered = np.eye(length, dtype=int)
@@ -59,4 +59,4 @@ def test_modal_convolution():
     mode = 0.9 * np.exp(1j * np.array([0.1, 1.0, 2.0]))
     taps = (residue[:, None] * mode[:, None] ** np.arange(18)).real.sum(0)
     h = np.append(0.7, taps)
-    assert_close(decoding.modal_convolution(u, 0.7, residue, mode), np.convolve(u, h)[:19])
+    assert_close(convolution.modal_convolution(u, 0.7, residue, mode), np.convolve(u, h)[:19])
