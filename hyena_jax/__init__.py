@@ -39,6 +39,8 @@ _MOVED = {
     "models.norms": "mixers.norms",
     "ops.fast.broadcasting": "ops.fast.derivatives",
     "reference.decoding": "reference.convolution",
+    "reference.fastmax": "reference.attention",
+    "reference.fourier": "reference.convolution",
     "reference.language_models": "reference.models",
     "reference.mamba3": "reference.delta_rule",
     "reference.rwkv7": "reference.delta_rule",

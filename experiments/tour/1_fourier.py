@@ -15,8 +15,15 @@
 import numpy as np
 import show
 
-from hyena_jax.reference.convolution import circular_convolution, linear_convolution
-from hyena_jax.reference.fourier import dft, dft_operations, fft, inverse_dft, real_fft
+from hyena_jax.reference.convolution import (
+    circular_convolution,
+    dft,
+    dft_operations,
+    fft,
+    inverse_dft,
+    linear_convolution,
+    real_fft,
+)
 
 rng = np.random.default_rng(0)
 
@@ -78,8 +85,8 @@ show.bars(stacks, xlabel="time t", ylabel="$y_t$", ylim=(0, 20))
 # $$X_k = \sum_{t=0}^{n-1} x_t \, e^{-2\pi i k t / n}, \qquad
 #   x_t = \frac{1}{n} \sum_{k=0}^{n-1} X_k \, e^{2\pi i k t / n}.$$
 #
-# Oracles: [`dft`](../../hyena_jax/reference/fourier.py) and
-# [`inverse_dft`](../../hyena_jax/reference/fourier.py). Code: `jnp.fft`, in
+# Oracles: [`dft`](../../hyena_jax/reference/convolution.py) and
+# [`inverse_dft`](../../hyena_jax/reference/convolution.py). Code: `jnp.fft`, in
 # [`fft_conv`](../../hyena_jax/ops/long_conv.py). Convolution layers by the DFT: [Mathieu et al.
 # 2013](https://arxiv.org/abs/1312.5851).
 #
@@ -139,7 +146,7 @@ for column, (title, signal) in enumerate({"u": noise, "h": fading, "h * u": smoo
 # $$X_k = E_k + w^k O_k, \qquad X_{k + n/2} = E_k - w^k O_k .$$
 #
 # [Cooley and Tukey 1965](https://doi.org/10.1090/S0025-5718-1965-0178586-1). Oracle:
-# [`fft`](../../hyena_jax/reference/fourier.py). Code: `jnp.fft`, and as products of matrices
+# [`fft`](../../hyena_jax/reference/convolution.py). Code: `jnp.fft`, and as products of matrices
 # [FlashFFTConv](https://arxiv.org/abs/2311.05908), which is
 # [`matmul_fft_conv`](../../hyena_jax/ops/fast/matmul_fft.py).
 #
@@ -169,9 +176,9 @@ show.lines(curves, sizes, (".-", ".-"), "xy", xlabel="points n", ylabel="complex
 # ## Real sequences need half of it
 #
 # Our sequences are real, and their spectra are symmetric: frequencies $0 \dots n/2$ say everything.
-# [`real_fft`](../../hyena_jax/reference/fourier.py) packs the even samples into the real parts and the odd
-# samples into the imaginary parts of a sequence of $n/2$ points, transforms that, and separates the two by
-# their symmetry.
+# [`real_fft`](../../hyena_jax/reference/convolution.py) packs the even samples into the real parts and the
+# odd samples into the imaginary parts of a sequence of $n/2$ points, transforms that, and separates the two
+# by their symmetry.
 
 # %%
 half, half_operations = real_fft(samples[-1])

@@ -14,12 +14,13 @@ from hyena_jax.ops import long_conv as ops
 from hyena_jax.reference.convolution import (
     circular_convolution,
     cross_correlation,
+    dft,
+    inverse_dft,
     linear_convolution,
     long_conv,
     toeplitz,
     wrapped_convolution,
 )
-from hyena_jax.reference.fourier import dft, inverse_dft
 
 rng = np.random.default_rng(0)
 

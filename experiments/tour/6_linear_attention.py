@@ -19,8 +19,7 @@ from hyena_jax.config import AFTFullConfig, AFTSimpleConfig, FastmaxConfig
 from hyena_jax.mixers import mixer_class, mixer_oracle
 from hyena_jax.ops import fastmax as ops
 from hyena_jax.reference import aft
-from hyena_jax.reference.attention import softmax_attention
-from hyena_jax.reference.fastmax import fastmax, features, running_sums, standardize
+from hyena_jax.reference.attention import fastmax, features, running_sums, softmax_attention, standardize
 
 rng = np.random.default_rng(0)
 LENGTH, WIDTH = 40, 4
@@ -61,7 +60,7 @@ def matrix_of(operator):
 # $$f(x) = 1 + x + \tfrac{1}{2} x^2 \approx e^x, \qquad x = q_t \cdot k_s / \sqrt d .$$
 #
 # [Gerami et al. 2024](https://arxiv.org/abs/2402.07901). Oracle:
-# [`fastmax`](../../hyena_jax/reference/fastmax.py). Code:
+# [`fastmax`](../../hyena_jax/reference/attention.py). Code:
 # [`fastmax_quadratic`](../../hyena_jax/ops/fastmax.py).
 #
 # It is never below $\frac12$, so all weights are positive and the sum that we divide by is safe. (Every even
@@ -100,8 +99,8 @@ show.lines(curves, x, ("thick",), xlabel="x", ylabel="f(x)", ylim=(-3, 12))
 #   S_t = S_{t-1} + \varphi(k_t)\, v_t^{\top}, \quad z_t = z_{t-1} + \varphi(k_t) .$$
 #
 # [Katharopoulos et al. 2020, section 3.3](https://arxiv.org/abs/2006.16236), and Gerami et al. for this
-# $\varphi$. Oracles: [`features`](../../hyena_jax/reference/fastmax.py),
-# [`running_sums`](../../hyena_jax/reference/fastmax.py). Code:
+# $\varphi$. Oracles: [`features`](../../hyena_jax/reference/attention.py),
+# [`running_sums`](../../hyena_jax/reference/attention.py). Code:
 # [`fastmax_causal`](../../hyena_jax/ops/fastmax.py).
 #
 # The brackets moved, nothing else. But where there was a matrix of pairs there is now a recurrence with a

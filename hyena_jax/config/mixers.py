@@ -604,7 +604,7 @@ for _name, _config_class, _module, _oracle in (
     ("mamba3", Mamba3Config, "mamba3:Mamba3", "delta_rule:mamba3"),
     ("attention", AttentionConfig, "attention:Attention", "attention:attention"),
     ("local_attention", LocalAttentionConfig, "attention:LocalAttention", "attention:attention"),
-    ("fastmax", FastmaxConfig, "fastmax:Fastmax", "fastmax:attention"),
+    ("fastmax", FastmaxConfig, "fastmax:Fastmax", "attention:fastmax_layer"),
     ("aft_full", AFTFullConfig, "aft:AFTFull", "aft:aft_full"),
     ("aft_local", AFTLocalConfig, "aft:AFTLocal", "aft:aft_local"),
     ("aft_simple", AFTSimpleConfig, "aft:AFTSimple", "aft:aft_simple"),

@@ -1,4 +1,4 @@
-"""Convolutions and correlations of the reference against NumPy's and SciPy's."""
+"""Convolutions, correlations and transforms of the reference against NumPy's and SciPy's."""
 
 import numpy as np
 import pytest
@@ -60,3 +60,44 @@ def test_modal_convolution():
     taps = (residue[:, None] * mode[:, None] ** np.arange(18)).real.sum(0)
     h = np.append(0.7, taps)
     assert_close(convolution.modal_convolution(u, 0.7, residue, mode), np.convolve(u, h)[:19])
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 16])
+def test_dft_and_inverse(n):
+    rng = np.random.default_rng(n)
+    x = rng.normal(size=(3, n)) + 1j * rng.normal(size=(3, n))
+    spectrum = convolution.dft(x)
+    np.testing.assert_allclose(spectrum, np.fft.fft(x), atol=1e-12)
+    np.testing.assert_allclose(convolution.inverse_dft(spectrum), x, atol=1e-12)
+    np.testing.assert_allclose(convolution.inverse_dft(x), np.fft.ifft(x), atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 64])
+def test_fft_and_its_operations(n):
+    rng = np.random.default_rng(n)
+    x = rng.normal(size=n) + 1j * rng.normal(size=n)
+    spectrum, operations = convolution.fft(x)
+    np.testing.assert_allclose(spectrum, np.fft.fft(x), atol=1e-12)
+    rounds = n.bit_length() - 1
+    assert operations == (n // 2 * rounds, n * rounds)
+
+
+@pytest.mark.parametrize("n", [0, 3, 12])
+def test_fft_refuses_other_lengths(n):
+    with pytest.raises(ValueError, match=f"power of two of points, got {n}"):
+        convolution.fft(np.zeros(n))
+
+
+@pytest.mark.parametrize("n", [2, 4, 64])
+def test_real_fft(n):
+    x = np.random.default_rng(n).normal(size=n)
+    spectrum, operations = convolution.real_fft(x)
+    np.testing.assert_allclose(spectrum, np.fft.rfft(x), atol=1e-12)
+    if n == 64:
+        assert sum(operations) < 0.8 * sum(convolution.fft(x)[1])
+
+
+def test_operations_of_the_definition():
+    """Its sums have n products and n - 1 additions each."""
+    assert convolution.dft_operations(8) == (64, 56)
+    assert_close(np.array(convolution.dft_operations(1), np.float64), [1, 0])
