@@ -29,6 +29,7 @@ _MOVED = {
     "comparison": "sweeps",
     "filters.lookup": "filters.implicit",
     "filters.siren": "filters.implicit",
+    "filters.stu": "filters.spectral",
     "filters.window": "filters.long_filter",
     "inspect.long_filters": "inspect.reach",
     "inspect.memory": "inspect.reach",

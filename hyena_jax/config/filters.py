@@ -289,6 +289,6 @@ for _name, _config_class, _module in (
     ("modal", ModalFilterConfig, "state_space:ModalFilter"),
     ("real_modal", RealModalFilterConfig, "state_space:RealModalFilter"),
     ("lookup", LookupFilterConfig, "implicit:LookupFilter"),
-    ("stu", STUFilterConfig, "stu:STUFilter"),
+    ("stu", STUFilterConfig, "spectral:STUFilter"),
 ):
     register(_name, _config_class, f"hyena_jax.filters.{_module}", f"hyena_jax.reference.filters:{_name}")

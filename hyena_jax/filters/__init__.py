@@ -12,9 +12,8 @@ from hyena_jax.config import FILTER_CONFIGS, FilterConfig, Targets
 from hyena_jax.config.checks import require_sizes
 from hyena_jax.filters.explicit import ExplicitFilter, ShortFilter, WindowedFilter
 from hyena_jax.filters.implicit import CKConvFilter, ImplicitFilter, LookupFilter, SirenFilter
-from hyena_jax.filters.spectral import FNOFilter, TransferFunctionFilter
+from hyena_jax.filters.spectral import FNOFilter, STUFilter, TransferFunctionFilter
 from hyena_jax.filters.state_space import ModalFilter, RealModalFilter, S4DFilter
-from hyena_jax.filters.stu import STUFilter
 from hyena_jax.ops.modal_conv import Modes
 
 FILTERS = Targets(FILTER_CONFIGS)

@@ -25,10 +25,10 @@ from hyena_jax.config import (
     TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
-from hyena_jax.filters import FILTERS, build_filter, stu
+from hyena_jax.filters import FILTERS, build_filter, spectral
 from hyena_jax.filters.implicit import positional_features
 from hyena_jax.filters.long_filter import decay_rates, l1_normalized
-from hyena_jax.filters.stu import spectral_vectors
+from hyena_jax.filters.spectral import spectral_vectors
 from hyena_jax.reference import filters as oracles
 
 pytestmark = pytest.mark.xdist_group("filters")  # its tests share compiled programs
@@ -260,7 +260,7 @@ def test_spectral_vectors_are_eigenvectors(max_len, n_vectors, monkeypatch):
     np.testing.assert_allclose(z @ phi.T, size**2 * phi.T, rtol=0, atol=1e-11)
     vectors = phi / size[:, None] ** 0.5
     np.testing.assert_allclose(vectors @ vectors.T, np.eye(n_vectors), atol=1e-6)
-    monkeypatch.setattr(stu, "ROWS", 7)
+    monkeypatch.setattr(spectral, "ROWS", 7)
     np.testing.assert_allclose(spectral_vectors.__wrapped__(max_len, n_vectors), phi, rtol=0, atol=1e-10)
 
 
