@@ -181,8 +181,8 @@ show.matrices(below, height=2.9, xlabel="input time s", ylabel="output time t")
 # The first is equation 6 of [Poli et al. 2023](https://arxiv.org/abs/2302.10866). Oracles:
 # [`hyena`](../../hyena_jax/reference/hyena.py), [`annotated_hyena`](../../hyena_jax/reference/hyena.py),
 # [`gated_hyena`](../../hyena_jax/reference/hyena.py). Code: [`Hyena`](../../hyena_jax/mixers/hyena.py),
-# [`AnnotatedHyena`](../../hyena_jax/mixers/annotated_hyena.py),
-# [`GatedHyena`](../../hyena_jax/mixers/gated_hyena.py).
+# [`AnnotatedHyena`](../../hyena_jax/mixers/hyena.py),
+# [`GatedHyena`](../../hyena_jax/mixers/hyena.py).
 #
 # Each variant is a few lines in NumPy, such as this one:
 

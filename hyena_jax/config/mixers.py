@@ -593,8 +593,8 @@ class FIRConfig(MixerConfig):
 MIXER_CONFIGS = MixerConfig.registry
 for _name, _config_class, _module, _oracle in (
     ("hyena", HyenaConfig, "hyena:Hyena", "hyena:hyena"),
-    ("annotated_hyena", AnnotatedHyenaConfig, "annotated_hyena:AnnotatedHyena", "hyena:annotated_hyena"),
-    ("gated_hyena", GatedHyenaConfig, "gated_hyena:GatedHyena", "hyena:gated_hyena"),
+    ("annotated_hyena", AnnotatedHyenaConfig, "hyena:AnnotatedHyena", "hyena:annotated_hyena"),
+    ("gated_hyena", GatedHyenaConfig, "hyena:GatedHyena", "hyena:gated_hyena"),
     ("hawk", HawkConfig, "hawk:Hawk", "recurrence:hawk"),
     ("gated_delta", GatedDeltaConfig, "gated_delta:GatedDelta", "delta_rule:gated_delta"),
     ("kda", KDAConfig, "gated_delta:KDA", "delta_rule:kda"),

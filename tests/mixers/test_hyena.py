@@ -16,7 +16,7 @@ from hyena_jax.config import (
     S4DConfig,
 )
 from hyena_jax.mixers import FIR, H3, S4D, AnnotatedHyena, GatedHyena, Hyena
-from hyena_jax.mixers.annotated_hyena import normalized
+from hyena_jax.mixers.hyena import normalized
 
 pytestmark = pytest.mark.xdist_group("initial_hyena")  # its tests share compiled programs
 
