@@ -609,8 +609,8 @@ for _name, _config_class, _module, _oracle in (
     ("aft_local", AFTLocalConfig, "aft:AFTLocal", "aft:aft_local"),
     ("aft_simple", AFTSimpleConfig, "aft:AFTSimple", "aft:aft_simple"),
     ("aft_conv", AFTConvConfig, "aft:AFTConv", "aft:aft_conv"),
-    ("h3", H3Config, "h3:H3", "hyena:h3"),
-    ("s4d", S4DConfig, "plain_convolution:S4D", "hyena:s4d"),
-    ("fir", FIRConfig, "plain_convolution:FIR", "hyena:fir"),
+    ("h3", H3Config, "convolution:H3", "hyena:h3"),
+    ("s4d", S4DConfig, "convolution:S4D", "hyena:s4d"),
+    ("fir", FIRConfig, "convolution:FIR", "hyena:fir"),
 ):
     register(_name, _config_class, f"hyena_jax.mixers.{_module}", f"hyena_jax.reference.{_oracle}")

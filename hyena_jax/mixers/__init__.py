@@ -48,15 +48,14 @@ import numpy as np
 from hyena_jax.config import FILTER_CONFIGS, MIXER_CONFIGS, MixerConfig, Targets
 from hyena_jax.mixers.aft import AFTConv, AFTFull, AFTLocal, AFTSimple
 from hyena_jax.mixers.attention import Attention, LocalAttention
+from hyena_jax.mixers.convolution import FIR, H3, S4D
 from hyena_jax.mixers.fastmax import Fastmax
 from hyena_jax.mixers.gated_delta import KDA, GatedDelta, GatedDelta2
-from hyena_jax.mixers.h3 import H3
 from hyena_jax.mixers.hawk import Hawk
 from hyena_jax.mixers.hyena import AnnotatedHyena, GatedHyena, Hyena
 from hyena_jax.mixers.mamba2 import Mamba2
 from hyena_jax.mixers.mamba3 import Mamba3
 from hyena_jax.mixers.mixer import Mixer
-from hyena_jax.mixers.plain_convolution import FIR, S4D
 from hyena_jax.mixers.rwkv7 import RWKV7
 from hyena_jax.mixers.sequence import Sequence
 
