@@ -39,6 +39,8 @@ _MOVED = {
     "mixers.gated_hyena": "mixers.hyena",
     "mixers.h3": "mixers.convolution",
     "mixers.kda": "mixers.gated_delta",
+    "mixers.mamba2": "mixers.mamba",
+    "mixers.mamba3": "mixers.mamba",
     "mixers.plain_convolution": "mixers.convolution",
     "mixers.token_shift": "models.blocks",
     "models.norms": "mixers.norms",

@@ -121,7 +121,7 @@ show.lines(stored, counts, (".-", ".-", ".-"), ylim=(0, 1.6), **labels)
 #
 # [Dao and Gu 2024, section 5](https://arxiv.org/abs/2405.21060). Oracle:
 # [`mamba2`](../../hyena_jax/reference/delta_rule.py). Code:
-# [`delta_rule`](../../hyena_jax/ops/delta_rule.py), from [`Mamba2`](../../hyena_jax/mixers/mamba2.py).
+# [`delta_rule`](../../hyena_jax/ops/delta_rule.py), from [`Mamba2`](../../hyena_jax/mixers/mamba.py).
 #
 # Read $k = B$, $q = C$, $v = \Delta x$ and $a = e^{\Delta A}$: it is the gated rule without the matrix in
 # brackets. So there are four rules:
@@ -247,7 +247,7 @@ print(f"largest difference from the oracle, of outputs and memory: {max(errors.v
 #
 # [`GatedDelta`](../../hyena_jax/mixers/gated_delta.py) makes queries, keys and values by a dense layer and a
 # short filter, divides queries and keys by their length, computes $\beta$ and $a$ from the token, and gates
-# the normalised outputs. [`Mamba2`](../../hyena_jax/mixers/mamba2.py) does much the same with its letters.
+# the normalised outputs. [`Mamba2`](../../hyena_jax/mixers/mamba.py) does much the same with its letters.
 # Both call the rule as `seq.update` ([notebook 9](9_own_mixer.ipynb)), and decode with a memory that does not
 # grow.
 

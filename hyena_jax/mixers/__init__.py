@@ -53,8 +53,7 @@ from hyena_jax.mixers.fastmax import Fastmax
 from hyena_jax.mixers.gated_delta import KDA, GatedDelta, GatedDelta2
 from hyena_jax.mixers.hawk import Hawk
 from hyena_jax.mixers.hyena import AnnotatedHyena, GatedHyena, Hyena
-from hyena_jax.mixers.mamba2 import Mamba2
-from hyena_jax.mixers.mamba3 import Mamba3
+from hyena_jax.mixers.mamba import Mamba2, Mamba3
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.rwkv7 import RWKV7
 from hyena_jax.mixers.sequence import Sequence
