@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import AttentionConfig, LocalAttentionConfig
+from hyena_jax.mixers.layers import RMSNorm
 from hyena_jax.mixers.mixer import Mixer
-from hyena_jax.mixers.norms import RMSNorm
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops.attention import rotary
 from hyena_jax.ops.initializers import initializers

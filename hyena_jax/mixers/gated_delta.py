@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from hyena_jax.config import GatedDelta2Config, GatedDeltaConfig, KDAConfig
 from hyena_jax.mixers.inputs import sums_dtype
+from hyena_jax.mixers.layers import GroupRMSNorm
 from hyena_jax.mixers.mixer import Mixer
-from hyena_jax.mixers.norms import GroupRMSNorm
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops.fast.dense import dense_dot_general
 from hyena_jax.ops.initializers import a_log_init, dt_bias_init

@@ -11,8 +11,8 @@ from flax.linen.dtypes import promote_dtype
 from flax.typing import Initializer
 
 from hyena_jax.config import HawkConfig
-from hyena_jax.mixers.dense import SplitDense
 from hyena_jax.mixers.inputs import sums_dtype
+from hyena_jax.mixers.layers import SplitDense
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.parallel import Parallel
 from hyena_jax.mixers.sequence import Sequence

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hyena_jax.config import AnnotatedHyenaConfig, GatedHyenaConfig, HyenaConfig
 from hyena_jax.filters import build_filter
-from hyena_jax.mixers.dense import FromChannelsFirst, ToChannelsFirst
+from hyena_jax.mixers.layers import FromChannelsFirst, ToChannelsFirst
 from hyena_jax.mixers.mixer import LongConvolutionMixer
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops.fast.derivatives import own_derivative, sum_products

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from hyena_jax.config import Mamba2Config, Mamba3Config
 from hyena_jax.mixers.inputs import sums_dtype
+from hyena_jax.mixers.layers import GroupRMSNorm
 from hyena_jax.mixers.mixer import Mixer
-from hyena_jax.mixers.norms import GroupRMSNorm
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops import shards
 from hyena_jax.ops.delta_rule import no_memory

@@ -15,8 +15,8 @@ from flax.typing import Initializer
 
 from hyena_jax.config import RWKV7Config
 from hyena_jax.mixers.inputs import sums_dtype
+from hyena_jax.mixers.layers import HeadLayerNorm
 from hyena_jax.mixers.mixer import Mixer
-from hyena_jax.mixers.norms import HeadLayerNorm
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops.fast.dense import dense_dot_general
 

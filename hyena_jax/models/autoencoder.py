@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax.config import AutoencoderConfig
-from hyena_jax.mixers.norms import make_norm
+from hyena_jax.mixers.layers import make_norm
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.ops.initializers import initializers
 from hyena_jax.ops.layout import Layout

@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig, name_of
 from hyena_jax.config.models import NormPlace
 from hyena_jax.mixers import Mixer, mixer_class
-from hyena_jax.mixers.norms import make_norm
+from hyena_jax.mixers.layers import make_norm
 from hyena_jax.mixers.sequence import FILTER, Handed, Sequence
 from hyena_jax.ops.fast.dense import dense_dot_general
 from hyena_jax.ops.forms import forms_for

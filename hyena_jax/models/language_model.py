@@ -10,7 +10,7 @@ import numpy as np
 from hyena_jax.config import LanguageModelConfig
 from hyena_jax.mixers import is_unbounded
 from hyena_jax.mixers.inputs import Shared
-from hyena_jax.mixers.norms import make_norm
+from hyena_jax.mixers.layers import make_norm
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.ops.documents import documents
 from hyena_jax.ops.initializers import initializers

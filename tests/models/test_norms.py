@@ -8,7 +8,7 @@ from derivative_modes import check_modes
 from grid import grid_but
 from tolerances import DIFFERENCE_TOLERANCE, assert_close
 
-from hyena_jax.mixers.norms import RMSNorm, make_norm
+from hyena_jax.mixers.layers import RMSNorm, make_norm
 from hyena_jax.reference import layers as reference
 
 X = np.random.default_rng(0).standard_normal((2, 3, 7))
