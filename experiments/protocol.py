@@ -269,7 +269,7 @@ def first_losses(experiment: Experiment) -> dict[str, Any]:
     """What later code has to repeat: digests of the settings and the data, and the first losses."""
     from hyena_jax.data.dataset import iterate
     from hyena_jax.system.output import Output
-    from hyena_jax.training.restore import initial_state
+    from hyena_jax.training.run import initial_state
     from hyena_jax.training.setup import make_setup, mapped_train_step
 
     setup = make_setup(experiment, Output(quiet=True))

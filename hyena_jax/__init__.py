@@ -53,6 +53,7 @@ _MOVED = {
     "reference.language_models": "reference.models",
     "reference.mamba3": "reference.delta_rule",
     "reference.rwkv7": "reference.delta_rule",
+    "training.restore": "training.run",
     **{name: f"ops.{name}" for name in ("counts", "initializers", "layout")},
     **{
         name: f"system.{name}"

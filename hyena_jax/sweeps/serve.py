@@ -27,8 +27,7 @@ from hyena_jax.system.signals import Interrupted
 from hyena_jax.system.storage.mirror import fetch, opened, share
 from hyena_jax.training.hooks import Diverged, Hook, LiveRun, Now, standard_hooks
 from hyena_jax.training.options import StartOptions
-from hyena_jax.training.restore import initial_state
-from hyena_jax.training.run import train
+from hyena_jax.training.run import initial_state, train
 from hyena_jax.training.setup import Setup, make_setup, mapped_eval_step, mapped_train_step
 from hyena_jax.training.together import Job, train_together
 

@@ -17,20 +17,28 @@ from hyena_jax.config import Experiment
 from hyena_jax.data import dataset
 from hyena_jax.data.dataset import Batch, DataEnded, Dataset, iterate
 from hyena_jax.parallel.processes import first_request, from_first, is_first, on_first
-from hyena_jax.system.errors import UserError, as_urls
+from hyena_jax.system.errors import UserError, as_urls, require
 from hyena_jax.system.signals import Interrupted, StopRequest, stop_requests
 from hyena_jax.system.storage.mirror import share
 from hyena_jax.training import lora
 from hyena_jax.training.checkpoint import Checkpoints, Meta, saved_steps
 from hyena_jax.training.console import Progress, announce
-from hyena_jax.training.folder import CHECKPOINTS, hold, open_run
+from hyena_jax.training.folder import (
+    BASE,
+    CHECKPOINTS,
+    DESCRIPTION,
+    RunFolder,
+    hold,
+    open_run,
+    require_checkpoint_if_logged,
+)
 from hyena_jax.training.hooks import Hook, LiveRun, call, standard_hooks
+from hyena_jax.training.initial import require_finite, require_same_base, write_base
 from hyena_jax.training.lora import Adapted
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
 from hyena_jax.training.options import NO_OPTIONS, StartOptions
-from hyena_jax.training.restore import restore_or_start
 from hyena_jax.training.setup import LoadData, Setup, agree, keeps_state, make_setup, mapped_train_step
-from hyena_jax.training.step import TrainState
+from hyena_jax.training.step import TrainState, all_finite, init_params, init_state
 from hyena_jax.training.timing import Profile, check_profile
 from hyena_jax.training.trackers import Start, Trackers
 
@@ -122,6 +130,59 @@ def start_run(
         log = MetricsLog(workdir, start, trackers, held.put) if is_first() else nullcontext(NoLog())
         with log as run.log, progress:
             yield run, state
+
+
+def restore_or_start(
+    setup: Setup, workdir: Path, run: RunFolder | None, source: str, checkpoints: Checkpoints
+) -> tuple[TrainState, Meta | None]:
+    """The placed state of the newest checkpoint, or of step 0, and the meta of that checkpoint.
+
+    A run that starts from given parameters, which came from `source`, keeps them in its folder. `run` is what
+    `folder.hold` found in `workdir`. All processes must call this.
+    """
+    strategy = setup.strategy
+    shapes = jax.eval_shape(lambda: _draw(setup))
+    restored = checkpoints.restore(strategy.restore_target(shapes).to_items())
+    if restored is None:
+        on_first(lambda: require_checkpoint_if_logged(workdir, run))
+        on_first(lambda: _keep(workdir, setup, source))
+        return initial_state(setup), None
+    state = strategy.from_global(TrainState.from_items(restored.items))
+    if lora.lora_of(setup.experiment.model) is not None:
+        require_same_base(f"checkpoint {restored.step}", restored.meta, setup.initial_sha256)
+        state = state._replace(base=strategy.place(setup.initial))
+    found = int(state.step)
+    require(found == restored.step, f"step in checkpoint {restored.step}", found, "the step of its folder")
+    if not all_finite(state.params):
+        require_finite(strategy.host_copy(state.params), f"checkpoint {restored.step}")
+    return state, restored.meta
+
+
+def initial_state(setup: Setup) -> TrainState:
+    """The placed state of step 0."""
+    state = setup.strategy.make_state(lambda: _draw(setup))
+    if setup.initial is None:
+        return state
+    given = "params" if lora.lora_of(setup.experiment.model) is None else "base"
+    return state._replace(**{given: setup.strategy.place(setup.initial)})
+
+
+def _draw(setup: Setup) -> TrainState:
+    """The state of step 0 before it is placed, without given parameters."""
+    adaptation, seed = lora.lora_of(setup.experiment.model), setup.experiment.seed
+    if adaptation is None:
+        return init_state(init_params(setup.model, seed), setup.optimizer)
+    shapes = jax.eval_shape(lambda: setup.initial)
+    return init_state(lora.init_factors(adaptation, shapes, seed), setup.optimizer)
+
+
+def _keep(workdir: Path, setup: Setup, source: str) -> None:
+    """Writes the parameters that a run starts from, unless they are drawn or already there."""
+    if setup.initial is None:  # what is there is of another start, which was killed before there was a run
+        for name in (BASE, DESCRIPTION):
+            (workdir / name).unlink(missing_ok=True)
+    elif not (config.is_run(workdir) and (workdir / BASE).exists()):
+        write_base(workdir, setup.initial, setup.initial_sha256, source)
 
 
 def already_done(setup: Setup, meta: Meta | None, step: int) -> str | None:
