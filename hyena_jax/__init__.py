@@ -31,6 +31,7 @@ _MOVED = {
     "filters.siren": "filters.implicit",
     "filters.stu": "filters.spectral",
     "filters.window": "filters.long_filter",
+    "generation.recomputation": "generation.programs",
     "inspect.long_filters": "inspect.reach",
     "inspect.memory": "inspect.reach",
     "inspect.subject": "inspect.example",

@@ -19,8 +19,8 @@ from hyena_jax.data.dataset import Dataset
 from hyena_jax.data.tokenizers import Tokenizer, decode_after, is_tokenizer
 from hyena_jax.generation import decoding
 from hyena_jax.generation.decoding import Continuation, Request
+from hyena_jax.generation.programs import note_recomputation
 from hyena_jax.generation.prompts import OnFull, encode_prompt, stops
-from hyena_jax.generation.recomputation import note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.scoring.score import Embedding, Likelihood, Pool, Scoring, plan_scoring
 from hyena_jax.system.errors import as_printed, require

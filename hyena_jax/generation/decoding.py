@@ -6,7 +6,7 @@ of a chunk, V vocabulary.
 A prompt is read at once (`prefill`); then a program draws up to `TILE` tokens per call without the host, and
 after each `TILE` tokens long convolutions absorb a finished tile (`hyena_jax.ops.online_conv`). Any causal
 model with logits [B, L, V] of tokens int [B, L] will do; if it or one of its mixers has no decoding state, it
-recomputes its context for every token (`recomputation.py`).
+recomputes its context for every token (`programs.py`).
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,7 +13,7 @@ from hyena_jax import models
 from hyena_jax.config import AttentionConfig, LanguageModelConfig, MixerConfig, ModelConfig, register
 from hyena_jax.generation import saved_state
 from hyena_jax.generation.decoding import Request, continuations, generate, prefill, proceed
-from hyena_jax.generation.recomputation import Recomputing, note_recomputation
+from hyena_jax.generation.programs import Recomputing, note_recomputation
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.system.errors import UserError
 
