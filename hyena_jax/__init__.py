@@ -54,6 +54,7 @@ _MOVED = {
     "reference.language_models": "reference.models",
     "reference.mamba3": "reference.delta_rule",
     "reference.rwkv7": "reference.delta_rule",
+    "training.goodput": "training.timing",
     "training.restore": "training.run",
     **{name: f"ops.{name}" for name in ("counts", "initializers", "layout")},
     **{

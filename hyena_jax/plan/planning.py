@@ -18,7 +18,7 @@ from hyena_jax.plan.roofline import KINDS, REACHED, KernelWork, costs, seconds_b
 from hyena_jax.plan.step import n_params
 from hyena_jax.plan.targets import Target
 from hyena_jax.system.errors import require
-from hyena_jax.training.goodput import PASSES_OF_TRAINING
+from hyena_jax.training.timing import PASSES_OF_TRAINING
 
 # Figures that are listed, of each kind of list.
 MAX_LISTED = 8

@@ -28,10 +28,10 @@ from hyena_jax.plan.targets import compile_only_devices, parse_target
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.machine import compiled_memory
 from hyena_jax.system.trees import n_entries
-from hyena_jax.training.goodput import forward_work
 from hyena_jax.training.loss import loss_function
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
+from hyena_jax.training.timing import forward_work
 
 
 class Lowered(NamedTuple):

@@ -18,12 +18,11 @@ from hyena_jax.system.signals import StopRequest
 from hyena_jax.training.checkpoint import Checkpoints, Meta
 from hyena_jax.training.console import Progress
 from hyena_jax.training.evaluate import held_out_values, is_reached, sum_held_out
-from hyena_jax.training.goodput import flops_per_unit
 from hyena_jax.training.metrics import MetricsLog, NoLog, Values
 from hyena_jax.training.optimizer import make_schedule
 from hyena_jax.training.setup import Setup, mapped_eval_step
 from hyena_jax.training.step import FINITE, Metrics, TrainState, all_finite, param_norm
-from hyena_jax.training.timing import Clock
+from hyena_jax.training.timing import Clock, flops_per_unit
 
 if TYPE_CHECKING:
     import grain

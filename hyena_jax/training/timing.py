@@ -1,19 +1,28 @@
-"""What the steps of a run take: their speed without the time for other things, and traces of some of them."""
+"""What the steps of a run take: their speed without the time for other things, traces, and their FLOPs."""
 
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
+from hyena_jax import models
+from hyena_jax.config import Experiment, ModelConfig
+from hyena_jax.ops.counts import Work, count
+from hyena_jax.ops.layout import Layout
 from hyena_jax.parallel.processes import is_first
 from hyena_jax.system.errors import require
 from hyena_jax.training.folder import leads_outside
 from hyena_jax.training.options import StartOptions
+from hyena_jax.training.step import init_params
 
 # Late enough for compilation to be over, long enough to see the pattern of a step.
 PROFILE_FROM, PROFILE_STEPS = 5, 10
+PASSES_OF_TRAINING = 3
+"""The backward pass takes two products for each of the forward pass; nothing that is recomputed counts."""
 
 
 class Clock:
@@ -120,3 +129,32 @@ class Profile(ExitStack):
         if self._folder is not None and t >= self._end and (is_due or t == self._first):
             self._end = t + PROFILE_STEPS
             self.enter_context(jax.profiler.trace(self._folder / f"step_{t}" if is_due else self._folder))
+
+
+def forward_work(config: ModelConfig, params: Any, inputs: Any) -> Work:
+    """The work of a forward pass on arrays or shapes: transforms by n log n, as CPUs take them."""
+    if hasattr(config, "remat"):
+        config = replace(config, remat="none")
+    model = models.build(config, None, Layout("cpu"))
+
+    def forward(params: Any, inputs: jax.Array) -> jax.Array:
+        return model.apply({"params": params}, inputs, None, True)
+
+    return count(forward, params, inputs)
+
+
+def flops_per_unit(experiment: Experiment, units_per_row: int) -> float:
+    """FLOPs of products and transforms of training on a token or an image; 0 with LoRA, which trains factors.
+
+    Model FLOPs as in PaLM (2204.02311, appendix B): three forward passes, whatever is recomputed.
+    """
+    config, n_rows = experiment.model, experiment.data.batch_size
+    if getattr(getattr(config, "lora", None), "rank", None) is not None:
+        return 0.0
+    shape, dtype = config.input_row()
+    if config.input_kind.is_tokens:
+        shape = (getattr(experiment.data, "seq_len", shape[0]), *shape[1:])
+    model = models.build(config)
+    params = jax.eval_shape(lambda: init_params(model, experiment.seed))
+    work = forward_work(config, params, jax.ShapeDtypeStruct((n_rows, *shape), dtype))
+    return PASSES_OF_TRAINING * (work.products + work.transforms) / (n_rows * units_per_row)

@@ -36,13 +36,13 @@ from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.console import Progress
 from hyena_jax.training.folder import BASE, read_folder
-from hyena_jax.training.goodput import flops_per_unit
 from hyena_jax.training.hooks import Diverged
 from hyena_jax.training.initial import load_params, write_base
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.options import StartOptions
 from hyena_jax.training.run import train
 from hyena_jax.training.step import init_params
+from hyena_jax.training.timing import flops_per_unit
 
 pytestmark = pytest.mark.xdist_group("trained")  # its tests share a run
 
