@@ -48,6 +48,7 @@ _MOVED = {
     "mixers.token_shift": "models.blocks",
     "models.norms": "mixers.layers",
     "ops.fast.broadcasting": "ops.fast.derivatives",
+    "parallel.replicas": "parallel.processes",
     "reference.decoding": "reference.convolution",
     "reference.fastmax": "reference.attention",
     "reference.fourier": "reference.convolution",

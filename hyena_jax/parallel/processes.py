@@ -1,8 +1,9 @@
-"""Several processes through `jax.distributed`: how they join, and what they must agree on.
+"""Several processes through `jax.distributed`: how they join, and what they and their devices must agree on.
 
 Everything here also works with one process, at no cost.
 """
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -19,6 +20,7 @@ import numpy as np
 from hyena_jax.config import Cluster
 from hyena_jax.parallel.roll_call import call_roll, must_be_same
 from hyena_jax.system.errors import UserError
+from hyena_jax.system.trees import path_name
 
 T = TypeVar("T")
 
@@ -221,3 +223,37 @@ def is_preempted(step: int) -> bool:
 def first_request(name: str | None) -> str | None:
     """The signal's name that the first interrupted process got, or None. All processes must call this."""
     return next((asked for asked in gather(name) if asked is not None), None)
+
+
+def check_replicas(tree: Any, step: int) -> None:
+    """Compares all copies of every shard of every leaf, to find memory that fails silently.
+
+    They are compared bit by bit, within this process and between processes. `tree` holds arrays over all
+    devices, as `Strategy.to_global` returns them. All processes must call this; all raise OSError, which
+    names `step`, the leaf and the devices, if two copies differ.
+    """
+    first_seen: dict[str, tuple[str, str]] = {}
+    for where, part, digest in (copy for copies in gather(_digests(tree)) for copy in copies):
+        seen = first_seen.setdefault(part, (where, digest))
+        if seen[1] != digest:
+            raise OSError(
+                f"after step {step} the copies of {part} on {seen[0]} and {where} differ: memory or a device "
+                "is faulty; earlier checkpoints are not affected"
+            )
+
+
+def _digests(tree: Any) -> list[tuple[str, str, str]]:
+    """(device, leaf and its shard, SHA-256) of everything that this process's devices hold."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = path_name(path)
+        for shard in leaf.addressable_shards:
+            whole = all(span == slice(None) for span in shard.index)
+            part = name if whole else f"{name}[{', '.join(map(_span, shard.index))}]"
+            digest = hashlib.sha256(np.ascontiguousarray(shard.data)).hexdigest()[:32]
+            found.append((f"device {shard.device.id}", part, digest))
+    return found
+
+
+def _span(span: slice) -> str:
+    return f"{'' if span.start is None else span.start}:{'' if span.stop is None else span.stop}"

@@ -11,8 +11,7 @@ import jax
 import optax
 
 from hyena_jax.data.dataset import Batch, Stream
-from hyena_jax.parallel.processes import gather, is_preempted, watch_preemption
-from hyena_jax.parallel.replicas import check_replicas
+from hyena_jax.parallel.processes import check_replicas, gather, is_preempted, watch_preemption
 from hyena_jax.system.chips import peak_flops
 from hyena_jax.system.signals import StopRequest
 from hyena_jax.training.checkpoint import Checkpoints, Meta

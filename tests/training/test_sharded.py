@@ -29,7 +29,7 @@ from hyena_jax.config import (
     ParallelConfig,
     ParameterGroup,
 )
-from hyena_jax.parallel.replicas import check_replicas
+from hyena_jax.parallel.processes import check_replicas
 from hyena_jax.parallel.sharded import batch_spec, leaf_spec
 from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import Checkpoints, Meta
