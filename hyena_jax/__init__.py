@@ -35,6 +35,8 @@ _MOVED = {
     "inspect.long_filters": "inspect.reach",
     "inspect.memory": "inspect.reach",
     "inspect.subject": "inspect.example",
+    "interop.card": "interop.transformers_folder",
+    "interop.settings": "interop.family",
     "mixers.annotated_hyena": "mixers.hyena",
     "mixers.dense": "mixers.layers",
     "mixers.gated_delta2": "mixers.gated_delta",

@@ -82,7 +82,7 @@ def _loss_unit(experiment: Experiment) -> str:
 def _card(run: "LoadedRun", license_name: str) -> str:
     import jax
 
-    from hyena_jax.interop.card import Facts, card
+    from hyena_jax.interop.transformers_folder import Facts, card
     from hyena_jax.system.machine import describe_machine, describe_versions
 
     losses = [row[LOSS] for row in run.metrics() if row["step"] == run.step and LOSS in row]

@@ -12,8 +12,7 @@ import numpy as np
 
 from hyena_jax.config import AttentionConfig, GatedDeltaConfig, LanguageModelConfig, MixerConfig
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
-from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_windows, settings_of
-from hyena_jax.interop.settings import Settings
+from hyena_jax.interop.family import Options, Settings, Source, Table, max_len_of, refuse_windows, settings_of
 from hyena_jax.interop.tensors import Tensor, Tensors
 from hyena_jax.interop.transforms import (
     Transform,

@@ -14,6 +14,7 @@ from hyena_jax.config import HawkConfig, LanguageModelConfig, LocalAttentionConf
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.interop.family import (
     Options,
+    Settings,
     Source,
     Table,
     max_len_of,
@@ -21,7 +22,6 @@ from hyena_jax.interop.family import (
     settings_of,
     without_prefix,
 )
-from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors, is_orbax, metadata_of
 from hyena_jax.interop.transforms import (
     Transform,

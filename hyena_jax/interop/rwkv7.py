@@ -12,8 +12,7 @@ import numpy as np
 
 from hyena_jax.config import LanguageModelConfig, RWKV7Config
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
-from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_windows, settings_of
-from hyena_jax.interop.settings import Settings
+from hyena_jax.interop.family import Options, Settings, Source, Table, max_len_of, refuse_windows, settings_of
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import Transform, layer_norm, reshaped, same, transposed
 from hyena_jax.system.errors import UserError, require

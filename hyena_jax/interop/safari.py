@@ -14,6 +14,7 @@ from hyena_jax.data.tokenizers import DnaTokenizer
 from hyena_jax.filters.long_filter import decay_rates
 from hyena_jax.interop.family import (
     Options,
+    Settings,
     Source,
     Table,
     refuse_max_len,
@@ -21,7 +22,6 @@ from hyena_jax.interop.family import (
     settings_of,
     without_prefix,
 )
-from hyena_jax.interop.settings import Settings
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import Transform, dense, layer_norm, reshaped, same, taps, transposed
 from hyena_jax.system.errors import UserError, printable, require

@@ -16,8 +16,7 @@ from hyena_jax.config import (
 )
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.data.tokenizers import BytesTokenizer
-from hyena_jax.interop.family import Options, Source, Table, max_len_of, refuse_windows, settings_of
-from hyena_jax.interop.settings import Settings
+from hyena_jax.interop.family import Options, Settings, Source, Table, max_len_of, refuse_windows, settings_of
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import (
     Transform,

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from hyena_jax import cli
 from hyena_jax.config import AttentionConfig, HyenaConfig, ImplicitFilterConfig, LanguageModelConfig
 from hyena_jax.interop import lfm2, safari
-from hyena_jax.interop.settings import Settings
+from hyena_jax.interop.family import Settings
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from hyena_jax import cli, models
 from hyena_jax.config import AttentionConfig, HawkConfig
 from hyena_jax.interop import lfm2, recurrentgemma, rwkv7
 from hyena_jax.interop.convert import FORMATS, convert
-from hyena_jax.interop.family import Options
-from hyena_jax.interop.settings import Settings
+from hyena_jax.interop.family import Options, Settings
 from hyena_jax.interop.tensors import read_tensors
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.trees import named_leaves

@@ -9,8 +9,7 @@ from safetensors.numpy import load_file
 
 import hyena_jax
 from hyena_jax.interop import lfm2, olmo_hybrid, recurrentgemma, safari
-from hyena_jax.interop.family import Options
-from hyena_jax.interop.settings import Settings
+from hyena_jax.interop.family import Options, Settings
 from hyena_jax.interop.tensors import Tensor, read_tensors
 from hyena_jax.system.errors import UserError
 

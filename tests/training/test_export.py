@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from hyena_jax import config, models
 from hyena_jax.cli import main
 from hyena_jax.cli.export import _loss_unit
-from hyena_jax.interop.card import Facts, card
+from hyena_jax.interop.transformers_folder import Facts, card
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.recall import RecallConfig
 from hyena_jax.training import export
