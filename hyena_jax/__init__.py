@@ -58,6 +58,7 @@ _MOVED = {
     "reference.mamba3": "reference.delta_rule",
     "reference.rwkv7": "reference.delta_rule",
     "training.goodput": "training.timing",
+    "training.local_steps": "training.checkpoint_files",
     "training.restore": "training.run",
     **{name: f"ops.{name}" for name in ("counts", "initializers", "layout")},
     **{

@@ -70,7 +70,6 @@ TREES_ONLY = (
     "checkpoint",
     "checkpoint_files",
     "export",
-    "local_steps",
     "lora",
     "optimizer",
 )

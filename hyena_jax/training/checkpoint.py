@@ -4,7 +4,7 @@
     checkpoints/<step>/manifest.json                written last; says what the others must be
 
 Orbax commits a checkpoint once it is whole, but does not notice a bit that flips later. Where they lie, and
-what a kill or damage leaves there, is known to `local_steps.py` and `bucket_steps.py`.
+what a kill or damage leaves there, is known to `checkpoint_files.py` and `bucket_steps.py`.
 """
 
 import math
@@ -30,8 +30,15 @@ from hyena_jax.system.storage.bucket import Bucket
 from hyena_jax.system.storage.bucket_steps import BucketSteps
 from hyena_jax.system.storage.lease import SHORT_PATIENCE, Lease
 from hyena_jax.system.storage.location import location_of
-from hyena_jax.training.checkpoint_files import Blocks, as_os_error, misfit, replace_arrays, write_manifest
-from hyena_jax.training.local_steps import UNVERIFIED, LocalSteps
+from hyena_jax.training.checkpoint_files import (
+    UNVERIFIED,
+    Blocks,
+    LocalSteps,
+    as_os_error,
+    misfit,
+    replace_arrays,
+    write_manifest,
+)
 
 Tree = Any
 Steps = LocalSteps | BucketSteps

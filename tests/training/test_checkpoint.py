@@ -8,7 +8,7 @@ import pytest
 import tensorstore
 
 from hyena_jax.system.errors import UserError
-from hyena_jax.training import checkpoint, local_steps
+from hyena_jax.training import checkpoint, checkpoint_files
 from hyena_jax.training.checkpoint import Best, Checkpoints, Meta, best, restore_readonly, saved_steps
 from hyena_jax.training.checkpoint_files import damage_in, write_manifest
 
@@ -297,7 +297,7 @@ def test_a_damaged_best_checkpoint_is_set_aside(folder):
 def test_a_kill_before_the_manifest_costs_one_checkpoint_even_if_one_is_kept(tmp_path, monkeypatch):
     save_all(tmp_path, {1: 1.0, 2: 2.0, 3: 3.0}, keep=1)
     assert saved_steps(tmp_path) == [3, 2, 1]  # 2 had its manifest when 3 was saved
-    monkeypatch.setattr(local_steps, "write_manifest", lambda folder: None)  # killed there
+    monkeypatch.setattr(checkpoint_files, "write_manifest", lambda folder: None)  # killed there
     save_all(tmp_path, {4: 4.0}, keep=1)
     assert restore(tmp_path)[0].step == 3
 
