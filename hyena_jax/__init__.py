@@ -37,6 +37,7 @@ _MOVED = {
     "inspect.subject": "inspect.example",
     "interop.card": "interop.transformers_folder",
     "interop.settings": "interop.family",
+    "layout": "ops.forms",
     "mixers.annotated_hyena": "mixers.hyena",
     "mixers.dense": "mixers.layers",
     "mixers.gated_delta2": "mixers.gated_delta",
@@ -50,6 +51,7 @@ _MOVED = {
     "mixers.token_shift": "models.blocks",
     "models.norms": "mixers.layers",
     "ops.fast.broadcasting": "ops.fast.derivatives",
+    "ops.layout": "ops.forms",
     "parallel.replicas": "parallel.processes",
     "reference.decoding": "reference.convolution",
     "reference.fastmax": "reference.attention",
@@ -60,7 +62,7 @@ _MOVED = {
     "training.goodput": "training.timing",
     "training.local_steps": "training.checkpoint_files",
     "training.restore": "training.run",
-    **{name: f"ops.{name}" for name in ("counts", "initializers", "layout")},
+    **{name: f"ops.{name}" for name in ("counts", "initializers")},
     **{
         name: f"system.{name}"
         for name in ("chips", "errors", "files", "output", "signals", "startup", "storage", "trees")

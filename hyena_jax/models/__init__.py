@@ -33,8 +33,8 @@ from hyena_jax.models.autoencoder import Autoencoder
 from hyena_jax.models.blocks import sequence_layout
 from hyena_jax.models.image_classifier import ImageClassifier
 from hyena_jax.models.language_model import LanguageModel
+from hyena_jax.ops.forms import Layout
 from hyena_jax.ops.kernels.check import usable
-from hyena_jax.ops.layout import Layout
 from hyena_jax.system.errors import require
 
 __all__ = [

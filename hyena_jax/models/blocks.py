@@ -20,9 +20,8 @@ from hyena_jax.mixers import Mixer, mixer_class
 from hyena_jax.mixers.layers import make_norm
 from hyena_jax.mixers.sequence import FILTER, Handed, Sequence
 from hyena_jax.ops.fast.dense import dense_dot_general
-from hyena_jax.ops.forms import forms_for
+from hyena_jax.ops.forms import Layout, forms_for
 from hyena_jax.ops.initializers import initializers
-from hyena_jax.ops.layout import Layout
 from hyena_jax.system.errors import require
 
 Arrays = Any

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from hyena_jax.config import ImageClassifierConfig
 from hyena_jax.mixers.layers import make_norm
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
+from hyena_jax.ops.forms import Layout
 from hyena_jax.ops.initializers import initializers
-from hyena_jax.ops.layout import Layout
 from hyena_jax.system.errors import require
 
 

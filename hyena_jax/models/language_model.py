@@ -13,8 +13,8 @@ from hyena_jax.mixers.inputs import Shared
 from hyena_jax.mixers.layers import make_norm
 from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.ops.documents import documents
+from hyena_jax.ops.forms import Layout
 from hyena_jax.ops.initializers import initializers
-from hyena_jax.ops.layout import Layout
 from hyena_jax.system.errors import require
 
 

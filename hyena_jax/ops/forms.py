@@ -1,7 +1,11 @@
-"""Which form of an operator runs on which platform: the one place that decides. Axes: L length."""
+"""What a model's program is compiled for, and which form of an operator runs there: one place decides.
+
+Axes: B batch, L length, D channels.
+"""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 
@@ -13,10 +17,45 @@ from hyena_jax.ops.fast.matmul_fft import matmul_fft_conv
 from hyena_jax.ops.linear_recurrence import Recurrence
 from hyena_jax.ops.long_conv import Convolution
 
+Tree = Any
 TOEPLITZ_LEN = 128
 """The longest L for which a TPU takes one product with a matrix [L, L]: one tile of its matrix unit."""
 FUSED_LEN = 8192
 """The longest L for which a TPU takes one kernel; its FFT over rows is unrolled: the program grows with L."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The devices that a model's program is compiled for: this class leaves everything to XLA.
+
+    Attributes:
+      platform: "cpu", "gpu" or "tpu", for which operators choose their forms; None is JAX's default backend
+        when an operator is traced.
+      row_shards: number of equal parts of a batch's rows, on as many devices.
+      kernels: whether operators take the platform's Pallas kernels.
+    """
+
+    platform: str | None = None
+    row_shards: int = 1
+    kernels: bool = False
+
+    @property
+    def gathers(self) -> bool:
+        """Whether parameters are sharded, so that `gather` has something to do."""
+        return False
+
+    @property
+    def random_bits(self) -> str | None:
+        """Generator of dropout's bits: on TPUs the chip's, nearly free, with other masks than Threefry's."""
+        return "rbg" if self.platform == "tpu" else None
+
+    def pin(self, x: jax.Array) -> jax.Array:
+        """Activations [B, L, D], with rows and length kept on the devices that hold the batch's."""
+        return x
+
+    def gather(self, params: Tree) -> Tree:
+        """Parameters, whole on every device; their gradients return to where the parameters lie."""
+        return params
 
 
 class Forms(NamedTuple):

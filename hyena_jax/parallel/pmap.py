@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hyena_jax.ops.layout import Layout
+from hyena_jax.ops.forms import Layout
 from hyena_jax.parallel.strategy import RowShard, Strategy, Tree, n_processes
 
 AXIS = "data"

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hyena_jax.config import ParallelConfig
 from hyena_jax.ops.fast.derivatives import own_derivative
-from hyena_jax.ops.layout import Layout
+from hyena_jax.ops.forms import Layout
 from hyena_jax.parallel.strategy import RowShard, Strategy, Tree, n_processes
 from hyena_jax.system.errors import UserError, require
 

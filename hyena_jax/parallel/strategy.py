@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from hyena_jax.ops.layout import Layout
+from hyena_jax.ops.forms import Layout
 from hyena_jax.system.errors import UserError, require
 
 Tree = Any

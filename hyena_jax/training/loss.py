@@ -25,7 +25,7 @@ from hyena_jax.config import (
 )
 from hyena_jax.data.dataset import Dataset
 from hyena_jax.models import gather_outside_blocks, has_hidden, without_blocks
-from hyena_jax.ops.layout import Layout
+from hyena_jax.ops.forms import Layout
 from hyena_jax.ops.mesh import axis_size, sharded
 from hyena_jax.system.errors import UserError, require
 from hyena_jax.training.lora import Adapted, merged

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from hyena_jax.models import example_inputs
-from hyena_jax.ops.layout import Layout
+from hyena_jax.ops.forms import Layout
 from hyena_jax.training.lora import Adapted
 from hyena_jax.training.loss import Score, cross_entropy, eval_values, scored, train_values, weighted
 from hyena_jax.training.optimizer import global_norm

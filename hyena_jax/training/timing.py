@@ -12,7 +12,7 @@ import jax
 from hyena_jax import models
 from hyena_jax.config import Experiment, ModelConfig
 from hyena_jax.ops.counts import Work, count
-from hyena_jax.ops.layout import Layout
+from hyena_jax.ops.forms import Layout
 from hyena_jax.parallel.processes import is_first
 from hyena_jax.system.errors import require
 from hyena_jax.training.folder import leads_outside

@@ -18,7 +18,7 @@ from hyena_jax.config import (
     LanguageModelConfig,
     ParallelConfig,
 )
-from hyena_jax.ops.layout import Layout
+from hyena_jax.ops.forms import Layout
 from hyena_jax.plan.collectives import bytes_by_kind, collectives
 from hyena_jax.plan.hlo import Program
 from hyena_jax.training.loss import MAX_LOGITS, chunk_tokens
