@@ -130,7 +130,7 @@ show.matrices(steps, n_rows=2, height=3.6, aspect="auto", **labels)
 #
 # [Poli et al. 2023, section 3.2](https://arxiv.org/abs/2302.10866). Oracle:
 # [`toeplitz`](../../hyena_jax/reference/convolution.py). Code, for any mixer:
-# [`mixing`](../../hyena_jax/inspect/matrices.py).
+# [`mixing`](../../hyena_jax/inspect/mixers.py).
 #
 # The filters are fixed after training. The gates are computed from the text, so $M$ changes with the text:
 # here is the matrix of one channel for two texts of the same words.

@@ -17,15 +17,18 @@ from hyena_jax.inspect.figures import (
     draw_mixing,
     draw_patches,
 )
-from hyena_jax.inspect.matrices import jacobian_norms, mixing, plain_attention, strength
-from hyena_jax.inspect.reach import (
+from hyena_jax.inspect.mixers import (
     Gates,
     effective_length,
     filters,
     gates,
     hankel_values,
+    jacobian_norms,
     memory_lengths,
+    mixing,
+    plain_attention,
     spectrum,
+    strength,
 )
 from hyena_jax.inspect.tracing import Activations, Layer, Trace, trace
 from hyena_jax.mixers.mixing import Mixing

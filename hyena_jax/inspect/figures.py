@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hyena_jax.inspect.reach import spectrum
+from hyena_jax.inspect.mixers import spectrum
 from hyena_jax.system.errors import require
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from hyena_jax.config import MIXER_CONFIGS
-from hyena_jax.inspect import reach
-from hyena_jax.inspect.matrices import jacobian_norms, mixing, plain_attention, strength
+from hyena_jax.inspect import mixers
+from hyena_jax.inspect.mixers import jacobian_norms, mixing, plain_attention, strength
 from hyena_jax.inspect.tracing import Layer, Trace
 
 # Bytes of all matrices, of all filters and of all gates of a page, before base64.
@@ -158,9 +158,9 @@ def filters(
     """
     pairs = []
     for i, (layer, new) in enumerate(after):
-        h = reach.filters(layer.mixer, new, layer.mixer.max_len)
+        h = mixers.filters(layer.mixer, new, layer.mixer.max_len)
         if h is not None:
-            old = before and reach.filters(layer.mixer, before[i][1], layer.mixer.max_len)
+            old = before and mixers.filters(layer.mixer, before[i][1], layer.mixer.max_len)
             pairs.append((i, layer, old, h))
     numbers = sum(h.shape[0] * min(h.shape[2], MAX_POINTS) for _, _, _, h in pairs)
     most = int(np.clip(FILTER_BYTES // (8 * max(numbers, 1)), 4, MAX_CHANNELS))
@@ -185,15 +185,15 @@ def _filter(name: str, before: np.ndarray | None, after: np.ndarray, most: int) 
         if h is None:
             continue
         chosen = h[:, channels].reshape(-1, length)
-        magnitudes = reach.spectrum(chosen)[:, frequencies]
+        magnitudes = mixers.spectrum(chosen)[:, frequencies]
         floor = max(float(magnitudes.max(initial=0)), 1e-30) * 1e-6
-        lengths = reach.effective_length(h)
+        lengths = mixers.effective_length(h)
         page[when.lower()] = packed(chosen[:, lags], wide=True)
         page[f"spectrum{when}"] = packed(20 * np.log10(np.maximum(magnitudes, floor)), wide=True)
-        page[f"lengths{when}"] = reach.effective_length(chosen).tolist()
+        page[f"lengths{when}"] = mixers.effective_length(chosen).tolist()
         page[f"quartiles{when}"] = np.quantile(lengths, (0.25, 0.5, 0.75)).tolist()
         some = chosen[evenly(len(chosen), MAX_SPECTRA)]
-        values = reach.hankel_values(some, MAX_SINGULAR_VALUES) if length > 4 else np.ones((1, 1))
+        values = mixers.hankel_values(some, MAX_SINGULAR_VALUES) if length > 4 else np.ones((1, 1))
         relative = values / np.where(values[:, :1] > 0, values[:, :1], 1)
         page[f"hankel{when}"] = rounded(np.median(relative, axis=0))
     return page
@@ -205,12 +205,12 @@ def recurrences(
     """Memory lengths and gates of every layer with an RG-LRU; arguments as of `filters`."""
     found = []
     for i, (layer, new) in enumerate(after):
-        now = reach.gates(layer.mixer, new, layer.inputs)
+        now = mixers.gates(layer.mixer, new, layer.inputs)
         if now is not None:
             old = None
             if before is not None:
                 old_layer, old_params = before[i]
-                old = reach.gates(old_layer.mixer, old_params, old_layer.inputs)
+                old = mixers.gates(old_layer.mixer, old_params, old_layer.inputs)
             found.append((i, layer, old, now))
     size = sum(3 * now.decay.shape[1] for *_, now in found)
     most = max(int(GATE_BYTES // max(size, 1)), 8)
@@ -218,7 +218,7 @@ def recurrences(
 
 
 def _recurrence(name: str, before: Any, now: Any, most: int) -> Json:
-    memory = np.asarray(reach.memory_lengths(now.decay)[0], np.float64)
+    memory = np.asarray(mixers.memory_lengths(now.decay)[0], np.float64)
     order = np.argsort(memory)
     chosen = order[evenly(len(order), most)]
     named = {
@@ -226,7 +226,7 @@ def _recurrence(name: str, before: Any, now: Any, most: int) -> Json:
         "recurrence gate r": now.recurrence,
         "input gate i": now.input,
     }
-    old = None if before is None else np.asarray(reach.memory_lengths(before.decay)[0], np.float64)
+    old = None if before is None else np.asarray(mixers.memory_lengths(before.decay)[0], np.float64)
     return {
         "name": name,
         "channels": chosen.tolist(),
