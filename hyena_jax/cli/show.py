@@ -13,7 +13,7 @@ from hyena_jax.system.startup import start_jax
 from hyena_jax.system.storage.location import Location
 
 if TYPE_CHECKING:
-    from hyena_jax.inspect.example import Example
+    from hyena_jax.inspect.content import Example
 
 MAX_TOKENS = 512
 
@@ -65,7 +65,7 @@ class Show(OfRun):
     def _example(self) -> "Example":
         """What the model is shown with."""
         from hyena_jax.data.tokenizers import is_tokenizer
-        from hyena_jax.inspect import example
+        from hyena_jax.inspect.content import from_file, from_text, held_out
         from hyena_jax.training.evaluate import load_data
         from hyena_jax.training.folder import read_folder
 
@@ -77,8 +77,8 @@ class Show(OfRun):
             is_text = is_tokens and is_tokenizer(folder.encoding)
             require(is_text, "workdir", workdir, "a run on text, or on tokens with a tokenizer")
             if self.text is not None:
-                return example.from_text(folder.encoding, self.text, most)
-            return example.from_file(folder.encoding, Path(self.path), most)
+                return from_text(folder.encoding, self.text, most)
+            return from_file(folder.encoding, Path(self.path), most)
         has_patches = is_tokens or hasattr(experiment.model, "patch_size")
         require(has_patches, "workdir", workdir, "a run on tokens, or one of a model with patches of images")
-        return example.held_out(load_data(folder, self.path), folder.encoding, self.index, most)
+        return held_out(load_data(folder, self.path), folder.encoding, self.index, most)

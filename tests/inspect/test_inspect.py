@@ -27,7 +27,7 @@ from hyena_jax.config import (
     TextConfig,
 )
 from hyena_jax.data import own
-from hyena_jax.inspect import content, example, json_values
+from hyena_jax.inspect import content, json_values
 from hyena_jax.mixers import Hawk
 from hyena_jax.ops import hankel
 from hyena_jax.system.errors import UserError
@@ -104,32 +104,32 @@ def row(inputs, targets, weights):
 
 
 def test_a_text_begins_as_in_training():
-    shown = example.from_text(Letters(), "abc", 3)
+    shown = content.from_text(Letters(), "abc", 3)
     assert shown.inputs.tolist() == [[0, 1, 2]]
     assert shown.labels == ("<bos>", "a", "b")
     assert shown.source.startswith("the first 3 tokens")
     with pytest.raises(UserError, match="text must be at least one token long, got ''"):
-        example.from_text(Letters(), "", 3)
+        content.from_text(Letters(), "", 3)
 
 
 def test_the_padding_of_a_texts_last_window_is_not_shown():
     tokens = np.array([3, 1, 4, 1, 5, 9, 2])
     (*_, batch) = own.from_tokens(tokens, 4, held_out=tokens).eval_batches(1)
     assert batch["weights"].tolist() == [[1, 1, 0, 0]]
-    shown = example.held_out(Rows(batch), Letters(), 0, 16)
+    shown = content.held_out(Rows(batch), Letters(), 0, 16)
     assert shown.labels == ("e", "i", "b")
     assert shown.shift == 1
-    assert example.held_out(Rows(batch), Letters(), 0, 1).shift == 1
+    assert content.held_out(Rows(batch), Letters(), 0, 1).shift == 1
     logits = np.random.default_rng(0).standard_normal((1, 3, 11))
-    found = example.scores(shown, logits)
-    wanted = [-np.log(example.probability(logits)[0, t, token]) for t, token in ((0, 9), (1, 2))]
+    found = content.scores(shown, logits)
+    wanted = [-np.log(content.probability(logits)[0, t, token]) for t, token in ((0, 9), (1, 2))]
     assert_close(found.nats[1:], wanted, "float32")
 
 
 def test_answers_stand_where_they_are_given():
-    last = example.held_out(row([1, 2, 3], [0, 0, 3], [0.0, 0, 1]), Letters(), 0, 16)
+    last = content.held_out(row([1, 2, 3], [0, 0, 3], [0.0, 0, 1]), Letters(), 0, 16)
     assert (last.shift, last.inputs.shape) == (0, (1, 3))
-    masked = example.held_out(row([1, 2, 3, 4], [7, 3, 4, 5], [0.0, 1, 1, 1]), Letters(), 0, 16)
+    masked = content.held_out(row([1, 2, 3, 4], [7, 3, 4, 5], [0.0, 1, 1, 1]), Letters(), 0, 16)
     assert (masked.shift, masked.inputs.shape) == (1, (1, 4))
 
 
@@ -170,7 +170,7 @@ def beside(other, shown, seen, monkeypatch, path):
 
 def test_a_run_beside_reads_the_same_tokens(seen, tmp_path, monkeypatch):
     _, _, tokens, trace = seen
-    shown = example.Example(tokens, tuple("a" * 12), tokens, np.ones(tokens.shape), 1, "")
+    shown = content.Example(tokens, tuple("a" * 12), tokens, np.ones(tokens.shape), 1, "")
     assert beside(CONFIG, shown, trace, monkeypatch, tmp_path).seen.outputs.shape == (1, 12, 11)
     fewer = dataclasses.replace(CONFIG, vocab_size=10)
     with pytest.raises(UserError, match="beside must be a run with a vocab_size above the shown id 10, got"):
@@ -183,7 +183,7 @@ def test_a_run_beside_reads_as_many_patches(tmp_path, monkeypatch):
     sizes = {"image_size": (8, 8), "channels": 1, "n_classes": 2}
     config = ImageClassifierConfig(**common, **sizes, patch_size=(2, 2))
     model, image = models.build(config), np.zeros((1, 8, 8, 1), np.float32)
-    shown = example.Example(image, (), np.zeros(1, np.int32), np.ones(1), 0, "")
+    shown = content.Example(image, (), np.zeros(1, np.int32), np.ones(1), 0, "")
     seen = inspect.trace(model, init_params(model, 0), image)
     coarse = dataclasses.replace(config, patch_size=(4, 4))
     with pytest.raises(UserError, match="beside must be a run whose mixers read 16 positions, as this run's"):
