@@ -27,6 +27,7 @@ _PLACES = {
 
 _MOVED = {
     "comparison": "sweeps",
+    "distillation.measure": "distillation.model",
     "filters.lookup": "filters.implicit",
     "filters.siren": "filters.implicit",
     "filters.stu": "filters.spectral",

@@ -94,8 +94,7 @@ class Distill(OfRun):
           UserError: if the run cannot be distilled; before its parameters are read.
         """
         from hyena_jax.api import load_run
-        from hyena_jax.distillation import measure
-        from hyena_jax.distillation.model import check_distillable, long_filters
+        from hyena_jax.distillation import model
         from hyena_jax.distillation.outcome import Outcome
         from hyena_jax.system.output import bar
         from hyena_jax.training.evaluate import load_data
@@ -103,28 +102,28 @@ class Distill(OfRun):
         experiment = read_run(self.workdir)
         is_tokens = experiment.data.input_kind.is_tokens
         require(is_tokens, "workdir", str(self.workdir), "a run on text or on other tokens")
-        check_distillable(experiment.model)
+        model.check_distillable(experiment.model)
         max_len, chosen = experiment.model.max_len, self.state_size
         if chosen != "auto":
             require(chosen <= max_len, "state_size", chosen, f"at most the run's max_len={max_len}")
         auto = [size for size in AUTO_SIZES if size <= max(max_len, AUTO_SIZES[0])]
         state_sizes = auto if chosen == "auto" else [chosen]
         run = load_run(self.workdir, self.step)
-        filters = long_filters(experiment.model, run.params)
+        filters = model.long_filters(experiment.model, run.params)
         data, about_data = load_data(run.folder, self.path), read_json("workdir", self.workdir / "data.json")
-        original = measure.Original(experiment, run.step, run.params, data, about_data, filters)
+        original = model.Original(experiment, run.step, run.params, data, about_data, filters)
         console.print(f"distilling {self.workdir}, step {run.step}")
         n_parts = 1 + len(filters) * (1 + len(state_sizes)) + len(state_sizes)
         with bar("distilling", n_parts, console) as advance:
-            before, spectra = measure.evaluate_original(original, self.batch_size), []
+            before, spectra = model.evaluate_original(original, self.batch_size), []
             advance()
             for of_layer in filters:  # to twice the largest state size
-                spectra.append(measure.spectra(of_layer, 2 * max(state_sizes), self.seed))
+                spectra.append(model.spectra(of_layer, 2 * max(state_sizes), self.seed))
                 advance()
             found = Outcome(original, before, spectra, [], self.max_filter_error, self.max_loss_increase)
             for size in state_sizes:
                 options = size, self.batch_size, self.seed, advance
-                found.tried.append(measure.distill(original, spectra, *options))
+                found.tried.append(model.distill(original, spectra, *options))
                 if found.keeps:
                     break
         return found

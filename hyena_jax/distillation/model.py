@@ -1,17 +1,19 @@
-"""Turns a language model with long filters into one with modal filters.
+"""Distils a language model: its long filters become modal ones, and the errors of that are measured.
 
-Axes: N filters of a mixer, D channels of a filter, C = N D, L = max_len, d modes.
+Axes: B batch, N filters of a mixer, D channels of a filter, C = N D, L = max_len, d modes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hyena_jax import models
+from hyena_jax import models, parallel
 from hyena_jax.config import (
     Experiment,
     FilterConfig,
@@ -20,12 +22,19 @@ from hyena_jax.config import (
     MixerConfig,
     ModalFilterConfig,
     ModelConfig,
+    ParallelConfig,
     ParameterGroup,
     name_of,
 )
+from hyena_jax.data.text import Corpus
 from hyena_jax.distillation import modal_fit
+from hyena_jax.ops import hankel
 from hyena_jax.system.errors import UserError, require
+from hyena_jax.training.evaluate import held_out_values, sum_held_out
 from hyena_jax.training.lora import without_lora
+from hyena_jax.training.loss import at_positions
+from hyena_jax.training.metrics import Values
+from hyena_jax.training.step import Batch, Metrics, make_eval_step
 
 # The shortest length with a Hankel matrix of at least one row.
 LEAST_LEN = 4
@@ -129,3 +138,163 @@ def _has_filter(mixer: MixerConfig) -> bool:
     """Whether a mixer has a long filter; a filter of few taps decodes in constant time as it is."""
     found = getattr(mixer, "filter", None)
     return isinstance(found, FilterConfig) and found.reach is None
+
+
+class Original(NamedTuple):
+    """The run to distil; `about_data` is the content of its data.json."""
+
+    experiment: Experiment
+    step: int
+    params: optax.Params
+    data: Corpus
+    about_data: dict[str, Any]
+    filters: list[LongFilters]
+
+    @property
+    def max_len(self) -> int:
+        """Lmax of the model, the length of its filters."""
+        return self.experiment.model.max_len
+
+
+class Spectra(NamedTuple):
+    """Hankel spectra of one layer's filters, from the taps alone and from the taps continued by zeros."""
+
+    alone: hankel.Spectrum
+    continued: hankel.Spectrum
+
+
+class FilterError(NamedTuple):
+    """The error of a recurrence for one filter: L2 norms over all lags but 0, relative to the filter's norm.
+
+    `least` is a lower bound for any recurrence of that size, `balanced` an upper bound for balanced
+    truncation: see `hankel.least_error` and `hankel.balanced_bound`.
+    """
+
+    layer: int
+    filter: int
+    error: float
+    worst_channel: int
+    worst_error: float
+    least: float
+    balanced: float
+
+
+class Tried(NamedTuple):
+    """The model at one state size, its filters and their errors, and its metrics including `kl`."""
+
+    size: int
+    experiment: Experiment
+    params: optax.Params
+    filters: list[LongFilters]
+    errors: list[FilterError]
+    values: Values
+
+
+def evaluate_original(original: Original, batch_size: int) -> Values:
+    """The metrics of the run itself, computed like the distilled models' metrics; its kl is 0."""
+    model = models.build(original.experiment.model)
+    return _divergence((model, model), (original.params, original.params), original.data, batch_size)
+
+
+def spectra(filters: LongFilters, n_values: int, seed: int) -> Spectra:
+    """Singular values of every channel: at least `n_values`, if there are as many."""
+    alone = hankel.spectrum(filters.later, n_values, seed)
+    return Spectra(alone, hankel.spectrum(hankel.continued(filters.later), n_values, seed))
+
+
+def distill(
+    original: Original,
+    spectra: Sequence[Spectra],
+    size: int,
+    batch_size: int,
+    seed: int,
+    advance: Callable[[], None],
+) -> Tried:
+    """The model whose filters have `size` real numbers of state per channel, with its errors."""
+    fitted = []
+    for filters in original.filters:
+        fitted.append(modal_fit.fit(filters.later, size // 2, seed))
+        advance()
+    experiment = distilled_experiment(original.experiment, size // 2)
+    params = distilled_params(original.params, original.filters, fitted)
+    # Errors of the filters that the model computes in float32, not of the float64 fit.
+    after = long_filters(experiment.model, params)
+    errors = [
+        error
+        for layer in zip(original.filters, after, spectra, strict=True)
+        for error in filter_errors(*layer, size)
+    ]
+    both = [models.build(one.model) for one in (original.experiment, experiment)]
+    values = _divergence(both, (original.params, params), original.data, batch_size)
+    advance()
+    return Tried(size, experiment, params, after, errors, values)
+
+
+def filter_errors(before: LongFilters, after: LongFilters, spectra: Spectra, order: int) -> list[FilterError]:
+    """The errors of one layer, filter by filter."""
+    n_filters, width, length = before.taps.shape
+
+    def by_filter(norms: np.ndarray) -> np.ndarray:
+        return norms.reshape(n_filters, width)
+
+    norm = by_filter(np.linalg.norm(before.later, axis=1))
+    error = by_filter(np.linalg.norm(after.later - before.later, axis=1))
+    least = by_filter(hankel.least_error(spectra.alone, length - 1, order))
+    bound = by_filter(hankel.balanced_bound(spectra.continued, order))
+    # A zero filter has no relative error.
+    scale = np.maximum(norm, np.finfo(np.float32).tiny)
+    total = np.linalg.norm(scale, axis=1)
+    worst = (error / scale).argmax(1)
+    return [
+        FilterError(
+            layer=before.layer,
+            filter=i,
+            error=float(np.linalg.norm(error[i]) / total[i]),
+            worst_channel=int(worst[i]),
+            worst_error=float((error / scale)[i, worst[i]]),
+            least=float(np.linalg.norm(least[i]) / total[i]),
+            balanced=float(np.linalg.norm(bound[i]) / total[i]),
+        )
+        for i in range(n_filters)
+    ]
+
+
+def make_comparison_step(model: nn.Module, other: nn.Module) -> Callable[[tuple, Batch], Metrics]:
+    """`step((params, other_params), batch)`: per row the sums of `make_eval_step` for `other`, and `kl`.
+
+    kl [B] sums KL(model || other) of next-token distributions, nats, over a row's tokens or scored positions.
+    """
+    eval_other = make_eval_step(other)
+
+    def step(params: tuple[optax.Params, optax.Params], batch: Batch) -> Metrics:
+        log_p, log_q = (
+            jax.nn.log_softmax(at_positions(module.apply({"params": part}, batch["inputs"]), batch))
+            for module, part in zip((model, other), params, strict=True)
+        )
+        return {
+            **eval_other(params[1], batch),
+            "kl": (batch["weights"] * kl_divergence(log_p, log_q)).sum(-1),
+        }
+
+    return step
+
+
+def kl_divergence(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
+    """KL(p || q) = sum_v (p_v ln(p_v / q_v) - p_v + q_v) [...] of logarithms [..., V]; never negative.
+
+    The terms q_v - p_v, whose sum is 0, make each summand at least 0, and cancel first-order terms before
+    rounding where p and q are close.
+    """
+    p, ratio = jnp.exp(log_p), log_q - log_p
+    near, far = p * (jnp.expm1(ratio) - ratio), jnp.exp(log_q) - p - p * ratio
+    return jnp.where(jnp.abs(ratio) < 1, near, far).sum(-1)
+
+
+def _divergence(
+    both: Sequence[nn.Module], params: Sequence[optax.Params], data: Corpus, batch_size: int
+) -> Values:
+    """Metrics of the second model on all held-out tokens, and `kl`, the mean KL(first || second) in nats."""
+    strategy = parallel.make_strategy(ParallelConfig())
+    step = strategy.map_eval_step(make_comparison_step(*both))
+    sums = sum_held_out(strategy, step, strategy.place(tuple(params)), data, batch_size)
+    return held_out_values(data, sums)

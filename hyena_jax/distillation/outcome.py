@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from hyena_jax.distillation.measure import Original, Spectra, Tried
+from hyena_jax.distillation.model import Original, Spectra, Tried
 from hyena_jax.training.checkpoint import Checkpoints, Meta
 from hyena_jax.training.evaluate import measured_on
 from hyena_jax.training.folder import CHECKPOINTS, write_description

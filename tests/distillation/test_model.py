@@ -33,13 +33,16 @@ from hyena_jax.config import (
     TextConfig,
     register,
 )
-from hyena_jax.distillation import measure, modal_fit, outcome
+from hyena_jax.distillation import modal_fit, outcome
 from hyena_jax.distillation.model import (
     LongFilters,
     check_distillable,
     distilled_experiment,
     distilled_params,
+    filter_errors,
+    kl_divergence,
     long_filters,
+    spectra,
 )
 from hyena_jax.filters import build_filter
 from hyena_jax.system.errors import UserError
@@ -173,7 +176,7 @@ def test_errors_are_relative_and_bounded():
     modes = modal_fit.fit(before.later, 4)
     later = modal_fit.response(modes, 31).reshape(2, 3, 31)
     after = LongFilters(3, np.concatenate([before.taps[..., :1], later], axis=-1))
-    errors = measure.filter_errors(before, after, measure.spectra(before, 16, 0), 8)
+    errors = filter_errors(before, after, spectra(before, 16, 0), 8)
     assert [(error.layer, error.filter) for error in errors] == [(3, 0), (3, 1)]
     for error, old, new in zip(errors, before.taps, after.taps, strict=True):
         expected = np.linalg.norm(new - old) / np.linalg.norm(old[:, 1:])
@@ -192,11 +195,11 @@ def test_kl_against_its_definition():
     near /= near.sum(1, keepdims=True)
     for other, tolerance in ((q, 1e-5), (near, 2e-2)):
         expected = (p * np.log(p / other)).sum(-1)
-        found = measure.kl_divergence(*(jnp.asarray(np.log(x), jnp.float32) for x in (p, other)))
+        found = kl_divergence(*(jnp.asarray(np.log(x), jnp.float32) for x in (p, other)))
         assert (found >= 0).all()
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * expected.mean())
     extreme = jnp.array([0.0, -200.0]), jnp.array([-200.0, 0.0])
-    assert measure.kl_divergence(*extreme) == 200
+    assert kl_divergence(*extreme) == 200
 
 
 @pytest.mark.parametrize(

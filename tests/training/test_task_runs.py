@@ -24,7 +24,7 @@ from hyena_jax.config import (
     TrainingConfig,
 )
 from hyena_jax.data.dataset import load
-from hyena_jax.distillation.measure import make_comparison_step
+from hyena_jax.distillation.model import make_comparison_step
 from hyena_jax.models import build
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.mad import MadRecallConfig
