@@ -47,21 +47,18 @@ class Limits(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A scheduled program.
-
-    Attributes:
-      facts: what was known before compiling: see `step.lower`.
-      text: optimised HLO.
-      memory: bytes of the device's memory that the program takes.
-      buffers: its largest temporary buffers, (bytes, arrays that take turns in it), the largest first.
-      seconds: how long it took to compile.
-    """
+    """A scheduled program."""
 
     facts: dict[str, Any]
+    """What was known before compiling: see `step.lower`."""
     text: str
+    """Optimised HLO."""
     memory: int
+    """Bytes of a device."""
     buffers: tuple[tuple[int, str], ...]
+    """Its temporary buffers, (bytes, arrays that take turns in it), the largest first."""
     seconds: float
+    """To compile it."""
 
 
 class DoesNotCompile(Exception):
@@ -77,13 +74,7 @@ class Unfinished(OSError):
 
 
 def compile_step(experiment: Experiment, target: Target, limits: Limits) -> Compiled:
-    """The scheduled program of the training step on `target`.
-
-    Raises:
-      UserError: if the experiment does not fit the target.
-      DoesNotCompile: if XLA refuses the program.
-      Unfinished: if the limits do not suffice, or the child ended without a reason.
-    """
+    """The scheduled program of the training step; UserError if the experiment does not fit the target."""
     with tempfile.TemporaryDirectory(prefix="hyena_jax_plan_") as scratch:
         folder = Path(scratch)
         (folder / "config.json").write_text(json.dumps(config.encode(experiment)))
@@ -114,7 +105,7 @@ def compile_step(experiment: Experiment, target: Target, limits: Limits) -> Comp
 
 
 def _wait(child: subprocess.Popen, folder: Path, limits: Limits, start: float) -> None:
-    """Waits until the scheduled program is written, or the child ends."""
+    """Waits until the scheduled program is written, its files no longer grow, or the child ends."""
     sizes = None
     while child.poll() is None:
         time.sleep(POLL_EVERY)

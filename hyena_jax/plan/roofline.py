@@ -1,7 +1,7 @@
 """What each instruction of a compiled program costs at the public peaks of its chip.
 
-Nothing here is measured. An instruction's three terms are the time of its matrix products, of the bytes that
-it moves from and to the main memory (HBM), and of its elementwise operations. From them follow two ends:
+Not measured. An instruction's three terms are the time of its matrix products, of the bytes that it moves
+from and to the main memory (HBM), and of its elementwise operations. From them follow two ends:
 
 - roofline: the largest term alone, as if the other two hid behind it;
 - pessimistic: after the cycles that libtpu's compiler estimates for its own instructions. The memory reaches
@@ -77,38 +77,27 @@ KERNEL = "tpu_custom_call"
 
 
 class Cost(NamedTuple):
-    """What one instruction costs in a step, in seconds at peak, all its rounds together.
-
-    Attributes:
-      kind: one of `KINDS`.
-      products: of matrix products.
-      memory: of bytes from and to the main memory.
-      vector: of elementwise operations.
-      registers: of its results, in registers of 8 x 128 elements.
-      in_background: whether it runs while others do.
-      is_kernel: whether it is a Pallas kernel, which overlaps its terms itself.
-      name: of the instruction.
-      source: the line of Python that it comes from, `file:line`; empty if unknown.
-    """
+    """What one instruction costs in a step, in seconds at peak, all its rounds together."""
 
     kind: str
     products: float
     memory: float
     vector: float
     registers: float
+    """Of its results, in registers of 8 x 128 elements."""
     in_background: bool
+    """Whether it runs while others do."""
     is_kernel: bool
     name: str
     source: str
+    """The line of Python that it comes from, `file:line`; empty if unknown."""
 
     @property
     def roofline(self) -> float:
-        """The largest term."""
         return 0.0 if self.in_background else max(self.products, self.memory, self.vector)
 
     @property
     def pessimistic(self) -> float:
-        """The time after libtpu's own estimates; see above."""
         if self.in_background:
             return 0.0
         if self.is_kernel:
@@ -118,7 +107,6 @@ class Cost(NamedTuple):
 
     @property
     def bound(self) -> str:
-        """The name of the largest term."""
         terms = {"products": self.products, "memory": self.memory, "vector": self.vector}
         return max(terms, key=terms.get)
 
@@ -133,9 +121,7 @@ class KernelWork(NamedTuple):
 def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None = None) -> list[Cost]:
     """The costs of all instructions that are not exchanges, in the order in which they run.
 
-    Args:
-      kernels: the work of a call of each Pallas kernel, by name and results: `conv(f32[8,128], f32[8])`. Of
-        others only the bytes count.
+    `kernels` are by name and results, such as `conv(f32[8,128], f32[8])`; of others only the bytes count.
     """
     by_name = {one.name: one for body in program.computations.values() for one in body}
     found = []
@@ -176,7 +162,7 @@ def _registers(instruction: Instruction) -> float:
 
 
 def kernel_name(instruction: Instruction) -> str:
-    """The name of the Pallas kernel that a custom call runs, and its results, as in `costs`."""
+    """The key of the Pallas kernel that a custom call runs, as in `costs`."""
     results = ", ".join(map(str, instruction.results))
     return f"{re.sub(r'[.0-9]*$', '', instruction.name)}({results})"
 
@@ -200,7 +186,6 @@ def _parts(program: Program, instruction: Instruction) -> Iterator[Instruction]:
 def _product_flops(
     one: Instruction, by_name: Mapping[str, Instruction], passes: Mapping[str, float]
 ) -> float:
-    """FLOPs of a product, times its passes."""
     left, right = (by_name[name].results[0] for name in one.operands[:2])
     result = one.results[0]
     if one.opcode == "dot":
@@ -362,23 +347,18 @@ def _source(frames: tuple[Frame, ...]) -> str:
 
 
 class SecondsByKind(NamedTuple):
-    """Seconds of a step by kind, in all.
-
-    Attributes:
-      roofline: by kind, at the roofline end.
-      pessimistic: by kind, at the pessimistic end.
-      terms: by kind, the seconds of (products, memory, vector) at peak.
-      memory: seconds of all bytes at the memory's peak.
-    """
+    """Seconds of a step by kind, at both ends."""
 
     roofline: dict[str, float]
     pessimistic: dict[str, float]
     terms: dict[str, tuple[float, float, float]]
+    """(products, memory, vector) at peak."""
     memory: float
+    """Of all bytes at the memory's peak."""
 
 
 def seconds_by_kind(found: Iterable[Cost]) -> SecondsByKind:
-    """The costs of a step, by kind."""
+    """The sums of the costs of a step."""
     roofline, pessimistic, memory = Counter(), Counter(), 0.0
     terms = {kind: np.zeros(3) for kind in KINDS}
     for cost in found:
