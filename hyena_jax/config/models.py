@@ -43,7 +43,6 @@ class ModelConfig(Checked):
 
     @property
     def input_kind(self) -> InputKind:
-        """The properties of the kind that `inputs` names."""
         return input_kind(self.inputs)
 
     def input_row(self) -> tuple[tuple[int, ...], str]:
@@ -240,7 +239,6 @@ class ImageClassifierConfig(BackboneConfig):
         return height * width
 
     def input_row(self) -> tuple[tuple[int, ...], str]:
-        """Shape and dtype of an image."""
         return (*self.image_size, self.channels), "float32"
 
 
