@@ -32,7 +32,6 @@ class Compare(Command):
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Prints the table; writes the figure and the table if asked to."""
         import_jax()  # only shapes are computed: no device is started
 
         from hyena_jax.sweeps.compare import compare, text_table

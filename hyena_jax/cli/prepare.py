@@ -55,7 +55,6 @@ class Prepare(Command):
     """Write nothing: compare all shards in the output with their index, by their SHA-256."""
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Writes the shards, or compares them with their index."""
         from hyena_jax.data import prepare
         from hyena_jax.data.tokenizers import build_tokenizer
 
@@ -103,8 +102,7 @@ class Prepare(Command):
 def _progress(what: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
     """A bar with tokens a second and the time left; rows of text where there is no terminal.
 
-    Yields:
-      advance(bytes, tokens); the first call says what was done before.
+    Yields `advance(bytes, tokens)`; the first call says what was done before.
     """
     from rich.progress import TimeRemainingColumn
 
