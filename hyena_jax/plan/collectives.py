@@ -29,15 +29,15 @@ class Collective(NamedTuple):
 
     def received(self, n_devices: int) -> float:
         """Bytes that a device receives in one round, if rings are used, in a program of `n_devices`."""
-        others = 1 - 1 / (self.devices or n_devices)
+        n = self.devices or n_devices
         match self.kind:
             case "all-reduce":  # a reduce-scatter, then an all-gather
-                return 2 * others * self.bytes
+                return 2 * (1 - 1 / n) * self.bytes
             case "reduce-scatter":  # each device receives a part from every other
-                return ((self.devices or n_devices) - 1) * self.bytes
+                return (n - 1) * self.bytes
             case "collective-permute":
                 return self.bytes
-        return others * self.bytes
+        return (1 - 1 / n) * self.bytes
 
 
 def collectives(program: Program) -> list[Collective]:

@@ -76,18 +76,16 @@ class Unfinished(OSError):
 def compile_step(experiment: Experiment, target: Target, limits: Limits) -> Compiled:
     """The scheduled program of the training step; UserError if the experiment does not fit the target."""
     with tempfile.TemporaryDirectory(prefix="hyena_jax_plan_") as scratch:
-        folder = Path(scratch)
-        (folder / "config.json").write_text(json.dumps(config.encode(experiment)))
+        folder, config_file = Path(scratch), Path(scratch, "config.json")
+        config_file.write_text(json.dumps(config.encode(experiment)))
         dump = f"--xla_dump_to={folder} --xla_dump_hlo_as_text --xla_dump_hlo_module_re={MODULES}"
         flags = f"{os.environ.get('XLA_FLAGS', '')} {dump}".strip()
         command = [sys.executable, "-W", "ignore", "-m", "hyena_jax.plan.step"]
+        command += [config_file, target.name, str(target.n_slices), folder, *config.plugins_in(experiment)]
         start = time.monotonic()
         with (folder / "log").open("wb") as log:
             child = subprocess.Popen(
-                [
-                    *[*command, folder / "config.json", target.name, str(target.n_slices), folder],
-                    *config.plugins_in(experiment),
-                ],
+                command,
                 env={**os.environ, **ENVIRONMENT, "XLA_FLAGS": flags},
                 stdin=subprocess.PIPE,  # never written: its end tells the child that its parent is gone
                 stdout=log,
@@ -161,8 +159,6 @@ def _buffers(report: str) -> tuple[tuple[int, str], ...]:
     """The rows of the report's first table of the main memory: temporary buffers by size."""
     units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     first = report.partition("Memory Space: vmem")[0]
-    rows = re.findall(
-        r"^\s*[\d.]+[KMG]?i?B\(\s*\d+%\);\s*([\d.]+)([KMG]?i?B);\s*\d+;\s*\d+; (.*)$", first, re.M
-    )
-    found = sorted(((int(float(n) * units[unit]), shapes) for n, unit, shapes in rows), reverse=True)
-    return tuple(found)
+    row = r"^\s*[\d.]+[KMG]?i?B\(\s*\d+%\);\s*([\d.]+)([KMG]?i?B);\s*\d+;\s*\d+; (.*)$"
+    found = ((int(float(n) * units[unit]), shapes) for n, unit, shapes in re.findall(row, first, re.M))
+    return tuple(sorted(found, reverse=True))

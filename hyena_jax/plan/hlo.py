@@ -224,7 +224,7 @@ def _instruction(match: re.Match[str], line: str) -> Instruction:
     root, name, result, opcode = match.groups()
     end = _closing(line, match.end())
     attributes = line[match.end() :]
-    called = [*_CALLED.findall(attributes)]
+    called = _CALLED.findall(attributes)
     for names in _BRANCHES.findall(attributes):
         called += re.findall(r"[\w.\-]+", names)
     trips = _ROUNDS.search(attributes)

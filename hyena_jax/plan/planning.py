@@ -14,7 +14,7 @@ from hyena_jax.plan.collectives import KINDS as EXCHANGES
 from hyena_jax.plan.collectives import collectives, received_between_slices
 from hyena_jax.plan.compiling import Compiled, Limits, compile_step
 from hyena_jax.plan.hlo import Program
-from hyena_jax.plan.roofline import KINDS, REACHED, KernelWork, costs, seconds_by_kind
+from hyena_jax.plan.roofline import KINDS, REACHED, TERMS, KernelWork, costs, largest_term, seconds_by_kind
 from hyena_jax.plan.step import n_params
 from hyena_jax.plan.targets import Target
 from hyena_jax.system.errors import require
@@ -47,8 +47,7 @@ class KindRow:
 
     @property
     def bound(self) -> str:
-        terms = {"products": self.products, "memory": self.memory, "vector": self.vector}
-        return max(terms, key=terms.get)
+        return largest_term(self)
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,10 @@ def make_plan(experiment: Experiment, target: Target, limits: Limits, whole: boo
     of_target = "None: the target says how many chips take part"
     require(experiment.parallel.devices is None, "parallel.devices", experiment.parallel.devices, of_target)
     depths = _depths(experiment, whole)
-    compiled = [compile_step(_with_depth(experiment, n), target, limits) for n in depths]
+    variants = [experiment]
+    if len(depths) == 2:
+        variants = [replace(experiment, model=replace(experiment.model, n_layers=n)) for n in depths]
+    compiled = [compile_step(each, target, limits) for each in variants]
     figures = [_figures(each, target) for each in compiled]
     total, per_repeat = figures[-1], None
     if len(depths) == 2:
@@ -181,23 +183,15 @@ def _depths(experiment: Experiment, whole: bool) -> tuple[int | None, ...]:
     return len(pattern), 2 * len(pattern)
 
 
-def _with_depth(experiment: Experiment, n_layers: int | None) -> Experiment:
-    if n_layers is None:
-        return experiment
-    return replace(experiment, model=replace(experiment.model, n_layers=n_layers))
-
-
 def _figures(compiled: Compiled, target: Target) -> Figures:
     """The figures of a program that are linear in its depth."""
     program = Program(compiled.text)
     found = seconds_by_kind(costs(program, target.chip, _kernels(compiled)))
     figures: Figures = {("memory",): compiled.memory, ("hbm",): found.memory}
     for kind in KINDS:
-        figures["roofline", kind], figures["pessimistic", kind] = (
-            found.roofline[kind],
-            found.pessimistic[kind],
-        )
-        for name, seconds in zip(("products", "memory", "vector"), found.terms[kind], strict=True):
+        figures["roofline", kind] = found.roofline[kind]
+        figures["pessimistic", kind] = found.pessimistic[kind]
+        for name, seconds in zip(TERMS, found.terms[kind], strict=True):
             figures[name, kind] = seconds
     figures |= {("received", kind): 0.0 for kind in EXCHANGES}
     for one in collectives(program):
@@ -231,7 +225,7 @@ def _plan(
         KindRow(
             kind,
             Ends(total["roofline", kind], total["pessimistic", kind]),
-            *(total[name, kind] for name in ("products", "memory", "vector")),
+            *(total[name, kind] for name in TERMS),
         )
         for kind in KINDS
         if total["memory", kind] + total["vector", kind] > 0

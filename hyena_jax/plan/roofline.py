@@ -17,10 +17,9 @@ The pessimistic end of other chips has the same form, but was not fitted to anyt
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from math import gcd, log2, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from hyena_jax.system.chips import Chip
 PRODUCTS, CONVOLUTION, RECURRENCE = "matrix products", "long convolution", "recurrence"
 ELEMENTWISE, COPIES, LOSS, OPTIMIZER = "elementwise", "copies and relayouts", "loss", "optimizer"
 KINDS = (PRODUCTS, CONVOLUTION, RECURRENCE, ELEMENTWISE, COPIES, LOSS, OPTIMIZER)
+TERMS = ("products", "memory", "vector")
 
 # The kind of what a file of this package computes, of some files only in one function; other files are models
 # and mixers.
@@ -107,8 +107,12 @@ class Cost(NamedTuple):
 
     @property
     def bound(self) -> str:
-        terms = {"products": self.products, "memory": self.memory, "vector": self.vector}
-        return max(terms, key=terms.get)
+        return largest_term(self)
+
+
+def largest_term(of: Any) -> str:
+    """Which of TERMS, the fields, is the largest."""
+    return max(TERMS, key=lambda name: getattr(of, name))
 
 
 class KernelWork(NamedTuple):
@@ -139,10 +143,10 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
         if instruction.opcode == "custom-call":
             work = (kernels or {}).get(kernel_name(instruction), KernelWork(0.0, 0.0))
             flops, vector = work.products, work.vector
-        frames = program.frames(instruction)
+        line = _line(program.frames(instruction))
         found.append(
             Cost(
-                _kind(program, instruction, frames),
+                _kind(program, instruction, line),
                 rounds * flops / chip.flops,
                 rounds * _moved(program, instruction, by_name) / chip.memory_rate,
                 rounds * vector / chip.vector_rate,
@@ -150,7 +154,7 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
                 instruction.opcode.endswith("-start"),
                 instruction.opcode == "custom-call",
                 instruction.name,
-                _source(frames),
+                f"{line.file}:{line.line}" if line is not None else "",
             )
         )
     return found
@@ -189,8 +193,7 @@ def _product_flops(
     left, right = (by_name[name].results[0] for name in one.operands[:2])
     result = one.results[0]
     if one.opcode == "dot":
-        contracted = [int(axis) for axis in one.attribute("lhs_contracting_dims").split(",") if axis]
-        terms = prod(left.shape[axis] for axis in contracted)
+        terms = prod(_sizes(left, one.attribute("lhs_contracting_dims")))
         columns = right.size // max(terms * prod(_sizes(right, one.attribute("rhs_batch_dims"))), 1)
         rows = result.size // max(columns, 1)
     else:
@@ -320,30 +323,25 @@ def _written(root: Instruction, array: Array, by_name: Mapping[str, Instruction]
     return array.padded_bytes
 
 
-def _kind(program: Program, one: Instruction, frames: tuple[Frame, ...]) -> str:
-    """A relayout is one wherever it is; the innermost line of this package decides about the rest."""
+def _kind(program: Program, one: Instruction, line: Frame | None) -> str:
+    """A relayout is one wherever it is; the line that it comes from decides about the rest."""
     parts = list(_parts(program, one))
     if one.opcode != "custom-call" and all(part.opcode in MOVES for part in parts):
         return COPIES
-    for frame in frames:
-        _, found, file = frame.file.rpartition("hyena_jax/")
-        if not found or file in HELPERS:
-            continue
-        if (file, frame.function.rpartition(".")[2]) == HEAD:
-            return LOSS
-        if file in SOURCES:
-            return SOURCES[file]
-        break
+    if line is not None and (line.file, line.function.rpartition(".")[2]) == HEAD:
+        return LOSS
+    if line is not None and line.file in SOURCES:
+        return SOURCES[line.file]
     return PRODUCTS if any(part.opcode in ("convolution", "dot") for part in parts) else ELEMENTWISE
 
 
-def _source(frames: tuple[Frame, ...]) -> str:
-    """The innermost line of this package."""
+def _line(frames: tuple[Frame, ...]) -> Frame | None:
+    """The innermost line of this package that does not compute for others; files as in SOURCES."""
     for frame in frames:
         _, found, file = frame.file.rpartition("hyena_jax/")
         if found and file not in HELPERS:
-            return f"{file}:{frame.line}"
-    return ""
+            return frame._replace(file=file)
+    return None
 
 
 class SecondsByKind(NamedTuple):
@@ -359,14 +357,12 @@ class SecondsByKind(NamedTuple):
 
 def seconds_by_kind(found: Iterable[Cost]) -> SecondsByKind:
     """The sums of the costs of a step."""
-    roofline, pessimistic, memory = Counter(), Counter(), 0.0
-    terms = {kind: np.zeros(3) for kind in KINDS}
+    roofline, pessimistic = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)
+    terms, memory = {kind: np.zeros(3) for kind in KINDS}, 0.0
     for cost in found:
         roofline[cost.kind] += cost.roofline
         pessimistic[cost.kind] += cost.pessimistic
         terms[cost.kind] += (cost.products, cost.memory, cost.vector)
         memory += cost.memory
     plain = {kind: tuple(map(float, each)) for kind, each in terms.items()}
-    return SecondsByKind(
-        {kind: roofline[kind] for kind in KINDS}, {kind: pessimistic[kind] for kind in KINDS}, plain, memory
-    )
+    return SecondsByKind(roofline, pessimistic, plain, memory)
