@@ -110,7 +110,7 @@ def missing_parts(saved: Any) -> dict[str, list[str]]:
 
 
 def require_plugins(saved: Any, but: str = "") -> None:
-    """Refuses a saved value of `plugins_in` if a part of it is not registered, `but` for those of one kind.
+    """Refuses a saved value of `plugins_in` if a part of it, not of the kind `but`, is not registered.
 
     A run folder is not trusted: the plugins that it names are shown, never imported.
     """
