@@ -21,12 +21,7 @@ from hyena_jax.config.plugins import (
     plugins_in,
     require_plugins,
 )
-from hyena_jax.config.registry import (
-    REGISTRIES,
-    Registry,
-    name_of,
-    walk,
-)
+from hyena_jax.config.registry import REGISTRIES, Registry, name_of, walk
 from hyena_jax.config.training import Experiment, LoggingConfig
 from hyena_jax.system.errors import UserError, choose, require
 from hyena_jax.system.files import RUN_CONFIG, parse_json, read_json

@@ -153,8 +153,8 @@ def _parse(
     by_name |= {_NEGATIVE + flag.name[2:]: flag for flag in flags if flag.hint is bool}
     places = [flag for flag in flags if flag.is_positional]
     values: dict[tuple[str, ...], Any] = {}
-    for_others = [(field.name,) for field in dataclasses.fields(command) if field.metadata.get("others")]
-    rest, before = list(arguments), None
+    taking = ((field.name,) for field in dataclasses.fields(command) if field.metadata.get("others"))
+    others, rest, before = next(taking, None), list(arguments), None
 
     def words(most: int) -> list[str]:
         """Takes at most this many arguments, up to the next flag."""
@@ -170,13 +170,12 @@ def _parse(
             if not places:
                 hint = f"; {before.name} takes {n_values(before.hint)}" if before else ""
                 raise UserError(f"{_shown(argument)} is one argument too many for {called}{hint}")
-            takes_all = n_values(places[0].hint) is None
-            flag = places[0] if takes_all else places.pop(0)
+            flag = places[0] if n_values(places[0].hint) is None else places.pop(0)
             value = _converted(flag, [argument])
         elif name not in by_name:
-            if for_others:
-                values[for_others[0]] = (*values.get(for_others[0], ()), argument)
-                values[for_others[0]] += () if equals else tuple(words(len(rest)))
+            if others is not None:
+                more = [] if equals else words(len(rest))
+                values[others] = (*values.get(others, ()), argument, *more)
                 continue
             near = _nearest(name, [*by_name, *(flag.name for flag in flags if flag.base is not None)])
             raise UserError(f"{name} is not a flag of {called}" + (f"; did you mean {near}?" if near else ""))
