@@ -109,8 +109,7 @@ def _wait(child: subprocess.Popen, folder: Path, limits: Limits, start: float) -
         time.sleep(POLL_EVERY)
         if time.monotonic() - start > limits.seconds:
             raise Unfinished(f"compiling took longer than --max-seconds {limits.seconds:g}; raise it")
-        used = _resident(child.pid)
-        if used > limits.memory:
+        if _resident(child.pid) > limits.memory:
             more = f"--max-memory {limits.memory / GIB:.1f} GiB"
             raise Unfinished(f"compiling took more than {more} of this machine's memory; raise it")
         before, sizes = sizes, [path.stat().st_size for path in (*folder.glob(DUMPED), *folder.glob(REPORT))]
