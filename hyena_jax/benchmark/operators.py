@@ -95,7 +95,10 @@ class OperatorsBenchmark(Benchmark):
 
     def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Exponents of both passes by method, and the lengths from which methods beat the references."""
-        times = {part: _median_seconds(rows, part) for part in (FORWARD, BOTH)}
+        times = {
+            part: curves((r["method"], r["length"], r["passes"][part]["seconds"]["median"]) for r in rows)
+            for part in (FORWARD, BOTH)
+        }
         exponents = {
             part: {method: fitted_exponent(points) for method, points in by_method.items()}
             for part, by_method in times.items()
@@ -129,11 +132,6 @@ class OperatorsBenchmark(Benchmark):
         flops, n_bytes = roofline["flops_per_second"] / 1e9, roofline["bytes_per_second"] / 1e9
         lines.append(f"this machine: {flops:,.1f} GFLOP/s in a matrix product, {n_bytes:,.1f} GB/s in a copy")
         return lines
-
-
-def _median_seconds(rows: Sequence[Row], part: str) -> dict[str, dict[int, float]]:
-    """Median seconds of a pass by method and length."""
-    return curves((row["method"], row["length"], row["passes"][part]["seconds"]["median"]) for row in rows)
 
 
 def fitted_exponent(times: Mapping[int, float], least_length: int = LEAST_LENGTH) -> float | None:

@@ -130,9 +130,8 @@ def measure_rows(
                 with jax.profiler.trace(settings.profile / name):
                     jax.block_until_ready(program.run())
         for method, case in cases.items():
-            passes = {part: measured[method, part] for part in case.programs}
-            numbers = {part: asdict(each) for part, each in passes.items()}
-            yield {"method": method, **size, **case.facts, "passes": numbers}
+            passes = {part: asdict(measured[method, part]) for part in case.programs}
+            yield {"method": method, **size, **case.facts, "passes": passes}
             works = [program.work for program in case.programs.values() if program.work is not None]
             open_loops = max((work.open_loops for work in works), default=0)
             if open_loops and size == benchmark.sizes[0]:
@@ -142,6 +141,5 @@ def measure_rows(
             )
             if max(runs) > settings.max_seconds:
                 last[method].append(size)
-                limit = f"took over {settings.max_seconds:g} s; no longer"
-                note(f"{method}: a run at {where} {limit}")
+                note(f"{method}: a run at {where} took over {settings.max_seconds:g} s; no longer")
         advance()

@@ -240,12 +240,11 @@ def measure_roofline(dtype: str) -> Roofline:
     size = MATMUL_SIZE.get(backend, ACCELERATOR_MATMUL_SIZE)
     n_bytes = COPY_BYTES.get(backend, ACCELERATOR_COPY_BYTES)
     matrix = jnp.ones((size, size), dtype)
-    array = jnp.ones(n_bytes // matrix.dtype.itemsize, dtype)
     multiply = jax.jit(jnp.matmul)
     # Adding 1 costs nothing next to the traffic, and cannot be removed as a copy could. In place: the kernel
     # hands out fresh memory page by page, several times slower.
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
-    latest = [array]
+    latest = [jnp.ones(n_bytes // matrix.dtype.itemsize, dtype)]
 
     def copy() -> jax.Array:
         latest[0] = add(latest[0])
