@@ -187,9 +187,8 @@ class BenchCompare(Command):
 
         table = Table("row", "pass", "A ms", "B ms", "B / A", "interval", "visible", "verdict", box=None)
         for one in found:
-            interval = f"{one.lower:.3f}-{one.upper:.3f}"
             times = (f"{1e3 * seconds:.4g}" for seconds in (one.a, one.b))
-            ratios = f"{one.ratio:.3f}", interval, f"{one.visible:.3f}"
+            ratios = f"{one.ratio:.3f}", f"{one.lower:.3f}-{one.upper:.3f}", f"{one.visible:.3f}"
             may_drift = one.processes == 1 and one.verdict in (comparison.SLOWER, comparison.FASTER)
             verdict = one.verdict + (", or the machine was" if may_drift else "")
             table.add_row(one.row, one.part.replace("_", " "), *times, *ratios, verdict)

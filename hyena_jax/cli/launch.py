@@ -16,12 +16,7 @@ from hyena_jax.cli.train import Train
 from hyena_jax.config import AtLeast, AtMost
 from hyena_jax.config.flags import HIDDEN
 from hyena_jax.system.errors import require
-from hyena_jax.system.signals import (
-    STOPPED_CODE,
-    how_ended,
-    noted_signals,
-    start_process,
-)
+from hyena_jax.system.signals import STOPPED_CODE, how_ended, noted_signals, start_process
 
 POLL_EVERY = 0.05
 """Seconds between two looks at the processes."""

@@ -109,8 +109,7 @@ def _progress(what: str, total: int | None) -> Iterator[Callable[[int, int], Non
     from hyena_jax.system.output import VALUES, Bar, Output
 
     begun, done, n_tokens = time.monotonic(), 0, 0
-    columns = (VALUES, TimeRemainingColumn())
-    with Bar(Output(stderr=True), what, total, *columns, transient=True) as live:
+    with Bar(Output(stderr=True), what, total, VALUES, TimeRemainingColumn(), transient=True) as live:
         live.is_row_due(ROW_EVERY)  # the first one is due after so many seconds
 
         def advance(n_bytes: int, tokens: int) -> None:
